@@ -1,0 +1,133 @@
+"""The vocabulary of numbers: every metric's name, unit, meaning, and which direction is better.
+
+Tables, the HTML page and ``caraml show`` all take titles and definitions from here, so that a number reads the same everywhere.
+``{item}`` in a unit stands for what the workload counts: ``token``, ``image``, ``sample``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Direction = Literal["higher", "lower", "neither"]
+
+JOULES_PER_WATT_HOUR = 3600.0
+GIB = 1024.0**3
+
+
+@dataclass(frozen=True)
+class MetricDefinition:
+    """What a metric's name means."""
+
+    title: str
+    unit: str
+    better: Direction
+    definition: str
+
+
+METRICS: dict[str, MetricDefinition] = {
+    "throughput": MetricDefinition(
+        "Throughput", "{item}/s", "higher", "Items trained in the window, over all devices, divided by the window's wall time."
+    ),
+    "throughput_per_device": MetricDefinition(
+        "Throughput per device", "{item}/s", "higher", "Throughput divided by the number of devices."
+    ),
+    "window_time": MetricDefinition(
+        "Window",
+        "s",
+        "neither",
+        "Wall time of the measured window, from one device synchronisation to the next; steps inside are not synchronised.",
+    ),
+    "steps": MetricDefinition("Steps", "1", "neither", "Optimizer steps inside the window."),
+    "step_time_mean": MetricDefinition("Mean step", "s", "lower", "Window time divided by steps, with its 95 % confidence interval."),
+    "step_time_median": MetricDefinition("Median step", "s", "lower", "Median over the window's steps of the slowest rank's step time."),
+    "step_time_p5": MetricDefinition("5 % step", "s", "lower", "5th percentile of the step times in the window."),
+    "step_time_p95": MetricDefinition("95 % step", "s", "lower", "95th percentile of the step times in the window."),
+    "step_time_min": MetricDefinition("Shortest step", "s", "lower", "Shortest step in the window."),
+    "step_time_max": MetricDefinition("Longest step", "s", "lower", "Longest step in the window."),
+    "first_step_time": MetricDefinition(
+        "First step", "s", "lower", "Wall time of the first step: lazy initialisation and compilation, outside the window."
+    ),
+    "data_wait_share": MetricDefinition(
+        "Data wait", "1", "lower", "Share of the window that the host spent waiting for the next batch; the largest over ranks."
+    ),
+    "other_cpu_share": MetricDefinition(
+        "CPU of others", "1", "lower", "Share of the host's CPU time in the window that went to processes outside this point."
+    ),
+    "achieved_flops_per_device": MetricDefinition(
+        "FLOP/s per device", "FLOP/s", "higher", "Analytic FLOPs per item times throughput per device; recomputation is not counted."
+    ),
+    "mfu": MetricDefinition(
+        "MFU, data sheet", "1", "higher", "Model FLOPs utilisation: FLOP/s per device over the vendor's dense peak for the arithmetic used."
+    ),
+    "mfu_measured": MetricDefinition(
+        "MFU, measured peak", "1", "higher", "FLOP/s per device over the best matrix product measured on this device in the same process."
+    ),
+    "input_bandwidth": MetricDefinition("Input", "B/s", "neither", "Bytes of input batches consumed per second, over all devices."),
+    "peak_memory": MetricDefinition(
+        "Peak memory", "B", "lower", "GPU: highest number of bytes that tensors held on one device. CPU: highest resident set of one rank."
+    ),
+    "energy": MetricDefinition("Energy", "J", "lower", "Energy in exactly the window of the throughput, within the stated boundary."),
+    "energy_net": MetricDefinition("Net energy", "J", "lower", "Energy less idle power times window time."),
+    "energy_per_item": MetricDefinition(
+        "Energy per {item}", "J/{item}", "lower", "Energy of the window divided by the items of the window."
+    ),
+    "items_per_watt_hour": MetricDefinition(
+        "{item}s per Wh", "{item}/Wh", "higher", "Items of the window divided by its energy in watt-hours."
+    ),
+    "mean_power": MetricDefinition("Mean power", "W", "lower", "Energy of the window divided by its wall time."),
+    "idle_power": MetricDefinition("Idle power", "W", "lower", "Mean power of the same channels before the work started."),
+    "energy_time_product": MetricDefinition("Action", "J s", "lower", "Energy of the window times its wall time (energy-delay product)."),
+    "loss_first": MetricDefinition("First loss", "1", "neither", "Training loss of the first step."),
+    "loss_last": MetricDefinition("Last loss", "1", "lower", "Mean training loss over the last tenth of the steps (at least three)."),
+    "time_to_first_step": MetricDefinition(
+        "Time to first step", "s", "lower", "From the start of the worker to the end of the first step."
+    ),
+}
+
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+_PREFIXED_UNITS = ("s", "J", "W", "FLOP/s", "B/s", "J s", "Wh")
+
+
+def unit_of(metric: str, item: str = "item") -> str:
+    """Unit of a metric for a workload that counts ``item``."""
+    return METRICS[metric].unit.format(item=item)
+
+
+def title_of(metric: str, item: str = "item") -> str:
+    """Heading of a metric for a workload that counts ``item``."""
+    return METRICS[metric].title.format(item=item)
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """``value`` rounded to ``digits`` significant digits, thousands separated, never in exponent form for everyday sizes."""
+    if value == 0:
+        return "0"
+    magnitude = math.floor(math.log10(abs(value)))
+    if not -5 <= magnitude < 15:
+        return f"{value:.{digits - 1}e}"
+    decimals = max(digits - 1 - magnitude, 0)
+    rounded = round(value, digits - 1 - magnitude)
+    return f"{rounded:,.{decimals}f}"
+
+
+def human(value: float | None, unit: str, digits: int = 3) -> str:
+    """A number with its unit as a person would write it: ``12.3 ms``, ``4.56 GiB``, ``45.6 %``, ``1,234 token/s``; ``–`` if unknown."""
+    if value is None:
+        return "–"
+    if unit == "1":
+        return significant(value, digits)
+    if unit == "B":
+        return f"{significant(value / GIB, digits)} GiB"
+    if unit in _PREFIXED_UNITS or unit.startswith("J/"):
+        for factor, prefix in _PREFIXES:
+            if abs(value) >= factor:
+                return f"{significant(value / factor, digits)} {prefix}{unit}"
+        return f"{significant(value, digits)} {unit}"
+    return f"{significant(value, digits)} {unit}"
+
+
+def percent(value: float | None, digits: int = 3) -> str:
+    """A share as a percentage; ``–`` if unknown."""
+    return "–" if value is None else f"{significant(100 * value, digits)} %"
