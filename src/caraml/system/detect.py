@@ -1,0 +1,213 @@
+"""What machine this is. Needs neither torch nor root rights, and survives whatever is missing.
+
+Torch is not imported, but where the process has loaded it already, what only torch knows is added: multiprocessors, and GPUs
+whose driver does not show them to us.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from caraml.system import host, nvml, peaks, rocm
+from caraml.system.environment import container, environment
+from caraml.system.files import fields, listing, read
+from caraml.system.model import Cpu, Device, DeviceClass, Figure, System, cpu_identity, device_identity
+from caraml.system.visible import CUDA, ROCM, visible
+
+__all__ = ["detect", "device_class", "environment", "fast_identity"]
+
+ROOT = Path("/")
+OVERRIDE = "CARAML_DEVICE"
+"""Environment variable: ``cpu`` makes a machine with GPUs measure its CPUs."""
+
+
+def detect(root: Path = ROOT) -> System:
+    """This machine as a ``System`` called ``local``: its compute devices are the GPUs that may be used or, without any, its CPUs.
+
+    ``root`` is where proc, sys and dev are looked for. What could not be found out is ``None``, with the reason in ``missing``.
+    """
+    missing: dict[str, str] = {}
+    cpu, memory = host.cpu(root), host.memory_bytes(root)
+    gpus, driver = ([], None) if _forced_cpu(os.environ) else _gpus(root, missing)
+    devices = gpus or [_cpu_device(cpu, memory)]
+    model = devices[0].model
+    if not gpus:
+        driver, missing["driver"] = None, "no GPU in use"
+    peak, bandwidth = _sheet(model, missing)
+    _explain(missing, cpu, memory)
+    kind = container(root, os.environ)
+    identity = cpu_identity(cpu) if not gpus else device_identity([device.model for device in devices])
+    return System(
+        name="local",
+        title=identity,
+        hostname=platform.node() or None,
+        nodes=1,
+        devices_per_node=len(devices),
+        devices=tuple(devices),
+        cpu=cpu,
+        memory_bytes=memory,
+        driver=driver,
+        os=_os_name(root),
+        kernel=f"{platform.system()} {platform.release()}",
+        peak=peak,
+        memory_bandwidth=bandwidth,
+        container=kind and (kind["image"] or kind["runtime"]),
+        missing=missing,
+    )
+
+
+def fast_identity(root: Path = ROOT) -> str:
+    """The compute device in a few words, e.g. ``NVIDIA H200 x1`` or ``AMD EPYC 7742, 128 threads``; part of a point's hash.
+
+    Asks the kernel before NVML, whose start can take a second on an idle GPU.
+    """
+    models = _gpu_models(root)
+    return device_identity(models) if models else cpu_identity(host.cpu(root))
+
+
+def device_class(root: Path = ROOT) -> DeviceClass:
+    """``gpu`` if a GPU can be computed on, else ``cpu``; ``CARAML_DEVICE=cpu`` decides it. Without torch."""
+    return "gpu" if _gpu_models(root) else "cpu"
+
+
+def _forced_cpu(environ: Mapping[str, str]) -> bool:
+    return environ.get(OVERRIDE, "").strip().lower() == "cpu"
+
+
+def _gpu_models(root: Path) -> list[str]:
+    """The names of the GPUs in use, by the cheapest way that tells them; none if CPUs are to be used."""
+    if _forced_cpu(os.environ):
+        return []
+    kernel = _nvidia_by_kernel(root)
+    # A MIG instance is known to NVML only.
+    if kernel and "MIG-" not in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
+        return [device.model for device in visible(kernel, CUDA, os.environ)]
+    return [device.model for device in _gpus(root, {})[0]]
+
+
+def _nvidia_by_kernel(root: Path) -> list[Device]:
+    """The GPUs that the NVIDIA kernel module lists and whose device files this process may open."""
+    found = []
+    for path in listing(root / "proc/driver/nvidia/gpus", "*/information"):
+        info = fields(read(path))
+        node = root / f"dev/nvidia{info.get('Device Minor', '')}"
+        if info.get("Model") and os.access(node, os.R_OK | os.W_OK):
+            bus = info.get("Bus Location")
+            found.append(Device(model=info["Model"], kind="cuda", uuid=info.get("GPU UUID"), pci_bus_id=bus))
+    return sorted(found, key=lambda device: device.pci_bus_id or "")
+
+
+def _gpus(root: Path, missing: dict[str, str]) -> tuple[list[Device], str | None]:
+    """The GPUs in use and their driver's version: NVIDIA's, else AMD's, else those that only torch sees."""
+    with nvml.session() as nv:
+        if isinstance(nv, str):
+            missing["nvml"] = nv
+        else:
+            devices = visible([nv.device(index, handle) for index, handle in nv.units()], CUDA, os.environ)
+            driver = nv.driver()
+            missing.update(nv.missing)
+            if devices:
+                return _with_torch(devices, missing), driver
+    amd = visible(rocm.gpus(root), ROCM, os.environ)
+    if amd:
+        missing["devices.compute_capability"] = "not shown by the amdgpu driver"
+        return _with_torch(amd, missing), rocm.driver(root)
+    return _only_torch_sees(), None
+
+
+def _with_torch(devices: list[Device], missing: dict[str, str]) -> list[Device]:
+    """The devices with what only torch tells, where it is loaded and sees as many."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        missing["devices.multiprocessors"] = "torch is not loaded in this process"
+        return devices
+    if not torch.cuda.is_available() or torch.cuda.device_count() != len(devices):
+        missing["devices.multiprocessors"] = "torch does not see the GPUs that the driver shows; `caraml doctor` says why"
+        return devices
+    missing.pop("devices.compute_capability", None)
+    told = _torch_cuda(torch)
+    # Torch may number the GPUs in another order than the driver.
+    by_uuid = {device.uuid: device for device in told}
+    return [_merged(device, by_uuid.get(device.uuid, other)) for device, other in zip(devices, told, strict=True)]
+
+
+def _merged(device: Device, told: Device) -> Device:
+    """The driver's facts, completed by torch's."""
+    return device.model_copy(
+        update={
+            "model": told.model if device.model.startswith("unknown") else device.model,
+            "compute_capability": device.compute_capability or told.compute_capability,
+            "multiprocessors": told.multiprocessors,
+        }
+    )
+
+
+def _torch_cuda(torch: Any) -> list[Device]:
+    """NVIDIA or AMD GPUs by torch alone: no power limits, no PCI addresses."""
+    hip = bool(torch.version.hip)
+    return [
+        Device(
+            model=p.name,
+            kind="rocm" if hip else "cuda",
+            index=i,
+            uuid=f"GPU-{p.uuid}" if hasattr(p, "uuid") else None,
+            memory_bytes=p.total_memory,
+            compute_capability=p.gcnArchName.partition(":")[0] if hip else f"{p.major}.{p.minor}",
+            multiprocessors=p.multi_processor_count,
+        )
+        for i, p in enumerate(torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count()))
+    ]
+
+
+def _only_torch_sees() -> list[Device]:
+    """GPUs that no driver of ours shows (Apple, Intel, or NVIDIA where NVML is missing), known where torch is loaded."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return []
+    if torch.cuda.is_available():
+        return _torch_cuda(torch)
+    if torch.backends.mps.is_available():
+        return [Device(model=f"{host.cpu().model} GPU", kind="mps", memory_bytes=torch.mps.recommended_max_memory())]
+    if not torch.xpu.is_available():
+        return []
+    properties = [torch.xpu.get_device_properties(i) for i in range(torch.xpu.device_count())]
+    return [Device(model=p.name, kind="xpu", index=i, memory_bytes=p.total_memory) for i, p in enumerate(properties)]
+
+
+def _cpu_device(cpu: Cpu, memory: int | None) -> Device:
+    """All CPUs of the node as the one device that a process computes on."""
+    return Device(model=cpu.model, kind="cpu", memory_bytes=memory)
+
+
+def _sheet(model: str, missing: dict[str, str]) -> tuple[dict[Any, Figure] | None, Figure | None]:
+    """Peak and bandwidth by data sheet; the reason goes to ``missing`` where there is none."""
+    entry = peaks.entry(model)
+    if isinstance(entry, str):
+        missing["peak"] = missing["memory_bandwidth"] = entry
+        return None, None
+    return peaks.figures(entry), peaks.bandwidth(entry)
+
+
+def _explain(missing: dict[str, str], cpu: Cpu, memory: int | None) -> None:
+    if cpu.sockets is None:
+        missing["cpu.sockets"] = "neither /sys/devices/system/cpu nor /proc/cpuinfo tells"
+    if cpu.numa_nodes is None:
+        missing["cpu.numa_nodes"] = "no /sys/devices/system/node"
+    if cpu.usable_threads is None:
+        missing["cpu.usable_threads"] = "neither /proc, /sys nor an affinity mask tells"
+    if memory is None:
+        missing["memory_bytes"] = "no MemTotal in /proc/meminfo"
+
+
+def _os_name(root: Path) -> str | None:
+    if root == ROOT and platform.system() == "Darwin":
+        return f"macOS {platform.mac_ver()[0]}"
+    text = read(root / "etc/os-release") or read(root / "usr/lib/os-release") or ""
+    match = re.search(r'^PRETTY_NAME="?([^"\n]*)"?$', text, re.MULTILINE)
+    return match[1] if match else None

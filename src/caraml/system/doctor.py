@@ -1,0 +1,244 @@
+"""What this machine can measure, what stands in the way, and the command that would change it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from caraml.system import host, nvml, peaks, rocm
+from caraml.system.detect import detect
+from caraml.system.environment import environment
+from caraml.system.model import System
+
+Status = Literal["ok", "warn", "missing"]
+_GB = 1e9
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding. ``fix`` is a command or an action; it is there whenever ``status`` is not ``ok`` and something helps."""
+
+    name: str
+    status: Status
+    found: str
+    fix: str | None = None
+
+
+def checks(output: Path = Path("results")) -> list[Check]:
+    """Every check, in the order in which they are worth reading. Imports torch, so it takes seconds.
+
+    ``output`` is where results will be written; it need not exist.
+    """
+    torch, torch_check = _torch()
+    system, state = detect(), environment()
+    return [
+        _python(),
+        torch_check,
+        _gpus(torch),
+        _peak(system),
+        _cores(torch),
+        _governor(state),
+        _memory(state),
+        _busy(state, system),
+        *_gpu_processes(),
+        _timer(),
+        _disk(output),
+        _cache(),
+        *(_library(name, why) for name, why in _LIBRARIES.items()),
+        _tools("container runtime", ("apptainer", "singularity", "podman", "docker", "ch-run", "bwrap"), "sudo apt install podman"),
+        _tools("Slurm", ("sbatch", "srun", "squeue"), "run on a login node of a cluster that has Slurm; local runs do without"),
+    ]
+
+
+_LIBRARIES = {
+    "timm": "image models",
+    "transformers": "comparing the GPT with Hugging Face's",
+    "duckdb": "queries over results",
+    "altair": "figures of the report",
+}
+
+
+def _python() -> Check:
+    return Check("Python", "ok", f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}")
+
+
+def _torch() -> tuple[Any, Check]:
+    """The torch module, or ``None``, and what there is to say about it."""
+    try:
+        torch: Any = importlib.import_module("torch")
+    except (ImportError, OSError) as error:
+        return None, Check("torch", "missing", f"cannot be imported: {error}", f"{sys.executable} -m pip install torch")
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}" if torch.version.hip else "CPU only"
+    return torch, Check("torch", "ok", f"{torch.__version__}, built for {build}, {torch.get_num_threads()} threads")
+
+
+def _gpus(torch: Any) -> Check:
+    """Whether the driver and torch see the same GPUs, and if not, why not."""
+    with nvml.session() as nv:
+        driver_sees = 0 if isinstance(nv, str) else len(nv.units())
+        reason = nv if isinstance(nv, str) else nv.missing.get("devices", "")
+    name = "NVIDIA driver"
+    if not driver_sees and rocm.present():
+        driver_sees, name = len(rocm.gpus()), "AMD driver"
+    torch_sees = torch.cuda.device_count() if torch is not None and torch.cuda.is_available() else 0
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = f"the {name} shows {driver_sees}, torch {torch_sees}"
+    if driver_sees == torch_sees == 0:
+        fix = "on a machine with an NVIDIA GPU: install its driver, then `nvidia-smi`"
+        return Check("GPU", "ok", f"none, CPUs will be measured ({reason})" if reason else "none, CPUs will be measured", fix)
+    if driver_sees == torch_sees:
+        return Check("GPU", "ok", found)
+    if hidden is not None:
+        return Check("GPU", "warn", f"{found}: CUDA_VISIBLE_DEVICES={hidden!r}", "unset CUDA_VISIBLE_DEVICES, to use all of them")
+    if torch is not None and not (torch.version.cuda or torch.version.hip):
+        return Check("GPU", "missing", f"{found}: this torch is built for CPUs only", _TORCH_WITH_GPU)
+    if not driver_sees:
+        return Check("GPU", "warn", f"{found}: no power or clocks without NVML ({reason})", f"{sys.executable} -m pip install nvidia-ml-py")
+    return Check(
+        "GPU", "missing", f"{found}: the driver may be older than torch's CUDA", "compare `nvidia-smi` with the line of torch above"
+    )
+
+
+_TORCH_WITH_GPU = "pip install torch --index-url https://download.pytorch.org/whl/cu130, or the index that https://pytorch.org names"
+
+
+def _peak(system: System) -> Check:
+    model = system.devices[0].model
+    entry = peaks.entry(model)
+    if isinstance(entry, str):
+        fix = None if system.device_class == "cpu" else "add a [[device]] with its source to caraml/system/catalog/peaks.toml"
+        return Check("peak by data sheet", "warn", f"{entry}; MFU is against the measured peak only", fix)
+    figures = ", ".join(f"{dtype} {value / 1e12:g}" for dtype, value in entry.flops_per_s.items())
+    return Check("peak by data sheet", "ok", f"{model}: {figures} TFLOP/s dense")
+
+
+def _cores(torch: Any) -> Check:
+    """A quota limits time, not the CPUs that torch counts: with more threads than that it is stopped in mid-step."""
+    cpu, quota = host.cpu(), host.cgroup_cpus()
+    found = f"{cpu.usable_threads} of {cpu.threads} logical CPUs usable" + (f", cgroup quota {quota:g}" if quota else "")
+    started = torch.get_num_threads() if torch is not None else cpu.usable_threads
+    if quota and started and started > quota:
+        return Check("CPU cores", "warn", f"{found}: less than torch's {started} threads", f"export OMP_NUM_THREADS={max(1, int(quota))}")
+    return Check("CPU cores", "ok", found)
+
+
+def _governor(state: dict[str, Any]) -> Check:
+    governor = state["cpu"]["governor"]
+    if governor is None:
+        return Check("CPU governor", "warn", "not shown here (virtual machine or container): clocks may vary unseen")
+    if governor == "performance":
+        return Check("CPU governor", "ok", governor)
+    return Check("CPU governor", "warn", f"{governor}: clocks follow the load", "sudo cpupower frequency-set -g performance")
+
+
+def _memory(state: dict[str, Any]) -> Check:
+    limit, available = host.memory_bytes(), state["cpu"]["memory_available_bytes"]
+    if limit is None or available is None:
+        return Check("memory", "warn", "size not known")
+    found = f"{min(available, limit) / _GB:.1f} GB free of {limit / _GB:.1f} GB"
+    if min(available, limit) < 4 * _GB:
+        return Check("memory", "warn", f"{found}; ResNet-50 with batch 32 needs about 4 GB", "close other programs or take a smaller batch")
+    return Check("memory", "ok", found)
+
+
+def _busy(state: dict[str, Any], system: System) -> Check:
+    load, threads = state["cpu"]["load_1min"], system.cpu.usable_threads
+    if load is None or not threads:
+        return Check("other load on the CPUs", "warn", "load average not known")
+    found = f"load average {load:.2f} on {threads} logical CPUs"
+    if load > 0.25 * threads:
+        return Check("other load on the CPUs", "warn", f"{found}: others are computing", "top -o %CPU, and wait until it is quiet")
+    return Check("other load on the CPUs", "ok", found)
+
+
+def _gpu_processes() -> list[Check]:
+    """Who else computes on the GPUs; no check where there are none."""
+    with nvml.session() as nv:
+        if isinstance(nv, str):
+            return []
+        gpus = nv.gpus()
+        answers = [nv.ask(f"processes[{i}]", "nvmlDeviceGetComputeRunningProcesses", handle) for i, handle in gpus]
+    if not gpus:
+        return []
+    others = [(i, p.pid) for (i, _), found in zip(gpus, answers, strict=True) for p in found or () if p.pid != os.getpid()]
+    if others:
+        listed = ", ".join(f"process {pid} on GPU {i}" for i, pid in others[:5])
+        return [Check("other load on the GPUs", "warn", f"{len(others)}: {listed}", "nvidia-smi, and wait until they end")]
+    if None in answers:
+        return [Check("other load on the GPUs", "warn", next(iter(nv.missing.values()), "NVML does not tell"))]
+    return [Check("other load on the GPUs", "ok", "none")]
+
+
+def _timer() -> Check:
+    """The step that two reads of the clock can tell apart; a step of training takes 10,000 times as long."""
+    info = time.get_clock_info("perf_counter")
+    steps = []
+    for _ in range(200):
+        first = second = time.perf_counter()
+        while second == first:
+            second = time.perf_counter()
+        steps.append(second - first)
+    resolution_s = sorted(steps)[len(steps) // 2]
+    found = f"{info.implementation}: steps of {resolution_s * 1e9:.0f} ns, {'monotonic' if info.monotonic else 'not monotonic'}"
+    if resolution_s > 10e-6 or not info.monotonic:
+        return Check("clock", "warn", f"{found}: too coarse for short steps", "cat /sys/devices/system/clocksource/*/current_clocksource")
+    return Check("clock", "ok", found)
+
+
+def _disk(output: Path) -> Check:
+    folder = _existing(output)
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return Check("disk", "warn", f"{folder}: {error.strerror}")
+    if not _writable(folder):
+        return Check("disk", "missing", f"{folder} cannot be written to", "caraml run SUITE --out FOLDER, with a folder of yours")
+    found = f"{free / _GB:.1f} GB free for {output}"
+    return Check("disk", "ok" if free > 2 * _GB else "warn", found, None if free > 2 * _GB else f"du -sh {folder}/* and make room")
+
+
+def _cache() -> Check:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "caraml"
+    if _writable(_existing(folder)):
+        return Check("cache", "ok", str(folder))
+    return Check("cache", "missing", f"{folder} cannot be written to", "export XDG_CACHE_HOME=$TMPDIR")
+
+
+def _existing(folder: Path) -> Path:
+    """The folder itself or its nearest ancestor that exists."""
+    folder = folder.absolute()
+    return next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
+
+
+def _writable(folder: Path) -> bool:
+    """Tried, not asked: access rights say nothing about read-only mounts and quotas."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"caraml")
+            file.flush()
+    except OSError:
+        return False
+    return True
+
+
+def _library(name: str, why: str, find: Callable[[str], Any] = importlib.util.find_spec) -> Check:
+    if find(name) is not None:
+        return Check(name, "ok", f"installed ({why})")
+    return Check(name, "missing", f"not installed ({why})", f"{sys.executable} -m pip install {name}")
+
+
+def _tools(name: str, commands: tuple[str, ...], fix: str) -> Check:
+    found = [command for command in commands if shutil.which(command)]
+    if found:
+        return Check(name, "ok", ", ".join(found))
+    return Check(name, "missing", f"none of {', '.join(commands)} on PATH", fix)

@@ -1,0 +1,244 @@
+"""In which state the machine and the software are: what a record keeps beside a number.
+
+Nothing is read from the environment's variables but those on a list: the rest may hold secrets.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from caraml import __version__
+from caraml.system import nvml, rocm
+from caraml.system.files import fields, listing, read, read_int
+
+ROOT = Path("/")
+
+_PACKAGES = ("torch", "torchvision", "numpy", "timm", "triton", "pydantic", "nvidia-ml-py")
+
+_VARIABLES = re.compile(
+    r"(CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING|DEVICE_MAX_CONNECTIONS|MODULE_LOADING)|(HIP|ROCR)_VISIBLE_DEVICES"
+    r"|(OMP|KMP|GOMP|MKL|OPENBLAS)_[A-Z_]+|MALLOC_[A-Z_]+|GLIBC_TUNABLES|LD_PRELOAD|NCCL_[A-Z0-9_]+|RCCL_[A-Z0-9_]+|GLOO_[A-Z_]+"
+    r"|UCX_[A-Z0-9_]+|PYTORCH_[A-Z0-9_]+|TORCH_[A-Z0-9_]+|TORCHINDUCTOR_[A-Z_]+|ONEDNN_[A-Z_]+|DNNL_[A-Z_]+|NVIDIA_TF32_OVERRIDE"
+    r"|CARAML_[A-Z_]+)"
+)
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY|AUTH")
+
+_SLURM = (
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NAME",
+    "SLURM_JOB_PARTITION",
+    "SLURM_CLUSTER_NAME",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_NTASKS",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_CPUS_PER_TASK",
+    "SLURM_CPU_BIND",
+    "SLURM_GPUS_ON_NODE",
+    "SLURM_JOB_GPUS",
+    "SLURM_ARRAY_JOB_ID",
+    "SLURM_ARRAY_TASK_ID",
+    "SLURM_RESTART_COUNT",
+    "SLURM_JOB_QOS",
+)
+
+_THROTTLE = {
+    0x1: "gpu_idle",
+    0x2: "application_clocks",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+    0x100: "display_clock",
+}
+"""Bits of NVML's clock event reasons (nvml.h, nvmlClocksEventReasons)."""
+
+
+def environment(root: Path = ROOT) -> dict[str, Any]:
+    """Versions, clocks, throttling, container, Slurm job, git state and chosen variables, ready for JSON.
+
+    Unknown values are ``None`` and named in ``missing`` with the reason. CUDA, cuDNN and NCCL versions are there once the process has
+    loaded torch.
+    """
+    missing: dict[str, str] = {}
+    gpus, driver = _gpus(root, missing)
+    return {
+        "versions": _versions(missing) | {"driver": driver},
+        "gpus": gpus,
+        "cpu": _cpu_state(root, missing),
+        "git": _git(missing),
+        "container": container(root, os.environ),
+        "slurm": {name: os.environ[name] for name in _SLURM if name in os.environ} or None,
+        "variables": variables(os.environ),
+        "missing": missing,
+    }
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change speed or numbers and are safe to publish."""
+    return {name: environ[name] for name in sorted(environ) if _VARIABLES.fullmatch(name) and not _SECRET.search(name)}
+
+
+def container(root: Path, environ: Mapping[str, str]) -> dict[str, str | None] | None:
+    """``runtime`` and, where it tells, ``image`` of the container around us; ``None`` outside of one."""
+    for name in ("apptainer", "singularity"):
+        image = environ.get(f"{name.upper()}_CONTAINER")
+        if image or (root / f".{name}.d").exists():
+            return {"runtime": name, "image": image or environ.get(f"{name.upper()}_NAME")}
+    podman = read(root / "run/.containerenv")
+    if podman is not None:
+        line = re.search(r'^image="(.*)"$', podman, re.MULTILINE)
+        return {"runtime": "podman", "image": line[1] if line else None}
+    if (root / ".dockerenv").exists():
+        return {"runtime": "docker", "image": None}
+    runtime = environ.get("container")
+    return {"runtime": runtime, "image": None} if runtime else None
+
+
+def git_state(folder: Path) -> dict[str, Any] | str:
+    """``commit`` and ``dirty`` of the work tree at ``folder``, or a sentence that says why they are not known."""
+    if not (folder / ".git").exists():
+        return "not run from a git checkout"
+    # Optional locks off: looking at the state must not write to somebody's checkout.
+    ask = ["git", "--no-optional-locks", "-C", str(folder)]
+    answers = []
+    for question in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
+        try:
+            done = subprocess.run([*ask, *question], capture_output=True, text=True, errors="replace", timeout=10, check=False)
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"git: {error}"
+        if done.returncode:
+            return f"git: {(done.stderr.strip() or 'no message').splitlines()[0]}"
+        answers.append(done.stdout.strip())
+    return {"commit": answers[0], "dirty": bool(answers[1])}
+
+
+def _git(missing: dict[str, str]) -> dict[str, Any] | None:
+    state = git_state(Path(__file__).resolve().parents[3])
+    if isinstance(state, str):
+        missing["git"] = state
+        return None
+    return state
+
+
+def _versions(missing: dict[str, str]) -> dict[str, str | None]:
+    versions: dict[str, str | None] = {
+        "caraml": __version__,
+        "python": platform.python_version(),
+        "libc": " ".join(platform.libc_ver()) or None,
+    }
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+            missing[f"versions.{name}"] = "not installed"
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        reason = "torch is not loaded in this process"
+        libraries: dict[str, str | None] = dict.fromkeys(("cuda", "hip", "cudnn", "nccl"))
+    else:
+        reason = "this build of torch is without it"
+        nccl = torch.cuda.nccl.version() if torch.cuda.is_available() and torch.distributed.is_nccl_available() else None
+        cudnn = torch.backends.cudnn.version()
+        libraries = {
+            "cuda": torch.version.cuda,
+            "hip": torch.version.hip,
+            "cudnn": str(cudnn) if cudnn else None,
+            "nccl": ".".join(map(str, nccl)) if nccl else None,
+        }
+    missing.update({f"versions.{name}": reason for name, version in libraries.items() if version is None})
+    return versions | libraries
+
+
+def _gpus(root: Path, missing: dict[str, str]) -> tuple[list[dict[str, Any]], str | None]:
+    """The state of every NVIDIA GPU, and the driver's version (AMD's where there is no NVIDIA)."""
+    with nvml.session() as nv:
+        if isinstance(nv, str):
+            missing["gpus"] = nv
+            if rocm.present(root):
+                missing["gpus"] += "; the state of AMD GPUs is not read yet"
+            return [], rocm.driver(root)
+        states = [_gpu_state(nv, index, handle) for index, handle in nv.gpus()]
+        driver = nv.driver()
+        missing.update({key.replace("devices", "gpus", 1): reason for key, reason in nv.missing.items()})
+        return states, driver
+
+
+def _gpu_state(nv: nvml.Nvml, index: int, handle: Any) -> dict[str, Any]:
+    """Clocks [MHz], limits [W], temperature [°C], link, ECC and why the clock is held back."""
+
+    def ask(name: str, function: str, *arguments: Any) -> Any:
+        return nv.ask(f"devices[{index}].{name}", function, handle, *arguments)
+
+    library = nv.library
+    # The function was renamed in driver 535; older versions of the Python package know the old name only.
+    renamed = hasattr(library, "nvmlDeviceGetCurrentClocksEventReasons")
+    reasons = ask("throttle", f"nvmlDeviceGetCurrentClocks{'Event' if renamed else 'Throttle'}Reasons")
+    ecc, mig = ask("ecc", "nvmlDeviceGetEccMode"), nv.quietly("nvmlDeviceGetMigMode", handle)
+    persistence = ask("persistence_mode", "nvmlDeviceGetPersistenceMode")
+    limit_mw = ask("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit")
+    return {
+        "index": index,
+        "uuid": ask("uuid", "nvmlDeviceGetUUID"),
+        "sm_clock_mhz": ask("sm_clock_mhz", "nvmlDeviceGetClockInfo", library.NVML_CLOCK_SM),
+        "sm_clock_max_mhz": ask("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", library.NVML_CLOCK_SM),
+        "memory_clock_mhz": ask("memory_clock_mhz", "nvmlDeviceGetClockInfo", library.NVML_CLOCK_MEM),
+        "throttle": None if reasons is None else [name for bit, name in _THROTTLE.items() if reasons & bit],
+        "ecc": None if ecc is None else bool(ecc[0]),
+        "mig": None if mig is None else bool(mig[0]),
+        "pcie_generation": ask("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
+        "pcie_width": ask("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth"),
+        "persistence_mode": None if persistence is None else bool(persistence),
+        "temperature_c": ask("temperature_c", "nvmlDeviceGetTemperature", library.NVML_TEMPERATURE_GPU),
+        "power_limit_w": limit_mw / 1000 if limit_mw else None,
+    }
+
+
+def _cpu_state(root: Path, missing: dict[str, str]) -> dict[str, Any]:
+    """Governor, mean clock [MHz], and load average over one minute."""
+    folders = listing(root / "sys/devices/system/cpu", "cpu[0-9]*")
+    governors = sorted({text for folder in folders if (text := read(folder / "cpufreq/scaling_governor"))})
+    khz = [value for folder in folders if (value := read_int(folder / "cpufreq/scaling_cur_freq"))]
+    listed = re.findall(r"^cpu MHz\s*:\s*([\d.]+)$", read(root / "proc/cpuinfo") or "", re.MULTILINE)
+    mhz = [value / 1000 for value in khz] or [float(value) for value in listed]
+    state = {
+        "governor": ",".join(governors) or None,
+        "clock_mhz": round(fmean(mhz), 1) if mhz else None,
+        "smt": read(root / "sys/devices/system/cpu/smt/control"),
+        "transparent_hugepages": _chosen(read(root / "sys/kernel/mm/transparent_hugepage/enabled")),
+        "load_1min": _load(root),
+        "memory_available_bytes": _available(root),
+    }
+    missing.update({f"cpu.{key}": "not shown by /proc or /sys here" for key, value in state.items() if value is None})
+    return state
+
+
+def _chosen(text: str | None) -> str | None:
+    """``always [madvise] never`` as ``madvise``."""
+    match = re.search(r"\[(\w+)\]", text or "")
+    return match[1] if match else None
+
+
+def _load(root: Path) -> float | None:
+    text = read(root / "proc/loadavg")
+    if text is None:
+        return os.getloadavg()[0] if root == ROOT and hasattr(os, "getloadavg") else None
+    match = re.match(r"[\d.]+", text)
+    return float(match[0]) if match else None
+
+
+def _available(root: Path) -> int | None:
+    match = re.match(r"(\d+) kB", fields(read(root / "proc/meminfo")).get("MemAvailable", ""))
+    return int(match[1]) * 1024 if match else None

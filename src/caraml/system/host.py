@@ -1,0 +1,177 @@
+"""The host: CPUs, memory and the limits that a cgroup or an affinity mask puts on them. Reads /proc and /sys, needs no root rights."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from caraml.system.files import clean, fields, listing, read, read_int
+from caraml.system.model import Cpu
+
+ROOT = Path("/")
+
+_ISA = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_bf16",
+    "amx_fp16",
+    "amx_int8",
+    "asimd",
+    "bf16",
+    "i8mm",
+    "sve",
+    "sve2",
+)
+
+_ARM_PARTS = {
+    (0x41, 0xD0C): "Arm Neoverse-N1",
+    (0x41, 0xD40): "Arm Neoverse-V1",
+    (0x41, 0xD49): "Arm Neoverse-N2",
+    (0x41, 0xD4F): "Arm Neoverse-V2",
+    (0x46, 0x001): "Fujitsu A64FX",
+    (0xC0, 0xAC3): "Ampere-1",
+}
+"""Arm kernels give numbers instead of a name (implementer, part): Arm's MIDR_EL1 register, as listed in the Linux sources."""
+
+
+def cpu(root: Path = ROOT) -> Cpu:
+    """The processors of this host. ``root`` is where proc and sys are looked for."""
+    if root == ROOT and platform.system() == "Darwin":
+        return _mac_cpu()
+    info = read(root / "proc/cpuinfo")
+    folders = [path for path in listing(root / "sys/devices/system/cpu", "cpu[0-9]*") if _online(path)]
+    threads = len(folders) or len(re.findall(r"^processor\s*:", info or "", re.MULTILINE)) or None
+    sockets, cores = _topology(folders) if folders else _topology_of_cpuinfo(info or "")
+    nodes = [node for node in listing(root / "sys/devices/system/node", "node[0-9]*") if read(node / "cpulist")]
+    known = fields(info)
+    flags = (known.get("flags") or known.get("Features") or "").split()
+    return Cpu(
+        model=_cpu_model(known),
+        sockets=sockets,
+        cores=cores or threads,
+        threads=threads,
+        usable_threads=usable_threads(threads, root),
+        numa_nodes=len(nodes) or None,
+        isa=tuple(flag for flag in _ISA if flag in flags),
+    )
+
+
+def usable_threads(threads: int | None, root: Path = ROOT) -> int | None:
+    """Logical CPUs that this process may keep busy: the affinity mask and the cgroup's quota (rounded up), whichever is less."""
+    limits = [float(threads)] if threads else []
+    if root == ROOT and hasattr(os, "sched_getaffinity"):
+        limits.append(len(os.sched_getaffinity(0)))
+    quota = cgroup_cpus(root)
+    if quota is not None:
+        limits.append(quota)
+    return max(1, -int(-min(limits) // 1)) if limits else None
+
+
+def cgroup_cpus(root: Path = ROOT) -> float | None:
+    """CPUs that the cgroup's time quota amounts to (may be a fraction); ``None`` without a quota. Both cgroup versions."""
+    quotas = []
+    for folder in _cgroup_folders(root, ""):
+        quota, _, period = (read(folder / "cpu.max") or "").partition(" ")
+        if quota.isdigit() and period.isdigit() and int(period):
+            quotas.append(int(quota) / int(period))
+    for folder in _cgroup_folders(root, "cpu"):
+        time, every = read_int(folder / "cpu.cfs_quota_us"), read_int(folder / "cpu.cfs_period_us")
+        if time and every and time > 0:
+            quotas.append(time / every)
+    return min(quotas, default=None)
+
+
+def memory_bytes(root: Path = ROOT) -> int | None:
+    """Memory that this process may use: the host's, or less where a cgroup says so. ``None`` if not even the host's is known."""
+    if root == ROOT and platform.system() == "Darwin":
+        size = _sysctl("hw.memsize")
+        return int(size) if size.isdigit() else None
+    total = re.match(r"(\d+) kB", fields(read(root / "proc/meminfo")).get("MemTotal", ""))
+    limits = [int(total[1]) * 1024] if total else []
+    for folder in _cgroup_folders(root, ""):
+        limits.append(read_int(folder / "memory.max") or 0)
+    for folder in _cgroup_folders(root, "memory"):
+        limits.append(read_int(folder / "memory.limit_in_bytes") or 0)
+    # A v1 group without a limit holds a number near 2^63, which the host's own size undercuts.
+    return min((limit for limit in limits if 0 < limit < 2**60), default=None)
+
+
+def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
+    """This process's cgroup and its ancestors, as mounted; ``controller`` is empty for version 2."""
+    mount = root / "sys/fs/cgroup"
+    for line in (read(root / "proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        if controller not in names.split(","):
+            continue
+        if controller:
+            base = mount / names if (mount / names).is_dir() else mount / controller
+        else:
+            base = mount / "unified" if (mount / "unified").is_dir() else mount
+        own = base / path.lstrip("/")
+        yield own
+        # Inside a container the path may be the host's and not exist here: the mount itself is then the group.
+        yield from (parent for parent in own.parents if parent == base or base in parent.parents)
+
+
+def _online(folder: Path) -> bool:
+    return read(folder / "online") != "0"
+
+
+def _topology(folders: list[Path]) -> tuple[int | None, int | None]:
+    """Sockets and physical cores by /sys; some kernels give -1 for "unknown" or nothing at all."""
+    places = [(read_int(f / "topology/physical_package_id"), read_int(f / "topology/core_id")) for f in folders]
+    known = {place for place in places if place[0] is not None and place[1] is not None}
+    if not known:
+        return None, None
+    # Core numbers may start again in each die of a package, so sibling lists tell cores apart better where there are any.
+    siblings = {text for f in folders if (text := read(f / "topology/thread_siblings_list"))}
+    return len({place[0] for place in known}), len(siblings) or len(known)
+
+
+def _topology_of_cpuinfo(info: str) -> tuple[int | None, int | None]:
+    blocks = [fields(block) for block in info.split("\n\n")]
+    places = {(b["physical id"], b.get("core id", "0")) for b in blocks if "physical id" in b}
+    return (len({place[0] for place in places}) or None, len(places) or None)
+
+
+def _cpu_model(known: dict[str, str]) -> str:
+    name = known.get("model name") or known.get("cpu model") or known.get("Model")
+    if name:
+        name = re.sub(r"\((R|TM|tm|r)\)|\bCPU\b|\bProcessor\b|@.*$", " ", name)
+        return re.sub(r"\s+", " ", name).strip() or "unknown CPU"
+    try:
+        part = (int(known.get("CPU implementer", "0"), 16), int(known.get("CPU part", "0"), 16))
+    except ValueError:
+        part = (0, 0)
+    if part in _ARM_PARTS:
+        return _ARM_PARTS[part]
+    return f"Arm CPU {part[0]:#x}/{part[1]:#x}" if any(part) else f"unknown {platform.machine()} CPU"
+
+
+def _mac_cpu() -> Cpu:
+    cores, threads = _sysctl("hw.physicalcpu"), _sysctl("hw.logicalcpu")
+    return Cpu(
+        model=_sysctl("machdep.cpu.brand_string") or "unknown Apple CPU",
+        sockets=1,
+        cores=int(cores) if cores.isdigit() else None,
+        threads=int(threads) if threads.isdigit() else None,
+        usable_threads=int(threads) if threads.isdigit() else None,
+    )
+
+
+def _sysctl(key: str) -> str:
+    """One value of macOS's ``sysctl``, empty if there is none."""
+    try:
+        done = subprocess.run(["/usr/sbin/sysctl", "-n", key], capture_output=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return clean(done.stdout.decode("utf-8", "replace"))

@@ -1,0 +1,98 @@
+"""What a machine is, in one typed object: the same for the machine we run on and for a file of the catalogue."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+DType = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
+"""Number formats that peaks are given for; ``tf32`` is fp32 data multiplied on tensor cores with a 10 bit mantissa."""
+DeviceKind = Literal["cpu", "cuda", "rocm", "mps", "xpu", "ipu"]
+DeviceClass = Literal["cpu", "gpu"]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Figure(_Model):
+    """A number that somebody published or measured, never without its unit and its source."""
+
+    value: float = Field(allow_inf_nan=False)
+    unit: str
+    source: str = Field(min_length=1, description="document, and the row of it where that is not obvious")
+
+
+class Device(_Model):
+    """One compute device as the framework counts them: a GPU, a GCD of a dual-die package, a MIG instance, or all CPUs of a node."""
+
+    model: str = Field(description="name as the driver reports it, e.g. `NVIDIA H200`")
+    kind: DeviceKind
+    index: int = Field(0, ge=0, description="the driver's number (NVML: order of PCI addresses)")
+    uuid: str | None = None
+    pci_bus_id: str | None = None
+    memory_bytes: int | None = Field(None, ge=0)
+    tdp_w: float | None = Field(None, gt=0, description="default power limit [W]")
+    power_limit_w: float | None = Field(None, gt=0, description="power limit in force now [W]")
+    compute_capability: str | None = Field(None, description="`9.0` on NVIDIA, `gfx942` on AMD")
+    multiprocessors: int | None = Field(None, ge=1)
+
+
+class Cpu(_Model):
+    """The host processors of one node."""
+
+    model: str
+    sockets: Count | None = None
+    cores: Count | None = Field(None, description="physical cores of the node")
+    threads: Count | None = Field(None, description="logical CPUs of the node")
+    usable_threads: Count | None = Field(None, description="logical CPUs that this process may use: affinity and cgroup quota")
+    numa_nodes: Count | None = Field(None, description="NUMA nodes that have CPUs")
+    isa: tuple[str, ...] = Field((), description="vector and matrix extensions that decide the speed of training")
+
+
+class System(_Model):
+    """One machine: nodes of one kind, what is in a node, and what the data sheets promise per device."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    title: str
+    hostname: str | None = None
+    nodes: Count | None = None
+    devices_per_node: Count
+    devices: tuple[Device, ...] = Field(min_length=1, description="the devices of one node")
+    cpu: Cpu
+    memory_bytes: int | None = Field(None, ge=1, description="host memory of one node that may be used: cgroup limit included")
+    driver: str | None = None
+    os: str | None = None
+    kernel: str | None = None
+    peak: dict[DType, Figure] | None = Field(None, description="dense FLOP/s of one device by dtype")
+    memory_bandwidth: Figure | None = Field(None, description="bytes/s of one device's memory")
+    container: str | None = Field(None, description="container image or runtime")
+    notes: tuple[str, ...] = ()
+    sources: dict[str, str] = Field({}, description="where plain figures come from, by key; `devices` covers `devices.tdp_w`")
+    missing: dict[str, str] = Field({}, description="why a figure is absent, by key")
+
+    @property
+    def device_class(self) -> DeviceClass:
+        """What suites distinguish: ``cpu`` or ``gpu`` (any accelerator)."""
+        return "cpu" if self.devices[0].kind == "cpu" else "gpu"
+
+    @property
+    def identity(self) -> str:
+        """Compute devices of one node in a few words, e.g. ``NVIDIA H200 x4`` or ``AMD EPYC 7742, 128 threads``."""
+        if self.device_class == "cpu":
+            return cpu_identity(self.cpu)
+        return device_identity([device.model for device in self.devices])
+
+
+def device_identity(models: list[str]) -> str:
+    """``["A", "A", "B"]`` as ``A x2 + B x1``."""
+    return " + ".join(f"{model} x{models.count(model)}" for model in sorted(set(models)))
+
+
+def cpu_identity(cpu: Cpu) -> str:
+    """A CPU by its model and the threads that may be used, e.g. ``AMD EPYC 7742, 128 threads``."""
+    threads = cpu.usable_threads or cpu.threads
+    return f"{cpu.model}, {threads} thread{'' if threads == 1 else 's'}" if threads else cpu.model

@@ -1,0 +1,105 @@
+"""What a device could do at best, by its data sheet: dense FLOP/s by dtype, and bytes/s of its memory.
+
+Dense means: without the 2:4 structured sparsity that doubles the figures on the front page of most data sheets, and that no ordinary
+training step can use. A device that is not in ``catalog/peaks.toml`` under exactly its own name has no peak here: a neighbouring
+device's figure would make a wrong MFU look right.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from caraml.errors import nearest
+from caraml.system.model import DType, Figure
+from caraml.tomlfile import load_toml
+
+CATALOG = Path(__file__).parent / "catalog"
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class PeakEntry(BaseModel):
+    """One device of ``peaks.toml``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field(description="what people call it")
+    names: tuple[str, ...] = Field((), description="what NVML, torch or the kernel report")
+    per: Literal["gpu", "gcd", "package", "ipu"] = Field("gpu", description="what the figures are for")
+    source: str = Field(min_length=1)
+    tdp_w: Positive | None = Field(None, description="maximum board power [W]")
+    memory_bandwidth_bytes_per_s: Positive
+    flops_per_s: dict[DType, Positive] = Field(description="dense FLOP/s; absent: the device has no hardware for that dtype")
+    notes: str | None = None
+
+
+class _Peaks(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device: tuple[PeakEntry, ...]
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> _Peaks:
+        names = [name for entry in self.device for name in {_normal(entry.model), *map(_normal, entry.names)}]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"every name once; twice: {', '.join(twice)}")
+        return self
+
+
+def entry(model: str) -> PeakEntry | str:
+    """The data sheet of the device that reports the name ``model``, or a sentence that says why there is none."""
+    known = _by_name()
+    found = known.get(_normal(model))
+    if found:
+        return found
+    if " MIG " in model:
+        return f"{model!r} is a slice of a GPU; data sheets give peaks for whole GPUs only"
+    guess = nearest(_normal(model), known)
+    closest = f" (the closest known name is {known[guess].model!r}, another device)" if guess else ""
+    return f"no data sheet for {model!r} in the catalogue{closest}"
+
+
+def entries() -> tuple[PeakEntry, ...]:
+    """Every device with a data sheet."""
+    return load_toml(CATALOG / "peaks.toml", _Peaks).device
+
+
+def peak_flops_per_s(model: str, dtype: DType) -> Figure | str:
+    """Dense peak of one device [FLOP/s] with its source, or a sentence that says why it is not known."""
+    found = entry(model)
+    if isinstance(found, str):
+        return found
+    if dtype not in found.flops_per_s:
+        return f"the data sheet of {found.model} has no {dtype}" if dtype in get_args(DType) else f"no dtype is called {dtype!r}"
+    return figures(found)[dtype]
+
+
+def figures(found: PeakEntry) -> dict[DType, Figure]:
+    """Every peak of a data sheet [FLOP/s]."""
+    return {dtype: Figure(value=value, unit="FLOP/s", source=_source(found)) for dtype, value in found.flops_per_s.items()}
+
+
+def bandwidth(found: PeakEntry) -> Figure:
+    """The memory bandwidth of a data sheet [bytes/s]."""
+    return Figure(value=found.memory_bandwidth_bytes_per_s, unit="B/s", source=_source(found))
+
+
+def _source(found: PeakEntry) -> str:
+    return f"{found.source} (dense, per {'GPU' if found.per == 'gpu' else found.per.upper() if found.per != 'package' else 'package'})"
+
+
+@cache
+def _by_name() -> dict[str, PeakEntry]:
+    return {_normal(name): found for found in entries() for name in (found.model, *found.names)}
+
+
+def _normal(name: str) -> str:
+    """Names differ between driver versions in the vendor's word and in punctuation, and in nothing else that may be ignored."""
+    words = re.sub(r"[\s_-]+", " ", name.casefold()).split()
+    return " ".join(word for word in words if word not in ("nvidia", "amd"))

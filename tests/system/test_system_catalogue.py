@@ -1,0 +1,171 @@
+"""Data sheets and systems by name: right figures, sources everywhere, and errors that help."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from caraml.errors import InputError
+from caraml.system import peaks
+from caraml.system.catalogue import list_systems, load_system
+from caraml.system.model import Figure
+from caraml.tomlfile import load_toml
+
+
+def peak(model: str, dtype: str) -> float | None:
+    found = peaks.peak_flops_per_s(model, dtype)  # type: ignore[arg-type]
+    return found.value if isinstance(found, Figure) else None
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "flops_per_s"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.4e12),
+        ("NVIDIA H100 80GB HBM3", "fp8", 1978.9e12),
+        ("NVIDIA H100 PCIe", "bf16", 756e12),
+        ("NVIDIA H200", "bf16", 989.4e12),
+        ("NVIDIA GH200 480GB", "tf32", 494.7e12),
+        ("NVIDIA A100-SXM4-40GB", "bf16", 312e12),
+        ("A100-SXM4-80GB", "tf32", 156e12),
+        ("Tesla V100-SXM2-32GB", "fp16", 125e12),
+        ("NVIDIA L40S", "fp16", 362.05e12),
+        ("NVIDIA L4", "bf16", 121e12),
+        ("AMD Instinct MI250X", "fp16", 191.5e12),
+        ("AMD Instinct MI300X", "bf16", 1307.4e12),
+    ],
+)
+def test_figures_are_dense(model: str, dtype: str, flops_per_s: float) -> None:
+    assert peak(model, dtype) == flops_per_s
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "NVIDIA H100",
+        "NVIDIA H300",
+        "NVIDIA A100-SXM-64GB",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "AMD Instinct MI250X / MI250",
+        "NVIDIA RTX 6000 Ada Generation",
+        "AMD EPYC 7742",
+        "",
+    ],
+)
+def test_an_unknown_device_has_no_peak_but_a_reason(model: str) -> None:
+    reason = peaks.entry(model)
+    assert isinstance(reason, str)
+    assert repr(model) in reason
+    assert peak(model, "bf16") is None
+
+
+def test_a_dtype_that_the_hardware_lacks_has_no_peak() -> None:
+    assert peaks.peak_flops_per_s("Tesla V100-SXM2-16GB", "bf16") == "the data sheet of NVIDIA V100 SXM2 has no bf16"
+
+
+def test_every_entry_is_plausible() -> None:
+    """Ratios that hold by design of the hardware; a sparse or a per-package figure would break them."""
+    for entry in peaks.entries():
+        f = entry.flops_per_s
+        if "bf16" in f:
+            assert f["bf16"] == f["fp16"], entry.model
+        if "fp8" in f:
+            assert f["fp8"] / f["fp16"] == pytest.approx(2, rel=0.03), entry.model
+        if "tf32" in f:
+            assert f["fp16"] / f["tf32"] == pytest.approx(2, rel=0.03), entry.model
+    by_model = {entry.model: entry for entry in peaks.entries()}
+    for model in ("AMD Instinct MI250X", "AMD Instinct MI250"):
+        package = by_model[f"{model} (package of two GCDs)"]
+        for dtype, value in by_model[model].flops_per_s.items():
+            assert 2 * value == pytest.approx(package.flops_per_s[dtype])
+
+
+def test_figures_name_their_source() -> None:
+    found = peaks.peak_flops_per_s("AMD Instinct MI250X", "bf16")
+    assert isinstance(found, Figure)
+    assert found.unit == "FLOP/s"
+    assert found.source.endswith("(dense, per GCD)")
+
+
+def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
+    one = '[[device]]\nmodel = "NVIDIA X1"\nsource = "s"\nmemory_bandwidth_bytes_per_s = 1e9\nflops_per_s = { fp32 = 1e12 }\n'
+    (tmp_path / "p.toml").write_text(one + one.replace("NVIDIA X1", "x1"))
+    with pytest.raises(InputError, match="twice: x1"):
+        load_toml(tmp_path / "p.toml", peaks._Peaks)
+
+
+def test_systems_by_name_alias_and_path() -> None:
+    assert [system.name for system in list_systems()] == ["jedi", "jureca-a100", "jureca-h100"]
+    assert load_system("A100").identity == "NVIDIA A100-SXM4-40GB x4"
+    assert load_system("h100").name == "jureca-h100"
+    assert load_system(peaks.CATALOG / "jedi.toml") == load_system("JEDI")
+    jedi = load_system("JEDI")
+    assert [device.index for device in jedi.devices] == [0, 1, 2, 3]
+    assert jedi.devices[0].tdp_w == 680.0
+    assert all(system.nodes or system.missing["nodes"] for system in list_systems())
+    assert jedi.peak is not None
+    assert jedi.peak["bf16"].value == 989.4e12
+    assert load_system("local").name == "local"
+
+
+def test_an_unknown_system() -> None:
+    with pytest.raises(InputError, match=r"(?s)unknown system 'jureca-a10'; known: A100, .*local.*did you mean 'jureca-a100'"):
+        load_system("jureca-a10")
+
+
+GOOD = """name = "mine"
+title = "My machine"
+devices_per_node = 2
+
+[[devices]]
+model = "NVIDIA H200"
+kind = "cuda"
+
+[cpu]
+model = "Chip"
+
+[sources]
+devices = "nvidia-smi"
+devices_per_node = "nvidia-smi"
+cpu = "lscpu"
+"""
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(GOOD)
+    system = load_system(str(tmp_path / "mine.toml"))
+    assert (system.identity, system.memory_bytes) == ("NVIDIA H200 x2", None)
+
+
+def test_faults_of_a_file_all_at_once(tmp_path: Path) -> None:
+    text = GOOD.replace("devices_per_node = 2", 'devices_per_nodes = "2"').replace('kind = "cuda"', 'kind = "cude"\ntdp_w = 0')
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(InputError) as caught:
+        load_system(tmp_path / "mine.toml")
+    lines = [line.replace(f"{tmp_path}/", "") for line in str(caught.value).splitlines()]
+    assert lines[0] == "3 faults in mine.toml"
+    assert lines[1].startswith('  mine.toml:3: devices_per_nodes: found "2", expected one of the keys name, aliases')
+    assert lines[1].endswith("(did you mean 'devices_per_node'?)")
+    assert lines[2].startswith("  mine.toml:7: devices[0].kind: found \"cude\", expected 'cpu', 'cuda'")
+    assert lines[2].endswith("(did you mean 'cuda'?)")
+    assert lines[3] == "  mine.toml:8: devices[0].tdp_w: found 0, expected greater than 0"
+
+
+def test_figures_without_a_source_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(GOOD.replace('cpu = "lscpu"', 'cpus = "lscpu"'))
+    with pytest.raises(InputError, match=r"(?s)2 faults.*sources.cpu: found nothing.*sources.cpus: .*did you mean 'cpu'"):
+        load_system(tmp_path / "mine.toml")
+
+
+def test_the_example_of_the_manual(tmp_path: Path) -> None:
+    manual = (Path(__file__).parents[2] / "docs" / "systems.md").read_text(encoding="utf-8")
+    example, own_peak = re.findall(r"```toml\n(.*?)```", manual, re.DOTALL)
+    (tmp_path / "mine.toml").write_text(example)
+    assert load_system(tmp_path / "mine.toml").identity == "NVIDIA H200 x2"
+    (tmp_path / "own.toml").write_text(
+        example.replace("memory_bytes = 512", own_peak.partition("[")[0] + "memory_bytes = 512") + "[" + own_peak.partition("[")[2]
+    )
+    peak = load_system(tmp_path / "own.toml").peak
+    assert peak is not None
+    assert peak["bf16"].source.endswith("printed with sparsity")

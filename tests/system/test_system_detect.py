@@ -1,0 +1,243 @@
+"""Which GPUs a machine has, by fakes of NVML and of /sys."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_machine import Tree, processors
+from fake_nvml import FakeGpu, FakeNvml, fake_torch
+
+from caraml.system.detect import detect, device_class, environment, fast_identity
+from caraml.system.environment import container, git_state, variables
+
+Install = Callable[..., FakeNvml]
+
+
+def a100(index: int, **options: object) -> FakeGpu:
+    return FakeGpu("NVIDIA A100-SXM4-40GB", memory=40 * 2**30, uuid=f"GPU-{index}", bus=f"00000000:0{index}:00.0", **options)  # type: ignore[arg-type]
+
+
+def test_four_a100(tree: Tree, nvml: Install) -> None:
+    fake = nvml(*(a100(i) for i in range(4)), driver=b"570.124")
+    system = detect(tree(processors(2, 64)))
+    assert (system.devices_per_node, system.driver, system.device_class, system.identity) == (
+        4,
+        "570.124",
+        "gpu",
+        "NVIDIA A100-SXM4-40GB x4",
+    )
+    gpu = system.devices[2]
+    assert (gpu.index, gpu.uuid, gpu.pci_bus_id, gpu.memory_bytes) == (2, "GPU-2", "00000000:02:00.0", 40 * 2**30)
+    assert (gpu.tdp_w, gpu.power_limit_w, gpu.compute_capability) == (400.0, 400.0, "8.0")
+    assert system.peak is not None
+    assert (system.peak["bf16"].value, system.memory_bandwidth.value) == (312e12, 1555e9)  # type: ignore[union-attr]
+    assert system.missing["devices.multiprocessors"] == "torch is not loaded in this process"
+    assert fake.open == 0
+
+
+def test_gh200_with_odd_bytes_in_its_name_and_a_lower_limit(tree: Tree, nvml: Install) -> None:
+    nvml(FakeGpu(b"NVIDIA GH200 480GB\x00", tdp_mw=900_000, limit_mw=700_000, capability=(9, 0)))
+    system = detect(tree({}))
+    assert (system.devices[0].model, system.devices[0].tdp_w, system.devices[0].power_limit_w) == ("NVIDIA GH200 480GB", 900.0, 700.0)
+    assert system.peak is not None
+    assert system.peak["bf16"].value == 989.4e12
+
+
+def test_mig_instances_take_the_place_of_their_gpu_and_have_no_peak(tree: Tree, nvml: Install) -> None:
+    slices = [FakeGpu(f"NVIDIA A100-SXM4-40GB MIG {i}g.5gb", memory=5 * 2**30, uuid=f"MIG-{i}") for i in (1, 2)]
+    nvml(a100(0, instances=slices), a100(1))
+    system = detect(tree({}))
+    assert [device.uuid for device in system.devices] == ["MIG-1", "MIG-2", "GPU-1"]
+    assert system.peak is None
+    assert "slice of a GPU" in system.missing["peak"]
+
+
+def test_what_the_driver_refuses_is_none_with_the_reason(tree: Tree, nvml: Install) -> None:
+    refused = ("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetUUID", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetMigMode")
+    nvml(a100(0, refuses=refused))
+    system = detect(tree({}))
+    assert (system.devices[0].power_limit_w, system.devices[0].uuid) == (None, None)
+    assert system.missing["devices[0].power_limit_w"] == "NVML: Insufficient Permissions"
+    state = environment(tree({}))
+    assert state["gpus"][0]["throttle"] is None
+    assert state["missing"]["gpus[0].throttle"] == "NVML: Insufficient Permissions"
+
+
+@pytest.mark.parametrize("reason", ["Insufficient Permissions", "NVML Shared Library Not Found", "Driver Not Loaded"])
+def test_without_nvml_the_cpus_are_the_device(tree: Tree, nvml: Install, reason: str) -> None:
+    nvml(fails=reason)
+    root = tree({"proc/cpuinfo": "model name : Chip\n", **processors(1, 4)})
+    system = detect(root)
+    assert (system.device_class, system.devices[0].kind, system.identity) == ("cpu", "cpu", "Chip, 4 threads")
+    assert system.missing["nvml"] == f"NVML: {reason}"
+    assert (device_class(root), fast_identity(root)) == ("cpu", "Chip, 4 threads")
+
+
+def test_without_the_python_package(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert detect(tree({})).missing["nvml"] == "the Python package nvidia-ml-py is not installed"
+
+
+@pytest.mark.parametrize(
+    ("value", "uuids"),
+    [("2,0", ["GPU-2", "GPU-0"]), ("GPU-3", ["GPU-3"]), ("", []), ("-1", []), ("1,9,0", ["GPU-1"]), (" 1 , 2", ["GPU-1", "GPU-2"])],
+)
+def test_cuda_visible_devices_is_obeyed(tree: Tree, nvml: Install, monkeypatch: pytest.MonkeyPatch, value: str, uuids: list[str]) -> None:
+    nvml(*(a100(i) for i in range(4)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    system = detect(tree({}))
+    assert [device.uuid for device in system.devices if device.kind == "cuda"] == uuids
+    assert device_class(tree({})) == ("gpu" if uuids else "cpu")
+
+
+def test_cpu_can_be_asked_for(tree: Tree, nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml(a100(0))
+    root = tree({"proc/cpuinfo": "model name : Chip\n"})
+    assert device_class(root) == "gpu"
+    monkeypatch.setenv("CARAML_DEVICE", "cpu")
+    assert (device_class(root), detect(root).device_class, fast_identity(root)) == ("cpu", "cpu", "Chip")
+
+
+def test_the_kernel_names_nvidia_gpus_before_nvml_is_asked(tree: Tree, nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = nvml(fails="must not be asked")
+    files: dict[str, str | bytes] = {}
+    for minor, bus in ((0, "0000:81:00.0"), (1, "0000:01:00.0"), (2, "0000:c1:00.0")):
+        information = f"Model: \t\t NVIDIA H200\nGPU UUID: \t GPU-{minor}\nBus Location: \t {bus}\nDevice Minor: \t {minor}\n"
+        files[f"proc/driver/nvidia/gpus/{bus}/information"] = information
+    files |= {"dev/nvidia0": "", "dev/nvidia1": ""}  # the third is not given to this container
+    root = tree(files)
+    assert fast_identity(root) == "NVIDIA H200 x2"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert fast_identity(root) == "NVIDIA H200 x1"
+    assert fake.open == 0
+
+
+def test_amd_gpus_by_sys(tree: Tree, nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml(fails="Driver Not Loaded")
+    files: dict[str, str | bytes] = {"dev/kfd": "", "sys/module/amdgpu/version": "6.8.5\n", "sys/class/drm/card0-DP-1/device": ""}
+    for card, bus in ((1, "0000:d1:00.0"), (2, "0000:c1:00.0")):
+        folder = f"sys/class/drm/card{card}/device"
+        files |= {
+            f"{folder}/vendor": "0x1002\n",
+            f"{folder}/product_name": "AMD Instinct MI250X\n",
+            f"{folder}/mem_info_vram_total": str(64 * 2**30),
+            f"{folder}/uevent": f"DRIVER=amdgpu\nPCI_SLOT_NAME={bus}\n",
+            f"{folder}/unique_id": f"id{card}\n",
+            f"{folder}/hwmon/hwmon3/power1_cap": "500000000\n",
+        }
+    files |= {"sys/class/drm/card3/device/vendor": "0x1a03\n"}
+    root = tree(files)
+    system = detect(root)
+    assert (system.identity, system.driver, system.devices[0].kind) == ("AMD Instinct MI250X x2", "6.8.5", "rocm")
+    assert [device.uuid for device in system.devices] == ["id2", "id1"]
+    assert system.devices[0].power_limit_w == 500.0
+    assert system.peak is not None
+    assert system.peak["bf16"].value == 191.5e12
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "1")
+    assert fast_identity(root) == "AMD Instinct MI250X x1"
+
+
+def test_torch_completes_what_the_driver_tells(tree: Tree, nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml(a100(0), a100(1))
+    monkeypatch.setitem(sys.modules, "torch", fake_torch("x", "x", uuids=("1", "0")))
+    system = detect(tree({}))
+    assert [(device.uuid, device.multiprocessors) for device in system.devices] == [("GPU-0", 101), ("GPU-1", 100)]
+    monkeypatch.setitem(sys.modules, "torch", fake_torch("x"))
+    assert "does not see" in detect(tree({})).missing["devices.multiprocessors"]
+
+
+def test_torch_alone(tree: Tree, nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml(fails="NVML Shared Library Not Found")
+    monkeypatch.setitem(sys.modules, "torch", fake_torch("AMD Instinct MI250X", "AMD Instinct MI250X", hip="7.0", cuda=None))
+    system = detect(tree({}))
+    assert (system.identity, system.devices[1].compute_capability) == ("AMD Instinct MI250X x2", "gfx90a")
+    monkeypatch.setitem(sys.modules, "torch", fake_torch())
+    assert detect(tree({})).device_class == "cpu"
+
+
+def test_state_of_a_gpu(tree: Tree, nvml: Install) -> None:
+    nvml(a100(0, throttle=0x4 | 0x20))
+    state = environment(tree({"proc/cpuinfo": "cpu MHz : 1000.0\n", **processors(1, 2)}))
+    gpu = state["gpus"][0]
+    assert gpu["throttle"] == ["sw_power_cap", "sw_thermal"]
+    assert (gpu["sm_clock_mhz"], gpu["memory_clock_mhz"], gpu["temperature_c"], gpu["ecc"], gpu["mig"]) == (1410, 1215, 31, True, False)
+    assert (gpu["pcie_generation"], gpu["pcie_width"], gpu["persistence_mode"], gpu["power_limit_w"]) == (4, 16, True, 400.0)
+    assert (state["cpu"]["governor"], state["cpu"]["clock_mhz"]) == ("performance", 2250.0)
+    assert state["versions"]["driver"] == "570.1"
+
+
+def test_environment_of_this_machine_is_json_and_explains_every_none() -> None:
+    state = environment()
+    json.dumps(state, allow_nan=False)
+    unknown = [f"versions.{key}" for key, value in state["versions"].items() if value is None and key not in ("driver", "libc")]
+    unknown += [f"cpu.{key}" for key, value in state["cpu"].items() if value is None]
+    assert set(unknown) <= set(state["missing"])
+    assert state["git"] is not None or state["missing"]["git"]
+
+
+def test_secrets_stay_out() -> None:
+    given = {
+        "CUDA_VISIBLE_DEVICES": "0",
+        "OMP_NUM_THREADS": "8",
+        "MALLOC_ARENA_MAX": "2",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_AUTH_TOKEN": "x",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "HOME": "/home/me",
+        "SLURM_JWT": "x",
+    }
+    assert list(variables(given)) == ["CUDA_VISIBLE_DEVICES", "MALLOC_ARENA_MAX", "NCCL_DEBUG", "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF"]
+
+
+def test_slurm_by_a_list(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_JWT", "secret")
+    assert environment(tree({}))["slurm"] == {"SLURM_JOB_ID": "17"}
+
+
+def test_containers(tree: Tree) -> None:
+    root = tree({})
+    assert container(root, {}) is None
+    assert container(root, {"APPTAINER_CONTAINER": "/images/torch.sif"}) == {"runtime": "apptainer", "image": "/images/torch.sif"}
+    assert container(tree({".dockerenv": ""}), {}) == {"runtime": "docker", "image": None}
+    assert container(tree({"run/.containerenv": 'name="x"\nimage="quay.io/a:1"\n'}), {}) == {"runtime": "podman", "image": "quay.io/a:1"}
+
+
+def test_git_state(tmp_path: Path) -> None:
+    assert git_state(tmp_path) == "not run from a git checkout"
+    who = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(tmp_path), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **who}).stdout.strip()
+
+    git("init")
+    assert str(git_state(tmp_path)).startswith("git: ")
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("commit", "-m", "x")
+    assert git_state(tmp_path) == {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    (tmp_path / "file").write_text("2")
+    assert git_state(tmp_path) == {"commit": git("rev-parse", "HEAD"), "dirty": True}
+
+
+def test_no_torch_and_quick_identity() -> None:
+    code = (
+        "import sys, time; import caraml.system.detect as d, caraml.system.model, caraml.system.catalogue, caraml.system.probe\n"
+        "d.detect(); d.environment(); d.device_class(); begin = time.perf_counter(); d.fast_identity()\n"
+        "print('torch' in sys.modules, time.perf_counter() - begin)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded, seconds = done.stdout.split()
+    assert loaded == "False"
+    begin = time.perf_counter()
+    fast_identity()
+    assert min(float(seconds), time.perf_counter() - begin) < 0.05

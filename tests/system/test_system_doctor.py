@@ -1,0 +1,73 @@
+"""What the doctor finds, and that it names a remedy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_nvml import FakeGpu, FakeNvml, fake_torch
+
+from caraml.system import doctor
+from caraml.system.doctor import checks
+
+Install = Callable[..., FakeNvml]
+H200 = FakeGpu("NVIDIA H200")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "torch", "hidden", "status", "words"),
+    [
+        ([H200], fake_torch("NVIDIA H200"), None, "ok", "shows 1, torch 1"),
+        ([], fake_torch(), None, "ok", "CPUs will be measured"),
+        ([H200], fake_torch(cuda=None), None, "missing", "built for CPUs only"),
+        ([H200], fake_torch(), None, "missing", "older than torch's CUDA"),
+        ([H200, H200], fake_torch("NVIDIA H200"), "0", "warn", "CUDA_VISIBLE_DEVICES='0'"),
+        ([], fake_torch("NVIDIA H200"), None, "warn", "no power or clocks"),
+    ],
+)
+def test_driver_against_torch(
+    *, nvml: Install, monkeypatch: pytest.MonkeyPatch, gpus: list[FakeGpu], torch: Any, hidden: str | None, status: str, words: str
+) -> None:
+    nvml(*gpus)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    check = doctor._gpus(torch)
+    assert check.status == status
+    assert words in check.found
+    assert check.fix or status == "ok"
+
+
+def test_others_on_the_gpu(nvml: Install) -> None:
+    nvml(FakeGpu("NVIDIA H200", processes=[os.getpid()]), FakeGpu("NVIDIA H200", processes=[4242]))
+    assert [(check.status, check.found) for check in doctor._gpu_processes()] == [("warn", "1: process 4242 on GPU 1")]
+    nvml(FakeGpu("NVIDIA H200", processes=[os.getpid()]))
+    assert doctor._gpu_processes()[0].status == "ok"
+    nvml(FakeGpu("NVIDIA H200", refuses=("nvmlDeviceGetComputeRunningProcesses",)))
+    assert doctor._gpu_processes()[0].found == "NVML: Insufficient Permissions"
+    nvml(fails="Driver Not Loaded")
+    assert doctor._gpu_processes() == []
+
+
+def test_more_threads_than_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.host, "cgroup_cpus", lambda root=None: 2.5)
+    check = doctor._cores(SimpleNamespace(get_num_threads=lambda: 16))
+    assert (check.status, check.fix) == ("warn", "export OMP_NUM_THREADS=2")
+    assert doctor._cores(SimpleNamespace(get_num_threads=lambda: 2)).status == "ok"
+
+
+def test_doctor_names_a_fix_for_whatever_is_missing(tmp_path: Path) -> None:
+    found = checks(tmp_path / "not" / "yet")
+    names = [check.name for check in found]
+    assert len(names) == len(set(names))
+    assert {"torch", "GPU", "CPU cores", "clock", "disk", "timm", "Slurm"} <= set(names)
+    assert all(check.fix for check in found if check.status == "missing")
+    assert all(check.found for check in found)
+
+
+def test_doctor_without_a_library_or_a_tool() -> None:
+    assert doctor._library("timm", "x", find=lambda name: None).fix.endswith("-m pip install timm")  # type: ignore[union-attr]
+    assert doctor._tools("t", ("no-such-command",), "get it").status == "missing"

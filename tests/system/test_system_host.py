@@ -1,0 +1,99 @@
+"""CPUs, memory and limits, read from trees that stand for real machines."""
+
+from __future__ import annotations
+
+from fake_machine import Tree, processors
+
+from caraml.system import host
+
+EPYC = "processor : 0\nmodel name\t: AMD EPYC 7742 64-Core Processor\nflags\t\t: fpu avx2 amx_bf16\ncpu MHz : 2250.0\n"
+
+
+def test_two_sockets_with_two_threads_per_core(tree: Tree) -> None:
+    root = tree({"proc/cpuinfo": EPYC, **processors(sockets=2, cores=4, smt=2)})
+    cpu = host.cpu(root)
+    assert (cpu.model, cpu.sockets, cpu.cores, cpu.threads, cpu.numa_nodes) == ("AMD EPYC 7742 64-Core", 2, 8, 16, 2)
+    assert cpu.isa == ("avx2", "amx_bf16")
+    assert cpu.usable_threads == 16
+
+
+def test_grace_has_no_model_name_and_gpu_memory_as_numa_nodes(tree: Tree) -> None:
+    info = "processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp asimd sve2 bf16\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n"
+    files = {"proc/cpuinfo": info, **processors(sockets=1, cores=72), "sys/devices/system/node/node1/cpulist": "\n"}
+    for thread in range(72):
+        files[f"sys/devices/system/cpu/cpu{thread}/topology/physical_package_id"] = "-1\n"
+    cpu = host.cpu(tree(files))
+    assert (cpu.model, cpu.cores, cpu.numa_nodes) == ("Arm Neoverse-V2", 72, 1)
+    assert cpu.isa == ("asimd", "bf16", "sve2")
+
+
+def test_offline_cpus_do_not_count(tree: Tree) -> None:
+    root = tree({"proc/cpuinfo": EPYC, **processors(1, 4), "sys/devices/system/cpu/cpu3/online": "0\n"})
+    assert host.cpu(root).threads == 3
+
+
+def test_without_sys_cpuinfo_alone_tells(tree: Tree) -> None:
+    blocks = [
+        f"processor : {i}\nmodel name : Intel(R) Xeon(R) CPU E5 @ 2.30GHz\nphysical id : {i // 2}\ncore id : {i % 2}" for i in range(4)
+    ]
+    cpu = host.cpu(tree({"proc/cpuinfo": "\n\n".join(blocks)}))
+    assert (cpu.model, cpu.sockets, cpu.cores, cpu.threads, cpu.numa_nodes) == ("Intel Xeon E5", 2, 4, 4, None)
+
+
+def test_an_empty_tree_and_odd_characters_survive(tree: Tree) -> None:
+    root = tree({})
+    cpu = host.cpu(root)
+    assert cpu.model.startswith("unknown")
+    assert (cpu.cores, cpu.usable_threads, host.memory_bytes(root)) == (None, None, None)
+    root = tree({"proc/cpuinfo": b"model name : \xff\x00Chip\x1b \xc3\xa9\nCPU part : junk\n", "proc/meminfo": b"MemTotal: \xff kB"})
+    assert host.cpu(root).model == "\N{REPLACEMENT CHARACTER}Chip é"
+    assert host.memory_bytes(root) is None
+
+
+def test_cgroup_v2_limits_cores_and_memory_at_any_level(tree: Tree) -> None:
+    root = tree(
+        {
+            "proc/cpuinfo": EPYC,
+            **processors(1, 8),
+            "proc/meminfo": "MemTotal:       1000000 kB\n",
+            "proc/self/cgroup": "0::/slurm/job_1/step_0\n",
+            "sys/fs/cgroup/slurm/job_1/cpu.max": "250000 100000\n",
+            "sys/fs/cgroup/slurm/job_1/step_0/cpu.max": "max 100000\n",
+            "sys/fs/cgroup/slurm/memory.max": "512000000\n",
+            "sys/fs/cgroup/slurm/job_1/memory.max": "max\n",
+        }
+    )
+    assert host.cgroup_cpus(root) == 2.5
+    assert host.cpu(root).usable_threads == 3
+    assert host.memory_bytes(root) == 512_000_000
+
+
+def test_cgroup_in_a_container_has_the_limits_at_the_mount(tree: Tree) -> None:
+    root = tree({"proc/self/cgroup": "0::/../../not/here\n", "sys/fs/cgroup/cpu.max": "100000 100000\n", "proc/cpuinfo": EPYC})
+    assert host.usable_threads(8, root) == 1
+    root = tree({"proc/self/cgroup": "0::/\n"})
+    assert host.usable_threads(8, root) == 1
+
+
+def test_cgroup_v1(tree: Tree) -> None:
+    root = tree(
+        {
+            "proc/meminfo": "MemTotal: 1000000 kB\n",
+            "proc/self/cgroup": "4:memory:/job\n2:cpu,cpuacct:/job\n0::/\n",
+            "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "150000\n",
+            "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000\n",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "9223372036854771712\n",
+        }
+    )
+    assert host.cgroup_cpus(root) == 1.5
+    assert host.memory_bytes(root) == 1_024_000_000
+
+
+def test_this_machine() -> None:
+    cpu = host.cpu()
+    assert cpu.usable_threads is not None
+    assert cpu.threads is not None
+    assert 1 <= cpu.usable_threads <= cpu.threads
+    assert (host.memory_bytes() or 0) > 10**8
