@@ -1,0 +1,1 @@
+"""What is asked: suite files, their sweeps, and the points that they expand to."""

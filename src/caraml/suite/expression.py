@@ -1,0 +1,118 @@
+"""The small language of `where` conditions: arithmetic, comparisons, and/or/not, over the names of a point.
+
+Parsed with :mod:`ast` and walked over an allow-list of nodes, so that a suite file from elsewhere is data and never code.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from caraml.errors import InputError, nearest
+
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda item, container: item in container,
+    ast.NotIn: lambda item, container: item not in container,
+    ast.Not: operator.not_,
+    ast.USub: operator.neg,
+}
+_ALLOWED = "names, numbers, strings, lists, + - * / // %, comparisons, in, and, or, not"
+_LONGEST = 500
+
+
+class Condition:
+    """A parsed condition. Raises ``InputError`` when the text is not in the language."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        if len(text) > _LONGEST:
+            raise InputError(f"condition of {len(text)} characters; the longest allowed is {_LONGEST}")
+        try:
+            self._tree = ast.parse(text.strip(), mode="eval").body
+        except (SyntaxError, ValueError, RecursionError) as error:
+            raise InputError(f"condition {text!r} cannot be read: {error}", f"use {_ALLOWED}") from error
+        self._check(self._tree)
+
+    @property
+    def names(self) -> set[str]:
+        """Every name that the condition mentions."""
+        return {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """Whether the condition is true for these values. Raises ``InputError`` for an unknown name or impossible operation."""
+        try:
+            return bool(self._evaluate(self._tree, values))
+        except (TypeError, ZeroDivisionError, OverflowError, MemoryError) as error:
+            raise InputError(f"condition {self.text!r} cannot be evaluated: {error}") from error
+
+    def _check(self, node: ast.AST) -> None:
+        for child in ast.walk(node):
+            allowed = isinstance(
+                child,
+                ast.BoolOp
+                | ast.And
+                | ast.Or
+                | ast.BinOp
+                | ast.UnaryOp
+                | ast.Compare
+                | ast.Name
+                | ast.Load
+                | ast.Constant
+                | ast.List
+                | ast.Tuple,
+            )
+            if not allowed and type(child) not in _OPERATORS:
+                raise InputError(f"condition {self.text!r} uses {type(child).__name__}, which is not allowed", f"use {_ALLOWED}")
+            if isinstance(child, ast.Constant) and not isinstance(child.value, str | int | float | bool):
+                raise InputError(f"condition {self.text!r} uses the constant {child.value!r}, which is not allowed", f"use {_ALLOWED}")
+
+    def _evaluate(self, node: ast.AST, values: Mapping[str, Any]) -> Any:
+        match node:
+            case ast.Constant():
+                value: Any = node.value
+            case ast.Name():
+                value = self._lookup(node.id, values)
+            case ast.List() | ast.Tuple():
+                value = [self._evaluate(element, values) for element in node.elts]
+            case ast.BoolOp():
+                combine = all if isinstance(node.op, ast.And) else any
+                value = combine(self._evaluate(part, values) for part in node.values)
+            case ast.UnaryOp():
+                value = _OPERATORS[type(node.op)](self._evaluate(node.operand, values))
+            case ast.BinOp():
+                value = _arithmetic(node.op, self._evaluate(node.left, values), self._evaluate(node.right, values))
+            case ast.Compare():
+                operands = [self._evaluate(part, values) for part in (node.left, *node.comparators)]
+                value = all(_OPERATORS[type(op)](a, b) for op, a, b in zip(node.ops, operands[:-1], operands[1:], strict=True))
+            case _:  # _check let nothing else through
+                raise TypeError(type(node).__name__)
+        return value
+
+    def _lookup(self, name: str, values: Mapping[str, Any]) -> Any:
+        if name not in values:
+            guess = nearest(name, values)
+            hint = f"did you mean {guess!r}?" if guess else f"known names: {', '.join(sorted(values))}"
+            raise InputError(f"condition {self.text!r}: unknown name {name!r}", hint)
+        return values[name]
+
+
+def _arithmetic(op: ast.operator, left: Any, right: Any) -> Any:
+    """Arithmetic on numbers only: ``'a' * 10**9`` or ``'%9999999d' % 1`` would take memory without bound."""
+    for operand in (left, right):
+        if isinstance(operand, str | list):
+            raise TypeError(f"arithmetic on {operand!r}")
+    return _OPERATORS[type(op)](left, right)
