@@ -1,0 +1,96 @@
+"""The record of a point whose worker did not write one.
+
+A worker that fails leaves ``failure.json``; one that was killed leaves nothing. Either way the attempt ends with a whole record that says
+what happened. Runs as ``python -m caraml.results.finish FOLDER EXIT_CODE`` at the end of a point's script, or from a campaign.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from caraml.results.files import write_atomically
+from caraml.results.record import Phase, Record, Status
+from caraml.results.store import RECORD, write_record
+from caraml.suite.model import Point
+
+FAILURE = "failure.json"
+LOG = "worker.log"
+_TAIL_LINES = 3
+
+
+class Failure(BaseModel):
+    """Why a worker stopped, written by the first rank that did."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    status: Status
+    reason: str
+    rank: int
+    started_at: str
+    phases: list[Phase] = []
+
+
+def note_failure(folder: Path, failure: Failure) -> None:
+    """Leave a failure behind, unless another rank was first: the first cause is the one that matters."""
+    if not (folder / FAILURE).exists():
+        write_atomically(folder / FAILURE, failure.model_dump_json(indent=1))
+
+
+def now() -> str:
+    """The wall clock in ISO 8601 with offset."""
+    return datetime.now(UTC).astimezone().isoformat(timespec="milliseconds")
+
+
+def finish(folder: Path, exit_code: int, status: Status | None = None, reason: str | None = None) -> None:
+    """Write the record of an attempt that has none yet. ``status`` and ``reason``, when given, are the launcher's word and go first."""
+    if (folder / RECORD).exists():
+        return
+    point = Point.model_validate_json((folder / "point.json").read_text(encoding="utf-8"))
+    failure = None
+    if (folder / FAILURE).exists():
+        failure = Failure.model_validate_json((folder / FAILURE).read_text(encoding="utf-8"))
+    record = Record(
+        key=point.key,
+        attempt=int(folder.name),
+        point=point,
+        status=status or (failure.status if failure else "failed"),
+        reason=reason or (failure.reason if failure else _death(folder, exit_code)),
+        started_at=failure.started_at if failure else now(),
+        phases=failure.phases if failure else [],
+    )
+    write_record(folder, record)
+
+
+def skipped(folder: Path, point: Point, reason: str) -> None:
+    """Write the record of a point that cannot run."""
+    write_record(folder, Record(key=point.key, attempt=int(folder.name), point=point, status="skipped", reason=reason, started_at=now()))
+
+
+def _death(folder: Path, exit_code: int) -> str:
+    """What can be said of a worker that left no word: its signal or exit status, and the end of its log."""
+    number = exit_code - 128 if exit_code > 128 else -exit_code if exit_code < 0 else 0
+    if number:
+        try:
+            how = f"killed by {signal.Signals(number).name}"
+        except ValueError:
+            how = f"killed by signal {number}"
+        if number == signal.SIGKILL:
+            how += " (out of host memory, or by hand)"
+    else:
+        how = f"worker ended with exit status {exit_code} and no result"
+    log = folder / LOG
+    tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_TAIL_LINES:] if log.exists() else []
+    return how + (": " + " | ".join(line.strip() for line in tail) if tail else "")
+
+
+if __name__ == "__main__":
+    try:
+        finish(Path(sys.argv[1]), int(sys.argv[2]))
+    except (OSError, json.JSONDecodeError) as error:
+        sys.exit(f"the attempt in {sys.argv[1]} cannot be finished: {error}")
