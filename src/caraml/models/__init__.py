@@ -1,0 +1,1 @@
+"""Networks that no library offers in the form the benchmark needs. A network knows nothing of ranks, precision or timing."""
