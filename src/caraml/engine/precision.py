@@ -1,0 +1,33 @@
+"""Precision: what arithmetic a step uses. Weights and optimizer state stay in fp32; bf16 and fp16 are autocast around them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from caraml.suite.model import Precision
+from caraml.system.model import DType
+
+ARITHMETIC: dict[Precision, DType] = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"}
+"""Peak figure that the utilisation of each precision is compared with."""
+
+_AUTOCAST: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def set_matmul_precision(precision: Precision) -> None:
+    """Allow TF32 in matrix products and convolutions exactly when the point asks for it, so that `fp32` means fp32 on every GPU."""
+    allowed = precision != "fp32"
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """The context of a forward pass."""
+    dtype = _AUTOCAST.get(precision)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+def gradient_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:
+    """A loss scaler, active for fp16 only."""
+    return torch.amp.GradScaler(device.type, enabled=precision == "fp16")

@@ -1,0 +1,106 @@
+"""One optimizer step: fetch, forward, backward, update. Nothing in it waits for the device."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from caraml.engine.precision import autocast, gradient_scaler
+from caraml.suite.model import Point
+from caraml.workloads.base import Task
+
+RESIDENT_BATCHES = 4
+"""Batches that mode `compute` keeps on the device and repeats."""
+
+
+@dataclass
+class StepOutcome:
+    """What a step leaves behind without being asked to finish."""
+
+    loss: torch.Tensor | None
+    """Mean loss of the step's micro-batches, on the device; ``None`` in a mode that trains nothing."""
+    data_wait: float
+    """Seconds that the host waited for batches."""
+    scale: torch.Tensor | None = None
+    """Loss scale after the step, on the device; a fall means that the update was skipped."""
+
+
+Step = Callable[[], StepOutcome]
+
+
+def make_step(task: Task, point: Point, device: torch.device) -> Step:
+    """The step of a point's mode."""
+    if point.mode == "data":
+        return lambda: StepOutcome(None, _consume(task.batches, point.accumulation))
+    batches = task.batches
+    if point.mode == "compute":
+        batches = itertools.cycle([next(task.batches) for _ in range(RESIDENT_BATCHES)])
+    return TrainStep(task, batches, point, device)
+
+
+def _consume(batches: Iterator[Any], count: int) -> float:
+    begin = time.monotonic()
+    for _ in range(count):
+        next(batches)
+    return time.monotonic() - begin
+
+
+class TrainStep:
+    """Forward, backward and update over ``accumulation`` micro-batches; gradients are exchanged in the last one only."""
+
+    def __init__(self, task: Task, batches: Iterator[Any], point: Point, device: torch.device) -> None:
+        self._task, self._batches, self._point, self._device = task, batches, point, device
+        self._scaler = gradient_scaler(point.precision, device)
+        self._model = _wrapped(task.model, point, device)
+        self._one = torch.ones((), device=device)
+
+    def __call__(self) -> StepOutcome:
+        """Launch one step."""
+        count = self._point.accumulation
+        total, wait = torch.zeros((), device=self._device), 0.0
+        if self._point.compile == "reduce-overhead":
+            torch.compiler.cudagraph_mark_step_begin()
+        for index in range(count):
+            begin = time.monotonic()
+            batch = next(self._batches)
+            wait += time.monotonic() - begin
+            with self._exchange(last=index == count - 1):
+                with autocast(self._point.precision, self._device):
+                    loss = self._task.loss(self._model, batch) / count
+                torch.as_tensor(self._scaler.scale(loss)).backward()
+            total += loss.detach()  # a copy: a graph replay overwrites the loss itself
+        return StepOutcome(total, wait, self._update())
+
+    def _exchange(self, last: bool) -> Any:
+        """Keep DDP quiet in all micro-batches but the last."""
+        if isinstance(self._model, DistributedDataParallel) and not last:
+            return self._model.no_sync()
+        return nullcontext()
+
+    def _update(self) -> torch.Tensor | None:
+        optimizer, clip = self._task.optimizer, self._task.clip_norm
+        if clip is not None:
+            self._scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(self._task.model.parameters(), clip)
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        return torch.as_tensor(self._scaler.scale(self._one)).clone() if self._scaler.is_enabled() else None
+
+
+def _wrapped(model: torch.nn.Module, point: Point, device: torch.device) -> torch.nn.Module:
+    """The model as the step calls it: compiled if asked, inside DDP if there are several ranks."""
+    if point.compile != "off":
+        # The module itself is compiled in place, so that DDP stays outermost and its no_sync() is at hand.
+        model.compile(mode=None if point.compile == "default" else point.compile)
+    if point.world > 1:
+        ids = [device.index] if device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+    return model
