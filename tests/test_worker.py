@@ -1,0 +1,118 @@
+"""The whole worker on a device of known speed: every number of the record is compared with the truth."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from caraml.results.finish import finish
+from caraml.results.files import read_table
+from caraml.results.record import Record
+from caraml.results.store import RECORD, Store, read_record
+from caraml.suite.model import Measure, Point
+from tests.conftest import MakePoint
+from tests.fakes import worker as fake
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(root: Path, point: Point) -> Record:
+    """Run the fake worker as a script would: in processes of its own, failures finished afterwards."""
+    folder = Store(root).new_attempt(point)
+    command = [sys.executable, "-m", "tests.fakes.worker", str(folder)]
+    if point.world > 1:
+        command[2:2] = ["torch.distributed.run", "--standalone", f"--nproc-per-node={point.world}", "-m"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    if done.returncode:
+        finish(folder, done.returncode)
+    assert (folder / RECORD).exists(), done.stderr
+    return read_record(folder / RECORD)
+
+
+def test_known_step_time_comes_out_as_the_rate(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point(params={"step_seconds": 0.05}))
+    truth = 4 * fake.ITEMS_PER_SAMPLE / 0.05
+    metrics = record.metrics
+    assert record.status == "ok" and "imprecise" not in record.flags
+    assert metrics["throughput"].value == pytest.approx(truth, rel=1e-3)
+    assert metrics["throughput"].low <= truth <= metrics["throughput"].high  # type: ignore[operator]
+    assert metrics["throughput"].unit == "thing/s"
+    assert metrics["step_time_median"].value == pytest.approx(0.05, rel=1e-3)
+    assert metrics["achieved_flops_per_device"].value == pytest.approx(truth * fake.FLOPS_PER_ITEM, rel=1e-3)
+    assert metrics["input_bandwidth"].value == pytest.approx(4 * 11 / 0.05, rel=1e-3)
+    assert metrics["peak_memory"].value == 3 * 2**30
+    assert record.window is not None
+    assert record.window.items == record.window.steps * 4 * fake.ITEMS_PER_SAMPLE
+    assert record.window.seconds == pytest.approx(record.window.steps * 0.05, rel=1e-3)
+
+
+def test_raw_steps_add_up_to_the_window(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point())
+    steps = read_table(Store(tmp_path).folder(record) / record.files["steps"])
+    inside = [seconds for seconds, phase in zip(steps["seconds"], steps["phase"], strict=True) if phase == "measure"]
+    assert record.window is not None
+    assert len(inside) == record.window.steps
+    assert sum(inside) == pytest.approx(record.window.seconds, rel=1e-3)
+    assert steps["step"].index(record.window.first_step) == steps["phase"].index("measure")
+
+
+def test_two_ranks_double_the_rate(tmp_path: Path, make_point: MakePoint) -> None:
+    alone = run(tmp_path, make_point(params={"step_seconds": 0.05}))
+    both = run(tmp_path, make_point(params={"step_seconds": 0.05}, devices=2, global_batch=8))
+    assert both.value("throughput") == pytest.approx(2 * alone.value("throughput"), rel=2e-3)  # type: ignore[operator]
+    assert both.value("throughput_per_device") == pytest.approx(alone.value("throughput"), rel=2e-3)
+    steps = read_table(Store(tmp_path).folder(both) / both.files["steps"])
+    assert set(steps["rank"]) == {0, 1}
+
+
+def test_the_slow_rank_sets_the_pace(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point(params={"step_seconds": 0.05, "slow_rank_extra": 0.03}, devices=2, global_batch=8))
+    assert record.value("step_time_median") == pytest.approx(0.08, rel=1e-3)
+    assert record.value("throughput") == pytest.approx(8 * fake.ITEMS_PER_SAMPLE / 0.08, rel=2e-3)
+
+
+def test_warm_up_stays_outside_the_window(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point(params={"step_seconds": 0.05, "warm_up_extra": 2.0}))
+    assert record.value("first_step_time") == pytest.approx(2.05, rel=1e-2)
+    assert record.value("throughput") == pytest.approx(4 * fake.ITEMS_PER_SAMPLE / 0.05, rel=1e-2)
+
+
+def test_accumulation_counts_every_micro_batch(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point(params={"step_seconds": 0.05}, global_batch=12, micro_batch=4))
+    assert record.value("step_time_median") == pytest.approx(3 * 0.05, rel=1e-2)
+    assert record.value("throughput") == pytest.approx(12 * fake.ITEMS_PER_SAMPLE / 0.15, rel=1e-2)
+
+
+def test_drifting_steps_are_flagged(tmp_path: Path, make_point: MakePoint) -> None:
+    measure = Measure(min_seconds=3, max_seconds=5, idle_seconds=0, warm_up_max_seconds=1, target=0.005)
+    record = run(tmp_path, make_point(params={"step_seconds": 0.02, "slope": 0.0005}, measure=measure))
+    assert "not_steady" in record.flags
+
+
+def test_out_of_memory_is_a_result(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point(params={"oom_at": 5}))
+    assert record.status == "oom"
+    assert "12.00 GiB" in (record.reason or "") and "warm_up" in (record.reason or "")
+    assert record.phases and record.metrics == {}
+
+
+def test_a_crash_names_its_cause(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point(params={"crash_at": 0}))
+    assert record.status == "failed"
+    assert "ValueError: the model is broken" in (record.reason or "")
+
+
+def test_nan_loss_makes_the_point_invalid(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point(params={"nan_at": 12}))
+    assert record.status == "invalid" and "nan_loss" in record.flags
+    assert record.metrics["loss_last"].value is None and record.metrics["loss_last"].reason
+
+
+def test_one_rank_failing_ends_the_point(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point(params={"oom_at": 3}, devices=2, global_batch=8))
+    assert record.status == "oom"
