@@ -1,0 +1,223 @@
+"""The command line: one short function per verb. What a verb needs is imported inside it, so that help is instant."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from caraml import __version__
+from caraml.errors import CaramlError, ExitCode, InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+list_app = typer.Typer(no_args_is_help=True, help="List what CARAML knows.")
+system_app = typer.Typer(no_args_is_help=True, help="What a machine is.")
+data_app = typer.Typer(no_args_is_help=True, help="Prepare input data.")
+prepare_app = typer.Typer(no_args_is_help=True, help="Write data sets that workloads read.")
+app.add_typer(list_app, name="list")
+app.add_typer(system_app, name="system")
+app.add_typer(data_app, name="data")
+data_app.add_typer(prepare_app, name="prepare")
+
+Out = Annotated[Path, typer.Option("--out", envvar="CARAML_RESULTS", help="Folder of the results.")]
+RESULTS = Path("caraml-results")
+
+
+@app.callback(invoke_without_command=True)
+def caraml(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    """CARAML: how fast a machine trains a model, what that costs in energy, and how far it is from the limit."""
+    if version:
+        typer.echo(f"caraml {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    suite: Annotated[str, typer.Argument(help="Name of a suite (see `caraml list suites`) or path of a suite file.")],
+    out: Out = RESULTS,
+    again: Annotated[bool, typer.Option("--again", help="Measure also what has a result; earlier results are kept.")] = False,
+) -> None:
+    """Run a suite: every point that has no result yet. Prints a table and writes a page."""
+    from caraml.campaign import Campaign, exit_code
+    from caraml.launch.local import LocalLauncher
+    from caraml.report.live import LiveTable, LogLines
+    from caraml.results.store import Store
+    from caraml.suite.load import load_suite
+    from caraml.system.detect import detect
+
+    file, store, console = load_suite(suite), Store(out), _console()
+    with LiveTable(console) if console.is_terminal else LogLines(sys.stdout) as watcher:
+        records = Campaign(file, detect(), store, LocalLauncher(), watcher, again).run()
+    _show_results(store, records, out / f"{file.suite.name}.html", file.suite.title)
+    raise typer.Exit(exit_code(records))
+
+
+@app.command()
+def show(key: Annotated[str, typer.Argument(help="Key of a point, or its first characters.")], out: Out = RESULTS) -> None:
+    """Show one record in full: every number with its window, uncertainty, definition and source."""
+    from caraml.report.terminal import record_view
+    from caraml.results.store import Store
+
+    store = Store(out)
+    record = store.find(key)
+    _console().print(record_view(record, str(store.folder(record))))
+
+
+@app.command()
+def results(
+    suite: Annotated[str | None, typer.Argument(help="Only the points of this suite.")] = None,
+    out: Out = RESULTS,
+    csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values, every metric.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="JSON, every metric.")] = False,
+    sql: Annotated[str | None, typer.Option("--sql", help="Query the tables records, steps and power with DuckDB.")] = None,
+) -> None:
+    """Print results: a table, CSV, JSON, or the answer to an SQL query."""
+    from caraml.analysis.table import query, rows, to_csv, to_json, units
+    from caraml.report.tables import query_table
+    from caraml.report.terminal import results_table
+    from caraml.results.store import Store
+
+    store = Store(out)
+    if sql is not None:
+        if suite is not None:
+            raise InputError("a suite's name and --sql do not go together", "select by suite in the query: where suite = '...'")
+        columns, lines = query(store, sql)
+        column_units: dict[str, str] | None = None
+    else:
+        records = store.records(suite)
+        if not csv and not json:
+            _console().print(results_table(records))
+            return
+        table = rows(records)
+        columns, lines, column_units = list(table[0]) if table else [], [tuple(row.values()) for row in table], units(records)
+    if csv or json:
+        typer.echo((to_csv if csv else to_json)(columns, lines, column_units), nl=False)
+    else:
+        _console().print(query_table(columns, lines))
+
+
+@app.command()
+def report(
+    suite: Annotated[str | None, typer.Argument(help="Only the points of this suite.")] = None,
+    out: Out = RESULTS,
+    page: Annotated[Path | None, typer.Option("--page", help="Path of the page; default: beside the results.")] = None,
+) -> None:
+    """Write the HTML page: one file that opens without a network."""
+    from caraml.report.page import write_report
+    from caraml.results.store import Store
+
+    store = Store(out)
+    path = write_report(store, store.records(suite), page or out / f"{suite or 'all'}.html", suite or "All results")
+    typer.echo(path)
+
+
+@list_app.command("suites")
+def list_suites() -> None:
+    """Suites that come with CARAML."""
+    from caraml.suite.load import catalog_suites, load_suite
+
+    for name in catalog_suites():
+        typer.echo(f"{name:<12} {load_suite(name).suite.title}")
+
+
+@list_app.command("workloads")
+def list_workloads() -> None:
+    """What can be trained."""
+    from caraml.workloads import WORKLOADS
+
+    for name, title in WORKLOADS.items():
+        typer.echo(f"{name:<24} {title}")
+
+
+@list_app.command("systems")
+def list_systems() -> None:
+    """Machines of the catalogue."""
+    from caraml.system.catalogue import list_systems as systems
+
+    typer.echo(f"{'local':<16} this machine, detected when it is used")
+    for system in systems():
+        typer.echo(f"{system.name:<16} {system.title} ({', '.join(system.aliases)})")
+
+
+@system_app.command("detect")
+def system_detect() -> None:
+    """Print what this machine is."""
+    from caraml.system.detect import detect
+
+    typer.echo(detect().model_dump_json(indent=2))
+
+
+@app.command()
+def doctor(out: Out = RESULTS) -> None:
+    """Say what this machine can measure, what is missing, and the command that would mend it."""
+    from caraml.report.tables import checks_table
+    from caraml.system.doctor import checks
+
+    found = checks(out)
+    _console().print(checks_table(found))
+    raise typer.Exit(ExitCode.ENVIRONMENT_UNFIT if any(check.status == "missing" for check in found) else ExitCode.OK)
+
+
+@prepare_app.command("text")
+def prepare_text(
+    inputs: Annotated[list[Path], typer.Argument(help="Files or folders: JSONL (.xz, .gz, .zst), Parquet, plain text.")],
+    out: Annotated[Path, typer.Option("--out", help="Prefix of the .bin and .idx files.")],
+    tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json, or folder with vocab.json and merges.txt.")] = None,
+    vocab_size: Annotated[int, typer.Option(help="Words of the tokenizer that is trained when none is given.")] = 4096,
+    text_key: Annotated[str, typer.Option(help="Field that holds a document's text.")] = "text",
+) -> None:
+    """Tokenise documents into Megatron's indexed format."""
+    from caraml.data.text import prepare_text as prepare
+
+    done = prepare(inputs, out, tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key)
+    typer.echo(f"{done.prefix}: {done.documents:,} documents, {done.tokens:,} tokens, vocabulary {done.vocab_size:,}")
+
+
+@prepare_app.command("images")
+def prepare_images(
+    out: Annotated[Path, typer.Option("--out", help="Folder to write; it must not exist.")],
+    classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 10,
+    per_class: Annotated[int, typer.Option(min=1, help="Images per class.")] = 100,
+    seed: Annotated[int, typer.Option(help="Same seed, same images.")] = 0,
+) -> None:
+    """Draw a small image folder with ImageNet's distribution of sizes."""
+    from caraml.data.images import generate_image_folder
+
+    done = generate_image_folder(out, classes, per_class, seed)
+    typer.echo(f"{out}: {done.images:,} images in {done.classes:,} classes, {done.bytes:,} bytes")
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+def _show_results(store: Any, records: Any, path: Path, title: str) -> None:
+    """The end of a run: the table, and the page."""
+    from caraml.report.page import write_report
+    from caraml.report.terminal import results_table
+
+    _console().print(results_table(records))
+    typer.echo(f"report: {write_report(store, records, path, title)}")
+
+
+def main() -> None:
+    """Entry point: turns errors that users can mend into a sentence and an exit code."""
+    try:
+        app(standalone_mode=True)
+    except CaramlError as error:
+        typer.echo(f"caraml: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        typer.echo("caraml: stopped; run the same command again to go on", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
