@@ -1,0 +1,229 @@
+"""From a data set to batches on the device: shuffled and divided among ranks, loaded by workers, copied ahead of use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from caraml.errors import InputError
+
+Batch = Any
+"""A tensor, or lists, tuples and dictionaries of tensors: what torch's default collation makes of samples."""
+_MOST_WORKERS = 8
+
+
+class MapDataset(Protocol):
+    """A data set of known length whose samples are read by position."""
+
+    def __len__(self) -> int:
+        """The number of samples in an epoch."""
+        ...
+
+    def __getitem__(self, position: int, /) -> Any:
+        """One sample."""
+        ...
+
+
+def default_workers(device_type: str, processes_on_node: int = 1) -> int:
+    """The number of loader workers per process: for an accelerator one core less than the process may use, at most 8.
+
+    For training on the CPU itself it is 0 where a process has up to two cores: there a worker would take a core from the
+    model's arithmetic, whose threads all wait for the slowest. With more cores, one worker loads ahead.
+
+    Args:
+        device_type: ``"cpu"``, ``"cuda"`` ...
+        processes_on_node: ranks that share this node's cores.
+    """
+    cores = max(1, len(os.sched_getaffinity(0)) // max(1, processes_on_node))
+    if device_type == "cpu":
+        return 0 if cores <= 2 else 1
+    return min(cores - 1, _MOST_WORKERS)
+
+
+class EndlessBatches(Sampler[list[int]]):
+    """The positions of this rank's batches, epoch after epoch without a seam.
+
+    Every epoch is a new permutation of all samples, drawn from ``(seed, epoch)``, the same on all ranks; rank r takes
+    elements r, r + world_size, ... of it. So an epoch gives each sample to one rank, once, apart from those that are too
+    few for one more on every rank (they vary with the permutation).
+    """
+
+    def __init__(self, samples: int, batch_size: int, *, seed: int, rank: int, world_size: int, drop_last: bool) -> None:
+        """Divide ``samples`` positions; see :func:`stream` for the arguments and errors."""
+        if not 0 <= rank < world_size or batch_size < 1:
+            raise ValueError(f"rank {rank} of {world_size}, batch size {batch_size}")
+        self.samples = samples
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.drop_last = drop_last
+        self.samples_per_rank = samples // world_size
+        if self.samples_per_rank < (batch_size if drop_last else 1):
+            raise InputError(
+                f"found {samples} samples; expected at least {batch_size * world_size} for batches of {batch_size} on {world_size} ranks",
+                "use a smaller batch or more data",
+            )
+
+    def epoch(self, number: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The positions of this rank in epoch ``number``, in order."""
+        order = np.random.default_rng([self.seed, number]).permutation(self.samples)
+        return order[: self.samples_per_rank * self.world_size][self.rank :: self.world_size]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        pending: list[int] = []
+        number = 0
+        while True:
+            pending += self.epoch(number).tolist()
+            full = len(pending) - len(pending) % self.batch_size
+            for start in range(0, full, self.batch_size):
+                yield pending[start : start + self.batch_size]
+            pending = [] if self.drop_last else pending[full:]
+            number += 1
+
+
+class Stream(Iterator[Batch]):
+    """The endless batches of one rank, as :func:`stream` builds them; ``next`` waits for the loader.
+
+    Close it, or use it as a context manager, to end its workers. They also end by themselves when this process dies.
+
+    Attributes:
+        batch_size: samples in every batch.
+        batches_per_epoch: whole batches that one epoch gives to this rank.
+        workers: number of worker processes.
+    """
+
+    def __init__(self, dataset: MapDataset, batches: EndlessBatches, *, workers: int, pin_memory: bool) -> None:
+        self.batch_size = batches.batch_size
+        self.batches_per_epoch = batches.samples_per_rank // batches.batch_size
+        self.workers = workers
+        seed = int(np.random.SeedSequence([batches.seed, batches.rank]).generate_state(1)[0])
+        loader: DataLoader[Any] = DataLoader(
+            dataset,  # type: ignore[arg-type]  # any map-style data set will do; torch asks for its own base class
+            batch_sampler=batches,
+            num_workers=workers,
+            pin_memory=pin_memory,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        self._random_state = torch.Generator().manual_seed(seed).get_state()
+        # Without workers, nothing is read before the first batch is asked for.
+        self._batches: Iterator[Batch] | None = iter(loader)
+
+    def __next__(self) -> Batch:
+        if self._batches is None:
+            raise StopIteration
+        if self.workers:
+            return next(self._batches)
+        # Crops and flips draw from this process's generator: it gets a state of its own for the time, as a worker has.
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self._random_state)
+            batch = next(self._batches)
+            self._random_state = torch.get_rng_state()
+        return batch
+
+    def close(self) -> None:
+        """End the workers and wait for them. A closed stream is at its end."""
+        batches, self._batches = self._batches, None
+        # Torch has no public way to say this. Dropping the iterator would end the workers too, but only once nothing
+        # refers to it, and the traceback of an error that came out of a worker does.
+        if batches is not None and self.workers:
+            batches._shutdown_workers()  # type: ignore[attr-defined]
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def stream(
+    dataset: MapDataset,
+    batch_size: int,
+    *,
+    workers: int,
+    pin_memory: bool = False,
+    seed: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    drop_last: bool = True,
+) -> Stream:
+    """Endless batches of ``dataset`` for one rank, across epochs: workers stay, and no epoch ends in a pause.
+
+    Args:
+        dataset: samples by position.
+        batch_size: samples in each batch of this rank; every batch is full.
+        workers: loader processes; 0 loads in the calling one. See :func:`default_workers`.
+        pin_memory: page-locked batches, for copies to an accelerator that overlap with its work.
+        seed: of the order of samples and of their random crops; the same seed and workers give the same batches.
+        rank: of this process, from 0 to ``world_size - 1``; seed and data set have to be the same on all ranks.
+        world_size: number of ranks.
+        drop_last: leave out what does not fill a batch at the end of an epoch; else it begins the next epoch's first batch.
+
+    Returns:
+        An iterator of collated batches on the host; an image batch is ``[uint8 (B, 3, H, W), int64 (B,)]``, a batch of tokens
+        int64 (B, T + 1).
+
+    Raises:
+        InputError: if an epoch has no full batch for every rank, or, without ``drop_last``, no sample.
+    """
+    batches = EndlessBatches(len(dataset), batch_size, seed=seed, rank=rank, world_size=world_size, drop_last=drop_last)
+    return Stream(dataset, batches, workers=workers, pin_memory=pin_memory)
+
+
+def to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
+    """The same batches on ``device``; on a CUDA or ROCm device the next one is copied while the current one is used.
+
+    The copies overlap with the model's work only if ``batches`` are in pinned memory.
+    """
+    if device.type == "cuda":
+        return _CudaPrefetcher(batches, device)
+    if device.type == "cpu":
+        return batches
+    return (_each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True)) for batch in batches)
+
+
+class _CudaPrefetcher(Iterator[Batch]):
+    """Copies one batch ahead on a stream beside the one on which the model runs."""
+
+    def __init__(self, batches: Iterator[Batch], device: torch.device) -> None:
+        self._batches = batches
+        self._device = device
+        self._side = torch.cuda.Stream(device)
+        self._ahead: Batch | None = None
+        self._started = False
+
+    def _copy_ahead(self) -> None:
+        batch = next(self._batches, None)
+        with torch.cuda.stream(self._side):
+            self._ahead = None if batch is None else _each_tensor(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
+
+    def __next__(self) -> Batch:
+        if not self._started:
+            self._started = True
+            self._copy_ahead()
+        batch = self._ahead
+        if batch is None:
+            raise StopIteration
+        main = torch.cuda.current_stream(self._device)
+        main.wait_stream(self._side)
+        # The memory belongs to the side stream; without this it could be given to the next copy while the model reads it.
+        _each_tensor(batch, lambda tensor: tensor.record_stream(main))
+        self._copy_ahead()
+        return batch
+
+
+def _each_tensor(batch: Batch, action: Callable[[torch.Tensor], Any]) -> Batch:
+    """``batch`` with ``action`` done to every tensor in it; other values stay as they are."""
+    if isinstance(batch, torch.Tensor):
+        return action(batch)
+    if isinstance(batch, dict):
+        return {key: _each_tensor(value, action) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return type(batch)(_each_tensor(value, action) for value in batch)
+    return batch

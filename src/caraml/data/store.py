@@ -1,0 +1,152 @@
+"""Where prepared data lives, and how it gets there exactly once and whole.
+
+A prepared thing is a folder whose name is the hash of what it was made from. It is built under a temporary name beside
+its final one, flushed to the disk and renamed, so a reader finds all of it or nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from caraml.errors import EnvironmentUnfitError, InputError
+
+DATA_VARIABLE = "CARAML_DATA"
+_PARTIAL = ".partial-"
+_ABANDONED_AFTER = 24 * 3600.0
+"""Seconds after which a half-built folder of another host counts as abandoned: its process cannot be asked from here."""
+
+
+def data_home() -> Path:
+    """The folder of prepared data: ``$CARAML_DATA``, else ``~/.cache/caraml/data``. It need not exist yet."""
+    chosen = os.environ.get(DATA_VARIABLE)
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "caraml" / "data"
+
+
+def prepared_once(key: Mapping[str, Any], build: Callable[[Path], object]) -> Path:
+    """The folder that ``build`` filled for ``key``, built now if it does not exist yet.
+
+    Args:
+        key: everything that the content depends on, as JSON values; ``key["kind"]`` begins the folder's name.
+        build: fills the empty folder that it is given. It may run in several processes at the same time, for the same
+            key, on file systems without locks; one result wins and the others are thrown away.
+
+    Returns:
+        The finished folder, under :func:`data_home`; it also holds ``key.json``.
+
+    Raises:
+        EnvironmentUnfitError: if the data folder cannot be written.
+    """
+    text = json.dumps(key, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    final = data_home() / f"{key.get('kind', 'data')}-{digest}"
+    if final.is_dir():
+        return final
+
+    def build_with_key(folder: Path) -> None:
+        build(folder)
+        (folder / "key.json").write_text(json.dumps(key, sort_keys=True, indent=2) + "\n", encoding="utf-8")
+
+    with _one_builder(final):
+        if not final.is_dir():
+            _remove_abandoned(final)
+            build_folder(final, build_with_key)
+    return final
+
+
+def build_folder(final: Path, build: Callable[[Path], object]) -> None:
+    """Fill a temporary sibling of ``final`` by ``build``, flush it to the disk and rename it to ``final``.
+
+    If another process finishes ``final`` first, its result stays and this one is removed. If ``build`` raises, nothing
+    is left; if the process is killed, a folder named ``.<name>.partial-...`` is left, which nobody reads.
+
+    Raises:
+        InputError: if ``final`` exists and is no folder.
+    """
+    if final.exists() and not final.is_dir():
+        raise InputError(f"{final} is a file; expected a folder or a free name")
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = final.parent / f".{final.name}{_PARTIAL}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    partial.mkdir()
+    try:
+        build(partial)
+        _flush_tree(partial)
+        try:
+            partial.rename(final)
+        except OSError:
+            if not (final.is_dir() and any(final.iterdir())):
+                raise
+        flush_directory(final.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def replace_file(temporary: Path, final: Path) -> None:
+    """Flush the closed file ``temporary`` to the disk and rename it to ``final``, replacing what was there."""
+    _flush(temporary, os.O_RDONLY)
+    temporary.replace(final)
+    flush_directory(final.parent)
+
+
+def flush_directory(folder: Path) -> None:
+    """Make renames inside ``folder`` survive a power cut."""
+    _flush(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _flush_tree(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        _flush(path, os.O_RDONLY)
+    flush_directory(folder)
+
+
+def _flush(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _one_builder(final: Path) -> Iterator[None]:
+    """Hold the lock of ``final``, so that a node's processes build it once rather than once each.
+
+    Only a saving: the rename decides. A file system without locks (some parallel ones) goes on without it.
+    """
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        lock = (final.parent / f".{final.name}.lock").open("w")
+    except OSError as error:
+        raise EnvironmentUnfitError(
+            f"prepared data cannot be written to {final.parent}: {error}", f"set {DATA_VARIABLE} to a folder that you can write"
+        ) from error
+    with lock:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _remove_abandoned(final: Path) -> None:
+    """Delete what killed builders of ``final`` left: those of this host whose process is gone, and very old ones."""
+    start = f".{final.name}{_PARTIAL}"
+    for folder in final.parent.glob(f"{start}*"):
+        host, _, process = folder.name.removeprefix(start).rpartition("-")[0].rpartition("-")
+        if host == socket.gethostname():
+            abandoned = not Path("/proc", process).exists()
+        else:
+            try:
+                abandoned = time.time() - folder.stat().st_mtime > _ABANDONED_AFTER
+            except FileNotFoundError:  # its builder has just finished
+                continue
+        if abandoned:
+            shutil.rmtree(folder, ignore_errors=True)
