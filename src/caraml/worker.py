@@ -43,6 +43,7 @@ from caraml.workloads.base import BuildContext
 POWER_SOURCES = "CARAML_POWER"
 """Environment variable: comma-separated names of power sources to use instead of all that answer."""
 PROBE_SECONDS = 2.0
+_LONGEST_REASON = 400
 BUSY_SHARE = 0.05
 """Share of the host's CPU time used by others above which a window is flagged `busy_machine`."""
 
@@ -331,7 +332,8 @@ def main(folder: Path) -> None:
     try:
         worker.run()
     except BaseException as error:
-        reason = str(error) if isinstance(error, CaramlError) else f"{type(error).__name__}: {error}".split("\n", 1)[0]
+        words = str(error) if isinstance(error, CaramlError) else f"{type(error).__name__}: {error}"
+        reason = " ".join(words.split())[:_LONGEST_REASON]  # one line for tables; the log has it all
         phases = worker.log.phases
         where = f" (in phase {phases[-1].name})" if phases else ""
         failure = Failure(status=_status_of(error), reason=reason + where, rank=worker.rank, started_at=worker.started_at, phases=phases)

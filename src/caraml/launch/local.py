@@ -33,7 +33,7 @@ class LocalLauncher:
         handle.wait()
 
 
-def _signal_group(group: int, number: signal.Signals) -> bool:
+def _signal_group(group: int, number: int) -> bool:
     """True while the group has processes."""
     try:
         os.killpg(group, number)
@@ -46,6 +46,6 @@ def _wait_for_group(handle: subprocess.Popen[bytes], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         handle.poll()  # reaps the leader, which would otherwise keep the group alive as a zombie
-        if not _signal_group(handle.pid, signal.Signals(0)):
+        if not _signal_group(handle.pid, 0):
             return
         time.sleep(0.05)

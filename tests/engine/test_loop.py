@@ -1,0 +1,132 @@
+"""The measuring loop on a device that works behind the host's back."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from itertools import count
+
+import pytest
+import torch
+
+from caraml.engine.device import CpuDevice, StepTimer
+from caraml.engine.loop import Hooks, Measurement, MeasuringLoop, Progress
+from caraml.engine.neighbours import CpuTime, cpu_time, share_of_others
+from caraml.engine.phases import PhaseLog, process_start
+from caraml.engine.ranks import Ranks
+from caraml.engine.step import StepOutcome
+from caraml.suite.model import Measure
+from tests.fakes.device import FakeDevice
+
+POLICY = Measure(min_seconds=1, max_seconds=4, idle_seconds=0)
+
+
+def measure(device: FakeDevice, seconds: float, policy: Measure = POLICY) -> tuple[Measurement, list[Progress], list[float]]:
+    progress: list[Progress] = []
+    edges: list[float] = []
+    losses = count()
+
+    def step() -> StepOutcome:
+        device.launch(seconds)
+        return StepOutcome(torch.tensor(float(next(losses))), 0.0)
+
+    hooks = Hooks(lambda name: nullcontext(), progress.append, lambda: edges.append(device.host))
+    return MeasuringLoop(device, Ranks(), step, policy, hooks).run(), progress, edges
+
+
+def test_the_window_is_exactly_its_steps() -> None:
+    device = FakeDevice()
+    measured, _, edges = measure(device, 0.05)
+    assert measured.end - measured.begin == pytest.approx(0.05 * len(measured.window_rows), rel=2e-3)
+    assert edges == [pytest.approx(measured.begin), pytest.approx(measured.end)]
+
+
+def test_the_device_is_never_waited_for_inside_the_window() -> None:
+    device = FakeDevice()
+    measure(device, 0.05)
+    # Twice around the first step, once after warm-up, once at each end of the window: none depends on the number of steps.
+    assert device.synchronised == 5
+
+
+def test_launch_times_are_not_taken_for_step_times() -> None:
+    """The host launches a step in 1 ms; the device needs 50. A timer that did not ask the device would say 1 ms."""
+    measured, _, _ = measure(FakeDevice(launch_cost=0.001), 0.05)
+    times = [row.seconds for row in measured.window_rows]
+    assert times[1:] == [pytest.approx(0.05)] * (len(times) - 1)
+    assert times[0] == pytest.approx(0.051), "the first step also holds the launch that the idle device waited for"
+
+
+def test_a_slow_host_sets_the_pace() -> None:
+    measured, _, _ = measure(FakeDevice(launch_cost=0.08), 0.05)
+    assert measured.window_rows[5].seconds == pytest.approx(0.08, rel=1e-6)
+
+
+def test_every_step_has_its_own_loss_and_phase() -> None:
+    measured, _, _ = measure(FakeDevice(), 0.05)
+    assert measured.losses == [float(i) for i in range(len(measured.rows))]
+    phases = [row.phase for row in measured.rows]
+    assert phases[0] == "first" and phases == sorted(phases, key=["first", "warm_up", "measure"].index)
+
+
+def test_progress_names_rate_and_phase() -> None:
+    _, progress, _ = measure(FakeDevice(), 0.05)
+    assert [line.phase for line in progress][0] == "first_step"
+    assert progress[-1].step_time is not None and progress[-1].step_time.mean == pytest.approx(0.05, rel=2e-3)
+
+
+def test_skipped_updates_are_counted_by_the_fall_of_the_scale() -> None:
+    device, scales = FakeDevice(), iter([4.0] * 10 + [2.0] * 5 + [1.0] * 1000)
+
+    def step() -> StepOutcome:
+        device.launch(0.05)
+        return StepOutcome(None, 0.0, torch.tensor(next(scales)))
+
+    hooks = Hooks(lambda name: nullcontext(), lambda progress: None, lambda: None)
+    measured = MeasuringLoop(device, Ranks(), step, Measure(min_seconds=1, max_seconds=4, max_steps=20), hooks).run()
+    outside = len(measured.rows) - 20
+    assert measured.skipped_updates == sum(fall >= outside for fall in (10, 15))
+
+
+def test_cpu_device_times_what_happens() -> None:
+    timer = StepTimer(CpuDevice())
+    timer.step_ended()
+    timer.step_ended()
+    assert len(timer.finished()) == 2 and all(seconds >= 0 for seconds in timer.finished())
+    assert CpuDevice().peak_memory() > 10 * 2**20
+
+
+def test_phases_never_overlap_and_survive_a_failure() -> None:
+    now = [0.0]
+    log = PhaseLog(0.0, lambda name: None, lambda: now[0])
+    with pytest.raises(ValueError, match="broken"), log.phase("build"):
+        now[0] = 1.0
+        with log.phase("data"):
+            now[0] = 4.0
+        now[0] = 5.0
+        raise ValueError("broken")
+    assert [(phase.name, phase.start, phase.end) for phase in log.phases] == [("build", 0, 1), ("data", 1, 4), ("build", 4, 5)]
+
+
+def test_the_process_started_before_now() -> None:
+    import time
+
+    assert 0 < time.monotonic() - process_start() < 24 * 3600
+
+
+def test_others_are_what_is_left_of_everyone() -> None:
+    begin, end = CpuTime(100.0, 10.0), CpuTime(130.0, 28.0)
+    assert share_of_others(begin, end, 18.0, seconds=10.0, cpus=4) == pytest.approx(12 / 40)
+    assert share_of_others(begin, end, 40.0, seconds=10.0, cpus=4) == 0
+    assert share_of_others(None, end, 0.0, 1.0, 1) is None
+
+
+def test_cpu_time_counts_this_process_and_its_children() -> None:
+    import subprocess
+    import sys
+
+    before = cpu_time()
+    subprocess.run([sys.executable, "-c", "x = sum(i * i for i in range(6_000_000))"], check=True)
+    after = cpu_time()
+    if before is None or after is None:
+        pytest.skip("no /proc here")
+    assert after.ours - before.ours > 0.1
+    assert after.everyone - before.everyone >= after.ours - before.ours - 0.2

@@ -1,0 +1,264 @@
+"""A stand-in for NVIDIA's library whose GPUs follow a signal with a known integral.
+
+Configured by environment variables, so that other processes see the same GPUs: ``FAKE_GPUS`` is a JSON list with one
+object per GPU (see ``DEFAULTS``), ``FAKE_T0`` the monotonic time at which the signals' clock is 0.
+"""
+# ruff: noqa: N801, N802, N816, N818 - the names are the library's
+
+import json
+import os
+import time
+
+from caraml.power import signals
+
+DEFAULTS = {
+    "uuid": "GPU-00000000-0000-0000-0000-000000000000",
+    "name": "NVIDIA Fake GPU",
+    "pci": "00000000:01:00.0",
+    "signal": ["Constant", {}],
+    "update": 0.02,  # counter and power are refreshed this often [s]
+    "limit_w": 700.0,
+    "energy": True,  # has the counter
+    "instant": True,  # has field 186
+    "average": True,  # has field 185 and nvmlDeviceGetPowerUsage
+    "usage_window": 0.0,  # nvmlDeviceGetPowerUsage averages over this [s]
+    "module": False,  # has module scope; the counter then covers the module
+    "gpu_scope": True,  # has power at GPU scope
+    "mig": [],  # UUIDs of slices
+    "fail_at": None,  # every call fails from here on [s]
+    "fail_once_at": None,  # one call fails [s]
+    "hang_at": None,  # one call hangs [s]
+    "hang_s": 5.0,
+    "frozen": False,  # the counter never moves
+}
+
+NVML_SUCCESS = 0
+NVML_ERROR_NOT_SUPPORTED = 3
+NVML_ERROR_GPU_IS_LOST = 15
+NVML_TEMPERATURE_GPU = 0
+NVML_FI_DEV_POWER_AVERAGE, NVML_FI_DEV_POWER_INSTANT = 185, 186
+NVML_POWER_SCOPE_GPU, NVML_POWER_SCOPE_MODULE, NVML_POWER_SCOPE_MEMORY = 0, 1, 2
+MODULE_EXTRA = 1.25  # a module draws this much more than its GPU
+
+
+class NVMLError(Exception):
+    def __init__(self, value=999):
+        super().__init__(value)
+        self.value = value
+
+    def __str__(self):
+        return {3: "Not Supported", 6: "Not Found", 15: "GPU is lost", 9: "Driver Not Loaded"}.get(self.value, "Unknown Error")
+
+
+class NVMLError_NotSupported(NVMLError):
+    def __init__(self, value=3):
+        super().__init__(value)
+
+
+class NVMLError_GpuIsLost(NVMLError):
+    def __init__(self, value=15):
+        super().__init__(value)
+
+
+class NVMLError_NotFound(NVMLError):
+    def __init__(self, value=6):
+        super().__init__(value)
+
+
+class NVMLError_LibraryNotFound(NVMLError):
+    def __init__(self, value=12):
+        super().__init__(value)
+
+
+for _name in ("InvalidArgument", "NoPermission", "DriverNotLoaded", "Uninitialized", "Unknown", "Timeout", "FunctionNotFound"):
+    globals()[f"NVMLError_{_name}"] = type(f"NVMLError_{_name}", (NVMLError,), {})
+
+
+class Gpu:
+    def __init__(self, config):
+        self.__dict__.update(DEFAULTS | config)
+        shape, parameters = self.signal
+        self.load = getattr(signals, shape)(**parameters)
+        self.failed_once = self.hung = False
+
+    def check(self):
+        now = time.monotonic() - _t0()
+        if self.hang_at is not None and now >= self.hang_at and not self.hung:
+            self.hung = True
+            time.sleep(self.hang_s)
+        if self.fail_once_at is not None and now >= self.fail_once_at and not self.failed_once:
+            self.failed_once = True
+            raise NVMLError_GpuIsLost()
+        if self.fail_at is not None and now >= self.fail_at:
+            raise NVMLError_GpuIsLost()
+
+    def clock(self):
+        now = time.monotonic() - _t0()
+        return now // self.update * self.update
+
+
+class Slice:
+    def __init__(self, uuid, parent):
+        self.uuid, self.parent = uuid, parent
+
+
+_gpus = []
+_started = [0.0]
+
+
+def _t0():
+    return float(os.environ.get("FAKE_T0", _started[0]))
+
+
+def nvmlInit():
+    if os.environ.get("FAKE_NVML_FAILS"):
+        raise NVMLError(9)
+    if not _gpus:
+        _started[0] = time.monotonic()
+        _gpus[:] = [Gpu(c) for c in json.loads(os.environ.get("FAKE_GPUS", "[{}]"))]
+
+
+def nvmlInitWithFlags(flags):
+    nvmlInit()
+
+
+def nvmlShutdown():
+    pass
+
+
+def nvmlDeviceGetCount():
+    return len(_gpus)
+
+
+def nvmlDeviceGetHandleByIndex(index):
+    return _gpus[index]
+
+
+def nvmlDeviceGetHandleByUUID(uuid):
+    text = uuid.decode() if isinstance(uuid, bytes) else uuid
+    for gpu in _gpus:
+        if gpu.uuid == text:
+            return gpu
+    raise NVMLError_NotFound()
+
+
+def nvmlDeviceGetIndex(handle):
+    return _gpus.index(handle)
+
+
+def nvmlDeviceGetUUID(handle):
+    return handle.uuid
+
+
+def nvmlDeviceGetName(handle):
+    return handle.name
+
+
+class _Pci:
+    def __init__(self, bus):
+        self.busId = bus
+        self.bus, self.device, self.domain = 1, 0, 0
+
+
+def nvmlDeviceGetPciInfo(handle):
+    return _Pci(handle.pci)
+
+
+def nvmlDeviceGetMigMode(handle):
+    if not handle.mig:
+        raise NVMLError_NotSupported()
+    return 1, 1
+
+
+def nvmlDeviceGetMaxMigDeviceCount(handle):
+    return 7
+
+
+def nvmlDeviceGetMigDeviceHandleByIndex(handle, index):
+    if index >= len(handle.mig):
+        raise NVMLError_NotFound()
+    return Slice(handle.mig[index], handle)
+
+
+def nvmlDeviceIsMigDeviceHandle(handle):
+    return isinstance(handle, Slice)
+
+
+def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle):
+    return handle.parent
+
+
+def nvmlDeviceGetTotalEnergyConsumption(handle):
+    handle.check()
+    if not handle.energy:
+        raise NVMLError_NotSupported()
+    energy = 0.0 if handle.frozen else handle.load.energy(handle.clock())
+    return int(energy * (MODULE_EXTRA if handle.module else 1) * 1000) + 5_000_000
+
+
+def _power(handle, window=0.0):
+    now = handle.clock()
+    if window:
+        return (handle.load.energy(now) - handle.load.energy(now - window)) / window
+    return handle.load.power(now)
+
+
+def nvmlDeviceGetPowerUsage(handle):
+    handle.check()
+    if not handle.average:
+        raise NVMLError_NotSupported()
+    return int(_power(handle, handle.usage_window) * 1000)
+
+
+def nvmlDeviceGetEnforcedPowerLimit(handle):
+    return int(handle.limit_w * 1000)
+
+
+nvmlDeviceGetPowerManagementLimit = nvmlDeviceGetPowerManagementDefaultLimit = nvmlDeviceGetEnforcedPowerLimit
+
+
+def nvmlDeviceGetPowerManagementLimitConstraints(handle):
+    return 100_000, int(handle.limit_w * 1000)
+
+
+def nvmlDeviceGetCudaComputeCapability(handle):
+    return 9, 0
+
+
+def nvmlDeviceGetTemperature(handle, sensor):
+    return 40
+
+
+def nvmlDeviceGetArchitecture(handle):
+    return 9
+
+
+def nvmlSystemGetDriverVersion():
+    return "999.99"
+
+
+class _Value:
+    def __init__(self, number):
+        self.uiVal = self.ullVal = self.siVal = number
+
+
+class _Item:
+    def __init__(self, field, scope, code, number):
+        self.fieldId, self.scopeId, self.nvmlReturn = field, scope, code
+        self.value = _Value(number)
+        self.timestamp, self.latencyUsec, self.valueType = int(time.time() * 1e6), 0, 1
+
+
+def nvmlDeviceGetFieldValues(handle, wanted):
+    handle.check()
+    items = []
+    for entry in wanted:
+        field, scope = entry if isinstance(entry, tuple) else (entry, 0)
+        known = (field == 186 and handle.instant) or (field == 185 and handle.average)
+        reachable = (scope == 0 and handle.gpu_scope) or (scope == 1 and handle.module)
+        if not (known and reachable):
+            items.append(_Item(field, scope, NVML_ERROR_NOT_SUPPORTED, 0))
+            continue
+        power = _power(handle, 0.0 if field == 186 else 1.0) * (MODULE_EXTRA if scope == 1 else 1)
+        items.append(_Item(field, scope, NVML_SUCCESS, int(power * 1000)))
+    return items

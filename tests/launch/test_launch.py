@@ -1,0 +1,69 @@
+"""The script of a point, and the local launcher: exit codes, process groups, quoting."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from caraml.launch.base import Job
+from caraml.launch.local import LocalLauncher
+from caraml.launch.script import command_of, environment_of, write_script
+from caraml.results.store import RECORD, Store, read_record
+from tests.conftest import MakePoint
+
+
+def job(folder: Path, text: str) -> Job:
+    script = folder / "run.sh"
+    script.write_text(text)
+    return Job(folder, script, 1, 1, 10.0)
+
+
+def wait(launcher: LocalLauncher, handle: subprocess.Popen[bytes]) -> int | None:
+    deadline = time.monotonic() + 20
+    while launcher.poll(handle).state != "ended":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return launcher.poll(handle).exit_code
+
+
+def test_exit_codes_come_back(tmp_path: Path) -> None:
+    launcher = LocalLauncher()
+    assert wait(launcher, launcher.submit(job(tmp_path, "exit 7"))) == 7
+    assert wait(launcher, launcher.submit(job(tmp_path, "kill -9 $$"))) == -9
+
+
+def test_cancelling_ends_the_whole_group(tmp_path: Path) -> None:
+    launcher = LocalLauncher()
+    handle = launcher.submit(job(tmp_path, f"trap '' TERM\nsleep 60 & echo $! > {tmp_path}/child\nwait\nsleep 60"))
+    while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text().strip():
+        time.sleep(0.02)
+    child = int((tmp_path / "child").read_text())
+    launcher.cancel(handle)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+def test_the_script_can_be_run_by_hand_and_always_leaves_a_record(tmp_path: Path, make_point: MakePoint) -> None:
+    point = make_point(workload="gpt", params={"preset": "no such preset"}, benchmark="x'; touch /tmp/owned; '\nrm")
+    folder = Store(tmp_path / "with space").new_attempt(point)
+    script = write_script(point, folder, threads=2)
+    done = subprocess.run([str(script)], timeout=120, check=False)
+    record = read_record(folder / RECORD)
+    assert done.returncode == 1
+    assert record.status == "failed" and "preset" in (record.reason or "")
+    assert not Path("/tmp/owned").exists()
+
+
+def test_one_process_runs_python_and_several_run_torchrun(tmp_path: Path, make_point: MakePoint) -> None:
+    assert command_of(make_point(), tmp_path)[1:3] == ["-m", "caraml.worker"]
+    assert "--nproc-per-node=2" in command_of(make_point(devices=2, global_batch=8), tmp_path)
+
+
+def test_cpu_points_keep_their_memory_and_share_the_cores(make_point: MakePoint) -> None:
+    variables = environment_of(make_point(devices=2, global_batch=8), threads=8)
+    assert variables["OMP_NUM_THREADS"] == "4" and "MALLOC_MMAP_THRESHOLD_" in variables
+    assert "MALLOC_MMAP_THRESHOLD_" not in environment_of(make_point(device_class="gpu"), threads=8)

@@ -1,0 +1,192 @@
+"""Records exist whole or not at all; attempts never overwrite each other; what failed is a record too."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from caraml.errors import InputError
+from caraml.results.files import read_table, write_atomically, write_table
+from caraml.results.finish import Failure, finish, note_failure, skipped
+from caraml.results.progress import ProgressReader, ProgressWriter
+from caraml.results.record import Metric, Record
+from caraml.results.store import RECORD, Store, read_record, write_record
+from caraml.suite.model import Point
+from tests.conftest import MakePoint
+
+
+def record_of(point: Point, attempt: int, rate: float = 1.0) -> Record:
+    metrics = {"throughput": Metric(value=rate, unit="thing/s")}
+    return Record(key=point.key, attempt=attempt, point=point, status="ok", started_at="2026-01-01T00:00:00+00:00", metrics=metrics)
+
+
+def test_a_record_survives_the_round_trip(tmp_path: Path, make_point: MakePoint) -> None:
+    store, point = Store(tmp_path), make_point()
+    folder = store.new_attempt(point)
+    record = record_of(point, 1)
+    write_record(folder, record)
+    assert store.latest(point.key) == record
+    assert store.folder(record) == folder
+    assert Point.model_validate_json((folder / "point.json").read_text()) == point
+
+
+def test_the_newest_whole_attempt_counts(tmp_path: Path, make_point: MakePoint) -> None:
+    store, point = Store(tmp_path), make_point()
+    for rate in (1.0, 2.0):
+        folder = store.new_attempt(point)
+        write_record(folder, record_of(point, int(folder.name), rate))
+    store.new_attempt(point)  # killed: no record
+    found = store.latest(point.key)
+    assert found is not None and found.attempt == 2 and found.value("throughput") == 2.0
+
+
+def test_attempts_are_numbers_not_words(tmp_path: Path, make_point: MakePoint) -> None:
+    store, point = Store(tmp_path), make_point()
+    for _ in range(11):
+        folder = store.new_attempt(point)
+    write_record(folder, record_of(point, 11))
+    assert folder.name == "11"
+    latest = store.latest(point.key)
+    assert latest is not None and latest.attempt == 11
+
+
+def _attempts(root: Path, point: Point, count: int) -> None:
+    for _ in range(count):
+        Store(root).new_attempt(point)
+
+
+def test_two_campaigns_never_share_an_attempt(tmp_path: Path, make_point: MakePoint) -> None:
+    point, context = make_point(), multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_attempts, args=(tmp_path, point, 20)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    folders = list((tmp_path / "points" / f"fake-{point.key}").iterdir())
+    assert len(folders) == 40 and sorted(int(folder.name) for folder in folders) == list(range(1, 41))
+
+
+def test_a_writer_killed_at_any_moment_leaves_whole_files_only(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from caraml.results.files import write_atomically\n"
+        "path = Path(sys.argv[1]) / 'x.json'\n"
+        "print('ready', flush=True)\n"
+        "while True: write_atomically(path, '[' + '1,' * 200000 + '1]')\n"
+    )
+    for delay in (0.0, 0.003, 0.01, 0.02, 0.05):
+        with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(delay)
+            os.kill(process.pid, signal.SIGKILL)
+        path = tmp_path / "x.json"
+        assert not path.exists() or len(json.loads(path.read_text())) == 200001
+
+
+def test_tables_keep_types_and_gaps(tmp_path: Path) -> None:
+    columns = {"step": [0, 1], "phase": ["first", "measure"], "loss": [None, 0.25]}
+    name = write_table(tmp_path, "steps", columns)
+    assert name == "steps.parquet" and read_table(tmp_path / name) == columns
+
+
+def test_tables_without_duckdb_are_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    name = write_table(tmp_path, "steps", {"step": [0, 1], "loss": [None, 0.25]})
+    assert name == "steps.csv" and (tmp_path / name).read_text().split() == ["step,loss", "0,", "1,0.25"]
+
+
+def test_a_record_never_holds_nan() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        Metric(value=float("nan"), unit="s")
+
+
+def test_bad_records_are_named(tmp_path: Path, make_point: MakePoint) -> None:
+    path = tmp_path / RECORD
+    for content in ("", "[]", "{}", "{", '{"schema_version": "x"}'):
+        path.write_text(content)
+        with pytest.raises(InputError, match=r"record\.json"):
+            read_record(path)
+    path.write_text(json.dumps({"schema_version": 99}))
+    with pytest.raises(InputError, match="schema version 99"):
+        read_record(path)
+
+
+def test_finding_by_the_first_characters(tmp_path: Path, make_point: MakePoint) -> None:
+    store, point = Store(tmp_path), make_point()
+    write_record(store.new_attempt(point), record_of(point, 1))
+    assert store.find(point.key[:5]).key == point.key
+    with pytest.raises(InputError, match="0 records"):
+        store.find("zz")
+
+
+def test_a_suite_lists_its_points_in_order(tmp_path: Path, make_point: MakePoint) -> None:
+    store = Store(tmp_path)
+    points = [make_point(global_batch=size) for size in (16, 4, 8)]
+    for point in points[:2]:
+        write_record(store.new_attempt(point), record_of(point, 1))
+    store.remember_suite("s", [point.key for point in points])
+    assert [record.point.global_batch for record in store.records("s")] == [16, 4]
+    with pytest.raises(InputError, match="caraml run other"):
+        store.records("other")
+
+
+def test_a_killed_worker_becomes_a_failed_record(tmp_path: Path, make_point: MakePoint) -> None:
+    folder = Store(tmp_path).new_attempt(make_point())
+    (folder / "worker.log").write_text("one\ntwo\nlast words\n")
+    finish(folder, 137)
+    record = read_record(folder / RECORD)
+    assert record.status == "failed" and "SIGKILL" in (record.reason or "") and "last words" in (record.reason or "")
+
+
+def test_the_first_failure_is_the_cause(tmp_path: Path, make_point: MakePoint) -> None:
+    folder = Store(tmp_path).new_attempt(make_point())
+    note_failure(folder, Failure(status="oom", reason="out of memory", rank=3, started_at="x"))
+    note_failure(folder, Failure(status="failed", reason="a peer left", rank=0, started_at="x"))
+    finish(folder, 1)
+    record = read_record(folder / RECORD)
+    assert (record.status, record.reason) == ("oom", "out of memory")
+
+
+def test_finishing_never_replaces_a_result(tmp_path: Path, make_point: MakePoint) -> None:
+    point = make_point()
+    folder = Store(tmp_path).new_attempt(point)
+    write_record(folder, record_of(point, 1))
+    finish(folder, 1, "timeout", "late")
+    assert read_record(folder / RECORD).status == "ok"
+
+
+def test_skipped_points_are_records(tmp_path: Path, make_point: MakePoint) -> None:
+    point = make_point()
+    folder = Store(tmp_path).new_attempt(point)
+    skipped(folder, point, "too many devices")
+    assert read_record(folder / RECORD).reason == "too many devices"
+
+
+def test_progress_is_read_line_by_line(tmp_path: Path) -> None:
+    reader = ProgressReader(tmp_path)
+    assert reader.latest() is None
+    writer = ProgressWriter(tmp_path, time.monotonic())
+    writer.write("build")
+    writer.write("measure", steps=5, rate=2.0, item="token")
+    with (tmp_path / "progress.jsonl").open("a") as file:
+        file.write('{"t": 3, "pha')  # a line that is being written
+    line = reader.latest()
+    assert line is not None and (line.phase, line.steps, line.rate, line.item) == ("measure", 5, 2.0, "token")
+    assert reader.latest() is None
+    with (tmp_path / "progress.jsonl").open("a") as file:
+        file.write('se": "save"}\n')
+    line = reader.latest()
+    assert line is not None and line.phase == "save"
+
+
+def test_writing_into_a_missing_folder_fails_loudly(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_atomically(tmp_path / "no" / "x", "text")

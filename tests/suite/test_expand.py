@@ -1,0 +1,169 @@
+"""From suite text to points: sweeps, overrides, conditions, impossible points, and faults."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from caraml.errors import InputError, unknown_name
+from caraml.suite.expand import Machine, Plan, expand
+from caraml.suite.load import SuiteFile, catalog_suites, load_suite
+from caraml.suite.model import Measure, Point, Suite
+from caraml.system.model import DeviceClass
+from caraml.tomlfile import parse_toml
+from caraml.workloads import params_of as real_params_of
+
+
+class Params(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    width: int = Field(64, ge=1)
+    kind: Literal["a", "b"] = "a"
+
+
+def params_of(name: str) -> type[BaseModel]:
+    if name != "net":
+        raise unknown_name("workload", name, ["net"])
+    return Params
+
+
+def machine(device_class: DeviceClass = "cpu", devices: int = 4) -> Machine:
+    return Machine("local", "test device", device_class, "test", nodes=1, devices_per_node=devices, device_memory_gib=80.0)
+
+
+def plan(text: str, device_class: DeviceClass = "cpu") -> Plan:
+    document = parse_toml('name = "s"\ntitle = "S"\n' + text, "s.toml")
+    return expand(SuiteFile(document.validate(Suite), document), machine(device_class), params_of)
+
+
+HEAD = '[[benchmark]]\nname = "n"\nworkload = "net"\n'
+
+
+def test_product_and_zip() -> None:
+    swept = HEAD + "global_batch = [8, 16]\nparams = { width = [1, 2, 3] }\n"
+    assert [(p.point.global_batch, p.point.params["width"]) for p in plan(swept).points] == [(b, w) for b in (8, 16) for w in (1, 2, 3)]
+    zipped = HEAD + 'sweep = "zip"\nglobal_batch = [8, 16]\nparams = { width = [1, 2] }\n'
+    assert [(p.point.global_batch, p.point.params["width"]) for p in plan(zipped).points] == [(8, 1), (16, 2)]
+
+
+def test_defaults_are_filled_in_so_that_equal_work_has_an_equal_key() -> None:
+    spelt = plan(HEAD + 'global_batch = 8\nparams = { width = 64, kind = "a" }\n').points[0].point
+    short = plan(HEAD + "global_batch = 8\n").points[0].point
+    assert spelt.key == short.key and short.params == {"width": 64, "kind": "a"}
+
+
+def test_the_key_ignores_names_and_follows_everything_else() -> None:
+    point = plan(HEAD + "global_batch = 8\n").points[0].point
+    assert point.model_copy(update={"suite": "other", "benchmark": "other"}).key == point.key
+    changed = {"global_batch": 16, "device": "another", "software": "torch 9", "precision": "bf16", "repeat": 1, "seed": 3}
+    for name, value in changed.items():
+        assert point.model_copy(update={name: value}).key != point.key, name
+    assert point.model_copy(update={"measure": Measure(target=0.5)}).key != point.key
+
+
+def test_override_by_device_class_merges_params_and_measure() -> None:
+    text = HEAD + (
+        "global_batch = 8\nparams = { width = 2 }\nmeasure = { target = 0.5, min_seconds = 1 }\n"
+        '[benchmark.on.gpu]\nglobal_batch = 32\nprecision = "bf16"\nparams = { kind = "b" }\nmeasure = { target = 0.1 }\n'
+    )
+    cpu, gpu = plan(text).points[0].point, plan(text, "gpu").points[0].point
+    assert (cpu.global_batch, cpu.precision, cpu.params) == (8, "fp32", {"width": 2, "kind": "a"})
+    assert (gpu.global_batch, gpu.precision, gpu.params) == (32, "bf16", {"width": 2, "kind": "b"})
+    assert (gpu.measure.target, gpu.measure.min_seconds) == (0.1, 1)
+
+
+def test_where_leaves_combinations_out_and_counts_them() -> None:
+    found = plan(HEAD + 'global_batch = [4, 8, 16]\ndevices = [1, 4]\nwhere = ["global_batch >= 8 * devices", "width < 100"]\n')
+    assert [(p.point.global_batch, p.point.devices) for p in found.points] == [(8, 1), (16, 1)]
+    assert found.left_out == 4
+
+
+def test_impossible_points_are_kept_with_their_reason() -> None:
+    found = plan(HEAD + "global_batch = [6, 8]\ndevices = [2, 8]\nmicro_batch = 4\n").points
+    reasons = {(p.point.global_batch, p.point.devices): p.skip for p in found}
+    assert reasons[(8, 2)] is None
+    assert reasons[(6, 2)] == "global batch 6 is not divisible by micro-batch x devices = 4 x 2 = 8"
+    assert reasons[(8, 8)] == "needs 8 devices per node, local has 4"
+    assert plan(HEAD + 'global_batch = 8\nprecision = "tf32"\n').points[0].skip == "tf32 is an arithmetic of GPUs"
+
+
+def test_repeats_are_points_of_their_own_and_twins_are_one() -> None:
+    found = plan(HEAD + "global_batch = [8, 8]\nrepeats = 3\n").points
+    assert [p.point.repeat for p in found] == [0, 1, 2]
+    assert len({p.point.key for p in found}) == 3
+
+
+def test_all_devices_and_default_micro_batch() -> None:
+    point = plan(HEAD + 'global_batch = 16\ndevices = "all"\n').points[0].point
+    assert (point.devices, point.micro_batch, point.accumulation) == (4, 4, 1)
+    accumulated = plan(HEAD + "global_batch = 16\nmicro_batch = 2\ndevices = 2\n").points[0].point
+    assert accumulated.accumulation == 4
+
+
+def test_every_fault_is_reported_with_its_line() -> None:
+    text = (
+        '[[benchmark]]\nname = "a"\nworkload = "nett"\nglobal_batch = 8\n'
+        '[[benchmark]]\nname = "b"\nworkload = "net"\n'
+        '[[benchmark]]\nname = "c"\nworkload = "net"\nglobal_batch = 8\nparams = { widht = 3, kind = "z" }\n'
+        '[[benchmark]]\nname = "d"\nworkload = "net"\nglobal_batch = []\nwhere = ["devices ** 2 > 1"]\n'
+    )
+    with pytest.raises(InputError) as caught:
+        plan(text)
+    message = str(caught.value)
+    for expected in (
+        "s.toml:5: benchmark[0].workload: found \"nett\"",
+        "did you mean 'net'?",
+        "s.toml:7: benchmark[1].global_batch: found nothing",
+        "s.toml:14: benchmark[2].params.widht: found 3",
+        "(did you mean 'width'?)",
+        "s.toml:14: benchmark[2].params.kind: found \"z\", expected 'a' or 'b'",
+        "s.toml:18: benchmark[3].global_batch: found []",
+        "s.toml:19: benchmark[3].where[0]",
+    ):
+        assert expected in message, f"{expected!r} not in:\n{message}"
+
+
+def test_structural_faults_come_all_at_once() -> None:
+    text = '[[benchmark]]\nname = "a"\nworkload = "net"\nglobal_batch = "8"\nprecison = "bf16"\ncompile = "of"\n'
+    with pytest.raises(InputError) as caught:
+        plan(text)
+    message = str(caught.value)
+    assert "s.toml:6: benchmark[0].global_batch" in message
+    assert "did you mean 'precision'?" in message and "did you mean 'off'?" in message
+
+
+def test_zip_needs_equal_lengths() -> None:
+    with pytest.raises(InputError, match="lists of one length"):
+        plan(HEAD + 'sweep = "zip"\nglobal_batch = [8, 16]\ndevices = [1, 2, 4]\n')
+
+
+def test_a_late_bad_name_in_where_is_a_fault() -> None:
+    with pytest.raises(InputError, match="did you mean 'devices'"):
+        plan(HEAD + 'global_batch = 8\nwhere = ["device > 1"]\n')
+
+
+@pytest.mark.parametrize("device_class", ["cpu", "gpu"])
+@pytest.mark.parametrize("name", catalog_suites())
+def test_catalogue_suites_expand_on_every_kind_of_machine(name: str, device_class: DeviceClass) -> None:
+    points = expand(load_suite(name), machine(device_class), real_params_of).points
+    assert points and any(planned.skip is None for planned in points)
+
+
+def test_llm_and_vision_sweep_as_caraml_does() -> None:
+    for name, per_benchmark in (("llm", 2), ("vision", 1)):
+        points = [planned.point for planned in expand(load_suite(name), machine("gpu"), real_params_of).points]
+        assert sorted({point.global_batch for point in points}) == [2**k for k in range(4, 13)]
+        assert len(points) == 9 * per_benchmark
+
+
+def test_labels_tell_points_apart() -> None:
+    point: Point = plan(HEAD + "global_batch = 8\n").points[0].point
+    assert point.label == "n b8 fp32"
+    changed = point.model_copy(update={"devices": 2, "compile": "default", "mode": "compute", "repeat": 1})
+    assert changed.label == "n b8 1x2 fp32 compiled compute #2"
+
+
+def test_measure_refuses_a_window_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="below min_seconds"):
+        Measure(min_seconds=10, max_seconds=5)

@@ -1,0 +1,70 @@
+"""The language of `where`: what it can say, and everything it refuses."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caraml.errors import InputError
+from caraml.suite.expression import Condition
+
+VALUES = {"global_batch": 64, "devices": 4, "precision": "bf16", "width": 768}
+
+
+@pytest.mark.parametrize(
+    ("text", "truth"),
+    [
+        ("global_batch >= devices * 16", True),
+        ("global_batch % devices == 0 and precision == 'bf16'", True),
+        ("precision in ['fp32', 'tf32']", False),
+        ("not (devices > 2) or width // 64 == 12", True),
+        ("16 < global_batch < 64", False),
+        ("-devices < 0", True),
+    ],
+)
+def test_conditions(text: str, truth: bool) -> None:
+    assert Condition(text).holds(VALUES) is truth
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('true')",
+        "devices.__class__",
+        "[x for x in (1, 2)]",
+        "lambda: 1",
+        "devices ** 999999999",
+        "devices if devices else 1",
+        "f'{devices}'",
+        "devices = 3",
+        "1j",
+        "b'x'",
+        "devices[0]",
+        "1 +",
+        "x" * 501,
+    ],
+)
+def test_anything_else_is_refused_when_it_is_read(text: str) -> None:
+    with pytest.raises(InputError):
+        Condition(text)
+
+
+@pytest.mark.parametrize("text", ["'a' * 100000000", "precision + 1", "devices / 0", "precision < 3", "'%99999999d' % 1"])
+def test_impossible_arithmetic_is_an_input_error(text: str) -> None:
+    with pytest.raises(InputError):
+        Condition(text).holds(VALUES)
+
+
+def test_an_unknown_name_gets_the_nearest_spelling() -> None:
+    with pytest.raises(InputError, match="did you mean 'global_batch'"):
+        Condition("global_bach > 1").holds(VALUES)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=60))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        Condition(text).holds(VALUES)
+    except InputError:
+        pass

@@ -1,0 +1,176 @@
+"""Campaigns: holes are filled, failures are results, and killing one loses nothing that was measured."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from caraml.campaign import Campaign, exit_code
+from caraml.errors import ExitCode
+from caraml.launch.base import Job, JobState
+from caraml.results.files import write_atomically
+from caraml.results.progress import ProgressLine
+from caraml.results.record import Record, Status
+from caraml.results.store import Store, read_record, write_record
+from caraml.suite.load import SuiteFile
+from caraml.suite.model import Point, Suite
+from caraml.system.detect import detect
+from caraml.tomlfile import parse_toml
+
+SUITE = """
+name = "s"
+title = "S"
+[[benchmark]]
+name = "n"
+workload = "gpt"
+global_batch = [1, 2, 3, 4]
+micro_batch = 2
+params = { preset = "4M" }
+"""
+
+
+@dataclass
+class Watcher:
+    """Remembers what it was told."""
+
+    ran: list[int] = field(default_factory=list)
+    reused: list[int] = field(default_factory=list)
+
+    def started(self, point: Point, index: int, total: int) -> None:
+        self.ran.append(point.global_batch)
+
+    def progress(self, point: Point, line: ProgressLine) -> None:
+        pass
+
+    def finished(self, record: Record, reused: bool) -> None:
+        if reused:
+            self.reused.append(record.point.global_batch)
+
+
+@dataclass
+class FakeLauncher:
+    """Ends jobs as told, by global batch: a status to record, an exit code without record, or never."""
+
+    outcomes: dict[int, Status | int | None]
+    cancelled: int = 0
+
+    def submit(self, job: Job) -> Job:
+        return job
+
+    def poll(self, handle: Job) -> JobState[Job]:
+        point = Point.model_validate_json((handle.folder / "point.json").read_text())
+        outcome = self.outcomes.get(point.global_batch, "ok")
+        if outcome is None:
+            return JobState("running")
+        if isinstance(outcome, int):
+            return JobState("ended", outcome)
+        record = Record(key=point.key, attempt=int(handle.folder.name), point=point, status=outcome, started_at="x")
+        write_record(handle.folder, record)
+        return JobState("ended", 0)
+
+    def cancel(self, handle: Job) -> None:
+        self.cancelled += 1
+
+
+def campaign(root: Path, launcher: FakeLauncher, again: bool = False, text: str = SUITE) -> tuple[Campaign, Watcher]:
+    document = parse_toml(text, "s.toml")
+    watcher = Watcher()
+    return Campaign(SuiteFile(document.validate(Suite), document), detect(), Store(root), launcher, watcher, again), watcher
+
+
+def statuses(records: list[Record]) -> list[Status]:
+    return [record.status for record in records]
+
+
+def test_points_that_cannot_run_are_skipped_with_a_reason(tmp_path: Path) -> None:
+    run, watcher = campaign(tmp_path, FakeLauncher({}))
+    records = run.run()
+    assert statuses(records) == ["skipped", "ok", "skipped", "ok"]
+    assert "not divisible" in (records[0].reason or "")
+    assert watcher.ran == [2, 4] and exit_code(records) == ExitCode.OK
+
+
+def test_the_same_command_fills_only_the_holes(tmp_path: Path) -> None:
+    campaign(tmp_path, FakeLauncher({4: 1}))[0].run()
+    run, watcher = campaign(tmp_path, FakeLauncher({}))
+    records = run.run()
+    assert watcher.ran == [4] and watcher.reused == [1, 2, 3]
+    assert statuses(records)[3] == "ok" and records[3].attempt == 2
+    run, watcher = campaign(tmp_path, FakeLauncher({}))
+    run.run()
+    assert watcher.ran == []
+
+
+def test_again_measures_again_and_keeps_the_earlier_result(tmp_path: Path) -> None:
+    first, _ = campaign(tmp_path, FakeLauncher({}))
+    before = first.run()[1]
+    run, watcher = campaign(tmp_path, FakeLauncher({}), again=True)
+    after = run.run()[1]
+    assert watcher.ran == [2, 4] and (before.attempt, after.attempt) == (1, 2)
+    assert read_record(first.store.folder(before) / "record.json") == before
+
+
+def test_out_of_memory_is_a_result_and_a_failure_is_not(tmp_path: Path) -> None:
+    run, _ = campaign(tmp_path, FakeLauncher({2: "oom"}))
+    assert exit_code(run.run()) == ExitCode.OK
+    run, _ = campaign(tmp_path / "b", FakeLauncher({2: 3}))
+    records = run.run()
+    assert exit_code(records) == ExitCode.POINTS_FAILED == 1
+    assert records[1].status == "failed" and "exit status 3" in (records[1].reason or "")
+
+
+def test_a_point_that_never_ends_is_a_timeout(tmp_path: Path) -> None:
+    text = SUITE + "measure = { timeout_seconds = 0.3 }\n"
+    launcher = FakeLauncher({2: None})
+    run, _ = campaign(tmp_path, launcher, text=text)
+    records = run.run()
+    assert records[1].status == "timeout" and launcher.cancelled == 1 and records[3].status == "ok"
+
+
+def test_interrupting_cancels_the_point_and_keeps_the_others(tmp_path: Path) -> None:
+    class Interrupting(FakeLauncher):
+        def poll(self, handle: Job) -> JobState[Job]:
+            if Point.model_validate_json((handle.folder / "point.json").read_text()).global_batch == 4:
+                raise KeyboardInterrupt
+            return super().poll(handle)
+
+    launcher = Interrupting({})
+    run, _ = campaign(tmp_path, launcher)
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    assert launcher.cancelled == 1
+    kept = Store(tmp_path).records("s")
+    assert statuses(kept) == ["skipped", "ok", "skipped", "failed"]
+    assert "KeyboardInterrupt" in (kept[3].reason or "")
+
+
+def test_kill_at_any_moment_and_run_again(tmp_path: Path) -> None:
+    """A real campaign of real points is killed; what it had measured stays, and the next one does the rest."""
+    suite = tmp_path / "tiny.toml"
+    write_atomically(
+        suite,
+        'name = "tiny"\ntitle = "T"\n[[benchmark]]\nname = "n"\nworkload = "gpt"\nglobal_batch = [1, 2]\n'
+        'params = { preset = "4M", width = 16, layers = 1, heads = 1, sequence_length = 8, vocab_size = 64, data = "synthetic" }\n'
+        "measure = { target = 0.5, min_seconds = 0, min_steps = 4, max_seconds = 2, warm_up_max_seconds = 1 }\n",
+    )
+    command = [sys.executable, "-m", "caraml.cli", "run", str(suite), "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    store, deadline = Store(tmp_path / "out"), time.monotonic() + 120
+    while not list((tmp_path / "out").glob("points/*/1/record.json")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    (known,) = [record for record in store.records() if record.status == "ok"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = store.records("tiny")
+    assert statuses(records) == ["ok", "ok"]
+    assert known in records, "the point that was measured before the kill is not measured again"
