@@ -26,7 +26,7 @@ def test_human(value: float | None, unit: str, text: str) -> None:
 
 
 def test_significant_never_uses_exponents_for_everyday_sizes() -> None:
-    assert significant(999.96) == "1,000"
+    assert significant(999.96) == "1,000" and significant(99.97) == "100"
     assert significant(0.00012) == "0.000120"
     assert "e" in significant(1e-9)
 

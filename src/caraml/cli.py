@@ -77,7 +77,7 @@ def results(
     sql: Annotated[str | None, typer.Option("--sql", help="Query the tables records, steps and power with DuckDB.")] = None,
 ) -> None:
     """Print results: a table, CSV, JSON, or the answer to an SQL query."""
-    from caraml.analysis.table import query, rows, to_csv, to_json, units
+    from caraml.analysis.table import COLUMNS, query, rows, to_csv, to_json, units
     from caraml.report.tables import query_table
     from caraml.report.terminal import results_table
     from caraml.results.store import Store
@@ -93,8 +93,7 @@ def results(
         if not csv and not json:
             _console().print(results_table(records))
             return
-        table = rows(records)
-        columns, lines, column_units = list(table[0]) if table else [], [tuple(row.values()) for row in table], units(records)
+        columns, lines, column_units = list(COLUMNS), [tuple(row.values()) for row in rows(records)], units(records)
     if csv or json:
         typer.echo((to_csv if csv else to_json)(columns, lines, column_units), nl=False)
     else:
@@ -168,7 +167,7 @@ def prepare_text(
     inputs: Annotated[list[Path], typer.Argument(help="Files or folders: JSONL (.xz, .gz, .zst), Parquet, plain text.")],
     out: Annotated[Path, typer.Option("--out", help="Prefix of the .bin and .idx files.")],
     tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json, or folder with vocab.json and merges.txt.")] = None,
-    vocab_size: Annotated[int, typer.Option(help="Words of the tokenizer that is trained when none is given.")] = 4096,
+    vocab_size: Annotated[int, typer.Option(help="Words of the tokenizer that is trained when none is given.")] = 8192,
     text_key: Annotated[str, typer.Option(help="Field that holds a document's text.")] = "text",
 ) -> None:
     """Tokenise documents into Megatron's indexed format."""

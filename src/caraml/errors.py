@@ -7,6 +7,10 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 
+_LONGEST_LIST = 40
+"""Names that an error lists; of more, only their number is of use."""
+
+
 class ExitCode(IntEnum):
     """What the process's exit status says."""
 
@@ -57,4 +61,5 @@ def unknown_name(kind: str, word: str, known: Iterable[str]) -> InputError:
     names = sorted(known)
     guess = nearest(word, names)
     suggestion = f"did you mean {guess!r}?" if guess else None
-    return InputError(f"unknown {kind} {word!r}; known: {', '.join(names) or 'none'}", suggestion)
+    listed = ", ".join(names) if len(names) <= _LONGEST_LIST else f"{len(names)} names"
+    return InputError(f"unknown {kind} {word!r}; known: {listed or 'none'}", suggestion)

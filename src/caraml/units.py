@@ -107,9 +107,9 @@ def significant(value: float, digits: int = 3) -> str:
     magnitude = math.floor(math.log10(abs(value)))
     if not -5 <= magnitude < 15:
         return f"{value:.{digits - 1}e}"
-    decimals = max(digits - 1 - magnitude, 0)
     rounded = round(value, digits - 1 - magnitude)
-    return f"{rounded:,.{decimals}f}"
+    magnitude = math.floor(math.log10(abs(rounded)))  # 99.97 becomes 100 and has one digit less to show
+    return f"{rounded:,.{max(digits - 1 - magnitude, 0)}f}"
 
 
 def human(value: float | None, unit: str, digits: int = 3) -> str:

@@ -156,7 +156,8 @@ class Worker:
             phase=self.log.phase,
         )
         task = workload.build(context)
-        self._facts = task.facts
+        # Reading alone computes nothing: FLOPs that were not done must not appear as a rate.
+        self._facts = task.facts.model_copy(update={"flops_per_item": None}) if point.mode == "data" else task.facts
         return task
 
     # -- while the loop runs -------------------------------------------------------------------------------------------

@@ -37,7 +37,8 @@ class PhaseLog:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Everything inside belongs to ``name``, also when it fails."""
-        self._cut()
+        if self._stack or self._done:  # the first phase begins with the process
+            self._cut()
         self._stack.append(name)
         self._announce(name)
         try:

@@ -108,7 +108,9 @@ def _utilisation(measured: Measured, interval: Interval, datasheet: Peak, probed
     memory = Metric(value=measured.peak_memory, unit="B", reason=None if measured.peak_memory is not None else "the device reports no peak")
     metrics = {"peak_memory": memory}
     if facts.flops_per_item is None:
-        return metrics
+        reason = "no arithmetic is counted in this mode or for this workload"
+        names = ("achieved_flops_per_device", "mfu", "mfu_measured")
+        return metrics | {name: Metric(value=None, unit=unit_of(name), reason=reason) for name in names}
     per_device = facts.flops_per_item * window.items / measured.world
     achieved = _rate(per_device, window.seconds, "FLOP/s", interval)
     metrics["achieved_flops_per_device"] = achieved

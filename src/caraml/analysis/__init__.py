@@ -1,0 +1,1 @@
+"""What follows from records: flat tables, queries, series of raw numbers."""

@@ -1,0 +1,193 @@
+"""What every number means and where it comes from, in words: for hovers in the page and for ``caraml show``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from caraml.power.model import ChannelEnergy
+from caraml.report.numbers import count, interval, plain
+from caraml.results.metrics import headline_boundary
+from caraml.results.record import FLAGS, Metric, Peak, Record
+from caraml.units import METRICS, human
+
+ENERGY_FIX = "run caraml doctor: it names the sensors of this machine, what is missing and the command that would fix it"
+
+POWER_FLAGS: dict[str, str] = {
+    "no_source": "no sensor was found",
+    "unreadable": "a sensor exists but this user may not read it",
+    "masked": "a sensor exists but is hidden from this container",
+    "partial_coverage": "the readings do not cover the whole window",
+    "reset": "the counter started again inside the window",
+    "frozen": "the sensor repeated one value for longer than its update period",
+    "wrap_ambiguous": "the counter may have wrapped more often than the readings can tell",
+    "too_short": "the window is too short for the sensor's update period",
+    "aliasing_possible": "power may have changed faster than it was read",
+    "mean_sensor": "the sensor shows a running mean, not the power of the instant",
+    "module_scope": "the sensor includes more than the accelerator: its host chip or memory",
+    "shared_device": "other work shared the device",
+    "mig_parent": "the sensor speaks of the whole GPU, not of the partition that was used",
+    "dual_die_parent": "the sensor speaks of both dies of the package",
+    "counter_power_mismatch": "the counter and the integral of power disagree by more than their bounds",
+    "clock_step": "the clock was stepped while the window was open",
+    "suspended": "the machine was suspended inside the window",
+    "estimated": "a model, not a sensor",
+    "fake": "made up by a source for demonstrations",
+}
+
+
+def definition(name: str) -> str:
+    """What a metric is."""
+    known = METRICS.get(name)
+    return known.definition if known else "This version of CARAML has no definition of this metric."
+
+
+def flag_meaning(flag: str) -> str:
+    """What a flag of a record or of an energy says."""
+    return FLAGS.get(flag) or POWER_FLAGS.get(flag) or "this version of CARAML has no explanation of this flag"
+
+
+def window_text(record: Record) -> str:
+    """The window of a record: when, how long, how many steps."""
+    window = record.window
+    if window is None:
+        return "no window: nothing was measured"
+    last = window.first_step + window.steps - 1
+    steps = f"{count(window.steps, 'step')} ({window.first_step} to {last})"
+    return f"window from {window.start:,.2f} s to {window.end:,.2f} s after the start, {window.seconds:,.3f} s long, {steps}"
+
+
+def uncertainty(name: str, metric: Metric) -> str:
+    """The interval of a metric and what kind of interval it is."""
+    ends = interval(name, metric)
+    if ends is None:
+        return f"no interval, n = {metric.n}" if metric.n else "no interval"
+    if name in ENERGY:
+        return f"bound {ends} (sensor's systematic error not included)"
+    return f"95 % confidence interval {ends}" + (f", n = {metric.n}" if metric.n else "")
+
+
+def source(record: Record, name: str) -> str:
+    """The formula or sensor behind a metric, with the figures that went in."""
+    if record.window is None:
+        return "not measured"
+    if name in ENERGY:
+        return f"{ENERGY[name]}; {sensors(record)}"
+    return SOURCES[name](record) if name in SOURCES else "not described"
+
+
+def hover(record: Record, name: str) -> str:
+    """Everything about one number, a fact a line."""
+    metric = record.metrics.get(name)
+    lines = [definition(name)]
+    if metric is None:
+        return "\n".join([*lines, record.reason or "Not measured."])
+    if metric.value is not None:
+        lines.append(uncertainty(name, metric))
+        lines += [window_text(record), f"source: {source(record, name)}"]
+    lines += [f"boundary: {metric.scope}" if metric.scope else "", f"note: {metric.reason}" if metric.reason else ""]
+    return "\n".join(line for line in lines if line)
+
+
+def energy_reason(record: Record) -> str | None:
+    """Why there is no energy, or ``None`` if there is."""
+    metric = record.metrics.get("energy_per_item")
+    if record.window is None or (metric is not None and metric.value is not None):
+        return None
+    return (metric.reason if metric is not None else None) or "energy was not measured"
+
+
+def sensors(record: Record) -> str:
+    """Which channels the headline energy adds, read by what, with which method."""
+    headline = headline_boundary(record.energy) if record.energy is not None else None
+    if record.energy is None or headline is None:
+        return "no sensor"
+    name, boundary = headline
+    used = [channel for channel in record.energy.channels if channel.id in boundary.channels and channel.boundary == name]
+    return f"boundary {name}: " + (" + ".join(map(channel_text, used)) or "channels not recorded")
+
+
+def channel_text(channel: ChannelEnergy) -> str:
+    """A channel's sensor and method."""
+    method = {"counter": "energy counter", "power_integral": "integral of power"}.get(channel.method or "", "no method")
+    accuracy = f", systematic error up to {100 * channel.accuracy:g} %" if channel.accuracy is not None else ""
+    return f"{channel.label} ({channel.id}) by {channel.source}, {method}{accuracy}"
+
+
+def _timer(record: Record) -> str:
+    if record.point.device_class == "gpu":
+        return "a chain of device events, read after the window"
+    return "the monotonic clock around each step"
+
+
+def _steps(record: Record) -> str:
+    return f"{record.files.get('steps', 'step table')}, phase measure, slowest rank of each step; timed by {_timer(record)}"
+
+
+def _throughput(record: Record) -> str:
+    assert record.window is not None
+    amount = f"{record.window.items:,} {record.item}s / {record.window.seconds:,.3f} s"
+    return f"{amount}; the interval is that of the mean step time (the wider of batch means and AR(1))"
+
+
+def _flops(record: Record) -> str:
+    facts = record.facts
+    if facts is None or facts.flops_per_item is None:
+        return "the workload gives no FLOPs"
+    return f"{plain('', facts.flops_per_item, 'FLOP')} per {facts.item} ({facts.flops_formula}) × throughput per device"
+
+
+def _peak(peak: Peak | None) -> str:
+    if peak is None or peak.value is None:
+        return f"no peak: {peak.reason if peak and peak.reason else 'unknown'}"
+    return f"FLOP/s per device / {human(peak.value, 'FLOP/s')} for {peak.dtype} ({peak.source or 'source not recorded'})"
+
+
+def _memory(record: Record) -> str:
+    return (
+        "device allocator, highest over ranks" if record.point.device_class == "gpu" else "resident set of the process, highest over ranks"
+    )
+
+
+def _bandwidth(record: Record) -> str:
+    assert record.window is not None
+    each = record.facts.bytes_per_sample if record.facts else None
+    return f"{record.window.samples:,} samples × {each} B / {record.window.seconds:,.3f} s"
+
+
+def _clock(record: Record) -> str:
+    return "monotonic clock of the worker, device synchronised"
+
+
+def _losses(record: Record) -> str:
+    return f"training loss of every step in {record.files.get('steps', 'the step table')}, warm-up included"
+
+
+SOURCES: dict[str, Callable[[Record], str]] = {
+    "throughput": _throughput,
+    "throughput_per_device": lambda record: f"throughput / {count(record.point.world, 'device')}",
+    "window_time": lambda record: "monotonic clock, device synchronised at both ends",
+    "steps": lambda record: "counted",
+    **dict.fromkeys(("step_time_median", "step_time_p5", "step_time_p95", "step_time_min", "step_time_max"), _steps),
+    "step_time_mean": lambda record: "window time / steps; interval: the wider of batch means and AR(1)",
+    "first_step_time": _clock,
+    "time_to_first_step": _clock,
+    "data_wait_share": lambda record: "host time in the loader's next call / window time, largest over ranks",
+    "other_cpu_share": lambda record: "CPU time that the kernel counts for all processes, less that of the worker's own",
+    "achieved_flops_per_device": _flops,
+    "mfu": lambda record: _peak(record.peak_datasheet),
+    "mfu_measured": lambda record: _peak(record.peak_measured),
+    "input_bandwidth": _bandwidth,
+    "peak_memory": _memory,
+    "loss_first": _losses,
+    "loss_last": _losses,
+}
+
+ENERGY: dict[str, str] = {
+    "energy": "energy between the window's two time stamps",
+    "energy_net": "energy − idle power × window time",
+    "energy_per_item": "energy / items of the window",
+    "items_per_watt_hour": "items of the window × 3600 / energy",
+    "mean_power": "energy / window time",
+    "idle_power": "energy of the idle window / its time",
+    "energy_time_product": "energy × window time",
+}

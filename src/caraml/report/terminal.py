@@ -1,0 +1,287 @@
+"""Records in a terminal: a table of many, and everything about one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from caraml.power.model import WindowEnergy
+from caraml.report.explain import ENERGY_FIX, definition, energy_reason, flag_meaning, source, uncertainty, window_text
+from caraml.report.flatten import flat
+from caraml.report.labels import labels, printable
+from caraml.report.numbers import count, plain, written
+from caraml.results.record import Metric, Record
+from caraml.units import METRICS, human, title_of
+
+STYLES = {"ok": "green", "skipped": "dim", "oom": "yellow", "timeout": "yellow", "invalid": "red", "failed": "bold red"}
+WIDE = 110
+"""From this width on no number is wrapped and flags are named in the row."""
+COLUMN_WIDTHS = (
+    ("Point", 12),
+    ("Status", 7),
+    ("Throughput", 15),
+    ("Energy", 14),
+    ("MFU", 8),
+    ("Step", 7),
+    ("Wait", 5),
+    ("GiB", 5),
+)
+"""Widths in 80 columns, with one space between."""
+MFU_NOTE = "MFU s: of the data sheet's peak; m: of the best matrix product measured on this device"
+
+
+class _Notes:
+    """Footnotes, each text once."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def mark(self, text: str) -> str:
+        """The mark of a footnote, which is added if it is new."""
+        if text not in self.texts:
+            self.texts.append(text)
+        return f"[{self.texts.index(text) + 1}]"
+
+
+def results_table(records: Sequence[Record]) -> RenderableType:
+    """A row per record, and below it the reasons that the rows refer to. Fits 80 columns, and uses more where there are."""
+    return _Results(records)
+
+
+class _Results:
+    """Chooses its layout by the width that it is given."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self.records = records
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.max_width >= WIDE
+        notes, names = _Notes(), labels(self.records)
+        table = _columns(wide)
+        for record in self.records:
+            table.add_row(_text(names[record.key]), _status(record, notes, wide), *(_text(cell) for cell in _numbers(record, notes)))
+        yield table
+        yield Text("")
+        for index, text in enumerate(notes.texts, start=1):
+            yield _note(f"[{index}]", text)
+        if any(record.value("mfu") is not None or record.value("mfu_measured") is not None for record in self.records):
+            yield Text(MFU_NOTE, style="dim")
+
+
+def _columns(wide: bool) -> Table:
+    table = Table(box=None, padding=(0, 2 if wide else 1, 0, 0), pad_edge=False, header_style="bold", collapse_padding=True)
+    for title, width in COLUMN_WIDTHS:
+        number = title not in {"Point", "Status"}
+        table.add_column(
+            title, justify="right" if number else "left", overflow="fold", width=None if wide else width, no_wrap=wide and title != "Point"
+        )
+    return table
+
+
+def _status(record: Record, notes: _Notes, wide: bool) -> Text:
+    text = Text(record.status, style=STYLES.get(record.status, ""))
+    if record.reason:
+        text.append(f" {notes.mark(record.reason)}", style="default")
+    for flag in record.flags:
+        name = f"\n{printable(flag)}" if wide else ""
+        text.append(f"{name} {notes.mark(f'{flag}: {flag_meaning(flag)}')}", style="yellow")
+    return text
+
+
+def _numbers(record: Record, notes: _Notes) -> Iterator[str]:
+    if record.window is None:
+        yield from [""] * 6
+        return
+    metrics = record.metrics
+    yield written("throughput", metrics.get("throughput"))
+    reason = energy_reason(record)
+    energy = metrics.get("energy_per_item")
+    if reason is not None:
+        yield f"no sensor {notes.mark(f'no energy: {reason}; {ENERGY_FIX}')}"
+    else:
+        note = f" {notes.mark(energy.reason)}" if energy is not None and energy.reason else ""
+        yield written("energy_per_item", energy) + note
+    yield _mfu(record, notes)
+    yield plain("step_time_median", record.value("step_time_median"), "s")
+    yield _wait(record.value("data_wait_share"))
+    yield plain("peak_memory", record.value("peak_memory"), "B").removesuffix(" GiB")
+
+
+def _wait(share: float | None) -> str:
+    """Data wait in five characters."""
+    if share is None:
+        return "–"
+    return f"{100 * share:.{0 if share >= 0.0995 else 1}f} %"
+
+
+def _mfu(record: Record, notes: _Notes) -> str:
+    for name, mark in (("mfu", "s"), ("mfu_measured", "m")):
+        value = record.value(name)
+        if value is not None:
+            return f"{plain(name, value, '1')} {mark}"
+    metric = record.metrics.get("mfu")
+    return f"– {notes.mark(f'no MFU: {metric.reason}')}" if metric is not None and metric.reason else "–"
+
+
+def record_view(record: Record, folder: str | None = None) -> RenderableType:
+    """Everything about one record: every number with its interval, window, definition and source. ``folder``: of the raw files."""
+    parts: list[RenderableType] = [_heading(record)]
+    if record.flags:
+        parts += _section("Flags", _grid([(flag, flag_meaning(flag)) for flag in record.flags]))
+    parts += _section("Point", _grid(flat(record.point.model_dump(mode="json", exclude={"measure"}))))
+    parts += _section("Window", _text(window_text(record)), _window(record))
+    if record.metrics:
+        parts += _section("Numbers", _metrics(record))
+    if record.window is not None:
+        parts += _section("Energy", *_energy(record))
+    if record.phases:
+        phases = [
+            (phase.name, f"{phase.start:,.2f} to {phase.end:,.2f} s, {human(phase.end - phase.start, 's')}") for phase in record.phases
+        ]
+        parts += _section("Phases (seconds since the start)", _grid(phases))
+    if record.facts is not None:
+        parts += _section("Work and data", _grid(flat(record.facts.model_dump(mode="json"))))
+    parts += _section("Measuring policy", _grid(flat(record.point.measure.model_dump(mode="json"))))
+    parts += _section("System", _grid(flat(record.system)))
+    parts += _section("Environment", _grid(flat(record.environment)))
+    where = f"{folder}/" if folder else ""
+    files = {"record": "record.json", **record.files}
+    parts += _section("Files", _grid([(name, f"{where}{file}") for name, file in files.items()]))
+    return Group(*parts)
+
+
+def _heading(record: Record) -> Text:
+    text = _text(record.point.label, "bold")
+    text.append("  ")
+    text.append(record.status, style=STYLES.get(record.status, ""))
+    if record.reason:
+        text.append(f": {printable(record.reason)}")
+    details = f"key {record.key}, attempt {record.attempt}, started {record.started_at}"
+    text.append("\n" + printable(f"{details}, schema {record.schema_version}, method {record.method_version}"), style="dim")
+    return text
+
+
+def _window(record: Record) -> Text:
+    if record.window is None:
+        return Text("")
+    return Text(
+        f"{record.window.samples:,} samples, {record.window.items:,} {record.item}s over {count(record.point.world, 'device')}", style="dim"
+    )
+
+
+def _metrics(record: Record) -> Table:
+    table = Table(box=None, padding=(0, 2, 1, 0), pad_edge=False, show_header=False)
+    table.add_column(min_width=16, max_width=22, overflow="fold")
+    table.add_column(min_width=20, max_width=34, overflow="fold")
+    table.add_column(ratio=1, overflow="fold")
+    for name, metric in record.metrics.items():
+        title = title_of(name, record.item) if name in METRICS else name
+        value = _text(written(name, metric), "bold" if metric.value is not None else "")
+        if metric.value is not None:
+            value.append(
+                f"\n{metric.value!r} {metric.unit if metric.unit != '1' else ''}\n{uncertainty(name, metric)}", style="not bold dim"
+            )
+        if metric.scope:
+            value.append(f"\nboundary: {printable(metric.scope)}", style="not bold dim")
+        about = _text(definition(name))
+        if metric.value is not None:
+            about.append(f"\nsource: {printable(source(record, name))}\nover the {_over(record, name)}", style="dim")
+        if metric.reason and metric.reason == energy_reason(record):
+            about.append("\nwhy not: see Energy below", style="dim")
+        elif metric.reason:
+            about.append(f"\n{printable(metric.reason)}", style="yellow")
+        table.add_row(_text(title), value, about)
+    return table
+
+
+def _over(record: Record, name: str) -> str:
+    """Where on the clock a number holds: nearly all of them in the window."""
+    if name in {"first_step_time", "time_to_first_step", "loss_first"}:
+        return "time before the window"
+    if name == "idle_power" and record.idle is not None:
+        return f"idle window of {record.idle.duration_s:,.2f} s before the work"
+    if name in {"loss_last", "peak_memory"} or record.window is None:
+        return "whole run"
+    return f"window ({record.window.start:,.2f} to {record.window.end:,.2f} s, {count(record.window.steps, 'step')})"
+
+
+def _energy(record: Record) -> Iterator[RenderableType]:
+    reason = energy_reason(record)
+    if record.energy is None:
+        yield _text(f"none: {reason or record.reason or 'energy was not measured'}")
+        yield _text(ENERGY_FIX, "dim")
+        return
+    if reason is not None:
+        yield _text(f"none: {reason}")
+        yield _text(ENERGY_FIX, "dim")
+    for window, title in ((record.energy, "window"), (record.idle, "idle")):
+        if window is not None:
+            yield _channels(window, title)
+
+
+def _channels(window: WindowEnergy, title: str) -> Table:
+    """Boundaries and channels of one energy window with every part of their bounds."""
+    lines: list[tuple[str, str]] = []
+    for name, boundary in window.boundaries.items():
+        valid = "valid" if boundary.valid else "not valid"
+        lines.append(
+            (
+                f"{title}, {name}",
+                f"{_joules(boundary.energy_j, boundary.bound_j)}, {valid}; sum of {', '.join(boundary.channels) or 'nothing'}",
+            )
+        )
+    for channel in window.channels:
+        parts = ", ".join(f"{part} {human(joules, 'J')}" for part, joules in channel.bound_parts.items()) or "not known"
+        facts = [
+            f"{_joules(channel.energy_j, channel.bound_j)} by {channel.source}, {channel.method or 'no method'}",
+            f"bound from {parts}",
+        ]
+        facts.append(
+            f"mean {human(channel.mean_w, 'W')}, peak {human(channel.peak_w, 'W')}, coverage {plain('mfu', channel.coverage, '1')}"
+        )
+        facts.append(f"{channel.readings:,} readings, {channel.missed:,} missed")
+        if channel.crosscheck_ratio is not None:
+            facts.append(f"integral of power / counter = {channel.crosscheck_ratio:.4f}")
+        facts += [channel.reason] if channel.reason else []
+        lines.append((f"{title}, {channel.label} ({channel.id})", "; ".join(facts)))
+        lines += [(f"  {flag}", flag_meaning(flag)) for flag in channel.flags]
+    if not lines:
+        lines = [(f"{title} ({flag})", flag_meaning(flag)) for flag in window.flags] or [(title, window.reason or "no channel")]
+    return _grid(lines)
+
+
+def _joules(joules: float | None, bound: float | None) -> str:
+    if joules is None:
+        return "no value"
+    ends = {} if bound is None else {"low": joules - bound, "high": joules + bound}
+    return written("energy", Metric(value=joules, unit="J", **ends))
+
+
+def _section(title: str, *content: RenderableType) -> list[RenderableType]:
+    return [Text(""), Rule(title, align="left", style="dim"), *content]
+
+
+def _grid(lines: Sequence[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", max_width=30, overflow="fold")
+    table.add_column(overflow="fold")
+    for name, value in lines or [("–", "nothing recorded")]:
+        table.add_row(_text(name), _text(value))
+    return table
+
+
+def _note(mark: str, text: str) -> Padding:
+    """A footnote whose further lines hang below its first."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_row(Text(mark), _text(text))
+    return Padding(grid, 0)
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Text of a record: never read as markup, without control characters."""
+    return Text("\n".join(map(printable, text.split("\n"))), style=style)

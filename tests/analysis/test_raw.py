@@ -1,0 +1,75 @@
+"""Raw files as series."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from record_factory import make_record, save
+
+from caraml.analysis.raw import raw_file, read_power, read_steps
+from caraml.errors import InputError
+from caraml.results.files import write_table
+from caraml.results.store import Store
+
+
+def test_steps_take_the_slowest_rank_and_skip_what_is_not_finite(tmp_path: Path) -> None:
+    name = write_table(
+        tmp_path,
+        "steps",
+        {
+            "step": [0, 0, 1, 1],
+            "rank": [0, 1, 0, 1],
+            "phase": ["first", "first", "measure", "measure"],
+            "start": [0, 0, 3, 3],
+            "seconds": [3.0, 2.5, 1.0, 1.5],
+            "data_wait": [0.0, 0.0, 0.0, 0.0],
+            "loss": [4.0, 6.0, "nan", None],
+        },
+    )
+    steps = read_steps(tmp_path / name)
+    assert (steps.step, steps.phase, steps.seconds, steps.loss) == ([0, 1], ["first", "measure"], [3.0, 1.5], [5.0, None])
+    assert steps.measured() == [1.5]
+
+
+def test_steps_of_a_csv(tmp_path: Path) -> None:
+    (tmp_path / "steps.csv").write_text("step,rank,phase,start,seconds,data_wait,loss\n0,0,measure,0.0,0.25,0,\n")
+    steps = read_steps(tmp_path / "steps.csv")
+    assert (steps.measured(), steps.loss) == ([0.25], [None])
+
+
+def test_power_of_a_counter_is_its_slope(tmp_path: Path) -> None:
+    times = [0.1 * i for i in range(20)]
+    joules = [50.0 * (i // 2) * 0.2 for i in range(20)]  # 50 W from a counter that moves every second reading
+    watts = [50.0 + (-1) ** i for i in range(20)]
+    columns = {
+        "channel": ["c"] * 20 + ["p"] * 20,
+        "t_before": times * 2,
+        "t_after": [time + 0.002 for time in times] * 2,
+        "value": joules + watts,
+    }
+    counter, power = read_power(tmp_path / write_table(tmp_path, "power", columns))
+    assert (counter.channel, counter.counter, power.counter) == ("c", True, False)
+    assert counter.watts[1:] == pytest.approx([50.0] * 8)
+    assert power.watts == watts
+    assert power.seconds[0] == pytest.approx(0.001)
+
+
+def test_power_of_a_counter_survives_a_wrap(tmp_path: Path) -> None:
+    joules = [float(10 * i % 550) for i in range(100)]
+    columns = {"channel": ["c"] * 100, "t_before": list(range(100)), "t_after": list(range(100)), "value": joules}
+    (trace,) = read_power(tmp_path / write_table(tmp_path, "power", columns))
+    assert trace.counter
+    assert set(trace.watts) == {10.0}
+    assert len(trace.watts) == 98
+
+
+def test_a_missing_or_broken_file(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    record = save(store, make_record())
+    path = raw_file(store, record, "steps")
+    assert path is not None
+    assert raw_file(store, record, "power") is None
+    path.write_bytes(b"nothing")
+    with pytest.raises(InputError, match=r"steps\.parquet cannot be read"):
+        read_steps(path)

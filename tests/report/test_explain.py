@@ -1,0 +1,44 @@
+"""Every name that can appear has words, and looking at the room costs no heavy import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+from record_factory import make_record
+
+from caraml.power.model import Flag
+from caraml.report.explain import ENERGY, POWER_FLAGS, SOURCES, flag_meaning, hover, source
+from caraml.results.record import FLAGS
+from caraml.units import METRICS
+
+
+def test_every_power_flag_is_explained() -> None:
+    assert set(POWER_FLAGS) == set(get_args(Flag))
+    assert not POWER_FLAGS.keys() & FLAGS.keys()
+    assert "no explanation" in flag_meaning("from_the_future")
+
+
+def test_every_metric_has_a_source() -> None:
+    assert set(SOURCES) | set(ENERGY) >= set(METRICS)
+    record = make_record(watts=100.0)
+    for name in record.metrics:
+        assert source(record, name) not in {"", "not described", "not measured"}
+
+
+def test_a_hover_names_definition_uncertainty_window_and_source() -> None:
+    lines = hover(make_record(watts=100.0), "energy_per_item").split("\n")
+    assert lines[0] == METRICS["energy_per_item"].definition
+    assert lines[1].startswith("bound ")
+    assert lines[2].startswith("window from 2.70 s to ")
+    assert lines[3].startswith("source: energy / items of the window; boundary device: Test GPU (GPU-5a) by nvml, energy counter")
+    assert lines[4] == "boundary: device"
+
+
+@pytest.mark.parametrize("module", ["caraml.report", "caraml.report.terminal", "caraml.report.page", "caraml.analysis.table"])
+def test_nothing_heavy_is_imported(module: str) -> None:
+    code = f"import sys, {module}; print([name for name in ('torch', 'altair', 'vl_convert', 'duckdb', 'jinja2') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,95 @@
+"""How numbers are written."""
+
+from __future__ import annotations
+
+import pytest
+from record_factory import make_point, make_record
+
+from caraml.report.flatten import flat
+from caraml.report.labels import labels, printable, series_labels
+from caraml.report.numbers import interval, plain, written
+from caraml.report.thin import LIMIT, distribution, thinned
+from caraml.results.record import Metric
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "half", "unit", "text"),
+    [
+        ("throughput", 1234.0, 5.2, "token/s", "1,234 ± 5 token/s"),
+        ("throughput", 40789.0, 343.0, "token/s", "40,790 ± 0.8 % token/s"),
+        ("throughput", 12.3456, 0.012, "image/s", "12.346 ± 0.012 image/s"),
+        ("energy_per_item", 0.0123, 0.0002, "J/token", "12.3 ± 0.2 mJ/token"),
+        ("energy_per_item", 0.002056879, 0.0000011, "J/image", "2.057 ± 0.05 % mJ/image"),
+        ("mfu", 0.456, 0.004, "1", "45.6 ± 0.4 %"),
+        ("step_time_mean", 0.1, 0.03, "s", "100 ± 30 ms"),
+        ("throughput", 12.0, 25.0, "token/s", "12 ± 25 token/s"),
+    ],
+)
+def test_value_with_its_uncertainty(name: str, value: float, half: float, unit: str, text: str) -> None:
+    assert written(name, Metric(value=value, unit=unit, low=value - half, high=value + half)) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "unit", "text"),
+    [
+        ("throughput", 1234.5, "token/s", "1,234 token/s"),
+        ("step_time_median", 0.09999, "s", "100 ms"),
+        ("peak_memory", 3.5 * 2**30, "B", "3.50 GiB"),
+        ("data_wait_share", 0.0123, "1", "1.23 %"),
+        ("data_wait_share", 0.0, "1", "0 %"),
+        ("steps", 120.0, "1", "120"),
+        ("loss_last", 2.3456, "1", "2.35"),
+        ("energy", None, "J", "–"),
+        ("energy_net", -12.0, "J", "-12.0 J"),
+    ],
+)
+def test_value_alone(name: str, value: float | None, unit: str, text: str) -> None:
+    assert plain(name, value, unit) == text
+
+
+def test_a_lopsided_interval_is_written_with_its_ends() -> None:
+    assert written("throughput", Metric(value=4244.0, unit="token/s", low=2930.0, high=7650.0)) == "4,200 (2,900 to 7,600) token/s"
+    assert written("mfu", Metric(value=0.61, unit="1", low=0.42, high=1.1)) == "61 (42 to 110) %"
+
+
+def test_nested_settings_as_lines() -> None:
+    settings = {"cpu": {"cores": 8, "uuid": None}, "gpus": [{"name": "a"}, {"name": "b"}], "isa": ["x", "y"], "notes": []}
+    assert flat(settings) == [("cpu.cores", "8"), ("gpus.0.name", "a"), ("gpus.1.name", "b"), ("isa", "x, y")]
+
+
+def test_interval_has_enough_digits_to_differ() -> None:
+    assert interval("throughput", Metric(value=1e6, unit="token/s", low=999_990, high=1_000_010)) == "999,990 to 1,000,010 token/s"
+    assert interval("throughput", Metric(value=1e6, unit="token/s")) is None
+
+
+def test_labels_tell_points_apart() -> None:
+    a, b, c = (
+        make_record(make_point(params={"layers": 4})),
+        make_record(make_point(params={"layers": 8})),
+        make_record(make_point(global_batch=32, params={"layers": 4})),
+    )
+    assert list(labels([a, b, c]).values()) == ["gpt-mini b16 fp32 layers=4", "gpt-mini b16 fp32 layers=8", "gpt-mini b32 fp32"]
+    assert series_labels([a, c]) == {a.key: "gpt-mini fp32", c.key: "gpt-mini fp32"}
+    assert series_labels([a, b, c]) == {a.key: "gpt-mini fp32 layers=4", b.key: "gpt-mini fp32 layers=8", c.key: "gpt-mini fp32 layers=4"}
+
+
+def test_control_characters_are_taken_out() -> None:
+    assert printable("a\x1b[31mb\u202e\nü😀") == "a\ufffd[31mb\ufffd\ufffdü😀"
+
+
+def test_thinning_keeps_the_extremes() -> None:
+    points = [(float(i), float(i % 100)) for i in range(100_000)]
+    points[54_321] = (54_321.0, 1e6)
+    points[777] = (777.0, -1e6)
+    short = thinned(points)
+    assert len(short) <= LIMIT
+    assert {(54_321.0, 1e6), (777.0, -1e6)} <= set(short)
+    assert short == sorted(short)
+    assert thinned(points[:LIMIT]) == points[:LIMIT]
+
+
+def test_distribution_is_the_share_at_or_below() -> None:
+    assert distribution([3.0, 1.0, 2.0, 2.0]) == [(1.0, 0.25), (2.0, 0.5), (2.0, 0.75), (3.0, 1.0)]
+    many = distribution([float(i) for i in range(100_000)])
+    assert len(many) <= 201
+    assert (many[0], many[-1]) == ((0.0, 1e-5), (99_999.0, 1.0))

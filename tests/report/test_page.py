@@ -1,0 +1,275 @@
+"""The HTML page: its numbers are the records', it loads nothing, it explains itself, and hostile text stays text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from record_factory import HOSTILE, NO_SENSOR, UNICODE, broken_record, full_store, make_point, make_record, save
+
+from caraml.report.page import HEADLINE, page, write_report
+from caraml.results.record import FLAGS, Record
+from caraml.results.store import Store
+from caraml.units import METRICS
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+
+
+@dataclass
+class Element:
+    """A node of the parsed page."""
+
+    tag: str
+    attributes: dict[str, str]
+    parent: Element | None
+    children: list[Element] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def all(self, tag: str) -> list[Element]:
+        found = [child for child in self.children if child.tag == tag]
+        return found + [one for child in self.children for one in child.all(tag)]
+
+    def add_text(self, text: str) -> None:
+        self.texts.append(text)
+        if self.parent is not None:
+            self.parent.add_text(text)
+
+
+class Page(HTMLParser):
+    """Builds the tree; a tag that is closed out of order is an error."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.root = self.at = Element("", {}, None)
+        self.ids: dict[str, Element] = {}
+        self.feed(html)
+        assert self.at is self.root, f"<{self.at.tag}> is not closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        element = Element(tag, {name: value or "" for name, value in attrs}, self.at)
+        self.at.children.append(element)
+        if "id" in element.attributes:
+            assert element.attributes["id"] not in self.ids
+            self.ids[element.attributes["id"]] = element
+        if tag not in VOID:
+            self.at = element
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.at.tag == tag, f"<{self.at.tag}> closed by </{tag}>"
+        assert self.at.parent is not None
+        self.at = self.at.parent
+
+    def handle_data(self, data: str) -> None:
+        self.at.add_text(data)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    store = full_store(tmp_path_factory.mktemp("store"))
+    save(
+        store,
+        make_record(make_point(benchmark=HOSTILE, seed=1, suite=HOSTILE, device=HOSTILE), environment={HOSTILE: HOSTILE}, flags=[HOSTILE]),
+    )
+    return store
+
+
+@pytest.fixture(scope="module")
+def records(store: Store) -> list[Record]:
+    return store.records()
+
+
+@pytest.fixture(scope="module")
+def html(store: Store, records: list[Record]) -> str:
+    return page(store, records, f"Title {HOSTILE}")
+
+
+@pytest.fixture(scope="module")
+def parsed(html: str) -> Page:
+    return Page(html)
+
+
+def test_headline_numbers_are_the_records(parsed: Page, records: list[Record]) -> None:
+    rows = parsed.ids["results"].all("tbody")[0].all("tr")
+    assert len(rows) == len(records)
+    for row, record in zip(rows, records, strict=True):
+        assert record.status in row.text
+        if record.window is None:
+            assert record.reason in row.text
+            continue
+        cells = [cell for cell in row.all("td") if "aria-describedby" in cell.attributes]
+        assert len(cells) == len(HEADLINE)
+        for cell, name in zip(cells, HEADLINE, strict=True):
+            value = record.value(name)
+            if value is None:
+                assert cell.text == ("no sensor" if name == "energy_per_item" else "not known")
+                assert str(record.metrics[name].reason) in cell.attributes["title"]
+            else:
+                assert float(cell.all("data")[0].attributes["value"]) == value
+        assert all(flag in row.text for flag in record.flags)
+
+
+def test_a_throughput_reads_like_this(parsed: Page) -> None:
+    texts = [data.text for data in parsed.ids["results"].all("data")]
+    assert "40,790 ± 0.8 % token/s" in texts
+    assert "1.843 ± 0.002 mJ/image" in texts
+    assert "41.0 ± 0.5 %" in texts
+
+
+def test_every_metric_of_every_record_is_on_the_page(parsed: Page, records: list[Record]) -> None:
+    for record in records:
+        found = [float(data.attributes["value"]) for data in parsed.ids[f"point-{record.key}"].all("data")]
+        assert found == [metric.value for metric in record.metrics.values() if metric.value is not None]
+
+
+def test_every_number_has_its_definition_window_and_source(parsed: Page) -> None:
+    cells = [data.parent for data in parsed.root.all("data")]
+    assert len(cells) > 200
+    for cell in cells:
+        assert cell is not None
+        assert cell.tag == "td"
+        assert cell.attributes["tabindex"] == "0"
+        described = parsed.ids[cell.attributes["aria-describedby"]]
+        name = described.attributes["id"].removeprefix("def-")
+        tip = cell.attributes["title"]
+        assert METRICS[name].definition in tip
+        assert "window from " in tip
+        assert "source: " in tip
+    for heading in parsed.ids["results"].all("thead")[0].all("th")[2:]:
+        assert heading.attributes["title"]
+
+
+def test_the_page_loads_nothing(html: str, parsed: Page) -> None:
+    def everything(element: Element) -> list[Element]:
+        return [element, *(one for child in element.children for one in everything(child))]
+
+    for element in everything(parsed.root):
+        for attribute in ("src", "href", "xlink:href", "data", "action", "poster", "srcset", "background"):
+            value = element.attributes.get(attribute, "#")
+            assert value.startswith("#") or value == "data:,", (element.tag, attribute, value)
+        assert not [name for name in element.attributes if name.startswith("on")]
+        assert "url(" not in element.attributes.get("style", "")
+    style = parsed.root.all("style")[0].text
+    assert "@import" not in style
+    assert "url(" not in style
+    assert not re.search(r"https?://", html.replace("http://www.w3.org/", ""))
+    assert not re.search(r"fetch\(|XMLHttpRequest|import\(", html)
+
+
+def test_hostile_text_stays_text(html: str, parsed: Page) -> None:
+    assert "<script>alert" not in html
+    assert len(parsed.root.all("script")) == 1
+    assert len(parsed.root.all("style")) == 1
+    assert HOSTILE in parsed.ids["unfinished"].text
+    assert HOSTILE in parsed.ids["environment"].text
+    assert parsed.root.all("h1")[0].text == f"Title {HOSTILE}"
+    labels = {
+        mark.attributes["aria-label"]
+        for figure in parsed.root.all("figure")
+        for tag in ("path", "line", "rect")
+        for mark in figure.all(tag)
+        if "aria-label" in mark.attributes
+    }
+    assert any(HOSTILE in label for label in labels)
+    assert any(UNICODE in label for label in labels)
+
+
+def test_failed_points_stand_with_their_reason_and_folder(parsed: Page, records: list[Record]) -> None:
+    text = parsed.ids["unfinished"].text
+    for record in records:
+        if record.status != "ok":
+            assert record.reason in text
+            assert f"{record.point.workload}-{record.key}/{record.attempt}" in text
+
+
+def test_figures_are_drawn_and_told(parsed: Page) -> None:
+    captions = [caption.text for caption in parsed.root.all("figcaption")]
+    assert len(captions) == len(set(captions))
+    figures = {figure.all("figcaption")[0].text: figure for figure in parsed.root.all("figure")}
+    for title in (
+        "Throughput over global batch, token/s",
+        "Throughput over global batch, image/s",
+        "Phases of each point",
+        "Step times in the window: gpt-mini",
+        "Step time over steps: resnet50",
+        "Training loss over steps: gpt-mini",
+        f"Training loss over steps: {UNICODE}",
+        "Power: resnet50 b32 bf16",
+    ):
+        assert title in figures, title
+    for title, figure in figures.items():
+        svg = figure.all("svg")[0]
+        assert svg.attributes["role"] == "img"
+        assert svg.all("title")[0].text == title
+        assert svg.all("desc")[0].text
+        assert figure.all("tbody")[0].all("tr"), "no numbers below the figure"
+        for mark in svg.all("path") + svg.all("text") + svg.all("line"):
+            colours = [mark.attributes.get(name, "none") for name in ("fill", "stroke")]
+            assert all(colour in {"none", "transparent"} or colour.startswith("var(--") for colour in colours), mark.attributes
+    drawn = figures["Throughput over global batch, image/s"]
+    assert [row.all("td")[2].text for row in drawn.all("tbody")[0].all("tr")] == [
+        "135,600 ± 0.9 % image/s",
+        "150,700 ± 0.9 % image/s",
+        "167,500 ± 0.9 % image/s",
+    ]
+    assert drawn.all("svg")[0].all("path")[-1].attributes["aria-label"] == "resnet50 b128 bf16: 167,500 ± 0.9 % image/s"
+
+
+def test_a_single_point_has_bars_and_no_empty_section(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    record = save(store, make_record())
+    parsed = Page(page(store, [record], "one"))
+    titles = [caption.text for caption in parsed.root.all("figcaption")]
+    assert titles[:2] == ["Throughput, token/s", "Phases of each point"]
+    assert "unfinished" not in parsed.ids
+    assert f"No energy: {NO_SENSOR}" in parsed.ids["results"].text
+    assert "No energy for gpt-mini b16 fp32" in parsed.ids["power"].text
+    assert not parsed.ids["power"].all("figure")
+
+
+def test_points_without_any_number_still_make_a_page(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    parsed = Page(page(store, [save(store, broken_record(make_point(), "failed", "no GPU"))], "none"))
+    assert not parsed.root.all("figure")
+    assert "no GPU" in parsed.ids["unfinished"].text
+    assert "No point has a throughput." in parsed.ids["throughput"].text
+    assert "None" not in parsed.root.all("main")[0].text
+    assert Page(page(store, [], "empty")).root.all("h1")[0].text == "empty"
+
+
+def test_a_broken_raw_file_costs_its_figures_only(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    record = save(store, make_record())
+    (store.folder(record) / "steps.parquet").write_bytes(b"nothing")
+    parsed = Page(page(store, [record], "broken"))
+    assert "steps.parquet cannot be read" in parsed.ids["times"].text
+    assert str(tmp_path) not in parsed.root.text
+    assert "40,790 ± 0.8 % token/s" in parsed.ids["results"].text
+
+
+def test_definitions_and_flags_are_listed(parsed: Page) -> None:
+    text = parsed.ids["definitions"].text
+    for name in HEADLINE:
+        assert METRICS[name].definition in text
+    assert all(meaning in text for meaning in FLAGS.values())
+
+
+def test_written_whole_with_its_folder(store: Store, records: list[Record], tmp_path: Path) -> None:
+    path = write_report(store, records[:1], tmp_path / "new" / "report.html", "quick")
+    assert path.read_text(encoding="utf-8").rstrip().endswith("</html>")
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_nothing_of_the_machines_folders_is_on_the_page(html: str, store: Store) -> None:
+    assert str(store.root) not in html

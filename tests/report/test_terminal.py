@@ -1,0 +1,102 @@
+"""Tables in the terminal, as text."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from record_factory import HOSTILE, NO_SENSOR, broken_record, make_point, make_record
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+
+from caraml.report.terminal import record_view, results_table
+from caraml.results.record import FLAGS, Metric, Record
+from caraml.units import METRICS
+
+
+def text_of(renderable: RenderableType, width: int) -> str:
+    file = io.StringIO()
+    Console(file=file, width=width, force_terminal=False).print(renderable)
+    return file.getvalue()
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.fixture
+def records() -> list[Record]:
+    gpu = make_record(make_point(benchmark="resnet50", global_batch=64, precision="bf16"), "image", watts=250.0)
+    sheet = {"mfu": Metric(value=0.41, unit="1", low=0.405, high=0.415, n=60)}
+    return [
+        make_record(flags=["imprecise"]),
+        gpu.model_copy(update={"metrics": {**gpu.metrics, **sheet}}),
+        broken_record(make_point(global_batch=4096), "oom", "out of memory: asked for 96 GiB"),
+        broken_record(make_point(benchmark="[bold]\x1b[31mred"), "failed", HOSTILE),
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_results_table_fits_and_says_everything(records: list[Record], width: int) -> None:
+    text = text_of(results_table(records), width)
+    assert max(map(cell_len, text.splitlines())) <= width
+    words = flat(text)
+    for expected in ("no sensor [", "40.8 % m", "41.0 % s", "100 ms", "4.0 %", "3.00", "± 0.8 %", "image/s", "mJ/image", "oom [", "failed"):
+        assert expected in words, expected
+    assert f"no energy: {NO_SENSOR}" in words
+    assert f"imprecise: {FLAGS['imprecise']}" in words
+    assert "out of memory: asked for 96 GiB" in words
+    assert HOSTILE in words
+    assert words.count(NO_SENSOR) == 1
+    assert "\x1b" not in text
+    assert "[bold]" in words
+
+
+def test_a_row_at_80_columns() -> None:
+    lines = text_of(results_table([make_record(flags=["imprecise"])]), 80).splitlines()
+    assert lines[0].split() == ["Point", "Status", "Throughput", "Energy", "MFU", "Step", "Wait", "GiB"]
+    assert lines[1] == "gpt-mini b16 ok [1]   40,790 ± 0.8 %  no sensor [2] 40.8 % m  100 ms 4.0 %  3.00"
+    assert lines[2].split() == ["fp32", "token/s"]
+
+
+def test_flags_are_named_in_a_wide_table() -> None:
+    assert "imprecise [1]" in text_of(results_table([make_record(flags=["imprecise"])]), 120)
+
+
+def test_an_empty_table() -> None:
+    assert "Throughput" in text_of(results_table([]), 80)
+
+
+def test_record_view_explains_every_number() -> None:
+    record = make_record(watts=250.0, files={"steps": "steps.parquet", "power": "power.parquet"}, flags=["not_steady"])
+    words = flat(text_of(record_view(record, "results/points/x/1"), 200))
+    for name, metric in record.metrics.items():
+        assert METRICS[name].definition in words, name
+        if metric.value is not None:
+            assert repr(metric.value) in words, name
+    for expected in (
+        "95 % confidence interval",
+        "bound",
+        "n = 60",
+        "energy counter",
+        "GPU-5a",
+        "bound from update period 1.12 J, resolution 375 mJ",
+        "the sensor includes more than the accelerator",
+        FLAGS["not_steady"],
+        "6 P + 12 L H T",
+        "best of 5 matrix products",
+        "no data sheet figure for Test CPU",
+        "60 steps (5 to 64)",
+        "standard library",
+        "torch 2.13.0",
+        "results/points/x/1/steps.parquet",
+        "first step",
+    ):
+        assert expected in words, expected
+
+
+def test_record_view_without_energy_says_why_and_what_to_do() -> None:
+    words = flat(text_of(record_view(make_record()), 100))
+    assert f"none: {NO_SENSOR}" in words
+    assert "run caraml doctor" in words
+    assert "no window: nothing was measured" in flat(text_of(record_view(broken_record(make_point(), "failed", HOSTILE)), 100))
