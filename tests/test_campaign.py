@@ -160,7 +160,7 @@ def test_kill_at_any_moment_and_run_again(tmp_path: Path) -> None:
         'params = { preset = "4M", width = 16, layers = 1, heads = 1, sequence_length = 8, vocab_size = 64, data = "synthetic" }\n'
         "measure = { target = 0.5, min_seconds = 0, min_steps = 4, max_seconds = 2, warm_up_max_seconds = 1 }\n",
     )
-    command = [sys.executable, "-m", "caraml.cli", "run", str(suite), "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "caraml", "run", str(suite), "--out", str(tmp_path / "out")]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     store, deadline = Store(tmp_path / "out"), time.monotonic() + 120
     while not list((tmp_path / "out").glob("points/*/1/record.json")):

@@ -65,9 +65,10 @@ class Campaign:
         """Run what has no result yet; returns the record of every point, in order."""
         plan = self.plan()
         self.store.remember_suite(self.suite.suite.name, [planned.point.key for planned in plan.points])
-        return [self._settle(planned, index, len(plan.points)) for index, planned in enumerate(plan.points)]
+        return [self.settle(planned, index, len(plan.points)) for index, planned in enumerate(plan.points)]
 
-    def _settle(self, planned: PlannedPoint, index: int, total: int) -> Record:
+    def settle(self, planned: PlannedPoint, index: int, total: int) -> Record:
+        """Give one point its record: the one it has, or a new one."""
         known = None if self.again else self.store.latest(planned.point.key)
         if known is not None and known.status in FINAL and (known.status == "skipped") == (planned.skip is not None):
             self.watcher.finished(known, reused=True)

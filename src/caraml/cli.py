@@ -151,11 +151,19 @@ def system_detect() -> None:
     typer.echo(detect().model_dump_json(indent=2))
 
 
+@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def power(context: typer.Context) -> None:
+    """Measure the energy of any command: `caraml power -- COMMAND`; also `watch`, `sources`, `merge`."""
+    from caraml.power.__main__ import main as measure
+
+    raise typer.Exit(measure(context.args))
+
+
 @app.command()
 def doctor(out: Out = RESULTS) -> None:
     """Say what this machine can measure, what is missing, and the command that would mend it."""
+    from caraml.doctor import checks
     from caraml.report.tables import checks_table
-    from caraml.system.doctor import checks
 
     found = checks(out)
     _console().print(checks_table(found))
@@ -207,7 +215,7 @@ def _show_results(store: Any, records: Any, path: Path, title: str) -> None:
 
 
 def main() -> None:
-    """Entry point: turns errors that users can mend into a sentence and an exit code."""
+    """Turn errors that users can mend into a sentence and an exit code."""
     try:
         app(standalone_mode=True)
     except CaramlError as error:
@@ -217,6 +225,3 @@ def main() -> None:
         typer.echo("caraml: stopped; run the same command again to go on", err=True)
         sys.exit(130)
 
-
-if __name__ == "__main__":
-    main()
