@@ -91,7 +91,9 @@ def test_results_as_csv_and_sql(out: Path) -> None:
 
 
 def test_show_explains_every_number(out: Path) -> None:
-    key = json.loads(caraml("results", "--out", out, "--sql", "select key from records where status = 'ok'", "--json").stdout)["rows"][0]["key"]
+    key = json.loads(caraml("results", "--out", out, "--sql", "select key from records where status = 'ok'", "--json").stdout)["rows"][0][
+        "key"
+    ]
     text = caraml("show", key[:6], "--out", out).stdout
     for expected in ("Throughput", "95 % confidence interval", "source:", "window from", "Energy", "J/token", "fake", "counter"):
         assert expected in text, expected
@@ -123,7 +125,9 @@ def test_errors_name_the_cause_and_exit_with_2(arguments: list[str], words: str,
 
 
 def test_a_bad_suite_lists_every_fault(tmp_path: Path) -> None:
-    (tmp_path / "bad.toml").write_text(TINY.replace("global_batch", "global_bach").replace('"4M"', '"5M"').replace("target = 0.5", "target = 5"))
+    (tmp_path / "bad.toml").write_text(
+        TINY.replace("global_batch", "global_bach").replace('"4M"', '"5M"').replace("target = 0.5", "target = 5")
+    )
     done = caraml("run", tmp_path / "bad.toml")
     assert done.returncode == 2
     assert "bad.toml:7: benchmark[0].global_bach" in done.stderr and "did you mean 'global_batch'" in done.stderr

@@ -32,7 +32,7 @@ def bimodal(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
     return np.where(rng.random(n) < 0.3, 3.5, -1.5) + 0.3 * rng.standard_normal(n)
 
 
-# Fraction of 95 % intervals that hold the true mean of 0, over 1,000 series. Series shorter than their memory cannot tell; they are not here.
+# Fraction of 95 % intervals that hold the true mean of 0, over 1,000 series. Series shorter than their memory cannot tell: not here.
 @pytest.mark.parametrize(
     ("draw", "n"),
     [
@@ -60,7 +60,9 @@ def test_ignoring_autocorrelation_would_fail() -> None:
     assert inside < 0.6 * 300
 
 
-@pytest.mark.parametrize(("dof", "truth"), [(1, 12.7062), (2, 4.30265), (3, 3.18245), (5, 2.57058), (10, 2.22814), (30, 2.04227), (1000, 1.96234)])
+@pytest.mark.parametrize(
+    ("dof", "truth"), [(1, 12.7062), (2, 4.30265), (3, 3.18245), (5, 2.57058), (10, 2.22814), (30, 2.04227), (1000, 1.96234)]
+)
 def test_t_quantile(dof: float, truth: float) -> None:
     assert t_quantile(0.975, dof) == pytest.approx(truth, rel=2e-3)
 

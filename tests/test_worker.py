@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from caraml.results.finish import finish
 from caraml.results.files import read_table
+from caraml.results.finish import finish
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Measure, Point

@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Iterable
 from enum import IntEnum
 
-
 _LONGEST_LIST = 40
 """Names that an error lists; of more, only their number is of use."""
 

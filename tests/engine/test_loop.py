@@ -69,7 +69,7 @@ def test_every_step_has_its_own_loss_and_phase() -> None:
 
 def test_progress_names_rate_and_phase() -> None:
     _, progress, _ = measure(FakeDevice(), 0.05)
-    assert [line.phase for line in progress][0] == "first_step"
+    assert progress[0].phase == "first_step"
     assert progress[-1].step_time is not None and progress[-1].step_time.mean == pytest.approx(0.05, rel=2e-3)
 
 

@@ -19,12 +19,19 @@ SMALL = GPTConfig(vocab_size=128, sequence_length=32, width=48, layers=2, heads=
 def config_of(preset: str) -> GPTConfig:
     params = Params(preset=preset)  # type: ignore[call-arg,arg-type]  # the preset gives the sizes
     return GPTConfig(
-        padded_vocabulary(params.vocab_size), params.sequence_length, params.width, params.layers, params.heads, params.positions, params.tied_head
+        padded_vocabulary(params.vocab_size),
+        params.sequence_length,
+        params.width,
+        params.layers,
+        params.heads,
+        params.positions,
+        params.tied_head,
     )
 
 
 @pytest.mark.parametrize(
-    "change", [{}, {"tied_head": False}, {"positions": "rotary"}, {"bias": False}, {"layers": 3, "width": 64, "heads": 2, "vocab_size": 192}]
+    "change",
+    [{}, {"tied_head": False}, {"positions": "rotary"}, {"bias": False}, {"layers": 3, "width": 64, "heads": 2, "vocab_size": 192}],
 )
 def test_parameter_count_in_closed_form(change: dict[str, object]) -> None:
     config = dataclasses.replace(SMALL, **change)  # type: ignore[arg-type]

@@ -95,7 +95,7 @@ def test_an_energy_in_doubt_says_so() -> None:
     assert metric.value is not None and "sensor died" in (metric.reason or "")
 
 
-@pytest.mark.parametrize("window", [None, WindowEnergy(name="w", start=0, end=1, reason="no power sensor")])
+@pytest.mark.parametrize("window", [None, WindowEnergy(name="w", start=0, end=1, flags=["no_source"], reason="no power sensor: a, b, c")])
 def test_no_sensor_is_null_with_a_reason_never_zero(window: WindowEnergy | None) -> None:
     metrics = derive(measured(), window, None, SHEET, PROBED)
     for name in ("energy", "energy_net", "energy_per_item", "items_per_watt_hour", "mean_power", "idle_power", "energy_time_product"):

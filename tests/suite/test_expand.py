@@ -112,7 +112,7 @@ def test_every_fault_is_reported_with_its_line() -> None:
         plan(text)
     message = str(caught.value)
     for expected in (
-        "s.toml:5: benchmark[0].workload: found \"nett\"",
+        's.toml:5: benchmark[0].workload: found "nett"',
         "did you mean 'net'?",
         "s.toml:7: benchmark[1].global_batch: found nothing",
         "s.toml:14: benchmark[2].params.widht: found 3",

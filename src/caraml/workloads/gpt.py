@@ -90,7 +90,15 @@ def build(ctx: BuildContext[Params]) -> Task:
         data=source.description,
     )
     batches = ((batch[:, :-1], batch[:, 1:]) for batch in source.batches)
-    return Task(model, optimizer, batches, lambda net, batch: net(*batch), facts, params.clip_norm, source.close)
+    return Task(
+        model=model,
+        optimizer=optimizer,
+        batches=batches,
+        loss=lambda net, batch: net(*batch),
+        facts=facts,
+        clip_norm=params.clip_norm,
+        close=source.close,
+    )
 
 
 def _dataset(params: Params, seed: int) -> MapDataset:

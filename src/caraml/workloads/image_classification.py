@@ -66,7 +66,7 @@ def build(ctx: BuildContext[Params]) -> Task:
         images, labels = batch
         return F.cross_entropy(net(normalize_images(images)), labels)
 
-    return Task(model, optimizer, source.batches, loss, facts, close=source.close)
+    return Task(model=model, optimizer=optimizer, batches=source.batches, loss=loss, facts=facts, close=source.close)
 
 
 def flops_per_image(params: Params) -> float:

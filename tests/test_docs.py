@@ -1,0 +1,159 @@
+"""Every command in the README and the docs runs and does what the page says. ``quick`` runs once, for real, and is looked at closely."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from caraml.results.files import read_table
+from caraml.results.record import Record
+from caraml.results.store import Store
+from caraml.units import METRICS
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+BIN = Path(sys.executable).parent
+
+
+def run(command: str, folder: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "120"}
+    return subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+@pytest.fixture(scope="session")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which ``caraml run quick`` has run."""
+    folder = tmp_path_factory.mktemp("quick")
+    done = run("caraml run quick", folder, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "stdout").write_text(done.stdout)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def records(quick: Path) -> list[Record]:
+    return Store(quick / "caraml-results").records("quick")
+
+
+def test_quick_trains_both_models_on_real_input_with_falling_loss(quick: Path, records: list[Record]) -> None:
+    assert [record.point.workload for record in records] == ["gpt", "image_classification"]
+    for record in records:
+        assert record.status == "ok"
+        assert record.facts is not None and record.facts.data["kind"] in ("text", "images") and record.point.mode == "train"
+        first, last = record.value("loss_first"), record.value("loss_last")
+        assert first is not None and last is not None and last < 0.9 * first
+        steps = read_table(Store(quick / "caraml-results").folder(record) / record.files["steps"])
+        third = len(steps["loss"]) // 3
+        assert sum(steps["loss"][-third:]) < sum(steps["loss"][:third])
+
+
+def test_quick_s_numbers_agree_with_each_other(records: list[Record]) -> None:
+    for record in records:
+        window, facts = record.window, record.facts
+        assert window is not None and facts is not None
+        throughput = record.metrics["throughput"]
+        assert throughput.value == pytest.approx(window.items / window.seconds)
+        assert throughput.low is not None and throughput.high is not None and throughput.low < throughput.value < throughput.high  # type: ignore[operator]
+        assert record.value("achieved_flops_per_device") == pytest.approx(facts.flops_per_item * throughput.value)  # type: ignore[operator]
+        assert all(metric.value is not None or metric.reason for metric in record.metrics.values())
+        phases = [phase.name for phase in record.phases]
+        assert phases.index("first_step") < phases.index("warm_up") < phases.index("measure")
+        assert record.value("other_cpu_share") is not None or record.metrics["other_cpu_share"].reason
+
+
+def test_quick_says_where_its_page_is(quick: Path) -> None:
+    text = (quick / "stdout").read_text()
+    assert "report: caraml-results/quick.html" in text
+    page = (quick / "caraml-results" / "quick.html").read_text(encoding="utf-8")
+    assert "gpt b8 fp32" in page and "resnet50 b8 fp32" in page
+
+
+def test_quick_s_page_shows_the_records_numbers(quick: Path, records: list[Record]) -> None:
+    class Cells(HTMLParser):
+        values: set[str]
+
+        def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+            self.values |= {value for name, value in attributes if name.startswith("data-") and value}
+
+    parser = Cells()
+    parser.values = set()
+    parser.feed((quick / "caraml-results" / "quick.html").read_text(encoding="utf-8"))
+    for record in records:
+        for name in ("throughput", "step_time_median", "peak_memory"):
+            assert any(_same(text, record.value(name)) for text in parser.values), name
+
+
+def _same(text: str, value: float | None) -> bool:
+    try:
+        return value is not None and float(text) == pytest.approx(value, rel=1e-9)
+    except ValueError:
+        return False
+
+
+def test_show_explains_every_number_of_quick(quick: Path, records: list[Record]) -> None:
+    for record in records:
+        text = run(f"caraml show {record.key}", quick).stdout
+        for name in record.metrics:
+            assert METRICS[name].title.format(item=record.item).split(",")[0] in text, name
+        assert text.count("source:") >= len([metric for metric in record.metrics.values() if metric.value is not None])
+
+
+def commands(page: Path) -> list[str]:
+    """Commands of a page's code blocks, indented or fenced."""
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r"^(?:    )?(caraml .*)$", re.sub(r"```toml.*?```", "", text, flags=re.DOTALL), flags=re.MULTILINE)
+    return [command.split("  #")[0].strip() for command in found]
+
+
+def runnable(command: str) -> bool:
+    """A command, not the pattern of one."""
+    return not re.search(r"\[-|\.\.\.|\b(INPUT|PREFIX|DIR|FILE|NAME|COMMAND|FOLDER)\b", command)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_commands_of_a_page_run(page: Path, quick: Path, records: list[Record], tmp_path: Path) -> None:
+    shutil.copytree(quick / "caraml-results", tmp_path / "caraml-results")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "note.txt").write_text("some words to learn, again and again\n" * 200)
+    (tmp_path / "train.py").write_text("print(sum(i * i for i in range(10**6)))\n")
+    for name, body in re.findall(r"```toml\n# file: (\S+)\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
+        (tmp_path / name).write_text(body)
+    for command in filter(runnable, commands(page)):
+        if command == "caraml run quick":
+            continue  # the fixture ran it
+        done = run(command.replace("KEY", records[0].key), tmp_path)
+        assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+def test_every_verb_of_the_readme_exists() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    verbs = {match.split()[1] for match in re.findall(r"`(caraml [a-z]+)", text)}
+    shown = run("caraml --help", ROOT).stdout
+    listed = set(re.findall(r"^  ([a-z]+) ", shown[shown.index("Commands") :], flags=re.MULTILINE))
+    assert verbs == listed
+
+
+def test_every_page_is_linked_and_every_link_leads_somewhere() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        assert page.name == "README.md" or f"docs/{page.name}" in readme
+
+
+def test_the_readme_s_commands_are_make_s() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"^    make (\w+)$", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+    assert json.dumps("make test")[1:-1] in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
