@@ -112,13 +112,14 @@ def test_the_same_run_again_measures_nothing(out: Path) -> None:
         (["run", "no/such.toml"], "no such file"),
         (["show", "zz"], "caraml results"),
         (["results", "nothing"], "caraml run nothing"),
+        (["report", "--out", "/no/such"], "caraml run quick"),
         (["results", "--sql", "select * from record"], "records"),
         (["results", "--sql", "select * from read_csv('/etc/passwd')"], ""),
         (["data", "prepare", "text", "/no/such", "--out", "x"], "/no/such"),
     ],
 )
 def test_errors_name_the_cause_and_exit_with_2(arguments: list[str], words: str, out: Path) -> None:
-    extra = [] if arguments[0] == "data" else ["--out", str(out)]
+    extra = [] if "--out" in arguments else ["--out", str(out)]
     done = caraml(*arguments, *extra)
     assert done.returncode == 2 and words in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and "root:" not in done.stdout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from caraml.errors import CaramlError, ExitCode, InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from caraml.results.record import Record
+    from caraml.results.store import Store
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 list_app = typer.Typer(no_args_is_help=True, help="List what CARAML knows.")
@@ -58,7 +61,7 @@ def run(
 
 
 @app.command()
-def show(key: Annotated[str, typer.Argument(help="Key of a point, or its first characters.")], out: Out = RESULTS) -> None:
+def show(key: Annotated[str, typer.Argument(help="Key or label of a point, or its first characters.")], out: Out = RESULTS) -> None:
     """Show one record in full: every number with its window, uncertainty, definition and source."""
     from caraml.report.terminal import record_view
     from caraml.results.store import Store
@@ -89,7 +92,7 @@ def results(
         columns, lines = query(store, sql)
         column_units: dict[str, str] | None = None
     else:
-        records = store.records(suite)
+        records = _records(store, suite)
         if not csv and not json:
             _console().print(results_table(records))
             return
@@ -111,7 +114,8 @@ def report(
     from caraml.results.store import Store
 
     store = Store(out)
-    path = write_report(store, store.records(suite), page or out / f"{suite or 'all'}.html", suite or "All results")
+    records = _records(store, suite)
+    path = write_report(store, records, page or out / f"{suite or 'all'}.html", suite or "All results")
     typer.echo(path)
 
 
@@ -205,7 +209,15 @@ def _console() -> Console:
     return Console()
 
 
-def _show_results(store: Any, records: Any, path: Path, title: str) -> None:
+def _records(store: Store, suite: str | None) -> list[Record]:
+    """Every record asked for; none at all is an error, since an empty table explains nothing."""
+    records = store.records(suite)
+    if not records:
+        raise InputError(f"no results below {store.root}", "caraml run quick, or --out FOLDER for results elsewhere")
+    return records
+
+
+def _show_results(store: Store, records: list[Record], path: Path, title: str) -> None:
     """The end of a run: the table, and the page."""
     from caraml.report.page import write_report
     from caraml.report.terminal import results_table
@@ -224,4 +236,3 @@ def main() -> None:
     except KeyboardInterrupt:
         typer.echo("caraml: stopped; run the same command again to go on", err=True)
         sys.exit(130)
-

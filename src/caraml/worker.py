@@ -37,15 +37,26 @@ from caraml.suite.model import Point
 from caraml.system.detect import detect
 from caraml.system.environment import environment
 from caraml.system.model import DType, System
+from caraml.system.throttle import Throttled, shares, throttled
 from caraml.workloads import load_workload
 from caraml.workloads.base import BuildContext
 
 POWER_SOURCES = "CARAML_POWER"
 """Environment variable: comma-separated names of power sources to use instead of all that answer."""
 PROBE_SECONDS = 2.0
+THROTTLED_SHARE = 0.01
+"""Share of the window for which a GPU was held back above which it is flagged `throttled`."""
 _LONGEST_REASON = 400
 BUSY_SHARE = 0.05
 """Share of the host's CPU time used by others above which a window is flagged `busy_machine`."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """What is noted at an end of the window besides the sensors."""
+
+    cpu: CpuTime | None
+    throttled: Throttled
 
 
 @dataclass(frozen=True)
@@ -87,7 +98,7 @@ class Worker:
         self.log = PhaseLog(self.origin, self._say)
         self._meter: Meter | None = None
         self._facts: Facts | None = None
-        self._cpu: list[CpuTime | None] = []
+        self._edges: list[Edge] = []
 
     def run(self) -> Record | None:
         """Measure and write the record; returns it on rank 0, ``None`` elsewhere."""
@@ -166,10 +177,15 @@ class Worker:
         return Hooks(phase=self.log.phase, progress=self._show, edge=self._edge)
 
     def _edge(self) -> None:
-        """At both ends of the window: read every sensor, and note the CPU time that everyone has used."""
+        """At both ends of the window: read every sensor, and note who used the CPU and how long GPUs were held back."""
         if self._meter is not None:
-            self._meter.mark()
-            self._cpu.append(cpu_time())
+            opening = not self._edges
+            if not opening:
+                self._meter.mark()
+            family = os.getppid() if self.point.world > 1 else os.getpid()  # torchrun is the parent of all ranks of a node
+            self._edges.append(Edge(cpu_time(family), throttled() if self.point.device_class == "gpu" else {}))
+            if opening:
+                self._meter.mark()
 
     def _say(self, phase: str) -> None:
         if self._progress is not None:
@@ -205,7 +221,6 @@ class Worker:
         if self._meter is not None:
             energy = self._meter.energy("measure", mine.begin, mine.begin + window0.seconds, idle)
             self._meter.stop()
-        ours = ranks.gather(None if len(self._cpu) < 2 else self._cpu)
         if ranks.rank != 0:
             return None
         assert self._facts is not None
@@ -213,13 +228,14 @@ class Worker:
         window, measured = self._measured(window0, mine, ranks.world, peaks)
         datasheet = _datasheet(system, ARITHMETIC[self.point.precision])
         metrics = derive(measured, energy, idle, datasheet, probed)
-        metrics["other_cpu_share"] = self._others(ours[0], window0.seconds, system)
+        metrics["other_cpu_share"] = self._others(window0.seconds, system)
+        surroundings["throttled"] = shares(self._edges[0].throttled, self._edges[1].throttled, window0.seconds)
         return Record(
             key=self.point.key,
             attempt=int(self.folder.name),
             point=self.point,
             status="ok" if not window0.losses or np.isfinite(window0.losses).all() else "invalid",
-            flags=self._flags(window0, metrics),
+            flags=self._flags(window0, metrics, surroundings["throttled"]),
             started_at=self.started_at,
             phases=self.log.phases,
             window=window,
@@ -261,20 +277,20 @@ class Worker:
         )
         return window, measured
 
-    def _others(self, snapshots: list[CpuTime | None] | None, seconds: float, system: System) -> Metric:
-        share = None
-        if snapshots and snapshots[0] and snapshots[1]:
-            ours = snapshots[1].ours - snapshots[0].ours
-            share = share_of_others(snapshots[0], snapshots[1], ours, seconds, system.cpu.threads or os.cpu_count() or 1)
+    def _others(self, seconds: float, system: System) -> Metric:
+        begin, end = (edge.cpu for edge in self._edges)
+        share = share_of_others(begin, end, seconds, system.cpu.threads or os.cpu_count() or 1)
         return Metric(value=share, unit="1", reason=None if share is not None else "the kernel does not tell (no /proc/stat)")
 
-    def _flags(self, window0: Window0, metrics: dict[str, Metric]) -> list[str]:
+    def _flags(self, window0: Window0, metrics: dict[str, Metric], held_back: Throttled) -> list[str]:
         flags = list(window0.flags)
         if window0.losses and not np.isfinite(window0.losses).all():
             flags.append("nan_loss")
         others = metrics["other_cpu_share"].value
         if others is not None and others > BUSY_SHARE:
             flags.append("busy_machine")
+        if any(share > THROTTLED_SHARE for reasons in held_back.values() for share in reasons.values()):
+            flags.append("throttled")
         return flags
 
     def _on_our_clock(self, energy: WindowEnergy | None) -> WindowEnergy | None:

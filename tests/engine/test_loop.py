@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from contextlib import nullcontext
 from itertools import count
 
@@ -107,25 +111,20 @@ def test_phases_never_overlap_and_survive_a_failure() -> None:
 
 
 def test_the_process_started_before_now() -> None:
-    import time
-
     assert 0 < time.monotonic() - process_start() < 24 * 3600
 
 
 def test_others_are_what_is_left_of_everyone() -> None:
     begin, end = CpuTime(100.0, 10.0), CpuTime(130.0, 28.0)
-    assert share_of_others(begin, end, 18.0, seconds=10.0, cpus=4) == pytest.approx(12 / 40)
-    assert share_of_others(begin, end, 40.0, seconds=10.0, cpus=4) == 0
-    assert share_of_others(None, end, 0.0, 1.0, 1) is None
+    assert share_of_others(begin, end, seconds=10.0, cpus=4) == pytest.approx(12 / 40)
+    assert share_of_others(begin, CpuTime(110.0, 40.0), seconds=10.0, cpus=4) == 0
+    assert share_of_others(None, end, 1.0, 1) is None
 
 
 def test_cpu_time_counts_this_process_and_its_children() -> None:
-    import subprocess
-    import sys
-
-    before = cpu_time()
+    before = cpu_time(os.getpid())
     subprocess.run([sys.executable, "-c", "x = sum(i * i for i in range(6_000_000))"], check=True)
-    after = cpu_time()
+    after = cpu_time(os.getpid())
     if before is None or after is None:
         pytest.skip("no /proc here")
     assert after.ours - before.ours > 0.1

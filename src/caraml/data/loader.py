@@ -40,7 +40,8 @@ def default_workers(device_type: str, processes_on_node: int = 1) -> int:
         device_type: ``"cpu"``, ``"cuda"`` ...
         processes_on_node: ranks that share this node's cores.
     """
-    cores = max(1, len(os.sched_getaffinity(0)) // max(1, processes_on_node))
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has no affinity
+    cores = max(1, usable // max(1, processes_on_node))
     if device_type == "cpu":
         return 0 if cores <= 2 else 1
     return min(cores - 1, _MOST_WORKERS)

@@ -11,28 +11,29 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class CpuTime:
-    """CPU seconds since boot: of all processes, and of this process with its living and ended children."""
+    """CPU seconds since boot: of all processes, and of one process with its living and ended descendants."""
 
     everyone: float
     ours: float
 
 
-def cpu_time(proc: Path = _PROC, pid: int | None = None) -> CpuTime | None:
-    """A snapshot, or ``None`` where the kernel does not tell (no /proc)."""
+def cpu_time(family: int, proc: Path = _PROC) -> CpuTime | None:
+    """A snapshot with ``family`` and its descendants as ours, or ``None`` where the kernel does not tell (no /proc)."""
     try:
         first = (proc / "stat").read_text(encoding="ascii").split("\n", 1)[0].split()
     except OSError:
         return None
     ticks = os.sysconf("SC_CLK_TCK")
     user, nice, system, _idle, _iowait, irq, softirq = (int(value) for value in first[1:8])
-    return CpuTime((user + nice + system + irq + softirq) / ticks, _family(proc, os.getpid() if pid is None else pid) / ticks)
+    return CpuTime((user + nice + system + irq + softirq) / ticks, _family(proc, family) / ticks)
 
 
-def share_of_others(begin: CpuTime | None, end: CpuTime | None, ours: float, seconds: float, cpus: int) -> float | None:
-    """Share of ``cpus`` that others used between two snapshots; ``ours`` is the CPU time of all our processes on the node in between."""
+def share_of_others(begin: CpuTime | None, end: CpuTime | None, seconds: float, cpus: int) -> float | None:
+    """Share of ``cpus`` that others used in the ``seconds`` between two snapshots; ``None`` if one is missing."""
     if begin is None or end is None or seconds <= 0:
         return None
-    return max(end.everyone - begin.everyone - ours, 0.0) / (seconds * cpus)
+    others = (end.everyone - begin.everyone) - (end.ours - begin.ours)
+    return max(others, 0.0) / (seconds * cpus)
 
 
 def _family(proc: Path, root: int) -> int:

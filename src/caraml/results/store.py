@@ -21,6 +21,8 @@ from caraml.results.record import SCHEMA_VERSION, Record
 from caraml.suite.model import Point
 
 RECORD = "record.json"
+_LISTED = 20
+"""Records that an error names."""
 
 
 class Store:
@@ -79,14 +81,15 @@ class Store:
         return [record for record in found if record is not None]
 
     def find(self, name: str) -> Record:
-        """The record whose key starts with ``name``. Raises ``InputError`` when none or several do."""
-        keys = [key for key in self._keys() if key.startswith(name)]
-        if len(keys) == 1:
-            record = self.latest(keys[0])
-            if record is not None:
-                return record
-        known = ", ".join(sorted(self._keys())[:10]) or "none"
-        raise InputError(f"{len(keys)} records below {self.root} have a key that starts with {name!r}; keys: {known}", "caraml results")
+        """The record whose key or label starts with ``name``. Raises ``InputError`` when none or several do."""
+        records = self.records()
+        found = [record for record in records if record.key.startswith(name) or record.point.label.startswith(name)]
+        exact = [record for record in found if name in (record.key, record.point.label)]
+        if len(exact or found) == 1:
+            return (exact or found)[0]
+        lines = "".join(f"\n  {record.key}  {record.point.label}" for record in (found or records)[:_LISTED])
+        what = f"{len(found)} records start" if found else "no record starts"
+        raise InputError(f"{what} with {name!r} below {self.root}{':' if lines else ''}{lines}", "give a key or label from `caraml results`")
 
     def _keys(self) -> Iterator[str]:
         seen = sorted((self.root / "points").glob("*-*"), key=lambda path: path.stat().st_mtime)
