@@ -108,6 +108,7 @@ class Worker:
             idle = self._idle_baseline()
         with self.log.phase("probe"):
             probed = self._probe(device)
+            device.forget_peak_memory()
         with self.log.phase("build"):
             task = self._build(device, ranks)
         try:

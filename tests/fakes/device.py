@@ -39,5 +39,8 @@ class FakeDevice:
     def between(self, first: float, last: float) -> float | None:
         return last - first if last <= self.host else None
 
+    def forget_peak_memory(self) -> None:
+        pass
+
     def peak_memory(self) -> int:
         return 3 * 2**30

@@ -127,6 +127,21 @@ def test_chunked_loss_under_autocast_and_compile() -> None:
     assert found is not None and torch.allclose(found, truth, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_chunked_gradients_survive_reduced_precision_and_many_tokens(dtype: torch.dtype) -> None:
+    """1/N of a small probability is below fp16's smallest number; the loss scaler multiplies too late to save it."""
+    torch.manual_seed(1)
+    hidden, weight = torch.randn(4096, 16, requires_grad=True), torch.randn(64, 16, requires_grad=True)
+    targets = torch.randint(64, (4096,))
+    truth = torch.autograd.grad(F.cross_entropy(hidden @ weight.t(), targets), (hidden, weight))
+    with torch.autocast("cpu", dtype=dtype):
+        loss = linear_cross_entropy(hidden, weight, targets, chunk_bytes=4 * 64 * 1000)
+    found = torch.autograd.grad(loss * 65536, (hidden, weight))
+    for scaled, exact in zip(found, truth, strict=True):
+        assert scaled.dtype == torch.float32
+        assert (scaled / 65536 - exact).norm() < 0.01 * exact.norm()
+
+
 def test_sizes_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="not divisible by 5 heads"):
         dataclasses.replace(SMALL, heads=5)

@@ -39,8 +39,12 @@ class Device(Protocol):
         """Time from one mark to a later one; ``None`` while the device has not come to the later one."""
         ...
 
+    def forget_peak_memory(self) -> None:
+        """Begin anew with ``peak_memory``, where the device can."""
+        ...
+
     def peak_memory(self) -> int | None:
-        """Highest memory in use since the process started."""
+        """Highest memory in use so far."""
         ...
 
 
@@ -63,6 +67,9 @@ class CpuDevice:
     def between(self, first: float, last: float) -> float:
         """Difference of two times."""
         return last - first
+
+    def forget_peak_memory(self) -> None:
+        """The kernel keeps the highest resident set for the life of a process."""
 
     def peak_memory(self) -> int:
         """Highest resident set of this process."""
@@ -94,6 +101,10 @@ class CudaDevice:
     def between(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float | None:
         """Device time between two events; asks, does not wait."""
         return first.elapsed_time(last) / 1e3 if last.query() else None
+
+    def forget_peak_memory(self) -> None:
+        """Begin anew, so that what came before the model does not count."""
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
 
     def peak_memory(self) -> int:
         """Most bytes that tensors held at one time (not what the allocator reserved)."""

@@ -12,44 +12,50 @@ CHUNK_BYTES = 2**29
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Computes the gradients of each chunk while its logits exist, so that nothing is recomputed: the FLOPs are those of the plain head."""
+    """Computes the slopes of each chunk while its logits exist, so that nothing is recomputed: the FLOPs are those of the plain head.
+
+    Slopes are kept without the 1/N of the mean, and scaled in the backward pass in float32: in fp16, 1/N of a probability is nothing.
+    """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int) -> Tensor:  # (N, C), (V, C), (N,) -> ()
-        grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+    def forward(  # (N, C), (V, C), (N,) -> ()
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype
+    ) -> Tensor:
+        x, w = hidden.to(dtype), weight.to(dtype)
+        slope_hidden = torch.empty_like(x)
+        slope_weight = torch.zeros_like(weight, dtype=torch.float32)
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        for start in range(0, hidden.shape[0], rows):
+        for start in range(0, x.shape[0], rows):
             chunk = slice(start, start + rows)
-            h, y = hidden[chunk], targets[chunk, None]
-            logits = (h @ weight.t()).float()  # (rows, V)
-            total += (logits.logsumexp(dim=-1, keepdim=True) - logits.gather(1, y)).sum()
-            slope = logits.softmax(dim=-1)
-            slope.scatter_add_(1, y, torch.full_like(y, -1, dtype=slope.dtype))
-            slope = (slope / hidden.shape[0]).to(h.dtype)
-            grad_hidden[chunk] = slope @ weight  # (rows, C)
-            grad_weight += slope.t() @ h  # (V, C)
-        ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
+            h, y = x[chunk], targets[chunk, None]
+            logits = (h @ w.t()).float()  # (rows, V)
+            normaliser = logits.logsumexp(dim=-1, keepdim=True)  # (rows, 1)
+            total += (normaliser - logits.gather(1, y)).sum()
+            slope = logits.sub_(normaliser).exp_()  # softmax, in the logits' memory
+            slope = slope.scatter_add_(1, y, torch.full_like(y, -1, dtype=slope.dtype)).to(dtype)
+            slope_hidden[chunk] = slope @ w  # (rows, C)
+            slope_weight += slope.t() @ h  # (V, C)
+        ctx.save_for_backward(slope_hidden, slope_weight)
+        ctx.dtypes = hidden.dtype, weight.dtype
         return total / hidden.shape[0]
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        (grad_output,) = grad_outputs
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_output.to(grad_hidden.dtype), grad_weight * grad_output.to(grad_weight.dtype), None, None
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        slope_hidden, slope_weight = ctx.saved_tensors
+        factor = grad_outputs[0].float() / slope_hidden.shape[0]
+        hidden_dtype, weight_dtype = ctx.dtypes
+        return (slope_hidden.float() * factor).to(hidden_dtype), (slope_weight * factor).to(weight_dtype), None, None, None
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
     """Mean cross-entropy of ``hidden @ weight.T`` against ``targets``, a chunk of rows at a time.
 
     Shapes: ``hidden`` (N, C), ``weight`` (V, C), ``targets`` (N,) int64; returns a float32 scalar. Under autocast the products run in
-    autocast's type and the softmax in float32. Torch's own chunked loss needs a newer release than this package asks for, and leaves
-    compiled graphs.
+    autocast's type; softmax and sums are float32 always. Torch's own chunked loss needs a newer release than this package asks for, and
+    leaves compiled graphs.
     """
     kind = hidden.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
     with torch.autocast(kind, enabled=False):
-        return _LinearCrossEntropy.apply(hidden, weight, targets, rows)
+        return _LinearCrossEntropy.apply(hidden, weight, targets, rows, dtype)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from statistics import median, quantiles
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -206,13 +206,13 @@ def _matmul_precision(device: torch.device, dtype: str) -> Iterator[None]:
     if device.type != "cuda" or dtype not in ("fp32", "tf32"):
         yield
         return
-    settings: Any = torch.backends.cuda.matmul
-    before = settings.fp32_precision
-    settings.fp32_precision = "tf32" if dtype == "tf32" else "ieee"
+    # Torch refuses a mix of this switch and the newer one per backend; training sets this one.
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     try:
         yield
     finally:
-        settings.fp32_precision = before
+        torch.set_float32_matmul_precision(before)
 
 
 def _gemm_rates(device: torch.device, dtype: torch.dtype, shape: Shape, share_s: float, expected: float | None) -> list[float] | str:
