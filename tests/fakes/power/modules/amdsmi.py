@@ -1,5 +1,5 @@
 """A stand-in for AMD's library. ``FAKE_AMD`` is a JSON list with one object per device (see ``DEFAULTS``)."""
-# ruff: noqa: N801, N802, N816, N818 - the names are the library's
+# ruff: noqa: N818 - the names are the library's
 
 import json
 import os

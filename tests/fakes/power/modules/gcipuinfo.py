@@ -1,5 +1,5 @@
 """A stand-in for Graphcore's library. ``FAKE_IPU`` is a JSON list of the texts that the devices answer."""
-# ruff: noqa: N801, N802, N816, N818 - the names are the library's
+# ruff: noqa: N801, N802 - the names are the library's
 
 import json
 import os

@@ -1,5 +1,5 @@
 """A stand-in for Gaudi's library. ``FAKE_GAUDI_MW`` is a JSON list of powers in mW; 0 stands for a read that failed."""
-# ruff: noqa: N801, N802, N816, N818 - the names are the library's
+# ruff: noqa: N802 - the names are the library's
 
 import json
 import os

@@ -33,8 +33,13 @@ DEFAULTS = {
 }
 
 NVML_SUCCESS = 0
-NVML_ERROR_NOT_SUPPORTED = 3
-NVML_ERROR_GPU_IS_LOST = 15
+NVML_ERROR_UNINITIALIZED, NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NO_PERMISSION = 1, 2, 3, 4
+NVML_ERROR_ALREADY_INITIALIZED, NVML_ERROR_NOT_FOUND, NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_INSUFFICIENT_POWER = 5, 6, 7, 8
+NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_TIMEOUT, NVML_ERROR_IRQ_ISSUE, NVML_ERROR_LIBRARY_NOT_FOUND = 9, 10, 11, 12
+NVML_ERROR_FUNCTION_NOT_FOUND, NVML_ERROR_CORRUPTED_INFOROM, NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED = 13, 14, 15, 16
+NVML_ERROR_OPERATING_SYSTEM, NVML_ERROR_LIB_RM_VERSION_MISMATCH, NVML_ERROR_MEMORY, NVML_ERROR_UNKNOWN = 17, 18, 20, 999
+NVML_FEATURE_DISABLED, NVML_FEATURE_ENABLED = 0, 1
+NVML_DEVICE_ARCH_VOLTA = 5
 NVML_TEMPERATURE_GPU = 0
 NVML_FI_DEV_POWER_AVERAGE, NVML_FI_DEV_POWER_INSTANT = 185, 186
 NVML_POWER_SCOPE_GPU, NVML_POWER_SCOPE_MODULE, NVML_POWER_SCOPE_MEMORY = 0, 1, 2
@@ -82,6 +87,8 @@ class Gpu:
         self.failed_once = self.hung = False
 
     def check(self):
+        if os.path.exists(os.environ.get("FAKE_LOST", "/nonexistent")):  # noqa: PTH110 - any process can make the GPUs fall off the bus
+            raise NVMLError_GpuIsLost()
         now = time.monotonic() - _t0()
         if self.hang_at is not None and now >= self.hang_at and not self.hung:
             self.hung = True
@@ -120,6 +127,11 @@ def nvmlInit():
 
 def nvmlInitWithFlags(flags):
     nvmlInit()
+
+
+def _nvmlGetFunctionPointer(name):
+    """Its presence is how zeus recognises the official library."""
+    return globals()[name]
 
 
 def nvmlShutdown():
@@ -231,6 +243,41 @@ def nvmlDeviceGetTemperature(handle, sensor):
 
 def nvmlDeviceGetArchitecture(handle):
     return 9
+
+
+def nvmlDeviceGetPersistenceMode(handle):
+    return NVML_FEATURE_ENABLED
+
+
+def nvmlDeviceGetC2cModeInfoV(handle):
+    raise NVMLError_NotSupported()
+
+
+def nvmlDeviceGetComputeMode(handle):
+    return 0
+
+
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    return []
+
+
+nvmlDeviceGetGraphicsRunningProcesses = nvmlDeviceGetComputeRunningProcesses
+
+
+class c_nvmlMemory_t:
+    total, free, used = 80 << 30, 70 << 30, 10 << 30
+
+
+def nvmlDeviceGetMemoryInfo(handle):
+    return c_nvmlMemory_t()
+
+
+class _Utilization:
+    gpu = memory = 50
+
+
+def nvmlDeviceGetUtilizationRates(handle):
+    return _Utilization()
 
 
 def nvmlSystemGetDriverVersion():

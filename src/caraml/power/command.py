@@ -1,0 +1,296 @@
+"""Measure a command: run it, keep its exit code and signals, and write what it drew, whatever happens to either."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from caraml.errors import InputError, unknown_name
+from caraml.power import node
+from caraml.power.meter import Meter
+from caraml.power.model import WindowEnergy
+from caraml.power.result import Format, Result, ResultFolder
+from caraml.power.source import ENTRIES, source_names
+
+FORWARDED = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGCONT") if hasattr(signal, name)
+)
+SHARED = ("rapl", "grace", "cray", "ipmi", "redfish", "slurm", "csv")
+"""Sources of what all processes of a node share: one process per node reads them."""
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""Exit codes of a command that could not be started, as shells have them."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a measured command ended, and what it drew."""
+
+    exit_code: int
+    """As a shell reports it: 128 + number if a signal ended the command."""
+    signal: int | None
+    energy: WindowEnergy
+    files: list[Path]
+
+
+def check_methods(methods: Sequence[str]) -> None:
+    """Raise an error for a source that does not exist, naming those that do and those that answer on this machine."""
+    for method in methods:
+        if method.partition(":")[0] not in ENTRIES:
+            from caraml.power.doctor import available_sources
+
+            here = [line["name"] for line in available_sources(seconds=0.0) if line["readable"]]
+            known = unknown_name("power source", method.partition(":")[0], ENTRIES)
+            hint = f"{known.hint} " if known.hint else ""
+            raise InputError(known.args[0], f"{hint}readable on this machine: {', '.join(here) or 'none'}")
+
+
+def run_command(
+    argv: Sequence[str],
+    *,
+    methods: Sequence[str] | None = None,
+    interval: float = 0.1,
+    out: Path | None = None,
+    fmt: Format = "csv",
+    rank: int | None = None,
+    idle_s: float = 0.0,
+    devices: Sequence[str] | None = None,
+) -> int:
+    """Run and measure ``argv``; write results, report on standard error; return the command's exit code.
+
+    Args:
+        argv: the command and its arguments.
+        methods: names of sources; ``None`` for every one that answers.
+        interval: sampling interval [s].
+        out: folder for the results; ``None`` for ``caraml-power/<job or time>``. Nothing in it is overwritten.
+        fmt: format of the raw readings; the result itself is always JSON.
+        rank: number in the names of the files; ``None`` to take it from the launcher (srun, mpirun), if there is one.
+        idle_s: measure this long before the command starts [s], and report net energy beside gross.
+        devices: as for ``Meter``.
+    """
+    outcome = measure(argv, methods=methods, interval=interval, out=out, fmt=fmt, rank=rank, idle_s=idle_s, devices=devices)
+    return outcome.exit_code
+
+
+def exit_like(outcome: Outcome) -> int:
+    """End as the command ended: by the same signal, if it was one, so that whoever waits for this process sees it."""
+    if outcome.signal is not None and outcome.signal != signal.SIGKILL:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signal.signal(outcome.signal, signal.SIG_DFL)
+        os.kill(os.getpid(), outcome.signal)
+    return outcome.exit_code
+
+
+def measure(
+    argv: Sequence[str],
+    *,
+    methods: Sequence[str] | None = None,
+    interval: float = 0.1,
+    out: Path | None = None,
+    fmt: Format = "csv",
+    rank: int | None = None,
+    idle_s: float = 0.0,
+    devices: Sequence[str] | None = None,
+) -> Outcome:
+    """As ``run_command``, but returns all that is known."""
+    if not argv:
+        raise InputError("there is no command to measure", "put it after two dashes: caraml power -- python train.py")
+    if not idle_s >= 0:
+        raise InputError(f"the idle time is {idle_s!r} s, expected 0 or more")
+    check_methods(methods or ())
+    rank = rank if rank is not None else node.rank()
+    election = node.Election() if rank is not None else None
+    names = [n for n in methods or source_names(auto_only=True) if not election or election.elected or n.partition(":")[0] not in SHARED]
+    # Asked for by nobody, a source first looks for its driver's files: that keeps the start short.
+    meter = Meter("auto" if methods is None and (not election or election.elected) else names, devices, interval)
+    folder = ResultFolder(out or _default_folder(), fmt, rank)
+    meter.listen(folder.add)
+    result = Result(list(argv), WindowEnergy("command", 0.0, 0.0), rank=rank, world_size=node.world_size())
+    folder.write(result)
+    try:
+        return _measured(meter, folder, result, idle_s)
+    finally:
+        if election:
+            election.close()
+
+
+def _measured(meter: Meter, folder: ResultFolder, result: Result, idle_s: float) -> Outcome:
+    """Start the meter, run the command inside a window, write the result."""
+    with meter:
+        result.channels = meter.channels
+        folder.write(result)
+        if idle_s > 0:
+            with meter.window("idle") as quiet:
+                time.sleep(idle_s)
+            result.idle = quiet.energy
+        child = _Child(result.command)
+        start = meter.mark()
+        with LiveLine(meter, start):
+            code = child.run()
+        end = meter.mark()
+        result.energy = meter.energy("command", start, end, result.idle)
+    result.channels, result.missing_sources = meter.channels, meter.reasons
+    _conclude(result, code, child.trouble)
+    files = _write(meter, folder, result)
+    _report(result, files, folder.trouble)
+    exit_code = code if code >= 0 else 128 - code
+    return Outcome(exit_code, -code if code < 0 else None, result.energy, files)
+
+
+def _conclude(result: Result, code: int, trouble: str | None) -> None:
+    """Status and validity: the energy of a command that was killed is known, but it is not the command's."""
+    result.status = "finished"
+    result.exit_code, result.signal = (code, None) if code >= 0 else (128 - code, -code)
+    result.valid, result.reason = result.energy.valid, result.energy.reason
+    if trouble is not None:
+        result.valid, result.reason = False, trouble
+    elif code < 0:
+        result.valid, result.reason = False, f"the command was ended by {signal.Signals(-code).name}"
+
+
+class _Child:
+    """The command as a child process, to which signals are passed on."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self._argv = argv
+        self._process: subprocess.Popen[bytes] | None = None
+        self.trouble: str | None = None
+        """Why it could not be started."""
+
+    def run(self) -> int:
+        """Start it and wait for its end; the exit code, or minus the signal that ended it."""
+        before = self._pass_signals_on()
+        try:
+            self._process = subprocess.Popen(self._argv)
+            return self._process.wait()
+        except OSError as error:
+            self.trouble = f"{self._argv[0]} cannot be started: {error.strerror}"
+            return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _pass_signals_on(self) -> dict[int, Any]:
+        """Install handlers; returns the old ones. Only the main thread may do so."""
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+        before = {number: signal.signal(number, self._forward) for number in FORWARDED}
+        # Ctrl-C at a terminal reaches the command by itself, since it is in the same foreground group.
+        at_terminal = os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, _ignore if at_terminal else self._forward)
+        return before
+
+    def _forward(self, number: int, frame: FrameType | None) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Handle a signal by doing nothing; unlike ``SIG_IGN`` this is not inherited by the command."""
+
+
+class LiveLine:
+    """A line on the terminal with the power now; nothing if standard error is not a terminal."""
+
+    def __init__(self, meter: Meter, start: float) -> None:
+        self._meter, self._start = meter, start
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="power-live", daemon=True) if sys.stderr.isatty() else None
+
+    def __enter__(self) -> LiveLine:
+        if self._thread is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join(0.5)
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def _run(self) -> None:
+        while not self._stop.wait(1.0):
+            power = self._meter.latest_power_w()
+            shown = "no power reading" if power is None else f"{power:.0f} W"
+            print(f"\r\x1b[K{time.monotonic() - self._start:.0f} s  {shown}", end="", file=sys.stderr, flush=True)
+
+
+def _default_folder() -> Path:
+    """Where results go if nobody says: by job and step, so that all ranks meet, else by time and process."""
+    name = node.job() if node.rank() is not None else f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
+    return Path("caraml-power") / name
+
+
+def _write(meter: Meter, folder: ResultFolder, result: Result) -> list[Path]:
+    """Write result and picture. If that fails now, the result goes to standard error: it must not be lost."""
+    try:
+        files = folder.finish(result)
+        if result.energy.channels:
+            from caraml.power.trace import svg
+
+            picture = folder.folder / folder.path.name.replace("energy", "power").replace(".json", ".svg")
+            picture.write_text(svg(meter.store, result.energy.start, result.energy.end, " ".join(result.command)[:100]))
+            files.append(picture)
+        return files
+    except OSError as error:
+        print(f"caraml power: cannot write to {folder.folder}: {error.strerror}; the result is:", file=sys.stderr)
+        print(json.dumps(asdict(result), allow_nan=False), file=sys.stderr)
+        return []
+
+
+def _report(result: Result, files: list[Path], trouble: str | None) -> None:
+    """A short table on standard error."""
+    energy = result.energy
+    lines = [f"caraml power: {energy.duration_s:.3f} s, exit code {result.exit_code}"]
+    for name, total in energy.boundaries.items():
+        if total.energy_j is None:
+            known = "" if total.partial_j is None else f", {total.partial_j:.6g} J seen"
+            lines.append(f"  {name:8s} unknown{known}: {total.reason}")
+            continue
+        idle = "" if total.idle_j is None else f", of which idle {total.idle_j:.6g} J"
+        peak = "" if total.peak_w is None else f", peak {total.peak_w:.0f} W"
+        doubt = "" if total.valid else f" NOT VALID ({total.reason})"
+        mean = "" if total.mean_w is None else f", mean {total.mean_w:.1f} W"
+        lines.append(f"  {name:8s} {total.energy_j:.6g} J ± {total.bound_j or 0.0:.2g} J{mean}{peak}{idle}{doubt}")
+    if not result.valid and result.reason and (not energy.boundaries or result.signal):
+        lines.append(f"  not valid: {result.reason}")
+    if "fake" in energy.flags:
+        lines.append("  these numbers are made up: the source is fake")
+    lines += [f"  {trouble}"] if trouble else []
+    lines.append(f"  written: {', '.join(str(f) for f in files) or 'nothing'}")
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def watch(methods: Sequence[str] | None = None, interval: float = 0.1, seconds: float | None = None, every: float = 1.0) -> int:
+    """Print the power of every domain once per ``every`` seconds, until interrupted or for ``seconds``. Exit code 3: no sensor."""
+    from caraml.power.live import channel_power
+
+    check_methods(methods or ())
+    with Meter("auto" if methods is None else list(methods), None, interval) as meter:
+        if not meter.channels:
+            print("no power sensor:\n  " + "\n  ".join(meter.reasons), file=sys.stderr)
+            return 3
+        end = None if seconds is None else time.monotonic() + seconds
+        try:
+            while end is None or time.monotonic() < end:
+                time.sleep(every if end is None else min(every, max(end - time.monotonic(), 0.0)))
+                shown: dict[str, str] = {}
+                for channel in sorted(meter.channels, key=lambda c: c.kind == "energy"):
+                    power = channel_power(channel, meter.store, interval)
+                    shown.setdefault(f"{channel.label} [{channel.boundary}]", "-" if power is None else f"{power:.1f} W")
+                clock = time.strftime("%H:%M:%S")
+                print(clock + "  " + "  ".join(f"{name} {power}" for name, power in shown.items()), flush=True)
+        except KeyboardInterrupt:
+            pass
+    return 0

@@ -1,0 +1,251 @@
+"""From readings of an energy counter to the energy of a window, with a bound.
+
+A counter shows the energy up to some instant in the recent past: it is refreshed every ``u`` seconds, so a reading at
+time t is E(t - a) with an age a between 0 and u. Every reading is therefore dated back by u/2, the window's edges are
+interpolated between readings, and what the age can still do is part of the bound.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+
+from caraml.power.model import Channel
+from caraml.power.series import Estimate, Series, interpolate, silent, usable_shift
+
+DEFAULT_MAX_POWER_W = {"device": 2000.0, "module": 4000.0, "cpu": 1500.0, "node_dc": 40000.0, "node_ac": 40000.0}
+"""No plausible power is higher, where the sensor does not say."""
+
+MARGIN = 1.5
+"""A step may exceed the highest plausible power by this factor before it counts as a restart of the counter."""
+
+MIN_STEPS = 10
+"""A window of fewer updates than this is too short for its number to be used."""
+
+
+@dataclass(slots=True)
+class Counter:
+    """Readings made continuous: wraps added, glitches dropped, restarts cut out."""
+
+    t: list[float] = field(default_factory=list)
+    half: list[float] = field(default_factory=list)
+    energy: list[float] = field(default_factory=list)
+    """Energy since the first reading, without what fell into ``cuts`` [J]."""
+    cuts: list[tuple[float, float]] = field(default_factory=list)
+    """Intervals whose energy is unknown because the counter restarted."""
+    ambiguous: list[tuple[float, float]] = field(default_factory=list)
+    """Intervals so long that the counter may have wrapped unseen."""
+    glitches: int = 0
+    """Single readings that contradicted both neighbours, and were dropped."""
+
+
+def max_power(channel: Channel) -> float:
+    """Highest plausible power of the channel [W]."""
+    return channel.max_power_w or DEFAULT_MAX_POWER_W[channel.boundary]
+
+
+def _increment(delta: float, dt: float, channel: Channel) -> tuple[float | None, bool]:
+    """The plausible energy of one step, or ``None``; and whether a wrap may have been missed."""
+    limit = MARGIN * max_power(channel) * (dt + channel.update_period_s) + 2 * channel.resolution
+    doubtful = channel.wrap_j is not None and dt >= channel.wrap_j / (2 * max_power(channel))
+    if delta < 0 and channel.wrap_j is not None:
+        delta += channel.wrap_j
+    return (delta if 0 <= delta <= limit else None), doubtful
+
+
+def unwrap(series: Series, channel: Channel) -> Counter:
+    """Turn a counter that wraps, restarts and glitches into one that only rises.
+
+    A decrease is a wrap only if the energy that it implies is plausible; everything else is a restart, and the interval
+    is cut out: no energy is made up for it. A lost reading costs nothing, since the next one contains it.
+    """
+    counter = Counter()
+    times, values = series.t, series.value
+    for i, value in enumerate(values):
+        if not counter.t:
+            counter.t, counter.half, counter.energy = [times[i]], [series.half[i]], [0.0]
+            last = value
+            continue
+        delta, doubtful = _increment(value - last, times[i] - counter.t[-1], channel)
+        if delta is None and i + 1 < len(values):
+            around, _ = _increment(values[i + 1] - last, times[i + 1] - counter.t[-1], channel)
+            if around is not None:
+                counter.glitches += 1
+                continue
+        if delta is None:
+            counter.cuts.append((counter.t[-1], times[i]))
+        elif doubtful:
+            counter.ambiguous.append((counter.t[-1], times[i]))
+        counter.t.append(times[i])
+        counter.half.append(series.half[i])
+        counter.energy.append(counter.energy[-1] + (delta or 0.0))
+        last = value
+    return counter
+
+
+def _slope(counter: Counter, start: float, end: float) -> float | None:
+    """Mean power between the readings that enclose ``[start, end]`` [W]."""
+    left = max(bisect_right(counter.t, start) - 1, 0)
+    right = min(bisect_left(counter.t, end), len(counter.t) - 1)
+    span = counter.t[right] - counter.t[left]
+    return (counter.energy[right] - counter.energy[left]) / span if span > 0 else None
+
+
+def _local_power(counter: Counter, power: Series | None, at: float, reach: float) -> tuple[float, float]:
+    """Lowest and highest power near ``at`` [W], from both sides of it and from the power channel if there is one.
+
+    A slope over five update periods is off by up to a fifth, because its ends may be one period old.
+    """
+    slopes = [s for s in (_slope(counter, at - reach, at), _slope(counter, at, at + reach)) if s is not None]
+    low, high = (0.8 * min(slopes), 1.2 * max(slopes)) if slopes else (0.0, 0.0)
+    seen = power.extremes(at - reach / 2, at + reach / 2) if power is not None and len(power) else None
+    return (min(low, seen[0]), max(high, seen[1])) if seen else (low, high)
+
+
+def _interpolation_bound(t: list[float], energy: list[float], at: float, low: float, high: float) -> float:
+    """How far a straight line can be from the energy at ``at``, if power stays between ``low`` and ``high`` [J]."""
+    right = min(max(bisect_left(t, at), 1), len(t) - 1)
+    left = right - 1
+    before, after = at - t[left], t[right] - at
+    if before + after <= 0:
+        return 0.0
+    slope = (energy[right] - energy[left]) / (before + after)
+    low, high = min(low, slope), max(high, slope)
+    below = min((slope - low) * before, (high - slope) * after)
+    above = min((high - slope) * before, (slope - low) * after)
+    return max(below, above)
+
+
+def _stuck(counter: Counter, channel: Channel, start: float, end: float) -> float:
+    """Time in the window during which the counter stood still and did not catch up afterwards [s]."""
+    first, last = max(bisect_right(counter.t, start) - 1, 0), min(bisect_left(counter.t, end), len(counter.t) - 1)
+    total = counter.t[last] - counter.t[first]
+    typical = (counter.energy[last] - counter.energy[first]) / total if total > 0 else 0.0
+    stuck, i = 0.0, first
+    while i < last:
+        j = i
+        while j < last and counter.energy[j + 1] <= counter.energy[i]:
+            j += 1
+        flat = counter.t[j] - counter.t[i]
+        if flat > _patience(channel):
+            span = counter.t[min(j + 1, last)] - counter.t[i]
+            rise = counter.energy[min(j + 1, last)] - counter.energy[i]
+            if rise < 0.5 * typical * span or rise == 0:
+                stuck += flat
+        i = max(j, i + 1)
+    return min(stuck, end - start)
+
+
+def _patience(channel: Channel) -> float:
+    """A counter that does not move for longer than this stands still [s]; before, it may only be slow."""
+    return max(10 * channel.update_period_s, 5 * channel.resolution, 1.0)
+
+
+def _longest_repeat(counter: Counter, channel: Channel) -> float:
+    """Longest time without a change, where it is neither standstill nor the counter's coarse step [s].
+
+    A counter that was seen unchanged for this long refreshes no more often, whatever its data sheet says.
+    """
+    mean = counter.energy[-1] / max(counter.t[-1] - counter.t[0], 1e-9)
+    longest, since = 0.0, 0
+    for i in range(1, len(counter.t)):
+        if counter.energy[i] > counter.energy[since]:
+            since = i
+            continue
+        repeat = counter.t[i] - counter.t[since]
+        if longest < repeat <= _patience(channel) and repeat * mean > 2 * channel.resolution:
+            longest = repeat
+    return longest
+
+
+def counter_energy(series: Series, channel: Channel, start: float, end: float, power: Series | None = None) -> Estimate:
+    """Energy between ``start`` and ``end`` by counter difference.
+
+    ``power`` is the power channel of the same domain, if there is one: it tells how high the load was at the edges.
+    Parts of the bound: ``steps`` (age of the readings), ``edges`` (interpolation), ``timing`` (length of the calls),
+    ``resolution``, ``gaps`` (restarts and standstill, at the highest power seen).
+    """
+    estimate = Estimate()
+    why = silent(series, start, end)
+    counter = unwrap(series, channel)
+    if why or len(counter.t) < 2:
+        return _partial(estimate, counter, start, end, why or "the sensor gave one reading only")
+    period = max(channel.update_period_s, _longest_repeat(counter, channel))
+    shift = usable_shift(channel.update_period_s / 2, series, end)
+    t = [instant - shift for instant in counter.t]
+    estimate.energy_j = interpolate(t, counter.energy, end) - interpolate(t, counter.energy, start)
+
+    reach = max(5 * period, _typical_gap(counter.t))
+    (low_s, high_s), (low_e, high_e) = (_local_power(counter, power, at, reach) for at in (start, end))
+    old, young = shift, period - shift
+    estimate.parts = {
+        "steps": max(high_s * old + high_e * young, high_s * young + high_e * old),
+        "edges": _interpolation_bound(t, counter.energy, start, low_s, high_s)
+        + _interpolation_bound(t, counter.energy, end, low_e, high_e),
+        "timing": high_s * _half_at(counter, start) + high_e * _half_at(counter, end),
+        "resolution": channel.resolution,
+    }
+    estimate.peak_w = _peak(counter, channel, start, end)
+    estimate.coverage = 1.0
+    _count_defects(estimate, counter, channel, (start, end), max(high_s, high_e, estimate.peak_w or 0.0))
+    return estimate
+
+
+def _partial(estimate: Estimate, counter: Counter, start: float, end: float, why: str) -> Estimate:
+    """The energy of the part that was seen, kept apart from the energy of the window, which is unknown."""
+    estimate.reason = why
+    estimate.flags.add("partial_coverage")
+    if len(counter.t) >= 2:
+        begin, finish = max(start, counter.t[0]), min(end, counter.t[-1])
+        if finish > begin:
+            estimate.partial_j = interpolate(counter.t, counter.energy, finish) - interpolate(counter.t, counter.energy, begin)
+            estimate.coverage = (finish - begin) / (end - start)
+            estimate.peak_w = None
+    return estimate
+
+
+def _count_defects(estimate: Estimate, counter: Counter, channel: Channel, window: tuple[float, float], highest: float) -> None:
+    """Flags and bound of restarts, possible missed wraps, standstill and shortness."""
+    start, end = window
+    lost = sum(max(0.0, min(b, end) - max(a, start)) for a, b in counter.cuts)
+    if lost > 0:
+        estimate.flags.add("reset")
+        estimate.parts["gaps"] = (channel.max_power_w or highest) * lost
+        estimate.coverage = max(0.0, 1.0 - lost / (end - start))
+    if any(b > start and a < end for a, b in counter.ambiguous):
+        estimate.flags.add("wrap_ambiguous")
+    stuck = _stuck(counter, channel, start, end)
+    if stuck > 0:
+        estimate.flags.add("frozen")
+        estimate.parts["gaps"] = estimate.parts.get("gaps", 0.0) + (channel.max_power_w or highest) * stuck
+        estimate.coverage = max(0.0, estimate.coverage - stuck / (end - start))
+        if stuck >= 0.9 * (end - start):
+            estimate.energy_j, estimate.parts = None, {}
+            estimate.reason = f"the counter stood still for {stuck:.3g} s"
+    if end - start < MIN_STEPS * channel.update_period_s:
+        estimate.flags.add("too_short")
+
+
+def _typical_gap(t: list[float]) -> float:
+    """Mean time between readings [s]."""
+    return (t[-1] - t[0]) / (len(t) - 1)
+
+
+def _half_at(counter: Counter, at: float) -> float:
+    """Time uncertainty of the readings on either side of ``at`` [s]."""
+    right = min(max(bisect_left(counter.t, at), 1), len(counter.t) - 1)
+    return max(counter.half[right - 1], counter.half[right])
+
+
+def _peak(counter: Counter, channel: Channel, start: float, end: float) -> float | None:
+    """Highest mean power over spans of at least five update periods inside the window [W]."""
+    inside = [i for i, t in enumerate(counter.t) if start <= t <= end]
+    span = max(5 * channel.update_period_s, 1e-3)
+    peak, i = None, 0
+    for j in range(1, len(inside)):
+        a, b = inside[i], inside[j]
+        if counter.t[b] - counter.t[a] >= span:
+            power = (counter.energy[b] - counter.energy[a]) / (counter.t[b] - counter.t[a])
+            peak = power if peak is None else max(peak, power)
+            i = j
+    return peak

@@ -1,0 +1,228 @@
+"""From the readings of all channels to the energy of a window: per domain, per boundary, gross and net.
+
+Pure functions: the same readings always give the same numbers, during a run or from a file years later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from caraml.power.counter import counter_energy
+from caraml.power.integral import power_energy
+from caraml.power.model import BLOCKING, BOUNDARIES, BoundaryEnergy, Channel, ChannelEnergy, WindowEnergy
+from caraml.power.series import Estimate, Series
+
+MISMATCH = 0.10
+"""Counter and power integral that differ by more than this, and by more than both bounds, contradict each other."""
+
+NO_SOURCE = "no power sensor"
+
+
+@dataclass(slots=True)
+class Measured:
+    """One channel with its readings around a window, and how many were missed inside it."""
+
+    channel: Channel
+    series: Series
+    missed: int = 0
+    error: str | None = None
+    interval_s: float = 0.1
+
+
+def domain_energy(views: list[Measured], start: float, end: float) -> ChannelEnergy:
+    """Energy of one domain from all channels that show it: the counter is the result, power the cross-check."""
+    counter = next((m for m in views if m.channel.kind == "energy"), None)
+    powers = sorted((m for m in views if m.channel.kind != "energy"), key=lambda m: m.channel.kind != "power_instant")
+    power = powers[0] if powers else None
+    main = counter or power
+    assert main is not None, "a domain has at least one channel"
+    by_power = power_energy(power.series, power.channel, start, end, power.interval_s) if power else None
+    by_counter = counter_energy(counter.series, counter.channel, start, end, power.series if power else None) if counter else None
+
+    chosen, estimate = main, by_counter or by_power
+    assert estimate is not None
+    if by_counter and by_power and power and by_power.energy_j is not None:
+        if by_counter.energy_j is None:
+            chosen, estimate = power, by_power
+            estimate.flags |= by_counter.flags & {"frozen"}
+            estimate.reason = f"power was integrated, because the counter has no answer: {by_counter.reason}"
+        elif "too_short" in by_counter.flags and (by_power.bound_j or 0.0) < (by_counter.bound_j or 0.0):
+            # Within one step of a counter there is nothing to subtract, but the power at that moment is known.
+            chosen, estimate = power, by_power
+            estimate.flags |= by_counter.flags
+    result = _described(chosen, estimate, start, end)
+    result.missed = sum(m.missed for m in views)
+    # An instantaneous reading knows peaks best, a counter over a few updates next, a mean over a second least.
+    ranked = (by_power, by_counter) if power and power.channel.kind == "power_instant" else (by_counter, by_power)
+    result.peak_w = next((e.peak_w for e in ranked if e and e.peak_w is not None), None)
+    if by_counter and by_power and estimate is by_counter:
+        _crosscheck(result, by_counter, by_power)
+    return result
+
+
+def _described(measured: Measured, estimate: Estimate, start: float, end: float) -> ChannelEnergy:
+    """The estimate in the words of the record."""
+    channel = measured.channel
+    known = estimate.energy_j is not None
+    silent_for = f": {measured.error}" if measured.error and not known else ""
+    return ChannelEnergy(
+        id=channel.domain,
+        label=channel.label,
+        source=channel.source,
+        boundary=channel.boundary,
+        hardware=channel.hardware,
+        parent=channel.parent,
+        method="counter" if channel.kind == "energy" else "power_integral",
+        energy_j=estimate.energy_j,
+        bound_j=estimate.bound_j,
+        bound_parts=dict(estimate.parts) if known else {},
+        accuracy=channel.accuracy,
+        mean_w=None if estimate.energy_j is None else estimate.energy_j / (end - start),
+        peak_w=estimate.peak_w,
+        partial_j=None if known else estimate.partial_j,
+        readings=measured.series.count(start, end),
+        missed=measured.missed,
+        coverage=estimate.coverage,
+        users=list(channel.users),
+        flags=sorted({*estimate.flags, *channel.flags}),
+        reason=f"{estimate.reason}{silent_for}" if estimate.reason else None,
+    )
+
+
+def _crosscheck(result: ChannelEnergy, by_counter: Estimate, by_power: Estimate) -> None:
+    """Compare counter and integral; contradiction beyond both bounds makes the number invalid."""
+    if not by_counter.energy_j or by_power.energy_j is None:
+        return
+    result.crosscheck_ratio = by_power.energy_j / by_counter.energy_j
+    difference = abs(by_power.energy_j - by_counter.energy_j)
+    explained = (by_counter.bound_j or 0.0) + (by_power.bound_j or 0.0)
+    if "too_short" not in by_power.flags | by_counter.flags and difference > max(MISMATCH * by_counter.energy_j, explained):
+        result.flags = sorted({*result.flags, "counter_power_mismatch"})
+        result.reason = f"the integral of power is {result.crosscheck_ratio:.2f} times the counter"
+
+
+def roots(channels: list[ChannelEnergy]) -> list[ChannelEnergy]:
+    """Those whose parent is not among them: their sum counts nothing twice."""
+    present = {c.id for c in channels}
+    return [c for c in channels if c.parent not in present]
+
+
+def _one_source_per_hardware(channels: list[ChannelEnergy]) -> list[ChannelEnergy]:
+    """Where several sources see the same hardware at the same boundary, keep one.
+
+    The order of preference: has a number, has no blocking flag, is a counter, has the smaller relative bound.
+    """
+    groups: dict[str, dict[str, list[ChannelEnergy]]] = {}
+    for channel in channels:
+        groups.setdefault(channel.hardware, {}).setdefault(channel.source, []).append(channel)
+
+    def rank(members: list[ChannelEnergy]) -> tuple[bool, bool, bool, float]:
+        energy = sum(c.energy_j or 0.0 for c in members)
+        bound = sum(c.bound_j or 0.0 for c in members)
+        return (
+            any(c.energy_j is None for c in members),
+            any(BLOCKING & set(c.flags) for c in members),
+            any(c.method != "counter" for c in members),
+            bound / energy if energy > 0 else 1e9,
+        )
+
+    return [channel for sources in groups.values() for channel in min(sources.values(), key=rank)]
+
+
+def boundary_energy(channels: list[ChannelEnergy], duration: float) -> BoundaryEnergy:
+    """Sum over the domains of one boundary that do not contain each other.
+
+    Bounds add linearly: sensors of one type err together. If one domain has no number the sum has none either, and what
+    is known goes into ``partial_j``.
+    """
+    # Nesting is settled within a source: two sources may name the same rail differently.
+    chosen = roots(_one_source_per_hardware(channels))
+    total = BoundaryEnergy(channels=[c.id for c in chosen])
+    known = [c.energy_j for c in chosen if c.energy_j is not None]
+    if len(known) < len(chosen):
+        parts = [*known, *(c.partial_j for c in chosen if c.partial_j is not None)]
+        total.partial_j = sum(parts) if parts else None
+        missing = [f"{c.id}: {c.reason or 'no number'}" for c in chosen if c.energy_j is None]
+        total.reason = "; ".join(missing)
+        return total
+    total.energy_j = sum(known)
+    total.mean_w = total.energy_j / duration if duration > 0 else None
+    total.bound_j = _sum(c.bound_j for c in chosen)
+    total.peak_w = _sum(c.peak_w for c in chosen)
+    total.idle_j = _sum(c.idle_j for c in chosen)
+    total.net_j = _sum(c.net_j for c in chosen)
+    total.net_bound_j = _sum(c.net_bound_j for c in chosen)
+    total.accuracy = max((c.accuracy for c in chosen if c.accuracy is not None), default=None)
+    blocking = sorted({f for c in chosen for f in c.flags} & BLOCKING)
+    total.valid = not blocking
+    total.reason = f"flags: {', '.join(blocking)}" if blocking else None
+    return total
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Sum, or ``None`` if one of the values is not known."""
+    found = list(values)
+    return sum(v for v in found if v is not None) if found and all(v is not None for v in found) else None
+
+
+def subtract_idle(channel: ChannelEnergy, idle: ChannelEnergy | None, duration: float, idle_duration: float) -> None:
+    """Add idle and net energy to ``channel``; gross energy stays what it is. An invalid baseline is not subtracted."""
+    if idle is None or idle.energy_j is None or idle.mean_w is None or BLOCKING & set(idle.flags):
+        return
+    channel.idle_w = idle.mean_w
+    channel.idle_j = idle.mean_w * duration
+    if channel.energy_j is not None:
+        channel.net_j = channel.energy_j - channel.idle_j
+        if channel.bound_j is not None and idle.bound_j is not None:
+            channel.net_bound_j = channel.bound_j + idle.bound_j * duration / idle_duration
+
+
+def window_energy(
+    name: str,
+    measured: list[Measured],
+    start: float,
+    end: float,
+    *,
+    idle: WindowEnergy | None = None,
+    reasons: list[str] | None = None,
+    flags: Iterable[str] = (),
+) -> WindowEnergy:
+    """All domains and boundaries of one window. Without a channel there is no number, only the reason.
+
+    ``flags`` are those that hold for the whole window: of the clocks, and of sensors that could not be opened.
+    """
+    window = WindowEnergy(name, start, end, interval_s=max((m.interval_s for m in measured), default=None))
+    if end <= start:
+        window.reason, window.flags = "the window has no length", ["too_short"]
+        return window
+    if not measured:
+        window.flags = sorted({"no_source", *flags})
+        window.reason = f"{NO_SOURCE}: {'; '.join(reasons) if reasons else 'none was asked for'}"
+        return window
+    domains: dict[tuple[str, str], list[Measured]] = {}
+    for m in measured:
+        domains.setdefault((m.channel.source, m.channel.domain), []).append(m)
+    window.channels = [domain_energy(views, start, end) for views in domains.values()]
+    if idle is not None:
+        before = {(c.source, c.id): c for c in idle.channels}
+        for channel in window.channels:
+            subtract_idle(channel, before.get((channel.source, channel.id)), end - start, idle.duration_s)
+    _conclude(window, set(flags))
+    return window
+
+
+def _conclude(window: WindowEnergy, common: set[str]) -> None:
+    """Boundaries, flags and validity from the domains."""
+    for boundary in BOUNDARIES:
+        members = [c for c in window.channels if c.boundary == boundary]
+        if members:
+            window.boundaries[boundary] = boundary_energy(members, window.duration_s)
+    window.flags = sorted({f for c in window.channels for f in c.flags} | common)
+    blocked = sorted(common & BLOCKING)
+    for total in window.boundaries.values():
+        if blocked:
+            total.valid, total.reason = False, f"flags: {', '.join(blocked)}"
+    window.valid = any(total.valid for total in window.boundaries.values())
+    if not window.valid:
+        window.reason = "; ".join(f"{name}: {total.reason}" for name, total in window.boundaries.items() if total.reason)

@@ -1,0 +1,232 @@
+"""The meter: start it, mark instants, and ask for the energy between any two of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ContextDecorator
+from types import TracebackType
+
+from caraml.errors import InputError
+from caraml.power.clock import ClockLog, node_key
+from caraml.power.energy import Measured, window_energy
+from caraml.power.live import latest_power
+from caraml.power.model import Channel, Reading, WindowEnergy
+from caraml.power.sampling import Sampling, ThreadSampling
+from caraml.power.source import Source, create, source_names
+from caraml.power.store import Store
+
+TAIL_S = 0.5
+"""How long beyond its age a reading after the window's end is waited for [s]."""
+
+TAIL_SHARE = 0.1
+"""A window is not followed for longer than this share of its own length: a short one is uncertain anyhow."""
+
+SHORTEST_INTERVAL_S = 0.001
+
+
+class Window(ContextDecorator):
+    """A named stretch of time. Windows may nest, overlap, and be used as decorators (one window per call)."""
+
+    def __init__(self, meter: Meter, name: str, idle: WindowEnergy | None = None) -> None:
+        self._meter, self._idle = meter, idle
+        self._energy: WindowEnergy | None = None
+        self.name = name
+        self.start: float | None = None
+        """``time.monotonic()`` at entry [s]."""
+        self.end: float | None = None
+
+    def _recreate_cm(self) -> Window:
+        return Window(self._meter, self.name, self._idle)
+
+    def __enter__(self) -> Window:
+        self._meter.windows.append(self)
+        self.start = self._meter.mark()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.end = self._meter.mark()
+
+    @property
+    def energy(self) -> WindowEnergy:
+        """Energy of the closed window. The first call may wait for the readings after its end (see ``Meter.energy``)."""
+        if self.start is None or self.end is None:
+            raise InputError(f"the window {self.name!r} is not closed yet", "ask for .energy after its with block")
+        if self._energy is None:
+            self._energy = self._meter.energy(self.name, self.start, self.end, self._idle)
+        return self._energy
+
+
+class Meter:
+    """Samples power and energy sensors and answers for any window of time while it ran.
+
+    Args:
+        sources: ``"auto"`` (every cheap source that answers; the others leave a reason), names as in
+            ``caraml.power.source_names()``, or objects with the ``Source`` interface. Asking for a name that is unknown
+            is an error; asking for one that does not answer is not, since the run must go on: see ``reasons``.
+        devices: ids of accelerators (``GPU-…`` UUID, PCI address, index); ``None`` keeps to what the environment makes
+            visible to this process (``CUDA_VISIBLE_DEVICES`` and the like), ``["all"]`` takes all of the node.
+        interval: length of a sampling interval [s]; one reading at a random instant in each.
+        process: sample in a process of its own, so that a busy interpreter cannot delay readings. Needs names, not objects.
+        offset: where in its interval a reading falls (0 to 1); random unless a test wants otherwise.
+    """
+
+    def __init__(
+        self,
+        sources: str | Sequence[str | Source] = "auto",
+        devices: Sequence[str] | None = None,
+        interval: float = 0.1,
+        *,
+        process: bool = False,
+        offset: Callable[[], float] | None = None,
+    ) -> None:
+        if not interval >= SHORTEST_INTERVAL_S:
+            raise InputError(f"sampling interval is {interval!r} s, expected at least {SHORTEST_INTERVAL_S} s")
+        self.interval = interval
+        self.windows: list[Window] = []
+        self.clock = ClockLog()
+        self.store = Store()
+        self._running = False
+        self._marks: tuple[float, float] | None = None
+        """The first and the last mark [s]."""
+        self._automatic = sources == "auto"
+        self._sampling = self._choose(sources, devices, process, offset)
+
+    def _choose(
+        self,
+        sources: str | Sequence[str | Source],
+        devices: Sequence[str] | None,
+        process: bool,
+        offset: Callable[[], float] | None,
+    ) -> Sampling:
+        automatic = self._automatic
+        wanted = source_names(auto_only=True) if automatic else [sources] if isinstance(sources, str) else list(sources)
+        names = [s for s in wanted if isinstance(s, str)]
+        if process:
+            if len(names) < len(wanted) or offset is not None:
+                raise InputError("a sampler process needs the names of sources, not objects")
+            for name in names:
+                create(name, devices, automatic)  # an unknown name is told here, not in the child
+            from caraml.power.process import ProcessSampling
+
+            return ProcessSampling(names, devices, self.interval, self.store, automatic)
+        made = [create(s, devices, automatic) if isinstance(s, str) else s for s in wanted]
+        return ThreadSampling(made, self.interval, self.store, offset)
+
+    def start(self) -> None:
+        """Open the sources and begin to sample. Returns after the first reading of each."""
+        self._sampling.start()
+        self._running = True
+        self.clock.note()
+
+    def stop(self) -> None:
+        """Wait for the tail of the last window, then end sampling. What was read stays available."""
+        if not self._running:
+            return
+        if self._marks is not None:
+            self._await_tail(*self._marks)
+        self._running = False
+        self.clock.note()
+        self._sampling.stop()
+
+    def __enter__(self) -> Meter:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    @property
+    def channels(self) -> list[Channel]:
+        """All channels that were found."""
+        return list(self.store.channels.values())
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why sources are not read, or no longer read; each with the command that would mend it, if there is one."""
+        return self._sampling.reasons
+
+    def mark(self) -> float:
+        """Read every channel now; returns the monotonic time of the call [s], to be used as the edge of a window."""
+        at = time.monotonic()
+        self._marks = (self._marks[0] if self._marks else at, at)
+        if self._running:
+            self._sampling.request(at)
+            self._sampling.read_now()
+            self.clock.note()
+        return at
+
+    def window(self, name: str, idle: WindowEnergy | None = None) -> Window:
+        """A context manager, or decorator, that marks its start and end; its ``energy`` is there afterwards."""
+        return Window(self, name, idle)
+
+    def energy(self, name: str, start: float, end: float, idle: WindowEnergy | None = None) -> WindowEnergy:
+        """Energy between two monotonic instants [s] while the meter ran.
+
+        Waits, but not for ever, until readings after ``end`` have come, so that the edges are interpolated. ``idle`` is
+        the energy of a window in which nothing ran; with it the result has idle and net energy beside the gross.
+        """
+        self._await_tail(start, end)
+        self.clock.note()
+        flags = [*self.clock.flags(start, end), *self._sampling.closed]
+        measured = self._measured(start, end)
+        window = window_energy(name, measured, start, end, idle=idle, reasons=self._reasons_in_short(), flags=flags)
+        window.start_unix = self.clock.wall(start)
+        window.node = node_key()
+        if window.interval_s is None:
+            window.interval_s = self.interval
+        return window
+
+    def latest_power_w(self) -> float | None:
+        """Power now [W], for a live display: accelerators (modules where known), else processors, else the node."""
+        return latest_power(self.store, self._sampling.interval)
+
+    def readings(self) -> dict[str, list[object]]:
+        """All readings as columns ``channel``, ``t_before``, ``t_after`` (monotonic, s) and ``value`` (J or W)."""
+        return self.store.columns()
+
+    def listen(self, listener: Callable[[list[Reading]], None]) -> None:
+        """Have ``listener`` called with every batch of readings, for example to write them to a file at once."""
+        self.store.listen(listener)
+
+    def _reasons_in_short(self) -> list[str]:
+        """As ``reasons``, but the many kinds of sensor that a machine simply does not have are only named, at the end."""
+        absent = self._sampling.absent if self._automatic else []
+        reasons = [reason for reason in self.reasons if not any(reason.startswith(f"{name}: ") for name in absent)]
+        return [*reasons, f"not on this machine: {', '.join(absent)}"] if absent else reasons
+
+    def _measured(self, start: float, end: float) -> list[Measured]:
+        """Every channel with its readings in the window and some way beyond."""
+        found = []
+        for channel in self.channels:
+            interval = self._sampling.interval(channel)
+            margin = max(10 * channel.update_period_s, 2 * channel.mean_window_s, 4 * interval)
+            found.append(
+                Measured(
+                    channel,
+                    self.store.series(channel.id, start - margin, end + margin),
+                    self.store.missed(channel, start, end),
+                    self.store.last_error(channel.id),
+                    interval,
+                )
+            )
+        return found
+
+    def _await_tail(self, start: float, end: float) -> None:
+        """Wait until every channel that still answers has a reading that shows the instant ``end``."""
+        if not self._running:
+            return
+        longest = TAIL_SHARE * (end - start)
+
+        def reached(channel: Channel) -> bool:
+            last = self.store.last_time(channel.id)
+            return last is not None and last - min(channel.age_s, longest) >= end
+
+        waiting = [c for c in self.channels if self._sampling.expects(c) and not reached(c)]
+        if not waiting:
+            return
+        tails = {min(c.age_s, longest) for c in waiting}
+        for tail in tails:
+            self._sampling.request(end + tail)
+        timeout = max(end + max(tails) - time.monotonic(), 0.0) + TAIL_S
+        self.store.wait_until(lambda: all(reached(c) or not self._sampling.expects(c) for c in waiting), timeout)

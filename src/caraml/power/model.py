@@ -1,0 +1,233 @@
+"""What a sensor is, what it said, and what follows from it: plain data, units in every docstring.
+
+Only the standard library is used, so these types can be embedded in a record or sent as JSON. A number that is not
+known is ``None`` beside a ``reason``; it is never zero, NaN or infinite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+METHOD_VERSION = "1"
+"""Version of the rules that turn readings into energy. It changes when the same readings would give another number."""
+
+Kind = Literal["energy", "power_instant", "power_mean"]
+"""``energy``: a counter [J]; ``power_instant``: power now [W]; ``power_mean``: power averaged by the sensor [W]."""
+
+Boundary = Literal["device", "module", "cpu", "node_dc", "node_ac"]
+"""What a reading includes: an accelerator card; card plus host chip and memory on one module; processor packages and
+their memory; the node behind its power supplies; the node in front of them."""
+
+BOUNDARIES: tuple[Boundary, ...] = get_args(Boundary)
+
+Method = Literal["counter", "power_integral"]
+
+Flag = Literal[
+    "no_source",
+    "unreadable",
+    "masked",
+    "partial_coverage",
+    "reset",
+    "frozen",
+    "wrap_ambiguous",
+    "too_short",
+    "aliasing_possible",
+    "mean_sensor",
+    "module_scope",
+    "shared_device",
+    "mig_parent",
+    "dual_die_parent",
+    "counter_power_mismatch",
+    "clock_step",
+    "suspended",
+    "estimated",
+    "fake",
+]
+
+BLOCKING: frozenset[str] = frozenset(
+    {
+        "no_source",
+        "partial_coverage",
+        "reset",
+        "frozen",
+        "wrap_ambiguous",
+        "too_short",
+        "counter_power_mismatch",
+        "suspended",
+        "estimated",
+    }
+)
+"""Flags that make a number invalid. The others tell what the number means, not that it is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One stream of readings from one sensor, and all that is known about the sensor."""
+
+    id: str
+    """Stable across runs: made of a UUID, a PCI address or a path, never of an enumeration order alone."""
+    source: str
+    """Name of the source that reads it."""
+    kind: Kind
+    boundary: Boundary
+    label: str
+    """For people: model name or rail name."""
+    domain: str
+    """The thing whose energy this is. A counter and a power channel with the same domain are two views of one quantity."""
+    hardware: str
+    """Class of hardware (``nvidia``, ``amd``, ``cpu``, ``node`` ...). Two sources that see the same hardware at the same
+    boundary are alternatives and are never added."""
+    resolution: float = 0.0
+    """Smallest step of the value [J or W]."""
+    update_period_s: float = 0.0
+    """Longest time that the sensor repeats itself before it shows a new value [s]. Readings are up to this old."""
+    mean_window_s: float = 0.0
+    """Time over which a ``power_mean`` averages [s]."""
+    wrap_j: float | None = None
+    """The counter returns to 0 here [J]; ``None`` if it is too wide to wrap."""
+    max_power_w: float | None = None
+    """No plausible power is higher [W]: tells a wrapped counter from a restarted one."""
+    duty: float = 1.0
+    """Share of time that the sensor observes; below 1 it is blind in between."""
+    parent: str | None = None
+    """Domain that already includes this one."""
+    accuracy: float = 0.05
+    """Systematic relative error of the sensor, from its data sheet or a study; 0.05 where nothing is published."""
+    flags: tuple[str, ...] = ()
+    """Flags that hold whenever this channel is used."""
+    users: tuple[str, ...] = ()
+    """Devices that share this sensor (two dies of a card, slices of a partitioned GPU)."""
+
+    @property
+    def age_s(self) -> float:
+        """Expected age of a reading [s]: half an update period, plus half the averaging window."""
+        return (self.update_period_s + self.mean_window_s) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One answer of one sensor. A read that failed keeps its time, has no value and says why."""
+
+    channel: str
+    t_before: float
+    """``time.monotonic()`` just before the sensor was asked [s]."""
+    t_after: float
+    """``time.monotonic()`` just after it answered [s]."""
+    value: float | None
+    """[J] for a counter, [W] for power; ``None`` if the read failed."""
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class ChannelEnergy:
+    """Energy of one domain over one window, with what it is worth."""
+
+    id: str
+    """The domain, for example ``GPU-5a…`` or ``cpu:package-0``."""
+    label: str
+    source: str
+    boundary: Boundary
+    hardware: str
+    parent: str | None = None
+    method: Method | None = None
+    energy_j: float | None = None
+    """Gross energy [J]."""
+    bound_j: float | None = None
+    """Half-width [J]: the truth lies in ``energy_j ± bound_j`` in at least 95 % of windows, apart from ``accuracy``."""
+    bound_parts: dict[str, float] = field(default_factory=dict)
+    """What the bound consists of [J]; its sum is ``bound_j``."""
+    accuracy: float | None = None
+    """Systematic relative error of the sensor, the same in every window; not part of ``bound_j``."""
+    mean_w: float | None = None
+    peak_w: float | None = None
+    """Highest power that was read, or that a counter showed between two readings [W]."""
+    idle_w: float | None = None
+    """Mean power of the same domain in the idle window [W]."""
+    idle_j: float | None = None
+    """``idle_w`` times the duration [J]."""
+    net_j: float | None = None
+    """``energy_j - idle_j`` [J]."""
+    net_bound_j: float | None = None
+    """Half-width of ``net_j`` [J]: the bound plus the idle window's, scaled to this duration."""
+    crosscheck_ratio: float | None = None
+    """Integral of power over counter difference, where the sensor offers both."""
+    partial_j: float | None = None
+    """Energy of the part that was covered [J], where ``energy_j`` is ``None`` because the sensor went silent."""
+    readings: int = 0
+    """Readings inside the window."""
+    missed: int = 0
+    """Reads that failed, and ticks that were skipped, inside the window."""
+    coverage: float = 0.0
+    """Share of the window that the readings cover (0 to 1)."""
+    users: list[str] = field(default_factory=list)
+    flags: list[str] = field(default_factory=list)
+    reason: str | None = None
+
+
+@dataclass(slots=True)
+class BoundaryEnergy:
+    """Sum over the domains of one boundary that do not contain each other."""
+
+    energy_j: float | None = None
+    bound_j: float | None = None
+    idle_j: float | None = None
+    net_j: float | None = None
+    net_bound_j: float | None = None
+    mean_w: float | None = None
+    peak_w: float | None = None
+    """Sum of the domains' peaks [W]; they need not have come at the same time, so this is an upper value."""
+    partial_j: float | None = None
+    channels: list[str] = field(default_factory=list)
+    """Domains that were added."""
+    accuracy: float | None = None
+    valid: bool = False
+    reason: str | None = None
+
+
+@dataclass(slots=True)
+class WindowEnergy:
+    """All that is known about the energy between two instants."""
+
+    name: str
+    start: float
+    """``time.monotonic()`` [s]."""
+    end: float
+    channels: list[ChannelEnergy] = field(default_factory=list)
+    boundaries: dict[str, BoundaryEnergy] = field(default_factory=dict)
+    valid: bool = False
+    """True if at least one boundary has a number and none of its channels has a blocking flag."""
+    flags: list[str] = field(default_factory=list)
+    reason: str | None = None
+    interval_s: float | None = None
+    """Sampling interval [s]."""
+    start_unix: float | None = None
+    """Wall time of ``start`` [s since 1970], for people and for merging; no energy is computed from it."""
+    node: str | None = None
+    """Host and boot id: readings of one node have one clock and are counted once."""
+    method_version: str = METHOD_VERSION
+
+    @property
+    def duration_s(self) -> float:
+        """Length of the window [s]."""
+        return self.end - self.start
+
+    def boundary(self, *names: str) -> BoundaryEnergy | None:
+        """The first of the named boundaries that has a number, or ``None``."""
+        for name in names or BOUNDARIES:
+            found = self.boundaries.get(name)
+            if found is not None and found.energy_j is not None:
+                return found
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+def window_from_dict(data: dict[str, Any]) -> WindowEnergy:
+    """The inverse of ``WindowEnergy.to_dict``."""
+    fields = dict(data)
+    fields["channels"] = [ChannelEnergy(**channel) for channel in data.get("channels", [])]
+    fields["boundaries"] = {name: BoundaryEnergy(**boundary) for name, boundary in data.get("boundaries", {}).items()}
+    return WindowEnergy(**fields)

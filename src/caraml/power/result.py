@@ -1,0 +1,171 @@
+"""The files of one measured command: raw readings as they come, the result before, and again after, the command."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib.util
+import json
+import os
+import threading
+import time
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from caraml.errors import EnvironmentUnfitError, InputError
+from caraml.power.model import Channel, ChannelEnergy, Reading, WindowEnergy
+
+SCHEMA = 1
+FLUSH_S = 1.0
+"""Readings younger than this are lost if the process is killed [s]."""
+
+Format = Literal["csv", "json", "parquet"]
+
+
+@dataclass(slots=True)
+class Result:
+    """What is known about one measured command; written as ``energy.json``."""
+
+    command: list[str]
+    energy: WindowEnergy
+    idle: WindowEnergy | None = None
+    status: Literal["running", "finished"] = "running"
+    """``running`` in a file that is read later means that the measuring process was killed."""
+    exit_code: int | None = None
+    signal: int | None = None
+    """The signal that ended the command."""
+    valid: bool = False
+    reason: str | None = "the measurement did not come to its end"
+    rank: int | None = None
+    world_size: int | None = None
+    missing_sources: list[str] = field(default_factory=list)
+    channels: list[Channel] = field(default_factory=list)
+    readings: str | None = None
+    """Name of the file of raw readings, beside this one."""
+    schema: int = SCHEMA
+
+
+class ResultFolder:
+    """Writes the files of one command; finds out before it starts whether that is possible."""
+
+    def __init__(self, folder: Path, fmt: Format, rank: int | None) -> None:
+        suffix = "" if rank is None else f".{rank}"
+        self.folder, self._format, self._suffix = folder, fmt, suffix
+        self.path = folder / f"energy{suffix}.json"
+        self.raw = folder / f"readings{suffix}.csv"
+        self.trouble: str | None = None
+        """Why readings could no longer be written, for example a full disk."""
+        if fmt not in ("csv", "json", "parquet"):
+            raise InputError(f"unknown format {fmt!r}; known: csv, json, parquet")
+        if fmt == "parquet" and importlib.util.find_spec("duckdb") is None:
+            raise EnvironmentUnfitError("Parquet files need the package duckdb", "pip install duckdb, or use --csv")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if self.path.exists():
+                raise InputError(f"{self.path} exists already, and a result is never overwritten", "choose another folder with --out")
+            self._file = self.raw.open("w", newline="")
+        except OSError as error:
+            raise InputError(f"cannot write to {folder}: {error.strerror}", "choose another folder with --out") from error
+        self._file.write("channel,t_before,t_after,value,error\n")
+        self._flushed = time.monotonic()
+        self._lock = threading.Lock()
+
+    def add(self, readings: list[Reading]) -> None:
+        """Append readings. A disk that is full does not stop the measurement; it is reported in the end."""
+        lines = []
+        for r in readings:
+            value = "" if r.value is None else repr(r.value)
+            error = "" if r.error is None else '"' + r.error.replace('"', "'").replace("\n", " ") + '"'
+            lines.append(f"{r.channel},{r.t_before!r},{r.t_after!r},{value},{error}\n")
+        with self._lock:
+            if self.trouble is not None or self._file.closed:
+                return
+            try:
+                self._file.writelines(lines)
+                if time.monotonic() - self._flushed > FLUSH_S:
+                    self._file.flush()
+                    self._flushed = time.monotonic()
+            except OSError as problem:
+                self.trouble = f"{self.raw}: {problem.strerror}"
+
+    def write(self, result: Result) -> None:
+        """Write the result under a temporary name and rename it: it exists whole or not at all."""
+        result.readings = self.raw.name
+        _replace(self.path, json.dumps(asdict(result), indent=1, allow_nan=False))
+
+    def finish(self, result: Result) -> list[Path]:
+        """Close the readings, bring them into the wanted format, write the result. Returns what was written."""
+        with self._lock:
+            try:
+                self._file.close()
+            except OSError as error:
+                self.trouble = f"{self.raw}: {error.strerror}"
+        if self._format == "parquet" and self.trouble is None:
+            self.raw = _to_parquet(self.raw)
+        elif self._format == "json" and self.trouble is None:
+            self.raw = _to_json(self.raw)
+        self.write(result)
+        written = [self.path, self.raw]
+        if self._format == "csv":
+            table = self.folder / f"energy{self._suffix}.csv"
+            _replace(table, channel_table(result.energy))
+            written.append(table)
+        return written
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all, and have it on the disk before the old one goes."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def channel_table(energy: WindowEnergy) -> str:
+    """One line of CSV per domain; the parts of the bound and lists are left to the JSON file."""
+    names = [f.name for f in fields(ChannelEnergy) if f.name not in ("bound_parts", "users")]
+    lines = [",".join(names)]
+    for channel in energy.channels:
+        row = asdict(channel)
+        cells = ["" if row[n] is None else " ".join(row[n]) if isinstance(row[n], list) else str(row[n]) for n in names]
+        lines.append(",".join('"' + c.replace('"', "'") + '"' if "," in c else c for c in cells))
+    return "\n".join(lines) + "\n"
+
+
+def read_readings(path: Path) -> dict[str, list[Any]]:
+    """Raw readings from the CSV file as columns; a last line that was cut off by a kill is left out."""
+    columns: dict[str, list[Any]] = {"channel": [], "t_before": [], "t_after": [], "value": []}
+    text = path.read_text()
+    complete = text[: text.rfind("\n") + 1]
+    for row in csv.DictReader(complete.splitlines()):
+        columns["channel"].append(row["channel"])
+        columns["t_before"].append(float(row["t_before"]))
+        columns["t_after"].append(float(row["t_after"]))
+        columns["value"].append(float(row["value"]) if row["value"] else None)
+    return columns
+
+
+def _to_json(raw: Path) -> Path:
+    target = raw.with_suffix(".json")
+    _replace(target, json.dumps(read_readings(raw), allow_nan=False))
+    raw.unlink()
+    return target
+
+
+def _to_parquet(raw: Path) -> Path:
+    import duckdb
+
+    target = raw.with_suffix(".parquet")
+    types = {"channel": "VARCHAR", "t_before": "DOUBLE", "t_after": "DOUBLE", "value": "DOUBLE", "error": "VARCHAR"}
+    with duckdb.connect() as database:
+        database.read_csv(str(raw), header=True, columns=types).write_parquet(str(target), compression="zstd")
+    raw.unlink()
+    return target

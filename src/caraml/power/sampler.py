@@ -1,0 +1,193 @@
+"""Reads one source at random instants, one per interval, in its own thread.
+
+Why random: instants on a fixed grid and a load that repeats with the grid see the same point of the load for ever, and
+nothing in the readings shows it. One uniform instant per interval sees all of it and keeps the samples spread out.
+Why one thread per source: a sensor that hangs must not silence the others.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from caraml.errors import CaramlError
+from caraml.power.model import Channel, Reading
+from caraml.power.period import POLL_S, PeriodWatch
+from caraml.power.source import Source, SourceUnavailable
+from caraml.power.store import Store
+
+STALLED_S = 0.5
+"""A read that takes longer than this is not waited for [s]."""
+
+CALIBRATED_S = (0.05, 1.0)
+"""Declared update periods of counters in this range are replaced by what is seen at the start [s]."""
+
+CALIBRATION_S = 0.45
+CALIBRATION_INTERVALS = 3
+CALIBRATION_MARGIN = 1.25
+"""The longest interval seen is taken this much longer."""
+
+Offset = Callable[[], float]
+"""Where in its interval the next reading falls, 0 to 1."""
+
+
+class Sampler:
+    """The thread that owns one source from open to close."""
+
+    def __init__(self, source: Source, interval: float, store: Store, offset: Offset | None = None) -> None:
+        self.name = source.name
+        self.interval = max(interval, source.min_interval_s)
+        """Length of a sampling interval [s]."""
+        self.channels: list[Channel] = []
+        self.failure: str | None = None
+        """Why the source is not read (any more), with the fix if one is known."""
+        self.closed: str | None = None
+        """``unreadable`` or ``masked``, if the sensor is there but not for this process."""
+        self.absent = False
+        """The sensor does not exist on this machine, as most kinds do not, and nothing can be done about it."""
+        self._source, self._store = source, store
+        self._offset = offset or random.Random().random
+        self._due: list[float] = []
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._opened = threading.Event()
+        self._reading_since: float | None = None
+        self._rounds = 0
+        self._thread = threading.Thread(target=self._run, name=f"power-{self.name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; opening happens in it, since a driver may take its time."""
+        self._thread.start()
+
+    def wait_open(self, timeout: float) -> bool:
+        """Wait for the first readings or the failure to open; False and a ``failure`` after ``timeout`` [s]."""
+        if self._opened.wait(timeout):
+            return self.failure is None
+        self.failure = f"{self.name}: did not open within {timeout:g} s"
+        return False
+
+    @property
+    def alive(self) -> bool:
+        """Is the source open and read?"""
+        return self._opened.is_set() and self.failure is None and self._thread.is_alive()
+
+    @property
+    def stalled(self) -> bool:
+        """Has a read been going on for too long?"""
+        since = self._reading_since
+        return since is not None and time.monotonic() - since > STALLED_S
+
+    def request(self, at: float) -> None:
+        """Read as soon as ``at`` (monotonic seconds) has come, besides the regular readings."""
+        with self._lock:
+            self._due.append(at)
+        self._wake.set()
+
+    def read_now(self) -> Callable[[], bool]:
+        """Have the source read now, in its thread. Returns a question: has that reading come, or will it never?"""
+        if not self.alive or self.stalled:
+            return lambda: True
+        # A read that is under way began before now, so the next but one is the first that surely began after.
+        wanted = self._rounds + (2 if self._reading_since is not None else 1)
+        self.request(time.monotonic())
+        return lambda: self._rounds >= wanted or not self.alive
+
+    def stop(self) -> None:
+        """Ask the thread to end; does not wait."""
+        self._stop.set()
+        self._wake.set()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the thread. A hung sensor keeps it; it is a daemon and dies with the process."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            self._source.open()
+            self.channels = [replace(c) for c in self._source.channels()]
+            self._store.register(self.channels)
+            self._read()
+            self._opened.set()
+            self._calibrate()
+            self._sample()
+        except CaramlError as error:
+            hint = f"; fix: {error.hint}" if error.hint else ""
+            self.failure = f"{self.name}: {error.args[0]}{hint}"
+            if isinstance(error, SourceUnavailable):
+                self.absent = error.kind == "absent" and not error.hint
+                self.closed = None if error.kind == "absent" else error.kind
+        except Exception as error:  # noqa: BLE001 - thread boundary: a vendor library may raise anything; it is reported
+            self.failure = f"{self.name}: {type(error).__name__}: {error}"
+        finally:
+            self._opened.set()
+            self._store.notify()
+            self._close()
+
+    def _close(self) -> None:
+        try:
+            self._source.close()
+        except Exception as error:  # noqa: BLE001 - thread boundary; what was read is kept, the cause is reported
+            self.failure = self.failure or f"{self.name}: closing failed: {type(error).__name__}: {error}"
+
+    def _sample(self) -> None:
+        begin = time.monotonic()
+        tick = 0
+        target = begin + self.interval * self._offset()
+        while not self._stop.is_set():
+            due = self._next_due()
+            wake_at = target if due is None else min(target, due)
+            delay = wake_at - time.monotonic()
+            if delay > 0:
+                self._wake.wait(delay)
+                self._wake.clear()
+                continue
+            self._drop_due()
+            self._read()
+            if wake_at == target:
+                now = int((time.monotonic() - begin) / self.interval)
+                if now > tick + 1:
+                    self._store.skip(self.name, time.monotonic(), now - tick - 1)
+                tick = max(tick + 1, now)
+                target = begin + self.interval * (tick + self._offset())
+
+    def _calibrate(self) -> None:
+        """Find out how often counters refresh. What a data sheet declares is cautious, and the bound is made of it."""
+        shortest, longest = CALIBRATED_S
+        slow = {c.id for c in self.channels if c.kind == "energy" and shortest <= c.update_period_s <= longest}
+        watch = PeriodWatch(slow)
+        until = time.monotonic() + CALIBRATION_S
+        while slow and time.monotonic() < until and not self._stop.is_set() and not watch.seen(CALIBRATION_INTERVALS):
+            self._drop_due()
+            watch.feed(self._read())
+            self._wake.wait(POLL_S)
+            self._wake.clear()
+        seen = watch.longest()
+        self.channels = [
+            replace(c, update_period_s=min(c.update_period_s, CALIBRATION_MARGIN * seen[c.id])) if c.id in seen else c
+            for c in self.channels
+        ]
+        self._store.register(self.channels)
+
+    def _next_due(self) -> float | None:
+        with self._lock:
+            return min(self._due, default=None)
+
+    def _drop_due(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._due = [at for at in self._due if at > now]
+
+    def _read(self) -> list[Reading]:
+        self._reading_since = time.monotonic()
+        try:
+            readings: list[Reading] = self._source.read()
+        finally:
+            self._reading_since = None
+        self._rounds += 1
+        self._store.add(readings)
+        return readings

@@ -1,0 +1,114 @@
+"""The samplers of all sources of one meter, run as threads of this process."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from caraml.power.model import Channel
+from caraml.power.sampler import STALLED_S, Offset, Sampler
+from caraml.power.source import Source
+from caraml.power.store import Store
+
+OPEN_TIMEOUT_S = 10.0
+"""A driver without persistence mode may take seconds to wake its devices; longer than this is a fault [s]."""
+
+
+class Sampling(Protocol):
+    """What a meter needs from whoever reads the sensors."""
+
+    store: Store
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why sources are not read, or no longer read."""
+
+    @property
+    def closed(self) -> set[str]:
+        """Flags of sensors that are there but not for this process: ``unreadable``, ``masked``."""
+
+    @property
+    def absent(self) -> list[str]:
+        """Names of sources whose sensors do not exist on this machine."""
+
+    def start(self) -> None:
+        """Open the sources and take a first reading of each."""
+
+    def read_now(self) -> None:
+        """Read every channel now and wait for it, but not for a sensor that hangs."""
+
+    def request(self, at: float) -> None:
+        """Have every channel read at ``at`` (monotonic seconds) and when its readings have aged to show ``at``."""
+
+    def expects(self, channel: Channel) -> bool:
+        """Will further readings of this channel come?"""
+
+    def interval(self, channel: Channel) -> float:
+        """Sampling interval of the channel [s]."""
+
+    def stop(self) -> None:
+        """End sampling and close the sources; returns within about two seconds whatever the sensors do."""
+
+
+class ThreadSampling:
+    """One sampler thread per source."""
+
+    def __init__(self, sources: list[Source], interval: float, store: Store, offset: Offset | None = None) -> None:
+        self.store = store
+        self._base_interval = interval
+        self._samplers = [Sampler(source, interval, store, offset) for source in sources]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why sources are not read, or no longer read."""
+        return [s.failure for s in self._samplers if s.failure is not None]
+
+    @property
+    def absent(self) -> list[str]:
+        """Names of sources whose sensors do not exist on this machine."""
+        return [s.name for s in self._samplers if s.absent]
+
+    @property
+    def closed(self) -> set[str]:
+        """Flags of sensors that are there but not for this process."""
+        return {s.closed for s in self._samplers if s.closed is not None}
+
+    def start(self) -> None:
+        """Open all sources at the same time and wait for each one's first reading."""
+        for sampler in self._samplers:
+            sampler.start()
+        deadline = time.monotonic() + OPEN_TIMEOUT_S
+        for sampler in self._samplers:
+            sampler.wait_open(max(deadline - time.monotonic(), 0.0))
+
+    def read_now(self) -> None:
+        """Read every channel now, all sources at the same time."""
+        answered = [sampler.read_now() for sampler in self._samplers]
+        self.store.wait_until(lambda: all(done() for done in answered), STALLED_S)
+
+    def request(self, at: float) -> None:
+        """Have each source read at ``at``, and once more for each different age of its channels' readings."""
+        for sampler in self._samplers:
+            for delay in {0.0, *(channel.age_s for channel in sampler.channels)}:
+                sampler.request(at + delay)
+
+    def expects(self, channel: Channel) -> bool:
+        """Is the channel's source still read, and not hanging?"""
+        sampler = self._sampler(channel)
+        return sampler is not None and sampler.alive and not sampler.stalled
+
+    def interval(self, channel: Channel) -> float:
+        """Sampling interval of the channel's source [s]."""
+        sampler = self._sampler(channel)
+        return sampler.interval if sampler else self._base_interval
+
+    def stop(self) -> None:
+        """End all threads. One that hangs in its sensor is left behind; it cannot keep the process alive."""
+        for sampler in self._samplers:
+            sampler.stop()
+        deadline = time.monotonic() + 1.0
+        for sampler in self._samplers:
+            sampler.join(max(deadline - time.monotonic(), 0.0))
+
+    def _sampler(self, channel: Channel) -> Sampler | None:
+        return next((s for s in self._samplers if s.name == channel.source), None)

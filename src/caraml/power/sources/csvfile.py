@@ -1,0 +1,151 @@
+"""A meter that someone else reads: a CSV file that grows while the run goes on (a PDU, a wall-plug meter, a logger).
+
+The first line names the columns. One is the time, ``time`` or ``timestamp``: seconds since 1970 or ISO 8601 with an
+offset. One is the value, with its unit in the name: ``power_w``, ``power_kw``, ``energy_j``, ``energy_wh``,
+``energy_kwh``. A third, ``channel``, is allowed if there are several outlets. Times are the writer's: its clock must agree
+with this node's, and how well it does is not known here.
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+
+from caraml.errors import InputError
+from caraml.power.model import Channel, Kind, Reading
+from caraml.power.source import SourceUnavailable
+
+TIMES = ("time", "timestamp")
+VALUES: dict[str, tuple[Kind, float]] = {
+    "power_w": ("power_mean", 1.0),
+    "power_kw": ("power_mean", 1e3),
+    "energy_j": ("energy", 1.0),
+    "energy_wh": ("energy", 3.6e3),
+    "energy_kwh": ("energy", 3.6e6),
+}
+DEFAULT_PERIOD_S = 1.0
+
+
+class CsvSource:
+    """The rows of a CSV file as readings, as they come."""
+
+    name = "csv"
+    min_interval_s = 0.2
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+        self._rest = ""
+        self._header: list[str] = []
+        self._channels: dict[str, Channel] = {}
+        self._newest: dict[str, float] = {}
+        self._waiting: list[Reading] = []
+
+    def open(self) -> None:
+        """Read the header and what is already there; the time between rows becomes the update period."""
+        try:
+            readings = self._new_rows()
+        except OSError as error:
+            raise SourceUnavailable(f"{self._path} cannot be read: {error.strerror}", kind="unreadable") from error
+        if not self._header:
+            raise SourceUnavailable(f"{self._path} is empty", "start the logger first: the header must be there")
+        if not self._channels:
+            self._channel("")
+        self._waiting = readings
+
+    def _columns(self) -> tuple[int, int, int | None]:
+        """Positions of time, value and channel."""
+        instants = [i for i, name in enumerate(self._header) if name in TIMES]
+        values = [i for i, name in enumerate(self._header) if name in VALUES]
+        if len(instants) != 1 or len(values) != 1:
+            raise InputError(
+                f"{self._path}: the header is {', '.join(self._header) or 'empty'}; expected one of {', '.join(TIMES)} "
+                f"and one of {', '.join(VALUES)}"
+            )
+        return instants[0], values[0], self._header.index("channel") if "channel" in self._header else None
+
+    def _channel(self, outlet: str, period: float = DEFAULT_PERIOD_S) -> Channel:
+        """The channel of an outlet, made when it is first seen."""
+        if outlet not in self._channels:
+            value = next(name for name in self._header if name in VALUES)
+            kind, scale = VALUES[value]
+            name = f"csv:{self._path.name}" + (f":{outlet}" if outlet else "")
+            self._channels[outlet] = Channel(
+                id=name,
+                source=self.name,
+                kind=kind,
+                boundary="node_ac",
+                label=f"{self._path.name} {outlet}".strip(),
+                domain=name,
+                hardware="node",
+                resolution=scale if kind == "energy" and scale == 1.0 else 0.0,
+                update_period_s=period if kind == "energy" else 0.0,
+                mean_window_s=period if kind != "energy" else 0.0,
+            )
+        return self._channels[outlet]
+
+    def _new_rows(self) -> list[Reading]:
+        """Readings of the complete lines that were added since the last look."""
+        with self._path.open(newline="") as file:
+            file.seek(self._position)
+            text = self._rest + file.read()
+            self._position = file.tell()
+        lines, _, self._rest = text.rpartition("\n")
+        rows = list(csv.reader(lines.splitlines()))
+        if rows and not self._header:
+            self._header = [cell.strip().lower() for cell in rows.pop(0)]
+            self._columns()
+        offset = time.monotonic() - time.time()
+        when, what, where = self._columns() if self._header else (0, 0, None)
+        scale = VALUES[self._header[what]][1] if self._header else 1.0
+        parsed = [(r[where] if where is not None else "", _instant(r[when]) + offset, float(r[what]) * scale) for r in rows if r]
+        for outlet in {outlet for outlet, _, _ in parsed}:
+            self._channel(outlet, _spacing([t for name, t, _ in parsed if name == outlet]))
+        readings = []
+        for outlet, at, value in parsed:
+            if at > self._newest.get(outlet, float("-inf")):
+                self._newest[outlet] = at
+                readings.append(Reading(self._channels[outlet].id, at, at, value))
+        return readings
+
+    def channels(self) -> list[Channel]:
+        """One per outlet."""
+        return list(self._channels.values())
+
+    def read(self) -> list[Reading]:
+        """Rows that are new."""
+        before, waiting = time.monotonic(), self._waiting
+        self._waiting = []
+        try:
+            return waiting + self._new_rows()
+        except (OSError, ValueError, IndexError) as cause:
+            error = f"{type(cause).__name__}: {cause}"
+            return waiting + [Reading(c.id, before, before, None, error) for c in self._channels.values()]
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def _instant(text: str) -> float:
+    """Seconds since 1970."""
+    try:
+        return float(text)
+    except ValueError:
+        return datetime.fromisoformat(text.strip()).timestamp()
+
+
+def _spacing(times: list[float]) -> float:
+    """Median time between rows [s]."""
+    gaps = sorted(b - a for a, b in pairwise(times) if b > a)
+    return gaps[len(gaps) // 2] if gaps else DEFAULT_PERIOD_S
+
+
+def create(argument: str, devices: Sequence[str] | None, automatic: bool) -> CsvSource:
+    """``csv:<path of the file>``."""
+    if not argument:
+        raise InputError("the source csv needs a file", "use csv:/path/to/meter.csv")
+    return CsvSource(Path(argument))

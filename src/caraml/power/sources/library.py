@@ -1,0 +1,158 @@
+"""Accelerators whose library offers power only: Intel Gaudi (pyhlml) and Graphcore IPU (gcipuinfo)."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from caraml.power.model import Channel, Reading
+from caraml.power.source import SourceUnavailable
+from caraml.power.sources.visible import select
+
+MILLI = 1e-3
+GAUDI_MARKERS = (Path("/dev/accel/accel0"), Path("/dev/hl0"))
+IPU_MARKERS = (Path("/dev/ipu0"), Path("/opt/poplar"))
+WATTS = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*W?\s*$")
+
+
+def _load(name: str, fix: str) -> Any:
+    """The vendor's module, imported late."""
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as error:
+        raise SourceUnavailable(f"the library {name} cannot be loaded ({error})", fix) from error
+
+
+def _channel(source: str, device: str, label: str, resolution: float, max_power: float | None = None) -> Channel:
+    """A power channel of one accelerator. How often these sensors refresh is not published."""
+    return Channel(
+        id=f"{source}:{device}:power",
+        source=source,
+        kind="power_instant",
+        boundary="device",
+        label=label,
+        domain=device,
+        hardware=source,
+        resolution=resolution,
+        update_period_s=0.1,
+        max_power_w=max_power,
+    )
+
+
+class GaudiSource:
+    """Intel Gaudi through HLML: power in mW, no energy counter."""
+
+    name = "gaudi"
+    min_interval_s = 0.0
+
+    def __init__(self, devices: Sequence[str] | None = None, automatic: bool = False) -> None:
+        self._wanted, self._automatic = devices, automatic
+        self._hlml: Any = None
+        self._handles: dict[str, Any] = {}
+        self._channels: list[Channel] = []
+
+    def open(self) -> None:
+        """Load the library and find the cards."""
+        if self._automatic and not any(marker.exists() for marker in GAUDI_MARKERS):
+            raise SourceUnavailable("no Gaudi driver: none of " + ", ".join(map(str, GAUDI_MARKERS)) + " exists")
+        hlml = _load("pyhlml", "pip install pyhlml")
+        hlml.hlmlInit()
+        self._hlml = hlml
+        found: dict[str, Any] = {}
+        for index in range(hlml.hlmlDeviceGetCount()):
+            handle = hlml.hlmlDeviceGetHandleByIndex(index)
+            uuid = hlml.hlmlDeviceGetUUID(handle)
+            found[uuid.decode() if isinstance(uuid, bytes) else str(uuid)] = handle
+        aliases = {uuid: [str(i), uuid] for i, uuid in enumerate(found)}
+        chosen = select(list(found), aliases, self._wanted, os.environ.get("HABANA_VISIBLE_DEVICES"))
+        if not chosen:
+            raise SourceUnavailable("no Gaudi card is visible to this process", "check HABANA_VISIBLE_DEVICES")
+        self._handles = {f"gaudi:{uuid}:power": found[uuid] for uuid in chosen}
+        self._channels = [_channel(self.name, uuid, "Gaudi", MILLI) for uuid in chosen]
+
+    def channels(self) -> list[Channel]:
+        """One power channel per card."""
+        return self._channels
+
+    def read(self) -> list[Reading]:
+        """Ask every card. Some releases answer 0 instead of raising, so 0 is a failure: no card that runs draws nothing."""
+        readings = []
+        for name, handle in self._handles.items():
+            before, value, error = time.monotonic(), None, None
+            try:
+                milliwatts = self._hlml.hlmlDeviceGetPowerUsage(handle)
+                value, error = (milliwatts * MILLI, None) if milliwatts > 0 else (None, "the card answered 0 W")
+            except (self._hlml.HLMLError, TypeError) as cause:
+                error = f"{type(cause).__name__}: {cause}"
+            readings.append(Reading(name, before, time.monotonic(), value, error))
+        return readings
+
+    def close(self) -> None:
+        """Shut the library down."""
+        if self._hlml is not None:
+            self._hlml.hlmlShutdown()
+            self._hlml = None
+
+
+class GraphcoreSource:
+    """Graphcore IPUs: power as text, one entry per device; some boards answer N/A and stay in their place."""
+
+    name = "graphcore"
+    min_interval_s = 0.0
+
+    def __init__(self, automatic: bool = False) -> None:
+        self._automatic = automatic
+        self._library: Any = None
+        self._inventory: Any = None
+        self._channels: list[Channel] = []
+
+    def open(self) -> None:
+        """Load the library and list the devices."""
+        if self._automatic and not any(marker.exists() for marker in IPU_MARKERS):
+            raise SourceUnavailable("no Graphcore driver: none of " + ", ".join(map(str, IPU_MARKERS)) + " exists")
+        self._library = _load("gcipuinfo", "source the enable.sh of the Poplar SDK")
+        self._inventory = self._library.gcipuinfo()
+        devices = self._inventory.getDevices()
+        if not devices:
+            raise SourceUnavailable("no IPU is visible to this process")
+        self._channels = [_channel(self.name, f"ipu:{i}", "Graphcore IPU", 0.01) for i in range(len(devices))]
+        if all(reading.value is None for reading in self.read()):
+            raise SourceUnavailable("no IPU of this machine reports its power (all answer N/A)")
+
+    def channels(self) -> list[Channel]:
+        """One power channel per IPU."""
+        return self._channels
+
+    def read(self) -> list[Reading]:
+        """Ask for all powers at once. Entries keep their position, also those that are N/A."""
+        before = time.monotonic()
+        try:
+            texts = list(self._inventory.getNamedAttributeForAll(self._library.IpuPower))
+        except RuntimeError as cause:
+            texts = [f"{type(cause).__name__}: {cause}"] * len(self._channels)
+        after = time.monotonic()
+        if len(texts) != len(self._channels):
+            texts = [f"{len(texts)} answers for {len(self._channels)} devices"] * len(self._channels)
+        readings = []
+        for channel, text in zip(self._channels, texts, strict=True):
+            match = WATTS.match(str(text))
+            readings.append(Reading(channel.id, before, after, float(match[1]) if match else None, None if match else str(text)))
+        return readings
+
+    def close(self) -> None:
+        """The library has nothing to release."""
+
+
+def create_gaudi(argument: str, devices: Sequence[str] | None, automatic: bool) -> GaudiSource:
+    """``gaudi``."""
+    return GaudiSource(devices, automatic)
+
+
+def create_graphcore(argument: str, devices: Sequence[str] | None, automatic: bool) -> GraphcoreSource:
+    """``graphcore``."""
+    return GraphcoreSource(automatic)

@@ -1,0 +1,123 @@
+"""Processor energy from the kernel's powercap tree (RAPL on Intel, the same tree on AMD Zen).
+
+Layout: ``/sys/class/powercap/intel-rapl:<p>/{name,energy_uj,max_energy_range_uj}`` and children ``intel-rapl:<p>:<c>``;
+energies in µJ (Linux documentation, power/powercap/powercap.rst). A package contains its core and uncore domains and
+not its memory; psys, where there is one, contains everything on the platform. Twins below ``intel-rapl-mmio`` show the
+same packages through another register and are left out. Since CVE-2020-8694 the counters are readable by root only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from caraml.power.model import Boundary, Channel
+from caraml.power.source import SourceUnavailable
+from caraml.power.sources.files import MICRO, FileSource, Found, numbered, read_number, read_text
+
+ROOT = Path("/sys/class/powercap")
+UPDATE_PERIOD_S = 0.001
+"""RAPL counters are refreshed about every millisecond (Intel SDM vol. 3, section on RAPL interfaces)."""
+RESOLUTION_J = 61e-6
+"""Energy unit of the register, 2^-14 J."""
+
+
+class RaplSource(FileSource):
+    """All RAPL domains of the node, each counted once and nested as the hardware nests them."""
+
+    name = "rapl"
+    fix = "sudo chmod -R a+r /sys/class/powercap/intel-rapl*/ (holds until the machine restarts)"
+
+    def __init__(self, root: Path = ROOT) -> None:
+        super().__init__()
+        self._root = root
+
+    def open(self) -> None:
+        """Find the domains; dies that mirror one counter become one channel."""
+        super().open()
+        self._drop_dead()
+        self._merge_mirrors()
+
+    def find(self) -> Iterator[Found]:
+        """Packages and the domains inside them, without twins, in the order of their numbers."""
+        zones = {d.name: d for d in self._root.glob("intel-rapl:*")}
+        for package in list(zones.values()):
+            zones.update({d.name: d for d in package.glob("intel-rapl:*:*")})
+        found = [d for d in zones.values() if (d / "energy_uj").exists()]
+        if not found:
+            raise self._why_absent()
+        for zone in sorted(found, key=lambda d: numbered(d.name)):
+            yield Found(self._channel(zone), zone / "energy_uj")
+
+    def _why_absent(self) -> SourceUnavailable:
+        if not self._root.exists():
+            return SourceUnavailable(f"{self._root} does not exist: no RAPL here, or a virtual machine that hides it")
+        if any(self._root.glob("intel-rapl*")):
+            fix = "start the container with -v /sys/devices/virtual/powercap:/sys/devices/virtual/powercap:ro"
+            return SourceUnavailable(f"{self._root} lists RAPL but shows no counters: masked in this container", fix, kind="masked")
+        return SourceUnavailable(f"{self._root} is empty: the RAPL driver is not loaded", "sudo modprobe intel_rapl_msr")
+
+    def _channel(self, zone: Path) -> Channel:
+        label = read_text(zone / "name") or zone.name
+        numbers = zone.name.split(":")[1:]
+        package = read_text(self._root / f"intel-rapl:{numbers[0]}" / "name") or f"zone-{numbers[0]}"
+        inner = len(numbers) > 1
+        boundary: Boundary = "node_dc" if label == "psys" else "cpu"
+        limit = read_number(zone / "constraint_0_max_power_uw", MICRO) or read_number(zone / "constraint_0_power_limit_uw", MICRO)
+        return Channel(
+            id=f"rapl:{':'.join(numbers)}:{label}",
+            source=self.name,
+            kind="energy",
+            boundary=boundary,
+            label=f"{package} {label}" if inner else label,
+            domain=f"cpu:{package}:{label}" if inner else f"cpu:{label}",
+            hardware="node" if boundary == "node_dc" else "cpu",
+            resolution=RESOLUTION_J,
+            update_period_s=UPDATE_PERIOD_S,
+            wrap_j=read_number(zone / "max_energy_range_uj", MICRO),
+            # A limit is an average over seconds; short peaks go beyond it.
+            max_power_w=2 * limit if limit else None,
+            # Memory hangs below its package in the tree, but the package's counter does not include it.
+            parent=f"cpu:{package}" if inner and label != "dram" else None,
+        )
+
+    def _drop_dead(self) -> None:
+        """Leave out domains that show exactly 0: the processor lists them but does not fill them."""
+        dead = [c for c in self._channels if self._sensors[c.id].number() == 0]
+        for channel in dead:
+            self._sensors.pop(channel.id).close()
+            self._channels.remove(channel)
+        if not self._channels:
+            raise SourceUnavailable(f"all RAPL counters below {self._root} show 0: they do not work on this machine")
+
+    def _merge_mirrors(self) -> None:
+        """Dies of one package that all show the package's counter: keep the first and name the others as its users.
+
+        Two counters that run for themselves are never equal to the microjoule; a mirror is, in one of two looks.
+        """
+        kept: list[Channel] = []
+        for channel in self._channels:
+            twin = next((c for c in kept if _same_package(c, channel) and self._equal(c, channel)), None)
+            if twin is None:
+                kept.append(channel)
+                continue
+            self._sensors.pop(channel.id).close()
+            users = (*(twin.users or (twin.label,)), channel.label)
+            kept[kept.index(twin)] = replace(twin, users=users, flags=("shared_device",))
+        self._channels = kept
+
+    def _equal(self, first: Channel, second: Channel) -> bool:
+        """Do the two counters show one value, or does a refresh between the two looks explain the difference?"""
+        one, other = self._sensors[first.id], self._sensors[second.id]
+        return any(one.number() == other.number() for _ in range(3))
+
+
+def _same_package(first: Channel, second: Channel) -> bool:
+    """Are these two dies of one package?"""
+    return "-die-" in first.label and first.parent == second.parent and first.label.split("-die-")[0] == second.label.split("-die-")[0]
+
+
+def create(argument: str, devices: Sequence[str] | None, automatic: bool) -> RaplSource:
+    """``rapl``, or ``rapl:/path`` for a tree elsewhere."""
+    return RaplSource(Path(argument) if argument else ROOT)

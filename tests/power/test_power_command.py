@@ -1,0 +1,291 @@
+"""The wrapper around a command: exit codes, signals, files that survive, and the cost of it all."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caraml.errors import InputError
+from caraml.power.__main__ import main
+from caraml.power.command import check_methods, measure, run_command, watch
+from caraml.power.model import window_from_dict
+from caraml.power.result import read_readings
+from caraml.power.source import source_names
+from caraml.power.trace import thin, ticks
+
+MODULES = Path(__file__).resolve().parents[1] / "fakes" / "power" / "modules"
+
+
+def start(*words: str, **environment: str) -> subprocess.Popen[str]:
+    """The wrapper as a process of its own."""
+    paths = [str(MODULES), *filter(None, [os.environ.get("PYTHONPATH")]), *[p for p in sys.path if p.endswith("src")]]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment}
+    command = [sys.executable, "-m", "caraml.power", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def finished(*words: str, **environment: str) -> tuple[int, str, str]:
+    process = start(*words, **environment)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def result_of(folder: Path, name: str = "energy.json") -> dict[str, Any]:
+    return json.loads((folder / name).read_text())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("code", [0, 1, 7, 255])
+def test_the_exit_code_is_the_commands(tmp_path: Path, code: int) -> None:
+    assert run_command(["sh", "-c", f"exit {code}"], methods=["fake"], out=tmp_path / "r") == code
+    assert result_of(tmp_path / "r")["exit_code"] == code
+
+
+def test_output_of_the_command_is_untouched(tmp_path: Path) -> None:
+    code, out, err = finished("--methods", "fake", "--out", str(tmp_path / "r"), "--", "sh", "-c", "echo one; echo two >&2")
+    assert (code, out) == (0, "one\n")
+    assert err.startswith("two\n")
+    assert "these numbers are made up" in err
+
+
+def test_energy_of_a_command_is_right_and_written(tmp_path: Path) -> None:
+    outcome = measure(["sleep", "1"], methods=["fake:constant"], out=tmp_path, idle_s=0.5)
+    document = result_of(tmp_path)
+    energy = window_from_dict(document["energy"])
+    device = energy.boundaries["device"]
+    assert document["valid"]
+    assert document["status"] == "finished"
+    assert device.energy_j == pytest.approx(300 * energy.duration_s, abs=device.bound_j)
+    assert device.net_j == pytest.approx(0, abs=device.net_bound_j)
+    assert energy.duration_s == pytest.approx(1.0, abs=0.5)
+    assert {f.name for f in outcome.files} == {"energy.json", "energy.csv", "readings.csv", "power.svg"}
+    columns = read_readings(tmp_path / "readings.csv")
+    assert len(columns["value"]) > 20
+    assert "polyline" in (tmp_path / "power.svg").read_text()
+
+
+@pytest.mark.parametrize("fmt", ["json", "parquet"])
+def test_other_formats_hold_the_same_readings(tmp_path: Path, fmt: str) -> None:
+    measure(["true"], methods=["fake"], out=tmp_path, fmt=fmt)  # type: ignore[arg-type]
+    file = tmp_path / result_of(tmp_path)["readings"]
+    assert file.suffix == f".{fmt}"
+    if fmt == "json":
+        assert set(json.loads(file.read_text())) == {"channel", "t_before", "t_after", "value"}
+    else:
+        import duckdb
+
+        assert duckdb.sql(f"select count(*) from '{file}' where value is not null").fetchall()[0][0] > 0
+
+
+def test_a_command_that_does_not_exist(tmp_path: Path) -> None:
+    outcome = measure(["/no/such/command"], methods=["fake"], out=tmp_path)
+    assert outcome.exit_code == 127
+    assert not result_of(tmp_path)["valid"]
+    assert "cannot be started" in result_of(tmp_path)["reason"]
+
+
+def test_a_command_that_is_killed_gives_a_result_that_says_so(tmp_path: Path) -> None:
+    code, _, _ = finished("--methods", "fake", "--out", str(tmp_path), "--", "sh", "-c", "kill -9 $$")
+    document = result_of(tmp_path)
+    assert code == 137
+    assert document["signal"] == 9
+    assert not document["valid"]
+    assert "SIGKILL" in document["reason"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_signals_reach_the_command_and_the_result_is_written(tmp_path: Path, number: signal.Signals) -> None:
+    name = number.name.removeprefix("SIG")
+    script = f"trap 'echo got it; exit 5' {name}; echo ready; while true; do sleep 0.05; done"
+    process = start("--methods", "fake", "--out", str(tmp_path), "--", "sh", "-c", script)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=30)
+    assert out == "got it\n"
+    assert process.returncode == 5
+    assert result_of(tmp_path)["exit_code"] == 5
+
+
+def test_a_command_ended_by_a_signal_ends_the_wrapper_by_the_same(tmp_path: Path) -> None:
+    code, _, _ = finished("--methods", "fake", "--out", str(tmp_path), "--", "sh", "-c", "kill -TERM $$")
+    assert code == -signal.SIGTERM
+    assert result_of(tmp_path)["exit_code"] == 143
+
+
+def test_a_killed_wrapper_leaves_files_that_load_and_are_not_valid(tmp_path: Path) -> None:
+    process = start("--methods", "fake", "--out", str(tmp_path), "--", "sh", "-c", "echo ready; sleep 2.5")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(2.0)
+    process.kill()
+    process.communicate(timeout=30)
+    document = result_of(tmp_path)
+    assert document["status"] == "running"
+    assert not document["valid"]
+    assert document["channels"]
+    assert len(read_readings(tmp_path / "readings.csv")["value"]) > 5
+
+
+def test_a_result_is_never_overwritten(tmp_path: Path) -> None:
+    measure(["true"], methods=["fake"], out=tmp_path)
+    before = (tmp_path / "energy.json").read_bytes()
+    with pytest.raises(InputError, match="never overwritten"):
+        measure(["touch", str(tmp_path / "ran")], methods=["fake"], out=tmp_path)
+    assert (tmp_path / "energy.json").read_bytes() == before
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_command_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, err = finished("--out", str(tmp_path / "file" / "x"), "--", "touch", str(tmp_path / "ran"))
+    assert code == 2
+    assert "cannot write to" in err
+    assert "--out" in err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_unknown_method_lists_the_known_ones(tmp_path: Path) -> None:
+    code, _, err = finished("--methods", "nvlm", "--", "touch", str(tmp_path / "ran"))
+    assert code == 2
+    assert all(name in err for name in source_names())
+    assert "did you mean 'nvml'" in err
+    assert "readable on this machine" in err
+    assert not (tmp_path / "ran").exists()
+    check_methods(["rapl", "csv:/some/file"])
+
+
+@pytest.mark.parametrize("words", [[], ["--"], ["--idle", "-1", "--", "true"], ["--interval", "0", "--", "true"]])
+def test_wrong_command_lines_end_with_2(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+
+
+def test_without_a_sensor_the_command_runs_and_the_result_says_why(tmp_path: Path) -> None:
+    code, _, err = finished("--methods", "nvml", "--out", str(tmp_path), "--", "true", FAKE_NVML_FAILS="1")
+    document = result_of(tmp_path)
+    assert code == 0
+    assert document["energy"]["boundaries"] == {}
+    assert document["energy"]["flags"] == ["no_source"]
+    assert "Driver Not Loaded" in document["reason"]
+    assert "no power sensor" in err
+
+
+@pytest.mark.parametrize("fault", [{"fail_at": 0.6}, {"hang_at": 0.6, "hang_s": 30}])
+def test_a_sensor_that_dies_during_the_command(tmp_path: Path, fault: dict[str, float]) -> None:
+    begin = time.monotonic()
+    code, _, err = finished("--methods", "nvml", "--out", str(tmp_path), "--", "sleep", "1.5", FAKE_GPUS=json.dumps([fault]))
+    assert time.monotonic() - begin < 1.5 + 10
+    document = result_of(tmp_path)
+    assert code == 0
+    assert not document["valid"]
+    device = document["energy"]["boundaries"]["device"]
+    assert device["energy_j"] is None
+    assert 30 < device["partial_j"] < 350
+    assert "unknown" in err
+
+
+def test_a_full_disk_does_not_stop_the_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from caraml.power import result
+
+    def full(path: Path, text: str) -> None:
+        if '"status": "finished"' in text:
+            raise OSError(28, "No space left on device")
+        path.write_text(text)
+
+    monkeypatch.setattr(result, "_replace", full)
+    assert run_command(["true"], methods=["fake"], out=tmp_path) == 0
+    err = capsys.readouterr().err
+    assert "No space left" in err
+    assert '"boundaries"' in err
+
+
+def test_ranks_write_beside_each_other_and_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, gpus = tmp_path / "r", [json.dumps([{"uuid": f"GPU-{letter}"}]) for letter in "ab"]
+    ranks = [
+        start("--methods", "nvml", "--out", str(folder), "--", "sleep", "1", FAKE_GPUS=g, SLURM_PROCID=str(r), SLURM_NTASKS="2")
+        for r, g in enumerate(gpus)
+    ]
+    for process in ranks:
+        process.communicate(timeout=60)
+    assert main(["merge", str(folder)]) == 0
+    merged = json.loads(capsys.readouterr().out)
+    device = merged["boundaries"]["device"]
+    assert device["total_j"] == pytest.approx(600, rel=0.2)
+    (folder / "energy.1.json").unlink()
+    assert main(["merge", str(folder)]) == 1
+    merged = json.loads(capsys.readouterr().out)
+    assert merged["missing"] == ["rank 1"]
+    assert merged["boundaries"]["device"]["total_j"] is None
+    assert merged["boundaries"]["device"]["partial_j"] == pytest.approx(300, rel=0.2)
+
+
+def test_watch_prints_power_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert watch(["fake:constant"], seconds=0.6, every=0.3) == 0
+    assert "300.0 W" in capsys.readouterr().out
+    assert watch(["rapl:/no/such/tree"], seconds=0.1) == 3
+
+
+def test_the_list_of_sources_names_all_and_their_remedies(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sources"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in source_names() if name != "fake")
+
+
+def test_the_live_line_shows_watts_on_a_terminal(tmp_path: Path) -> None:
+    import pty
+
+    parent, child = pty.openpty()
+    command = [sys.executable, "-m", "caraml.power", "--methods", "fake:constant", "--out", str(tmp_path), "--", "sleep", "1.6"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    process = subprocess.Popen(command, stderr=child, stdout=child, env=env)
+    os.close(child)
+    seen = b""
+    try:
+        while chunk := os.read(parent, 1024):
+            seen += chunk
+    except OSError:
+        pass  # the terminal is gone when its last user is
+    assert process.wait(30) == 0
+    assert b"300 W" in seen
+    os.close(parent)
+
+
+def test_round_ticks_and_thinned_lines_keep_the_peak() -> None:
+    assert ticks(10.0) == [0, 2, 4, 6, 8, 10]
+    assert ticks(0.37) == pytest.approx([0, 0.1, 0.2, 0.3])
+    points = [(float(i), 500.0 if i == 7777 else 100.0) for i in range(20000)]
+    assert max(w for _, w in thin(points)) == 500.0
+    assert len(thin(points)) <= 1600
+
+
+def test_import_is_light() -> None:
+    code = "import sys, caraml.power; print([m for m in ('torch', 'numpy', 'pydantic', 'pynvml', 'pandas', 'rich') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    times = []
+    for _ in range(3):
+        begin = time.monotonic()
+        subprocess.run([sys.executable, "-c", "import caraml.power"], check=True)
+        times.append(time.monotonic() - begin)
+    assert min(times) < 1.5  # 0.05 s on a quiet machine
+
+
+def test_sampling_costs_little() -> None:
+    from caraml.power import Meter
+
+    with Meter(["fake"]):
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        time.sleep(2.0)
+        after = resource.getrusage(resource.RUSAGE_SELF)
+    used = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    assert used < 0.2  # some 2 ms on a quiet machine

@@ -1,0 +1,226 @@
+"""Counters that wrap, restart, freeze and glitch; power sensors that stop, repeat and round."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sensors import channel, instants, sampled
+
+from caraml.power.counter import counter_energy, unwrap
+from caraml.power.energy import Measured, domain_energy, window_energy
+from caraml.power.integral import power_energy
+from caraml.power.model import Channel, WindowEnergy
+from caraml.power.series import Series
+from caraml.power.signals import Constant, Square, Telegraph
+
+WINDOW = (10.0, 20.0)
+RAPL = channel("energy", update_period_s=0.001, resolution=61e-6, wrap_j=262143.0, max_power_w=400.0, boundary="cpu")
+
+
+def regular(sensor: Channel, watts: float = 250.0, start: float = 0.0, end: float = 30.0, step: float = 0.1) -> Series:
+    count = int((end - start) / step)
+    return sampled(sensor, Constant(watts), [start + step * k for k in range(count)])
+
+
+def changed(series: Series, change: Callable[[float, float], float | None]) -> Series:
+    """The readings with other values; those for which ``change`` says ``None`` are lost."""
+    result = Series()
+    for t, value in zip(series.t, series.value, strict=True):
+        new = change(t, value)
+        if new is not None:
+            result.add(t, t, new)
+    return result
+
+
+def test_one_wrap_is_not_seen_in_the_energy() -> None:
+    series = changed(regular(RAPL), lambda t, v: (v + 262143.0 - 3750.0) % 262143.0)
+    assert any(b < a for a, b in pairwise(series.value))
+    found = counter_energy(series, RAPL, *WINDOW)
+    assert found.energy_j == pytest.approx(2500, abs=found.bound_j)
+    assert found.flags == set()
+
+
+def test_a_gap_in_which_the_counter_may_have_wrapped_twice_is_flagged() -> None:
+    small = channel("energy", update_period_s=0.001, wrap_j=1000.0, max_power_w=400.0)
+    series = changed(regular(small), lambda t, v: None if 11 < t < 19 else v)
+    found = counter_energy(series, small, *WINDOW)
+    assert "wrap_ambiguous" in found.flags
+
+
+def test_a_restart_adds_no_energy_and_is_flagged() -> None:
+    series = changed(regular(RAPL), lambda t, v: v + 1000 if t < 15 else v - 3750)
+    found = counter_energy(series, RAPL, *WINDOW)
+    assert found.flags == {"reset"}
+    assert found.energy_j is not None
+    assert found.energy_j < 2500
+    assert found.energy_j == pytest.approx(2500, abs=found.bound_j)
+    assert found.coverage == pytest.approx(0.99, abs=0.001)
+
+
+def test_a_counter_that_falls_by_megajoules_adds_no_terawatts() -> None:
+    intel = channel("energy", update_period_s=0.01, max_power_w=600.0)
+    series = changed(regular(intel), lambda t, v: 200.0 if 14.95 < t < 15.05 else v + 22e6)
+    found = counter_energy(series, intel, *WINDOW)
+    assert found.energy_j == pytest.approx(2500, abs=found.bound_j)
+    assert found.parts.get("gaps", 0.0) == 0.0  # one reading contradicts both neighbours, and is dropped
+
+
+def test_a_jump_forward_is_no_energy_either() -> None:
+    series = changed(regular(RAPL), lambda t, v: v if t < 15 else v + 1e6)
+    found = counter_energy(series, channel("energy", update_period_s=0.001, max_power_w=400.0), *WINDOW)
+    assert found.energy_j is not None
+    assert found.energy_j < 2600
+    assert "reset" in found.flags
+
+
+def test_a_glitch_backwards_is_dropped() -> None:
+    counter = unwrap(changed(regular(RAPL), lambda t, v: v - 40 if 14.95 < t < 15.05 else v), RAPL)
+    assert counter.glitches == 1
+    assert counter.cuts == []
+
+
+def test_a_frozen_counter_has_no_number() -> None:
+    found = counter_energy(changed(regular(RAPL), lambda t, v: 77.0), RAPL, *WINDOW)
+    assert found.energy_j is None
+    assert "frozen" in found.flags
+    assert "stood still" in (found.reason or "")
+
+
+def test_a_counter_that_froze_for_a_while_is_flagged_and_bounded() -> None:
+    series = changed(regular(RAPL), lambda t, v: min(v, 13 * 250.0) if t < 17 else v - 4 * 250.0)
+    found = counter_energy(series, RAPL, *WINDOW)
+    assert "frozen" in found.flags
+    assert found.energy_j == pytest.approx(2500, abs=found.bound_j)
+
+
+def test_a_lost_reading_costs_a_counter_nothing() -> None:
+    series = changed(regular(RAPL), lambda t, v: None if 12 < t < 18 else v)
+    found = counter_energy(series, RAPL, *WINDOW)
+    assert found.energy_j == pytest.approx(2500, abs=found.bound_j)
+    assert found.coverage == 1.0
+    assert found.flags == set()
+
+
+def test_a_counter_slower_than_declared_is_found_out() -> None:
+    slow = channel("energy", update_period_s=0.5)
+    series = sampled(slow, Constant(300.0), [0.05 * k for k in range(600)])
+    declared = channel("energy", update_period_s=0.02)
+    bound = counter_energy(series, declared, *WINDOW).bound_j
+    assert bound is not None
+    assert bound > 100
+
+
+def test_one_joule_steps_of_a_slow_counter() -> None:
+    sensor = channel("energy", update_period_s=0.1, resolution=1.0, boundary="node_dc", max_power_w=None)
+    draw = random.Random(4)
+    for watts in (3.0, 80.0, 2500.0):
+        times = instants(*WINDOW, 0.1, draw.random, sensor)
+        found = counter_energy(sampled(sensor, Constant(watts), times), sensor, *WINDOW)
+        assert found.energy_j == pytest.approx(10 * watts, abs=found.bound_j)
+        assert found.flags == set()
+
+
+def test_repeated_values_of_a_power_sensor_are_readings() -> None:
+    sensor = channel("power_instant", resolution=1.0)
+    found = power_energy(regular(sensor, 300.0), sensor, *WINDOW, interval=0.1)
+    assert found.energy_j == pytest.approx(3000)
+
+
+@pytest.mark.parametrize("kind", ["energy", "power_instant"])
+def test_a_sensor_that_dies_leaves_a_part_and_no_total(kind: str) -> None:
+    sensor = RAPL if kind == "energy" else channel("power_instant")
+    series = changed(regular(sensor), lambda t, v: v if t < 16 else None)
+    view = domain_energy([Measured(sensor, series, error="GPU is lost")], *WINDOW)
+    assert view.energy_j is None
+    assert view.partial_j == pytest.approx(250 * 6, rel=0.02)
+    assert view.coverage == pytest.approx(0.6, abs=0.02)
+    assert "partial_coverage" in view.flags
+    assert "GPU is lost" in (view.reason or "")
+
+
+def test_a_gap_in_power_is_not_bridged_in_silence() -> None:
+    sensor = channel("power_instant")
+    times = [0.1 * k for k in range(300)]
+    series = changed(sampled(sensor, Square(period=7.0), times), lambda t, v: None if 13 < t < 15 else v)
+    found = power_energy(series, sensor, *WINDOW, interval=0.1)
+    truth = Square(period=7.0).energy(20) - Square(period=7.0).energy(10)
+    assert found.coverage == pytest.approx(0.8, abs=0.02)
+    assert "partial_coverage" in found.flags
+    assert found.energy_j == pytest.approx(truth, abs=found.bound_j)
+
+
+def test_a_window_of_few_updates_is_too_short() -> None:
+    sensor = channel("energy", update_period_s=0.1)
+    assert "too_short" in counter_energy(regular(sensor), sensor, 10.0, 10.9).flags
+    assert "too_short" not in counter_energy(regular(sensor), sensor, 10.0, 11.1).flags
+
+
+def test_a_window_within_one_step_of_a_counter_is_not_zero() -> None:
+    counter, power = channel("energy", update_period_s=0.1), channel("power_instant", update_period_s=0.1)
+    views = [Measured(counter, regular(counter)), Measured(power, regular(power))]
+    found = domain_energy(views, 10.01, 10.03)
+    assert found.energy_j == pytest.approx(5.0, rel=0.01)
+    assert found.method == "power_integral"
+    assert "too_short" in found.flags
+
+
+def test_counter_and_power_that_contradict_each_other_are_flagged() -> None:
+    counter, power = channel("energy", update_period_s=0.02), channel("power_instant")
+    views = [Measured(counter, regular(counter, 250.0)), Measured(power, regular(power, 440.0))]
+    found = domain_energy(views, *WINDOW)
+    assert found.crosscheck_ratio == pytest.approx(1.76)
+    assert "counter_power_mismatch" in found.flags
+    assert found.energy_j == pytest.approx(2500, rel=0.01)
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.2, 0.5])
+def test_jitter_late_wake_ups_and_a_stall(jitter: float) -> None:
+    draw = random.Random(5)
+    sensor, signal = channel("power_instant"), Square(period=1.0)
+    grid = [0.1 * k + 0.1 * jitter * (draw.random() - 0.5) for k in range(300)]
+    late = sorted(t + (0.05 if draw.random() < 0.1 else 0.0) for t in grid if not 14 < t < 15)
+    found = power_energy(sampled(sensor, signal, late), sensor, *WINDOW, interval=0.1)
+    assert found.energy_j == pytest.approx(3000, abs=found.bound_j)
+
+
+def window_of(start: float, end: float, seed: int, parents: bool = False) -> WindowEnergy:
+    """A window over a random load, with a part inside its whole if wanted."""
+    draw = random.Random(seed)
+    whole = channel("energy", update_period_s=0.02, domain="whole")
+    part = channel("energy", update_period_s=0.02, domain="part", parent="whole", id="p")
+    load = Telegraph(dwell=0.5, seed=seed, length=60)
+    times = instants(0.0, 40.0, 0.1, draw.random, whole)
+    views = [Measured(whole, sampled(whole, load, [t + 3 for t in times]))]
+    if parents:
+        share = sampled(part, Telegraph(low=40.0, high=200.0, dwell=0.5, seed=seed, length=60), [t + 3 for t in times])
+        views.append(Measured(part, share))
+    return window_energy("w", views, start, end)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1000), st.lists(st.floats(6.0, 38.0), min_size=1, max_size=4, unique=True))
+def test_windows_that_follow_each_other_add_up(seed: int, cuts: list[float]) -> None:
+    edges = [5.0, *sorted(cuts), 39.0]
+    total = window_of(5.0, 39.0, seed).boundaries["device"]
+    parts = [window_of(a, b, seed).boundaries["device"] for a, b in pairwise(edges)]
+    assert total.energy_j is not None
+    # The same instant is interpolated in the same way from both sides, so nothing is lost or added at a cut.
+    assert sum(p.energy_j or 0.0 for p in parts) == pytest.approx(total.energy_j, rel=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000))
+def test_a_part_is_not_added_to_its_whole(seed: int) -> None:
+    window = window_of(5.0, 35.0, seed, parents=True)
+    whole, part = window.channels
+    total = window.boundaries["device"]
+    assert total.channels == ["whole"]
+    assert total.energy_j == whole.energy_j
+    assert whole.energy_j is not None
+    assert part.energy_j is not None
+    assert part.energy_j <= whole.energy_j + (whole.bound_j or 0.0)

@@ -1,0 +1,255 @@
+"""The meter on real clocks and threads, with made-up sensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from caraml.errors import InputError
+from caraml.power import Meter, WindowEnergy
+from caraml.power.model import Reading, window_from_dict
+from caraml.power.signals import Constant, Square
+from caraml.power.source import SourceUnavailable
+from caraml.power.sources.fake import FakeSource
+
+
+def test_a_window_has_the_true_energy_within_its_bound() -> None:
+    source = FakeSource(Square(period=0.4), update_period_s=0.01)
+    with Meter([source], interval=0.02) as meter, meter.window("work") as window:
+        time.sleep(1.0)
+    assert window.start is not None
+    assert window.end is not None
+    truth = source.true_energy(window.start, window.end)
+    energy = window.energy
+    device = energy.boundaries["device"]
+    assert energy.valid, energy.reason
+    assert device.energy_j == pytest.approx(truth, abs=device.bound_j)
+    assert device.bound_j is not None
+    assert device.bound_j < 0.05 * truth
+    assert device.mean_w == pytest.approx(truth / energy.duration_s, rel=0.05)
+    assert energy.channels[0].crosscheck_ratio == pytest.approx(1.0, abs=0.2)
+    assert energy.flags == ["fake"]
+
+
+def test_windows_nest_overlap_and_add_up() -> None:
+    source = FakeSource(Constant(), update_period_s=0.01)
+    with Meter([source], interval=0.02) as meter:
+        with meter.window("outer") as outer:
+            with meter.window("first") as first:
+                time.sleep(0.3)
+            with meter.window("second") as second:
+                time.sleep(0.3)
+        total, parts = outer.energy.boundaries["device"], [w.energy.boundaries["device"] for w in (first, second)]
+    assert total.energy_j is not None
+    assert total.bound_j is not None
+    slack = total.bound_j + sum(p.bound_j or 0.0 for p in parts) + 300 * 0.05
+    assert sum(p.energy_j or 0.0 for p in parts) == pytest.approx(total.energy_j, abs=slack)
+    assert [w.name for w in meter.windows] == ["outer", "first", "second"]
+
+
+def test_a_decorated_function_leaves_one_window_per_call() -> None:
+    with Meter([FakeSource(Constant())], interval=0.02) as meter:
+
+        @meter.window("step")
+        def step() -> int:
+            time.sleep(0.05)
+            return 7
+
+        assert [step(), step()] == [7, 7]
+    assert [w.name for w in meter.windows] == ["step", "step"]
+    assert all(w.energy.boundaries["device"].energy_j == pytest.approx(15, rel=0.5) for w in meter.windows)
+
+
+def test_without_a_sensor_there_is_a_reason_and_no_number() -> None:
+    with Meter([]) as meter, meter.window("work") as window:
+        pass
+    energy = window.energy
+    assert not energy.valid
+    assert energy.boundaries == {}
+    assert energy.flags == ["no_source"]
+    assert energy.reason is not None
+    assert energy.reason.startswith("no power sensor")
+    assert meter.latest_power_w() is None
+
+
+def test_auto_never_raises_and_names_what_is_missing() -> None:
+    with Meter("auto") as meter:
+        pass
+    assert len(meter.channels) > 0 or len(meter.reasons) > 0
+
+
+def test_idle_is_subtracted_beside_the_gross_number() -> None:
+    source = FakeSource(Constant(300.0), update_period_s=0.005)
+    with Meter([source], interval=0.02) as meter:
+        with meter.window("idle") as idle:
+            time.sleep(0.3)
+        with meter.window("work", idle=idle.energy) as work:
+            time.sleep(0.3)
+        device = work.energy.boundaries["device"]
+    assert device.energy_j is not None
+    assert device.net_bound_j is not None
+    assert device.bound_j is not None
+    assert device.idle_j == pytest.approx(device.energy_j, rel=0.1)
+    assert device.net_j == pytest.approx(0.0, abs=device.net_bound_j)
+    assert device.net_bound_j > device.bound_j
+
+
+def test_an_idle_window_that_is_too_short_is_not_subtracted() -> None:
+    source = FakeSource(Constant(), update_period_s=0.05)
+    with Meter([source], interval=0.02) as meter:
+        with meter.window("idle") as idle:
+            time.sleep(0.05)
+        with meter.window("work", idle=idle.energy) as work:
+            time.sleep(0.6)
+        assert "too_short" in idle.energy.flags
+        assert work.energy.boundaries["device"].net_j is None
+
+
+def test_the_record_is_plain_json_and_comes_back() -> None:
+    with Meter([FakeSource(Constant())], interval=0.02) as meter, meter.window("work") as window:
+        time.sleep(0.3)
+    text = json.dumps(window.energy.to_dict(), allow_nan=False)
+    assert window_from_dict(json.loads(text)) == window.energy
+
+
+def test_the_record_can_be_a_field_of_a_pydantic_model() -> None:
+    from pydantic import TypeAdapter
+
+    with Meter([FakeSource(Constant())], interval=0.02) as meter, meter.window("work") as window:
+        time.sleep(0.3)
+    adapter = TypeAdapter(WindowEnergy)
+    assert adapter.validate_json(adapter.dump_json(window.energy)) == window.energy
+
+
+def test_raw_readings_are_kept_as_columns() -> None:
+    with Meter([FakeSource(Constant())], interval=0.02) as meter:
+        time.sleep(0.2)
+    columns = meter.readings()
+    assert set(columns) == {"channel", "t_before", "t_after", "value"}
+    assert len({len(values) for values in columns.values()}) == 1
+    assert set(columns["channel"]) == {"fake:0:energy", "fake:0:power_instant"}
+
+
+def test_power_now_is_the_sum_over_devices() -> None:
+    first, second = FakeSource(Constant(100.0), name="one"), FakeSource(Constant(200.0), name="two")
+    with Meter([first, second], interval=0.02) as meter:
+        time.sleep(0.1)
+        assert meter.latest_power_w() == pytest.approx(300.0)
+
+
+def test_each_interval_has_one_reading_and_none_are_bunched() -> None:
+    with Meter([FakeSource(Constant())], interval=0.05) as meter:
+        time.sleep(2.0)
+    times = [t for c, t in zip(*(meter.readings()[k] for k in ("channel", "t_before")), strict=True) if c == "fake:0:energy"]
+    assert 30 <= len(times) <= 42
+
+
+class Stalling(FakeSource):
+    """Stops answering for a while, once, some time after it was opened."""
+
+    after, length = 0.2, 0.5
+
+    def read(self) -> list[Reading]:
+        if self.length and time.monotonic() - self.origin > self.after:
+            pause, self.length = self.length, 0.0
+            time.sleep(pause)
+        return super().read()
+
+
+def test_a_stall_is_counted_and_a_counter_bridges_it() -> None:
+    source = Stalling(Constant(), update_period_s=0.01)
+    with Meter([source], interval=0.05) as meter, meter.window("work") as window:
+        time.sleep(1.2)
+    channel = window.energy.channels[0]
+    assert window.energy.valid, window.energy.reason
+    assert channel.energy_j == pytest.approx(300 * window.energy.duration_s, abs=channel.bound_j)
+    assert channel.missed >= 7
+
+
+def test_sampling_goes_on_while_the_caller_is_busy() -> None:
+    source = FakeSource(Constant(), update_period_s=0.01)
+    with Meter([source], interval=0.02) as meter, meter.window("busy") as window:
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            sum(range(1000))
+    assert window.energy.channels[0].readings >= 10
+
+
+def test_windows_of_two_threads_do_not_disturb_each_other() -> None:
+    found: dict[str, Any] = {}
+    with Meter([FakeSource(Constant(), update_period_s=0.01)], interval=0.02) as meter:
+
+        def work(name: str) -> None:
+            with meter.window(name) as window:
+                time.sleep(0.4)
+            found[name] = window.energy
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in ("a", "b")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for name in ("a", "b"):
+        assert found[name].boundaries["device"].energy_j == pytest.approx(300 * found[name].duration_s, rel=0.1)
+
+
+def test_wrong_input_is_told_before_anything_starts() -> None:
+    with pytest.raises(InputError, match=r"did you mean 'nvml'"):
+        Meter(["nvlm"])
+    with pytest.raises(InputError, match="interval"):
+        Meter([], interval=0.0)
+    with pytest.raises(InputError, match="interval"):
+        Meter([], interval=float("nan"))
+    with Meter([]) as meter, pytest.raises(InputError, match="not closed"), meter.window("open") as window:
+        _ = window.energy
+
+
+def test_a_wall_clock_that_is_set_changes_nothing_but_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = FakeSource(Constant(), update_period_s=0.01)
+    real = time.time
+    with Meter([source], interval=0.02) as meter, meter.window("work") as window:
+        time.sleep(0.2)
+        monkeypatch.setattr(time, "time", lambda: real() - 3600)
+        time.sleep(0.2)
+    energy = window.energy
+    assert "clock_step" in energy.flags
+    assert energy.valid
+    assert energy.boundaries["device"].energy_j == pytest.approx(300 * energy.duration_s, rel=0.05)
+
+
+def test_a_machine_that_slept_gives_no_valid_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    from caraml.power import clock
+
+    slept = [0.0]
+    monkeypatch.setattr(clock, "suspended_s", lambda: slept[0])
+    with Meter([FakeSource(Constant())], interval=0.02) as meter, meter.window("work") as window:
+        time.sleep(0.3)
+        slept[0] = 60.0
+    assert "suspended" in window.energy.flags
+    assert not window.energy.valid
+
+
+def test_every_field_of_the_record_has_a_json_simple_type() -> None:
+    hints = {f.name: f.type for f in dataclasses.fields(WindowEnergy)}
+    assert hints["channels"] == "list[ChannelEnergy]"
+
+
+def test_kinds_of_sensor_that_a_machine_does_not_have_are_only_named() -> None:
+    class Absent(FakeSource):
+        def open(self) -> None:
+            raise SourceUnavailable("there is no such bus")
+
+    class Closed(FakeSource):
+        def open(self) -> None:
+            raise SourceUnavailable("only root may read it", "sudo chmod a+r it", kind="unreadable")
+
+    with Meter([Absent(Constant(1.0), name="absent"), Closed(Constant(1.0), name="closed")], interval=0.01) as meter:
+        meter._automatic = True
+        energy = meter.energy("w", meter.mark(), meter.mark() + 0.01)
+    assert energy.reason == "no power sensor: closed: only root may read it; fix: sudo chmod a+r it; not on this machine: absent"
+    assert any("no such bus" in reason for reason in meter.reasons)

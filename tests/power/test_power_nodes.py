@@ -1,0 +1,291 @@
+"""Many nodes and ranks: one total, nothing twice, nothing missing in silence; and the meters that belong to a node."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import subprocess
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caraml.errors import InputError
+from caraml.power import Meter
+from caraml.power.clock import ClockOffset, ClockServer, best_offset, measure_offset, offset_at
+from caraml.power.energy import boundary_energy
+from caraml.power.merge import Part, merge
+from caraml.power.model import Boundary, ChannelEnergy, WindowEnergy
+from caraml.power.node import Election, rank, world_size
+from caraml.power.source import SourceUnavailable, create
+from caraml.power.sources import board, slurm
+
+
+def window(
+    node: str, domains: dict[str, float | None], *, boundary: Boundary = "device", length: float = 10.0, start: float = 0.0
+) -> WindowEnergy:
+    channels = [
+        ChannelEnergy(
+            id=name,
+            label=name,
+            source="s",
+            boundary=boundary,
+            hardware="h",
+            method="counter",
+            energy_j=energy,
+            bound_j=None if energy is None else 0.01 * energy,
+            mean_w=None if energy is None else energy / length,
+            partial_j=5.0 if energy is None else None,
+            flags=["partial_coverage"] if energy is None else [],
+            reason="dead" if energy is None else None,
+        )
+        for name, energy in domains.items()
+    ]
+    found = WindowEnergy("train", start, start + length, channels, {boundary: boundary_energy(channels, length)}, node=node)
+    found.valid = found.boundaries[boundary].valid
+    return found
+
+
+def test_nodes_add_up_with_their_bounds() -> None:
+    merged = merge([Part("n1", window("n1", {"a": 100, "b": 200})), Part("n2", window("n2", {"a": 300}))], ["n1", "n2"])
+    total = merged.boundaries["device"]
+    assert merged.valid
+    assert (total.total_j, total.partial_j) == (600, None)
+    assert total.bound_j == pytest.approx(6.0)
+    assert total.mean_w == pytest.approx(60)
+    assert total.nodes == {"n1": 300, "n2": 300}
+
+
+def test_ranks_of_one_node_count_each_device_once() -> None:
+    parts = [
+        Part("rank 0", window("n1", {"gpu0": 100, "gpu1": 100})),
+        Part("rank 1", window("n1", {"gpu1": 101, "gpu2": 100}, length=10.1)),
+    ]
+    total = merge(parts).boundaries["device"]
+    assert total.total_j == 301
+
+
+def test_a_missing_node_makes_the_total_unknown() -> None:
+    merged = merge([Part("n1", window("n1", {"a": 100}))], ["n1", "n2"])
+    total = merged.boundaries["device"]
+    assert (total.total_j, total.partial_j) == (None, 100)
+    assert merged.missing == ["n2"]
+    assert not merged.valid
+
+
+def test_a_dead_sensor_on_one_node_makes_the_total_unknown() -> None:
+    merged = merge([Part("n1", window("n1", {"a": 100})), Part("n2", window("n2", {"a": None}))])
+    total = merged.boundaries["device"]
+    assert (total.total_j, total.partial_j) == (None, 105)
+    assert not merged.valid
+    assert "dead" in (merged.reason or "")
+
+
+def test_a_boundary_that_one_node_lacks_is_not_a_total() -> None:
+    merged = merge([Part("n1", window("n1", {"a": 100})), Part("n2", window("n2", {"c": 50}, boundary="cpu"))])
+    assert merged.boundaries["device"].total_j is None
+    assert merged.boundaries["cpu"].total_j is None
+
+
+def test_starts_are_compared_on_one_clock() -> None:
+    here = Part("n1", window("n1", {"a": 1}, start=1000.0))
+    there = Part("n2", window("n2", {"a": 1}, start=50.0), [ClockOffset(949.0, 0.001, 40.0), ClockOffset(951.0, 0.002, 60.0)])
+    merged = merge([here, there])
+    assert merged.skew_s == pytest.approx(0.0)
+    assert merged.skew_half_width_s == pytest.approx(0.004)
+    assert merge([here, Part("n2", there.window)]).skew_s is None
+
+
+def test_only_windows_of_one_name_are_merged() -> None:
+    other = window("n2", {"a": 1})
+    other.name = "test"
+    with pytest.raises(InputError, match="different names"):
+        merge([Part("n1", window("n1", {"a": 1})), Part("n2", other)])
+    with pytest.raises(InputError):
+        merge([])
+
+
+def test_the_quickest_exchange_gives_the_offset() -> None:
+    found = best_offset([(0.0, 105.0, 1.0), (10.0, 110.02, 10.02), (20.0, 125.0, 25.0)])
+    assert found.offset_s == pytest.approx(100.01)
+    assert found.half_width_s == pytest.approx(0.01)
+
+
+def test_a_drifting_clock_is_followed() -> None:
+    offsets = [ClockOffset(1.0, 0.001, 0.0), ClockOffset(1.1, 0.003, 100.0)]
+    assert offset_at(offsets, 50.0).offset_s == pytest.approx(1.05)
+    assert offset_at(offsets, 500.0).offset_s == pytest.approx(1.1)
+    assert offset_at(offsets, 50.0).half_width_s == 0.003
+
+
+def test_a_clock_server_on_this_node_is_not_ahead_of_it() -> None:
+    server = ClockServer("127.0.0.1")
+    found = measure_offset("127.0.0.1", server.port)
+    server.close()
+    assert found is not None
+    assert abs(found.offset_s) <= found.half_width_s + 1e-6
+    assert measure_offset("127.0.0.1", 9, exchanges=2, timeout=0.05) is None
+
+
+def test_one_process_per_node_is_elected(tmp_path: Path) -> None:
+    first, second = Election("job 1", tmp_path), Election("job 1", tmp_path)
+    assert (first.elected, second.elected) == (True, False)
+    assert Election("job 2", tmp_path).elected
+    second.close()
+    first.close()
+    assert Election("job 1", tmp_path).elected
+
+
+def test_ranks_come_from_the_launcher() -> None:
+    assert rank({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}) == 3
+    assert rank({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) is None
+    assert rank({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}) == 1
+    assert rank({}) is None
+    assert world_size({"PMI_SIZE": "x"}) is None
+
+
+# --- meters of the node -----------------------------------------------------------------------------------------------
+
+
+def test_a_csv_file_that_grows_is_a_meter(tmp_path: Path) -> None:
+    file, stop = tmp_path / "pdu.csv", threading.Event()
+    file.write_text("timestamp,power_w\n")
+
+    def log() -> None:
+        while not stop.wait(0.05):
+            with file.open("a") as out:
+                out.write(f"{datetime.now(UTC).isoformat()},400.0\n")
+
+    logger = threading.Thread(target=log)
+    logger.start()
+    time.sleep(0.5)
+    try:
+        with Meter([f"csv:{file}"]) as meter:
+            time.sleep(0.3)
+            with meter.window("w") as found:
+                time.sleep(1.5)
+            energy = found.energy
+    finally:
+        stop.set()
+        logger.join()
+    node = energy.boundaries["node_ac"]
+    assert node.energy_j == pytest.approx(400 * energy.duration_s, abs=node.bound_j)
+    assert energy.channels[0].readings > 15
+
+
+def test_units_of_a_csv_file_are_in_its_header(tmp_path: Path) -> None:
+    now = time.time()
+    file = tmp_path / "m.csv"
+    file.write_text(f"time,channel,energy_kwh\n{now - 2},left,1.0\n{now - 1},left,1.5\n{now - 1},right,2.0\n{now},le")
+    source = create(f"csv:{file}")
+    source.open()
+    readings = {(r.channel, round(r.value or 0)) for r in source.read()}
+    assert readings == {("csv:m.csv:left", 3600000), ("csv:m.csv:left", 5400000), ("csv:m.csv:right", 7200000)}
+    with file.open("a") as out:
+        out.write("ft,1.6\n")
+    assert [round(r.value or 0) for r in source.read()] == [5760000]
+    with file.open("a") as out:
+        out.write("nonsense,left,x\n")
+    assert {r.value for r in source.read()} == {None}
+
+
+@pytest.mark.parametrize(("text", "words"), [("", "empty"), ("a,b\n", "expected one of")])
+def test_a_csv_file_without_a_header_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "m.csv").write_text(text)
+    with pytest.raises((SourceUnavailable, InputError), match=words):
+        create(f"csv:{tmp_path / 'm.csv'}").open()
+    with pytest.raises(InputError, match="needs a file"):
+        create("csv")
+
+
+DCMI = """
+    Instantaneous power reading:                   412 Watts
+    Minimum during sampling period:                  8 Watts
+    Sampling period:                          00000002 Seconds.
+    Power reading state is:                   {state}
+"""
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, module: Any, text: str, code: int = 0, error: str = "") -> None:
+    monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(module.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, code, text, error))
+
+
+def test_ipmi_watts_and_averaging_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, board, DCMI.format(state="activated"))
+    source = create("ipmi")
+    source.open()
+    (channel,) = source.channels()
+    assert (channel.boundary, channel.mean_window_s, channel.resolution) == ("node_ac", 2.0, 1.0)
+    assert source.read()[0].value == 412
+    answer(monkeypatch, board, DCMI.format(state="deactivated"))
+    assert source.read()[0].value is None
+    answer(monkeypatch, board, "", code=1, error="Could not open device at /dev/ipmi0")
+    with pytest.raises(SourceUnavailable, match="/dev/ipmi0") as closed:
+        create("ipmi").open()
+    assert closed.value.kind == "unreadable"
+
+
+@pytest.mark.parametrize(
+    ("document", "watts"),
+    [
+        ({"PowerControl": [{"PowerConsumedWatts": 350}, {"PowerConsumedWatts": 80}]}, 350),
+        ({"ReadingType": "Power", "Reading": 351.5, "AveragingInterval": "PT20S"}, 351.5),
+        ({"PowerControl": [{}]}, None),
+    ],
+)
+def test_redfish_watts(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any], watts: float | None) -> None:
+    seen = []
+
+    class Controller(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.headers["Authorization"])
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(document).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Controller)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("REDFISH_USER", "u")
+    monkeypatch.setenv("REDFISH_PASSWORD", "p")
+    source = create(f"redfish:http://127.0.0.1:{server.server_port}/redfish/v1/Chassis/1/Power")
+    try:
+        if watts is None:
+            with pytest.raises(SourceUnavailable, match="PowerConsumedWatts"):
+                source.open()
+            return
+        source.open()
+        assert source.read()[0].value == watts
+        assert source.channels()[0].mean_window_s == (20.0 if "Reading" in document else 1.0)
+        assert seen[0] == "Basic dTpw"
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert source.read()[0].value is None
+
+
+def test_slurm_energy_of_a_step_and_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(SourceUnavailable, match="SLURM_JOB_ID"):
+        create("slurm").open()
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    answer(monkeypatch, slurm, "12345\n")
+    source = create("slurm")
+    source.open()
+    assert source.read()[0].value == 12345
+    assert source.channels()[0].domain == "slurm:77.0"
+    answer(monkeypatch, slurm, "0\n")
+    assert source.read()[0].value is None
+    answer(monkeypatch, slurm, "54321|2\n")
+    assert slurm.job_energy("77") == slurm.JobEnergy("77", 54321.0, 2)
+    answer(monkeypatch, slurm, "0|2\n")
+    assert slurm.job_energy("77").energy_j is None
+    answer(monkeypatch, slurm, "", code=1, error="sacct: error: Slurm accounting storage is disabled")
+    assert "disabled" in (slurm.job_energy("77").reason or "")

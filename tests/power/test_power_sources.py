@@ -1,0 +1,431 @@
+"""Every source against a fake of its interface: units, nesting, masks, and what it does when the interface misbehaves."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trees
+
+from caraml.errors import InputError
+from caraml.power import Meter
+from caraml.power.energy import Measured, window_energy
+from caraml.power.model import Channel, Reading, WindowEnergy
+from caraml.power.series import Series
+from caraml.power.source import ENTRIES, Source, SourceUnavailable, create
+from caraml.power.sources.cray import CraySource
+from caraml.power.sources.rapl import RaplSource
+
+MODULES = Path(__file__).resolve().parents[1] / "fakes" / "power" / "modules"
+
+
+def use(monkeypatch: pytest.MonkeyPatch, module: str, **environment: object) -> None:
+    """Make ``import module`` find the fake, configured by ``environment``."""
+    monkeypatch.syspath_prepend(str(MODULES))
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    for mask in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "HABANA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(mask, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value if isinstance(value, str) else json.dumps(value))
+    fake = importlib.import_module(module)
+    monkeypatch.setitem(sys.modules, module, fake)
+    assert "fakes" in (fake.__file__ or "")
+
+
+def opened(source: Source) -> tuple[dict[str, Channel], dict[str, float | None]]:
+    """Channels by id and one round of readings."""
+    source.open()
+    try:
+        return {c.id: c for c in source.channels()}, {r.channel: r.value for r in source.read()}
+    finally:
+        source.close()
+
+
+def energy_at_constant_power(channels: list[Channel], watts: dict[str, float]) -> WindowEnergy:
+    """A 10 s window in which every domain draws a known constant power."""
+    measured = []
+    for c in channels:
+        series = Series()
+        for k in range(140):
+            t = -2 + 0.1 * k
+            series.add(t, t, watts[c.domain] * (t if c.kind == "energy" else 1) + (1e6 if c.kind == "energy" else 0))
+        measured.append(Measured(c, series))
+    return window_energy("w", measured, 0.0, 10.0)
+
+
+# --- RAPL -----------------------------------------------------------------------------------------------------------
+
+
+def test_rapl_domains_are_nested_and_counted_once(tmp_path: Path) -> None:
+    trees.rapl_zone(tmp_path, "intel-rapl:0", "package-0", 1_000_000, constraint_0_power_limit_uw=200_000_000)
+    trees.rapl_zone(tmp_path, "intel-rapl:0/intel-rapl:0:0", "core", 500_000)
+    trees.rapl_zone(tmp_path, "intel-rapl:0/intel-rapl:0:1", "dram", 250_000)
+    trees.rapl_zone(tmp_path, "intel-rapl:1", "package-1", 2_000_000)
+    trees.rapl_zone(tmp_path, "intel-rapl:2", "psys", 9_000_000)
+    trees.rapl_zone(tmp_path, "intel-rapl-mmio:0", "package-0", 1_000_000)
+    channels, values = opened(RaplSource(tmp_path))
+    assert list(values.values()) == pytest.approx([1.0, 0.5, 0.25, 2.0, 9.0])
+    assert [c.wrap_j for c in channels.values()] == pytest.approx([262143.32885] * 5)
+    assert channels["rapl:0:package-0"].max_power_w == pytest.approx(400)
+    watts = {"cpu:package-0": 100.0, "cpu:package-0:core": 60.0, "cpu:package-0:dram": 20.0, "cpu:package-1": 90.0, "cpu:psys": 400.0}
+    window = energy_at_constant_power(list(channels.values()), watts)
+    assert window.boundaries["cpu"].energy_j == pytest.approx(2100, abs=1)  # two packages and memory; cores are inside
+    assert window.boundaries["node_dc"].energy_j == pytest.approx(4000, abs=1)
+    assert window.boundaries["cpu"].energy_j < window.boundaries["node_dc"].energy_j
+
+
+def test_dies_that_mirror_one_counter_count_once(tmp_path: Path) -> None:
+    for number, name, value in ((0, "package-0-die-0", 5), (1, "package-0-die-1", 5), (2, "package-1-die-0", 5), (3, "package-1-die-1", 6)):
+        trees.rapl_zone(tmp_path, f"intel-rapl:{number}", name, value)
+    channels, _ = opened(RaplSource(tmp_path))
+    assert [c.label for c in channels.values()] == ["package-0-die-0", "package-1-die-0", "package-1-die-1"]
+    first = next(iter(channels.values()))
+    assert first.users == ("package-0-die-0", "package-0-die-1")
+    assert first.flags == ("shared_device",)
+
+
+def test_twelve_packages_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for number in range(12):
+        trees.rapl_zone(tmp_path, f"intel-rapl:{number}", f"package-{number}", number + 1)
+    channels, _ = opened(RaplSource(tmp_path))
+    assert [c.label for c in channels.values()] == [f"package-{n}" for n in range(12)]
+
+
+def test_a_domain_that_is_listed_but_not_filled_is_left_out(tmp_path: Path) -> None:
+    trees.rapl_zone(tmp_path, "intel-rapl:0", "package-0", 5)
+    trees.rapl_zone(tmp_path, "intel-rapl:0/intel-rapl:0:0", "dram", 0)
+    assert [c.label for c in opened(RaplSource(tmp_path))[0].values()] == ["package-0"]
+    trees.rapl_zone(tmp_path, "intel-rapl:0", "package-0", 0)
+    with pytest.raises(SourceUnavailable, match="show 0"):
+        RaplSource(tmp_path).open()
+
+
+def test_rapl_tells_absent_masked_and_closed_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SourceUnavailable, match="does not exist") as absent:
+        RaplSource(tmp_path / "none").open()
+    assert absent.value.kind == "absent"
+    (tmp_path / "masked" / "intel-rapl").mkdir(parents=True)
+    with pytest.raises(SourceUnavailable, match="masked") as masked:
+        RaplSource(tmp_path / "masked").open()
+    assert masked.value.kind == "masked"
+    assert "-v /sys" in (masked.value.hint or "")
+    trees.rapl_zone(tmp_path / "closed", "intel-rapl:0", "package-0", 1)
+
+    def refuse(path: Any, flags: int) -> int:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(SourceUnavailable, match="only root") as closed:
+        RaplSource(tmp_path / "closed").open()
+    assert closed.value.kind == "unreadable"
+    assert (closed.value.hint or "").startswith("sudo chmod")
+    with Meter([RaplSource(tmp_path / "masked"), RaplSource(tmp_path / "closed")]) as meter, meter.window("w") as window:
+        pass
+    assert window.energy.flags == ["masked", "no_source", "unreadable"]
+    assert "fix: sudo chmod" in (window.energy.reason or "")
+
+
+def test_a_zone_that_disappears_is_a_failed_reading_not_a_number(tmp_path: Path) -> None:
+    zone = trees.rapl_zone(tmp_path, "intel-rapl:0", "package-0", 1)
+    source = RaplSource(tmp_path)
+    source.open()
+    (zone / "energy_uj").write_text("")
+    reading = source.read()[0]
+    assert reading.value is None
+    assert reading.error is not None
+    source.close()
+
+
+# --- Grace, Cray, cards with a kernel driver --------------------------------------------------------------------------
+
+
+def test_grace_rails_are_nested(tmp_path: Path) -> None:
+    watts = {"Module": 600.0, "Grace": 150.0, "CPU": 100.0, "SysIO": 20.0}
+    for number, (rail, value) in enumerate(watts.items()):
+        trees.grace_rail(tmp_path, number + 2, rail, 0, value)
+    trees.write(tmp_path, {"hwmon9/device/power1_average": 5, "hwmon9/device/power1_oem_info": "Something else"})
+    channels, values = opened(create(f"grace:{tmp_path}"))
+    assert sorted(values.values()) == pytest.approx(sorted(watts.values()))
+    assert {c.mean_window_s for c in channels.values()} == {0.05}
+    window = energy_at_constant_power(list(channels.values()), {f"grace:0:{rail}": w for rail, w in watts.items()})
+    assert window.boundaries["module"].energy_j == pytest.approx(6000)
+    assert window.boundaries["cpu"].energy_j == pytest.approx(1500)
+    assert "mean_sensor" in window.flags
+    assert "module_scope" in window.flags
+
+
+def test_grace_without_its_middle_rail_still_nests(tmp_path: Path) -> None:
+    trees.grace_rail(tmp_path, 0, "Module", 0, 600)
+    trees.grace_rail(tmp_path, 1, "CPU", 0, 100)
+    channels, _ = opened(create(f"grace:{tmp_path}"))
+    assert channels["grace:0:CPU"].parent == "grace:0:Module"
+
+
+def test_cray_counters_of_a_lumi_node(tmp_path: Path) -> None:
+    accelerators = {f"accel{n}": 400 for n in range(4)}
+    trees.pm_counters(tmp_path, {"": 2500, "cpu": 250, "memory": 60, **accelerators}, {"": 2500, "cpu": 250, "memory": 60, **accelerators})
+    source = CraySource(tmp_path, drm=tmp_path / "drm")
+    channels, values = opened(source)
+    assert values["cray:energy"] == 2500
+    assert values["cray:accel3_power"] == 400
+    assert len(channels) == 14
+    watts = {"cray:node": 2500.0, "cray:cpu": 250.0, "cray:memory": 60.0, **{f"cray:accel{n}": 400.0 for n in range(4)}}
+    window = energy_at_constant_power(list(channels.values()), watts)
+    assert window.boundaries["module"].energy_j == pytest.approx(16000)
+    assert window.boundaries["cpu"].energy_j == pytest.approx(3100)
+    assert window.boundaries["node_dc"].energy_j == pytest.approx(25000)
+
+
+def test_cray_parts_of_a_grace_hopper_node_are_not_added_to_their_sum(tmp_path: Path) -> None:
+    trees.pm_counters(tmp_path, {"": 9, "cpu": 4, "cpu0": 1, "cpu1": 1, "accel0": 2}, {"": 9, "cpu": 4, "cpu0": 1, "cpu1": 1, "accel0": 2})
+    channels, _ = opened(CraySource(tmp_path, drm=tmp_path))
+    assert channels["cray:cpu0_energy"].parent == "cray:cpu"
+    assert channels["cray:cpu_energy"].parent == "cray:node"
+
+
+def test_cray_reads_again_when_the_values_changed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trees.pm_counters(tmp_path, {"": 100}, {"": 10})
+    source = CraySource(tmp_path, drm=tmp_path)
+    source.open()
+    from caraml.power.sources import cray
+
+    fresh = iter(["1", "2", "3", "3", "1700000000"])  # torn once, then whole; the last answer is for `startup`
+    monkeypatch.setattr(cray, "read_text", lambda path: next(fresh) if path.name == "freshness" else "1700000000")
+    readings = source.read()
+    assert [r.value for r in readings] == [100, 10]
+    assert next(fresh) == "1700000000"
+    source.close()
+
+
+def test_a_restart_of_the_cray_controller_ends_the_series(tmp_path: Path) -> None:
+    trees.pm_counters(tmp_path, {"": 100}, {"": 10})
+    source = CraySource(tmp_path, drm=tmp_path)
+    source.open()
+    trees.write(tmp_path, {"startup": 1700009999})
+    assert {r.value for r in source.read()} == {None}
+    source.close()
+
+
+def test_intel_card_contains_its_package(tmp_path: Path) -> None:
+    trees.drm_card(tmp_path, 1, "0000:03:00.0", "xe", {"energy1_input": 7_000_000, "energy2_input": 5_000_000, "power1_max": 300_000_000})
+    trees.drm_card(tmp_path, 2, "0000:04:00.0", "i915", {"energy1_input": 3_000_000})
+    trees.drm_card(tmp_path, 3, "0000:05:00.0", "nouveau", {"energy1_input": 3_000_000})
+    channels, values = opened(create(f"intel:{tmp_path}"))
+    assert list(values.values()) == pytest.approx([7, 5, 3])
+    assert [c.parent for c in channels.values()] == [None, "0000:03:00.0", None]
+    watts = {"0000:03:00.0": 200.0, "0000:03:00.0:package": 150.0, "0000:04:00.0": 50.0}
+    assert energy_at_constant_power(list(channels.values()), watts).boundaries["device"].energy_j == pytest.approx(2500, abs=1)
+
+
+def test_amd_cards_by_kernel_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
+    trees.drm_card(tmp_path, 0, "0000:c1:00.0", "amdgpu", {"power1_average": 90_000_000})
+    trees.drm_card(tmp_path, 1, "0000:c6:00.0", "amdgpu", {"power1_input": 80_000_000, "power1_average": 1})
+    trees.drm_card(tmp_path, 2, "0000:c9:00.0", "amdgpu", {"temp1_input": 40})  # a second die knows no power
+    channels, values = opened(create(f"amdgpu:{tmp_path}"))
+    assert list(values.values()) == pytest.approx([90, 80])
+    assert [c.kind for c in channels.values()] == ["power_mean", "power_instant"]
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "1")
+    assert list(opened(create(f"amdgpu:{tmp_path}"))[1].values()) == pytest.approx([80])
+
+
+# --- NVIDIA -----------------------------------------------------------------------------------------------------------
+
+A, B, C = (f"GPU-{letter * 8}-0000-0000-0000-000000000000" for letter in "abc")
+
+
+def test_nvml_reads_joules_and_watts(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": A}])
+    channels, values = opened(create("nvml"))
+    assert values[f"nvml:{A}:device:energy"] == pytest.approx(5000, abs=50)
+    assert values[f"nvml:{A}:device:power_instant"] == pytest.approx(300)
+    counter = channels[f"nvml:{A}:device:energy"]
+    assert (counter.domain, counter.boundary, counter.max_power_w) == (A, "device", pytest.approx(1400))
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (None, [A, B, C]),
+        ("1", [B]),
+        ("2,0", [C, A]),
+        (B, [B]),
+        ("GPU-bbbb", [B]),
+        ("00000000:03:00.0", [C]),
+        ("0,7,1", [A]),
+        ("", None),
+        ("MIG-c1", [C]),
+    ],
+)
+def test_masks_in_all_spellings(monkeypatch: pytest.MonkeyPatch, mask: str | None, expected: list[str] | None) -> None:
+    gpus = [{"uuid": u, "pci": f"00000000:0{i + 1}:00.0", "mig": ["MIG-c1", "MIG-c2"] if u == C else []} for i, u in enumerate((A, B, C))]
+    use(monkeypatch, "pynvml", FAKE_GPUS=gpus)
+    if mask is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    if expected is None:
+        with pytest.raises(SourceUnavailable, match="no NVIDIA GPU is visible"):
+            opened(create("nvml"))
+        return
+    channels, _ = opened(create("nvml"))
+    assert list(dict.fromkeys(c.domain for c in channels.values())) == expected
+    everything, _ = opened(create("nvml", ["all"]))
+    assert {c.domain for c in everything.values()} == {A, B, C}
+
+
+def test_index_ten_is_not_index_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    uuids = [f"GPU-{i:08d}-x" for i in range(12)]
+    use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": u} for u in uuids], CUDA_VISIBLE_DEVICES="10")
+    channels, _ = opened(create("nvml"))
+    assert {c.domain for c in channels.values()} == {uuids[10]}
+
+
+def test_asking_for_a_gpu_that_is_not_there_names_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": A}])
+    with pytest.raises(InputError, match="GPU-aaaa"):
+        opened(create("nvml", ["GPU-9"]))
+
+
+def test_slices_share_their_parents_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": A, "mig": ["MIG-1", "MIG-2"]}], CUDA_VISIBLE_DEVICES="MIG-1,MIG-2")
+    channels, _ = opened(create("nvml"))
+    counter = channels[f"nvml:{A}:device:energy"]
+    assert counter.users == ("MIG-1", "MIG-2")
+    assert set(counter.flags) == {"mig_parent", "shared_device"}
+    assert len([c for c in channels.values() if c.kind == "energy"]) == 1
+
+
+def test_the_counter_of_a_superchip_is_its_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": A, "name": "NVIDIA GH200 120GB", "module": True}])
+    channels, values = opened(create("nvml"))
+    assert channels[f"nvml:{A}:module:energy"].boundary == "module"
+    assert values[f"nvml:{A}:module:power_instant"] == pytest.approx(375)
+    assert values[f"nvml:{A}:device:power_instant"] == pytest.approx(300)
+    assert channels[f"nvml:{A}:device:power_instant"].parent == f"{A}:module"
+    window = energy_at_constant_power(list(channels.values()), {A: 300.0, f"{A}:module": 375.0})
+    assert window.boundaries["module"].energy_j == pytest.approx(3750)
+    assert window.boundaries["device"].energy_j == pytest.approx(3000)
+
+
+def test_a_module_seen_by_two_sources_counts_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": A, "name": "NVIDIA GH200 120GB", "module": True, "gpu_scope": False}])
+    trees.grace_rail(tmp_path, 0, "Module", 0, 375)
+    channels = [*opened(create("nvml"))[0].values(), *opened(create(f"grace:{tmp_path}"))[0].values()]
+    window = energy_at_constant_power(channels, {f"{A}:module": 375.0, "grace:0:Module": 375.0})
+    assert window.boundaries["module"].energy_j == pytest.approx(3750)
+    assert window.boundaries["module"].channels == [f"{A}:module"]  # the counter is preferred
+    assert "device" not in window.boundaries
+
+
+def test_an_old_gpu_has_power_only_and_the_field_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": A, "energy": False, "instant": False}])
+    channels, values = opened(create("nvml"))
+    assert list(values) == [f"nvml:{A}:device:power_mean"]
+    assert channels[f"nvml:{A}:device:power_mean"].mean_window_s == 1.0
+
+
+def test_the_meter_sees_gpus_that_others_do_not_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": A}, {"uuid": B, "signal": ["Constant", {"watts": 200.0}]}])
+    with Meter(["nvml"], interval=0.05) as meter, meter.window("w") as window:
+        time.sleep(1.2)
+    total = window.energy.boundaries["device"]
+    assert total.energy_j == pytest.approx(500 * window.energy.duration_s, abs=total.bound_j)
+    assert window.energy.valid, window.energy.reason
+    # The declared 100 ms were replaced by what the counter showed, so that the bound is not wider than it needs to be.
+    periods = [c.update_period_s for c in meter.channels if c.kind == "energy"]
+    assert all(0.02 <= p <= 0.06 for p in periods)
+
+
+# --- AMD, Gaudi, Graphcore --------------------------------------------------------------------------------------------
+
+
+def test_amd_counter_is_accumulator_times_resolution(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    use(monkeypatch, "amdsmi", FAKE_AMD=[{"watts": 300}])
+    sys.modules.pop("amdsmi")
+    capsys.readouterr()
+    channels, values = opened(create("amdsmi"))
+    assert capsys.readouterr().out == ""  # the library's talk on import does not reach the user
+    assert [c.kind for c in channels.values()] == ["energy", "power_instant"]
+    assert list(values.values()) == pytest.approx([300, 300], rel=0.01)
+
+
+def test_a_dual_die_card_is_one_channel_with_two_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    primary = {"name": "AMD Instinct MI250X", "power": "average_socket_power"}
+    silent = {"name": "AMD Instinct MI250X", "watts": None, "energy": False}
+    devices = [{"bdf": f"0000:{bus}:00.0", **(primary if i % 2 == 0 else silent)} for i, bus in enumerate(("c1", "c6", "c9", "ce"))]
+    use(monkeypatch, "amdsmi", FAKE_AMD=devices)
+    channels, _ = opened(create("amdsmi"))
+    assert [c.domain for c in channels.values() if c.kind == "energy"] == ["uuid-0000:c1:00.0", "uuid-0000:c9:00.0"]
+    assert {c.flags for c in channels.values()} == {("dual_die_parent",)}
+    assert next(iter(channels.values())).users == ("uuid-0000:c1:00.0", "uuid-0000:c6:00.0")
+    # A process that is given the silent die only still gets its package.
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "1")
+    assert {c.domain for c in opened(create("amdsmi"))[0].values()} == {"uuid-0000:c1:00.0"}
+
+
+def test_an_mi300_is_not_taken_for_a_dual_die_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, "amdsmi", FAKE_AMD=[{"bdf": "0000:01:00.0"}, {"bdf": "0000:02:00.0", "watts": 200}])
+    assert len({c.domain for c in opened(create("amdsmi"))[0].values()}) == 2
+
+
+def test_partitions_of_one_socket_are_one_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, "amdsmi", FAKE_AMD=[{"bdf": f"0000:01:00.{n}"} for n in range(4)])
+    channels, _ = opened(create("amdsmi"))
+    assert len({c.domain for c in channels.values()}) == 1
+    assert len(next(iter(channels.values())).users) == 4
+
+
+def test_masks_count_in_the_runtimes_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [{"bdf": f"0000:0{n}:00.0", "hip_id": 2 - n} for n in range(3)]
+    use(monkeypatch, "amdsmi", FAKE_AMD=devices, HIP_VISIBLE_DEVICES="0")
+    assert {c.domain for c in opened(create("amdsmi"))[0].values()} == {"uuid-0000:02:00.0"}
+
+
+def test_a_frozen_amd_counter_gives_way_to_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, "amdsmi", FAKE_AMD=[{"frozen": True}])
+    with Meter(["amdsmi"], interval=0.05) as meter, meter.window("w") as window:
+        time.sleep(1.5)
+    channel = window.energy.channels[0]
+    assert channel.method == "power_integral"
+    assert "frozen" in channel.flags
+    assert channel.energy_j == pytest.approx(300 * window.energy.duration_s, rel=0.05)
+    assert not window.energy.valid
+
+
+def test_gaudi_zero_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, "pyhlml", FAKE_GAUDI_MW=[250000, 0])
+    _, values = opened(create("gaudi"))
+    assert list(values.values()) == [250.0, None]
+
+
+def test_graphcore_devices_keep_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, "gcipuinfo", FAKE_IPU=["N/A", "101.50W", "99.00W"])
+    _, values = opened(create("graphcore"))
+    assert values == {"graphcore:ipu:0:power": None, "graphcore:ipu:1:power": 101.5, "graphcore:ipu:2:power": 99.0}
+    use(monkeypatch, "gcipuinfo", FAKE_IPU=["N/A"])
+    with pytest.raises(SourceUnavailable, match="N/A"):
+        opened(create("graphcore"))
+
+
+def test_every_source_answers_or_says_why_on_this_machine() -> None:
+    for entry in ENTRIES.values():
+        if entry.argument is not None:
+            continue
+        source = create(entry.name, automatic=True)
+        assert isinstance(source, Source)
+        try:
+            source.open()
+        except SourceUnavailable as error:
+            assert error.kind in ("absent", "unreadable", "masked")
+            assert len(error.message) > 10
+        finally:
+            source.close()
+
+
+def test_a_reading_is_not_a_number_when_it_failed() -> None:
+    assert Reading("c", 0.0, 0.0, None, "gone").value is None

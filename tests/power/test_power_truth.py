@@ -1,0 +1,130 @@
+"""The energy of made-up loads against their closed-form integral: the truth must lie inside the stated bound."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from sensors import channel, observed
+
+from caraml.power import integral
+from caraml.power.counter import counter_energy
+from caraml.power.integral import power_energy
+from caraml.power.model import Channel
+from caraml.power.series import Estimate, Series
+from caraml.power.signals import Constant, Exponential, Ramp, Signal, Square, Telegraph
+
+PHASES = 200
+LENGTH = 10.0
+
+SIGNALS: dict[str, Callable[[random.Random], Signal]] = {
+    "constant": lambda draw: Constant(),
+    "ramp": lambda draw: Ramp(length=40),
+    "square 1 s": lambda draw: Square(period=1.0, phase=draw.random()),
+    "square 100 ms": lambda draw: Square(period=0.1, phase=draw.random()),
+    "square 97 ms": lambda draw: Square(period=0.097, phase=draw.random()),
+    "square 20 ms": lambda draw: Square(period=0.02, phase=draw.random()),
+    "exponential": lambda draw: Exponential(tau=12.0),
+    "telegraph": lambda draw: Telegraph(dwell=0.3, seed=draw.randrange(10**6)),
+}
+
+SENSORS: dict[str, Channel] = {
+    "counter 20 ms": channel("energy", update_period_s=0.02),
+    "counter 100 ms": channel("energy", update_period_s=0.1),
+    "counter 100 ms, 1 J": channel("energy", update_period_s=0.1, resolution=1.0),
+    "power": channel("power_instant"),
+    "power, whole watts": channel("power_instant", resolution=1.0),
+    "power, mean of 100 ms": channel("power_mean", update_period_s=0.1, mean_window_s=0.1),
+    "power, mean of 1 s": channel("power_mean", update_period_s=0.02, mean_window_s=1.0),
+}
+
+
+def estimate(sensor: Channel, series: Series, window: tuple[float, float]) -> Estimate:
+    if sensor.kind == "energy":
+        return counter_energy(series, sensor, *window)
+    return power_energy(series, sensor, *window, interval=0.1)
+
+
+def run(sensor: Channel, make: Callable[[random.Random], Signal], offset: Callable[[], float] | None = None) -> tuple[float, float, float]:
+    """Share of phases in which the bound holds, mean error and mean bound, both relative to the truth."""
+    draw = random.Random(f"{sensor.kind} {sensor.update_period_s} {sensor.mean_window_s}")
+    held, errors, bounds = 0, [], []
+    for _ in range(PHASES):
+        start = 20 + 3 * draw.random()
+        window = (start, start + LENGTH)
+        signal = make(draw)
+        found = estimate(sensor, observed(sensor, signal, window, draw, offset=offset), window)
+        truth = signal.energy(window[1]) - signal.energy(window[0])
+        assert found.energy_j is not None
+        assert found.bound_j is not None
+        held += abs(found.energy_j - truth) <= found.bound_j + 1e-6 * truth
+        errors.append((found.energy_j - truth) / truth)
+        bounds.append(found.bound_j / truth)
+    return held / PHASES, sum(errors) / PHASES, sum(bounds) / PHASES
+
+
+@pytest.mark.parametrize("signal", SIGNALS)
+@pytest.mark.parametrize("sensor", SENSORS)
+def test_the_bound_holds_in_95_percent_of_phases(sensor: str, signal: str) -> None:
+    held, _, _ = run(SENSORS[sensor], SIGNALS[signal])
+    assert held >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("sensor", "signal", "limit"),
+    [
+        ("counter 20 ms", "square 1 s", 0.01),
+        ("counter 100 ms", "square 1 s", 0.02),
+        ("counter 100 ms", "square 97 ms", 0.02),
+        ("counter 100 ms", "constant", 0.02),
+        ("power", "square 1 s", 0.05),
+        ("power", "constant", 0.01),
+        ("power, whole watts", "constant", 0.01),
+        ("power, mean of 100 ms", "constant", 0.01),
+    ],
+)
+def test_the_bound_is_not_wider_than_it_needs_to_be(sensor: str, signal: str, limit: float) -> None:
+    _, _, bound = run(SENSORS[sensor], SIGNALS[signal])
+    assert bound <= limit
+
+
+def test_random_instants_see_a_load_that_repeats_with_the_interval_without_bias() -> None:
+    held, bias, _ = run(SENSORS["power"], SIGNALS["square 100 ms"])
+    assert held >= 0.95
+    assert abs(bias) < 0.02
+
+
+def test_a_fixed_grid_is_fooled_by_a_load_that_repeats_with_the_interval() -> None:
+    held, _, _ = run(SENSORS["power"], SIGNALS["square 100 ms"], offset=lambda: 0.5)
+    assert held < 0.2
+
+
+@pytest.mark.parametrize("mutant", ["right rectangle", "left rectangle", "sum without widths"])
+def test_another_integration_rule_does_not_pass(monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:
+    rules = {
+        "right rectangle": lambda t, p: sum((b - a) * q for a, b, q in zip(t, t[1:], p[1:], strict=False)),
+        "left rectangle": lambda t, p: sum((b - a) * q for a, b, q in zip(t, t[1:], p, strict=False)),
+        "sum without widths": lambda t, p: sum(p) * 0.1,
+    }
+    monkeypatch.setattr(integral, "trapezoid", rules[mutant])
+    held = [run(SENSORS["power"], SIGNALS[name])[0] for name in ("ramp", "constant")]
+    assert min(held) < 0.95
+
+
+def test_the_sensors_own_grid_cannot_be_seen_through_and_says_so() -> None:
+    sensor = channel("power_instant", update_period_s=0.1)
+    draw = random.Random(1)
+    signal = Square(period=0.1, phase=0.01)
+    window = (20.0, 30.0)
+    found = estimate(sensor, observed(sensor, signal, window, draw), window)
+    assert "aliasing_possible" in found.flags
+
+
+def test_a_part_time_sensor_pays_for_what_it_does_not_see() -> None:
+    sensor = channel("power_instant", update_period_s=0.1, duty=0.25)
+    draw = random.Random(2)
+    signal, window = Square(period=1.0), (20.0, 30.0)
+    found = estimate(sensor, observed(sensor, signal, window, draw), window)
+    assert found.parts["blind"] == pytest.approx(200 * 0.75 * 10)
+    assert "aliasing_possible" in found.flags
