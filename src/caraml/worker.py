@@ -311,6 +311,8 @@ class Worker:
         files = {"steps": write_table(self.folder, "steps", steps)}
         if self._meter is not None and self._meter.channels:
             readings: dict[str, list[Any]] = dict(self._meter.readings())
+            kinds = {channel.id: channel.kind for channel in self._meter.channels}
+            readings["kind"] = [kinds[channel] for channel in readings["channel"]]
             for name in ("t_before", "t_after"):
                 readings[name] = [instant - self.origin for instant in readings[name]]
             files["power"] = write_table(self.folder, "power", readings)

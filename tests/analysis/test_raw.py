@@ -44,6 +44,7 @@ def test_power_of_a_counter_is_its_slope(tmp_path: Path) -> None:
     watts = [50.0 + (-1) ** i for i in range(20)]
     columns = {
         "channel": ["c"] * 20 + ["p"] * 20,
+        "kind": ["energy"] * 20 + ["power_instant"] * 20,
         "t_before": times * 2,
         "t_after": [time + 0.002 for time in times] * 2,
         "value": joules + watts,
@@ -57,7 +58,7 @@ def test_power_of_a_counter_is_its_slope(tmp_path: Path) -> None:
 
 def test_power_of_a_counter_survives_a_wrap(tmp_path: Path) -> None:
     joules = [float(10 * i % 550) for i in range(100)]
-    columns = {"channel": ["c"] * 100, "t_before": list(range(100)), "t_after": list(range(100)), "value": joules}
+    columns = {"channel": ["c"] * 100, "kind": ["energy"] * 100, "t_before": list(range(100)), "t_after": list(range(100)), "value": joules}
     (trace,) = read_power(tmp_path / write_table(tmp_path, "power", columns))
     assert trace.counter
     assert set(trace.watts) == {10.0}

@@ -156,14 +156,14 @@ def power_table(record: Record, watts: float, interval: float = 0.05) -> dict[st
     """A counter and a power channel that agree, over the window and a second on either side."""
     window = record.window
     assert window is not None
-    columns: dict[str, list[Any]] = {name: [] for name in ("channel", "t_before", "t_after", "value")}
+    columns: dict[str, list[Any]] = {name: [] for name in ("channel", "kind", "t_before", "t_after", "value")}
     joules = 0.0
     for index in range(int((window.seconds + 2) / interval)):
         time = window.start - 1 + index * interval
         power = watts * (1 + 0.1 * math.sin(index / 5)) if window.start <= time <= window.end else 20.0
         joules += power * interval
-        for channel, value in (("GPU-5a/energy", joules), ("GPU-5a/power", power)):
-            for name, cell in zip(columns, (channel, time, time + 0.001, value), strict=True):
+        for kind, value in (("energy", joules), ("power_instant", power)):
+            for name, cell in zip(columns, (f"GPU-5a/{kind.removesuffix('_instant')}", kind, time, time + 0.001, value), strict=True):
                 columns[name].append(cell)
     return columns
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +16,8 @@ from caraml.results.store import Store
 if TYPE_CHECKING:
     import duckdb
 
-COUNTER_DROPS = 0.02
-"""A counter may fall (wrap, restart) in at most this share of its readings; anything that falls more often is power."""
 SLOPE_SECONDS = 0.15
 """Shortest time over which the slope of a counter is taken."""
-COUNTER_VALUES = 5
-"""Fewest different values from which a channel is taken for a counter."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +81,12 @@ def read_steps(path: Path) -> Steps:
 
 def read_power(path: Path) -> list[Trace]:
     """Power over time of every channel, in watts. Raises ``InputError`` for a broken file."""
-    rows = _select(path, "channel, (t_before + t_after) / 2 AS t, value::DOUBLE", "WHERE isfinite(value::DOUBLE) ORDER BY channel, t")
-    channels: dict[str, list[tuple[float, float]]] = {}
-    for channel, time, value in rows:
-        channels.setdefault(str(channel), []).append((time, value))
-    return [_trace(channel, readings) for channel, readings in channels.items()]
+    columns = "channel, kind, (t_before + t_after) / 2 AS t, value::DOUBLE"
+    rows = _select(path, columns, "WHERE isfinite(value::DOUBLE) ORDER BY channel, t")
+    channels: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for channel, kind, time, value in rows:
+        channels.setdefault((str(channel), str(kind)), []).append((time, value))
+    return [_trace(channel, kind, readings) for (channel, kind), readings in channels.items()]
 
 
 def _select(path: Path, columns: str, clauses: str) -> list[tuple[Any, ...]]:
@@ -104,12 +100,10 @@ def _select(path: Path, columns: str, clauses: str) -> list[tuple[Any, ...]]:
             raise InputError(f"{path} is not a table of the expected columns: {error}") from error
 
 
-def _trace(channel: str, readings: list[tuple[float, float]]) -> Trace:
-    """A counter becomes its slope between changes; a power channel stays as it is."""
-    values = [value for _, value in readings]
-    drops = sum(after < before for before, after in pairwise(values))
-    if len(set(values)) < COUNTER_VALUES or drops > COUNTER_DROPS * len(values):
-        return Trace(channel, [time for time, _ in readings], values, counter=False)
+def _trace(channel: str, kind: str, readings: list[tuple[float, float]]) -> Trace:
+    """A counter (``energy``) becomes its slope between changes; a power channel stays as it is."""
+    if kind != "energy":
+        return Trace(channel, [time for time, _ in readings], [value for _, value in readings], counter=False)
     # A slope over one update would show the sensor's time jitter, not the power.
     times: list[float] = []
     watts: list[float] = []

@@ -47,7 +47,7 @@ RAW: dict[str, dict[str, str]] = {
         "data_wait": "DOUBLE",
         "loss": "DOUBLE",
     },
-    "power": {"channel": "VARCHAR", "t_before": "DOUBLE", "t_after": "DOUBLE", "value": "DOUBLE"},
+    "power": {"channel": "VARCHAR", "kind": "VARCHAR", "t_before": "DOUBLE", "t_after": "DOUBLE", "value": "DOUBLE"},
 }
 """Columns of the raw tables; a query sees them with the record's ``key`` and ``attempt`` in front."""
 
