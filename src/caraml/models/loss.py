@@ -18,7 +18,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # (N, C), (V, C), (N,) -> ()
+    def forward(  # noqa: PLR0917  -- torch calls it by position; (N, C), (V, C), (N,) -> ()
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype
     ) -> Tensor:
         x, w = hidden.to(dtype), weight.to(dtype)

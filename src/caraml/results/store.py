@@ -89,7 +89,9 @@ class Store:
             return (exact or found)[0]
         lines = "".join(f"\n  {record.key}  {record.point.label}" for record in (found or records)[:_LISTED])
         what = f"{len(found)} records start" if found else "no record starts"
-        raise InputError(f"{what} with {name!r} below {self.root}{':' if lines else ''}{lines}", "give a key or label from `caraml results`")
+        raise InputError(
+            f"{what} with {name!r} below {self.root}{':' if lines else ''}{lines}", "give a key or label from `caraml results`"
+        )
 
     def _keys(self) -> Iterator[str]:
         seen = sorted((self.root / "points").glob("*-*"), key=lambda path: path.stat().st_mtime)
