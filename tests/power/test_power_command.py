@@ -16,7 +16,7 @@ import pytest
 
 from caraml.errors import InputError
 from caraml.power.__main__ import main
-from caraml.power.command import check_methods, measure, run_command, watch
+from caraml.power.command import _Child, check_methods, measure, run_command, watch
 from caraml.power.model import window_from_dict
 from caraml.power.result import read_readings
 from caraml.power.source import source_names
@@ -163,6 +163,40 @@ def test_an_unknown_method_lists_the_known_ones(tmp_path: Path) -> None:
     check_methods(["rapl", "csv:/some/file"])
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--methods", "nvml", "--devices", "0,7"], ["'7'", "0: GPU-a", "1: GPU-b"]),
+        (["--methods", "nvml", "--devices", "GPU-zzzzzz"], ["'GPU-zzzzzz'", "GPU-a"]),
+        (["--methods", "fake", "--devices", "1"], ["'1'", "0: fake:0"]),
+        (["--methods", "amdgpu,intel", "--devices", "0"], ["'0'", "present: none"]),
+        (["--methods", "fake", "--devices", ","], ["names no accelerator"]),
+    ],
+)
+def test_an_unknown_device_is_told_before_the_command_starts(tmp_path: Path, words: list[str], expected: list[str]) -> None:
+    gpus = {"FAKE_GPUS": json.dumps([{"uuid": "GPU-a"}, {"uuid": "GPU-b"}])}
+    folder = tmp_path / "r"
+    code, _, err = finished(*words, "--out", str(folder), "--", "touch", str(tmp_path / "ran"), **gpus)
+    assert code == 2
+    assert all(word in err for word in expected), err
+    assert not (tmp_path / "ran").exists()
+    assert not folder.exists()  # the corrected command can use it
+
+
+@pytest.mark.parametrize("words", [["--methods", "nvml", "--devices", "1,GPU-a"], ["--methods", "nvml,amdgpu", "--devices", "GPU-b"]])
+def test_devices_that_exist_are_measured(tmp_path: Path, words: list[str]) -> None:
+    gpus = {"FAKE_GPUS": json.dumps([{"uuid": "GPU-a"}, {"uuid": "GPU-bbbbbbb"}])}
+    code, _, err = finished(*[w.replace("GPU-b", "GPU-bbbb") for w in words], "--out", str(tmp_path), "--", "true", **gpus)
+    assert code == 0, err
+    assert "GPU-bbbbbbb" in [c["id"] for c in result_of(tmp_path)["energy"]["channels"]]
+
+
+def test_a_source_that_does_not_answer_cannot_judge_devices(tmp_path: Path) -> None:
+    code, _, _ = finished("--methods", "nvml", "--devices", "0", "--out", str(tmp_path), "--", "true", FAKE_NVML_FAILS="1")
+    assert code == 0
+    assert "Driver Not Loaded" in result_of(tmp_path)["reason"]
+
+
 @pytest.mark.parametrize("words", [[], ["--"], ["--idle", "-1", "--", "true"], ["--interval", "0", "--", "true"]])
 def test_wrong_command_lines_end_with_2(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -289,3 +323,9 @@ def test_sampling_costs_little() -> None:
         after = resource.getrusage(resource.RUSAGE_SELF)
     used = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     assert used < 0.2  # some 2 ms on a quiet machine
+
+
+def test_a_signal_that_comes_while_the_command_starts_is_not_lost() -> None:
+    child = _Child(["sleep", "30"])
+    child._forward(signal.SIGTERM, None)
+    assert child.run() == -signal.SIGTERM

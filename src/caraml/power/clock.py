@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from array import array
 from bisect import bisect_right
@@ -16,6 +15,9 @@ STEP_S = 0.5
 
 SUSPEND_S = 0.05
 """The boot clock moved against the monotonic one by more than this: the machine slept [s]."""
+
+DRIFT = 1e-4
+"""The clocks of two nodes in order do not run apart faster than this [s per s]: twice the tolerance of a crystal."""
 
 
 def node_key() -> str:
@@ -80,52 +82,34 @@ def best_offset(exchanges: Iterable[tuple[float, float, float]]) -> ClockOffset:
 
 
 def offset_at(offsets: Sequence[ClockOffset], t: float) -> ClockOffset:
-    """Offset at time ``t`` from measurements at start and end: clocks drift evenly, so it lies on the line between."""
+    """Offset at time ``t`` from measurements at start and end: clocks drift evenly, so it lies on the line between.
+
+    Outside of them nothing is known but that clocks drift slowly, and the uncertainty grows with the distance.
+    """
     first, last = min(offsets, key=lambda o: o.at), max(offsets, key=lambda o: o.at)
     span = last.at - first.at
     share = min(max((t - first.at) / span, 0.0), 1.0) if span > 0 else 0.0
     offset = first.offset_s + share * (last.offset_s - first.offset_s)
-    return ClockOffset(offset, max(first.half_width_s, last.half_width_s), t)
+    outside = max(first.at - t, t - last.at, 0.0)
+    return ClockOffset(offset, max(first.half_width_s, last.half_width_s) + DRIFT * outside, t)
 
 
-class ClockServer:
-    """Answers every datagram with this node's monotonic time. Runs on one node; the others ask it (UDP)."""
-
-    def __init__(self, host: str = "", port: int = 0) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.bind((host, port))
-        self.port: int = self._socket.getsockname()[1]
-        self._thread = threading.Thread(target=self._serve, name="power-clock", daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                question, address = self._socket.recvfrom(64)
-                self._socket.sendto(question + b" " + repr(time.monotonic()).encode(), address)
-            except OSError:
-                return  # closed
-
-    def close(self) -> None:
-        """Stop answering."""
-        self._socket.close()
+def drift(offsets: Sequence[ClockOffset]) -> tuple[float, bool]:
+    """How far the clocks ran apart between the first and the last measurement [s], and whether faster than they should."""
+    first, last = min(offsets, key=lambda o: o.at), max(offsets, key=lambda o: o.at)
+    moved = last.offset_s - first.offset_s
+    return moved, abs(moved) > first.half_width_s + last.half_width_s + DRIFT * (last.at - first.at)
 
 
-def measure_offset(host: str, port: int, exchanges: int = 20, timeout: float = 0.2) -> ClockOffset | None:
-    """Offset of the clock of a ``ClockServer`` against this node's; ``None`` if it never answers."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        asking.settimeout(timeout)
-        for number in range(exchanges):
-            question = str(number).encode()
-            sent = time.monotonic()
-            try:
-                asking.sendto(question, (host, port))
-                answer = asking.recv(128)
-            except OSError:
-                continue  # lost, late or refused
-            received = time.monotonic()
-            echoed, _, there = answer.partition(b" ")
-            if echoed == question:
-                found.append((sent, float(there), received))
-    return best_offset(found) if found else None
+@dataclass(slots=True)
+class ClockRecord:
+    """What one rank knows about its node's clock, compared with the node of the first rank."""
+
+    reference: str | None = None
+    """Host and boot id of the node whose clock the others are compared with."""
+    start: ClockOffset | None = None
+    """The reference's clock against this node's when the command started; ``None`` on the reference itself."""
+    end: ClockOffset | None = None
+    """The same after the command ended."""
+    reason: str | None = None
+    """Why an offset is not known."""

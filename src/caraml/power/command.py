@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from caraml.errors import InputError, unknown_name
 from caraml.power import node
@@ -21,6 +21,9 @@ from caraml.power.meter import Meter
 from caraml.power.model import WindowEnergy
 from caraml.power.result import Format, Result, ResultFolder
 from caraml.power.source import ENTRIES, source_names
+
+if TYPE_CHECKING:
+    from caraml.power.partners import Partner
 
 FORWARDED = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGCONT") if hasattr(signal, name)
@@ -109,6 +112,8 @@ def measure(
     if not idle_s >= 0:
         raise InputError(f"the idle time is {idle_s!r} s, expected 0 or more")
     check_methods(methods or ())
+    if devices is not None and not devices:
+        raise InputError("--devices names no accelerator", "leave it out, or name some: --devices 0,1")
     rank = rank if rank is not None else node.rank()
     election = node.Election() if rank is not None else None
     names = [n for n in methods or source_names(auto_only=True) if not election or election.elected or n.partition(":")[0] not in SHARED]
@@ -118,22 +123,41 @@ def measure(
     meter.listen(folder.add)
     result = Result(list(argv), WindowEnergy("command", 0.0, 0.0), rank=rank, world_size=node.world_size())
     folder.write(result)
+    clocks = _clocks(folder, result, elected=election is not None and election.elected)
     try:
-        return _measured(meter, folder, result, idle_s)
+        return _measured(meter, folder, result, idle_s, clocks=clocks, devices=devices)
     finally:
         if election:
             election.close()
 
 
-def _measured(meter: Meter, folder: ResultFolder, result: Result, idle_s: float) -> Outcome:
+def _clocks(folder: ResultFolder, result: Result, *, elected: bool) -> Partner | None:
+    """This rank's part in comparing the clocks of the nodes, if there can be several."""
+    if result.rank is None or (result.world_size or 1) <= 1:
+        return None
+    from caraml.power.partners import partner
+
+    return partner(folder.folder, result.rank, node.node_count(), elected=elected)
+
+
+def _measured(
+    meter: Meter, folder: ResultFolder, result: Result, idle_s: float, *, clocks: Partner | None, devices: Sequence[str] | None
+) -> Outcome:
     """Start the meter, run the command inside a window, write the result."""
     with meter:
+        try:
+            meter.check_devices(devices)
+        except InputError:
+            folder.discard()
+            raise
         result.channels = meter.channels
         folder.write(result)
         if idle_s > 0:
             with meter.window("idle") as quiet:
                 time.sleep(idle_s)
             result.idle = quiet.energy
+        if clocks is not None:
+            clocks.begin()
         child = _Child(result.command)
         start = meter.mark()
         with LiveLine(meter, start):
@@ -143,6 +167,9 @@ def _measured(meter: Meter, folder: ResultFolder, result: Result, idle_s: float)
     result.channels, result.missing_sources = meter.channels, meter.reasons
     _conclude(result, code, child.trouble)
     files = _write(meter, folder, result)
+    if clocks is not None:
+        result.clock = clocks.finish()
+        _write_again(folder, result)
     _report(result, files, folder.trouble)
     exit_code = code if code >= 0 else 128 - code
     return Outcome(exit_code, -code if code < 0 else None, result.energy, files)
@@ -165,6 +192,8 @@ class _Child:
     def __init__(self, argv: list[str]) -> None:
         self._argv = argv
         self._process: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []
+        """Signals that came while the command was being started: it may run already, and its process not be known here yet."""
         self.trouble: str | None = None
         """Why it could not be started."""
 
@@ -173,6 +202,8 @@ class _Child:
         before = self._pass_signals_on()
         try:
             self._process = subprocess.Popen(self._argv)
+            for number in self._early:
+                self._process.send_signal(number)
             return self._process.wait()
         except OSError as error:
             self.trouble = f"{self._argv[0]} cannot be started: {error.strerror}"
@@ -192,7 +223,9 @@ class _Child:
         return before
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        if self._process is not None and self._process.returncode is None:
+        if self._process is None:
+            self._early.append(number)
+        elif self._process.returncode is None:
             self._process.send_signal(number)
 
 
@@ -249,6 +282,14 @@ def _write(meter: Meter, folder: ResultFolder, result: Result) -> list[Path]:
         return []
 
 
+def _write_again(folder: ResultFolder, result: Result) -> None:
+    """Add what became known after the result was written. The file that is there stays if that fails."""
+    try:
+        folder.write(result)
+    except OSError as error:
+        print(f"caraml power: clocks not added to {folder.path}: {error.strerror}", file=sys.stderr)
+
+
 def _report(result: Result, files: list[Path], trouble: str | None) -> None:
     """A short table on standard error."""
     energy = result.energy
@@ -268,6 +309,8 @@ def _report(result: Result, files: list[Path], trouble: str | None) -> None:
     if "fake" in energy.flags:
         lines.append("  these numbers are made up: the source is fake")
     lines += [f"  {trouble}"] if trouble else []
+    if result.clock is not None and result.clock.reason and "clock" in result.clock.reason:
+        lines.append(f"  {result.clock.reason}")
     lines.append(f"  written: {', '.join(str(f) for f in files) or 'nothing'}")
     print("\n".join(lines), file=sys.stderr, flush=True)
 

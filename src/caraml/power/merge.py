@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from caraml.errors import InputError
-from caraml.power.clock import ClockOffset, offset_at
+from caraml.power.clock import ClockOffset, drift, offset_at
 from caraml.power.energy import boundary_energy
 from caraml.power.model import BOUNDARIES, BoundaryEnergy, ChannelEnergy, WindowEnergy, window_from_dict
 
@@ -21,7 +21,10 @@ class Part:
     """Rank or host, for messages."""
     window: WindowEnergy
     offsets: list[ClockOffset] = field(default_factory=list)
-    """Offset of the reference node's clock against this one's, measured at start and end; empty on the reference."""
+    """Offset of the reference node's clock against this one's, measured at start and end; empty on the reference, and
+    where another rank of the node measured it."""
+    reference: str | None = None
+    """The reference node's host and boot id, if this rank knows it."""
 
 
 @dataclass(slots=True)
@@ -54,6 +57,13 @@ class MergedEnergy:
     skew_s: float | None = None
     """Largest difference between the nodes' starts of the window, on one clock [s]; ``None`` if offsets are unknown."""
     skew_half_width_s: float | None = None
+    drift_s: float | None = None
+    """The most that the clock of a node moved against the reference's during the command [s]."""
+    clock_reason: str | None = None
+    """Why ``skew_s`` is not known."""
+    flags: list[str] = field(default_factory=list)
+    """``clock_drift``: a clock moved faster than clocks should, so ``skew_s`` may be wrong by up to ``drift_s``. No energy
+    depends on it, since every node measures by its own clock."""
 
 
 def merge(parts: Sequence[Part], expected: Iterable[str] | None = None) -> MergedEnergy:
@@ -132,14 +142,25 @@ def _skew(merged: MergedEnergy, parts: Sequence[Part]) -> None:
     """Compare the starts of the window on the reference node's clock."""
     if len(merged.nodes) < 2:
         return
-    if sum(not p.offsets for p in parts) > len(parts) / len(merged.nodes):
-        return  # more than the reference node lacks an offset
+    offsets = {node: [o for p in parts if (p.window.node or p.name) == node for o in p.offsets] for node in merged.nodes}
+    references = {p.reference for p in parts if p.reference is not None}
+    unmeasured = {node for node, found in offsets.items() if not found}
+    if len(references) > 1:
+        merged.clock_reason = f"clocks were compared with different nodes: {', '.join(sorted(references))}"
+        return
+    if len(unmeasured - references) > (0 if references else 1):
+        merged.clock_reason = f"clock not compared: {', '.join(sorted(unmeasured - references))}"
+        return
     starts, widths = [], [0.0]
     for part in parts:
-        offset = offset_at(part.offsets, part.window.start) if part.offsets else None
+        found = offsets[part.window.node or part.name]
+        offset = offset_at(found, part.window.start) if found else None
         starts.append(part.window.start + (offset.offset_s if offset else 0.0))
         widths.append(offset.half_width_s if offset else 0.0)
     merged.skew_s, merged.skew_half_width_s = max(starts) - min(starts), 2 * max(widths)
+    drifts = [drift(found) for found in offsets.values() if len(found) > 1]
+    merged.drift_s = max((moved for moved, _ in drifts), key=abs, default=None)
+    merged.flags = ["clock_drift"] if any(beyond for _, beyond in drifts) else []
 
 
 def merge_folder(folder: Path) -> MergedEnergy:
@@ -151,6 +172,9 @@ def merge_folder(folder: Path) -> MergedEnergy:
     for file in files:
         document = json.loads(file.read_text())
         size = max(size, document.get("world_size") or 0)
-        parts.append(Part(f"rank {document['rank']}" if document["rank"] is not None else file.stem, window_from_dict(document["energy"])))
+        name = f"rank {document['rank']}" if document["rank"] is not None else file.stem
+        clock = document.get("clock") or {}
+        offsets = [ClockOffset(**clock[phase]) for phase in ("start", "end") if clock.get(phase)]
+        parts.append(Part(name, window_from_dict(document["energy"]), offsets, clock.get("reference")))
     expected = [f"rank {r}" for r in range(size)] if size > 1 and all(p.name.startswith("rank ") for p in parts) else None
     return merge(parts, expected)

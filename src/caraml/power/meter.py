@@ -146,6 +146,11 @@ class Meter:
         """Why sources are not read, or no longer read; each with the command that would mend it, if there is one."""
         return self._sampling.reasons
 
+    def check_devices(self, devices: Sequence[str] | None) -> None:
+        """Raise an ``InputError`` with those that exist, if accelerators were asked for that no source knows. After ``start``."""
+        if isinstance(self._sampling, ThreadSampling) and devices is not None and list(devices) != ["all"]:
+            self._sampling.check_devices(devices)
+
     def mark(self) -> float:
         """Read every channel now; returns the monotonic time of the call [s], to be used as the edge of a window."""
         at = time.monotonic()

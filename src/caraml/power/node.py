@@ -8,10 +8,13 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-RANK = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-SIZE = ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+# What mpirun says comes first: inside a Slurm job its daemons are Slurm's tasks, and what those say is inherited.
+RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
 JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
-STEP = ("SLURM_STEP_ID", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE")
+STEP = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "SLURM_STEP_ID")
 
 
 def _number(names: tuple[str, ...], environment: Mapping[str, str]) -> int | None:
@@ -27,6 +30,16 @@ def rank(environment: Mapping[str, str] = os.environ) -> int | None:
 def world_size(environment: Mapping[str, str] = os.environ) -> int | None:
     """Number of ranks that the launcher started."""
     return _number(SIZE, environment)
+
+
+def node_count(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Number of nodes on which the launcher started ranks; ``None`` where it does not say."""
+    size, local = world_size(environment), _number(LOCAL_SIZE, environment)
+    if size and local:
+        return -(-size // local)
+    # Slurm counts the nodes of the job, of which another launcher need not use all.
+    foreign = any(name in environment for name in RANK if name.startswith(("OMPI", "PMI_")))
+    return None if foreign else _number(NODES, environment)
 
 
 def job(environment: Mapping[str, str] = os.environ) -> str:

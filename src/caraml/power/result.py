@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from caraml.errors import EnvironmentUnfitError, InputError
+from caraml.power.clock import ClockRecord
 from caraml.power.model import Channel, ChannelEnergy, Reading, WindowEnergy
 
 SCHEMA = 1
@@ -39,6 +40,8 @@ class Result:
     reason: str | None = "the measurement did not come to its end"
     rank: int | None = None
     world_size: int | None = None
+    clock: ClockRecord | None = None
+    """How this node's clock compares with the first rank's; ``None`` if there is one rank only."""
     missing_sources: list[str] = field(default_factory=list)
     channels: list[Channel] = field(default_factory=list)
     readings: str | None = None
@@ -93,6 +96,15 @@ class ResultFolder:
         """Write the result under a temporary name and rename it: it exists whole or not at all."""
         result.readings = self.raw.name
         _replace(self.path, json.dumps(asdict(result), indent=1, allow_nan=False))
+
+    def discard(self) -> None:
+        """Remove what was written, since the command was not started: the folder can be used again."""
+        with self._lock:
+            self._file.close()
+        for path in (self.raw, self.path):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # others use the folder too
+            self.folder.rmdir()
 
     def finish(self, result: Result) -> list[Path]:
         """Close the readings, bring them into the wanted format, write the result. Returns what was written."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 from caraml.errors import CaramlError
 from caraml.power.model import Channel, Reading
 from caraml.power.period import POLL_S, PeriodWatch
-from caraml.power.source import Source, SourceUnavailable
+from caraml.power.source import Source, SourceUnavailable, UnknownDeviceError
 from caraml.power.store import Store
 
 STALLED_S = 0.5
@@ -48,6 +48,8 @@ class Sampler:
         """``unreadable`` or ``masked``, if the sensor is there but not for this process."""
         self.absent = False
         """The sensor does not exist on this machine, as most kinds do not, and nothing can be done about it."""
+        self.refused: UnknownDeviceError | None = None
+        """Set if accelerators were asked for that this source does not know."""
         self._source, self._store = source, store
         self._offset = offset or random.Random().random
         self._due: list[float] = []
@@ -118,6 +120,8 @@ class Sampler:
         except CaramlError as error:
             hint = f"; fix: {error.hint}" if error.hint else ""
             self.failure = f"{self.name}: {error.args[0]}{hint}"
+            if isinstance(error, UnknownDeviceError):
+                self.refused = error
             if isinstance(error, SourceUnavailable):
                 self.absent = error.kind == "absent" and not error.hint
                 self.closed = None if error.kind == "absent" else error.kind

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from caraml.power.model import Channel
 from caraml.power.sampler import STALLED_S, Offset, Sampler
-from caraml.power.source import Source
+from caraml.power.source import ENTRIES, Source, UnknownDeviceError
 from caraml.power.store import Store
 
 OPEN_TIMEOUT_S = 10.0
@@ -80,6 +81,21 @@ class ThreadSampling:
         deadline = time.monotonic() + OPEN_TIMEOUT_S
         for sampler in self._samplers:
             sampler.wait_open(max(deadline - time.monotonic(), 0.0))
+
+    def check_devices(self, devices: Sequence[str]) -> None:
+        """Raise an error if no source knows the accelerators that were asked for.
+
+        A source that does not answer cannot judge: then the run goes on, and its reason is in the result.
+        """
+        judges = [s for s in self._samplers if s.name in ENTRIES and ENTRIES[s.name].accelerator]
+        refusals = [s.refused for s in judges if s.refused is not None]
+        if not judges or any(s.failure is None for s in judges):
+            return
+        if refusals or all(s.absent for s in judges):
+            # With devices of several makers, a name that one source knows is not unknown, but no source knows all.
+            unknown = [word for word in devices if all(word in r.words for r in refusals)] or list(devices)
+            present = [device for r in refusals for device in r.present]
+            raise UnknownDeviceError(unknown, present)
 
     def read_now(self) -> None:
         """Read every channel now, all sources at the same time."""

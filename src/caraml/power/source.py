@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from caraml.errors import EnvironmentUnfitError, unknown_name
+from caraml.errors import EnvironmentUnfitError, InputError, unknown_name
 from caraml.power.model import Channel, Reading
 
 
@@ -20,6 +20,14 @@ class SourceUnavailable(EnvironmentUnfitError):  # noqa: N818 - a state of the m
         self.message = message
         self.kind = kind
         """``absent``, ``unreadable`` (exists, no permission) or ``masked`` (hidden from this container)."""
+
+
+class UnknownDeviceError(InputError):
+    """Accelerators were asked for that do not exist."""
+
+    def __init__(self, words: Sequence[str], present: Sequence[str]) -> None:
+        super().__init__(f"no accelerator {', '.join(map(repr, words))} here; present: {', '.join(present) or 'none'}")
+        self.words, self.present = list(words), list(present)
 
 
 @runtime_checkable
@@ -53,6 +61,8 @@ class Entry:
     auto: bool = True
     """Opened by ``sources="auto"``: needs no configuration and is cheap to read."""
     factory: str = "create"
+    accelerator: bool = False
+    """Sees accelerators, of which some can be chosen."""
     argument: str | None = None
     """What comes after a colon in the name, where the source needs something."""
 
@@ -60,12 +70,12 @@ class Entry:
 ENTRIES: dict[str, Entry] = {
     entry.name: entry
     for entry in (
-        Entry("nvml", "nvml", "NVIDIA GPUs (NVML)"),
-        Entry("amdsmi", "amdsmi", "AMD GPUs (AMD SMI)"),
-        Entry("amdgpu", "drm", "AMD GPUs (kernel driver)", factory="create_amd"),
-        Entry("intel", "drm", "Intel GPUs (kernel drivers xe, i915)", factory="create_intel"),
-        Entry("gaudi", "library", "Intel Gaudi (HLML)", factory="create_gaudi"),
-        Entry("graphcore", "library", "Graphcore IPU (gcipuinfo)", factory="create_graphcore"),
+        Entry("nvml", "nvml", "NVIDIA GPUs (NVML)", accelerator=True),
+        Entry("amdsmi", "amdsmi", "AMD GPUs (AMD SMI)", accelerator=True),
+        Entry("amdgpu", "drm", "AMD GPUs (kernel driver)", factory="create_amd", accelerator=True),
+        Entry("intel", "drm", "Intel GPUs (kernel drivers xe, i915)", factory="create_intel", accelerator=True),
+        Entry("gaudi", "library", "Intel Gaudi (HLML)", factory="create_gaudi", accelerator=True),
+        Entry("graphcore", "library", "Graphcore IPU (gcipuinfo)", factory="create_graphcore", accelerator=True),
         Entry("rapl", "rapl", "processors and memory (RAPL)"),
         Entry("grace", "grace", "NVIDIA Grace and Grace-Hopper rails"),
         Entry("cray", "cray", "HPE Cray EX node (pm_counters)"),
@@ -73,7 +83,7 @@ ENTRIES: dict[str, Entry] = {
         Entry("redfish", "board", "node (Redfish)", auto=False, factory="create_redfish", argument="address"),
         Entry("slurm", "slurm", "nodes of the job step (Slurm accounting)", auto=False),
         Entry("csv", "csvfile", "a meter that writes a CSV file", auto=False, argument="path"),
-        Entry("fake", "fake", "a made-up signal, for demonstrations", auto=False),
+        Entry("fake", "fake", "a made-up signal, for demonstrations", auto=False, accelerator=True),
     )
 }
 

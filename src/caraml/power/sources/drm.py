@@ -37,6 +37,8 @@ class DrmSource(FileSource):
             for hwmon in (card / "device" / "hwmon").glob("hwmon*"):
                 if read_text(hwmon / "name") in self._drivers:
                     cards[os.path.basename(os.path.realpath(card / "device"))] = hwmon  # noqa: PTH119
+        if not cards:
+            return
         aliases = {pci: [str(i), pci] for i, pci in enumerate(cards)}
         mask = next((os.environ[v] for v in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if v in os.environ), None)
         for pci in select(list(cards), aliases, self._devices, mask if self.name == "amdgpu" else None):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from caraml.errors import InputError
 from caraml.power.model import Channel, Kind, Reading
 from caraml.power.signals import Constant, Signal, Square
+from caraml.power.sources.visible import select
 
 SHAPES = {"constant": Constant, "square": Square}
 
@@ -37,6 +38,8 @@ class FakeSource:
     ) -> None:
         self.name = name
         self.signal = signal
+        self.wanted: Sequence[str] | None = None
+        """Devices that were asked for; there is one only."""
         self.origin = 0.0
         """Monotonic time at which the signal's clock is 0 [s]."""
         self._channels = [
@@ -61,6 +64,8 @@ class FakeSource:
 
     def open(self) -> None:
         """Start the signal's clock."""
+        device = f"{self.name}:0"
+        select([device], {device: ["0", device]}, self.wanted, None)
         self.origin = time.monotonic()
 
     def channels(self) -> list[Channel]:
@@ -101,4 +106,6 @@ def create(argument: str, devices: Sequence[str] | None, automatic: bool) -> Fak
     shape = argument or "square"
     if shape not in SHAPES:
         raise InputError(f"unknown fake signal {shape!r}; known: {', '.join(sorted(SHAPES))}")
-    return FakeSource(SHAPES[shape]())
+    source = FakeSource(SHAPES[shape]())
+    source.wanted = devices
+    return source

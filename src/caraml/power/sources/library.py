@@ -105,8 +105,9 @@ class GraphcoreSource:
     name = "graphcore"
     min_interval_s = 0.0
 
-    def __init__(self, automatic: bool = False) -> None:
-        self._automatic = automatic
+    def __init__(self, devices: Sequence[str] | None = None, automatic: bool = False) -> None:
+        self._wanted, self._automatic = devices, automatic
+        self._chosen: set[str] = set()
         self._library: Any = None
         self._inventory: Any = None
         self._channels: list[Channel] = []
@@ -120,13 +121,15 @@ class GraphcoreSource:
         devices = self._inventory.getDevices()
         if not devices:
             raise SourceUnavailable("no IPU is visible to this process")
-        self._channels = [_channel(self.name, f"ipu:{i}", "Graphcore IPU", 0.01) for i in range(len(devices))]
+        names = [f"ipu:{i}" for i in range(len(devices))]
+        self._chosen = set(select(names, {name: [str(i), name] for i, name in enumerate(names)}, self._wanted, None))
+        self._channels = [_channel(self.name, name, "Graphcore IPU", 0.01) for name in names]
         if all(reading.value is None for reading in self.read()):
             raise SourceUnavailable("no IPU of this machine reports its power (all answer N/A)")
 
     def channels(self) -> list[Channel]:
-        """One power channel per IPU."""
-        return self._channels
+        """One power channel per IPU that was asked for."""
+        return [channel for channel in self._channels if channel.domain in self._chosen]
 
     def read(self) -> list[Reading]:
         """Ask for all powers at once. Entries keep their position, also those that are N/A."""
@@ -140,6 +143,8 @@ class GraphcoreSource:
             texts = [f"{len(texts)} answers for {len(self._channels)} devices"] * len(self._channels)
         readings = []
         for channel, text in zip(self._channels, texts, strict=True):
+            if channel.domain not in self._chosen:
+                continue
             match = WATTS.match(str(text))
             readings.append(Reading(channel.id, before, after, float(match[1]) if match else None, None if match else str(text)))
         return readings
@@ -155,4 +160,4 @@ def create_gaudi(argument: str, devices: Sequence[str] | None, automatic: bool) 
 
 def create_graphcore(argument: str, devices: Sequence[str] | None, automatic: bool) -> GraphcoreSource:
     """``graphcore``."""
-    return GraphcoreSource(automatic)
+    return GraphcoreSource(devices, automatic)

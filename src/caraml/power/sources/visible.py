@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from caraml.errors import InputError
+from caraml.power.source import UnknownDeviceError
 
 
 def select(present: Sequence[str], aliases: Mapping[str, Sequence[str]], wanted: Sequence[str] | None, mask: str | None) -> list[str]:
@@ -22,13 +22,11 @@ def select(present: Sequence[str], aliases: Mapping[str, Sequence[str]], wanted:
     if wanted is not None and list(wanted) == ["all"]:
         return list(present)
     if wanted is not None:
-        chosen = []
-        for word in wanted:
-            match = _match(word, present, aliases)
-            if match is None:
-                raise InputError(f"no accelerator {word!r} here; present: {', '.join(present) or 'none'}")
-            chosen.append(match)
-        return list(dict.fromkeys(chosen))
+        matches = {word: _match(word, present, aliases) for word in wanted}
+        unknown = [word for word, match in matches.items() if match is None]
+        if unknown:
+            raise UnknownDeviceError(unknown, [f"{i}: {device}" for i, device in enumerate(present)])
+        return list(dict.fromkeys(match for match in matches.values() if match is not None))
     if mask is None:
         return list(present)
     visible = []
