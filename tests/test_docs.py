@@ -23,6 +23,10 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 BIN = Path(sys.executable).parent
 
 
+ELSEWHERE = {"caraml run quick", "caraml run maelstrom", "caraml run maelstrom-nonio"}
+"""Run by the fixture, or too long for here: every suite of the catalogue is expanded, and every workload trained, in tests of its own."""
+
+
 def run(command: str, folder: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "120"}
     return subprocess.run(
@@ -63,7 +67,10 @@ def test_quick_s_numbers_agree_with_each_other(records: list[Record]) -> None:
         assert window is not None and facts is not None
         throughput = record.metrics["throughput"]
         assert throughput.value == pytest.approx(window.items / window.seconds)
-        assert throughput.low is not None and throughput.high is not None and throughput.low < throughput.value < throughput.high  # type: ignore[operator]
+        if throughput.low is None or throughput.high is None:  # other work on the machine made the steps too erratic
+            assert throughput.reason and "imprecise" in record.flags
+        else:
+            assert throughput.low < throughput.value < throughput.high  # type: ignore[operator]
         assert record.value("achieved_flops_per_device") == pytest.approx(facts.flops_per_item * throughput.value)  # type: ignore[operator]
         assert all(metric.value is not None or metric.reason for metric in record.metrics.values())
         phases = [phase.name for phase in record.phases]
@@ -83,7 +90,7 @@ def test_quick_s_page_shows_the_records_numbers(quick: Path, records: list[Recor
         values: set[str]
 
         def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-            self.values |= {value for name, value in attributes if name.startswith("data-") and value}
+            self.values |= {value for name, value in attributes if name == "value" and value}
 
     parser = Cells()
     parser.values = set()
@@ -129,8 +136,8 @@ def test_the_commands_of_a_page_run(page: Path, quick: Path, records: list[Recor
     for name, body in re.findall(r"```toml\n# file: (\S+)\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
         (tmp_path / name).write_text(body)
     for command in filter(runnable, commands(page)):
-        if command == "caraml run quick":
-            continue  # the fixture ran it
+        if command in ELSEWHERE:
+            continue
         done = run(command.replace("KEY", records[0].key), tmp_path)
         assert done.returncode == 0, f"{page.name}: {command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
 

@@ -30,6 +30,7 @@ ORDER = [
     "doctor",
     "analysis",
     "report",
+    "verify",
     "cli",
     "__main__",
 ]

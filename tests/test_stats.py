@@ -90,6 +90,12 @@ def test_warm_up_is_cut_where_the_series_settles() -> None:
     assert is_warm(series, at_least=6)
 
 
+def test_steps_that_differ_by_the_clock_s_rounding_are_steady() -> None:
+    """The second half is exactly constant, the first only to a picosecond: that is no reason to drop it."""
+    series = [0.021, *([0.02, 0.02 + 1e-12] * 15), *([0.02] * 31)]
+    assert warm_up_length(series) == 1 and is_warm(series, at_least=6)
+
+
 def test_a_falling_series_is_never_warm() -> None:
     assert not is_warm([2.0 * 0.8**i for i in range(8)], at_least=6)
     assert not is_warm([1.0] * 5, at_least=6)
@@ -103,6 +109,13 @@ def test_drift_is_measured_and_noise_is_not_drift() -> None:
     assert drift(np.linspace(1, 1.1, 300) + noise) == pytest.approx(0.0667 / 1.0167, rel=0.1)
     false_alarms = sum(drift(1 + 0.05 * ar1(0.7)(rng, 300)) != 0 for _ in range(300))
     assert false_alarms < 15
+
+
+@pytest.mark.parametrize("jump", [60, 100, 150, 240])
+def test_a_jump_is_a_drift_wherever_it_happens(jump: int) -> None:
+    noise = 0.002 * np.random.default_rng(4).standard_normal(300)
+    series = np.where(np.arange(300) < jump, 0.020, 0.022) * (1 + noise)
+    assert drift(series) == pytest.approx(0.1, abs=0.02)
 
 
 @settings(max_examples=200, deadline=None)

@@ -174,6 +174,23 @@ def doctor(out: Out = RESULTS) -> None:
     raise typer.Exit(ExitCode.ENVIRONMENT_UNFIT if any(check.status == "missing" for check in found) else ExitCode.OK)
 
 
+@app.command()
+def verify(out: Out = RESULTS) -> None:
+    """Prove the ruler on this machine: measure work of known truth and compare every number with it."""
+    from caraml.report.live import LiveTable, LogLines
+    from caraml.verify.finding import table
+    from caraml.verify.proof import FILE, prove, right
+
+    console = _console()
+    with LiveTable(console) if console.is_terminal else LogLines(sys.stdout) as watcher:
+        findings = prove(out, watcher)
+    console.print(table(findings))
+    verdicts = [finding.verdict for finding in findings]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in ("right", "wrong", "note", "not here"))
+    typer.echo(f"{counts}; written to {out / FILE}")
+    raise typer.Exit(ExitCode.OK if right(findings) else ExitCode.POINTS_FAILED)
+
+
 @prepare_app.command("text")
 def prepare_text(
     inputs: Annotated[list[Path], typer.Argument(help="Files or folders: JSONL (.xz, .gz, .zst), Parquet, plain text.")],
@@ -201,6 +218,20 @@ def prepare_images(
 
     done = generate_image_folder(out, classes, per_class, seed)
     typer.echo(f"{out}: {done.images:,} images in {done.classes:,} classes, {done.bytes:,} bytes")
+
+
+@prepare_app.command("weather")
+def prepare_weather(
+    application: Annotated[str, typer.Argument(help="ap1 ... ap6, or atmorep.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write; it must be new or empty.")],
+    size: Annotated[str, typer.Option(help="tiny: for tests. small: samples of the published size.")] = "tiny",
+    seed: Annotated[int, typer.Option(help="Same seed, same files.")] = 0,
+) -> None:
+    """Write look-alike NetCDF files of a weather and climate application."""
+    from caraml.data.weather import prepare_weather as prepare
+
+    done = prepare(application, out, size, seed)
+    typer.echo(f"{out}: {done.files:,} files, {done.bytes:,} bytes")
 
 
 def _console() -> Console:

@@ -84,6 +84,30 @@ METRICS: dict[str, MetricDefinition] = {
     "time_to_first_step": MetricDefinition(
         "Time to first step", "s", "lower", "From the start of the worker to the end of the first step."
     ),
+    "runtime": MetricDefinition("Total runtime", "s", "neither", "From the start of the worker until its model is saved."),
+    "training_time": MetricDefinition("Training", "s", "neither", "All steps: the first one, warm-up and window."),
+    "loading_time": MetricDefinition(
+        "Loading", "s", "lower", "Preparing the input, and waiting for batches in all steps; the longest wait over ranks."
+    ),
+    "saving_time": MetricDefinition("Saving", "s", "lower", "Writing the model's weights until they are on the disk."),
+    "loading_share": MetricDefinition("Runtime loading", "1", "lower", "Loading time over total runtime."),
+    "training_share": MetricDefinition("Runtime training", "1", "higher", "Training time less waits for batches, over total runtime."),
+    "rest_share": MetricDefinition("Runtime rest", "1", "lower", "What is neither loading nor training, over total runtime."),
+    "epoch_time_mean": MetricDefinition(
+        "Mean epoch", "s", "lower", "Mean over the run's whole epochs; projected from the window if there was none, then said so."
+    ),
+    "epoch_time_min": MetricDefinition("Shortest epoch", "s", "lower", "Shortest of the run's whole epochs."),
+    "epoch_time_max": MetricDefinition("Longest epoch", "s", "lower", "Longest of the run's whole epochs."),
+    "epoch_time_first": MetricDefinition("First epoch", "s", "lower", "First epoch, with the first step and warm-up in it."),
+    "loss_validation": MetricDefinition("Validation loss", "1", "lower", "Mean loss over held-out batches after the last step."),
+    "peak_host_memory": MetricDefinition("Peak host memory", "B", "lower", "Highest resident set of one rank's process."),
+    "max_device_power": MetricDefinition("Max device power", "W", "lower", "Highest power of any one device in the window."),
+    "max_aggregate_power": MetricDefinition(
+        "Max aggregate power", "W", "lower", "Sum of the devices' highest powers in the window; they need not have come together."
+    ),
+    "aggregate_power": MetricDefinition("Aggregate power", "W", "lower", "Mean power of all devices together in the window."),
+    "device_energy": MetricDefinition("Device energy", "J", "lower", "Energy of all devices in the window."),
+    "node_energy": MetricDefinition("Node energy", "J", "lower", "Energy of the whole node in the window, where a sensor measures it."),
 }
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from caraml.engine.device import Device, open_device
+from caraml.engine.afterwards import save_model, validation_loss
+from caraml.engine.device import CpuDevice, Device, open_device
 from caraml.engine.loop import Hooks, Measurement, MeasuringLoop, Progress
 from caraml.engine.neighbours import CpuTime, cpu_time, share_of_others
 from caraml.engine.phases import PhaseLog, process_start
-from caraml.engine.precision import ARITHMETIC, set_matmul_precision
+from caraml.engine.precision import ARITHMETIC, set_deterministic, set_matmul_precision
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
 from caraml.errors import CaramlError
@@ -31,7 +32,8 @@ from caraml.results.files import write_table
 from caraml.results.finish import Failure, note_failure, now
 from caraml.results.metrics import Measured, derive
 from caraml.results.progress import ProgressWriter
-from caraml.results.record import Facts, Metric, Peak, Record, Status, Window
+from caraml.results.record import Facts, Fingerprint, Metric, Peak, Record, Status, Window
+from caraml.results.run_metrics import Run, run_metrics
 from caraml.results.store import write_record
 from caraml.suite.model import Point
 from caraml.system.detect import detect
@@ -39,7 +41,7 @@ from caraml.system.environment import environment
 from caraml.system.model import DType, System
 from caraml.system.throttle import Throttled, shares, throttled
 from caraml.workloads import load_workload
-from caraml.workloads.base import BuildContext
+from caraml.workloads.base import BuildContext, Task
 
 POWER_SOURCES = "CARAML_POWER"
 """Environment variable: comma-separated names of power sources to use instead of all that answer."""
@@ -47,6 +49,8 @@ PROBE_SECONDS = 2.0
 THROTTLED_SHARE = 0.01
 """Share of the window for which a GPU was held back above which it is flagged `throttled`."""
 _LONGEST_REASON = 400
+FINGERPRINT_STEP = 4
+"""Whose loss is the fingerprint: three updates stand in it, and every point has at least as many steps."""
 BUSY_SHARE = 0.05
 """Share of the host's CPU time used by others above which a window is flagged `busy_machine`."""
 
@@ -68,6 +72,7 @@ class Window0:
     step_times: list[float]
     data_wait: float
     losses: list[float]
+    first_step_time: float
     skipped_updates: int
     flags: list[str]
 
@@ -82,6 +87,7 @@ class Window0:
             step_times=times.max(axis=0).tolist(),
             data_wait=max(sum(row.data_wait for row in rank.window_rows) for rank in ranks),
             losses=losses.mean(axis=0).tolist(),
+            first_step_time=max(rank.first_step_time for rank in ranks),
             skipped_updates=max(rank.skipped_updates for rank in ranks),
             flags=sorted({flag for rank in ranks for flag in rank.flags}),
         )
@@ -99,6 +105,10 @@ class Worker:
         self._meter: Meter | None = None
         self._facts: Facts | None = None
         self._edges: list[Edge] = []
+        self._own_device: Any = None
+        self._peak_memory: int | None = None
+        self._validation_loss: float | None = None
+        self._afterwards_failed: str | None = None
 
     def run(self) -> Record | None:
         """Measure and write the record; returns it on rank 0, ``None`` elsewhere."""
@@ -114,6 +124,8 @@ class Worker:
         try:
             step = make_step(task, self.point, device.torch_device)
             measurement = MeasuringLoop(device, ranks, step, self.point.measure, self._hooks()).run()
+            self._peak_memory = device.peak_memory()
+            self._afterwards(task, device.torch_device)
         finally:
             task.close()
         with self.log.phase("save"):
@@ -127,8 +139,13 @@ class Worker:
 
     def _open(self) -> tuple[Device, Ranks]:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        device = open_device(self.point.device_class, local_rank)
+        self._workload = load_workload(self.point.workload)
+        self._params = self._workload.params.model_validate(self.point.params)
+        if self._workload.device is not None:
+            self._own_device = self._workload.device(self._params)
+        device = self._own_device or open_device(self.point.device_class, local_rank)
         set_matmul_precision(self.point.precision)
+        set_deterministic(self.point.deterministic)
         ranks = Ranks.from_environment(self.point.device_class)
         if local_rank == 0:
             self._meter = _open_meter(device.torch_device, self.point.devices)
@@ -147,6 +164,8 @@ class Worker:
         from caraml.system.probe import measured_peak
 
         dtype = ARITHMETIC[self.point.precision]
+        if self._own_device is not None:
+            return self._own_device.peak(dtype)
         try:
             result = measured_peak(device.torch_device, dtype, budget_s=PROBE_SECONDS)
         except CaramlError as error:
@@ -156,9 +175,9 @@ class Worker:
         return Peak(value=result.flops_per_s, dtype=dtype, source=source, low=result.low, high=result.high)
 
     def _build(self, device: Device, ranks: Ranks) -> Any:
-        workload, point = load_workload(self.point.workload), self.point
+        point = self.point
         context = BuildContext(
-            params=workload.params.model_validate(point.params),
+            params=self._params,
             device=device.torch_device,
             rank=ranks.rank,
             world=ranks.world,
@@ -166,10 +185,12 @@ class Worker:
             micro_batch=point.micro_batch,
             seed=point.seed,
             phase=self.log.phase,
+            own_device=self._own_device,
         )
-        task = workload.build(context)
-        # Reading alone computes nothing: FLOPs that were not done must not appear as a rate.
-        self._facts = task.facts.model_copy(update={"flops_per_item": None}) if point.mode == "data" else task.facts
+        task = self._workload.build(context)
+        # Reading alone computes nothing, inference goes forward only: FLOPs that were not done must not appear as a rate.
+        flops = {"data": None, "inference": task.facts.forward_flops_per_item}.get(point.mode, task.facts.flops_per_item)
+        self._facts = task.facts.model_copy(update={"flops_per_item": flops})
         return task
 
     # -- while the loop runs -------------------------------------------------------------------------------------------
@@ -214,9 +235,43 @@ class Worker:
 
     # -- after the window ----------------------------------------------------------------------------------------------
 
+    def _afterwards(self, task: Task, device: torch.device) -> None:
+        """Rank 0 validates and saves what was trained on real input; the others wait at the next agreement."""
+        if self.rank != 0 or self.point.mode != "train":
+            return
+        # What was measured is not lost by what fails now: the failure becomes a reason.
+        try:
+            with self.log.phase("evaluate"):
+                self._validation_loss = validation_loss(task, self.point.precision, device)
+            with self.log.phase("save_model"):
+                save_model(task.model, self.folder)
+        except (CaramlError, OSError, RuntimeError) as error:
+            self._afterwards_failed = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_REASON]
+
+    def _run(self, measurements: list[Measurement], window: Window, host_memory: int) -> Run:
+        assert self._facts is not None
+        times = np.array([[row.seconds for row in rank.rows] for rank in measurements])
+        loss, trained = self._validation_loss, self.point.mode == "train"
+        if loss is not None and not np.isfinite(loss):
+            loss, why = None, "it was NaN or infinite"
+        else:
+            why = "the workload has no held-out data" if trained else "only mode train validates and saves"
+        return Run(
+            runtime=time.monotonic() - self.origin,
+            phases=self.log.phases,
+            step_times=times.max(axis=0).tolist(),
+            window_step=window.seconds / window.steps,
+            data_wait=max(sum(row.data_wait for row in rank.rows) for rank in measurements),
+            global_batch=self.point.global_batch,
+            facts=self._facts,
+            validation_loss=loss,
+            no_validation=self._afterwards_failed or why,
+            host_memory=host_memory,
+        )
+
     def _conclude(self, device: Device, ranks: Ranks, mine: Measurement, idle: WindowEnergy | None, probed: Peak) -> Record | None:
         measurements = ranks.gather(mine)
-        peaks = ranks.gather(device.peak_memory())
+        peaks, host_peaks = ranks.gather(self._peak_memory), ranks.gather(CpuDevice().peak_memory())
         window0 = Window0.of(measurements)
         energy = None
         if self._meter is not None:
@@ -227,9 +282,10 @@ class Worker:
         assert self._facts is not None
         system, surroundings = detect(), environment()
         window, measured = self._measured(window0, mine, ranks.world, peaks)
-        datasheet = _datasheet(system, ARITHMETIC[self.point.precision])
+        datasheet = probed if self._own_device is not None else _datasheet(system, ARITHMETIC[self.point.precision])
         metrics = derive(measured, energy, idle, datasheet, probed)
         metrics["other_cpu_share"] = self._others(window0.seconds, system)
+        metrics |= run_metrics(self._run(measurements, window, max(host_peaks)), energy)
         surroundings["throttled"] = shares(self._edges[0].throttled, self._edges[1].throttled, window0.seconds)
         return Record(
             key=self.point.key,
@@ -240,6 +296,7 @@ class Worker:
             started_at=self.started_at,
             phases=self.log.phases,
             window=window,
+            fingerprint=_fingerprint(measurements),
             facts=self._facts,
             metrics=metrics,
             peak_datasheet=datasheet,
@@ -271,7 +328,7 @@ class Worker:
             data_wait=window0.data_wait,
             world=world,
             facts=self._facts,
-            first_step_time=mine.first_step_time,
+            first_step_time=window0.first_step_time,
             time_to_first_step=mine.first_step_end - self.origin,
             peak_memory=max(known) if known else None,
             losses=window0.losses,
@@ -317,6 +374,14 @@ class Worker:
                 readings[name] = [instant - self.origin for instant in readings[name]]
             files["power"] = write_table(self.folder, "power", readings)
         return files
+
+
+def _fingerprint(measurements: list[Measurement]) -> Fingerprint | None:
+    """The loss of an early step on every rank; ``None`` in a mode that trains nothing."""
+    if not all(measurement.losses for measurement in measurements):
+        return None
+    losses = [float(measurement.losses[FINGERPRINT_STEP - 1]).hex() for measurement in measurements]
+    return Fingerprint(step=FINGERPRINT_STEP, losses=losses)
 
 
 def _open_meter(device: torch.device, count: int) -> Meter:

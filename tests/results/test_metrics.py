@@ -68,6 +68,14 @@ def test_the_interval_of_the_rate_follows_from_the_steps() -> None:
     assert rate.n == 40
 
 
+def test_the_mean_step_is_of_the_whole_window_and_quantiles_are_of_its_steps() -> None:
+    """The window is 20 s long; its 40 steps of 0.45 s leave 2 s at the ends, which belong to the rate and so to the mean step."""
+    steps = [0.40, 0.42, *([0.45] * 36), 0.48, 0.50]
+    found = values(derive(measured(step_times=steps), None, None, SHEET, PROBED))
+    assert found["step_time_mean"] == 0.5
+    assert found["step_time_p5"] == pytest.approx(0.4485) and found["step_time_p95"] == pytest.approx(0.4515)
+
+
 def test_too_few_steps_have_no_interval_and_say_so() -> None:
     rate = derive(measured(step_times=[0.5, 0.5, 0.5]), None, None, SHEET, PROBED)["throughput"]
     assert rate.low is None and rate.high is None and "too few" in (rate.reason or "")

@@ -62,6 +62,13 @@ def test_the_key_ignores_names_and_follows_everything_else() -> None:
     assert point.model_copy(update={"measure": Measure(target=0.5)}).key != point.key
 
 
+def test_results_of_another_method_are_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = plan(HEAD + "global_batch = 8\n").points[0].point
+    before = point.key
+    monkeypatch.setattr("caraml.suite.model.METHOD_VERSION", 99)
+    assert point.key != before
+
+
 def test_override_by_device_class_merges_params_and_measure() -> None:
     text = HEAD + (
         "global_batch = 8\nparams = { width = 2 }\nmeasure = { target = 0.5, min_seconds = 1 }\n"

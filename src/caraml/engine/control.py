@@ -56,7 +56,18 @@ def look(seconds: Sequence[float], launched: int, elapsed: float, policy: Measur
     interval = mean_interval(seconds)
     precise = interval.relative <= policy.target
     enough = elapsed >= policy.min_seconds and launched >= policy.min_steps and len(seconds) >= policy.min_steps
-    return Verdict(spent or (precise and enough), precise, interval, _remaining(interval, launched, elapsed, policy))
+    return Verdict(
+        spent or (precise and enough and _confirmed(seconds, policy)), precise, interval, _remaining(interval, launched, elapsed, policy)
+    )
+
+
+def _confirmed(seconds: Sequence[float], policy: Measure) -> bool:
+    """True when the first half of the steps promised the same precision for all of them.
+
+    Of many looks at a growing sample one may find its spread too small by luck; that it did so twice, at half the size and now, is rare.
+    """
+    half = len(seconds) // 2
+    return half >= 4 and mean_interval(seconds[:half]).relative <= policy.target * math.sqrt(len(seconds) / half)
 
 
 def _remaining(interval: Interval, launched: int, elapsed: float, policy: Measure) -> float:

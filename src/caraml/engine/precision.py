@@ -22,6 +22,12 @@ def set_matmul_precision(precision: Precision) -> None:
     torch.backends.cudnn.allow_tf32 = allowed
 
 
+def set_deterministic(wanted: bool) -> None:
+    """Let torch choose algorithms that give the same bits every time; where an operation has none, it raises and names it."""
+    torch.use_deterministic_algorithms(wanted)
+    torch.backends.cudnn.deterministic = wanted
+
+
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """The context of a forward pass."""
     dtype = _AUTOCAST.get(precision)

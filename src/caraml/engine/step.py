@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from caraml.engine.precision import autocast, gradient_scaler
+from caraml.errors import InputError
 from caraml.suite.model import Point
 from caraml.workloads.base import Task
 
@@ -38,10 +39,14 @@ Step = Callable[[], StepOutcome]
 def make_step(task: Task, point: Point, device: torch.device) -> Step:
     """The step of a point's mode."""
     if point.mode == "data":
-        return lambda: StepOutcome(None, _consume(task.batches, point.accumulation))
+        return lambda: StepOutcome(None, _consume(task.batches, point.accumulation * task.batches_per_step))
     batches = task.batches
     if point.mode == "compute":
         batches = itertools.cycle([next(task.batches) for _ in range(RESIDENT_BATCHES)])
+    if point.mode == "inference":
+        return InferenceStep(task, batches, point, device)
+    if task.own_step is not None:
+        return OwnStep(task, batches, point, device)
     return TrainStep(task, batches, point, device)
 
 
@@ -93,6 +98,72 @@ class TrainStep:
         self._scaler.update()
         optimizer.zero_grad(set_to_none=True)
         return torch.as_tensor(self._scaler.scale(self._one)).clone() if self._scaler.is_enabled() else None
+
+
+class InferenceStep:
+    """Forward passes over ``accumulation`` micro-batches, without gradients. Ranks do not meet."""
+
+    def __init__(self, task: Task, batches: Iterator[Any], point: Point, device: torch.device) -> None:
+        self._batches, self._point, self._device = batches, point, device
+        self._model, self._predict = task.model.eval(), task.predict or task.loss
+        if point.compile != "off":
+            self._model.compile(mode=None if point.compile == "default" else point.compile)
+
+    def __call__(self) -> StepOutcome:
+        """Launch one step."""
+        wait = 0.0
+        for _ in range(self._point.accumulation):
+            begin = time.monotonic()
+            batch = next(self._batches)
+            wait += time.monotonic() - begin
+            with torch.inference_mode(), autocast(self._point.precision, self._device):
+                self._predict(self._model, batch)
+        return StepOutcome(None, wait)
+
+
+class OwnStep:
+    """The step of a task that makes its own, with the tools it is lent (:class:`caraml.workloads.base.StepTools`)."""
+
+    def __init__(self, task: Task, batches: Iterator[Any], point: Point, device: torch.device) -> None:
+        assert task.own_step is not None
+        if point.accumulation > 1:
+            raise InputError(
+                f"micro_batch: found {point.micro_batch}; workload {point.workload!r} makes its own step over the whole batch, "
+                f"expected global_batch / devices = {point.global_batch // point.world}"
+            )
+        self._batches, self._point, self._device = batches, point, device
+        self._scaler = gradient_scaler(point.precision, device)
+        self._one, self._wait = torch.ones((), device=device), 0.0
+        self._step = task.own_step(self)
+
+    def __call__(self) -> StepOutcome:
+        """Launch one step."""
+        self._wait = 0.0
+        loss = self._step()
+        scale = torch.as_tensor(self._scaler.scale(self._one)).clone() if self._scaler.is_enabled() else None
+        return StepOutcome(loss.detach(), self._wait, scale)
+
+    def next_batch(self) -> Any:
+        """The next micro-batch of this rank; the wait for it is counted."""
+        begin = time.monotonic()
+        batch = next(self._batches)
+        self._wait += time.monotonic() - begin
+        return batch
+
+    def wrap(self, module: torch.nn.Module) -> torch.nn.Module:
+        """The module compiled if the point asks for it, and inside DDP if there are several ranks."""
+        return _wrapped(module, self._point, self._device)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The context of a forward pass in the point's precision."""
+        return autocast(self._point.precision, self._device)
+
+    def update(self, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+        """Backward pass of ``loss``, then one step of ``optimizer``, whose gradients are cleared."""
+        torch.as_tensor(self._scaler.scale(loss)).backward()
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        optimizer.zero_grad(set_to_none=True)
 
 
 def _wrapped(model: torch.nn.Module, point: Point, device: torch.device) -> torch.nn.Module:

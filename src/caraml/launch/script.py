@@ -27,6 +27,8 @@ def environment_of(point: Point, threads: int) -> dict[str, str]:
     variables = {"OMP_NUM_THREADS": str(max(threads // point.devices, 1))}
     if point.device_class == "cpu":
         variables |= _KEEP_BLOCKS
+    elif point.deterministic:
+        variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # what cuBLAS needs to give the same bits every time
     if "PYTHONPATH" in os.environ:
         entries = os.environ["PYTHONPATH"].split(os.pathsep)
         variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in entries)  # noqa: PTH100  -- the script changes folder

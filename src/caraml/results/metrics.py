@@ -55,7 +55,8 @@ def _rate(amount: float, seconds: float, unit: str, interval: Interval) -> Metri
     """``amount / seconds``, with the relative interval of the mean step time turned into one of the rate."""
     value, relative = amount / seconds, interval.relative
     if not relative < 1:
-        return Metric(value=value, unit=unit, n=interval.n, reason="too few steps for an interval")
+        reason = "step times vary too much for an interval" if math.isfinite(relative) else "too few steps for an interval"
+        return Metric(value=value, unit=unit, n=interval.n, reason=reason)
     return Metric(value=value, unit=unit, low=value / (1 + relative), high=value / (1 - relative), n=interval.n)
 
 

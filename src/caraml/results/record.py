@@ -76,7 +76,9 @@ class Facts(_Model):
     parameters: int
     flops_per_item: float | None = Field(description="analytic forward + backward FLOPs per item, without recomputation")
     flops_formula: str
+    forward_flops_per_item: float | None = Field(None, description="FLOPs of the forward pass alone, what mode `inference` does")
     bytes_per_sample: int | None = None
+    samples_per_epoch: int | None = Field(None, description="samples of the data set over all ranks; an epoch is one pass over them")
     data: dict[str, JsonValue] = {}
 
 
@@ -89,6 +91,13 @@ class Peak(_Model):
     low: float | None = None
     high: float | None = None
     reason: str | None = None
+
+
+class Fingerprint(_Model):
+    """The loss of one early step, to the last bit: equal work on equal devices and software must agree, or a device corrupts silently."""
+
+    step: int = Field(description="counted from 1, the first step included")
+    losses: list[str] = Field(description="loss of each rank in rank order, as hexadecimal floating point")
 
 
 class Record(_Model):
@@ -105,6 +114,7 @@ class Record(_Model):
     started_at: str = Field(description="wall-clock anchor of the record's times, ISO 8601 with offset")
     phases: list[Phase] = []
     window: Window | None = None
+    fingerprint: Fingerprint | None = Field(None, description="comparable between points with `deterministic = true`")
     facts: Facts | None = None
     metrics: dict[str, Metric] = {}
     peak_datasheet: Peak | None = None

@@ -19,7 +19,15 @@ from caraml.tomllines import Location
 ParamsOf = Callable[[str], type[BaseModel]]
 """Gives the parameter model of a workload by its name; raises ``InputError`` for an unknown one."""
 
-_DEFAULTS: dict[str, Any] = {"nodes": 1, "devices": 1, "mode": "train", "precision": "fp32", "compile": "off", "seed": 0}
+_DEFAULTS: dict[str, Any] = {
+    "nodes": 1,
+    "devices": 1,
+    "mode": "train",
+    "precision": "fp32",
+    "compile": "off",
+    "seed": 0,
+    "deterministic": False,
+}
 
 
 @dataclass(frozen=True)
@@ -182,6 +190,7 @@ class _Expansion:
             global_batch=values["global_batch"],
             micro_batch=values.get("micro_batch") or share,
             seed=values["seed"],
+            deterministic=values["deterministic"],
             measure=measure,
         )
 

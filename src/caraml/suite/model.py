@@ -10,17 +10,28 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from caraml.system.model import DeviceClass
 
 METHOD_VERSION = 1
 """Raised when the way of measuring changes; results of different methods are never taken for the same work."""
 
-Mode = Literal["train", "compute", "data"]
-"""``train``: real input pipeline. ``compute``: batches already on the device. ``data``: the input pipeline alone."""
+Mode = Literal["train", "compute", "data", "inference"]
+"""``train``: real input pipeline. ``compute``: batches already on the device. ``data``: the input pipeline alone. ``inference``: real
+input, forward passes only."""
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 Compile = Literal["off", "default", "reduce-overhead", "max-autotune"]
+
+WORKLOAD_ALIASES = {
+    "ap1": "temperature_postprocessing",
+    "ap2": "tweet_rain_classification",
+    "ap3": "radiation_emulation",
+    "ap4": "ensemble_postprocessing",
+    "ap5": "downscaling_gan",
+    "ap6": "regime_clustering",
+}
+"""Short names by which a suite may ask for a workload; points carry the full name, so that the same work has the same key."""
 
 T = TypeVar("T")
 Count = Annotated[int, Field(ge=1)]
@@ -71,6 +82,7 @@ class Point(_Model):
     global_batch: Count
     micro_batch: Count = Field(description="samples per device and forward pass")
     seed: int = 0
+    deterministic: bool = Field(False, description="only algorithms that give the same bits every time; slower on GPUs")
     repeat: int = 0
     measure: Measure = Measure()
 
@@ -102,6 +114,8 @@ class Point(_Model):
             parts.append(self.compile if self.compile != "default" else "compiled")
         if self.mode != "train":
             parts.append(self.mode)
+        if self.deterministic:
+            parts.append("deterministic")
         if self.repeat:
             parts.append(f"#{self.repeat + 1}")
         return " ".join(parts)
@@ -119,6 +133,7 @@ class _Asked(_Model):
     global_batch: Count | list[Count] | None = None
     micro_batch: Count | list[Count] | None = None
     seed: int | list[int] | None = None
+    deterministic: bool | list[bool] | None = None
     repeats: Count | None = None
     measure: Measure | None = None
 
@@ -131,7 +146,7 @@ class Benchmark(_Asked):
     """One `[[benchmark]]` table: a workload and what to sweep."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]*$")
-    workload: str
+    workload: Annotated[str, AfterValidator(lambda name: WORKLOAD_ALIASES.get(name, name))]
     sweep: Literal["product", "zip"] = "product"
     where: list[str] = []
     on: dict[DeviceClass, Override] = {}

@@ -6,10 +6,10 @@ that suites can be checked without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel
 
@@ -34,6 +34,28 @@ class BuildContext(Generic[P]):
     seed: int
     phase: Callable[[str], AbstractContextManager[None]]
     """Opens a named phase of the record, e.g. ``with ctx.phase("data"):`` around the preparation of input."""
+    own_device: Any = None
+    """The device that the workload brought itself."""
+
+
+class StepTools(Protocol):
+    """What the engine lends to a task that makes its own step, so that it is fed, wrapped and timed as every other."""
+
+    def next_batch(self) -> Any:
+        """The next micro-batch of this rank; the wait for it is counted."""
+        ...
+
+    def wrap(self, module: torch.nn.Module) -> torch.nn.Module:
+        """The module as the point asks for it: compiled, and inside DDP if there are several ranks."""
+        ...
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The context of a forward pass in the point's precision."""
+        ...
+
+    def update(self, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+        """Backward pass of ``loss``, then one step of ``optimizer``, whose gradients are cleared."""
+        ...
 
 
 @dataclass
@@ -49,6 +71,15 @@ class Task:
     facts: Facts
     clip_norm: float | None = None
     """Largest gradient norm, if gradients are clipped."""
+    own_step: Callable[[StepTools], Callable[[], torch.Tensor]] | None = None
+    """For tasks whose step is more than forward, backward and update: makes, once, the function that does a step and returns its loss.
+    ``loss`` then only serves to validate."""
+    batches_per_step: int = 1
+    """Micro-batches that a step of its own consumes."""
+    predict: Callable[[torch.nn.Module, Any], Any] | None = None
+    """What mode `inference` computes; without it, ``loss`` without gradients."""
+    validation: Callable[[], Iterable[Any]] | None = None
+    """The held-out batches, gone through once after training; ``None`` where the data has no such part."""
     close: Callable[[], None] = field(default=lambda: None)
     """Ends loader workers and whatever else the task holds."""
 
@@ -60,3 +91,5 @@ class Workload(Generic[P]):
     title: str
     params: type[P]
     build: Callable[[BuildContext[P]], Task]
+    device: Callable[[P], Any] | None = None
+    """Makes a device of known speed and known peak in place of the machine's (or returns ``None`` to keep that): for proving the ruler."""

@@ -1,0 +1,151 @@
+"""What the machine itself can get wrong: clocks, timers, the sampler, neighbours, and the state of CPUs and GPUs."""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import pairwise
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+
+from caraml.engine.device import StepTimer, open_device
+from caraml.engine.neighbours import cpu_time, share_of_others
+from caraml.power import Meter
+from caraml.results.record import Metric
+from caraml.system.environment import environment
+from caraml.system.model import System
+from caraml.units import human, percent
+from caraml.verify.energy import SOURCE
+from caraml.verify.finding import Finding, Verdict, fact, number
+
+COARSEST_CLOCK = 1e-5
+DEAREST_MARK = 1e-4
+"""Seconds that marking the end of a step may cost: a hundredth of a step of 10 ms."""
+QUIET = 0.05
+"""Share of the CPU time that others may use, and of one CPU that the sampler may."""
+CLOCK_DRIFT = 1e-3
+COUNTER_MISMATCH = 0.05
+_WATCH_SECONDS = 1.5
+
+
+def machine_findings(system: System) -> list[Finding]:
+    """Every check of this machine."""
+    state = environment()
+    return [_clock(), _mark(system), *_sampler_and_neighbours(system), _governor(state), *_gpu_findings(system, state)]
+
+
+def _noted(claim: str, truth: str, measured: str, holds: bool) -> Finding:
+    """A finding about the machine, not the ruler: it is good to know and no reason to distrust the numbers."""
+    return Finding(claim, truth, measured, "right" if holds else "note")
+
+
+def _absent(claim: str, reason: str) -> Finding:
+    return Finding(claim, "", reason, "not here")
+
+
+def _clock() -> Finding:
+    """Differences of 100,000 consecutive reads: none negative, the smallest positive one is what the clock can tell apart."""
+    steps = [after - before for before, after in pairwise(time.monotonic() for _ in range(100_000))]
+    finest = min(step for step in steps if step > 0)
+    found = f"{finest * 1e9:.0f} ns, {sum(step < 0 for step in steps)} steps back"
+    return fact(
+        "clock: resolution, steps back", f"below {COARSEST_CLOCK * 1e6:.0f} µs, none", found, min(steps) >= 0 and finest <= COARSEST_CLOCK
+    )
+
+
+def _mark(system: System) -> Finding:
+    """What the engine itself adds to a step."""
+    device, count = open_device(system.device_class, 0), 5000
+    timer = StepTimer(device)
+    begin = time.perf_counter()
+    for _ in range(count):
+        timer.step_ended()
+    each = (time.perf_counter() - begin) / count
+    return _noted("cost of timing a step", f"below {human(DEAREST_MARK, 's')}", human(each, "s"), each < DEAREST_MARK)
+
+
+def _sampler_and_neighbours(system: System) -> list[Finding]:
+    """A sampler alone in a quiet process: its rhythm, its cost, and what others did meanwhile."""
+    before, cpu = cpu_time(os.getpid()), time.process_time()
+    with Meter([SOURCE]) as meter:
+        asked = meter.interval
+        time.sleep(_WATCH_SECONDS)
+        readings = meter.readings()
+    cost = (time.process_time() - cpu) / _WATCH_SECONDS
+    share = share_of_others(before, cpu_time(os.getpid()), _WATCH_SECONDS, system.cpu.threads or 1)
+    one = readings["channel"][0]
+    times = [at for channel, at in zip(readings["channel"], readings["t_before"], strict=True) if channel == one]
+    gaps = sorted(after - before for before, after in pairwise(times))  # type: ignore[operator]
+    typical, late = median(gaps), quantiles(gaps, n=20)[-1]
+    rhythm = f"{human(typical, 's')}, 95 % within {human(late, 's')}"
+    found = [
+        _noted("rhythm of the power sampler", f"{human(asked, 's')}", rhythm, late < 3 * asked),
+        _noted("CPU that the sampler uses", f"below {percent(QUIET)} of one", percent(cost), cost < QUIET),
+    ]
+    if share is None:
+        return [*found, _absent("CPU that others use", "the kernel does not tell")]
+    return [*found, _noted("CPU that others use", f"below {percent(QUIET)} of all", percent(share), share < QUIET)]
+
+
+def _governor(state: dict[str, Any]) -> Finding:
+    governor = state["cpu"]["governor"]
+    if governor is None:
+        return _absent("CPU frequency governor", "the kernel does not show it")
+    return _noted("CPU frequency governor", "performance", governor, governor == "performance")
+
+
+def _gpu_findings(system: System, state: dict[str, Any]) -> list[Finding]:
+    names = ("GPU clock against host clock", "GPU energy counter against its power", "GPU clock held back", "GPU ECC", "GPU link")
+    if system.device_class != "gpu":
+        return [_absent(name, "no GPU") for name in names]
+    if not torch.cuda.is_available():
+        return [_absent(name, "torch sees no GPU") for name in names]
+    if not state["gpus"]:
+        return [_gpu_clock(), *(_absent(name, "NVML does not tell") for name in names[1:])]
+    gpus = state["gpus"]
+    reasons = sorted({reason for gpu in gpus for reason in gpu["throttle"] or () if reason != "gpu_idle"})
+    links = sorted({f"generation {gpu['pcie_generation']} x{gpu['pcie_width']}" for gpu in gpus})
+    ecc = sorted({{True: "on", False: "off", None: "not told"}[gpu["ecc"]] for gpu in gpus})
+    return [
+        _gpu_clock(),
+        _gpu_counter(),
+        _noted(names[2], "not", ", ".join(reasons) or "not", not reasons),
+        _noted(names[3], "on", ", ".join(ecc), ecc == ["on"]),
+        _noted(names[4], "one for all GPUs", ", ".join(links), len(links) == 1),
+    ]
+
+
+def _gpu_clock() -> Finding:
+    """One second of a kernel that only counts, by the GPU's events and by the host."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    begin = time.monotonic()
+    start.record()
+    for _ in range(10):
+        torch.cuda._sleep(2 * 10**8)
+    end.record()
+    torch.cuda.synchronize()
+    host = time.monotonic() - begin
+    device = Metric(value=start.elapsed_time(end) / 1e3, unit="s")
+    return number("GPU clock against host clock", host, device, CLOCK_DRIFT * host + 1e-3)
+
+
+def _gpu_counter() -> Finding:
+    """Energy counter and integral of power over the same three seconds of work, where the sensors have both."""
+    claim = "GPU energy counter against its power"
+    with Meter(["nvml"]) as meter, meter.window("work") as window:
+        a = torch.randn(4096, 4096, device="cuda")
+        until = time.monotonic() + 3.0
+        while time.monotonic() < until:
+            for _ in range(20):
+                a @ a
+            torch.cuda.synchronize()
+    energy = window.energy
+    ratios = [channel.crosscheck_ratio for channel in (energy.channels if energy else ()) if channel.crosscheck_ratio is not None]
+    if not ratios:
+        return _absent(claim, "the sensors do not offer both")
+    worst = max(ratios, key=lambda ratio: abs(ratio - 1))
+    verdict: Verdict = "right" if abs(worst - 1) < COUNTER_MISMATCH else "note"
+    return Finding(claim, "100 %", f"{percent(worst)} ± {percent(COUNTER_MISMATCH)}", verdict, "1", 1.0, worst, COUNTER_MISMATCH)

@@ -1,0 +1,156 @@
+"""Work whose every number is known before it is measured: the workload ``known``, for ``caraml verify`` and the tests."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from caraml.results.record import Facts
+from caraml.workloads.base import BuildContext, Task, Workload
+
+if TYPE_CHECKING:
+    import torch
+
+    from caraml.verify.device import KnownDevice
+
+ITEMS_PER_SAMPLE = 7
+FLOPS_PER_ITEM = 2e9
+BYTES_PER_SAMPLE = 11
+GIB_PER_SAMPLE = 1
+"""What a sample is said to need, for the message of a device that is full."""
+
+
+class Params(BaseModel):
+    """What is known of the work. Times in seconds; counts are of micro-batches from 0, on every rank."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device: Literal["virtual", "asynchronous", "real"] = Field(
+        "virtual", description="a device of known speed on a clock of its own or on the host's, or this machine's kept busy by the clock"
+    )
+    step_seconds: float = 0.05
+    slow_rank_extra: float = Field(0.0, description="by how much the last rank is slower")
+    warm_up_extra: float = Field(0.0, description="by how much the first is longer; halves with each after it")
+    slope: float = Field(0.0, description="by how much each is longer than the one before")
+    slower_from: int | None = Field(None, description="from here on each takes `slower_by` times as long, as on a device that got too hot")
+    slower_by: float = 1.5
+    data_seconds: float = Field(0.0, description="what fetching one takes")
+    slow_rank_data_extra: float = Field(0.0, description="by how much fetching takes longer on the last rank")
+    overflow_every: int | None = Field(None, description="the gradients of every so-many-th overflow; needs precision fp16")
+    memory_samples: int | None = Field(None, description="largest micro-batch that fits into the device's memory")
+    oom_at: int | None = None
+    nan_at: int | None = None
+    crash_at: int | None = None
+
+
+def device(params: Params) -> KnownDevice | None:
+    """The device of known speed, or ``None`` where the machine's own is asked for."""
+    from caraml.verify.device import asynchronous, virtual
+
+    makers: dict[str, Callable[[], KnownDevice]] = {"virtual": virtual, "asynchronous": asynchronous}
+    return makers[params.device]() if params.device in makers else None
+
+
+def build(ctx: BuildContext[Params]) -> Task:
+    """A linear model whose loss launches work of known length."""
+    import torch
+
+    params = ctx.params
+    model = torch.nn.Linear(1, 1).to(ctx.device)
+    launch = _real_work(ctx.device, params.step_seconds) if ctx.own_device is None else ctx.own_device.launch
+    counter, now = itertools.count(), [0]
+
+    def overflow(gradient: torch.Tensor) -> torch.Tensor:
+        due = params.overflow_every is not None and now[0] % params.overflow_every == 0
+        return gradient * torch.inf if due else gradient
+
+    model.weight.register_hook(overflow)
+
+    def loss(net: torch.nn.Module, batch: Any) -> torch.Tensor:
+        now[0] = index = next(counter)
+        _fail_where_told(params, index, ctx.micro_batch)
+        launch(_seconds(params, index, last=ctx.rank == ctx.world - 1))
+        value: torch.Tensor = net(batch).sum()
+        return value * torch.nan if index == params.nan_at else value
+
+    facts = Facts(
+        item="thing",
+        items_per_sample=ITEMS_PER_SAMPLE,
+        parameters=2,
+        flops_per_item=FLOPS_PER_ITEM,
+        flops_formula="known",
+        bytes_per_sample=BYTES_PER_SAMPLE,
+        data={"kind": "known"},
+    )
+    return Task(model, torch.optim.SGD(model.parameters(), lr=0.0), _batches(ctx), loss, facts)
+
+
+def _seconds(params: Params, index: int, last: bool) -> float:
+    seconds = params.step_seconds + params.warm_up_extra * 0.5**index + params.slope * index
+    if last:
+        seconds += params.slow_rank_extra
+    return seconds * (params.slower_by if params.slower_from is not None and index >= params.slower_from else 1.0)
+
+
+def _fail_where_told(params: Params, index: int, micro_batch: int) -> None:
+    import torch
+
+    full = params.memory_samples is not None and micro_batch > params.memory_samples
+    if full or index == params.oom_at:
+        raise torch.OutOfMemoryError(f"tried to allocate {micro_batch * GIB_PER_SAMPLE}.00 GiB")
+    if index == params.crash_at:
+        raise ValueError("the model is broken")
+
+
+def _batches(ctx: BuildContext[Params]) -> Iterator[Any]:
+    """Always the same batch, after the time that fetching it is known to take."""
+    import torch
+
+    batch, params = torch.ones(ctx.micro_batch, 1, device=ctx.device), ctx.params
+    wait = params.data_seconds + (params.slow_rank_data_extra if ctx.rank == ctx.world - 1 else 0.0)
+    while True:
+        if wait:
+            time.sleep(wait)
+        yield batch
+
+
+def _real_work(device: torch.device, calibrated: float) -> Callable[[float], None]:
+    """Keeps the machine's own device busy for the seconds it is given, ``calibrated`` being the usual number of them."""
+    if device.type == "cuda":
+        return _sleeping_kernel(calibrated)
+    ends = [time.monotonic()]
+
+    def spin(seconds: float) -> None:
+        # By the timetable of the steps before: what a step takes beside the spinning does not make it longer. A pause starts a new one.
+        now = time.monotonic()
+        ends[0] = (ends[0] if now - ends[0] < seconds else now) + seconds
+        while time.monotonic() < ends[0]:
+            pass
+
+    return spin
+
+
+def _sleeping_kernel(calibrated: float) -> Callable[[float], None]:
+    """A kernel that only counts clock cycles; how many of them are a second is measured with the device's own events."""
+    import torch
+
+    def milliseconds(cycles: int) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        torch.cuda._sleep(cycles)
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    per_second = 1e9
+    for _ in range(10):  # clocks rise with the first work; the last trials are as long as a step
+        cycles = int(per_second * calibrated)
+        per_second = cycles / milliseconds(cycles) * 1e3
+    return lambda seconds: torch.cuda._sleep(int(seconds * per_second))
+
+
+WORKLOAD = Workload(title="work of known truth", params=Params, build=build, device=device)

@@ -1,0 +1,40 @@
+"""The list of faults fits the source, and a few of them are planted for real; ``tests/mutation/run.py`` plants all."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.mutation.faults import FAULTS, Fault
+from tests.mutation.run import ROOT, caught, fits, run
+
+PLANTED = ("ends of the rate's interval swapped", "MFU of all devices over one device's peak", "the key ignores the device")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_every_fault_fits_the_source_and_names_real_tests(fault: Fault) -> None:
+    assert fits(fault), f"{fault.file} must hold exactly once: {fault.old}"
+    assert fault.new != fault.old
+    for test in fault.tests:
+        path, _, name = test.partition("::")
+        assert f"def {name}" in (ROOT / path).read_text(encoding="utf-8")
+
+
+def test_there_are_many_faults_of_different_names() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 25
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_noticed(name: str) -> None:
+    (fault,) = (fault for fault in FAULTS if fault.name == name)
+    assert caught(fault)
+
+
+def test_a_harmless_edit_is_a_survivor_and_a_stranger_is_told() -> None:
+    harmless = Fault(
+        "harmless", "results/metrics.py", '"""All metrics of one measured window."""', '"""All."""', ("tests/results/test_metrics.py",)
+    )
+    stranger = Fault("stranger", "results/metrics.py", "text that is not there", "", ())
+    said: list[str] = []
+    assert run([harmless, stranger], said.append) == 1
+    assert said[0].startswith("SURVIVED") and said[1].startswith("does not fit")
+    assert "0 of 1 faults caught; 1 do not fit" in said[2]

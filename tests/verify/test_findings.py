@@ -1,0 +1,84 @@
+"""The judge is judged: right numbers pass, wrong ones do not, and the known device does what it says."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from caraml.power.signals import Constant, Square
+from caraml.results.record import Metric
+from caraml.verify.device import KnownDevice, VirtualClock, asynchronous
+from caraml.verify.energy import signal_origin
+from caraml.verify.finding import Finding, fact, number
+from caraml.verify.proof import right, write
+
+
+def metric(value: float | None, half: float | None = None) -> Metric:
+    if value is None or half is None:
+        return Metric(value=value, unit="s", reason="no sensor" if value is None else None)
+    return Metric(value=value, unit="s", low=value - half, high=value + half)
+
+
+@pytest.mark.parametrize(
+    ("measured", "slack", "verdict"),
+    [
+        (metric(1.0), 0.0, "right"),
+        (metric(1.001), 0.0, "wrong"),
+        (metric(1.001, 0.002), 0.0, "right"),
+        (metric(1.003, 0.002), 0.0, "wrong"),
+        (metric(1.003, 0.002), 0.002, "right"),
+        (metric(0.996, 0.002), 0.001, "wrong"),
+        (metric(None), 9.0, "wrong"),
+        (None, 9.0, "wrong"),
+    ],
+)
+def test_a_number_is_right_within_its_interval_and_the_truth_s(measured: Metric | None, slack: float, verdict: str) -> None:
+    assert number("x", 1.0, measured, slack).verdict == verdict
+
+
+def test_one_wrong_number_makes_the_proof_fail(tmp_path: Path) -> None:
+    good = [fact("a", "yes", "yes", True), Finding("b", "", "no GPU", "not here"), Finding("c", "", "", "note")]
+    assert right(good) and not right([*good, fact("d", "yes", "no", False)])
+    write(tmp_path / "verify.json", [*good, number("e", 1.0, metric(1.5, 0.1), 0.1)])
+    content = json.loads((tmp_path / "verify.json").read_text())
+    assert content["right"] is False
+    last = content["findings"][-1]
+    assert (last["truth_value"], last["value"], last["allowed"]) == (1.0, 1.5, pytest.approx(0.2))
+    assert list(tmp_path.iterdir()) == [tmp_path / "verify.json"]
+
+
+def test_the_sensor_s_clock_is_found_from_its_counter() -> None:
+    """A counter that renews itself every 20 ms and is read every 31 ms from 12 s on; the signal began at 3.7 s."""
+    signal, reads = Square(), [12.0 + 0.031 * i for i in range(100)]
+    shown = [signal.energy(math.floor((at - 3.7) / 0.02) * 0.02) for at in reads]
+    readings = {"channel": ["f:0:energy"] * 100 + ["f:0:power_instant"], "t_before": [*reads, 1.0], "value": [*shown, 500.0]}
+    assert signal_origin(readings) == pytest.approx(3.7, abs=0.001)  # type: ignore[arg-type]
+    watts = {"channel": ["f:0:energy"], "t_before": [10.0], "value": [600.0]}
+    assert signal_origin(watts, Constant(300.0)) == pytest.approx(8.0)  # type: ignore[arg-type]
+
+
+def test_the_known_device_is_behind_its_host() -> None:
+    clock = VirtualClock(0.0)
+    device = KnownDevice(clock, launch_cost=0.001, queue=1.0)
+    first = device.mark()
+    device.launch(0.4)
+    second = device.mark()
+    assert device.now() == pytest.approx(0.001) and device.between(first, second) is None
+    for _ in range(4):
+        device.launch(0.4)
+    assert device.now() == pytest.approx(1.001), "the host waits while more than the queue holds is waiting"
+    assert device.between(first, second) == pytest.approx(0.401)
+    device.synchronize()
+    assert device.now() == pytest.approx(2.001)
+
+
+def test_the_asynchronous_device_takes_real_time() -> None:
+    device = asynchronous()
+    begin = device.now()
+    device.launch(0.05)
+    assert device.between(device.mark(), device.mark()) is None
+    device.synchronize()
+    assert device.now() - begin >= 0.05
