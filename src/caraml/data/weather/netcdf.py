@@ -1,0 +1,208 @@
+"""Many NetCDF-4 files of one layout, read in slices: what is not asked for is never in memory."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import EllipsisType
+from typing import Any
+
+import h5netcdf
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from caraml.errors import InputError, nearest
+
+Index = int | slice | EllipsisType | tuple[int | slice, ...]
+FloatArray = npt.NDArray[np.float32]
+_MOST_OPEN = 16
+"""Files that one process holds open; a year of monthly files fits."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What every file of a set must hold: dimensions of each variable, and the lengths that are fixed."""
+
+    variables: Mapping[str, tuple[str, ...]]
+    lengths: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Variable:
+    """Where a variable's values lie, and how they are packed (CF conventions, section 8.1)."""
+
+    data: h5py.Dataset
+    fill: float | None
+    scale: float
+    offset: float
+
+    @property
+    def packed(self) -> bool:
+        return (self.scale, self.offset) != (1.0, 0.0)
+
+
+class _OpenFile:
+    """One open file. Values are sliced by h5py: h5netcdf looks up every dimension anew for each slice, a millisecond each time."""
+
+    def __init__(self, path: Path) -> None:
+        self._hdf = h5py.File(path, "r")
+        self.layout = h5netcdf.File(self._hdf, "r")
+        self._variables: dict[str, _Variable] = {}
+
+    def variable(self, name: str) -> _Variable:
+        """The variable of this name, which the layout has been checked to have."""
+        if name not in self._variables:
+            attributes = self.layout.variables[name].attrs
+            numbers = {key: float(np.asarray(attributes[key]).reshape(-1)[0]) for key in _PACKING if key in attributes}
+            fill = numbers.get("_FillValue", numbers.get("missing_value"))
+            values = (fill, numbers.get("scale_factor", 1.0), numbers.get("add_offset", 0.0))
+            self._variables[name] = _Variable(self._hdf[name], *values)
+        return self._variables[name]
+
+    def close(self) -> None:
+        """Give the file back."""
+        self.layout.close()
+        self._hdf.close()
+
+
+_PACKING = ("_FillValue", "missing_value", "scale_factor", "add_offset")
+
+
+class NetcdfFiles:
+    """The files of a set. A file is opened when it is first read, by the process that reads it.
+
+    Attributes:
+        paths: the files, in order.
+        lengths: per file, the length of each dimension that the layout names.
+        missing: values read so far in this process that were NaN or the file's fill value.
+    """
+
+    def __init__(self, paths: Sequence[Path], layout: Layout) -> None:
+        """Look into the header of every file.
+
+        Raises:
+            InputError: a file is damaged, lacks a variable, or has other dimensions than the layout; the message names all three.
+        """
+        self.paths = list(paths)
+        self.layout = layout
+        self.missing = 0
+        self._open: OrderedDict[int, _OpenFile] = OrderedDict()
+        self._owner = os.getpid()
+        self.lengths = []
+        for number in range(len(self.paths)):
+            self.lengths.append(self._checked(number))
+        self.close()  # loader workers are forked from here, and must not share a file position with this process
+
+    def read(self, number: int, variable: str, where: Index = ...) -> FloatArray:
+        """A slice of a variable of file ``number`` as float32, unpacked as CF conventions have it; missing values are NaN.
+
+        Raises:
+            InputError: the file ends before the slice does, or is damaged.
+        """
+        stored = self._file(number).variable(variable)
+        try:
+            values = np.asarray(stored.data[where])
+        except (OSError, RuntimeError) as error:  # what HDF5 raises for blocks that are gone
+            raise self._damaged(number, f"variable {variable!r}: {error}") from error
+        result = np.asarray(values, dtype=np.float32)
+        if stored.packed:
+            result = result * np.float32(stored.scale) + np.float32(stored.offset)
+        if stored.fill is not None:
+            result = np.where(values == stored.fill, np.float32(np.nan), result)
+        self.missing += int(np.isnan(result).sum())
+        return result
+
+    def texts(self, number: int, variable: str, where: Index = ...) -> list[str]:
+        """A slice of a variable of strings. Errors as :meth:`read`."""
+        try:
+            values = np.atleast_1d(self._file(number).variable(variable).data.asstr()[where])
+        except (OSError, RuntimeError) as error:
+            raise self._damaged(number, f"variable {variable!r}: {error}") from error
+        return [str(value) for value in values]
+
+    def attribute(self, number: int, variable: str, name: str) -> npt.NDArray[np.float32] | None:
+        """An attribute of a variable as an array, or ``None`` if the variable has none of this name."""
+        value = self._file(number).layout.variables[variable].attrs.get(name)
+        return None if value is None else np.atleast_1d(np.asarray(value, dtype=np.float32))
+
+    def close(self) -> None:
+        """Close every open file; the next read opens its file again."""
+        opened, self._open = self._open, OrderedDict()
+        if self._owner == os.getpid():
+            for file in opened.values():
+                file.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": OrderedDict()}
+
+    def _file(self, number: int) -> _OpenFile:
+        if self._owner != os.getpid():  # a forked loader worker: the parent's handles are not ours to use or to close
+            self._open, self._owner = OrderedDict(), os.getpid()
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        try:
+            self._open[number] = _OpenFile(self.paths[number])
+        except (OSError, ValueError) as error:
+            raise self._damaged(number, str(error)) from error
+        if len(self._open) > _MOST_OPEN:
+            self._open.popitem(last=False)[1].close()
+        return self._open[number]
+
+    def _checked(self, number: int) -> dict[str, int]:
+        file, path = self._file(number).layout, self.paths[number]
+        has = ", ".join(file.variables)
+        lengths: dict[str, int] = {}
+        for name, expected in self.layout.variables.items():
+            if name not in file.variables:
+                guess = nearest(name, file.variables)
+                raise InputError(f"{path}: no variable {name!r}; it has {has}", f"is it {guess!r}?" if guess else None)
+            found = file.variables[name].dimensions
+            if tuple(found) != expected:
+                raise InputError(f"{path}: {name}: found dimensions ({', '.join(found)}); expected ({', '.join(expected)})")
+            lengths |= dict(zip(expected, file.variables[name].shape, strict=True))
+        for dimension, length in self.layout.lengths.items():
+            if lengths[dimension] != length:
+                raise InputError(f"{path}: dimension {dimension}: found {lengths[dimension]}; expected {length}")
+        return lengths
+
+    def _damaged(self, number: int, what: str) -> InputError:
+        path = self.paths[number]
+        what = what if path.exists() else "no such file"
+        return InputError(f"{path}: not readable as NetCDF-4: {what}", "copy or write the file again")
+
+
+def find_files(folder: Path, pattern: str) -> list[Path]:
+    """The files of ``folder`` whose names match, sorted by name. Raises ``InputError`` if there is none, saying what is there."""
+    found = sorted(folder.glob(pattern))
+    if not found:
+        names = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) if folder.is_dir() else "no such folder"
+        raise InputError(f"{folder}: no file {pattern}; found {names or 'nothing'}", "write look-alikes with `caraml data prepare weather`")
+    return found
+
+
+def write_netcdf(
+    path: Path,
+    lengths: Mapping[str, int],
+    variables: Mapping[str, tuple[tuple[str, ...], Any]],
+    *,
+    chunks: Mapping[str, tuple[int, ...]] | None = None,
+    attributes: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Write one file: dimensions, and variables as ``name: (dimensions, values)``; strings become NetCDF strings."""
+    with h5netcdf.File(path, "w") as file:
+        file.dimensions = dict(lengths)
+        for name, (dimensions, values) in variables.items():
+            array = np.asarray(values)
+            if array.dtype.kind == "U":
+                array = array.astype(object)
+                stored = file.create_variable(name, dimensions, h5py.string_dtype())
+                stored[...] = array
+            else:
+                stored = file.create_variable(name, dimensions, array.dtype, data=array, chunks=(chunks or {}).get(name))
+            for key, value in ((attributes or {}).get(name) or {}).items():
+                stored.attrs[key] = value

@@ -1,0 +1,111 @@
+"""AtmoRep-style training: a transformer over temperature and wind fills in masked tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from caraml.results.record import Facts
+from caraml.workloads.base import BuildContext, Task, Workload
+from caraml.workloads.weather import FLOPS_FORMULA, WeatherParams, open_input, parameters_of
+
+if TYPE_CHECKING:
+    import torch
+
+SAMPLES_WITHOUT_FILES = 100_000
+"""Samples in an epoch of random data; AtmoRep's own number is a parameter of its runs, not of the data."""
+
+
+class Params(WeatherParams):
+    """Parameters of the `atmorep` workload."""
+
+    preset: Literal["384M", "tiny"] = Field("384M", description="the public three-field setting of 2024, or one for CPUs")
+    learning_rate: float = Field(1e-5, gt=0)
+    weight_decay: float = Field(0.025, ge=0)
+
+
+def build(ctx: BuildContext[Params]) -> Task:
+    """Build the network, AdamW, and the stream of ``{field: {tokens (B, N, P), facts (B, N, 8), masked (B, M), truth (B, M, P)}}``."""
+    import torch
+
+    from caraml.data.weather.atmosphere import AtmosphereSamples, SyntheticAtmosphere
+    from caraml.models.atmorep import PRESETS, AtmoRep
+
+    params, config = ctx.params, PRESETS[ctx.params.preset]
+    tokens = {name: field.tokens for name, field in config.fields.items()}
+    sizes = {name: field.size for name, field in config.fields.items()}
+    with ctx.phase("data"):
+        given = open_input(
+            ctx,
+            "atmorep",
+            lambda folder, split: AtmosphereSamples(folder, tokens, sizes, config.levels, split),
+            lambda: SyntheticAtmosphere(tokens, sizes, config.levels, SAMPLES_WITHOUT_FILES, ctx.seed),
+        )
+    torch.manual_seed(ctx.seed)
+    with torch.device(ctx.device):
+        model = AtmoRep(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, weight_decay=params.weight_decay, fused=True)
+    forward_flops, flops = _flops(params)
+    values = sum(field.values * field.tokens[0] * field.tokens[1] * field.tokens[2] for field in config.fields.values())
+    facts = Facts(
+        item="sample",
+        items_per_sample=1,
+        parameters=parameters_of(model),
+        flops_per_item=flops,
+        forward_flops_per_item=forward_flops,
+        flops_formula=FLOPS_FORMULA,
+        bytes_per_sample=4 * config.levels * values,
+        samples_per_epoch=given.samples,
+        data=given.source.description,
+    )
+    return Task(
+        model,
+        optimizer,
+        given.source.batches,
+        masked_loss,
+        facts,
+        predict=_predict,
+        validation=given.validation,
+        close=given.source.close,
+    )
+
+
+def _predict(net: Any, batch: dict[str, dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return net(*({name: field[key] for name, field in batch.items()} for key in ("tokens", "facts", "masked")))
+
+
+def masked_loss(net: Any, batch: dict[str, dict[str, torch.Tensor]]) -> torch.Tensor:
+    """The ensemble's loss on the masked tokens, the mean over fields."""
+    import torch
+
+    from caraml.models.atmorep import ensemble_loss
+
+    predicted = _predict(net, batch)
+    return torch.stack([ensemble_loss(predicted[name], field["truth"]) for name, field in batch.items()]).mean()
+
+
+def _flops(params: Params) -> tuple[float, float]:
+    """FLOPs of one sample with a quarter of its tokens masked: forward, and forward with backward; no activation recomputed."""
+    import math
+
+    import torch
+
+    from caraml.models.atmorep import PRESETS, TOKEN_FACTS, AtmoRep
+    from caraml.models.flops import forward_and_training_flops
+
+    config = PRESETS[params.preset]
+    with torch.device("meta"):
+        model, batch = AtmoRep(config), {}
+        for name, field in config.fields.items():
+            count, masked = config.levels * math.prod(field.tokens), config.levels * (math.prod(field.tokens) // 4)
+            batch[name] = {
+                "tokens": torch.empty(1, count, field.values),
+                "facts": torch.empty(1, count, TOKEN_FACTS),
+                "masked": torch.zeros(1, masked, dtype=torch.int64),
+                "truth": torch.empty(1, masked, field.values),
+            }
+        return forward_and_training_flops(lambda: masked_loss(model, batch), 1)
+
+
+WORKLOAD = Workload(title="AtmoRep-style multi-field transformer", params=Params, build=build)
