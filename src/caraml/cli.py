@@ -124,8 +124,7 @@ def list_suites() -> None:
     """Suites that come with CARAML."""
     from caraml.suite.load import catalog_suites, load_suite
 
-    for name in catalog_suites():
-        typer.echo(f"{name:<12} {load_suite(name).suite.title}")
+    _two_columns({name: load_suite(name).suite.title for name in catalog_suites()})
 
 
 @list_app.command("workloads")
@@ -133,8 +132,7 @@ def list_workloads() -> None:
     """What can be trained."""
     from caraml.workloads import WORKLOADS
 
-    for name, title in WORKLOADS.items():
-        typer.echo(f"{name:<24} {title}")
+    _two_columns(WORKLOADS)
 
 
 @list_app.command("systems")
@@ -142,9 +140,8 @@ def list_systems() -> None:
     """Machines of the catalogue."""
     from caraml.system.catalogue import list_systems as systems
 
-    typer.echo(f"{'local':<16} this machine, detected when it is used")
-    for system in systems():
-        typer.echo(f"{system.name:<16} {system.title} ({', '.join(system.aliases)})")
+    catalogue = {system.name: f"{system.title} ({', '.join(system.aliases)})" for system in systems()}
+    _two_columns({"local": "this machine, detected when it is used", **catalogue})
 
 
 @system_app.command("detect")
@@ -232,6 +229,12 @@ def prepare_weather(
 
     done = prepare(application, out, size, seed)
     typer.echo(f"{out}: {done.files:,} files, {done.bytes:,} bytes")
+
+
+def _two_columns(lines: dict[str, str]) -> None:
+    width = max(map(len, lines)) + 2
+    for name, text in lines.items():
+        typer.echo(f"{name:<{width}}{text}")
 
 
 def _console() -> Console:
