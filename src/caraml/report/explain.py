@@ -180,6 +180,19 @@ SOURCES: dict[str, Callable[[Record], str]] = {
     "peak_memory": _memory,
     "loss_first": _losses,
     "loss_last": _losses,
+    "runtime": lambda record: "monotonic clock, from the start of the worker's process",
+    "training_time": lambda record: "sum of all step times, the slowest rank of each step",
+    "loading_time": lambda record: "phase `data`, plus host time in the loader's next call over all steps, largest over ranks",
+    "saving_time": lambda record: "phase `save_model`: weights written and flushed to the disk, then removed",
+    "loading_share": lambda record: "loading time / runtime",
+    "training_share": lambda record: "(training time - waits for batches) / runtime",
+    "rest_share": lambda record: "1 - loading share - training share",
+    **dict.fromkeys(
+        ("epoch_time_mean", "epoch_time_min", "epoch_time_max", "epoch_time_first"),
+        lambda record: "steps of an epoch, from steps.parquet; projected from the window's mean step where no epoch was whole",
+    ),
+    "loss_validation": lambda record: "mean over the held-out batches, on rank 0, after the last step",
+    "peak_host_memory": lambda record: "highest resident set (getrusage), largest over ranks",
 }
 
 ENERGY: dict[str, str] = {
@@ -190,4 +203,9 @@ ENERGY: dict[str, str] = {
     "mean_power": "energy / window time",
     "idle_power": "energy of the idle window / its time",
     "energy_time_product": "energy × window time",
+    "device_energy": "sum over the devices",
+    "node_energy": "sensor of the whole node",
+    "max_device_power": "largest peak of any device",
+    "max_aggregate_power": "sum of the devices' peaks",
+    "aggregate_power": "energy of the devices / window time",
 }

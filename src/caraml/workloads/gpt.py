@@ -87,6 +87,8 @@ def build(ctx: BuildContext[Params]) -> Task:
         flops_formula="6 * (12 * layers * width^2 + vocabulary * width) + 12 * layers * width * sequence length; "
         "forward and backward, head once, attention not discounted for its causal mask",
         bytes_per_sample=8 * (params.sequence_length + 1),
+        forward_flops_per_item=flops_per_token(config) / 3,
+        samples_per_epoch=source.samples,
         data=source.description,
     )
     batches = ((batch[:, :-1], batch[:, 1:]) for batch in source.batches)

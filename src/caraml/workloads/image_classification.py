@@ -59,6 +59,8 @@ def build(ctx: BuildContext[Params]) -> Task:
         flops_per_item=flops_per_image(params),
         flops_formula="torch's FlopCounterMode over one forward and backward pass: 2 FLOPs per multiply-add of products and convolutions",
         bytes_per_sample=3 * params.image_size**2,
+        forward_flops_per_item=flops_per_image(params, backward=False),
+        samples_per_epoch=source.samples,
         data=source.description,
     )
 
@@ -69,8 +71,8 @@ def build(ctx: BuildContext[Params]) -> Task:
     return Task(model=model, optimizer=optimizer, batches=source.batches, loss=loss, facts=facts, close=source.close)
 
 
-def flops_per_image(params: Params) -> float:
-    """Forward and backward FLOPs of one image, counted on torch's meta device: nothing is computed or allocated."""
+def flops_per_image(params: Params, *, backward: bool = True) -> float:
+    """FLOPs of one image, forward and unless told otherwise backward, counted on torch's meta device: nothing is computed or allocated."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -80,7 +82,9 @@ def flops_per_image(params: Params) -> float:
     model.eval()  # normalisation layers with one value per channel refuse to train on one image; the FLOPs are the same
     counter = FlopCounterMode(display=False)
     with counter:
-        model(image).sum().backward()
+        scores = model(image)
+        if backward:
+            scores.sum().backward()
     return float(counter.get_total_flops())
 
 

@@ -18,6 +18,8 @@ class Source:
     batches: Iterator[Any]
     description: dict[str, Any]
     close: Callable[[], None]
+    samples: int
+    """In an epoch, over all ranks."""
 
 
 def open_source(dataset: MapDataset, ctx: BuildContext[Any], *, workers: int | None, resident: bool) -> Source:
@@ -30,7 +32,7 @@ def open_source(dataset: MapDataset, ctx: BuildContext[Any], *, workers: int | N
 
     description = {**cast(Any, dataset).describe(), "resident": resident}
     if resident:
-        return Source(device_batches(dataset, ctx.micro_batch, ctx.device, rank=ctx.rank), description, lambda: None)
+        return Source(device_batches(dataset, ctx.micro_batch, ctx.device, rank=ctx.rank), description, lambda: None, len(dataset))
     count = default_workers(ctx.device.type, ctx.processes_on_node) if workers is None else workers
     batches = stream(
         dataset,
@@ -41,4 +43,4 @@ def open_source(dataset: MapDataset, ctx: BuildContext[Any], *, workers: int | N
         rank=ctx.rank,
         world_size=ctx.world,
     )
-    return Source(to_device(batches, ctx.device), {**description, "loader_workers": count}, batches.close)
+    return Source(to_device(batches, ctx.device), {**description, "loader_workers": count}, batches.close, len(dataset))
