@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,22 +61,26 @@ class FakeLauncher:
 
     outcomes: dict[int, Status | int | None]
     cancelled: int = 0
+    slots = 1
 
-    def submit(self, job: Job) -> Job:
-        return job
+    def submit(self, jobs: Sequence[Job]) -> list[str]:
+        return [str(job.folder) for job in jobs]
 
-    def poll(self, handle: Job) -> JobState[Job]:
-        point = Point.model_validate_json((handle.folder / "point.json").read_text())
+    def poll(self, handles: Sequence[str]) -> dict[str, JobState]:
+        return {handle: self.state(Path(handle)) for handle in handles}
+
+    def state(self, folder: Path) -> JobState:
+        point = Point.model_validate_json((folder / "point.json").read_text())
         outcome = self.outcomes.get(point.global_batch, "ok")
         if outcome is None:
             return JobState("running")
         if isinstance(outcome, int):
             return JobState("ended", outcome)
-        record = Record(key=point.key, attempt=int(handle.folder.name), point=point, status=outcome, started_at="x")
-        write_record(handle.folder, record)
+        record = Record(key=point.key, attempt=int(folder.name), point=point, status=outcome, started_at="x")
+        write_record(folder, record)
         return JobState("ended", 0)
 
-    def cancel(self, handle: Job) -> None:
+    def cancel(self, handles: Sequence[str]) -> None:
         self.cancelled += 1
 
 
@@ -136,10 +141,10 @@ def test_a_point_that_never_ends_is_a_timeout(tmp_path: Path) -> None:
 
 def test_interrupting_cancels_the_point_and_keeps_the_others(tmp_path: Path) -> None:
     class Interrupting(FakeLauncher):
-        def poll(self, handle: Job) -> JobState[Job]:
-            if Point.model_validate_json((handle.folder / "point.json").read_text()).global_batch == 4:
+        def state(self, folder: Path) -> JobState:
+            if Point.model_validate_json((folder / "point.json").read_text()).global_batch == 4:
                 raise KeyboardInterrupt
-            return super().poll(handle)
+            return super().state(folder)
 
     launcher = Interrupting({})
     run, _ = campaign(tmp_path, launcher)

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from caraml import __version__
 from caraml.errors import ExitCode
@@ -52,7 +52,7 @@ class Campaign:
     suite: SuiteFile
     system: System
     store: Store
-    launcher: Launcher[Any]
+    launcher: Launcher
     watcher: Watcher
     again: bool = False
     """Measure also what has a result already; earlier results are kept beside."""
@@ -87,27 +87,27 @@ class Campaign:
         threads = self.system.cpu.usable_threads or 1
         script = write_script(point, folder, threads)
         timeout = point.measure.timeout_seconds
-        handle = self.launcher.submit(Job(folder, script, point.nodes, point.devices, timeout))
+        (handle,) = self.launcher.submit([Job(folder, script, point.nodes, point.devices, timeout)])
         try:
             code = self._watch(handle, point, folder, timeout)
         except BaseException as error:
-            self.launcher.cancel(handle)
+            self.launcher.cancel([handle])
             finish(folder, 1, "failed", f"the campaign was stopped ({type(error).__name__})")
             raise
         if code is None:
-            self.launcher.cancel(handle)
+            self.launcher.cancel([handle])
             finish(folder, 1, "timeout", f"no result after {timeout:g} s")
         finish(folder, code or 0)
 
-    def _watch(self, handle: object, point: Point, folder: Path, timeout: float) -> int | None:
+    def _watch(self, handle: str, point: Point, folder: Path, timeout: float) -> int | None:
         """Exit code of the job, or ``None`` when its time was over."""
         reader, deadline = ProgressReader(folder), time.monotonic() + timeout
         while True:
-            state = self.launcher.poll(handle)
+            state = self.launcher.poll([handle])[handle]
             line = reader.latest()
             if line is not None:
                 self.watcher.progress(point, line)
-            if state.state == "ended":
+            if state.state in ("ended", "lost"):
                 return state.exit_code
             if time.monotonic() > deadline:
                 return None

@@ -22,27 +22,27 @@ def job(folder: Path, text: str) -> Job:
     return Job(folder, script, 1, 1, 10.0)
 
 
-def wait(launcher: LocalLauncher, handle: subprocess.Popen[bytes]) -> int | None:
+def wait(launcher: LocalLauncher, handle: str) -> int | None:
     deadline = time.monotonic() + 20
-    while launcher.poll(handle).state != "ended":
+    while launcher.poll([handle])[handle].state != "ended":
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return launcher.poll(handle).exit_code
+    return launcher.poll([handle])[handle].exit_code
 
 
 def test_exit_codes_come_back(tmp_path: Path) -> None:
     launcher = LocalLauncher()
-    assert wait(launcher, launcher.submit(job(tmp_path, "exit 7"))) == 7
-    assert wait(launcher, launcher.submit(job(tmp_path, "kill -9 $$"))) == -9
+    assert wait(launcher, *launcher.submit([job(tmp_path, "exit 7")])) == 7
+    assert wait(launcher, *launcher.submit([job(tmp_path, "kill -9 $$")])) == -9
 
 
 def test_cancelling_ends_the_whole_group(tmp_path: Path) -> None:
     launcher = LocalLauncher()
-    handle = launcher.submit(job(tmp_path, f"trap '' TERM\nsleep 60 & echo $! > {tmp_path}/child\nwait\nsleep 60"))
+    (handle,) = launcher.submit([job(tmp_path, f"trap '' TERM\nsleep 60 & echo $! > {tmp_path}/child\nwait\nsleep 60")])
     while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text().strip():
         time.sleep(0.02)
     child = int((tmp_path / "child").read_text())
-    launcher.cancel(handle)
+    launcher.cancel([handle])
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
 

@@ -1,18 +1,22 @@
-"""The contract of a launcher. A job is a script in an attempt's folder; a launcher starts it, watches it, and can end it."""
+"""The contract of a launcher. A job is a script in an attempt's folder; a launcher starts it, watches it, and can end it.
+
+A handle is text that finds the job again from any process on any login node, so that a campaign can be left and taken up later.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
-State = Literal["waiting", "running", "ended"]
-H = TypeVar("H")
+State = Literal["waiting", "running", "ended", "lost"]
+"""``lost``: the job is gone and did not say how it ended."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A script to run and what it needs."""
+    """A script to run and what it needs. ``timeout`` in seconds; ``devices`` are those of each node."""
 
     folder: Path
     script: Path
@@ -22,24 +26,30 @@ class Job:
 
 
 @dataclass(frozen=True)
-class JobState(Generic[H]):
-    """Where a job stands; ``exit_code`` once it has ended."""
+class JobState:
+    """Where a job stands; ``exit_code`` once it has ended (negative: a signal), ``reason`` what the scheduler says about it."""
 
     state: State
     exit_code: int | None = None
+    reason: str | None = None
 
 
-class Launcher(Protocol[H]):
+class Launcher(Protocol):
     """Starts jobs somewhere."""
 
-    def submit(self, job: Job) -> H:
-        """Start a job, or queue it."""
+    @property
+    def slots(self) -> int | None:
+        """Jobs that may be in its hands at the same time: 1 on a machine of one's own, ``None`` where a scheduler queues them."""
         ...
 
-    def poll(self, handle: H) -> JobState[H]:
-        """Look at a job without waiting."""
+    def submit(self, jobs: Sequence[Job]) -> list[str]:
+        """Start jobs, or queue them; a handle for each, in order."""
         ...
 
-    def cancel(self, handle: H) -> None:
-        """End a job and everything it started."""
+    def poll(self, handles: Sequence[str]) -> Mapping[str, JobState]:
+        """Look at jobs without waiting."""
+        ...
+
+    def cancel(self, handles: Sequence[str]) -> None:
+        """End jobs and everything they started."""
         ...

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 from caraml.launch.base import Job, JobState
 
@@ -14,23 +16,61 @@ _PATIENCE = 5.0
 
 
 class LocalLauncher:
-    """Runs a job's script with bash."""
+    """Runs a job's script with bash, one at a time. A handle is ``local:PID:START``, START being the kernel's start time of the process."""
 
-    def submit(self, job: Job) -> subprocess.Popen[bytes]:
-        """Start the script; its output goes where the script says."""
-        return subprocess.Popen(["bash", str(job.script)], start_new_session=True, stdin=subprocess.DEVNULL)
+    slots = 1
 
-    def poll(self, handle: subprocess.Popen[bytes]) -> JobState[subprocess.Popen[bytes]]:
-        """Running, or ended with its exit code (negative: the signal)."""
-        code = handle.poll()
+    def __init__(self) -> None:
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def submit(self, jobs: Sequence[Job]) -> list[str]:
+        """Start the scripts; their output goes where they say."""
+        handles = []
+        for job in jobs:
+            child = subprocess.Popen(["bash", str(job.script)], start_new_session=True, stdin=subprocess.DEVNULL)
+            handles.append(f"local:{child.pid}:{_start_time(child.pid)}")
+            self._children[handles[-1]] = child
+        return handles
+
+    def poll(self, handles: Sequence[str]) -> dict[str, JobState]:
+        """Running, or ended with its exit code (negative: the signal); ``lost`` for the child of another process that is gone."""
+        return {handle: self._state(handle) for handle in handles}
+
+    def _state(self, handle: str) -> JobState:
+        child = self._children.get(handle)
+        if child is None:
+            return JobState("running") if _alive(handle) else JobState("lost", reason="its process is gone")
+        code = child.poll()
         return JobState("running") if code is None else JobState("ended", code)
 
-    def cancel(self, handle: subprocess.Popen[bytes]) -> None:
-        """Ask the whole group to end, then end it."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if _signal_group(handle.pid, number):
-                _wait_for_group(handle, _PATIENCE)
-        handle.wait()
+    def cancel(self, handles: Sequence[str]) -> None:
+        """Ask the whole group of each to end, then end it."""
+        for handle in handles:
+            child = self._children.get(handle)
+            if child is None and not _alive(handle):
+                continue
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if _signal_group(_pid(handle), number):
+                    _wait_for_group(handle, child, _PATIENCE)
+            if child is not None:
+                child.wait()
+
+
+def _pid(handle: str) -> int:
+    return int(handle.split(":")[1])
+
+
+def _start_time(pid: int) -> str:
+    """Start of a process in clock ticks since boot; with the number it names a process for ever. Empty when the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _alive(handle: str) -> bool:
+    start = handle.split(":")[2]
+    return bool(start) and _start_time(_pid(handle)) == start
 
 
 def _signal_group(group: int, number: int) -> bool:
@@ -42,10 +82,11 @@ def _signal_group(group: int, number: int) -> bool:
     return True
 
 
-def _wait_for_group(handle: subprocess.Popen[bytes], seconds: float) -> None:
+def _wait_for_group(handle: str, child: subprocess.Popen[bytes] | None, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        handle.poll()  # reaps the leader, which would otherwise keep the group alive as a zombie
-        if not _signal_group(handle.pid, 0):
+        if child is not None:
+            child.poll()  # reaps the leader, which would otherwise keep the group alive as a zombie
+        if not _signal_group(_pid(handle), 0):
             return
         time.sleep(0.05)

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from caraml.system.site import Site
+
 DType = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
 """Number formats that peaks are given for; ``tf32`` is fp32 data multiplied on tensor cores with a 10 bit mantissa."""
 DeviceKind = Literal["cpu", "cuda", "rocm", "mps", "xpu", "ipu"]
@@ -70,6 +72,7 @@ class System(_Model):
     peak: dict[DType, Figure] | None = Field(None, description="dense FLOP/s of one device by dtype")
     memory_bandwidth: Figure | None = Field(None, description="bytes/s of one device's memory")
     container: str | None = Field(None, description="container image or runtime")
+    site: Site = Field(Site(), description="scheduler, network, container, software environment")
     notes: tuple[str, ...] = ()
     sources: dict[str, str] = Field({}, description="where plain figures come from, by key; `devices` covers `devices.tdp_w`")
     missing: dict[str, str] = Field({}, description="why a figure is absent, by key")

@@ -1,0 +1,58 @@
+"""The application that verbs register with, and what several of them share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from caraml import __version__
+from caraml.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from caraml.results.record import Record
+    from caraml.results.store import Store
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+list_app = typer.Typer(no_args_is_help=True, help="List what CARAML knows.")
+system_app = typer.Typer(no_args_is_help=True, help="What a machine is.")
+data_app = typer.Typer(no_args_is_help=True, help="Prepare input data.")
+app.add_typer(list_app, name="list")
+app.add_typer(system_app, name="system")
+app.add_typer(data_app, name="data")
+
+Out = Annotated[Path, typer.Option("--out", envvar="CARAML_RESULTS", help="Folder of the results.")]
+RESULTS = Path("caraml-results")
+
+
+@app.callback(invoke_without_command=True)
+def caraml(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    """CARAML: how fast a machine trains a model, what that costs in energy, and how far it is from the limit."""
+    if version:
+        typer.echo(f"caraml {__version__}")
+        raise typer.Exit
+
+
+def two_columns(lines: dict[str, str]) -> None:
+    """Print names and what they mean."""
+    width = max(map(len, lines)) + 2
+    for name, text in lines.items():
+        typer.echo(f"{name:<{width}}{text}")
+
+
+def console() -> Console:
+    """The terminal."""
+    from rich.console import Console
+
+    return Console()
+
+
+def records_of(store: Store, suite: str | None) -> list[Record]:
+    """Every record asked for; none at all is an error, since an empty table explains nothing."""
+    records = store.records(suite)
+    if not records:
+        raise InputError(f"no results below {store.root}", "caraml run quick, or --out FOLDER for results elsewhere")
+    return records

@@ -1,0 +1,56 @@
+"""Verbs that prepare input: data prepare text, images, weather."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from caraml.cli.app import data_app
+
+prepare_app = typer.Typer(no_args_is_help=True, help="Write data sets that workloads read.")
+data_app.add_typer(prepare_app, name="prepare")
+
+
+@prepare_app.command("text")
+def prepare_text(
+    inputs: Annotated[list[Path], typer.Argument(help="Files or folders: JSONL (.xz, .gz, .zst), Parquet, plain text.")],
+    out: Annotated[Path, typer.Option("--out", help="Prefix of the .bin and .idx files.")],
+    tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json, or folder with vocab.json and merges.txt.")] = None,
+    vocab_size: Annotated[int, typer.Option(help="Words of the tokenizer that is trained when none is given.")] = 8192,
+    text_key: Annotated[str, typer.Option(help="Field that holds a document's text.")] = "text",
+) -> None:
+    """Tokenise documents into Megatron's indexed format."""
+    from caraml.data.text import prepare_text as prepare
+
+    done = prepare(inputs, out, tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key)
+    typer.echo(f"{done.prefix}: {done.documents:,} documents, {done.tokens:,} tokens, vocabulary {done.vocab_size:,}")
+
+
+@prepare_app.command("images")
+def prepare_images(
+    out: Annotated[Path, typer.Option("--out", help="Folder to write; it must not exist.")],
+    classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 10,
+    per_class: Annotated[int, typer.Option(min=1, help="Images per class.")] = 100,
+    seed: Annotated[int, typer.Option(help="Same seed, same images.")] = 0,
+) -> None:
+    """Draw a small image folder with ImageNet's distribution of sizes."""
+    from caraml.data.images import generate_image_folder
+
+    done = generate_image_folder(out, classes, per_class, seed)
+    typer.echo(f"{out}: {done.images:,} images in {done.classes:,} classes, {done.bytes:,} bytes")
+
+
+@prepare_app.command("weather")
+def prepare_weather(
+    application: Annotated[str, typer.Argument(help="ap1 ... ap6, or atmorep.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write; it must be new or empty.")],
+    size: Annotated[str, typer.Option(help="tiny: for tests. small: samples of the published size.")] = "tiny",
+    seed: Annotated[int, typer.Option(help="Same seed, same files.")] = 0,
+) -> None:
+    """Write look-alike NetCDF files of a weather and climate application."""
+    from caraml.data.weather import prepare_weather as prepare
+
+    done = prepare(application, out, size, seed)
+    typer.echo(f"{out}: {done.files:,} files, {done.bytes:,} bytes")
