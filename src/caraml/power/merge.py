@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from caraml.errors import InputError
 from caraml.power.clock import ClockOffset, drift, offset_at
@@ -170,11 +171,18 @@ def merge_folder(folder: Path) -> MergedEnergy:
         raise InputError(f"{folder} holds no result (energy*.json)")
     parts, size = [], 0
     for file in files:
-        document = json.loads(file.read_text())
-        size = max(size, document.get("world_size") or 0)
-        name = f"rank {document['rank']}" if document["rank"] is not None else file.stem
-        clock = document.get("clock") or {}
-        offsets = [ClockOffset(**clock[phase]) for phase in ("start", "end") if clock.get(phase)]
-        parts.append(Part(name, window_from_dict(document["energy"]), offsets, clock.get("reference")))
+        try:
+            document = json.loads(file.read_bytes())
+            size = max(size, document.get("world_size") or 0)
+            parts.append(_part(document, file.stem))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise InputError(f"{file}: not a result of caraml power: {type(error).__name__}: {error}") from error
     expected = [f"rank {r}" for r in range(size)] if size > 1 and all(p.name.startswith("rank ") for p in parts) else None
     return merge(parts, expected)
+
+
+def _part(document: dict[str, Any], stem: str) -> Part:
+    name = f"rank {document['rank']}" if document["rank"] is not None else stem
+    clock = document.get("clock") or {}
+    offsets = [ClockOffset(**clock[phase]) for phase in ("start", "end") if clock.get(phase)]
+    return Part(name, window_from_dict(document["energy"]), offsets, clock.get("reference"))

@@ -75,7 +75,7 @@ class Store:
             path = self.root / "suites" / f"{suite}.json"
             if not path.exists():
                 raise InputError(f"no results of suite {suite!r} below {self.root}", f"caraml run {suite}")
-            found = (self.latest(key) for key in json.loads(path.read_text(encoding="utf-8")))
+            found = (self.latest(key) for key in _keys_of(path))
         else:
             found = (self.latest(key) for key in self._keys())
         return [record for record in found if record is not None]
@@ -105,14 +105,27 @@ def write_record(folder: Path, record: Record) -> None:
 
 def read_record(path: Path) -> Record:
     """Read one record. Raises ``InputError`` for a file that is not a record, or one written by a newer CARAML."""
-    text = path.read_text(encoding="utf-8")
+    text = path.read_bytes()
     try:
         found = json.loads(text).get("schema_version")
         if isinstance(found, int) and found > SCHEMA_VERSION:
             raise InputError(f"{path}: schema version {found}, this CARAML reads up to {SCHEMA_VERSION}", "pip install --upgrade caraml")
         return Record.model_validate_json(text)
-    except (ValidationError, ValueError, AttributeError) as error:
+    except (ValidationError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(f"{path}: not a CARAML record: {error}") from error
+
+
+def _keys_of(listing: Path) -> list[str]:
+    """The keys of a suite, from the file that lists them. Raises ``InputError`` for anything but a list of keys."""
+    try:
+        keys = json.loads(listing.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{listing}: not a list of keys: {error}", "run the suite again: what has a result is not measured twice"
+        ) from error
+    if not isinstance(keys, list) or not all(isinstance(key, str) and key.isalnum() for key in keys):
+        raise InputError(f"{listing}: not a list of keys", "run the suite again: what has a result is not measured twice")
+    return keys
 
 
 def _attempts(folder: Path) -> list[int]:

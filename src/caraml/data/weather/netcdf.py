@@ -19,6 +19,8 @@ from caraml.errors import InputError, nearest
 
 Index = int | slice | EllipsisType | tuple[int | slice, ...]
 FloatArray = npt.NDArray[np.float32]
+_DAMAGE = (OSError, RuntimeError, ValueError, KeyError, AttributeError, TypeError, IndexError)
+"""What h5py and h5netcdf raise for files that are cut off, changed, or no NetCDF at all."""
 _MOST_OPEN = 16
 """Files that one process holds open; a year of monthly files fits."""
 
@@ -103,10 +105,11 @@ class NetcdfFiles:
         Raises:
             InputError: the file ends before the slice does, or is damaged.
         """
-        stored = self._file(number).variable(variable)
+        file = self._file(number)
         try:
+            stored = file.variable(variable)
             values = np.asarray(stored.data[where])
-        except (OSError, RuntimeError) as error:  # what HDF5 raises for blocks that are gone
+        except _DAMAGE as error:
             raise self._damaged(number, f"variable {variable!r}: {error}") from error
         result = np.asarray(values, dtype=np.float32)
         if stored.packed:
@@ -118,16 +121,21 @@ class NetcdfFiles:
 
     def texts(self, number: int, variable: str, where: Index = ...) -> list[str]:
         """A slice of a variable of strings. Errors as :meth:`read`."""
+        file = self._file(number)
         try:
-            values = np.atleast_1d(self._file(number).variable(variable).data.asstr()[where])
-        except (OSError, RuntimeError) as error:
+            values = np.atleast_1d(file.variable(variable).data.asstr()[where])
+        except _DAMAGE as error:
             raise self._damaged(number, f"variable {variable!r}: {error}") from error
         return [str(value) for value in values]
 
     def attribute(self, number: int, variable: str, name: str) -> npt.NDArray[np.float32] | None:
         """An attribute of a variable as an array, or ``None`` if the variable has none of this name."""
-        value = self._file(number).layout.variables[variable].attrs.get(name)
-        return None if value is None else np.atleast_1d(np.asarray(value, dtype=np.float32))
+        file = self._file(number)
+        try:
+            value = file.layout.variables[variable].attrs.get(name)
+            return None if value is None else np.atleast_1d(np.asarray(value, dtype=np.float32))
+        except _DAMAGE as error:
+            raise self._damaged(number, f"attribute {name!r} of {variable!r}: {error}") from error
 
     def close(self) -> None:
         """Close every open file; the next read opens its file again."""
@@ -147,7 +155,7 @@ class NetcdfFiles:
             return self._open[number]
         try:
             self._open[number] = _OpenFile(self.paths[number])
-        except (OSError, ValueError) as error:
+        except _DAMAGE as error:
             raise self._damaged(number, str(error)) from error
         if len(self._open) > _MOST_OPEN:
             self._open.popitem(last=False)[1].close()
@@ -155,16 +163,19 @@ class NetcdfFiles:
 
     def _checked(self, number: int) -> dict[str, int]:
         file, path = self._file(number).layout, self.paths[number]
-        has = ", ".join(file.variables)
+        try:
+            present = {name: (tuple(variable.dimensions), variable.shape) for name, variable in file.variables.items()}
+        except _DAMAGE as error:
+            raise self._damaged(number, str(error)) from error
         lengths: dict[str, int] = {}
         for name, expected in self.layout.variables.items():
-            if name not in file.variables:
-                guess = nearest(name, file.variables)
-                raise InputError(f"{path}: no variable {name!r}; it has {has}", f"is it {guess!r}?" if guess else None)
-            found = file.variables[name].dimensions
-            if tuple(found) != expected:
-                raise InputError(f"{path}: {name}: found dimensions ({', '.join(found)}); expected ({', '.join(expected)})")
-            lengths |= dict(zip(expected, file.variables[name].shape, strict=True))
+            if name not in present:
+                guess = nearest(name, present)
+                raise InputError(f"{path}: no variable {name!r}; it has {', '.join(present)}", f"is it {guess!r}?" if guess else None)
+            found, shape = present[name]
+            if found != expected:
+                raise InputError(f"{path}: {name}: found dimensions ({', '.join(map(str, found))}); expected ({', '.join(expected)})")
+            lengths |= dict(zip(expected, shape, strict=True))
         for dimension, length in self.layout.lengths.items():
             if lengths[dimension] != length:
                 raise InputError(f"{path}: dimension {dimension}: found {lengths[dimension]}; expected {length}")

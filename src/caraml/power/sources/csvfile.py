@@ -9,6 +9,7 @@ with this node's, and how well it does is not known here.
 from __future__ import annotations
 
 import csv
+import math
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -28,6 +29,8 @@ VALUES: dict[str, tuple[Kind, float]] = {
     "energy_kwh": ("energy", 3.6e6),
 }
 DEFAULT_PERIOD_S = 1.0
+_BROKEN = (ValueError, IndexError, OverflowError, csv.Error)
+"""What rows raise that are not text, have too few cells, or hold no number."""
 
 
 class CsvSource:
@@ -51,6 +54,8 @@ class CsvSource:
             readings = self._new_rows()
         except OSError as error:
             raise SourceUnavailable(f"{self._path} cannot be read: {error.strerror}", kind="unreadable") from error
+        except _BROKEN as error:
+            raise InputError(f"{self._path}: found a row that is none: {error}; expected numbers below the header's columns") from error
         if not self._header:
             raise SourceUnavailable(f"{self._path} is empty", "start the logger first: the header must be there")
         if not self._channels:
@@ -102,7 +107,7 @@ class CsvSource:
         offset = time.monotonic() - time.time()
         when, what, where = self._columns() if self._header else (0, 0, None)
         scale = VALUES[self._header[what]][1] if self._header else 1.0
-        parsed = [(r[where] if where is not None else "", _instant(r[when]) + offset, float(r[what]) * scale) for r in rows if r]
+        parsed = [(r[where] if where is not None else "", _instant(r[when]) + offset, _number(r[what]) * scale) for r in rows if r]
         for outlet in {outlet for outlet, _, _ in parsed}:
             self._channel(outlet, _spacing([t for name, t, _ in parsed if name == outlet]))
         readings = []
@@ -122,7 +127,7 @@ class CsvSource:
         self._waiting = []
         try:
             return waiting + self._new_rows()
-        except (OSError, ValueError, IndexError) as cause:
+        except (OSError, *_BROKEN) as cause:
             error = f"{type(cause).__name__}: {cause}"
             return waiting + [Reading(c.id, before, before, None, error) for c in self._channels.values()]
 
@@ -130,10 +135,17 @@ class CsvSource:
         """Nothing to release."""
 
 
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text.strip()} is no reading")
+    return value
+
+
 def _instant(text: str) -> float:
     """Seconds since 1970."""
     try:
-        return float(text)
+        return _number(text)
     except ValueError:
         return datetime.fromisoformat(text.strip()).timestamp()
 

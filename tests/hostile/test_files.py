@@ -1,0 +1,282 @@
+"""Damaged files of every kind that CARAML reads: an error that names the file, or a result; never anything else."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+
+from caraml.analysis.raw import relation
+from caraml.analysis.table import query, rows
+from caraml.campaign import machine_of
+from caraml.data.documents import read_documents
+from caraml.data.text import PreparedText, load_tokenizer, prepare_text
+from caraml.data.tokens import bin_path, idx_path
+from caraml.errors import CaramlError
+from caraml.power.merge import merge_folder
+from caraml.power.sources.csvfile import CsvSource
+from caraml.report.page import write_report
+from caraml.report.terminal import record_view, results_table
+from caraml.results.progress import ProgressReader
+from caraml.results.record import Metric, Record
+from caraml.results.store import RECORD, Store, read_record, write_record
+from caraml.suite.expand import expand
+from caraml.suite.load import CATALOG as SUITES
+from caraml.suite.load import load_suite
+from caraml.suite.model import Point
+from caraml.system.catalogue import system_file
+from caraml.system.detect import detect
+from caraml.system.peaks import CATALOG as SYSTEMS
+from caraml.workloads import params_of
+from tests.conftest import MakePoint
+from tests.hostile.damage import Edit, damaged, edits
+
+FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file: a whole one, and whoever reads it."""
+
+    content: bytes
+    name: str
+    read: Callable[[Path], Any]
+
+
+def exhaust(iterator: Iterator[Any]) -> int:
+    return sum(1 for _ in iterator)
+
+
+def read_suite(path: Path) -> None:
+    expand(load_suite(str(path)), machine_of(detect()), params_of)
+
+
+def read_power(path: Path) -> None:
+    source = CsvSource(path)
+    try:
+        source.open()
+        source.read()
+    finally:
+        source.close()
+
+
+def read_raw(path: Path) -> None:
+    with duckdb.connect() as connection:
+        relation(connection, path)
+
+
+DOCUMENTS = b'{"text": "one"}\n{"text": "two \\u00e9"}\n' * 20
+KINDS: dict[str, Kind] = {
+    "suite": Kind((SUITES / "maelstrom.toml").read_bytes(), "suite.toml", read_suite),
+    "system": Kind((SYSTEMS / "jedi.toml").read_bytes(), "machine.toml", system_file),
+    "documents": Kind(DOCUMENTS, "a.jsonl", lambda path: exhaust(read_documents(path))),
+    "gzip": Kind(gzip.compress(DOCUMENTS), "a.jsonl.gz", lambda path: exhaust(read_documents(path))),
+    "xz": Kind(lzma.compress(DOCUMENTS), "a.jsonl.xz", lambda path: exhaust(read_documents(path))),
+    "zstd": Kind(zstandard.compress(DOCUMENTS), "a.jsonl.zst", lambda path: exhaust(read_documents(path))),
+    "power csv": Kind(b"time,power_w\n" + b"".join(b"%d,%d\n" % (1700000000 + t, 300 + t) for t in range(20)), "pdu.csv", read_power),
+    "raw csv": Kind(b"step,rank,seconds\n" + b"1,0,0.5\n" * 20, "steps.csv", read_raw),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_files(tmp_path: Path, kind: str) -> None:
+    sort = KINDS[kind]
+    path = tmp_path / sort.name
+    path.write_bytes(sort.content)
+    sort.read(path)  # whole, it can be read
+
+    @FUZZ
+    @given(edits)
+    def check(changes: list[Edit]) -> None:
+        path.write_bytes(damaged(sort.content, changes))
+        try:
+            sort.read(path)
+        except CaramlError as error:
+            assert sort.name in str(error) or "machine" not in kind, "the error names the file"
+
+    check()
+
+
+def test_damaged_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    duckdb.sql(f"copy (select 'word ' || i as text from range(200) t(i)) to '{path}'")
+    content = path.read_bytes()
+    assert exhaust(read_documents(path)) == 200
+
+    @FUZZ
+    @given(edits)
+    def check(changes: list[Edit]) -> None:
+        path.write_bytes(damaged(content, changes))
+        for read in (lambda: exhaust(read_documents(path)), lambda: read_raw(path)):
+            try:
+                read()
+            except CaramlError as error:
+                assert str(path) in str(error)
+
+    check()
+
+
+@pytest.mark.parametrize("part", [".bin", ".idx", ".json"])
+def test_damaged_corpora(tmp_path: Path, part: str) -> None:
+    from caraml.data.tokens import IndexedTokens
+
+    source = tmp_path / "a.txt"
+    source.write_text("to be or not to be " * 50)
+    prefix = tmp_path / "corpus"
+    prepare_text([source], prefix, vocab_size=300)
+    path = {".bin": bin_path, ".idx": idx_path, ".json": lambda stem: stem.with_name(stem.name + ".json")}[part](prefix)
+    content = path.read_bytes()
+
+    @FUZZ
+    @given(edits)
+    def check(changes: list[Edit]) -> None:
+        path.write_bytes(damaged(content, changes))
+        try:
+            PreparedText.read(prefix)
+            IndexedTokens(prefix)[0]
+        except CaramlError as error:
+            assert str(prefix) in str(error)
+
+    check()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json", "merges.txt"])
+def test_damaged_tokenizers(tmp_path: Path, name: str) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    source = tmp_path / "a.txt"
+    source.write_text("to be or not to be " * 50)
+    prepared = prepare_text([source], whole / "corpus", vocab_size=300)
+    model = json.loads(prepared.tokenizer.read_text())["model"]
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    files = {"vocab.json": json.dumps(model["vocab"]), "merges.txt": "\n".join(" ".join(pair) for pair in model["merges"])}
+    if name == "tokenizer.json":
+        files = {name: prepared.tokenizer.read_text()}
+    for file, text in files.items():
+        (folder / file).write_text(text)
+    load_tokenizer(folder)
+    content = (folder / name).read_bytes()
+
+    @FUZZ
+    @given(edits)
+    def check(changes: list[Edit]) -> None:
+        (folder / name).write_bytes(damaged(content, changes))
+        try:
+            load_tokenizer(folder)
+        except CaramlError as error:
+            assert str(folder) in str(error)
+
+    check()
+
+
+@pytest.fixture
+def store(tmp_path: Path, make_point: MakePoint) -> Store:
+    """A store with one record and its raw file."""
+    store = Store(tmp_path / "results")
+    folder = store.new_attempt(make_point())
+    rate = Metric(value=5.0, unit="item/s", low=4.9, high=5.1, n=30)
+    point = Point.model_validate_json((folder / "point.json").read_text())
+    write_record(folder, Record(key=point.key, attempt=1, point=point, status="ok", started_at="x", metrics={"throughput": rate}))
+    return store
+
+
+def test_damaged_records(tmp_path: Path, store: Store) -> None:
+    record = store.records()[0]
+    path = store.folder(record) / RECORD
+    content = path.read_bytes()
+
+    @FUZZ
+    @given(edits)
+    def check(changes: list[Edit]) -> None:
+        path.write_bytes(damaged(content, changes))
+        try:
+            found = read_record(path)
+        except CaramlError as error:
+            assert str(path) in str(error)
+            return
+        # What passes as a record must go through everything that shows records.
+        rows([found])
+        results_table([found])
+        record_view(found, "x")
+        try:
+            write_report(store, [found], tmp_path / "page.html", "t")
+        except CaramlError:
+            return
+
+    check()
+
+
+def test_damaged_stores(tmp_path: Path, store: Store) -> None:
+    store.remember_suite("test", [record.key for record in store.records()])
+    listing = tmp_path / "results" / "suites" / "test.json"
+    content = listing.read_bytes()
+
+    @FUZZ
+    @given(edits)
+    def check(changes: list[Edit]) -> None:
+        listing.write_bytes(damaged(content, changes))
+        try:
+            Store(tmp_path / "results").records("test")
+        except CaramlError as error:
+            assert str(listing) in str(error)
+
+    check()
+
+
+def test_damaged_progress(tmp_path: Path) -> None:
+    content = b'{"t": 1.0, "phase": "measure", "steps": 3}\n' * 10
+
+    @FUZZ
+    @given(edits)
+    def check(changes: list[Edit]) -> None:
+        (tmp_path / "progress.jsonl").write_bytes(damaged(content, changes))
+        ProgressReader(tmp_path).latest()
+
+    check()
+
+
+def test_damaged_energy_results(tmp_path: Path) -> None:
+    from caraml.power.__main__ import main
+
+    assert main(["--methods", "fake:constant", "--out", str(tmp_path), "--", "true"]) == 0
+    (path,) = tmp_path.glob("energy*.json")
+    content = path.read_bytes()
+
+    @FUZZ
+    @given(edits)
+    def check(changes: list[Edit]) -> None:
+        path.write_bytes(damaged(content, changes))
+        try:
+            merge_folder(tmp_path)
+        except CaramlError as error:
+            assert str(path) in str(error)
+
+    check()
+
+
+def test_queries_cannot_leave_the_sandbox(store: Store) -> None:
+    for statement in (
+        "select * from read_text('/etc/passwd')",
+        "copy records to '/tmp/owned.csv'",
+        "attach '/tmp/owned.db'",
+        "install httpfs",
+        "set enable_external_access = true",
+        "select getenv('HOME')",
+        "pragma database_list",
+    ):
+        try:
+            _, lines = query(store, statement)
+        except CaramlError:
+            continue
+        assert not any("root:" in str(cell) or "/" in str(cell) for line in lines for cell in line), statement
+    assert not Path("/tmp/owned.csv").exists() and not Path("/tmp/owned.db").exists()
