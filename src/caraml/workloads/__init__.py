@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+from importlib import metadata
 
 from pydantic import BaseModel
 
-from caraml.errors import unknown_name
+from caraml.errors import EnvironmentUnfitError, unknown_name
 from caraml.suite.model import WORKLOAD_ALIASES
 from caraml.workloads.base import Workload
 
@@ -20,6 +22,7 @@ WORKLOADS: dict[str, str] = {
     "downscaling_gan": "ap5: Wasserstein GAN that adds detail to temperature fields",
     "regime_clustering": "ap6: DeepCluster v2, ResNet-50 on 25 fields, spherical k-means",
     "atmorep": "transformer over temperature and wind that fills in masked tokens",
+    "command": "any program: argument templates, its own metrics, energy over the run or between two marks",
 }
 
 _PROOF = {"known": "caraml.verify.workload"}
@@ -37,5 +40,23 @@ def load_workload(name: str) -> Workload:
 
 
 def params_of(name: str) -> type[BaseModel]:
-    """The parameter model of a workload; needs no torch. Raises ``InputError`` for an unknown workload."""
-    return load_workload(name).params
+    """The parameter model of a workload; needs no torch.
+
+    Raises:
+        InputError: an unknown workload.
+        EnvironmentUnfitError: a package that the workload needs is not installed.
+    """
+    workload = load_workload(name)
+    missing = [package for package in workload.packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise EnvironmentUnfitError(f"workload {name!r} needs {' and '.join(missing)}, not installed here", _how_to_install(missing))
+    return workload.params
+
+
+def _how_to_install(packages: list[str]) -> str:
+    """The command, by the extra of ours that brings the packages if there is one."""
+    for extra in metadata.metadata("caraml").get_all("Provides-Extra") or []:
+        brought = {word.split(">")[0] for word in metadata.requires("caraml") or [] if f"extra == '{extra}'" in word.replace('"', "'")}
+        if extra != "test" and set(packages) <= brought:
+            return f"pip install 'caraml[{extra}]'"
+    return f"pip install {' '.join(packages)}"

@@ -108,4 +108,4 @@ def _flops(params: Params) -> tuple[float, float]:
         return forward_and_training_flops(lambda: masked_loss(model, batch), 1)
 
 
-WORKLOAD = Workload(title="AtmoRep-style multi-field transformer", params=Params, build=build)
+WORKLOAD = Workload(title="AtmoRep-style multi-field transformer", params=Params, build=build, packages=("h5netcdf", "h5py"))

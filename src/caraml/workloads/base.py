@@ -91,5 +91,7 @@ class Workload(Generic[P]):
     title: str
     params: type[P]
     build: Callable[[BuildContext[P]], Task]
+    packages: tuple[str, ...] = ()
+    """Names of packages that must be importable besides those that CARAML always brings."""
     device: Callable[[P], Any] | None = None
     """Makes a device of known speed and known peak in place of the machine's (or returns ``None`` to keep that): for proving the ruler."""

@@ -152,4 +152,4 @@ def _flops(grid: tuple[int, int]) -> tuple[float, float]:
     return forward / _FLOPS_BATCH, whole / _FLOPS_BATCH
 
 
-WORKLOAD = Workload(title="downscaling, WGAN-GP", params=Params, build=build)
+WORKLOAD = Workload(title="downscaling, WGAN-GP", params=Params, build=build, packages=("h5netcdf", "h5py"))

@@ -88,4 +88,4 @@ def _flops(grid: tuple[int, int]) -> tuple[float, float]:
         return forward_and_training_flops(lambda: model(fields).sum(), 1)
 
 
-WORKLOAD = Workload(title="ensemble post-processing, U-Net", params=Params, build=build)
+WORKLOAD = Workload(title="ensemble post-processing, U-Net", params=Params, build=build, packages=("h5netcdf", "h5py"))

@@ -97,4 +97,4 @@ def _flops(params: Params) -> tuple[float, float]:
         return forward_and_training_flops(lambda: radiation_loss(model(*inputs), truth, params.heating_weight), 2)
 
 
-WORKLOAD = Workload(title="radiation emulation, 1-D CNN", params=Params, build=build)
+WORKLOAD = Workload(title="radiation emulation, 1-D CNN", params=Params, build=build, packages=("h5netcdf", "h5py"))

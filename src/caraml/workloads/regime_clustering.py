@@ -154,4 +154,4 @@ def _flops(params: Params) -> tuple[float, float]:
         return forward_and_training_flops(lambda: cluster_loss(network(crops)[1], labels), 1)
 
 
-WORKLOAD = Workload(title="weather-regime clustering, DeepCluster v2", params=Params, build=build)
+WORKLOAD = Workload(title="weather-regime clustering, DeepCluster v2", params=Params, build=build, packages=("h5netcdf", "h5py"))

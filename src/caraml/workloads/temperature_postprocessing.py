@@ -83,4 +83,4 @@ def _flops(params: Params) -> tuple[float, float]:
         return forward_and_training_flops(lambda: pinball_loss(model(fields), target), 2)
 
 
-WORKLOAD = Workload(title="temperature post-processing, U-Net", params=Params, build=build)
+WORKLOAD = Workload(title="temperature post-processing, U-Net", params=Params, build=build, packages=("h5netcdf", "h5py"))

@@ -94,4 +94,6 @@ def _flops(params: Params) -> tuple[float, float]:
         return forward_and_training_flops(lambda: model(tokens).sum(), 2)
 
 
-WORKLOAD = Workload(title="tweet rain classification, DeBERTa-v3-small", params=Params, build=build)
+WORKLOAD = Workload(
+    title="tweet rain classification, DeBERTa-v3-small", params=Params, build=build, packages=("h5netcdf", "h5py", "transformers")
+)

@@ -1,0 +1,23 @@
+"""What a workload needs and this installation lacks is said before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from caraml.errors import EnvironmentUnfitError
+from caraml.workloads import params_of
+
+
+def test_a_missing_package_is_named_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+
+    def without(name: str, *rest: Any) -> Any:
+        return None if name in ("h5netcdf", "transformers") else find(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+    with pytest.raises(EnvironmentUnfitError, match=r"'ap2' needs h5netcdf and transformers[^\n]*\n[^\n]*caraml\[maelstrom\]"):
+        params_of("ap2")
+    assert params_of("gpt") is not None
