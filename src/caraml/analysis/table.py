@@ -10,32 +10,23 @@ import csv
 import io
 import json
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from caraml.analysis.raw import raw_file, relation
 from caraml.errors import InputError
+from caraml.reference import FIELDS, paths
+from caraml.results.archive import rows_file
 from caraml.results.record import Record
+from caraml.results.rows import COLUMNS, INTEGERS, TEXT, Scalar, row_of
+from caraml.results.rowtable import fill, fill_from_parquet
 from caraml.results.store import Store
 from caraml.units import METRICS, unit_of
 
 if TYPE_CHECKING:
     import duckdb
-
-Scalar: TypeAlias = str | int | float | None
-
-TEXT = (
-    *("key", "suite", "benchmark", "workload", "label", "status", "reason", "flags"),
-    *("system", "device", "device_class", "software", "started_at", "mode", "precision", "compile", "item"),
-    *("energy_scope", "energy_reason", "mfu_reason"),
-)
-INTEGERS = (
-    *("attempt", "nodes", "devices", "world", "global_batch", "micro_batch", "accumulation", "seed", "repeat"),
-    *("schema_version", "method_version"),
-)
-NUMBERS = tuple(f"{name}{end}" for name in METRICS for end in ("", "_low", "_high"))
-COLUMNS = TEXT + INTEGERS + NUMBERS
 
 RAW: dict[str, dict[str, str]] = {
     "steps": {
@@ -50,6 +41,9 @@ RAW: dict[str, dict[str, str]] = {
     "power": {"channel": "VARCHAR", "kind": "VARCHAR", "t_before": "DOUBLE", "t_after": "DOUBLE", "value": "DOUBLE"},
 }
 """Columns of the raw tables; a query sees them with the record's ``key`` and ``attempt`` in front."""
+
+REFERENCE = dict.fromkeys(FIELDS, "VARCHAR") | {"run": "BIGINT", "devices": "BIGINT", "nodes": "BIGINT", "value": "DOUBLE"}
+"""Columns of published numbers; ``parameters`` is JSON."""
 
 _LOCKS = (
     "SET python_enable_replacements = false",
@@ -67,47 +61,32 @@ def rows(records: Sequence[Record]) -> list[dict[str, Scalar]]:
 
 
 def _row(record: Record) -> dict[str, Scalar]:
-    point, energy, mfu = record.point, record.metrics.get("energy"), record.metrics.get("mfu")
-    row: dict[str, Scalar] = dict.fromkeys(COLUMNS)
-    row |= {name: getattr(point, name) for name in COLUMNS if hasattr(point, name)}
-    row |= {
-        "key": record.key,
-        "attempt": record.attempt,
-        "status": record.status,
-        "reason": record.reason,
-        "flags": ",".join(record.flags),
-        "item": record.item,
-        "started_at": record.started_at,
-        "schema_version": record.schema_version,
-        "method_version": record.method_version,
-        "energy_scope": energy.scope if energy else None,
-        "energy_reason": energy.reason if energy else None,
-        "mfu_reason": mfu.reason if mfu else None,
-    }
-    for name in METRICS:
-        metric = record.metrics.get(name)
-        if metric is not None:
-            row |= {name: metric.value, f"{name}_low": metric.low, f"{name}_high": metric.high}
-    return row
+    return {**dict.fromkeys(COLUMNS), **row_of(record)}
 
 
 def units(records: Sequence[Record]) -> dict[str, str]:
     """Unit of every number column. Where the records count different things, the item is called ``item``; the column `item` says which."""
-    items = {record.item for record in records}
-    item = items.pop() if len(items) == 1 else "item"
+    return units_of_items({record.item for record in records})
+
+
+def units_of_items(items: set[str]) -> dict[str, str]:
+    """As :func:`units`, for records that count these things."""
+    item = next(iter(items)) if len(items) == 1 else "item"
     return {f"{name}{end}": unit_of(name, item) for name in METRICS for end in ("", "_low", "_high")}
 
 
 def query(store: Store, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Columns and rows of one SELECT over the tables `records`, `steps` and `power` of a store.
+    """Columns and rows of one SELECT over the tables `records`, `steps` and `power` of a store, and `reference`, what others published.
 
-    Only the store's own tables can be reached: no file, no network, no setting. Raises ``InputError`` with DuckDB's words and the
+    Only these tables can be reached: no file, no network, no setting. Raises ``InputError`` with DuckDB's words and the
     names of all columns when the query is wrong.
     """
     import duckdb
 
-    with duckdb.connect() as connection:
-        _load(connection, store, sql)
+    with tempfile.TemporaryDirectory(prefix="caraml-sql-") as scratch, duckdb.connect() as connection:
+        _load(connection, store, sql, Path(scratch))
+        # Of all files only the archive's own table stays within reach.
+        connection.execute("SET allowed_directories = [?]", [scratch]) if store.root.is_file() else None
         for lock in _LOCKS:
             connection.execute(lock)
         try:
@@ -121,14 +100,14 @@ def query(store: Store, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
             raise InputError(f"the query is wrong: {error}", _tables()) from error
 
 
-def _load(connection: duckdb.DuckDBPyConnection, store: Store, sql: str) -> None:
+def _load(connection: duckdb.DuckDBPyConnection, store: Store, sql: str, scratch: Path) -> None:
     """Make the tables; the raw ones are filled only when the query speaks of them, because there may be thousands of files."""
-    types = {**dict.fromkeys(TEXT, "VARCHAR"), **dict.fromkeys(INTEGERS, "BIGINT"), **dict.fromkeys(NUMBERS, "DOUBLE")}
-    connection.execute(f"CREATE TABLE records ({_columns(types)})")
-    records = store.records()
-    if records:
-        holes = ", ".join("?" * len(COLUMNS))
-        connection.executemany(f"INSERT INTO records VALUES ({holes})", [[row[name] for name in COLUMNS] for row in rows(records)])
+    if store.root.is_file():
+        fill_from_parquet(connection, "records", rows_file(store.root, scratch))
+        records: list[Record] = []
+    else:
+        fill(connection, "records", store.rows())
+        records = store.records() if re.search(r"\b(steps|power)\b", sql, re.IGNORECASE) else []
     for table, columns in RAW.items():
         connection.execute(f"CREATE TABLE {table} ({_columns({'key': 'VARCHAR', 'attempt': 'BIGINT', **columns})})")
         if re.search(rf"\b{table}\b", sql, re.IGNORECASE):
@@ -136,6 +115,9 @@ def _load(connection: duckdb.DuckDBPyConnection, store: Store, sql: str) -> None
                 path = raw_file(store, record, table)
                 if path is not None:
                     _insert(connection, table, columns, record, path)
+    connection.execute(f"CREATE TABLE reference ({_columns(REFERENCE)})")
+    if re.search(r"\breference\b", sql, re.IGNORECASE):
+        connection.execute("INSERT INTO reference SELECT * FROM read_csv(?, header = true, columns = ?)", [paths(), REFERENCE])
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, table: str, columns: Mapping[str, str], record: Record, path: Path) -> None:
@@ -157,6 +139,7 @@ def _tables() -> str:
     """What a query can use, for the error's next step."""
     lines = [f"records({', '.join(TEXT + INTEGERS)}, and NAME, NAME_low, NAME_high for each of: {', '.join(METRICS)})"]
     lines += [f"{table}(key, attempt, {', '.join(columns)})" for table, columns in RAW.items()]
+    lines.append(f"reference({', '.join(REFERENCE)})")
     return "use these tables and columns:\n  " + "\n  ".join(lines)
 
 

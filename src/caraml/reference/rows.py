@@ -1,0 +1,130 @@
+"""Rows of published numbers: one row is one number of one table, as it was printed and in our unit."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType
+
+from caraml.errors import InputError, unknown_name
+from caraml.reference.spans import Span, printed_span
+
+SOURCES: Mapping[str, str] = MappingProxyType(
+    {
+        "caraml": "John: Performance and Power: Systematic Evaluation of AI Workloads on Accelerators with CARAML, slides, SC24",
+        "maelstrom": "Nassyr, Herten, Paladino: MAELSTROM D3.7, Final Report on Hardware Performance Benchmarking, 2024",
+        "pearc": "Nasari et al.: Benchmarking the Performance of Accelerators ..., PEARC '22, doi:10.1145/3491418.3530772",
+        "epicure": "EPICURE: best practice guide on AI scaling on EuroHPC systems, version 1.0, 2026",
+    }
+)
+"""Names of the sources and what they stand for."""
+
+Parameter = str | int | float
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One published number."""
+
+    source: str
+    """A name of :data:`SOURCES`."""
+    table: str
+    """``Table 17``, or ``text 4.2.3`` for a number of a sentence."""
+    run: int
+    """Column or row of the table, from 1: what has the same source, table and run belongs to one experiment. 0 in a text."""
+    system: str
+    device: str
+    devices: int | None
+    nodes: int | None
+    workload: str
+    """CARAML's name where it has this workload."""
+    mode: str
+    """``train``, ``compute`` (without input), ``data`` (input alone) or ``inference``; empty where it does not apply."""
+    parameters: Mapping[str, Parameter]
+    """What else the source says of the run: batch, flags, job and node ids, the name of a claim."""
+    metric: str
+    value: float | None
+    """In ``unit``; ``None`` where the source prints that it has none."""
+    unit: str
+    printed: str
+    """The digits as printed, errors included."""
+    printed_unit: str
+    note: str
+    """What is wrong with the printed number or its heading, and how it was read."""
+
+    @property
+    def span(self) -> Span:
+        """All values in ``unit`` that round to the printed digits. Raises ``ValueError`` if there is no number."""
+        if self.value is None:
+            raise ValueError(f"{self.source}, {self.table}: {self.metric} has no value")
+        span = printed_span(self.printed)
+        middle = (span.low + span.high) / 2
+        return span * (self.value / middle) if middle else span
+
+
+FIELDS = tuple(field.name for field in fields(Reference))
+
+
+def paths() -> list[str]:
+    """The CSV file of each source."""
+    return [str(files("caraml.reference") / "data" / f"{source}.csv") for source in SOURCES]
+
+
+@cache
+def load() -> tuple[Reference, ...]:
+    """Every published number, in the order of sources and tables."""
+    return tuple(row for path in map(Path, paths()) for row in parse(path.read_text(encoding="utf-8"), path.name))
+
+
+def parse(text: str, name: str) -> list[Reference]:
+    """The rows of one file. Raises ``InputError`` with the line if a cell has the wrong type."""
+    reader = csv.DictReader(text.splitlines())
+    if tuple(reader.fieldnames or ()) != FIELDS:
+        raise InputError(f"{name}, line 1: expected the columns {','.join(FIELDS)}, found {reader.fieldnames}")
+    rows = []
+    for cells in reader:
+        try:
+            rows.append(_row(cells))
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{name}, line {reader.line_num}: {error}") from error
+    return rows
+
+
+def _row(cells: Mapping[str, str]) -> Reference:
+    parameters = json.loads(cells["parameters"] or "{}")
+    if not isinstance(parameters, dict) or not all(isinstance(value, Parameter) for value in parameters.values()):
+        raise ValueError(f"parameters: expected a flat JSON object, found {cells['parameters']}")
+    text = {name: cells[name] for name in FIELDS if name not in ("run", "devices", "nodes", "parameters", "value")}
+    return Reference(
+        run=int(cells["run"]),
+        devices=int(cells["devices"]) if cells["devices"] else None,
+        nodes=int(cells["nodes"]) if cells["nodes"] else None,
+        parameters=MappingProxyType(parameters),
+        value=float(cells["value"]) if cells["value"] else None,
+        **text,
+    )
+
+
+def select(rows: Iterable[Reference] | None = None, **wanted: str | None) -> list[Reference]:
+    """Rows whose fields have the wanted values; ``None`` wants anything.
+
+    ``select(source="pearc", metric="throughput")``; a field is one of :data:`FIELDS` that holds a text, and ``table`` may be given as
+    ``17``. Raises ``InputError`` for a value that no row has, with the nearest one that exists.
+    """
+    found: Sequence[Reference] = load() if rows is None else list(rows)
+    everything = found
+    for field, value in wanted.items():
+        if value is None:
+            continue
+        full = f"Table {value}" if field == "table" and re.fullmatch(r"\d+", value) else value
+        known = {getattr(row, field) for row in everything} - {""}
+        if full not in known:
+            raise unknown_name(field, full, known)
+        found = [row for row in found if getattr(row, field) == full]
+    return list(found)

@@ -1,0 +1,62 @@
+"""The gallery: the committed page is what the script writes, and its drawings show the published numbers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from caraml.reference import select
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("docs")
+    command = [sys.executable, str(ROOT / "bench" / "reference" / "gallery.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def texts(path: Path) -> list[str]:
+    return re.findall(r">([^<>]+)</t(?:ext|span)>", path.read_text(encoding="utf-8"))
+
+
+def test_the_committed_page_is_what_the_script_writes(drawn: Path) -> None:
+    assert (drawn / "gallery.md").read_text(encoding="utf-8") == (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    files = {path.name for path in (drawn / "gallery").iterdir()}
+    assert files == {path.name for path in (ROOT / "docs" / "gallery").iterdir()}
+    assert files == set(re.findall(r"\(gallery/(\S+)\)", (drawn / "gallery.md").read_text(encoding="utf-8")))
+    for name in files:  # a newer drawing library may move a point, but not change what is written
+        assert texts(drawn / "gallery" / name) == texts(ROOT / "docs" / "gallery" / name), name
+    assert sum((ROOT / "docs" / "gallery" / name).stat().st_size for name in files) < 1.5e6
+
+
+def test_shaded_tables_hold_the_tables_numbers(drawn: Path) -> None:
+    shown = texts(drawn / "gallery" / "ap3-heat.svg")
+    energies = [
+        row for row in select(source="maelstrom", mode="compute", metric="device_energy") if row.parameters.get("method") == "integral"
+    ]
+    energies = [row for row in energies if row.table.startswith("Table")]
+    assert len(energies) == 48
+    for row in energies:
+        assert f"{(row.value or 0) / 3600:.2f}" in shown, row
+
+
+def test_scaling_matches_what_the_report_says_of_its_figure(drawn: Path) -> None:
+    shown = texts(drawn / "gallery" / "scaling.svg")
+    assert any(text.startswith("0.90") for text in shown)  # AP2 on H100: 0.9, 1 → 4
+    actions = texts(drawn / "gallery" / "ap6-action.svg")
+    assert {f"{round((row.value or 0) / 1e6):,} MJ s" for row in select(table="text 4.9.8", metric="energy_time_product")} <= set(actions)
+
+
+def test_every_drawing_stands_alone_and_has_a_title(drawn: Path) -> None:
+    for path in (drawn / "gallery").iterdir():
+        text = path.read_text(encoding="utf-8")
+        assert re.match(r"<svg[^>]*><title>[^<]{5,}</title>", text), path.name
+        assert "var(" not in text and "#5e0" not in text and "href=" not in text.replace("xlink:href", ""), path.name

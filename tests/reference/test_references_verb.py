@@ -1,0 +1,84 @@
+"""``caraml references``, and the table ``reference`` of ``caraml results --sql``."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from caraml.analysis.table import query
+from caraml.cli import app
+from caraml.errors import InputError
+from caraml.reference import FIELDS, load
+from caraml.results.store import Store
+
+
+def references(*options: str) -> str:
+    done = CliRunner().invoke(app, ["references", *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_without_a_filter_it_lists_the_tables() -> None:
+    text = references()
+    assert "pearc: Nasari" in text
+    assert any("Table 37" in line and "jureca-mi250" in line and "12 runs, 192 numbers" in line for line in text.splitlines())
+
+
+def test_rows_show_our_unit_the_printed_one_and_the_notes() -> None:
+    text = references("--table", "18", "--metric", "runtime")
+    assert len(text.splitlines()) == 1 + 9 + 1
+    assert "11,990 s" in text or "11.99 ks" in text
+    assert "printed 11991.1 s" in text
+    assert "[1] misprint: 1199.11 fits the training time" in text
+
+
+def test_files_hold_every_column() -> None:
+    rows = list(csv.DictReader(io.StringIO(references("--source", "pearc", "--csv"))))
+    assert tuple(rows[0]) == FIELDS
+    assert len(rows) == sum(row.source == "pearc" for row in load())
+    content = json.loads(references("--source", "pearc", "--table", "4", "--metric", "throughput", "--json"))["rows"]
+    assert [row["value"] for row in content][-1] == 21547
+    assert json.loads(content[0]["parameters"]) == {"batch": 512}
+
+
+def test_the_audit_lists_every_disagreement_and_counts() -> None:
+    text = references("--audit")
+    assert "1602 comparisons of printed with recomputed numbers; 183 disagree" in text
+    assert sum(line.lstrip().startswith(("run", "printed")) for line in text.splitlines()) == 183
+    assert "printed 21,547 images/s    recomputed 14,287       +51 %" in text
+    rows = list(csv.DictReader(io.StringIO(references("--audit", "--csv"))))
+    assert len(rows) == 183
+    pearc = references("--audit", "--source", "pearc")
+    assert "28 comparisons of printed with recomputed numbers; 13 disagree" in pearc
+    assert "maelstrom" not in pearc
+
+
+def test_a_wrong_filter_is_told() -> None:
+    with pytest.raises(InputError, match="did you mean 'radiation_emulation'"):
+        references("--workload", "radiation_emulatoin")
+
+
+def test_sql_sees_the_published_numbers(tmp_path: Path) -> None:
+    (tmp_path / "points").mkdir()
+    store = Store(tmp_path)
+    assert query(store, "SELECT count(*), count(value) FROM reference")[1] == [(len(load()), sum(row.value is not None for row in load()))]
+    columns, found = query(
+        store,
+        "SELECT system, avg(value) / 3600 AS wh FROM reference WHERE source = 'maelstrom' AND metric = 'device_energy' "
+        "AND workload = 'tweet_rain_classification' AND \"table\" LIKE 'Table %' AND devices = 1 GROUP BY system ORDER BY wh",
+    )
+    assert columns == ["system", "wh"]
+    assert [(system, round(wh, 2)) for system, wh in found] == [
+        ("jureca-h100", 11.77),
+        ("jureca-a100", 12.92),
+        ("e4-gh200", 15.13),
+        ("e4-a2", 17.70),
+    ]
+    flags = query(store, "SELECT DISTINCT parameters->>'flags' FROM reference WHERE \"table\" = 'Table 17' ORDER BY 1")[1]
+    assert flags == [("-dl_test -nocache",), ("-nocache",), (None,)]
+    assert query(store, "SELECT count(*) FROM records JOIN reference USING (workload)")[1] == [(0,)]
