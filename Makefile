@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: quick test lint clean
+.PHONY: quick test lint audit clean
 
 quick: $(VENV)/.installed
 	$(BIN)/caraml run quick
@@ -29,5 +29,12 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) --editable '.[test]'
 	touch $@
 
+# Before a release: a bill of materials, and known vulnerabilities of every pinned version (needs a network).
+audit: $(VENV)/.installed
+	test -x .audit/bin/python || $(PYTHON) -m venv .audit
+	.audit/bin/pip install --quiet --disable-pip-version-check cyclonedx-bom pip-audit
+	.audit/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file sbom.json $(BIN)/python
+	.audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .audit sbom.json

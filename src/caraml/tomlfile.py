@@ -35,6 +35,7 @@ class TomlDocument:
     name: str
     data: dict[str, Any]
     lines: dict[Location, int] = field(repr=False)
+    text: str = field(default="", repr=False)
 
     def line(self, location: Location) -> int:
         """The line of ``location``; if that is not in the file, the line of the closest table or array around it."""
@@ -126,7 +127,7 @@ def parse_toml(text: str, name: str) -> TomlDocument:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(_syntax_fault(str(error), text, name)) from None
-    return TomlDocument(name=name, data=data, lines=key_lines(text))
+    return TomlDocument(name=name, data=data, lines=key_lines(text), text=text)
 
 
 def key_name(location: Location) -> str:

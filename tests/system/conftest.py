@@ -15,6 +15,7 @@ from fake_nvml import FakeGpu, FakeNvml
 def _plain_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CARAML_DEVICE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")  # no systems of whoever runs the tests
 
 
 @pytest.fixture

@@ -24,3 +24,23 @@ def processors(sockets: int, cores: int, smt: int = 1) -> dict[str, str | bytes]
     for node in range(sockets):
         files[f"sys/devices/system/node/node{node}/cpulist"] = f"{node * cores}-{(node + 1) * cores - 1}\n"
     return files
+
+
+def numa_host(sockets: int, nodes: int, cores: int, smt: int = 1) -> dict[str, str | bytes]:
+    """Like ``processors``, with ``nodes`` NUMA nodes in each socket and ``cores`` cores in each node."""
+    files = processors(sockets, nodes * cores, smt)
+    total = sockets * nodes * cores
+    for node in range(sockets * nodes):
+        files[f"sys/devices/system/node/node{node}/cpulist"] = numa_list(node, cores, total, smt) + "\n"
+    return files
+
+
+def numa_list(node: int, cores: int, total: int, smt: int = 1) -> str:
+    """The CPUs of a NUMA node: ``cores`` in a row, and their second threads behind the ``total`` first ones."""
+    return ",".join(f"{node * cores + total * i}-{(node + 1) * cores - 1 + total * i}" for i in range(smt))
+
+
+def pci(bus: str, node: int, cpus: str) -> dict[str, str | bytes]:
+    """The files of a PCI device that tell where it is attached; ``bus`` as the kernel writes it."""
+    folder = f"sys/bus/pci/devices/{bus}"
+    return {f"{folder}/numa_node": f"{node}\n", f"{folder}/local_cpulist": f"{cpus}\n"}

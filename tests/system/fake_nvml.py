@@ -26,6 +26,7 @@ class FakeGpu:
     refuses: tuple[str, ...] = ()
     instances: list[FakeGpu] = field(default_factory=list)
     processes: list[int] = field(default_factory=list)
+    affinity: list[int] = field(default_factory=list)
 
 
 class FakeNvml:
@@ -77,6 +78,7 @@ class FakeNvml:
             "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu: 4,
             "nvmlDeviceGetCurrPcieLinkWidth": lambda gpu: 16,
             "nvmlDeviceGetTemperature": lambda gpu, sensor: 31,
+            "nvmlDeviceGetCpuAffinity": lambda gpu, words: gpu.affinity,
             "nvmlDeviceGetComputeRunningProcesses": lambda gpu: [SimpleNamespace(pid=pid) for pid in gpu.processes],
         }
         if function not in answers:

@@ -1,11 +1,16 @@
-"""Verbs about machines and about what CARAML knows: list, system, doctor."""
+"""Verbs about machines and about what CARAML knows: list, system show|validate|detect, doctor."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from caraml.cli.app import RESULTS, Out, app, console, list_app, system_app, two_columns
 from caraml.errors import ExitCode
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 @list_app.command("suites")
@@ -26,19 +31,51 @@ def list_workloads() -> None:
 
 @list_app.command("systems")
 def list_systems() -> None:
-    """Machines of the catalogue."""
+    """Machines that have a description: those that come with CARAML and your own."""
+    from caraml.report.tables import systems_table
     from caraml.system.catalogue import list_systems as systems
 
-    catalogue = {system.name: f"{system.title} ({', '.join(system.aliases)})" for system in systems()}
-    two_columns({"local": "this machine, detected when it is used", **catalogue})
+    console().print(systems_table(systems()))
+
+
+@system_app.command("show")
+def system_show(
+    name: Annotated[str, typer.Argument(help="A name or alias of `caraml list systems`, `local`, or a TOML file.")], json: Json = False
+) -> None:
+    """Show what is known about a machine, each figure with its source."""
+    from caraml.report.tables import rows_table
+    from caraml.system.catalogue import load_system
+    from caraml.system.describe import rows
+
+    system = load_system(name)
+    if json:
+        typer.echo(system.model_dump_json(indent=2))
+        return
+    aliases = f" ({', '.join(system.aliases)})" if system.aliases else ""
+    console().print(f"{system.name}{aliases}: {system.title}", markup=False, highlight=False)
+    console().print(rows_table(rows(system)))
+    for note in system.notes:
+        console().print(f"* {note}", markup=False, highlight=False)
+
+
+@system_app.command("validate")
+def system_validate(file: Annotated[Path, typer.Argument(help="A TOML file that describes a machine.")]) -> None:
+    """Check the description of a machine: every fault with its line, figures without a source among them."""
+    from caraml.system.catalogue import described
+
+    found = described(file)
+    over = f", over {' and '.join(str(path) for path in found.files[:-1])}" if len(found.files) > 1 else ""
+    typer.echo(f"{file}: describes {found.system.name}, {found.system.title}{over}")
 
 
 @system_app.command("detect")
-def system_detect() -> None:
-    """Print what this machine is."""
+def system_detect(json: Json = False) -> None:
+    """Describe this machine as a TOML file that `caraml system validate` accepts: `caraml system detect > my.toml`."""
+    from caraml.system.describe import as_toml
     from caraml.system.detect import detect
 
-    typer.echo(detect().model_dump_json(indent=2))
+    system = detect()
+    typer.echo(system.model_dump_json(indent=2) if json else as_toml(system), nl=json)
 
 
 @app.command()

@@ -1,57 +1,76 @@
-"""Systems by name: ``local`` is detected, the others are TOML files, one each, whose every figure has its source."""
+"""Systems by name: ``local`` is detected, the others are TOML files, one each, whose every figure has its source.
+
+A name is looked for in the catalogue, in ``~/.config/caraml/systems``, and in the folder ``systems`` beside the suite. A later file of the
+same name, or one that ``extends`` a system, overrides it field by field.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from caraml.errors import InputError, nearest, unknown_name
-from caraml.system import peaks
+from caraml.system import overlay, peaks
 from caraml.system.detect import detect
 from caraml.system.model import System
-from caraml.tomlfile import load_toml
+from caraml.tomlfile import TomlDocument, read_toml
 
 LOCAL = "local"
 
-_NEED_SOURCE = ("nodes", "devices_per_node", "devices", "cpu", "memory_bytes")
+
+class Described(NamedTuple):
+    """A system and the files that describe it, the one that others override first."""
+
+    system: System
+    files: tuple[Path, ...]
+    data: overlay.Table
 
 
-def load_system(name_or_path: str | Path) -> System:
-    """The system called ``name_or_path``: ``local``, a name or alias of the catalogue (case does not matter), or a TOML file.
+def load_system(name_or_path: str | Path, beside: Path | None = None) -> System:
+    """The system called ``name_or_path``: ``local``, a name or alias (case does not matter), or a TOML file.
 
-    What is taken for a file: a ``Path``, and text that ends in ``.toml`` or has a slash.
+    What is taken for a file: a ``Path``, and text that ends in ``.toml`` or has a slash. ``beside`` is the suite's file: a folder
+    ``systems`` next to it is searched too.
 
     Raises:
         InputError: no such name, or a file with faults (all of them listed).
     """
     text = str(name_or_path)
-    if isinstance(name_or_path, Path) or text.endswith(".toml") or "/" in text:
-        return system_file(Path(text))
     if text == LOCAL:
         return detect()
-    known = {name.casefold(): system for system in list_systems() for name in (system.name, *system.aliases)}
-    if text.casefold() in known:
-        return known[text.casefold()]
-    raise unknown_name("system", text, [LOCAL, *(name for system in list_systems() for name in (system.name, *system.aliases))])
+    return described(name_or_path, beside).system
 
 
-@cache
-def list_systems() -> tuple[System, ...]:
-    """The systems of the catalogue, by name; ``local`` is not among them.
+def described(name_or_path: str | Path, beside: Path | None = None) -> Described:
+    """Like :func:`load_system`, with the files that the description comes from; ``local`` has none.
 
     Raises:
-        InputError: a file of the catalogue has faults, or two systems claim a name.
+        InputError: no such name, or a file with faults.
     """
-    systems = tuple(system_file(path) for path in sorted(peaks.CATALOG.glob("*.toml")) if path.name != "peaks.toml")
-    names = [name for system in systems for name in {word.casefold() for word in (system.name, *system.aliases)}] + [LOCAL]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise InputError(f"several systems of the catalogue are called {', '.join(twice)}")
-    return tuple(sorted(systems, key=lambda system: system.name))
+    text = str(name_or_path)
+    if isinstance(name_or_path, Path) or text.endswith(".toml") or "/" in text:
+        return _described(Path(text), _known(beside, before=Path(text)))
+    known = _known(beside)
+    found = _by_name(text, known)
+    if found is None:
+        raise unknown_name("system", text, [LOCAL, *_names(known)])
+    return found
 
 
-def system_file(path: Path) -> System:
-    """The system that a TOML file describes.
+def list_systems(beside: Path | None = None) -> tuple[System, ...]:
+    """Every system that has a description, by name; ``local`` is not among them.
+
+    Raises:
+        InputError: a file has faults, or two systems claim a name.
+    """
+    return tuple(found.system for _, found in sorted(_known(beside).items()))
+
+
+def system_file(path: Path, beside: Path | None = None) -> System:
+    """The system that a TOML file describes, by itself or by what it changes of the one that it extends.
 
     One ``[[devices]]`` table stands for all devices of a node. Peak and bandwidth come from the data sheet of the device's model where
     the file gives none.
@@ -59,38 +78,81 @@ def system_file(path: Path) -> System:
     Raises:
         InputError: the file's faults, all of them; figures without a source are faults too.
     """
-    system = load_toml(path, System)
-    faults = [*_without_source(system), *_wrong_source_keys(system)]
-    if len(system.devices) not in (1, system.devices_per_node):
-        faults.append(f"devices: found {len(system.devices)} tables, expected 1 or devices_per_node = {system.devices_per_node}")
-    if faults:
-        raise InputError("\n  ".join([f"{len(faults)} fault{'s' * (len(faults) > 1)} in {path}", *faults]))
-    return _with_sheet(_with_all_devices(system))
+    return described(path, beside).system
 
 
-def _without_source(system: System) -> list[str]:
-    """Figures that nobody vouches for."""
-    given = [key for key in _NEED_SOURCE if getattr(system, key) is not None]
-    covered = {key.split(".")[0] for key in system.sources}
-    return [f"sources.{key}: found nothing, expected where the figure comes from" for key in given if key not in covered]
+def user_folders(beside: Path | None = None) -> list[Path]:
+    """Where a user's systems are looked for: the configuration folder, then the folder ``systems`` beside the suite's file."""
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return [config / "caraml" / "systems", *([beside.resolve().parent / "systems"] if beside else [])]
 
 
-def _wrong_source_keys(system: System) -> list[str]:
-    known = list(System.model_fields)
-    faults = []
-    for key in system.sources:
-        word = key.split(".")[0]
-        if word not in known:
-            guess = nearest(word, known)
-            faults.append(f"sources.{key}: found no figure of that name" + (f" (did you mean {guess!r}?)" if guess else ""))
-    return faults
+@cache
+def _catalogue() -> dict[str, Described]:
+    """The systems that come with CARAML. Parsed once; nobody may change them."""
+    known: dict[str, Described] = {}
+    for path in sorted(peaks.CATALOG.glob("*.toml")):
+        if path.name != "peaks.toml":
+            found = _described(path, {})
+            known[found.system.name] = found
+    _refuse_twice(known)
+    return known
 
 
-def _with_all_devices(system: System) -> System:
-    if len(system.devices) == system.devices_per_node:
-        return system
-    devices = tuple(system.devices[0].model_copy(update={"index": i}) for i in range(system.devices_per_node))
-    return system.model_copy(update={"devices": devices})
+def _known(beside: Path | None, before: Path | None = None) -> dict[str, Described]:
+    """All systems by name; with ``before``, those that this file may build on: it does not override itself."""
+    if before is not None and before.resolve().parent == peaks.CATALOG.resolve():
+        return {}
+    known = dict(_catalogue())
+    for folder in user_folders(beside):
+        for path in sorted(folder.glob("*.toml")):
+            if before is not None and path.resolve() == before.resolve():
+                return known
+            found = _described(path, known)
+            known[found.system.name] = found
+    _refuse_twice(known)
+    return known
+
+
+def _described(path: Path, known: dict[str, Described]) -> Described:
+    """One file as a system, laid over the one that it extends or whose name it has."""
+    document = read_toml(path)
+    base = _base(document, known)
+    if base is None:
+        return Described(_with_sheet(overlay.validated(document, document.data)), (path,), document.data)
+    data = overlay.merged(base.data, document.data)
+    return Described(_with_sheet(overlay.validated(document, data)), (*base.files, path), data)
+
+
+def _base(document: TomlDocument, known: dict[str, Described]) -> Described | None:
+    extends, name = document.data.get("extends"), document.data.get("name")
+    if extends is None:
+        return known.get(name) if isinstance(name, str) else None
+    found = _by_name(extends, known) if isinstance(extends, str) else None
+    if found is None:
+        names = _names(known)
+        expected = "the name of a system in the catalogue or in a file before this one"
+        document.refuse([document.fault(("extends",), extends, expected, nearest(str(extends), names))])
+    return found
+
+
+def _by_name(text: str, known: dict[str, Described]) -> Described | None:
+    by_word = {word.casefold(): found for found in known.values() for word in (found.system.name, *found.system.aliases)}
+    return by_word.get(text.casefold())
+
+
+def _names(known: dict[str, Described]) -> Iterator[str]:
+    return (word for found in known.values() for word in (found.system.name, *found.system.aliases))
+
+
+def _refuse_twice(known: dict[str, Described]) -> None:
+    owners: dict[str, set[str]] = {LOCAL: {"what is detected"}}
+    for found in known.values():
+        for word in {name.casefold() for name in (found.system.name, *found.system.aliases)}:
+            owners.setdefault(word, set()).add(str(found.files[-1]))
+    twice = [f"{word!r} in {' and '.join(sorted(files))}" for word, files in sorted(owners.items()) if len(files) > 1]
+    if twice:
+        raise InputError(f"several systems have the same name or alias: {'; '.join(twice)}")
 
 
 def _with_sheet(system: System) -> System:
@@ -98,7 +160,8 @@ def _with_sheet(system: System) -> System:
     missing = dict(system.missing)
     peak, bandwidth = system.peak, system.memory_bandwidth
     if isinstance(entry, str):
-        missing.update({key: entry for key, value in (("peak", peak), ("memory_bandwidth", bandwidth)) if value is None})
+        absent = [key for key, value in (("peak", peak), ("memory_bandwidth", bandwidth)) if value is None]
+        missing |= {key: entry for key in absent if key not in missing}
     else:
         peak, bandwidth = peak or peaks.figures(entry), bandwidth or peaks.bandwidth(entry)
     return system.model_copy(update={"peak": peak, "memory_bandwidth": bandwidth, "missing": missing})

@@ -17,7 +17,8 @@ from typing import Any
 from caraml.system import host, nvml, peaks, rocm
 from caraml.system.environment import container, environment
 from caraml.system.files import fields, listing, read
-from caraml.system.model import Cpu, Device, DeviceClass, Figure, System, cpu_identity, device_identity
+from caraml.system.model import Affinity, Cpu, Device, DeviceClass, Figure, System, cpu_identity, device_identity
+from caraml.system.topology import device_affinity
 from caraml.system.visible import CUDA, ROCM, visible
 
 __all__ = ["detect", "device_class", "environment", "fast_identity"]
@@ -43,6 +44,9 @@ def detect(root: Path = ROOT) -> System:
     _explain(missing, cpu, memory)
     kind = container(root, os.environ)
     identity = cpu_identity(cpu) if not gpus else device_identity([device.model for device in devices])
+    near = device_affinity(devices, root) if gpus else "the CPUs compute themselves"
+    if isinstance(near, str):
+        missing["affinity"] = near
     return System(
         name="local",
         title=identity,
@@ -57,6 +61,7 @@ def detect(root: Path = ROOT) -> System:
         kernel=f"{platform.system()} {platform.release()}",
         peak=peak,
         memory_bandwidth=bandwidth,
+        affinity=near if isinstance(near, Affinity) else None,
         container=kind and (kind["image"] or kind["runtime"]),
         missing=missing,
     )

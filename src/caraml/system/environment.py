@@ -91,7 +91,13 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def container(root: Path, environ: Mapping[str, str]) -> dict[str, str | None] | None:
-    """``runtime`` and, where it tells, ``image`` of the container around us; ``None`` outside of one."""
+    """``runtime`` and, where it tells, ``image`` of the container around us; ``None`` outside of one.
+
+    A point's script knows more than the container shows: it also gives the image's ``digest``.
+    """
+    told = {key: environ.get(f"CARAML_CONTAINER_{key.upper()}") for key in ("runtime", "image", "digest")}
+    if told["runtime"]:
+        return told
     for name in ("apptainer", "singularity"):
         image = environ.get(f"{name.upper()}_CONTAINER")
         if image or (root / f".{name}.d").exists():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 
@@ -46,3 +48,21 @@ def fields(text: str | None) -> dict[str, str]:
         if colon:
             found.setdefault(key.strip(), value.strip())
     return found
+
+
+def cpu_numbers(text: str | None) -> frozenset[int]:
+    """The CPUs of a list as Linux writes it, e.g. ``0-3,8``; none for text that is no such list."""
+    found: set[int] = set()
+    for part in (text or "").split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdigit() and (last.isdigit() or not last):
+            found |= set(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def cpu_list(cpus: Iterable[int]) -> str:
+    """CPUs as Linux writes them: ``{0, 1, 2, 3, 8}`` is ``0-3,8``."""
+    ordered = sorted(cpus)
+    starts = [cpu for before, cpu in pairwise([-2, *ordered]) if cpu != before + 1]
+    ends = [cpu for cpu, after in pairwise([*ordered, -2]) if after != cpu + 1]
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from caraml.system.files import clean, fields, listing, read, read_int
+from caraml.system.files import clean, cpu_list, fields, listing, read, read_int
 from caraml.system.model import Cpu
+from caraml.system.topology import job_mask, numa_cpus
 
 ROOT = Path("/")
 
@@ -50,7 +50,7 @@ def cpu(root: Path = ROOT) -> Cpu:
     folders = [path for path in listing(root / "sys/devices/system/cpu", "cpu[0-9]*") if _online(path)]
     threads = len(folders) or len(re.findall(r"^processor\s*:", info or "", re.MULTILINE)) or None
     sockets, cores = _topology(folders) if folders else _topology_of_cpuinfo(info or "")
-    nodes = [node for node in listing(root / "sys/devices/system/node", "node[0-9]*") if read(node / "cpulist")]
+    nodes = numa_cpus(root)
     known = fields(info)
     flags = (known.get("flags") or known.get("Features") or "").split()
     return Cpu(
@@ -60,15 +60,16 @@ def cpu(root: Path = ROOT) -> Cpu:
         threads=threads,
         usable_threads=usable_threads(threads, root),
         numa_nodes=len(nodes) or None,
+        numa_cpus=tuple(map(cpu_list, nodes.values())) if list(nodes) == list(range(len(nodes))) else (),
         isa=tuple(flag for flag in _ISA if flag in flags),
     )
 
 
 def usable_threads(threads: int | None, root: Path = ROOT) -> int | None:
-    """Logical CPUs that this process may keep busy: the affinity mask and the cgroup's quota (rounded up), whichever is less."""
+    """Logical CPUs that the job may keep busy: the affinity mask and the cgroup's quota (rounded up), whichever is less."""
     limits = [float(threads)] if threads else []
-    if root == ROOT and hasattr(os, "sched_getaffinity"):
-        limits.append(len(os.sched_getaffinity(0)))
+    if root == ROOT and job_mask():
+        limits.append(len(job_mask()))
     quota = cgroup_cpus(root)
     if quota is not None:
         limits.append(quota)
@@ -102,6 +103,19 @@ def memory_bytes(root: Path = ROOT) -> int | None:
         limits.append(read_int(folder / "memory.limit_in_bytes") or 0)
     # A v1 group without a limit holds a number near 2^63, which the host's own size undercuts.
     return min((limit for limit in limits if 0 < limit < 2**60), default=None)
+
+
+def oom_kills(root: Path = ROOT) -> int | None:
+    """Processes that the kernel has killed so far because this process's cgroup was out of memory; ``None`` where it does not tell."""
+    for folder, name in (
+        *((f, "memory.events") for f in _cgroup_folders(root, "")),
+        *((f, "memory.oom_control") for f in _cgroup_folders(root, "memory")),
+    ):
+        for line in (read(folder / name) or "").splitlines():
+            key, _, count = line.partition(" ")
+            if key == "oom_kill" and count.isdigit():
+                return int(count)
+    return None
 
 
 def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:

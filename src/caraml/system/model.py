@@ -12,7 +12,10 @@ DType = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
 """Number formats that peaks are given for; ``tf32`` is fp32 data multiplied on tensor cores with a 10 bit mantissa."""
 DeviceKind = Literal["cpu", "cuda", "rocm", "mps", "xpu", "ipu"]
 DeviceClass = Literal["cpu", "gpu"]
+LinkScope = Literal["device-device", "cpu-device", "cpu-cpu", "node-node"]
 Count = Annotated[int, Field(ge=1)]
+CpuList = Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
+"""Logical CPUs as Linux lists them: ``0-15,128-143``."""
 
 
 class _Model(BaseModel):
@@ -51,7 +54,30 @@ class Cpu(_Model):
     threads: Count | None = Field(None, description="logical CPUs of the node")
     usable_threads: Count | None = Field(None, description="logical CPUs that this process may use: affinity and cgroup quota")
     numa_nodes: Count | None = Field(None, description="NUMA nodes that have CPUs")
+    numa_cpus: tuple[CpuList, ...] = Field((), description="logical CPUs of NUMA node 0, 1, ...")
     isa: tuple[str, ...] = Field((), description="vector and matrix extensions that decide the speed of training")
+
+
+class Link(_Model):
+    """What joins devices, CPUs or nodes. The bandwidth is in one direction: data sheets often print the sum of both."""
+
+    scope: LinkScope
+    name: str = Field(description="e.g. `NVLink 3`, `PCIe 4.0 x16`, `InfiniBand HDR`")
+    per: Literal["device", "package", "pair", "node"] = Field(
+        description="what the bandwidth is for: each device, each two that it joins, ..."
+    )
+    bandwidth_bytes_per_s: float | None = Field(None, gt=0, description="in one direction, of all the links that `per` has")
+    latency_s: float | None = Field(None, gt=0)
+    topology: str | None = None
+    source: str = Field(min_length=1, description="where all of this comes from")
+
+
+class Affinity(_Model):
+    """Which part of the host each device of a node is attached to, by device. The first of the three that is given counts."""
+
+    cpus: tuple[CpuList, ...] = Field((), description="logical CPUs next to each device")
+    numa_nodes: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="NUMA node of each device")
+    sockets: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="socket of each device")
 
 
 class System(_Model):
@@ -71,6 +97,8 @@ class System(_Model):
     kernel: str | None = None
     peak: dict[DType, Figure] | None = Field(None, description="dense FLOP/s of one device by dtype")
     memory_bandwidth: Figure | None = Field(None, description="bytes/s of one device's memory")
+    links: tuple[Link, ...] = Field((), description="inside a node and between nodes")
+    affinity: Affinity | None = Field(None, description="which CPUs each device is attached to")
     container: str | None = Field(None, description="container image or runtime")
     site: Site = Field(Site(), description="scheduler, network, container, software environment")
     notes: tuple[str, ...] = ()

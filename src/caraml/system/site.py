@@ -27,6 +27,8 @@ class Scheduler(_Model):
     gpus: Literal["gres", "gpus-per-node", "none"] = Field("gres", description="how GPUs are asked for")
     gres: str = Field("gpu", description="name of the generic resource, with type if the site wants one: `gpu:a100`")
     exclusive: bool = True
+    cpus_per_device: Count | None = Field(None, description="CPUs to ask for with each device; a job that is not exclusive needs them")
+    requeue: bool = Field(False, description="put a job back into the queue that lost a node, or was cut off before it had a result")
     max_minutes: Count | None = Field(None, description="longest wall time of the partition")
     signal_seconds: Count = Field(60, description="how long before the time limit the point is warned")
     cpu_bind: str | None = Field(None, description="value of `srun --cpu-bind`, e.g. `none`, `cores`, `mask_cpu:0xff,...`")
@@ -39,7 +41,7 @@ class Network(_Model):
 
     interface: str | None = Field(None, description="network interface for gloo and NCCL, e.g. `ib0`")
     address_suffix: str = Field("", description="appended to a node's host name for its fast network, e.g. `i` at JSC")
-    port: int = Field(29500, ge=1024, le=65535, description="port of the rendezvous")
+    port: int = Field(29500, ge=1024, le=64535, description="first of the 1000 ports from which a job takes the one of its rendezvous")
 
 
 class Container(_Model):
@@ -49,6 +51,7 @@ class Container(_Model):
     image: str | None = None
     binds: tuple[str, ...] = Field((), description="`HOST:CONTAINER[:ro]`")
     extra: tuple[str, ...] = Field((), description="further options of the runtime")
+    python: str = Field("python3", description="interpreter in the image that has CARAML")
 
 
 class Software(_Model):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
 from itertools import pairwise
 from statistics import median, quantiles
@@ -14,6 +17,7 @@ from caraml.engine.device import StepTimer, open_device
 from caraml.engine.neighbours import cpu_time, share_of_others
 from caraml.power import Meter
 from caraml.results.record import Metric
+from caraml.system import affinity, topology
 from caraml.system.environment import environment
 from caraml.system.model import System
 from caraml.units import human, percent
@@ -28,12 +32,13 @@ QUIET = 0.05
 CLOCK_DRIFT = 1e-3
 COUNTER_MISMATCH = 0.05
 _WATCH_SECONDS = 1.5
+_CHILD_SECONDS = 60.0
 
 
 def machine_findings(system: System) -> list[Finding]:
     """Every check of this machine."""
     state = environment()
-    return [_clock(), _mark(system), *_sampler_and_neighbours(system), _governor(state), *_gpu_findings(system, state)]
+    return [_clock(), _mark(system), *_sampler_and_neighbours(system), _governor(state), _binding(system), *_gpu_findings(system, state)]
 
 
 def _noted(claim: str, truth: str, measured: str, holds: bool) -> Finding:
@@ -94,6 +99,25 @@ def _governor(state: dict[str, Any]) -> Finding:
     if governor is None:
         return _absent("CPU frequency governor", "the kernel does not show it")
     return _noted("CPU frequency governor", "performance", governor, governor == "performance")
+
+
+def _binding(system: System) -> Finding:
+    """Processes bound as those of a point would be, one for each device or NUMA node: where the kernel lets each of them run."""
+    claim = "NUMA binding as planned"
+    count = max(2, system.devices_per_node if system.device_class == "gpu" else system.cpu.numa_nodes or 1)
+    planned, rule = affinity.plan(count, system, topology.mask())
+    if not planned:
+        return _absent(claim, rule)
+    commands = [[sys.executable, "-m", "caraml.system.affinity", str(rank), str(count)] for rank in range(count)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
+    told = [json.loads(process.communicate(timeout=_CHILD_SECONDS)[0] or "{}") for process in running]
+    reasons = sorted({seen["reason"] for seen in told if seen.get("reason")})
+    if reasons:
+        return _absent(claim, "; ".join(reasons))
+    wanted = [{cpu for core in cores for cpu in core.cpus} for cores in planned]
+    kept = [bool(seen.get("bound")) and set(seen["ran_on"]) <= cpus for seen, cpus in zip(told, wanted, strict=True)]
+    places = " | ".join(str(seen.get("cpus") or "?") for seen in told)
+    return fact(claim, f"{count} of {count} processes on CPUs of their own", f"{sum(kept)} of {count}, on CPUs {places}", all(kept))
 
 
 def _gpu_findings(system: System, state: dict[str, Any]) -> list[Finding]:

@@ -45,6 +45,8 @@ class Params(BaseModel):
     oom_at: int | None = None
     nan_at: int | None = None
     crash_at: int | None = None
+    crash_on: int | None = Field(None, description="the only rank that crashes; absent: every rank")
+    hang_at: int | None = Field(None, description="fetching this one never ends on the last rank")
 
 
 def device(params: Params) -> KnownDevice | None:
@@ -72,7 +74,7 @@ def build(ctx: BuildContext[Params]) -> Task:
 
     def loss(net: torch.nn.Module, batch: Any) -> torch.Tensor:
         now[0] = index = next(counter)
-        _fail_where_told(params, index, ctx.micro_batch)
+        _fail_where_told(params, index, ctx)
         launch(_seconds(params, index, last=ctx.rank == ctx.world - 1))
         value: torch.Tensor = net(batch).sum()
         return value * torch.nan if index == params.nan_at else value
@@ -96,13 +98,13 @@ def _seconds(params: Params, index: int, last: bool) -> float:
     return seconds * (params.slower_by if params.slower_from is not None and index >= params.slower_from else 1.0)
 
 
-def _fail_where_told(params: Params, index: int, micro_batch: int) -> None:
+def _fail_where_told(params: Params, index: int, ctx: BuildContext[Params]) -> None:
     import torch
 
-    full = params.memory_samples is not None and micro_batch > params.memory_samples
+    full = params.memory_samples is not None and ctx.micro_batch > params.memory_samples
     if full or index == params.oom_at:
-        raise torch.OutOfMemoryError(f"tried to allocate {micro_batch * GIB_PER_SAMPLE}.00 GiB")
-    if index == params.crash_at:
+        raise torch.OutOfMemoryError(f"tried to allocate {ctx.micro_batch * GIB_PER_SAMPLE}.00 GiB")
+    if index == params.crash_at and params.crash_on in (None, ctx.rank):
         raise ValueError("the model is broken")
 
 
@@ -111,8 +113,11 @@ def _batches(ctx: BuildContext[Params]) -> Iterator[Any]:
     import torch
 
     batch, params = torch.ones(ctx.micro_batch, 1, device=ctx.device), ctx.params
-    wait = params.data_seconds + (params.slow_rank_data_extra if ctx.rank == ctx.world - 1 else 0.0)
-    while True:
+    last = ctx.rank == ctx.world - 1
+    wait = params.data_seconds + (params.slow_rank_data_extra if last else 0.0)
+    for index in itertools.count():
+        while last and index == params.hang_at:
+            time.sleep(1.0)
         if wait:
             time.sleep(wait)
         yield batch

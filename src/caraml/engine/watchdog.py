@@ -1,0 +1,161 @@
+"""Notices a rank that no longer moves, names it, and ends the point: the others would wait for it as long as the batch system lets them.
+
+Every rank leaves a sign of life in the group's key-value store: how often its watchdog has looked, how many micro-batches it has fetched,
+and whether it is waiting for one. No collective is involved, so a rank that hangs in one is seen too.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+from caraml.engine.ranks import Ranks
+
+T = TypeVar("T")
+
+PATIENCE = "CARAML_HANG_SECONDS"
+"""Environment variable: seconds without a step after which a point is given up; 0 for ever."""
+DEFAULT_PATIENCE = 300.0
+SILENCE = 0.4
+"""Share of the patience after which a process that leaves no sign of life at all is given up: it was stopped, or its node is gone."""
+_LONG_STEPS = 20
+"""A point whose steps are long gets at least this many of the longest gap between batches."""
+_WARM = 3
+"""Micro-batches after which steps are expected to follow each other: before, kernels are compiled, which may take long."""
+
+
+@dataclass
+class Sign:
+    """What a rank says of itself."""
+
+    looks: int = 0
+    batches: int = 0
+    place: str = "build"
+
+    def text(self) -> str:
+        """As it stands in the store."""
+        return f"{self.looks} {self.batches} {self.place}"
+
+    @classmethod
+    def parse(cls, text: str) -> Sign:
+        """Back from :meth:`text`."""
+        looks, batches, place = text.split(maxsplit=2)
+        return cls(int(looks), int(batches), place)
+
+
+class Verdict:
+    """What the signs of all ranks say over time: policy without processes, so that it can be tested by itself."""
+
+    def __init__(self, world: int, patience: float) -> None:
+        self._patience = patience
+        self._last: list[tuple[Sign | None, float, float]] = [(None, 0.0, 0.0)] * world
+        self._longest = 0.0
+
+    def hears(self, signs: list[Sign | None], now: float) -> str | None:
+        """Take in the newest sign of every rank (``None``: not one yet); in words what hangs, or ``None``."""
+        for rank, sign in enumerate(signs):
+            before, seen, moved = self._last[rank]
+            if sign is None or before is None:
+                self._last[rank] = (sign, now, now)
+                continue
+            if sign.looks != before.looks:
+                seen = now
+            if sign.batches != before.batches:
+                if sign.batches > _WARM:
+                    self._longest = max(self._longest, now - moved)
+                moved = now
+            self._last[rank] = (sign, seen, moved)
+        return self._silent(now) or self._stuck(now)
+
+    def _silent(self, now: float) -> str | None:
+        limit = self._patience * SILENCE
+        quiet = [rank for rank, (sign, seen, _) in enumerate(self._last) if sign is not None and now - seen > limit]
+        return f"{_named(quiet)} left no sign of life for {limit:.3g} s" if quiet else None
+
+    def _stuck(self, now: float) -> str | None:
+        known = [(rank, sign, moved) for rank, (sign, _, moved) in enumerate(self._last) if sign is not None]
+        limit = max(self._patience, _LONG_STEPS * self._longest)
+        if len(known) < len(self._last) or any(sign.batches <= _WARM or now - moved <= limit for _, sign, moved in known):
+            return None
+        fewest = min(sign.batches for _, sign, _ in known)
+        behind = [(rank, sign.place) for rank, sign, _ in known if sign.batches == fewest]
+        waiting = [rank for rank, place in behind if place == "data"]
+        late = waiting or [rank for rank, _ in behind]
+        where = "waiting for input" if waiting else f"in the step after micro-batch {fewest}"
+        everyone = "" if len(late) < len(known) or len(known) == 1 else "; no rank stands out"
+        return f"no step for {limit:.3g} s: {_named(late)} {where}{everyone}"
+
+
+def _named(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {shown}"
+
+
+class Watchdog:
+    """Watches from a thread of its own; rank 0 watches all, every other rank rank 0."""
+
+    def __init__(self, ranks: Ranks, give_up: Callable[[str], None]) -> None:
+        """``give_up`` is told what hangs; after it has returned, the process ends."""
+        self._patience = float(os.environ.get(PATIENCE, DEFAULT_PATIENCE))
+        self._ranks, self._give_up, self._sign = ranks, give_up, Sign()
+        self._watched = list(range(ranks.world)) if ranks.rank == 0 else [0]
+        self._store: Any = ranks.own_store()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        """Start to watch."""
+        if self._patience > 0:
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Stop watching."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def watch(self, batches: Iterator[T]) -> Iterator[T]:
+        """The same batches, with a note of where this rank is."""
+        while True:
+            self._sign.place = "data"
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self._sign.batches += 1
+            self._sign.place = "step"
+            yield batch
+
+    def _run(self) -> None:
+        verdict = Verdict(len(self._watched), self._patience)
+        while not self._over.wait(min(self._patience * SILENCE / 8, 10.0)):
+            self._sign.looks += 1
+            hanging = verdict.hears(self._signs(), time.monotonic())
+            if hanging is not None and not self._over.is_set():
+                self._end(hanging)
+
+    def _signs(self) -> list[Sign | None]:
+        if self._store is None:
+            return [self._sign]
+        self._store.set(_key(self._ranks.rank), self._sign.text())
+        keys = [_key(rank) for rank in self._watched]
+        there = [key for key in keys if self._store.check([key])]
+        found = dict(zip(there, self._store.multi_get(there), strict=True)) if there else {}
+        return [Sign.parse(found[key].decode()) if key in found else None for key in keys]
+
+    def _end(self, hanging: str) -> None:
+        faulthandler.dump_traceback(file=sys.stderr)
+        self._give_up(hanging)
+        os._exit(1)  # the main thread may hang in a library that no exception reaches
+
+
+def _key(rank: int) -> str:
+    return f"caraml/alive/{rank}"

@@ -1,0 +1,175 @@
+"""Which cores the processes of a point run on: each near its device, none on another's, none where the job may not be.
+
+The devices' neighbourhood comes from the system's description, else from /sys, else from NVML; CPU processes get contiguous blocks of
+physical cores, NUMA node by NUMA node. Memory follows by itself: Linux places a page on the node of the thread that touches it first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Set
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from caraml.errors import InputError
+from caraml.system import topology
+from caraml.system.catalogue import load_system
+from caraml.system.detect import detect
+from caraml.system.files import cpu_list
+from caraml.system.model import System
+from caraml.system.topology import ROOT, Core, cores, device_affinity, neighbours
+
+SWITCH = "CARAML_BIND"
+"""Environment variable: ``off`` leaves every process where the launcher put it."""
+_BY_NUMA = "contiguous blocks of physical cores, NUMA node by NUMA node"
+
+
+def cores_for(
+    local_rank: int, processes_on_node: int, system: System, allowed: Set[int] | None = None, root: Path = ROOT
+) -> list[int] | None:
+    """The logical CPUs for one of the processes of a node; ``None`` where they would have to share cores.
+
+    ``allowed`` are the CPUs that may be used: this process's affinity mask, which a cgroup's cpuset has narrowed already. Processes next
+    to the same NUMA node get equal blocks of its physical cores; cores of a socket next to no device are divided among the socket's
+    devices. The hardware threads of a core stay together.
+    """
+    planned, _ = plan(processes_on_node, system, topology.mask() if allowed is None else allowed, root)
+    return [cpu for core in planned[local_rank] for cpu in core.cpus] if planned else None
+
+
+def plan(processes: int, system: System, allowed: Set[int], root: Path = ROOT) -> tuple[list[list[Core]], str]:
+    """The cores of each process and by what rule; no list, and the reason, where the cores are too few."""
+    here = cores(allowed, root)
+    if len(here) < processes:
+        return [], f"{processes} processes would share {len(here)} cores"
+    homes, source = _homes(processes, system, root)
+    near = _near_devices(here, homes) if homes else None
+    return (near, source) if near else (_blocks(here, processes), _BY_NUMA)
+
+
+def bind(local_rank: int, processes_on_node: int, system: System | str, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Bind this process, with every thread that it has, to its part of the node; what was done, for the record.
+
+    Points of one process keep all CPUs, and a process that its launcher has bound (its mask is not its parent's) is left there.
+    ``system`` is this machine, or the name of its description: see :func:`here`.
+    """
+    mask = topology.mask()
+    done: dict[str, Any] = {"bound": False, "cpus": cpu_list(mask), "numa_nodes": _nodes(mask), "rule": None, "reason": None}
+    done["reason"] = _why_not(processes_on_node, mask, environ)
+    if done["reason"]:
+        return done
+    planned, rule = plan(processes_on_node, here(system) if isinstance(system, str) else system, mask)
+    if not planned:
+        return done | {"reason": rule}
+    cpus = {cpu for core in planned[local_rank] for cpu in core.cpus}
+    try:
+        topology.set_mask(cpus)
+    except OSError as error:
+        return done | {"reason": f"the kernel refuses: {error.strerror}"}
+    return done | {"bound": True, "cpus": cpu_list(cpus), "numa_nodes": _nodes(cpus), "rule": rule}
+
+
+def where_it_runs(local_rank: int, processes_on_node: int, seconds: float = 0.1) -> dict[str, Any]:
+    """Bind this process, keep it busy for a while, and tell on which CPUs the kernel let it run: :func:`bind`'s answer and ``ran_on``."""
+    done = bind(local_rank, processes_on_node, detect())
+    ran_on, until = set(), time.monotonic() + seconds
+    while time.monotonic() < until:
+        ran_on.add(int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[36]))
+    return done | {"ran_on": sorted(ran_on)}
+
+
+def usable_cpus(processes_on_node: int) -> int:
+    """Logical CPUs for this process alone: its mask once it is bound, before that its share of the mask; at least 1."""
+    usable = len(topology.mask()) or os.cpu_count() or 1
+    return usable if topology.is_bound() else max(1, usable // max(1, processes_on_node))
+
+
+def here(name: str) -> System:
+    """This machine as detected, with the affinity that the description called ``name`` gives.
+
+    The description counts only if every device of the node is visible: in a part of a node, its numbering would name the wrong devices.
+    """
+    found = detect()
+    try:
+        described = load_system(name)
+    except InputError:  # a system beside the suite, which a worker does not know
+        return found
+    if described.affinity is None or len(described.devices) != len(found.devices) or described.device_class != found.device_class:
+        return found
+    sources = {**found.sources, "affinity": described.sources["affinity"]}
+    return found.model_copy(update={"affinity": described.affinity, "sources": sources})
+
+
+def _why_not(processes: int, mask: Set[int], environ: Mapping[str, str]) -> str | None:
+    if environ.get(SWITCH, "").strip().lower() == "off":
+        return f"{SWITCH}=off"
+    if processes < 2:
+        return "one process alone may use every CPU of the job"
+    if not mask:
+        return "this operating system has no affinity masks"
+    try:
+        inherited = os.sched_getaffinity(os.getppid())
+    except OSError:  # the parent is another user's or gone: nothing to compare with
+        return None
+    return None if inherited == mask else "the launcher has bound this process already"
+
+
+def _nodes(cpus: Set[int]) -> list[int]:
+    return sorted({core.node for core in cores(cpus)})
+
+
+def _homes(processes: int, system: System, root: Path) -> tuple[list[frozenset[int]], str]:
+    """The CPUs next to the device of each process, and who says so; an empty list if nobody knows."""
+    if system.device_class == "cpu" or processes > len(system.devices):
+        return [], ""
+    affinity = system.affinity or device_affinity(system.devices, root)
+    if isinstance(affinity, str):
+        return [], affinity
+    source = system.sources.get("affinity", "/sys or NVML")
+    return neighbours(affinity, system, root)[:processes], f"next to each device, by {source}"
+
+
+def _near_devices(here: list[Core], homes: list[frozenset[int]]) -> list[list[Core]] | None:
+    """Cores of each process out of its device's neighbourhood; ``None`` where neighbourhoods cross or have too few cores."""
+    ranks_of: dict[tuple[Core, ...], list[int]] = {}
+    for rank, cpus in enumerate(homes):
+        ranks_of.setdefault(tuple(core for core in here if cpus.intersection(core.cpus)), []).append(rank)
+    taken = [core for home in ranks_of for core in home]
+    if len(set(taken)) < len(taken) or any(len(home) < len(ranks) for home, ranks in ranks_of.items()):
+        return None
+    found: dict[int, list[Core]] = {}
+    for home, ranks in ranks_of.items():
+        whole = sorted([*home, *_spare(here, list(ranks_of), home)], key=here.index)
+        found |= dict(zip(ranks, _blocks(whole, len(ranks)), strict=True))
+    return [found[rank] for rank in range(len(homes))]
+
+
+def _spare(here: list[Core], homes: list[tuple[Core, ...]], home: tuple[Core, ...]) -> list[Core]:
+    """``home``'s share of the cores of its socket that are nobody's home."""
+    taken = {core for cores in homes for core in cores}
+    free = [core for core in here if core not in taken and core.socket == home[0].socket]
+    sharers = sorted((other for other in homes if other[0].socket == home[0].socket), key=lambda other: here.index(other[0]))
+    size, place = len(free) // len(sharers), sharers.index(home)
+    return free[place * size : (place + 1) * size]
+
+
+def _blocks(cores: list[Core], count: int) -> list[list[Core]]:
+    """``count`` equal contiguous blocks. What is left over stays free, so that no process is slower than the others.
+
+    None crosses a NUMA node where the nodes can be divided evenly, unless a mask has left so little of one that it costs half of each.
+    """
+    nodes = [list(group) for _, group in groupby(cores, key=lambda core: core.node)]
+    size = len(cores) // count
+    per_node, rest = divmod(count, len(nodes))
+    within = 0 if rest else min(map(len, nodes)) // per_node
+    if 2 * within > size:
+        return [node[i * within : (i + 1) * within] for node in nodes for i in range(per_node)]
+    return [cores[i * size : (i + 1) * size] for i in range(count)]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(where_it_runs(*map(int, sys.argv[1:]))))

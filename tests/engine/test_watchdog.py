@@ -1,0 +1,77 @@
+"""The watchdog's verdict: who hangs, and nobody accused who does not."""
+
+from __future__ import annotations
+
+from caraml.engine.watchdog import Sign, Verdict
+
+PATIENCE = 100.0
+
+
+def run(verdict: Verdict, seconds: int, signs: list[Sign], moving: set[int], alive: set[int], *, start: int = 0) -> str | None:
+    """Ranks in ``moving`` fetch a batch a second, those in ``alive`` look around; the first verdict within ``seconds``."""
+    for now in range(start, start + seconds):
+        for rank, sign in enumerate(signs):
+            sign.looks += rank in alive
+            sign.batches += rank in moving
+        found = verdict.hears([Sign(sign.looks, sign.batches, sign.place) for sign in signs], float(now))
+        if found is not None:
+            return found
+    return None
+
+
+def signs(places: list[str], batches: int = 0) -> list[Sign]:
+    return [Sign(0, batches, place) for place in places]
+
+
+def test_ranks_that_move_are_left_alone() -> None:
+    assert run(Verdict(3, PATIENCE), 1000, signs(["step"] * 3), {0, 1, 2}, {0, 1, 2}) is None
+
+
+def test_a_stopped_process_is_named_after_a_share_of_the_patience() -> None:
+    verdict, ranks = Verdict(3, PATIENCE), signs(["step"] * 3)
+    assert run(verdict, 20, ranks, {0, 1, 2}, {0, 1, 2}) is None
+    assert run(verdict, 39, ranks, set(), {0, 2}, start=20) is None
+    assert run(verdict, 10, ranks, set(), {0, 2}, start=59) == "rank 1 left no sign of life for 40 s"
+
+
+def test_the_rank_whose_input_hangs_is_named() -> None:
+    verdict, ranks = Verdict(3, PATIENCE), signs(["step"] * 3)
+    run(verdict, 20, ranks, {0, 1, 2}, {0, 1, 2})
+    ranks[2].place = "data"
+    ranks[0].batches += 1  # the others have fetched the next batch and wait in the step
+    ranks[1].batches += 1
+    assert run(verdict, 120, ranks, set(), {0, 1, 2}, start=20) == "no step for 100 s: rank 2 waiting for input"
+
+
+def test_a_hang_that_nobody_stands_out_in_says_so() -> None:
+    verdict, ranks = Verdict(2, PATIENCE), signs(["step"] * 2)
+    run(verdict, 20, ranks, {0, 1}, {0, 1})
+    assert (run(verdict, 120, ranks, set(), {0, 1}, start=20) or "").endswith(
+        "ranks 0, 1 in the step after micro-batch 20; no rank stands out"
+    )
+
+
+def test_compiling_may_take_as_long_as_it_likes() -> None:
+    assert run(Verdict(2, PATIENCE), 10_000, signs(["step"] * 2, batches=1), set(), {0, 1}) is None
+    assert run(Verdict(2, PATIENCE), 10_000, signs(["build"] * 2), set(), {0, 1}) is None
+
+
+def test_long_steps_get_twenty_of_them() -> None:
+    verdict, (rank,) = Verdict(1, PATIENCE), signs(["step"])
+    for step in range(10):  # 30 s each
+        rank.batches += 1
+        assert run(verdict, 30, [rank], set(), {0}, start=30 * step) is None
+    assert run(verdict, 550, [rank], set(), {0}, start=300) is None
+    assert run(
+        verdict, 100, [rank], set(), {0}, start=850
+    ) == "no step for 600 s: rank 0 in the step after micro-batch 10; no rank stands out".replace("; no rank stands out", "")
+
+
+def test_ranks_that_have_not_spoken_yet_are_waited_for() -> None:
+    verdict = Verdict(2, PATIENCE)
+    assert all(verdict.hears([Sign(now, now, "step"), None], float(now)) is None for now in range(1000))
+
+
+def test_signs_survive_the_store() -> None:
+    sign = Sign(3, 5, "waiting for data")
+    assert Sign.parse(sign.text()) == sign

@@ -1,0 +1,98 @@
+"""Processes that are killed, stopped, or told to end: a right status, a right exit code, no orphans, and nothing lost that was there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+
+from tests.faults.conftest import Victim
+
+SHORT = {"params": {"device": "asynchronous", "step_seconds": 0.02}}
+LONG = {**SHORT, "measure": {"min_seconds": 60, "max_seconds": 90}}
+TWO_RANKS = {**LONG, "devices": 2}
+
+
+def test_a_killed_worker_is_a_failed_point_and_the_next_one_is_measured(victim: Victim) -> None:
+    runner = victim.start(victim.suite(LONG, {**SHORT, "global_batch": 8}))
+    folder = victim.wait_for("measure")
+    os.kill(victim.workers()[0], signal.SIGKILL)
+    said, _ = runner.communicate(timeout=120)
+    assert runner.returncode == 1
+    assert victim.record(folder).status == "failed" and "SIGKILL" in (victim.record(folder).reason or "")
+    assert [record.status for record in victim.records()] == ["failed", "ok"], said
+    victim.no_orphans()
+
+
+def test_a_killed_rank_takes_the_others_with_it(victim: Victim) -> None:
+    runner = victim.start(victim.suite(TWO_RANKS))
+    folder = victim.wait_for("measure")
+    os.kill(victim.workers()[-1], signal.SIGKILL)
+    runner.communicate(timeout=120)
+    record = victim.record(folder)
+    assert runner.returncode == 1 and record.status == "failed" and record.reason
+    victim.no_orphans()
+
+
+def test_a_stopped_rank_is_named_by_the_watchdog(victim: Victim) -> None:
+    runner = victim.start(victim.suite(TWO_RANKS), CARAML_HANG_SECONDS="10")
+    folder = victim.wait_for("measure")
+    os.kill(victim.workers()[-1], signal.SIGSTOP)
+    runner.communicate(timeout=120)
+    record = victim.record(folder)
+    assert runner.returncode == 1 and record.status == "failed"
+    assert "left no sign of life for 4 s" in (record.reason or "") and (record.reason or "").startswith("rank ")
+    victim.no_orphans()
+
+
+def test_input_that_hangs_is_named_by_the_watchdog(victim: Victim) -> None:
+    hanging = {"devices": 2, "params": {**SHORT["params"], "hang_at": 60}}
+    code, said = victim.run(victim.suite({**LONG, **hanging}), CARAML_HANG_SECONDS="8")
+    (record,) = victim.records()
+    assert code == 1 and "rank 1 waiting for input" in said
+    assert record.status == "failed" and re.search(r"no step for 8\S* s: rank 1 waiting for input", record.reason or "")
+    victim.no_orphans()
+
+
+def test_a_killed_runner_loses_nothing(victim: Victim) -> None:
+    suite = victim.suite(SHORT, {**SHORT, "global_batch": 8})
+    runner = victim.start(suite)
+    folder = victim.wait_for("measure")
+    runner.kill()
+    runner.wait()
+    assert victim.record(folder).status == "ok", "the point that was running ends by itself"
+    victim.no_orphans()
+    code, _ = victim.run(suite)
+    assert code == 0 and [record.status for record in victim.records()] == ["ok", "ok"]
+    assert len(victim.attempts()) == 2, "what has a result is not measured again"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_runner_that_is_told_to_end_ends_its_point_and_can_go_on(victim: Victim, number: signal.Signals, code: int) -> None:
+    suite = victim.suite(SHORT, {**LONG, "global_batch": 8})
+    runner = victim.start(suite)
+    folder = victim.wait_for("measure", "p1")
+    runner.send_signal(number)
+    said, _ = runner.communicate(timeout=120)
+    assert runner.returncode == code and "run the same command again" in said
+    assert [record.status for record in victim.records()] == ["ok", "failed"]
+    assert "the campaign was stopped" in (victim.record(folder).reason or "")
+    victim.no_orphans()
+
+
+def test_an_impatient_user_gets_out_at_once_and_leaves_nothing_behind(victim: Victim) -> None:
+    runner = victim.start(victim.suite({**LONG, "devices": 2}))
+    victim.wait_for("measure")
+    for pid in victim.workers():
+        os.kill(pid, signal.SIGSTOP)  # such a worker cannot obey, so that the second interrupt comes while the first is being seen to
+    runner.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        runner.wait(timeout=1.0)
+    runner.send_signal(signal.SIGINT)
+    runner.communicate(timeout=120)
+    assert runner.returncode == 130
+    victim.no_orphans()

@@ -1,0 +1,149 @@
+"""What goes wrong around a point: memory, disks, clocks, sensors, loader workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import Victim, until
+
+SHORT = {"params": {"device": "asynchronous", "step_seconds": 0.02}}
+MEMORY = Path("/sys/fs/cgroup")
+
+
+@contextmanager
+def mounted(folder: Path, *options: str) -> Iterator[Path]:
+    """A small file system in memory; skips where mounting is not allowed."""
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", *options, "tmpfs", str(folder)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot mount: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextmanager
+def memory_group(megabytes: int) -> Iterator[Path]:
+    """A control group with so much memory; skips where none can be made."""
+    version2 = (MEMORY / "cgroup.controllers").exists()
+    mark = "0::" if version2 else ":memory:"
+    line = next((line for line in Path("/proc/self/cgroup").read_text().splitlines() if mark in line), mark)
+    parent = MEMORY / ("" if version2 else "memory") / line.rpartition(":")[2].lstrip("/")
+    folder, limit = parent / f"caraml-test-{os.getpid()}", "memory.max" if version2 else "memory.limit_in_bytes"
+    try:
+        folder.mkdir()
+        (folder / limit).write_text(str(megabytes << 20))
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    try:
+        yield folder
+    finally:
+        until(lambda: True if not (folder / "cgroup.procs").read_text().strip() else None, "an empty control group")
+        folder.rmdir()
+
+
+def test_a_point_that_the_kernel_kills_for_its_memory_is_out_of_memory(victim: Victim) -> None:
+    huge = {"global_batch": 512, "micro_batch": 512, "params": {"preset": "4M", "data": "synthetic-device"}, "mode": "compute"}
+    suite = victim.suite(huge, workload="gpt")
+    with memory_group(700) as group:
+        runner = victim.start(suite)
+        (group / "cgroup.procs").write_text(str(runner.pid))
+        said, _ = runner.communicate(timeout=120)
+        (record,) = victim.records()
+        assert record.status == "oom", said
+        assert runner.returncode == 0, "out of memory is a result"
+        victim.no_orphans()
+
+
+def test_a_folder_that_cannot_be_written_is_named(victim: Victim, tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "-o", "ro") as disk:
+        victim.out = disk / "results"
+        code, said = victim.run(victim.suite(SHORT))
+    assert code == 3 and str(disk) in said and "Read-only file system" in said
+    assert "Traceback" not in said
+
+
+def test_a_disk_that_is_full_is_named_and_whole_records_stay(victim: Victim, tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "-o", "size=1m") as disk:
+        victim.out = disk / "results"
+        suite = victim.suite(SHORT, {**SHORT, "global_batch": 8}, {**SHORT, "global_batch": 12})
+        runner = victim.start(suite)
+        victim.wait_for("measure", "p1")
+        with pytest.raises(OSError, match="No space left"):
+            (disk / "filler").write_bytes(bytes(2 << 20))
+        said, _ = runner.communicate(timeout=120)
+        assert runner.returncode in (1, 3) and "No space left on device" in said and "Traceback" not in said
+        assert victim.records()[0].status == "ok"
+        victim.no_orphans()
+        (disk / "filler").unlink()
+        code, _ = victim.run(suite)
+        assert code == 0 and [record.status for record in victim.records() if record.status == "ok"] == ["ok"] * 3
+
+
+WALL_CLOCK = """
+import time
+from pathlib import Path
+
+_true, _true_ns, _shift = time.time, time.time_ns, Path(__file__).with_name("shift")
+time.time = lambda: _true() + float(_shift.read_text() or 0)
+time.time_ns = lambda: _true_ns() + int(float(_shift.read_text() or 0) * 1e9)
+"""
+
+
+def test_a_clock_that_is_set_back_and_forth_changes_no_number(victim: Victim, tmp_path: Path) -> None:
+    customs = tmp_path / "customs"  # Python runs sitecustomize before anything else: every process of the campaign gets this wall clock
+    customs.mkdir()
+    (customs / "sitecustomize.py").write_text(WALL_CLOCK)
+    set_clock = customs / "shift"
+    set_clock.write_text("0")
+    path = os.pathsep.join(filter(None, [str(customs), os.environ.get("PYTHONPATH")]))
+    runner = victim.start(victim.suite(SHORT, seconds=4.0), PYTHONPATH=path)
+    victim.wait_for("measure")
+    for seconds in ("3600", "-3600"):
+        set_clock.write_text(seconds)
+        time.sleep(1.0)
+    runner.communicate(timeout=120)
+    (record,) = victim.records()
+    assert record.status == "ok"
+    rate, joules = record.metrics["throughput"], record.metrics["energy_per_item"]
+    assert rate.value == pytest.approx(4 * 7 / 0.02, rel=0.02)
+    assert joules.value == pytest.approx(300 / (4 * 7 / 0.02), rel=0.02), "300 W by the made-up sensor"
+    assert record.window is not None and 0 < record.window.end - record.window.start < 60
+
+
+def test_a_sensor_that_hangs_costs_its_energy_and_nothing_else(victim: Victim, tmp_path: Path) -> None:
+    pipe = tmp_path / "meter.csv"
+    os.mkfifo(pipe)  # whoever opens it waits for a writer that never comes
+    code, said = victim.run(victim.suite(SHORT), CARAML_POWER=f"csv:{pipe}")
+    (record,) = victim.records()
+    assert code == 0 and record.status == "ok", said
+    energy = record.metrics["energy_per_item"]
+    assert energy.value is None and energy.reason
+
+
+def test_a_loader_worker_that_dies_ends_the_point_and_is_named(victim: Victim) -> None:
+    reading = {
+        "global_batch": 1,
+        "mode": "data",
+        "params": {"lookalike": "tiny", "workers": 1},
+        "measure": {"min_seconds": 60, "max_seconds": 90},
+    }
+    runner = victim.start(victim.suite(reading, workload="ap4"))
+    folder = victim.wait_for("measure")
+    worker, *loaders = victim.workers()
+    os.kill(loaders[0], signal.SIGKILL)
+    runner.communicate(timeout=120)
+    record = victim.record(folder)
+    assert runner.returncode == 1 and record.status == "failed"
+    assert f"DataLoader worker (pid {loaders[0]}) is killed by signal: Killed" in (record.reason or "")
+    assert worker != loaders[0]
+    victim.no_orphans()
