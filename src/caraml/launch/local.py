@@ -44,13 +44,16 @@ class LocalLauncher:
         return JobState("running") if code is None else JobState("ended", code)
 
     def cancel(self, handles: Sequence[str]) -> None:
-        """Ask the whole group of each to end, then end it."""
+        """Ask the whole group of each to end, then end it; an interrupt while waiting ends it at once."""
         for handle in handles:
             child = self._children.get(handle)
             if child is None and not _alive(handle):
                 continue
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                if _signal_group(_pid(handle), number):
+            try:
+                if _signal_group(_pid(handle), signal.SIGTERM):
+                    _wait_for_group(handle, child, _PATIENCE)
+            finally:
+                if _signal_group(_pid(handle), signal.SIGKILL):
                     _wait_for_group(handle, child, _PATIENCE)
             if child is not None:
                 child.wait()
@@ -63,9 +66,10 @@ def _pid(handle: str) -> int:
 def _start_time(pid: int) -> str:
     """Start of a process in clock ticks since boot; with the number it names a process for ever. Empty when the process is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return ""
+    return "" if fields[0] == "Z" else fields[19]
 
 
 def _alive(handle: str) -> bool:

@@ -1,0 +1,218 @@
+"""What a Slurm job asks for, and the scripts of jobs that run several points."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from caraml.errors import InputError
+from caraml.launch.base import Job
+from caraml.system.site import Scheduler
+
+START_UP_SECONDS = 120
+"""Allowed on top of a point's own time: starting the job, and finishing it."""
+SLURM_LOG = "slurm.log"
+CANCELLED = "cancelled"
+"""File that keeps a point from being started by a job that runs several."""
+PREFIX = "#SBATCH "
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """How the jobs of one campaign go into the queue."""
+
+    throttle: int | None = None
+    """Most tasks of an array that run at the same time."""
+    one_at_a_time: bool = False
+    """Never two jobs of the campaign at the same time, so that they do not disturb each other's energy or network."""
+    pack: int = 1
+    """Most points of equal node count that share one job and run in it one after another."""
+    name: str = "caraml"
+    """Name of the campaign's jobs: of arrays and packs, and of every job where ``one_at_a_time`` needs one name for all."""
+    array_size: int = 10_000
+    """Most points in one array; Slurm's own limit (``MaxArraySize``) may be lower."""
+    grace_seconds: float = 30.0
+    """How long after a job's end its files may stay invisible here before it counts as lost."""
+    patience_seconds: float = 300.0
+    """How long to try again when the controller does not answer."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one point's job needs: ``devices`` of each node, ``threads`` (the node's usable CPUs), and the point's own ``timeout`` [s]."""
+
+    name: str
+    folder: Path
+    nodes: int
+    devices: int
+    threads: int
+    timeout: float
+    gpu: bool
+
+
+def resources(request: Request, scheduler: Scheduler) -> list[str]:
+    """The options of one point's job, as ``sbatch`` takes them.
+
+    Raises:
+        InputError: the time is longer than the partition allows, or a value has a line break.
+    """
+    given = {
+        "job-name": request.name,
+        "output": str(request.folder / SLURM_LOG).replace("%", "%%"),
+        "open-mode": "append",
+        "partition": scheduler.partition,
+        "account": scheduler.account,
+        "qos": scheduler.qos,
+        "constraint": scheduler.constraint,
+        "reservation": scheduler.reservation,
+        "nodes": str(request.nodes),
+        "ntasks-per-node": "1",
+        "cpus-per-task": _cpus(scheduler, request),
+        "time": str(minutes(scheduler, request.timeout)),
+        "signal": f"B:USR1@{scheduler.signal_seconds}",
+    }
+    lines = [f"--{key}={shlex.quote(_one_line(key, value))}" for key, value in given.items() if value is not None]
+    lines += ["--exclusive"] if scheduler.exclusive else []
+    lines += gpus(scheduler, request.devices) if request.gpu else []
+    lines += ["--requeue" if scheduler.requeue else "--no-requeue"]
+    return [*lines, *(_extra(line) for line in scheduler.extra)]
+
+
+def gpus(scheduler: Scheduler, devices: int) -> list[str]:
+    """How GPUs are asked for, of a job and of a step in it."""
+    if scheduler.gpus == "none":
+        return []
+    value = f"{scheduler.gres}:{devices}" if scheduler.gpus == "gres" else str(devices)
+    return [f"--{scheduler.gpus}={shlex.quote(_one_line(scheduler.gpus, value))}"]
+
+
+def minutes(scheduler: Scheduler, timeout: float) -> int:
+    """Time limit of a job: the point's own ``timeout`` [s], the warning, and a margin to start and finish; never over the partition's.
+
+    Raises:
+        InputError: the point alone takes longer than the partition allows.
+    """
+    needed = math.ceil((timeout + scheduler.signal_seconds + START_UP_SECONDS) / 60)
+    longest = scheduler.max_minutes
+    if longest is None or needed <= longest:
+        return needed
+    if timeout > longest * 60:
+        possible = longest * 60 - scheduler.signal_seconds - START_UP_SECONDS
+        raise InputError(
+            f"timeout_seconds = {timeout:g} is {timeout / 60:.0f} min; jobs here end after {longest} min (scheduler.max_minutes)",
+            f"lower measure.timeout_seconds to {possible} or less, or use another partition",
+        )
+    return longest
+
+
+def _cpus(scheduler: Scheduler, request: Request) -> str | None:
+    """CPUs of a node's one task. An exclusive job has them all; a job with GPUs gets what the site gives by default."""
+    if scheduler.cpus_per_device is not None:
+        return str(scheduler.cpus_per_device * request.devices)
+    return None if scheduler.exclusive or request.gpu else str(request.threads)
+
+
+def _one_line(key: str, value: str) -> str:
+    if any(character in value for character in "\n\r\0"):
+        raise InputError(f"scheduler.{key.replace('-', '_')}: found {value!r}, expected one line")
+    return value
+
+
+def _extra(line: str) -> str:
+    if not line.startswith("-"):
+        raise InputError(f"scheduler.extra: found {line!r}, expected an option such as '--hint=nomultithread'")
+    return _one_line("extra", line)
+
+
+def options_of(script: Path) -> list[str]:
+    """The ``#SBATCH`` options of a script, also of one that was edited by hand."""
+    lines = script.read_text(encoding="utf-8").split("\n")
+    return [line.removeprefix(PREFIX).strip() for line in lines if line.startswith(PREFIX)]
+
+
+def alike(script: Path) -> tuple[str, ...]:
+    """What jobs must have in common to be tasks of one array."""
+    return tuple(line for line in options_of(script) if not line.startswith(("--job-name=", "--output=")))
+
+
+def shared_head(jobs: Sequence[Job], scheduler: Scheduler) -> list[str]:
+    """Options of a job in which ``jobs`` run one after another: the most devices and CPUs, and the time of all."""
+    largest = max(jobs, key=lambda job: job.devices)
+    head = [line for line in options_of(largest.script) if not line.startswith(("--job-name=", "--output=", "--time="))]
+    return [*head, f"--time={pack_minutes(jobs, scheduler)}"]
+
+
+def pack_minutes(jobs: Sequence[Job], scheduler: Scheduler) -> int:
+    """Time limit of a job in which ``jobs`` run one after another; not capped by the partition's."""
+    free = scheduler.model_copy(update={"max_minutes": None})
+    return sum(minutes(free, job.timeout) for job in jobs)
+
+
+def packs(jobs: Sequence[Job], scheduler: Scheduler, most: int) -> list[list[Job]]:
+    """Jobs that share an allocation: equal node count, at most ``most``, and together no longer than the partition allows."""
+    groups: list[list[Job]] = []
+    for job in sorted(jobs, key=lambda job: job.nodes):
+        group = groups[-1] if groups else []
+        fits = bool(group) and group[0].nodes == job.nodes and len(group) < most
+        if fits and (scheduler.max_minutes is None or pack_minutes([*group, job], scheduler) <= scheduler.max_minutes):
+            group.append(job)
+        else:
+            groups.append([job])
+    return groups
+
+
+def array_script(jobs: Sequence[Job], head: Sequence[str], options: SlurmOptions, logs: Path) -> str:
+    """The script of an array: task N runs the Nth point's own script."""
+    throttle = f"%{options.throttle}" if options.throttle else ""
+    lines = [*head, f"--job-name={shlex.quote(options.name)}", f"--array=0-{len(jobs) - 1}{throttle}", f"--output={_log(logs, '%A_%a')}"]
+    return f"""{_top(lines)}
+# {len(jobs)} points, one task each.
+{_points(jobs)}
+exec bash "${{points[SLURM_ARRAY_TASK_ID]}}/run.sh"
+"""
+
+
+def pack_script(jobs: Sequence[Job], head: Sequence[str], options: SlurmOptions, logs: Path, signal_seconds: int) -> str:
+    """The script of a job in which points run one after another."""
+    lines = [*head, f"--job-name={shlex.quote(options.name)}", f"--output={_log(logs, '%j')}"]
+    limits = " ".join(str(math.ceil(job.timeout) + START_UP_SECONDS) for job in jobs)
+    return f"""{_top(lines)}
+# {len(jobs)} points, one after another. A point is warned when its own time [s] is over, and ended when it does not heed that.
+{_points(jobs)}
+limits=({limits})
+over='' child=''
+trap 'over=1; [ -z "$child" ] || kill -USR1 "$child"' USR1
+trap 'over=1; [ -z "$child" ] || kill -TERM "$child"' TERM
+for number in "${{!points[@]}}"; do
+  point=${{points[number]}}
+  if [ -n "$over" ] || [ -e "$point/{CANCELLED}" ]; then continue; fi
+  bash "$point/run.sh" &
+  child=$!
+  {{ sleep "${{limits[number]}}"; kill -USR1 "$child"; sleep {signal_seconds}; kill -TERM "$child"; }} 2>/dev/null &
+  watcher=$!
+  until wait "$child" || ! kill -0 "$child" 2>/dev/null; do :; done
+  kill "$watcher" 2>/dev/null
+  child=''
+done
+"""
+
+
+def points_of(script: Path) -> list[Path]:
+    """The folders of the points that an array's or a pack's script runs."""
+    _, _, rest = script.read_text(encoding="utf-8").partition("\npoints=(")
+    return [Path(word) for word in shlex.split(rest.partition("\n)")[0])]
+
+
+def _top(lines: Sequence[str]) -> str:
+    return "\n".join(["#!/usr/bin/env bash", *(PREFIX + line for line in lines)])
+
+
+def _points(jobs: Sequence[Job]) -> str:
+    return "\n".join(["points=(", *(f"  {shlex.quote(str(job.folder.resolve()))}" for job in jobs), ")"])
+
+
+def _log(folder: Path, name: str) -> str:
+    return shlex.quote(str(folder).replace("%", "%%") + f"/{name}.log")

@@ -1,0 +1,242 @@
+"""Running a command inside an image, whichever runtime a machine has."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from caraml.errors import EnvironmentUnfitError, InputError, unknown_name
+from caraml.system.site import Container, ContainerRuntime
+
+Gpus = Literal["cuda", "rocm"]
+
+PROGRAMS: dict[ContainerRuntime, str] = {
+    "apptainer": "apptainer",
+    "singularity": "singularity",
+    "podman": "podman",
+    "charliecloud": "ch-run",
+    "bubblewrap": "bwrap",
+}
+"""The program of each runtime."""
+
+_PODMAN_PASSES = ("SLURM_*", "SLURMD_*", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """What a runtime is told, the same for all of them."""
+
+    image: str
+    binds: Sequence[str]
+    env: Mapping[str, str]
+    workdir: str | None
+    gpus: Gpus | None
+    extra: Sequence[str]
+
+
+def wrap(
+    argv: Sequence[str],
+    runtime: ContainerRuntime,
+    image: str | None,
+    *,
+    binds: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    workdir: str | None = None,
+    gpus: Gpus | None = None,
+    extra: Sequence[str] = (),
+) -> list[str]:
+    """The command line that runs ``argv`` inside ``image``.
+
+    ``binds`` are ``HOST``, ``HOST:CONTAINER`` or ``HOST:CONTAINER:ro``. Apptainer, Charliecloud and Bubblewrap pass the caller's variables
+    on; Podman passes Slurm's and the choice of GPUs. All set those of ``env``. With runtime ``none`` the answer is ``argv``.
+
+    Raises:
+        InputError: no image, or something that the runtime cannot do.
+    """
+    if runtime == "none":
+        return list(argv)
+    if image is None:
+        raise _no_image(runtime)
+    return [*_PREFIX[runtime](_Inside(image, binds, env or {}, workdir, gpus, extra), PROGRAMS[runtime]), *argv]
+
+
+def _apptainer(inside: _Inside, program: str) -> list[str]:
+    # Not --env: it takes a comma in a value for the end of it.
+    variables = [f"{program.upper()}ENV_{name}={value}" for name, value in inside.env.items()]
+    gpus = {"cuda": ["--nv"], "rocm": ["--rocm"], None: []}[inside.gpus]
+    return [
+        *(["env", *variables] if variables else []),
+        *(program, "exec", *gpus),
+        *(f"--bind={bind}" for bind in inside.binds),
+        *([f"--pwd={inside.workdir}"] if inside.workdir else []),
+        *(*inside.extra, inside.image),
+    ]
+
+
+def _podman(inside: _Inside, program: str) -> list[str]:
+    gpus = {
+        "cuda": ["--device=nvidia.com/gpu=all"],
+        "rocm": ["--device=/dev/kfd", "--device=/dev/dri", "--group-add=keep-groups"],
+        None: [],
+    }[inside.gpus]
+    return [
+        *(program, "run", "--rm", "--network=host", "--ipc=host", "--security-opt=label=disable", "--entrypoint=", *gpus),
+        *(f"--volume={_both_ends(bind)}" for bind in inside.binds),
+        *(f"--env={name}" for name in _PODMAN_PASSES),
+        *(f"--env={name}={value}" for name, value in inside.env.items()),
+        *([f"--workdir={inside.workdir}"] if inside.workdir else []),
+        *(*inside.extra, inside.image),
+    ]
+
+
+def _charliecloud(inside: _Inside, program: str) -> list[str]:
+    """GPU libraries have to be in the image already (``ch-fromhost``)."""
+    for bind in inside.binds:
+        if bind.endswith(":ro"):
+            raise InputError(f"container.binds: found {bind!r}, but charliecloud cannot bind read-only", "leave out :ro")
+    return [
+        *(program, "--env-no-expand"),
+        *(f"--bind={_both_ends(bind)}" for bind in inside.binds),
+        *(f"--set-env={name}={value}" for name, value in inside.env.items()),
+        *([f"--cd={inside.workdir}"] if inside.workdir else []),
+        *(*inside.extra, inside.image, "--"),
+    ]
+
+
+def _bubblewrap(inside: _Inside, program: str) -> list[str]:
+    argv = [program, "--ro-bind", inside.image, "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", "--ro-bind-try", "/sys", "/sys"]
+    argv += ["--bind", "/tmp", "/tmp", "--ro-bind-try", "/etc/hosts", "/etc/hosts", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
+    for bind in inside.binds:
+        host, place, *mode = _both_ends(bind).split(":")
+        argv += ["--ro-bind" if mode == ["ro"] else "--bind", host, place]
+    for name, value in inside.env.items():
+        argv += ["--setenv", name, value]
+    return [*argv, *(["--chdir", inside.workdir] if inside.workdir else []), *inside.extra]
+
+
+_PREFIX: dict[ContainerRuntime, Callable[[_Inside, str], list[str]]] = {
+    "apptainer": _apptainer,
+    "singularity": _apptainer,
+    "podman": _podman,
+    "charliecloud": _charliecloud,
+    "bubblewrap": _bubblewrap,
+}
+
+
+def _both_ends(bind: str) -> str:
+    return bind if ":" in bind else f"{bind}:{bind}"
+
+
+def image_of(container: Container) -> str | None:
+    """The image as a script has to name it (files by their full path); ``None`` without container.
+
+    Raises:
+        InputError: a runtime without an image.
+    """
+    if container.runtime == "none":
+        return None
+    if container.image is None:
+        raise _no_image(container.runtime)
+    return str(Path(container.image).expanduser().absolute()) if _is_file(container) else container.image
+
+
+def check(container: Container) -> None:
+    """Refuse an image that is not there. A runtime that is missing here is no fault: compute nodes may have it.
+
+    Raises:
+        InputError: no image given, or no such file.
+    """
+    image = image_of(container)
+    if image is not None and _is_file(container) and not Path(image).exists():
+        raise InputError(
+            f"container.image: no file {image}",
+            "`caraml container build` or `caraml container pull` makes one; docs/containers.md shows how",
+        )
+
+
+def _is_file(container: Container) -> bool:
+    """Podman names images in its own store; elsewhere a name with a scheme is fetched by the runtime."""
+    return container.runtime != "podman" and "://" not in (container.image or "")
+
+
+def _no_image(runtime: ContainerRuntime) -> InputError:
+    return InputError(f"container.runtime is {runtime!r} and container.image is not given", "name the image, or set runtime = 'none'")
+
+
+@cache
+def digest(runtime: ContainerRuntime, image: str) -> str | None:
+    """What names an image for ever: SHA-256 of its file, or the digest that Podman keeps; ``None`` for a folder and a remote image."""
+    path = Path(image)
+    if runtime == "podman":
+        return _podman_digest(image)
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def _podman_digest(image: str) -> str | None:
+    try:
+        argv = ["podman", "image", "inspect", "--format={{.Digest}}", image]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def runtime_called(name: str) -> ContainerRuntime:
+    """The runtime of that name.
+
+    Raises:
+        InputError: there is none.
+    """
+    for runtime in PROGRAMS:
+        if runtime == name:
+            return runtime
+    raise unknown_name("container runtime", name, PROGRAMS)
+
+
+def build_command(runtime: ContainerRuntime, definition: Path, out: Path) -> list[str]:
+    """The command that builds an image file from an Apptainer definition file.
+
+    Raises:
+        InputError: the definition is not there, or the runtime does not read definition files.
+    """
+    if runtime not in ("apptainer", "singularity"):
+        raise InputError(
+            f"{runtime} does not read definition files", "build with apptainer, or `caraml container pull` the image if a registry has it"
+        )
+    if not definition.is_file():
+        raise InputError(f"no definition file {definition}", "containers/ in CARAML's repository has cuda.def, rocm.def and cpu.def")
+    return [_program(runtime), "build", str(out), str(definition)]
+
+
+def pull_command(runtime: ContainerRuntime, image: str, out: Path | None) -> list[str]:
+    """The command that fetches an image, e.g. ``docker://IMAGE`` into a file, or ``IMAGE`` into the runtime's own store.
+
+    Raises:
+        InputError: a file is needed and not named, or the runtime fetches nothing.
+        EnvironmentUnfitError: the runtime is not installed.
+    """
+    if runtime in ("apptainer", "singularity"):
+        if out is None:
+            raise InputError(f"{runtime} pulls into a file", "name it: caraml container pull IMAGE FILE.sif")
+        return [_program(runtime), "pull", str(out), image]
+    if runtime == "podman":
+        return [_program(runtime), "pull", image]
+    if runtime == "charliecloud":
+        return [_program(runtime, "ch-image"), "pull", image]
+    raise InputError(f"{runtime} fetches no images", "unpack a root file system into a folder and name it in container.image")
+
+
+def _program(runtime: ContainerRuntime, program: str | None = None) -> str:
+    name = program or PROGRAMS[runtime]
+    if shutil.which(name) is None:
+        raise EnvironmentUnfitError(f"{name} is not installed here", f"load or install {runtime}, or choose another with --runtime")
+    return name

@@ -1,0 +1,133 @@
+"""Asking Slurm: its commands, and what their answers mean. One call for all jobs; accounting is never needed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from caraml.errors import EnvironmentUnfitError
+
+Standing = Literal["waiting", "running", "over"]
+
+_WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+_OVER = {
+    *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "REVOKED"),
+}
+_OF_THE_CLUSTER = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"}
+_CALL_SECONDS = 60.0
+_IDS_PER_CALL = 1000
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What Slurm says of one job: where it stands, Slurm's own word for that, and why, if it says."""
+
+    standing: Standing
+    state: str
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.state} ({self.reason})" if self.reason else self.state
+
+
+class SilentError(Exception):
+    """The controller did not answer; nothing is known."""
+
+
+def call(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run one of Slurm's commands. The job that this process may be running in has no say in it.
+
+    Raises:
+        EnvironmentUnfitError: Slurm is not installed here.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name in _OF_THE_CLUSTER}
+    environment = {**inherited, "SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, timeout=_CALL_SECONDS, env=environment, check=False)
+    except FileNotFoundError:
+        message, hint = (
+            f"{argv[0]} is not installed here",
+            "run on a login node of the machine, or take `--launcher print` for the scripts alone",
+        )
+        raise EnvironmentUnfitError(message, hint) from None
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(list(argv), 1, "", f"{argv[0]} did not answer within {_CALL_SECONDS:g} s")
+
+
+def in_queue() -> dict[str, Answer]:
+    """This user's jobs that the controller still remembers, ended ones included; array tasks by ``JOB_TASK``.
+
+    Raises:
+        SilentError: the controller does not answer.
+    """
+    done = call(["squeue", "--me", "--states=all", "--array", "--noheader", "--format=%i|%T|%r"])
+    if done.returncode:
+        raise SilentError(complaint(done.stderr))
+    return {name: answer for name, answer in map(_answer, done.stdout.splitlines()) if name}
+
+
+def in_accounting(jobs: Iterable[str]) -> Mapping[str, Answer]:
+    """What the accounting database says of jobs that the queue has forgotten; nothing where there is no database."""
+    if shutil.which("sacct") is None:
+        return {}
+    names = list(jobs)
+    answers: dict[str, Answer] = {}
+    for begin in range(0, len(names), _IDS_PER_CALL):
+        some = ",".join(names[begin : begin + _IDS_PER_CALL])
+        done = call(["sacct", "--parsable2", "--noheader", "--allocations", "--format=JobID,State,Reason", f"--jobs={some}"])
+        if done.returncode:
+            return {}
+        answers |= {name: answer for name, answer in map(_answer, done.stdout.splitlines()) if name}
+    return answers
+
+
+def array_limit() -> int:
+    """Most tasks of an array here; where nobody can be asked, Slurm's own default."""
+    answer = call(["scontrol", "show", "config"]).stdout if shutil.which("scontrol") else ""
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)$", answer, re.MULTILINE)
+    return max(int(found[1]) if found else 1001, 2) - 1
+
+
+def minutes_of(partition: str | None) -> float | None:
+    """Longest wall time of a partition (``None``: the default one) in minutes; ``None`` where there is no limit or nobody knows it."""
+    done = call(["sinfo", "--noheader", "--format=%P|%l", *([f"--partition={partition}"] if partition else [])])
+    for line in done.stdout.splitlines():
+        name, _, limit = line.strip().partition("|")
+        if partition is not None or name.endswith("*"):
+            return _minutes(limit)
+    return None
+
+
+def _minutes(limit: str) -> float | None:
+    """``1-02:03:04``, ``02:03:04``, ``03:04`` or ``infinite``."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return (days * 24 + hours) * 60 + minutes + seconds / 60
+
+
+def complaint(text: str) -> str:
+    """What a command said when it refused, in one line and without its own name."""
+    lines = [re.sub(r"^\w+: (error: )?", "", line.strip()) for line in text.splitlines()]
+    return "; ".join(line for line in lines if line and not line.startswith("Try ")) or "no message"
+
+
+def last_line(text: str) -> str:
+    """The last line that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _answer(line: str) -> tuple[str, Answer]:
+    """One line of ``JOB|STATE|REASON``. ``CANCELLED by 1000`` is how sacct says who did it."""
+    name, _, rest = line.strip().partition("|")
+    state, _, reason = rest.partition("|")
+    word = state.split(" ")[0]
+    standing: Standing = "waiting" if word in _WAITING else "over" if word in _OVER else "running"
+    return name, Answer(standing, state, reason if reason not in ("", "None") else None)

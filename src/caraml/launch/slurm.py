@@ -1,0 +1,230 @@
+"""Points as Slurm jobs.
+
+Where a job stands is read from the files that it writes, then from the queue, then from accounting where there is one. A job that is gone
+and left no word is ``lost``, with what Slurm says of it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from caraml.launch import batch, queue
+from caraml.launch.base import Job, JobState
+from caraml.launch.batch import CANCELLED, SLURM_LOG, SlurmOptions
+from caraml.launch.script import EXIT, step_name
+from caraml.results.files import write_atomically
+from caraml.results.finish import LOG
+from caraml.results.store import RECORD
+from caraml.system.site import Scheduler
+
+REFUSED = "refused"
+"""Stands in a handle instead of a job's number when ``sbatch`` refused the script; the file of that name says why."""
+_PACKED = "pack"
+_RETRY_SECONDS = 5.0
+_IDS_PER_CALL = 500
+_LOOKS, _LOOK_SECONDS = 10, 0.3
+_NO_CONTACT = re.compile(r"unable to contact slurm controller|slurm temporarily unable to accept job", re.IGNORECASE)
+_LAST_WORD = re.compile(r"error: \*\*\* (.*) \*\*\*")
+
+
+class SlurmLauncher:
+    """Queues jobs with ``sbatch``. A handle is ``slurm:JOB:FOLDER``; JOB is a number, ``NUMBER_TASK`` of an array, or ``NUMBER+pack-N``.
+
+    ``folder`` is where the scripts and logs of arrays and packs go.
+    """
+
+    slots = None
+
+    def __init__(
+        self, scheduler: Scheduler, folder: Path, options: SlurmOptions | None = None, clock: Callable[[], float] = time.monotonic
+    ):
+        self.scheduler, self.options, self._folder, self._clock = scheduler, options or SlurmOptions(), folder.resolve(), clock
+        self._missing_since: dict[str, float] = {}
+
+    # -- submitting ----------------------------------------------------------------------------------------------------
+
+    def submit(self, jobs: Sequence[Job]) -> list[str]:
+        """Queue the scripts; a handle for each, in order. What ``sbatch`` refuses gets a handle that polls as ``lost`` with its message."""
+        handles: dict[Path, str] = {}
+        deadline = self._clock() + self.options.patience_seconds
+        for group, script in self.scripts(jobs):
+            number, refusal = self._sbatch(script, deadline)
+            for index, job in enumerate(group):
+                if refusal is not None:
+                    write_atomically(job.folder / REFUSED, refusal)
+                handles[job.folder] = f"slurm:{self._name(number, index, group, script)}:{job.folder.resolve()}"
+        return [handles[job.folder] for job in jobs]
+
+    def scripts(self, jobs: Sequence[Job]) -> list[tuple[list[Job], Path]]:
+        """The scripts to submit and the jobs in each; writes those of arrays and packs."""
+        if self.options.pack > 1:
+            groups = batch.packs(jobs, self.scheduler, self.options.pack)
+            return [(group, group[0].script if len(group) == 1 else self._pack(group)) for group in groups]
+        if self.options.one_at_a_time:
+            return [([job], job.script) for job in jobs]
+        kinds: dict[tuple[str, ...], list[Job]] = {}
+        for job in jobs:
+            kinds.setdefault(batch.alike(job.script), []).append(job)
+        size = min(self.options.array_size, queue.array_limit()) if any(len(alike) > 1 for alike in kinds.values()) else 1
+        groups = [alike[begin : begin + size] for alike in kinds.values() for begin in range(0, len(alike), size)]
+        return [(group, group[0].script if len(group) == 1 else self._array(group)) for group in groups]
+
+    def command(self, script: Path) -> list[str]:
+        """The command that submits a script."""
+        alone = ["--dependency=singleton", f"--job-name={self.options.name}"] if self.options.one_at_a_time else []
+        return ["sbatch", "--parsable", *alone, str(script)]
+
+    def check(self, job: Job) -> str | None:
+        """Slurm's own objection to a job, with the path of its script; ``None`` when it would start it some day. Nothing is queued."""
+        # Where a site does not set EnforcePartLimits, Slurm takes a job that is too long for its partition, and never starts it.
+        asked = dict(line.removeprefix("--").partition("=")[::2] for line in batch.options_of(job.script))
+        limit = queue.minutes_of(asked.get("partition"))
+        if limit is not None and asked.get("time", "").isdecimal() and int(asked["time"]) > limit:
+            return f"{job.script}: {asked['time']} min are more than the partition's time limit of {limit:g} min; it would wait for ever"
+        done = queue.call([*self.command(job.script)[:-1], "--test-only", str(job.script)])
+        return None if done.returncode == 0 else f"{job.script}: {queue.complaint(done.stderr)}"
+
+    def _sbatch(self, script: Path, deadline: float) -> tuple[str | None, str | None]:
+        """The job's number, or why there is none. A controller that is down is waited for: it has certainly not taken the job."""
+        while True:
+            done = queue.call(self.command(script))
+            if done.returncode == 0:
+                return queue.last_line(done.stdout).split(";")[0], None
+            if not _NO_CONTACT.search(done.stderr) or self._clock() > deadline:
+                return None, f"sbatch refused {script}: {queue.complaint(done.stderr)}"
+            time.sleep(_RETRY_SECONDS)
+
+    @staticmethod
+    def _name(number: str | None, index: int, group: list[Job], script: Path) -> str:
+        if number is None:
+            return REFUSED
+        if len(group) == 1:
+            return number
+        return f"{number}+{script.stem}" if script.name.startswith(_PACKED) else f"{number}_{index}"
+
+    def _array(self, group: list[Job]) -> Path:
+        head = batch.alike(group[0].script)
+        return self._write("array", batch.array_script(group, head, self.options, self._folder))
+
+    def _pack(self, group: list[Job]) -> Path:
+        head, warning = batch.shared_head(group, self.scheduler), self.scheduler.signal_seconds
+        return self._write(_PACKED, batch.pack_script(group, head, self.options, self._folder, warning))
+
+    def _write(self, kind: str, text: str) -> Path:
+        """A new file: a script that was submitted is never written over."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        number = 1
+        while True:
+            path = self._folder / f"{kind}-{number}.sh"
+            try:
+                path.touch(exist_ok=False)
+            except FileExistsError:
+                number += 1
+                continue
+            write_atomically(path, text)
+            return path
+
+    # -- watching ------------------------------------------------------------------------------------------------------
+
+    def poll(self, handles: Sequence[str]) -> dict[str, JobState]:
+        """States from files, then one look at the queue, then accounting for jobs that the queue has forgotten."""
+        states = {handle: state for handle in handles if (state := self._from_files(handle)) is not None}
+        open_handles = [handle for handle in handles if handle not in states]
+        if not open_handles:
+            return states
+        try:
+            answers = queue.in_queue()
+        except queue.SilentError as error:
+            return states | {handle: self._unknown(handle, str(error)) for handle in open_handles}
+        gone = {_job(handle) for handle in open_handles} - answers.keys()
+        if gone:
+            answers |= queue.in_accounting(sorted(gone))
+        return states | {handle: self._from_slurm(handle, answers.get(_job(handle))) for handle in open_handles}
+
+    @staticmethod
+    def _from_files(handle: str) -> JobState | None:
+        folder = _folder(handle)
+        if _job(handle) == REFUSED:
+            refusal = folder / REFUSED
+            return JobState("lost", reason=refusal.read_text(encoding="utf-8") if refusal.exists() else "sbatch refused its script")
+        try:
+            return JobState("ended", int((folder / EXIT).read_text(encoding="utf-8")))
+        except (OSError, ValueError):  # not there, or being written just now
+            return None
+
+    @staticmethod
+    def _unknown(handle: str, why: str) -> JobState:
+        started = (_folder(handle) / LOG).exists()
+        return JobState("running" if started else "waiting", reason=f"Slurm does not answer: {why}")
+
+    def _from_slurm(self, handle: str, answer: queue.Answer | None) -> JobState:
+        folder = _folder(handle)
+        if answer is not None and answer.standing != "over":
+            self._missing_since.pop(handle, None)
+            if answer.standing == "waiting" or not (folder / LOG).exists():  # in a pack, its turn has not come yet
+                return JobState("waiting", reason=answer.reason)
+            return JobState("running")
+        since = self._missing_since.setdefault(handle, self._clock())
+        if (folder / RECORD).exists():
+            return JobState("ended", 0)
+        if self._clock() - since < self.options.grace_seconds:
+            return JobState("running", reason="it is over; waiting for its files to appear")
+        said = str(answer) if answer is not None else "Slurm has forgotten it, and no accounting remembers it"
+        words = self._last_words(handle)
+        return JobState("lost", reason=f"job {_job(handle)}: {said}" + (f"; its log ends: {words}" if words else ""))
+
+    def _last_words(self, handle: str) -> str:
+        """What Slurm wrote into the job's log when it ended it, or the log's last line."""
+        for log in (_folder(handle) / SLURM_LOG, self._folder / f"{_job(handle)}.log"):
+            if log.exists():
+                text = log.read_text(encoding="utf-8", errors="replace")
+                found = _LAST_WORD.findall(text)
+                if found or text.strip():
+                    return found[-1] if found else queue.last_line(text)
+        return ""
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def cancel(self, handles: Sequence[str]) -> None:
+        """End jobs, queued or running. A job that runs several points goes on with those that were not named."""
+        alone = sorted({_job(handle) for handle in handles if not _pack_of(handle)} - {REFUSED})
+        packed: dict[tuple[str, str], list[Path]] = {}
+        for handle in handles:
+            if pack := _pack_of(handle):
+                (_folder(handle) / CANCELLED).touch()
+                packed.setdefault((_job(handle), pack), []).append(_folder(handle))
+        for (job, pack), folders in packed.items():
+            mates = batch.points_of(self._folder / f"{pack}.sh")
+            everything = all((mate / CANCELLED).exists() or (mate / EXIT).exists() for mate in mates)
+            alone += [job] if everything else _steps(job, folders)
+        for begin in range(0, len(alone), _IDS_PER_CALL):
+            queue.call(["scancel", "--quiet", *alone[begin : begin + _IDS_PER_CALL]])
+
+
+def _steps(job: str, folders: Sequence[Path]) -> list[str]:
+    """Steps of a job that run one of these points now; a step is called after its point. One that is being started is waited for."""
+    names = {step_name(folder) for folder in folders}
+    found: list[str] = []
+    for _ in range(_LOOKS):
+        done = queue.call(["squeue", "--steps", f"--jobs={job}", "--noheader", "--format=%i|%j"])
+        found = [step for step, _, name in (line.strip().partition("|") for line in done.stdout.splitlines()) if name in names]
+        if found or not any((folder / LOG).exists() and not (folder / EXIT).exists() for folder in folders):
+            break
+        time.sleep(_LOOK_SECONDS)
+    return found
+
+
+def _pack_of(handle: str) -> str:
+    """The pack's script without its ending; empty for a job of its own."""
+    return handle.split(":", 2)[1].partition("+")[2]
+
+
+def _job(handle: str) -> str:
+    return handle.split(":", 2)[1].partition("+")[0]
+
+
+def _folder(handle: str) -> Path:
+    return Path(handle.split(":", 2)[2])

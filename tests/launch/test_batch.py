@@ -1,0 +1,248 @@
+"""What jobs ask for and how they are put together; no Slurm is needed for that."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from caraml.errors import EnvironmentUnfitError, InputError
+from caraml.launch import batch, queue
+from caraml.launch.base import Job
+from caraml.launch.batch import START_UP_SECONDS, Request, SlurmOptions
+from caraml.launch.prepare import faults, set_up
+from caraml.launch.printer import PrintLauncher
+from caraml.launch.script import write_script
+from caraml.launch.slurm import SlurmLauncher
+from caraml.results.finish import finish
+from caraml.results.store import RECORD, Store, read_record
+from caraml.suite.model import Measure
+from caraml.system.catalogue import list_systems
+from caraml.system.site import Container, Network, Scheduler, Site, Software
+from tests.conftest import MakePoint
+
+FULL = Site(
+    scheduler=Scheduler(
+        partition="booster",
+        account="an account",
+        qos="urgent",
+        constraint="gpu&largedata",
+        reservation="r1",
+        cpu_bind="mask_cpu:0xff",
+        max_minutes=120,
+        extra=("--hint=nomultithread",),
+        srun_extra=("--mpi=pmi2",),
+    ),
+    network=Network(interface="ib0", address_suffix="i"),
+    software=Software(modules=("GCC", "CUDA/12"), venv="/sw/my venv", variables={"A": "b c"}),
+)
+
+
+def script(tmp_path: Path, point: Any, site: Site = FULL) -> str:
+    return write_script(point, Store(tmp_path).new_attempt(point), 64, site, "cuda").read_text()
+
+
+def test_a_script_has_everything_that_the_site_says(tmp_path: Path, make_point: MakePoint) -> None:
+    text = script(tmp_path, make_point(device_class="gpu", nodes=4, devices=4, global_batch=64))
+    for option in (
+        *("--partition=booster", "--account='an account'", "--qos=urgent", "--constraint='gpu&largedata'", "--reservation=r1"),
+        *("--nodes=4", "--ntasks-per-node=1", "--gres=gpu:4", "--exclusive", "--time=33", "--signal=B:USR1@60", "--hint=nomultithread"),
+    ):
+        assert f"\n#SBATCH {option}\n" in text, option
+    assert text.index("#SBATCH") < text.index("module load GCC CUDA/12 || exit") < text.index(". '/sw/my venv/bin/activate' || exit")
+    assert "\nexport A='b c'\n" in text and "\nexport NCCL_SOCKET_IFNAME=ib0\n" in text and "\nexport GLOO_SOCKET_IFNAME=ib0\n" in text
+    assert '--rdzv-endpoint="$head_node"i:"$port"' in text and '--local-addr="$SLURMD_NODENAME"i' in text
+    srun = next(line for line in text.replace(" \\\n ", "").splitlines() if line.startswith("srun "))
+    assert {"--nodes=4", "--ntasks=4", "--cpu-bind=mask_cpu:0xff", "--gres=gpu:4", "--mpi=pmi2"} <= set(srun.split())
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+def test_one_node_needs_no_rendezvous(tmp_path: Path, make_point: MakePoint) -> None:
+    text = script(tmp_path, make_point(device_class="gpu", devices=4, global_batch=16))
+    assert "--standalone" in text and "head_node" not in text and "SOCKET_IFNAME" not in text
+
+
+def test_without_a_scheduler_the_script_runs_where_it_is_started(tmp_path: Path, make_point: MakePoint) -> None:
+    text = script(tmp_path, make_point(), FULL.model_copy(update={"scheduler": None}))
+    assert "SBATCH" not in text and "srun" not in text and "module load" in text
+
+
+def test_every_machine_of_the_catalogue_gives_a_sound_script(tmp_path: Path, make_point: MakePoint) -> None:
+    scheduled = [system for system in list_systems() if system.site.scheduler is not None]
+    assert scheduled
+    for number, system in enumerate(scheduled):
+        devices = system.devices_per_node if system.device_class == "gpu" else 1
+        point = make_point(seed=number, device_class=system.device_class, nodes=2, devices=devices, global_batch=4 * devices)
+        folder = Store(tmp_path).new_attempt(point)
+        text = write_script(point, folder, system.cpu.threads or 1, system.site, system.devices[0].kind).read_text()
+        assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0, system.name
+        assert "\n#SBATCH --nodes=2\n" in text and "srun --nodes=2" in text, system.name
+
+
+def request(timeout: float = 1800, gpu: bool = True, devices: int = 4) -> Request:
+    return Request("name", Path("/out"), 1, devices, 64, timeout, gpu)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "expected", "absent"),
+    [
+        ({"gpus": "gpus-per-node"}, "--gpus-per-node=4", "--gres"),
+        ({"gpus": "none"}, "--nodes=1", "gpu"),
+        ({"gres": "gpu:a100"}, "--gres=gpu:a100:4", "--gpus-per-node"),
+        ({"exclusive": False, "cpus_per_device": 12}, "--cpus-per-task=48", "--exclusive"),
+        ({"requeue": True}, "--requeue", "--no-requeue"),
+        ({"requeue": False}, "--no-requeue", "--requeue"),
+    ],
+)
+def test_options(scheduler: dict[str, Any], expected: str, absent: str) -> None:
+    lines = batch.resources(request(), Scheduler(**scheduler))
+    assert expected in lines and not any(line.startswith(absent) for line in lines)
+
+
+def test_a_cpu_job_that_shares_its_node_asks_for_its_cpus() -> None:
+    assert "--cpus-per-task=64" in batch.resources(request(gpu=False), Scheduler(exclusive=False))
+
+
+@given(st.sampled_from(["partition", "account", "qos", "constraint", "reservation", "gres"]), st.text(min_size=1))
+def test_no_value_leaves_its_line(name: str, value: str) -> None:
+    """A line break would let the rest of a value become a command of the script."""
+    try:
+        lines = batch.resources(request(), Scheduler(**{name: value}))  # type: ignore[arg-type]
+    except InputError:
+        assert set(value) & set("\n\r\0")
+        return
+    assert not any(set(line) & set("\n\r\0") for line in lines)
+
+
+def test_extra_lines_are_options() -> None:
+    with pytest.raises(InputError, match="expected an option"):
+        batch.resources(request(), Scheduler(extra=("rm -rf x",)))
+    with pytest.raises(InputError, match="expected one line"):
+        batch.resources(request(), Scheduler(extra=("--comment=x\nrm",)))
+
+
+def test_the_time_limit_is_the_point_s_with_room_for_warning_and_start() -> None:
+    assert batch.minutes(Scheduler(signal_seconds=60), 1800) == (1800 + 60 + START_UP_SECONDS) / 60
+    assert batch.minutes(Scheduler(max_minutes=31), 1800) == 31, "never over the partition's"
+    with pytest.raises(InputError, match="max_minutes"):
+        batch.minutes(Scheduler(max_minutes=29), 1800)
+
+
+# -- several points in one job -----------------------------------------------------------------------------------------
+
+
+def jobs(tmp_path: Path, make_point: MakePoint, nodes: list[int], site: Site) -> list[Job]:
+    made = []
+    for seed, count in enumerate(nodes):
+        point = make_point(seed=seed, nodes=count, measure=Measure(timeout_seconds=600))
+        folder = Store(tmp_path).new_attempt(point)
+        made.append(Job(folder, write_script(point, folder, 4, site), count, 1, 600))
+    return made
+
+
+def test_points_of_equal_node_count_share_a_job_as_long_as_the_partition_allows(tmp_path: Path, make_point: MakePoint) -> None:
+    scheduler = Scheduler(gpus="none", max_minutes=30)  # room for two points of 13 minutes
+    made = jobs(tmp_path, make_point, [1, 2, 1, 1], Site(scheduler=scheduler))
+    groups = batch.packs(made, scheduler, most=8)
+    assert [[job.nodes for job in group] for group in groups] == [[1, 1], [1], [2]]
+    launcher = SlurmLauncher(scheduler, tmp_path / "jobs", SlurmOptions(pack=8))
+    ((_, shared), *_) = launcher.scripts(made)
+    assert "--time=26" in batch.options_of(shared)
+    assert batch.points_of(shared) == [job.folder for job in groups[0]]
+    assert subprocess.run(["bash", "-n", str(shared)], check=False).returncode == 0
+
+
+def test_an_edited_script_stays_out_of_the_array_of_the_others(tmp_path: Path, make_point: MakePoint) -> None:
+    made = jobs(tmp_path, make_point, [1, 1, 1], Site(scheduler=Scheduler(gpus="none")))
+    made[1].script.write_text(made[1].script.read_text().replace("--time=13", "--time=99"))
+    launcher = SlurmLauncher(Scheduler(), tmp_path / "jobs", SlurmOptions(throttle=5))
+    (array, alone) = launcher.scripts(made)
+    assert array[0] == [made[0], made[2]] and alone == ([made[1]], made[1].script)
+    assert "--array=0-1%5" in batch.options_of(array[1])
+
+
+def test_large_sweeps_become_several_arrays(tmp_path: Path, make_point: MakePoint) -> None:
+    made = jobs(tmp_path, make_point, [1] * 5, Site(scheduler=Scheduler(gpus="none")))
+    launcher = SlurmLauncher(Scheduler(), tmp_path / "jobs", SlurmOptions(array_size=2))
+    assert [len(group) for group, _ in launcher.scripts(made)] == [2, 2, 1]
+    assert len({script for _, script in launcher.scripts(made)} & {script for _, script in launcher.scripts(made)}) == 1, "written anew"
+
+
+def test_print_shows_commands_and_starts_nothing(tmp_path: Path, make_point: MakePoint) -> None:
+    shown: list[str] = []
+    made = jobs(tmp_path, make_point, [1, 1], Site(scheduler=Scheduler(gpus="none")))
+    launcher = PrintLauncher(shown.append, SlurmLauncher(Scheduler(), tmp_path / "jobs"))
+    handles = launcher.submit(made)
+    assert shown == [f"sbatch --parsable {tmp_path / 'jobs' / 'array-1.sh'}"]
+    assert {state.state for state in launcher.poll(handles).values()} == {"waiting"}
+    PrintLauncher(shown.append).submit(made[:1])
+    assert shown[1] == f"bash {made[0].script}"
+    finish(made[0].folder, 1, "timeout", "it reached its time limit")
+    assert launcher.poll(handles)[handles[0]].state == "ended"
+    assert read_record(made[0].folder / RECORD).status == "timeout"
+
+
+# -- Slurm's answers ---------------------------------------------------------------------------------------------------
+
+
+def test_accounting_is_asked_for_what_the_queue_forgot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for squeue and sacct; the lines are of the form that the real ones print."""
+    programs = {"squeue": "12_0|RUNNING|None", "sacct": "7|CANCELLED by 1000|None\n8|OUT_OF_MEMORY|OutOfMemory\n9|COMPLETED|None"}
+    for name, lines in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{lines}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    times = iter(range(100))
+    launcher = SlurmLauncher(Scheduler(), tmp_path, SlurmOptions(grace_seconds=3), clock=lambda: float(next(times)))
+    handles = [f"slurm:{job}:{tmp_path / job}" for job in ("12_0", "7", "8")]
+    first = launcher.poll(handles)
+    assert [first[handle].state for handle in handles] == ["waiting", "running", "running"], "its files may still be on their way"
+    launcher.poll(handles)
+    last = launcher.poll(handles)
+    assert [last[handle].state for handle in handles] == ["waiting", "lost", "lost"]
+    assert last[handles[1]].reason == "job 7: CANCELLED by 1000" and last[handles[2]].reason == "job 8: OUT_OF_MEMORY (OutOfMemory)"
+
+
+def test_without_slurm_the_error_says_where_to_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EnvironmentUnfitError, match="login node"):
+        queue.in_queue()
+    assert queue.in_accounting(["1"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"), [("1:00", 1), ("30:00", 30), ("1:00:00", 60), ("2-00:00:30", 2880.5), ("infinite", None), ("", None)]
+)
+def test_partition_limits(text: str, minutes: float | None) -> None:
+    assert queue._minutes(text) == minutes
+
+
+# -- before the first point --------------------------------------------------------------------------------------------
+
+
+def test_faults_of_a_site_are_found_before_anything_runs(tmp_path: Path, make_point: MakePoint) -> None:
+    site = Site(scheduler=Scheduler(max_minutes=10, qos="a\nb"), container=Container(runtime="apptainer", image=str(tmp_path / "x.sif")))
+    found = faults(site, [make_point(measure=Measure(timeout_seconds=3600)), make_point(measure=Measure(timeout_seconds=60))])
+    assert len(found) == 3
+    assert (
+        any("x.sif" in fault for fault in found)
+        and any("max_minutes" in fault for fault in found)
+        and any("one line" in fault for fault in found)
+    )
+    assert faults(Site(scheduler=Scheduler()), [make_point()]) == []
+
+
+def test_setup_lines_run_once_and_stop_at_the_first_failure(tmp_path: Path) -> None:
+    software = Software(variables={"WHERE": str(tmp_path / "a b")}, setup=('echo once >>"$WHERE"', "true"))
+    for _ in range(2):
+        set_up(software, tmp_path / "jobs")
+    assert (tmp_path / "a b").read_text() == "once\n"
+    with pytest.raises(EnvironmentUnfitError, match="exit status 1"):
+        set_up(Software(setup=("false", f"touch {tmp_path}/later")), tmp_path / "jobs")
+    assert not (tmp_path / "later").exists()
+    set_up(Software(), tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()

@@ -1,0 +1,236 @@
+"""Containers: Bubblewrap, Charliecloud and Podman run for real. Apptainer and Singularity are not to be had where these tests run: for them
+the command line is compared with a golden one, and a stand-in for the program shows that it is called as the script says. What they
+make of it is not tested here, and neither is a GPU in a container."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from caraml.errors import EnvironmentUnfitError, InputError
+from caraml.launch.container import PROGRAMS, build_command, check, digest, image_of, pull_command, runtime_called, wrap
+from caraml.launch.script import write_script
+from caraml.results.store import RECORD, Store, read_record
+from caraml.suite.model import Measure
+from caraml.system.environment import container as container_seen
+from caraml.system.site import Container, ContainerRuntime, Site
+from tests.conftest import MakePoint
+from tests.debian import install, noted
+
+ROOT = Path(__file__).parents[2]
+IMAGE = "localhost/caraml-test"
+PACKAGES = {"bubblewrap": ("bubblewrap",), "charliecloud": ("charliecloud",), "podman": ("podman", "runc")}
+
+# -- command lines -----------------------------------------------------------------------------------------------------
+
+
+def wrapped(runtime: ContainerRuntime, **values: object) -> list[str]:
+    given: dict[str, object] = {"binds": ["/data:/in:ro", "/out"], "env": {"A": "1,2 3"}, "workdir": "/out", "extra": ["--extra"]}
+    return wrap(["python3", "-m", "x"], runtime, "image.sif", **{**given, **values})  # type: ignore[arg-type]
+
+
+def test_apptainer_s_command_line() -> None:
+    assert wrapped("apptainer", gpus="cuda") == [
+        *("env", "APPTAINERENV_A=1,2 3", "apptainer", "exec", "--nv", "--bind=/data:/in:ro", "--bind=/out"),
+        *("--pwd=/out", "--extra", "image.sif", "python3", "-m", "x"),
+    ]
+    assert wrapped("singularity", gpus="rocm")[:5] == ["env", "SINGULARITYENV_A=1,2 3", "singularity", "exec", "--rocm"]
+
+
+def test_podman_s_command_line() -> None:
+    argv = wrapped("podman", gpus="cuda")
+    assert argv[:3] == ["podman", "run", "--rm"] and argv[-5:] == ["--extra", "image.sif", "python3", "-m", "x"]
+    assert {"--device=nvidia.com/gpu=all", "--volume=/data:/in:ro", "--volume=/out:/out", "--env=A=1,2 3", "--workdir=/out"} <= set(argv)
+    assert {"--device=/dev/kfd", "--device=/dev/dri", "--group-add=keep-groups"} <= set(wrapped("podman", gpus="rocm"))
+
+
+def test_without_a_runtime_nothing_is_wrapped() -> None:
+    assert wrap(["a", "b"], "none", None) == ["a", "b"]
+
+
+def test_what_a_runtime_cannot_do_is_refused() -> None:
+    with pytest.raises(InputError, match="read-only"):
+        wrapped("charliecloud")
+    with pytest.raises(InputError, match="image"):
+        wrap(["a"], "apptainer", None)
+    with pytest.raises(InputError, match="apptainer"):
+        runtime_called("aptainer")
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "podman"])
+def test_a_script_calls_the_runtime_as_the_site_says(
+    runtime: ContainerRuntime, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in writes down its arguments."""
+    tools, image = tmp_path / "bin", tmp_path / "my image.sif"
+    tools.mkdir()
+    image.write_text("bytes")
+    stand_in = tools / PROGRAMS[runtime]
+    stand_in.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@" >"$PWD/called"\nprintf "%s" "${CARAML_CONTAINER_DIGEST:-}" >digest\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    site = Site(container=Container(runtime=runtime, image=str(image), binds=("/data",), extra=("--quick",)))
+    folder = Store(tmp_path / "out").new_attempt(make_point())
+    done = subprocess.run([str(write_script(make_point(), folder, 1, site, "cuda"))], check=False)
+    assert done.returncode == 0
+    called = (folder / "called").read_text().splitlines()
+    assert called[-4:] == ["python3", "-m", "caraml.worker", str(folder)] and "--quick" in called
+    assert (str(image) if runtime == "apptainer" else image.name) in " ".join(called)
+    if runtime == "apptainer":
+        assert (folder / "digest").read_text() == f"sha256:{hashlib.sha256(b'bytes').hexdigest()}"
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_image_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no-such\.sif"):
+        check(Container(runtime="apptainer", image=str(tmp_path / "no-such.sif")))
+    with pytest.raises(InputError, match="image is not given"):
+        check(Container(runtime="podman"))
+    check(Container(runtime="apptainer", image="docker://python:3.12"))
+    check(Container())
+
+
+def test_files_are_named_by_their_full_path_and_others_are_left_alone() -> None:
+    assert image_of(Container(runtime="apptainer", image="a.sif")) == str(Path.cwd() / "a.sif")
+    assert image_of(Container(runtime="podman", image="localhost/caraml")) == "localhost/caraml"
+    assert image_of(Container(image="a.sif")) is None
+
+
+def test_the_digest_is_the_file_s_and_a_folder_has_none(tmp_path: Path) -> None:
+    (tmp_path / "image").write_bytes(b"x" * 100_000)
+    assert digest("apptainer", str(tmp_path / "image")) == "sha256:" + hashlib.sha256(b"x" * 100_000).hexdigest()
+    assert digest("charliecloud", str(tmp_path)) is None
+
+
+def test_the_record_names_the_image_that_the_script_used() -> None:
+    told = {"CARAML_CONTAINER_RUNTIME": "apptainer", "CARAML_CONTAINER_IMAGE": "/a.sif", "CARAML_CONTAINER_DIGEST": "sha256:1"}
+    assert container_seen(Path("/"), told) == {"runtime": "apptainer", "image": "/a.sif", "digest": "sha256:1"}
+
+
+def test_building_and_pulling_are_one_command_or_a_clear_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EnvironmentUnfitError, match="apptainer is not installed"):
+        build_command("apptainer", ROOT / "containers" / "cpu.def", tmp_path / "a.sif")
+    for name in ("apptainer", "podman", "ch-image"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    definition = ROOT / "containers" / "cuda.def"
+    assert build_command("apptainer", definition, Path("a.sif")) == ["apptainer", "build", "a.sif", str(definition)]
+    assert pull_command("apptainer", "docker://x", Path("a.sif")) == ["apptainer", "pull", "a.sif", "docker://x"]
+    assert pull_command("podman", "docker.io/x", None) == ["podman", "pull", "docker.io/x"]
+    assert pull_command("charliecloud", "x", None) == ["ch-image", "pull", "x"]
+    with pytest.raises(InputError, match="into a file"):
+        pull_command("apptainer", "docker://x", None)
+    with pytest.raises(InputError, match="definition files"):
+        build_command("podman", definition, Path("a"))
+    with pytest.raises(InputError, match="no definition file"):
+        build_command("apptainer", Path("b.def"), Path("a.sif"))
+
+
+def test_the_verbs_print_the_command_and_run_it(tmp_path: Path) -> None:
+    stand_in = tmp_path / "apptainer"
+    stand_in.write_text('#!/usr/bin/env bash\n[ "$1" = build ] && touch "$2"\n')
+    stand_in.chmod(0o755)
+
+    def caraml(*words: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        command = [sys.executable, "-m", "caraml", "container", *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    definition, image = str(ROOT / "containers" / "cpu.def"), str(tmp_path / "a.sif")
+    built = caraml("build", definition, image)
+    assert built.returncode == 0 and built.stdout == f"$ apptainer build {image} {definition}\n" and Path(image).exists()
+    failed = caraml("pull", "docker://x", image)
+    assert failed.returncode == 3 and "exit status 1" in failed.stderr
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "rocm"])
+def test_definition_files_install_this_repository(name: str) -> None:
+    """Apptainer is not here to build them; what they copy must at least exist, and what they call must be the package's."""
+    text = (ROOT / "containers" / f"{name}.def").read_text(encoding="utf-8")
+    assert text.startswith("Bootstrap: docker\nFrom: ")
+    copied = [line.split() for line in text[text.index("%files") : text.index("%post")].splitlines()[1:] if line.strip()]
+    assert {source for source, _ in copied} >= {"pyproject.toml", "src"} and all((ROOT / source).exists() for source, _ in copied)
+    assert "/opt/caraml\n" in text and "import caraml" in text
+
+
+# -- for real ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def root_file_system(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with nothing in it but places to mount things, and one file of its own."""
+    root = tmp_path_factory.mktemp("image")
+    for name in ("usr", "etc", "proc", "sys", "dev", "tmp", "root", "home", "opt", "work", "run", "var"):
+        (root / name).mkdir()
+    for name in ("bin", "sbin", "lib", "lib64"):
+        (root / name).symlink_to(f"usr/{name}")
+    (root / "opt" / "of-the-image").touch()
+    for place in host_folders():
+        (root / place.relative_to("/")).mkdir(parents=True, exist_ok=True)
+    for name in ("hosts", "resolv.conf", "passwd", "group"):
+        (root / "etc" / name).touch()
+    return root
+
+
+def host_folders() -> list[Path]:
+    """What this interpreter needs of the host."""
+    needed = [Path("/usr"), Path(sys.base_prefix), Path(sys.prefix), ROOT]
+    return [place for place in needed if not any(other in place.parents for other in needed)]
+
+
+@pytest.fixture(scope="module")
+def podman_image(root_file_system: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The same root in Podman's store. Its settings are those with which it runs on machines of few rights."""
+    settings = tmp_path_factory.mktemp("podman") / "containers.conf"
+    limits = 'default_ulimits = ["nofile=20000:20000", "nproc=10000:10000"]'
+    settings.write_text(f'[containers]\n{limits}\n[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONTAINERS_CONF", str(settings))
+        tar = subprocess.run(["tar", "-C", str(root_file_system), "-c", "."], capture_output=True, check=True)
+        subprocess.run(["podman", "import", "-", IMAGE], input=tar.stdout, capture_output=True, check=True)
+        bare = ["podman", "run", "--rm", "--network=host", "--volume=/usr:/usr", IMAGE, "/usr/bin/true"]
+        done = subprocess.run(bare, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(noted(f"podman runs nothing here: {done.stderr.strip()}"))
+        yield IMAGE
+        subprocess.run(["podman", "rmi", IMAGE], capture_output=True, check=False)
+
+
+@pytest.fixture(params=["bubblewrap", "charliecloud", "podman"])
+def real(request: pytest.FixtureRequest, root_file_system: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ContainerRuntime, str]:
+    """A runtime that is installed, and an image for it."""
+    runtime: ContainerRuntime = request.param
+    reason = install(PACKAGES[runtime], (PROGRAMS[runtime],))
+    if reason is not None:
+        pytest.skip(reason)
+    monkeypatch.setenv("USER", "somebody")  # Charliecloud insists
+    return runtime, request.getfixturevalue("podman_image") if runtime == "podman" else str(root_file_system)
+
+
+def test_a_point_trains_in_a_container(real: tuple[ContainerRuntime, str], tmp_path: Path, make_point: MakePoint) -> None:
+    runtime, image = real
+    params = {"preset": "4M", "width": 16, "layers": 1, "heads": 1, "sequence_length": 8, "vocab_size": 64, "data": "synthetic"}
+    policy = Measure(target=0.5, min_seconds=0, min_steps=4, max_seconds=2, warm_up_max_seconds=1, idle_seconds=0)
+    point = make_point(workload="gpt", params=params, measure=policy)
+    binds = tuple(map(str, host_folders()))
+    chosen = Container(runtime=runtime, image=image, binds=binds, python=sys.executable)
+    folder = Store(tmp_path).new_attempt(point)
+    told = "echo of $A; ls /opt"
+    probe = wrap(["sh", "-c", told], runtime, image, binds=binds, env={"A": "1,2 $3"}, workdir="/opt")
+    assert subprocess.run(probe, capture_output=True, text=True, check=False).stdout.splitlines()[:2] == ["of 1,2 $3", "of-the-image"]
+    done = subprocess.run([str(write_script(point, folder, 1, Site(container=chosen)))], timeout=120, check=False)
+    assert done.returncode == 0, (folder / "worker.log").read_text()
+    record = read_record(folder / RECORD)
+    assert record.status == "ok"
+    seen = record.environment["container"]
+    assert isinstance(seen, dict) and (seen["runtime"], seen["image"]) == (runtime, image)
+    assert (seen["digest"] is not None) == (runtime == "podman"), "a folder has no digest"
