@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import TypeAlias
 
@@ -157,3 +158,82 @@ def drift(series: Series) -> float:
         if abs(difference) > DRIFT_Z * error and first.mean:
             return difference / first.mean
     return 0.0
+
+
+def t_tail(t: float, dof: float) -> float:
+    """Two-sided tail of Student's t: the probability of a value farther from 0 than ``t``. Infinite ``dof`` is the normal distribution.
+
+    Regularised incomplete beta function (Abramowitz & Stegun 26.7.1) by Lentz's continued fraction, good to 1e-10.
+    """
+    if math.isinf(dof):
+        return math.erfc(abs(t) / math.sqrt(2))
+    x = dof / (dof + t * t)
+    return _incomplete_beta(dof / 2, 0.5, x)
+
+
+@lru_cache(maxsize=4096)
+def t_critical(probability: float, dof: float) -> float:
+    """Student's t quantile at ``probability`` > 0.5 for any ``dof`` > 0, to six digits: :func:`t_tail` inverted by bisection."""
+    low, high = 0.0, 1.0
+    while t_tail(high, dof) > 2 * (1 - probability):
+        low, high = high, high * 2
+    while high - low > 1e-7 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_tail(middle, dof) > 2 * (1 - probability) else (low, middle)
+    return high
+
+
+def f_tail(f: float, dof: float, dof_below: float) -> float:
+    """Upper tail of the F distribution (Abramowitz & Stegun 26.6.2), for ``dof`` above and ``dof_below`` below the fraction line."""
+    return _incomplete_beta(dof_below / 2, dof / 2, dof_below / (dof_below + dof * f)) if f > 0 else 1.0
+
+
+def chi2_tail(x: float, dof: int) -> float:
+    """Upper tail of the chi-squared distribution for whole ``dof`` (Abramowitz & Stegun 26.4.4 and 26.4.5)."""
+    if x <= 0:
+        return 1.0
+    if dof % 2:
+        tail, term, first = math.erfc(math.sqrt(x / 2)), math.sqrt(2 * x / math.pi) * math.exp(-x / 2), 1
+    else:
+        tail, term, first = math.exp(-x / 2), x / 2 * math.exp(-x / 2), 2
+    for k in range(first, dof - 1, 2):
+        tail += term
+        term *= x / (k + 2)
+    return min(tail, 1.0)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values corrected for their number (Holm 1979): below 0.05, any one of them is wrong with a probability of at most 5 %."""
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    adjusted, largest = [1.0] * len(p_values), 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, min((len(p_values) - rank) * p_values[index], 1.0))
+        adjusted[index] = largest
+    return adjusted
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """Regularised incomplete beta function I_x(a, b)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    if x > (a + 1) / (a + b + 2):
+        return 1 - front * _beta_fraction(b, a, 1 - x) / b
+    return front * _beta_fraction(a, b, x) / a
+
+
+def _beta_fraction(a: float, b: float, x: float) -> float:
+    """Continued fraction of the incomplete beta function (Abramowitz & Stegun 26.5.8), evaluated by Lentz's method."""
+    tiny = 1e-300
+    c, d = 1.0, 1 / ((1 - (a + b) * x / (a + 1)) or tiny)
+    value = d
+    for m in range(1, 400):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for numerator in (even, odd):
+            d = 1 / ((1 + numerator * d) or tiny)
+            c = (1 + numerator / c) or tiny
+            value *= c * d
+        if abs(c * d - 1) < 1e-12:
+            break
+    return value

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caraml.errors import InputError
-from caraml.results.record import Record
 from caraml.results.store import Store
 
 if TYPE_CHECKING:
     import duckdb
+
+    from caraml.results.record import Record
 
 SLOPE_SECONDS = 0.15
 """Shortest time over which the slope of a counter is taken."""
@@ -34,6 +35,14 @@ class Steps:
     def measured(self) -> list[float]:
         """Step times inside the window [s]."""
         return [time for phase, time in zip(self.phase, self.seconds, strict=True) if phase == "measure" and time is not None]
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """The steps of the window, rank by rank: ``seconds[rank][step]`` and ``waits[rank][step]``, the wait for input within [s]."""
+
+    seconds: list[list[float]]
+    waits: list[list[float]]
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,18 @@ def read_steps(path: Path) -> Steps:
     )
     step, phase, seconds, loss = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [], [])
     return Steps(step, phase, seconds, loss)
+
+
+def read_ranks(path: Path) -> RankSteps:
+    """Every rank's steps of the window; steps that not all ranks have are left out. Raises ``InputError`` for a broken file."""
+    columns = "rank, step, seconds::DOUBLE, data_wait::DOUBLE"
+    rows = _select(path, columns, "WHERE phase = 'measure' AND isfinite(seconds::DOUBLE) ORDER BY rank, step")
+    found: dict[int, dict[int, tuple[float, float]]] = {}
+    for rank, step, seconds, wait in rows:
+        found.setdefault(rank, {})[step] = (seconds, wait or 0.0)
+    whole = sorted(set.intersection(*map(set, found.values()))) if found else []
+    series = [[steps[step] for step in whole] for steps in found.values()]
+    return RankSteps([[seconds for seconds, _ in rank] for rank in series], [[wait for _, wait in rank] for rank in series])
 
 
 def read_power(path: Path) -> list[Trace]:

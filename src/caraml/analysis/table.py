@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 from caraml.analysis.raw import raw_file, relation
 from caraml.errors import InputError
 from caraml.reference import FIELDS, paths
-from caraml.results.archive import rows_file
-from caraml.results.record import Record
 from caraml.results.rows import COLUMNS, INTEGERS, TEXT, Scalar, row_of
 from caraml.results.rowtable import fill, fill_from_parquet
 from caraml.results.store import Store
@@ -27,6 +25,8 @@ from caraml.units import METRICS, unit_of
 
 if TYPE_CHECKING:
     import duckdb
+
+    from caraml.results.record import Record
 
 RAW: dict[str, dict[str, str]] = {
     "steps": {
@@ -103,6 +103,8 @@ def query(store: Store, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
 def _load(connection: duckdb.DuckDBPyConnection, store: Store, sql: str, scratch: Path) -> None:
     """Make the tables; the raw ones are filled only when the query speaks of them, because there may be thousands of files."""
     if store.root.is_file():
+        from caraml.results.archive import rows_file
+
         fill_from_parquet(connection, "records", rows_file(store.root, scratch))
         records: list[Record] = []
     else:
@@ -155,5 +157,7 @@ def to_csv(columns: Sequence[str], lines: Sequence[Sequence[Any]], column_units:
 
 def to_json(columns: Sequence[str], lines: Sequence[Sequence[Any]], column_units: Mapping[str, str] | None = None) -> str:
     """A table as JSON: ``{"units": {column: unit}, "rows": [{column: value}]}``."""
-    content = {"units": dict(column_units or {}), "rows": [dict(zip(columns, line, strict=True)) for line in lines]}
-    return json.dumps(content, indent=1, ensure_ascii=False, default=str)
+    # A row a line: indented, ten thousand records would take the slow way through Python's encoder.
+    rows = (json.dumps(dict(zip(columns, line, strict=True)), ensure_ascii=False, default=str) for line in lines)
+    unit_line = json.dumps(dict(column_units or {}), ensure_ascii=False)
+    return '{"units": ' + unit_line + ',\n"rows": [\n' + ",\n".join(rows) + "\n]}\n"

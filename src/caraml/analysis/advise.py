@@ -1,0 +1,278 @@
+"""What to choose: batch size, precision and device count for time, for energy, and for Action.
+
+Advice is given only where runs can tell: choices whose difference from the best may be chance (Holm's correction over all of them, 5 %)
+are named together, as indistinguishable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from caraml.analysis.bound import Bound, Partners, bound
+from caraml.analysis.estimate import Estimate
+from caraml.analysis.grouping import axes, grouped, same_work, short, varying, without
+from caraml.analysis.scaling import scaling
+from caraml.analysis.spread import estimates
+from caraml.results.record import Record
+from caraml.stats import holm, t_tail
+
+Goal = Literal["time", "energy", "Action"]
+GOALS: tuple[Goal, ...] = ("time", "energy", "Action")
+UNITS: dict[Goal, str] = {"time": "s/{item}", "energy": "J/{item}", "Action": "J s/{item}²"}
+ALPHA = 0.05
+WITHIN = 0.05
+"""Share of the best rate that a saturated batch may be below it."""
+
+_CHOSEN = ("precision", "compile", "global_batch", "micro_batch", "nodes", "devices")
+"""What a user can choose for given work."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way of doing the work: what a user can choose, and what it costs per item."""
+
+    name: str
+    """Short and unique within its advice, such as ``b64 bf16 1x4``."""
+    keys: tuple[str, ...]
+    precision: str
+    compile: str
+    global_batch: int
+    micro_batch: int
+    nodes: int
+    world: int
+    time: Estimate
+    """Wall time per item over all devices [s/item]."""
+    energy: Estimate | None
+    """[J/item]; ``None`` without a sensor."""
+    action: Estimate | None
+    """Energy times time, both per item [J s/item²]: proportional to the Action of any fixed amount of work."""
+    bound: Bound
+    """Where its time goes."""
+
+    def cost(self, goal: Goal) -> Estimate | None:
+        """What the goal wants small."""
+        return {"time": self.time, "energy": self.energy, "Action": self.action}[goal]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best choice for one goal."""
+
+    goal: Goal
+    choice: Choice
+    ties: tuple[Choice, ...]
+    """Choices that may be as good: indistinguishable from ``choice``."""
+    lead: Estimate | None
+    """Cost of the next choice that is distinguishable over that of ``choice``; ``None`` if there is none."""
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """Where more batch brings no more rate, for one precision, compile mode and device count."""
+
+    name: str
+    best_batch: int
+    within: float
+    batch: int
+    """Smallest batch whose estimated rate is within ``within`` of the best."""
+    low: int
+    high: int
+    """Batches between which it lies: below ``low`` each is proven slower, from ``high`` on one is proven as fast."""
+    largest: int
+    """Largest batch with a result. Where ``batch`` is this one, the rate was still growing."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """From one number of devices to the next larger one."""
+
+    name: str
+    before: int
+    after: int
+    time: Estimate
+    """Time per item after over before."""
+    energy: Estimate | None
+    """Energy per item after over before."""
+    device_time: Estimate
+    """Device-seconds per item after over before: the cost where energy is not known."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Advice for one workload with one set of parameters on one machine."""
+
+    name: str
+    workload: str
+    device: str
+    item: str
+    choices: tuple[Choice, ...]
+    best: tuple[Best, ...]
+    front: tuple[Choice, ...]
+    """Pareto front of time and energy, fastest first; empty without energy."""
+    saturation: tuple[Saturation, ...]
+    steps: tuple[Step, ...]
+    no_energy: str | None
+    """Why there is no advice for energy and Action."""
+    failed: tuple[tuple[str, str], ...]
+    """Choices without a result, with the reason."""
+    spread: str
+    """Where the run-to-run variation comes from, as a sentence."""
+
+
+def advise(records: Sequence[Record], within: float = WITHIN) -> list[Advice]:
+    """Advice for every work among ``records`` of which there are two or more choices with a result."""
+    partners = Partners(records)
+    works = grouped(records, lambda record: without(axes(record.point), _CHOSEN))
+    labels = _names(works)
+    return [found for name, work in zip(labels, works, strict=True) if (found := _advice(name, work, partners, within)) is not None]
+
+
+def _names(works: Sequence[Sequence[Record]]) -> list[str]:
+    """Benchmark and mode, with what else tells the works apart."""
+    differing = [name for name in varying([work[0] for work in works]) if name not in (*_CHOSEN, "workload", "mode")]
+    found = []
+    for work in works:
+        point = work[0].point
+        base = point.benchmark if point.mode == "train" else f"{point.benchmark} {point.mode}"
+        same = [other for other in works if (other[0].point.benchmark, other[0].point.mode) == (point.benchmark, point.mode)]
+        found.append(f"{base} {short(point, differing)}".strip() if len(same) > 1 else base)
+    return found
+
+
+def _advice(name: str, work: Sequence[Record], partners: Partners, within: float) -> Advice | None:
+    groups = same_work([record for record in work if record.status == "ok" and record.value("throughput")])
+    if len(groups) < 2:
+        return None
+    choices, sentence = _choices(groups, partners)
+    best = tuple(found for goal in GOALS if (found := _best(choices, goal)) is not None)
+    missing = [choice.name for choice in choices if choice.energy is None]
+    no_energy = None
+    if missing:
+        metric = next(record.metrics.get("energy") for group in groups for record in group if not record.value("energy_per_item"))
+        who = "no choice has energy" if len(missing) == len(choices) else f"without energy: {', '.join(missing)}"
+        no_energy = f"{who}: {(metric.reason if metric else None) or 'it was not measured'}"
+    failed = [record for record in work if record.status != "ok"]
+    reasons = tuple((short(record.point, _CHOSEN), f"{record.status}: {record.reason or 'no reason given'}") for record in failed)
+    first = groups[0][0]
+    return Advice(
+        name,
+        first.point.workload,
+        first.point.device,
+        first.item,
+        tuple(choices),
+        best,
+        tuple(pareto(choices)),
+        tuple(_saturations(choices, within)),
+        tuple(_steps([record for group in groups for record in group])),
+        no_energy,
+        reasons,
+        sentence,
+    )
+
+
+def _choices(groups: Sequence[Sequence[Record]], partners: Partners) -> tuple[list[Choice], str]:
+    named = [name for name in varying([group[0] for group in groups]) if name in _CHOSEN]
+    rates, variation = estimates(groups, "throughput")
+    energies, _ = estimates(groups, "energy_per_item")
+    found = []
+    for group, rate, energy in zip(groups, rates, energies, strict=True):
+        assert rate is not None
+        point, time = group[0].point, rate.inverse()
+        place = (point.nodes, point.world)
+        keys = tuple(record.key for record in group)
+        name = short(point, named)
+        limit = bound(group[0], partners)
+        action = None if energy is None else _action(energy, time)
+        found.append(
+            Choice(name, keys, point.precision, point.compile, point.global_batch, point.micro_batch, *place, time, energy, action, limit)
+        )
+    return found, variation.sentence
+
+
+def _action(energy: Estimate, time: Estimate) -> Estimate:
+    """Energy times time. A slow run also takes more energy, so the errors are added as if they were the same."""
+    sd = None if energy.sd is None or time.sd is None else energy.sd + time.sd
+    return Estimate(energy.value * time.value, sd, min(energy.dof, time.dof))
+
+
+def _best(choices: Sequence[Choice], goal: Goal) -> Best | None:
+    """The cheapest choice, the choices that may be as cheap, and its lead over the next; ``None`` if fewer than two have the cost."""
+    costs = [(choice, cost) for choice in choices if (cost := choice.cost(goal)) is not None]
+    if len(costs) < 2:
+        return None
+    costs.sort(key=lambda pair: pair[1].value)
+    (best, cheapest), others = costs[0], costs[1:]
+    ratios = [cost.over(cheapest) for _, cost in others]
+    apart = [adjusted < ALPHA for adjusted in holm([_p(ratio) for ratio in ratios])]
+    ties = tuple(choice for (choice, _), told in zip(others, apart, strict=True) if not told)
+    leads = [ratio for ratio, told in zip(ratios, apart, strict=True) if told]
+    return Best(goal, best, ties, leads[0] if leads else None)
+
+
+def _p(ratio: Estimate) -> float:
+    """Probability of a ratio this far from 1 by chance; 1 where its error is not known."""
+    if ratio.sd is None:
+        return 1.0
+    return t_tail(math.log(ratio.value) / ratio.sd, ratio.dof) if ratio.sd else float(ratio.value == 1)
+
+
+def differs(ratio: Estimate | None) -> bool:
+    """Whether a ratio is distinguishable from 1: its 95 % interval does not hold it."""
+    return ratio is not None and _p(ratio) < ALPHA
+
+
+def pareto(choices: Sequence[Choice]) -> list[Choice]:
+    """Choices that no other one beats in time and energy, fastest first. One is beaten by a choice that costs no more in either and is
+    distinguishably cheaper in at least one."""
+
+    def beats(one: Choice, other: Choice) -> bool:
+        assert one.energy is not None and other.energy is not None
+        ratios = (other.time.over(one.time), other.energy.over(one.energy))
+        return all(ratio.value >= 1 for ratio in ratios) and any(differs(ratio) for ratio in ratios)
+
+    known = [choice for choice in choices if choice.energy is not None]
+    front = [choice for choice in known if not any(beats(other, choice) for other in known if other is not choice)]
+    return sorted(front, key=lambda choice: choice.time.value)
+
+
+def _saturations(choices: Sequence[Choice], within: float) -> list[Saturation]:
+    found = []
+    sweeps: dict[tuple[str, str, int, int], list[Choice]] = {}
+    for choice in choices:
+        sweeps.setdefault((choice.precision, choice.compile, choice.nodes, choice.world), []).append(choice)
+    for (precision, compiled, nodes, world), sweep in sweeps.items():
+        fastest: dict[int, Choice] = {}
+        for choice in sorted(sweep, key=lambda choice: -choice.time.value):
+            fastest[choice.global_batch] = choice
+        if len(fastest) < 3:
+            continue
+        best = min(fastest.values(), key=lambda choice: choice.time.value)
+        rates = {batch: Estimate(1.0, 0.0) if one is best else best.time.over(one.time) for batch, one in sorted(fastest.items())}
+        least = 1 - within
+        batch = next(batch for batch, rate in rates.items() if rate.value >= least)
+        low = next(batch for batch, rate in rates.items() if rate.high is None or rate.high >= least)
+        high = next(batch for batch, rate in rates.items() if rate.low is not None and rate.low >= least)
+        words = [precision, *([] if compiled == "off" else [compiled]), *([f"{nodes}x{world // nodes}"] if world > 1 else [])]
+        found.append(Saturation(" ".join(words), best.global_batch, within, batch, low, high, max(fastest)))
+    return found
+
+
+def _steps(records: Sequence[Record]) -> list[Step]:
+    """What each growth of the number of devices did to time and energy, for every family of scaling."""
+    found = []
+    for family in scaling(records):
+        curve = family.curve("training")
+        if curve is None:
+            continue
+        by_size = [[record for record in family.records if record.key in size.keys] for size in curve.sizes]
+        energies, _ = estimates(by_size, "energy_per_item")
+        for (before, first), (after, second) in pairwise(zip(curve.sizes, energies, strict=True)):
+            time = before.rate.over(after.rate)
+            energy = None if first is None or second is None else second.over(first)
+            device_time = time.scaled(after.world / before.world)
+            found.append(Step(family.name, before.world, after.world, time, energy, device_time))
+    return found

@@ -1,0 +1,293 @@
+"""Is B different from A? First what differs in what was run, then every metric with its change, interval and verdict.
+
+Work is paired by everything that decides it; what is one value in all of A and another in all of B (another machine, driver, precision) is
+what is being compared. A change is the ratio of the geometric means of B's and A's runs; its error is the run-to-run variation of
+:mod:`caraml.analysis.spread`.
+
+Tests are corrected for their number by Holm's method: a false "worse" *anywhere* shall be rare, because each one stops somebody's work.
+(Methods that bound the share of false findings, such as Benjamini and Hochberg's, allow more of them the more true ones there are.)
+Holm's holds for dependent tests, and metrics of one run are. Of the 5 % that all false "worse" of a comparison may have together, half
+belongs to the headline throughput, a quarter to energy, a quarter to everything else, so that a curious reader's further metrics do not
+blunt the one that decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from caraml.analysis.detectable import smallest_change
+from caraml.analysis.estimate import Estimate
+from caraml.analysis.grouping import axes, grouped, names, without
+from caraml.analysis.lint import Difference, differences
+from caraml.analysis.sides import Side
+from caraml.analysis.spread import Spread, estimate, spread, values
+from caraml.errors import InputError, unknown_name
+from caraml.results.record import Record
+from caraml.stats import holm, t_tail
+from caraml.units import METRICS
+
+Verdict = Literal["better", "worse", "indistinguishable", "unknown"]
+ALPHA = 0.05
+"""Probability of any false "worse" in a whole comparison, and of any false "better", if runs vary as estimated."""
+FAMILIES = {"throughput": 0.05, "energy": 0.025, "others": 0.025}
+"""Two-sided error of each family of tests; half of their sum is ``ALPHA``."""
+
+USUAL = ("throughput", "step_time_median", "step_time_p95", "first_step_time", "energy_per_item", "peak_memory", "loss_last")
+"""What is compared unless asked otherwise: no two of them are the same number in other units, which would only cost power."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One metric of one pair."""
+
+    metric: str
+    unit: str
+    a: Estimate | None
+    b: Estimate | None
+    """``None`` for a side whose runs do not have the metric."""
+    ratio: Estimate | None
+    """B over A, with its 95 % interval (of this comparison alone)."""
+    runs: tuple[int, int]
+    """Runs of A and B behind it."""
+    p: float | None
+    """Two-sided probability of a change at least as large by chance, before the correction for many comparisons."""
+    adjusted: float | None
+    """The same after it: a verdict needs less than ``ALPHA``."""
+    smallest: float | None
+    """Smallest relative change that these runs show in 9 of 10 comparisons, after the correction; ``None`` where there is no error."""
+    verdict: Verdict
+    reason: str | None
+    """Why there is no verdict, or what to know about it."""
+
+    @property
+    def harm(self) -> float:
+        """How much B is worse, as a share of A: 0.05 for 5 % less of what should be high, or 5 % more of what should be low."""
+        if self.ratio is None:
+            return 0.0
+        return 1 - self.ratio.value if METRICS[self.metric].better == "higher" else self.ratio.value - 1
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The runs of A and of B that did the same work."""
+
+    name: str
+    keys: tuple[tuple[str, ...], tuple[str, ...]]
+    """Keys of the records of A and of B."""
+    differences: tuple[Difference, ...]
+    """What differs in this pair beyond what differs everywhere."""
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Work that has a result on one side only."""
+
+    name: str
+    side: Literal["A", "B"]
+    """The side without a result."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything about two sides."""
+
+    a: str
+    b: str
+    """What the user called the sides."""
+    differences: tuple[Difference, ...]
+    """What differs in every pair."""
+    pairs: tuple[Pair, ...]
+    lost: tuple[Lost, ...]
+    """Work that was tried on both sides and gave a result on one only."""
+    unmatched: tuple[Lost, ...]
+    """Work that was not tried on one side."""
+    tests: int
+    """Number of comparisons that the correction is for."""
+    spread: tuple[tuple[str, str], ...]
+    """For each metric, where the run-to-run variation comes from, as a sentence."""
+
+    @property
+    def changes(self) -> list[tuple[Pair, Change]]:
+        """Every change with its pair."""
+        return [(pair, change) for pair in self.pairs for change in pair.changes]
+
+
+@dataclass(frozen=True)
+class _Matched:
+    name: str
+    a: list[Record]
+    b: list[Record]
+
+
+def compare(a: Side, b: Side, metrics: Sequence[str] = ()) -> Comparison:
+    """Compare two sides; ``metrics`` instead of the usual ones. Raises ``InputError`` for an unknown metric, or where nothing pairs."""
+    for metric in metrics:
+        if metric not in METRICS:
+            raise unknown_name("metric", metric, METRICS)
+    matched, lost, unmatched = _match(a, b)
+    if not matched:
+        raise InputError(_nothing(a, b, lost, unmatched), "compare campaigns of one suite, or two points")
+    found: list[list[Change]] = [[] for _ in matched]
+    sentences = []
+    for metric in metrics or _usual(matched):
+        cells = [values(records, metric) for pair in matched for records in (pair.a, pair.b)]
+        if not any(cells):
+            continue
+        variation = spread(cells, metric, [cell // 2 for cell in range(len(cells))])
+        sentences.append((metric, variation.sentence))
+        for index, pair in enumerate(matched):
+            if cells[2 * index] or cells[2 * index + 1]:
+                found[index].append(_change(metric, pair, cells, index, variation))
+    everywhere = [differences(pair.a, pair.b) for pair in matched]
+    common = [one for one in everywhere[0] if all(one in other for other in everywhere)]
+    pairs = [
+        Pair(
+            pair.name,
+            (tuple(record.key for record in pair.a), tuple(record.key for record in pair.b)),
+            tuple(one for one in differing if one not in common),
+            changes,
+        )
+        for pair, differing, changes in zip(matched, everywhere, _judged(found), strict=True)
+    ]
+    tests = sum(change.p is not None for pair in pairs for change in pair.changes)
+    return Comparison(a.name, b.name, tuple(common), tuple(pairs), tuple(lost), tuple(unmatched), tests, tuple(sentences))
+
+
+def _usual(matched: Sequence[_Matched]) -> Sequence[str]:
+    """The usual metrics; where one side has no throughput, as in most published tables, whatever both have that can be better or worse."""
+
+    def having(metric: str) -> bool:
+        return any(values(pair.a, metric) and values(pair.b, metric) for pair in matched)
+
+    if having("throughput"):
+        return USUAL
+    return [name for name, definition in METRICS.items() if definition.better != "neither" and having(name)] or USUAL
+
+
+def _match(a: Side, b: Side) -> tuple[list[_Matched], list[Lost], list[Lost]]:
+    """Pairs of equal work with results, work that lost its result, and work without a partner."""
+    contrasts = _contrasts(a.records, b.records)
+
+    def work(record: Record) -> object:
+        return without(axes(record.point), contrasts)
+
+    groups = grouped((*a.records, *b.records), work)
+    ours, theirs = set(map(id, a.records)), set(map(id, b.records))
+    matched: list[_Matched] = []
+    lost: list[Lost] = []
+    unmatched: list[Lost] = []
+    for name, group in zip(names(groups), groups, strict=True):
+        sides = [[record for record in group if id(record) in known] for known in (ours, theirs)]
+        good = [[record for record in side if record.status == "ok"] for side in sides]
+        if all(good):
+            matched.append(_Matched(name, *good))
+        for letter, side, results, others in (("A", sides[0], good[0], good[1]), ("B", sides[1], good[1], good[0])):
+            if others and not side:
+                unmatched.append(Lost(name, letter, "not run"))  # type: ignore[arg-type]
+            elif others and not results:
+                lost.append(Lost(name, letter, f"{side[0].status}: {side[0].reason or 'no reason given'}"))  # type: ignore[arg-type]
+    return matched, lost, unmatched
+
+
+def _contrasts(a: Iterable[Record], b: Iterable[Record]) -> set[str]:
+    """Axes that have one value in all of A and another one in all of B: what the comparison is about, not what pairs are made by."""
+    sides = [[axes(record.point) for record in side] for side in (a, b)]
+    found = set()
+    for name in {name for side in sides for one in side for name in one}:
+        ours, theirs = ({one.get(name) for one in side} for side in sides)
+        if len(ours) == len(theirs) == 1 and ours != theirs:
+            found.add(name)
+    return found
+
+
+def _nothing(a: Side, b: Side, lost: Sequence[Lost], unmatched: Sequence[Lost]) -> str:
+    if lost:
+        return f"no work has a result on both sides: {lost[0].name} of {lost[0].side} is {lost[0].reason}"
+    if not unmatched:
+        return f"neither {a.name} nor {b.name} has a result to compare"
+    only = {side: [one.name for one in unmatched if one.side != side] for side in ("A", "B")}
+    listed = "; ".join(f"{side} has {', '.join(found[:3])}" for side, found in only.items() if found)
+    return f"{a.name} and {b.name} have no work in common: {listed}"
+
+
+def _change(metric: str, pair: _Matched, cells: Sequence[list[tuple[float, float | None]]], index: int, variation: Spread) -> Change:
+    """One metric of one pair, before the correction."""
+    first, second = 2 * index, 2 * index + 1
+    a, b = (estimate(cells[cell], *variation.of(cell)) for cell in (first, second))
+    unit = next((found.unit for record in (*pair.a, *pair.b) if (found := record.metrics.get(metric))), "")
+    runs = (len(cells[first]), len(cells[second]))
+    reason = _incomparable(metric, pair, a, b)
+    ratio = b.over(a) if a is not None and b is not None and reason is None else None
+    p = None
+    if ratio is not None and ratio.sd:
+        p = t_tail(math.log(ratio.value) / ratio.sd, ratio.dof)
+    elif ratio is not None:
+        reason = "one run has no error for this number: measure repeats (`repeats = 3` in the suite)"
+    return Change(metric, unit, a, b, ratio, runs, p, None, None, "unknown", reason)
+
+
+def _incomparable(metric: str, pair: _Matched, a: Estimate | None, b: Estimate | None) -> str | None:
+    """Why the two numbers cannot be set against each other, or ``None`` if they can."""
+    for letter, side, records in (("A", a, pair.a), ("B", b, pair.b)):
+        if side is None:
+            found = records[0].metrics.get(metric)
+            if found is not None and found.value is not None:
+                return f"{letter} is not above zero, so it has no ratio"
+            return f"{letter} has none: {(found.reason if found else None) or 'not measured'}"
+    everyone = (*pair.a, *pair.b)
+    for what, kinds in (
+        ("measured in different units", {record.metrics[metric].unit for record in everyone if metric in record.metrics}),
+        ("of different energy boundaries", {record.metrics[metric].scope for record in everyone if metric in record.metrics}),
+        ("measured by different methods", {_method(record) for record in everyone}),
+    ):
+        if len(kinds) > 1:
+            return f"{what}: {', '.join(sorted(str(kind) for kind in kinds))}"
+    return None
+
+
+def _method(record: Record) -> str:
+    """The method that a number was measured by. Everybody measured as their source says: differences in that are left to the reader."""
+    return "" if "published" in record.environment else str(record.method_version)
+
+
+def family(metric: str) -> str:
+    """The family of tests that a metric is corrected with."""
+    if metric == "throughput":
+        return metric
+    return "energy" if METRICS[metric].unit.startswith("J") or metric == "items_per_watt_hour" else "others"
+
+
+def _judged(found: Sequence[Sequence[Change]]) -> list[tuple[Change, ...]]:
+    """The changes with the correction for their number, and verdicts."""
+    judged = [list(changes) for changes in found]
+    for name, alpha in FAMILIES.items():
+        places = [
+            (row, column)
+            for row, changes in enumerate(judged)
+            for column, change in enumerate(changes)
+            if change.p is not None and family(change.metric) == name
+        ]
+        adjusted = holm([judged[row][column].p or 0.0 for row, column in places])
+        for (row, column), p in zip(places, adjusted, strict=True):
+            judged[row][column] = _verdict(judged[row][column], min(p * ALPHA / alpha, 1.0), alpha / len(places), len(places))
+    return [tuple(changes) for changes in judged]
+
+
+def _verdict(change: Change, adjusted: float, alpha: float, tests: int) -> Change:
+    """``alpha``: the error that this test has to itself; ``tests``: how many its family has."""
+    assert change.ratio is not None and change.ratio.sd is not None and change.p is not None
+    smallest = smallest_change(change.ratio.sd, change.ratio.dof, alpha)
+    verdict: Verdict = "indistinguishable"
+    reason = None
+    if METRICS[change.metric].better == "neither":
+        verdict, reason = "unknown", "neither direction is better"
+    elif adjusted < ALPHA:
+        verdict = "worse" if change.harm > 0 else "better"
+    elif change.p < ALPHA:
+        reason = f"beyond its own interval, as one of {tests} comparisons may be by chance"
+    return replace(change, adjusted=adjusted, smallest=smallest, verdict=verdict, reason=reason)

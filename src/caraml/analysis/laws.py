@@ -1,0 +1,142 @@
+"""Amdahl's and Gustafson's laws fitted to rates at several numbers of devices.
+
+With a serial share ``s`` of the work (Amdahl 1967) or of the time (Gustafson 1988), and the rate ``r`` of one device,
+
+    Amdahl:     rate(n) = r / (s + (1 - s) / n)
+    Gustafson:  rate(n) = r (s + (1 - s) n)
+
+Fitted to the logarithms of the rates, weighted by their variances. Bands are parametric bootstrap: rates are drawn anew from their own
+errors (Student's t where the error itself was estimated), and the 2.5 % and 97.5 % quantiles over the refitted curves are the band.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from caraml.analysis.estimate import Estimate
+from caraml.stats import chi2_tail
+
+Name = Literal["Amdahl", "Gustafson"]
+Array: TypeAlias = NDArray[np.float64]
+
+DRAWS = 1000
+_SHARES = np.concatenate([[0.0], np.geomspace(1e-6, 1.0, 1200)])
+"""Serial shares that are tried; neighbours differ by 1.2 %, far less than any error."""
+_POINTS = 33
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Number of devices beyond which the efficiency is below ``efficiency``."""
+
+    efficiency: float
+    devices: float | None
+    """``None``: the law never falls that low."""
+    low: float | None
+    high: float | None
+    """Ends of the 95 % interval; ``None``: no end, or no errors."""
+    extrapolated: bool
+    """True where ``devices`` lies outside the sizes that were measured, or there is none."""
+
+
+@dataclass(frozen=True)
+class Law:
+    """A fitted law."""
+
+    name: Name
+    serial: float
+    """Serial share, 0 to 1. At 0 the law is at its edge: no serial share, or better than ideal."""
+    serial_low: float | None
+    serial_high: float | None
+    """95 % interval; ``None`` where the rates have no errors."""
+    misfit: float | None
+    """Probability of deviations at least as large if the law held (chi-squared); ``None`` for two sizes, which any law fits, and
+    without errors."""
+    worlds: tuple[float, ...]
+    """Device counts at which the curve and its band are given; all within what was measured."""
+    efficiency: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    """The fitted efficiency and its 95 % band at ``worlds``; the band is empty where the rates have no errors."""
+    limit: Limit
+
+
+def fit(name: Name, worlds: Sequence[int], rates: Sequence[Estimate], efficiency: float) -> Law:
+    """Fit a law to the rates at two or more numbers of devices, in growing order."""
+    n = np.asarray(worlds, dtype=np.float64)
+    logs = np.log([rate.value for rate in rates])
+    errors = [rate.sd for rate in rates]
+    known = [error for error in errors if error is not None]
+    sure = len(known) == len(errors) and all(known)
+    weights = 1 / np.square(known) if sure else np.ones(len(n))
+    serial, chi2 = (found[0] for found in _best(name, n, logs[None, :], weights))
+    grid = np.geomspace(n[0], n[-1], _POINTS)
+    curve = _efficiency(name, np.array([serial]), grid, n[0])[0]
+    limit = _crossing(name, serial, efficiency, n[0])
+    if not sure:
+        devices = limit if math.isfinite(limit) else None
+        beyond = Limit(efficiency, devices, None, None, bool(devices is None or devices > n[-1]))
+        return Law(name, float(serial), None, None, None, _tuple(grid), _tuple(curve), (), (), beyond)
+    drawn, _ = _best(name, n, logs + _noise(np.array(known), [rate.dof for rate in rates]), weights)
+    low, high = np.quantile(_efficiency(name, drawn, grid, n[0]), [0.025, 0.975], axis=0)
+    serial_low, serial_high = np.quantile(drawn, [0.025, 0.975])
+    crossings = np.sort([_crossing(name, one, efficiency, n[0]) for one in drawn])
+    ends = [crossings[int(share * (DRAWS - 1))] for share in (0.025, 0.975)]
+    devices, first, last = (float(one) if math.isfinite(one) else None for one in (limit, *ends))
+    misfit = chi2_tail(float(chi2), len(n) - 2) if len(n) > 2 else None
+    beyond = Limit(efficiency, devices, first, last, bool(devices is None or devices > n[-1]))
+    return Law(
+        name, float(serial), float(serial_low), float(serial_high), misfit, _tuple(grid), _tuple(curve), _tuple(low), _tuple(high), beyond
+    )
+
+
+def _log_shape(name: Name, serial: Array, n: Array) -> Array:
+    """Logarithm of the speed-up, ``[share, size]``."""
+    s = serial[:, None]
+    return -np.log(s + (1 - s) / n) if name == "Amdahl" else np.log(s + (1 - s) * n)
+
+
+def _best(name: Name, n: Array, logs: Array, weights: Array) -> tuple[Array, Array]:
+    """Serial share and chi-squared of the best fit to each row of ``logs``; the rate of one device is eliminated in closed form."""
+    shape = _log_shape(name, _SHARES, n)
+    share = weights / weights.sum()
+    shape = shape - (shape @ share)[:, None]
+    centred = logs - (logs @ share)[:, None]
+    # Sum of weighted squares of (centred - shape), expanded so that it is one matrix product for all draws and shares.
+    chi2 = (centred**2 @ weights)[:, None] - 2 * (centred * weights) @ shape.T + (shape**2 @ weights)[None, :]
+    index = chi2.argmin(axis=1)
+    return _SHARES[index], np.maximum(chi2[np.arange(len(logs)), index], 0.0)
+
+
+def _efficiency(name: Name, serial: Array, worlds: Array, smallest: float) -> Array:
+    """Efficiency against the smallest size, ``[share, size]``."""
+    first = _log_shape(name, serial, np.array([smallest]))
+    found: Array = np.exp(_log_shape(name, serial, worlds) - first) * smallest / worlds
+    return found
+
+
+def _crossing(name: Name, serial: float, efficiency: float, smallest: float) -> float:
+    """Number of devices at which the efficiency falls to ``efficiency``; infinite if it never does."""
+    s = float(serial)
+    if name == "Amdahl":
+        return ((s * smallest + 1 - s) / efficiency - (1 - s)) / s if s > 0 else math.inf
+    fall = efficiency * (s / smallest + 1 - s) - (1 - s)
+    return s / fall if fall > 0 else math.inf
+
+
+def _noise(errors: Array, dofs: Sequence[float]) -> Array:
+    """Errors of the rates, drawn ``DRAWS`` times. One pooled variance is behind all of them, so its own error is drawn once for all."""
+    rng = np.random.default_rng(12)  # the same data give the same band
+    noise = rng.standard_normal((DRAWS, len(errors))) * errors
+    dof = min(dofs)
+    return noise if math.isinf(dof) else noise / np.sqrt(rng.chisquare(dof, (DRAWS, 1)) / dof)
+
+
+def _tuple(values: Array) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)

@@ -1,0 +1,213 @@
+"""How a rate grows with the number of devices: speed-up, efficiency, and the laws of Amdahl and Gustafson fitted to them.
+
+A family is a set of records that differ in the number of devices only: in *strong* scaling the global batch stays, in *weak* scaling the
+batch per device. Efficiency is that of EPICURE's guide (section 5): ``e(n) = rate(n) / (n / n_min x rate(n_min))``, for three rates:
+
+* ``training``: items over time of the window, every slow step included (the headline throughput);
+* ``median batch``: global batch over the median step, which occasional slow steps do not reach;
+* ``epoch``: one over the time of a whole epoch, the first one and its warm-up included, where whole epochs were run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from caraml.analysis.distribution import Elbow, RankTime, batches, elbow, median_error, ranks
+from caraml.analysis.estimate import Estimate
+from caraml.analysis.grouping import axes, grouped, names, same_work, without
+from caraml.analysis.laws import Law, Name, fit
+from caraml.analysis.raw import raw_file, read_ranks, read_steps
+from caraml.analysis.spread import estimate, spread, values
+from caraml.results.record import Record
+from caraml.results.store import Store
+
+Kind = Literal["strong", "weak"]
+Basis = Literal["training", "median batch", "epoch"]
+BASES: tuple[Basis, ...] = ("training", "median batch", "epoch")
+EFFICIENCY = 0.8
+"""Efficiency whose device count is asked for unless the user says otherwise."""
+
+_PLACEMENT = ("nodes", "devices", "global_batch", "micro_batch")
+
+
+@dataclass(frozen=True)
+class Size:
+    """One number of devices on a curve."""
+
+    world: int
+    """Devices over all nodes."""
+    nodes: int
+    global_batch: int
+    keys: tuple[str, ...]
+    """Records behind it: more than one where there are repeats."""
+    rate: Estimate
+    """Items per second; ``median batch``: samples per second; ``epoch``: epochs per second."""
+    speed_up: Estimate
+    """Rate over the rate of the smallest size; exactly 1 there."""
+    efficiency: Estimate
+    """Speed-up over the ideal one; exactly 1 at the smallest size."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One rate of one family over the number of devices."""
+
+    basis: Basis
+    sizes: tuple[Size, ...]
+    """By growing number of devices; two or more."""
+    laws: tuple[Law, ...]
+    """Amdahl's and Gustafson's, fitted to ``sizes``; the one that suits the kind of scaling comes first."""
+    spread: str
+    """Where the run-to-run variation in the intervals comes from, as a sentence."""
+
+
+@dataclass(frozen=True)
+class StepView:
+    """The single steps of one record."""
+
+    key: str
+    name: str
+    world: int
+    batches: tuple[float, ...]
+    """Step times of the window [s] without the first and last of each epoch."""
+    elbow: Elbow | None
+    ranks: tuple[RankTime, ...]
+    """Slowest first; empty for a single rank."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Records that differ in the number of devices only."""
+
+    name: str
+    """For people: benchmark, batch, precision; unique among the families of one call."""
+    kind: Kind
+    workload: str
+    device: str
+    item: str
+    records: tuple[Record, ...]
+    """By growing number of devices, repeats together."""
+    curves: tuple[Curve, ...]
+    """One for each basis that two or more sizes have."""
+
+    def curve(self, basis: Basis) -> Curve | None:
+        """The curve of one rate, or ``None`` if the records do not have it."""
+        return next((curve for curve in self.curves if curve.basis == basis), None)
+
+
+def scaling(records: Sequence[Record], store: Store | None = None, efficiency: float | None = EFFICIENCY) -> list[Family]:
+    """Every family of two or more sizes among ``records``. With a store the median batch has an interval, from the raw steps.
+
+    Where one number of devices was run on different numbers of nodes, the fewest nodes count. Without an ``efficiency`` no laws are fitted.
+    """
+    found: list[tuple[Kind, list[list[Record]]]] = []
+    ok = [record for record in records if record.status == "ok"]
+    for alike in grouped(ok, lambda record: without(axes(record.point), _PLACEMENT)):
+        found += _families(alike)
+    families = []
+    for (kind, sizes), name in zip(found, _names(found), strict=True):
+        curves = [curve for basis in BASES if (curve := _curve(basis, kind, sizes, store, efficiency)) is not None]
+        first = sizes[0][0]
+        everyone = tuple(record for size in sizes for record in size)
+        families.append(Family(name, kind, first.point.workload, first.point.device, first.item, everyone, tuple(curves)))
+    return [family for family in families if family.curves]
+
+
+def step_views(records: Iterable[Record], store: Store) -> list[StepView]:
+    """The single steps of every record that has its raw file."""
+    found = []
+    chosen = list(records)
+    for record, name in zip(chosen, names([[record] for record in chosen]), strict=True):
+        path = raw_file(store, record, "steps")
+        if path is None:
+            continue
+        times = batches(record, read_steps(path))
+        slow = ranks(read_ranks(path)) if record.point.world > 1 else []
+        repeat = f" #{record.point.repeat + 1}" if record.point.repeat else ""
+        found.append(StepView(record.key, name + repeat, record.point.world, tuple(times), elbow(times), tuple(slow)))
+    return found
+
+
+def _families(alike: Sequence[Record]) -> list[tuple[Kind, list[list[Record]]]]:
+    """Families among records that differ in nothing but placement and batch: each a list of sizes, each size a list of repeats."""
+
+    def strong(record: Record) -> object:
+        return record.point.global_batch, record.point.micro_batch
+
+    def strong_accumulating(record: Record) -> object:
+        return record.point.global_batch, record.point.accumulation
+
+    def weak(record: Record) -> object:
+        return record.point.global_batch / record.point.world, record.point.micro_batch
+
+    found: list[tuple[Kind, list[list[Record]]]] = []
+    keys: tuple[tuple[Kind, object], ...] = (("strong", strong), ("strong", strong_accumulating), ("weak", weak))
+    for kind, key in keys:
+        for group in grouped(alike, key):  # type: ignore[arg-type]
+            works = sorted(same_work(group), key=lambda work: (work[0].point.world, work[0].point.nodes))
+            sizes = list({work[0].point.world: work for work in reversed(works)}.values())[::-1]
+            if len(sizes) > 1:
+                found.append((kind, sizes))
+    return [one for one in found if not any(_within(one, other) for other in found)]
+
+
+def _within(one: tuple[Kind, list[list[Record]]], other: tuple[Kind, list[list[Record]]]) -> bool:
+    """Whether all sizes of a family are part of another, larger family of the same kind; of two equal ones the later is."""
+    ours, theirs = ({record.key for size in sizes for record in size} for _, sizes in (one, other))
+    return one[0] == other[0] and ours < theirs
+
+
+def _names(found: Sequence[tuple[Kind, list[list[Record]]]]) -> list[str]:
+    bases = []
+    for kind, sizes in found:
+        point = sizes[0][0].point
+        batch = f"b{point.global_batch}" if kind == "strong" else f"b{point.global_batch // point.world} per device"
+        bases.append(f"{point.benchmark} {batch} {point.precision}{'' if point.compile == 'off' else ' ' + point.compile}, {kind}")
+    distinct = []
+    for index, base in enumerate(bases):
+        again = bases[:index].count(base)
+        distinct.append(f"{base} ({again + 1})" if again else base)
+    return distinct
+
+
+def _curve(basis: Basis, kind: Kind, sizes: Sequence[Sequence[Record]], store: Store | None, efficiency: float | None) -> Curve | None:
+    cells = [_rates(basis, size, store) for size in sizes]
+    variation = spread(cells, "throughput")
+    rates = [estimate(cell, *variation.of(index)) for index, cell in enumerate(cells)]
+    known = [(size, rate) for size, rate in zip(sizes, rates, strict=True) if rate is not None]
+    if len(known) < 2:
+        return None
+    first, base = known[0]
+    smallest, points = first[0].point.world, []
+    for size, rate in known:
+        point = size[0].point
+        speed_up = Estimate(1.0, 0.0) if rate is base else rate.over(base)
+        keys = tuple(record.key for record in size)
+        relative = speed_up.scaled(smallest / point.world)
+        points.append(Size(point.world, point.nodes, point.global_batch, keys, rate, speed_up, relative))
+    order: tuple[Name, Name] = ("Amdahl", "Gustafson") if kind == "strong" else ("Gustafson", "Amdahl")
+    worlds = [one.world for one in points]
+    laws = () if efficiency is None else tuple(fit(name, worlds, [one.rate for one in points], efficiency) for name in order)
+    return Curve(basis, tuple(points), laws, variation.sentence)
+
+
+def _rates(basis: Basis, records: Sequence[Record], store: Store | None) -> list[tuple[float, float | None]]:
+    """The rate of each record with its relative standard error."""
+    if basis == "training":
+        return values(records, "throughput")
+    if basis == "median batch":
+        return [
+            (record.point.global_batch / median, _median_error(record, store))
+            for record in records
+            if (median := record.value("step_time_median"))
+        ]
+    # A projected epoch is the training part once more.
+    whole = [record for record in records if (metric := record.metrics.get("epoch_time_mean")) and metric.value and not metric.reason]
+    return [(1 / value, error) for value, error in values(whole, "epoch_time_mean")]
+
+
+def _median_error(record: Record, store: Store | None) -> float | None:
+    path = raw_file(store, record, "steps") if store is not None else None
+    return median_error(read_steps(path).measured()) if path is not None else None

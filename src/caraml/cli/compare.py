@@ -1,0 +1,118 @@
+"""Verbs over several results: compare, scaling, history, advise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from caraml.cli.app import RESULTS, Out, app, console, records_of
+from caraml.errors import ExitCode, InputError
+
+if TYPE_CHECKING:
+    from caraml.report.comparison import Section
+
+AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
+
+
+@app.command()
+def compare(  # noqa: PLR0917  -- typer reads the signature
+    a: Annotated[str, typer.Argument(help="Results folder, suite, point (key or label, /ATTEMPT), FOLDER:SUITE or reference:NAME.")],
+    b: Annotated[str, typer.Argument(help="The same, to be judged against A.")],
+    out: Out = RESULTS,
+    metric: Annotated[list[str] | None, typer.Option("--metric", help="Compare this metric; may be repeated.")] = None,
+    fail_if: Annotated[str | None, typer.Option("--fail-if", help="worse, or worse:5%: exit with 1 if B is.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="List every number, however many there are.")] = False,
+    markdown: AsMarkdown = False,
+) -> None:
+    """Say what differs between two results and which numbers changed beyond chance."""
+    from caraml.analysis.compare import compare as compared
+    from caraml.analysis.gate import parse_gate
+    from caraml.analysis.sides import side
+    from caraml.report.comparison import comparison_sections, gate_lines
+
+    gate = parse_gate(fail_if) if fail_if is not None else None
+    found = compared(side(a, out), side(b, out), metric or ())
+    _print(comparison_sections(found, everything), markdown)
+    if gate is not None:
+        lines, failed = gate_lines(gate, found)
+        for line in lines:
+            typer.echo(line)
+        raise typer.Exit(ExitCode.POINTS_FAILED if failed else ExitCode.OK)
+
+
+@app.command()
+def scaling(
+    suite: Annotated[str | None, typer.Argument(help="Only the points of this suite.")] = None,
+    out: Out = RESULTS,
+    efficiency: Annotated[float, typer.Option("--efficiency", min=1, max=99, help="Find the device count of this efficiency [%].")] = 80,
+    markdown: AsMarkdown = False,
+) -> None:
+    """Show speed-up and efficiency over the number of devices, with the laws of Amdahl and Gustafson, slow steps and slow ranks."""
+    from caraml.analysis.matrix import matrix, solutions_of
+    from caraml.analysis.scaling import scaling as scaled
+    from caraml.analysis.scaling import step_views
+    from caraml.report.comparison import scaling_sections
+    from caraml.results.store import Store
+
+    store = Store(out)
+    records = records_of(store, suite)
+    families = scaled(records, store, efficiency / 100)
+    if not families:
+        raise InputError("no two results differ in the number of devices only", "sweep it in the suite: devices = [1, 2, 4]")
+    solutions = solutions_of(records)
+    cells = [
+        ("Time to solution: best number of devices over smallest", matrix(solutions, "time")),
+        ("Energy to solution: best number of devices over smallest", matrix(solutions, "energy")),
+        ("Energy at the number of devices with the best time", matrix(solutions, "energy", "time")),
+    ]
+    used = {record.key: record for family in families for record in family.records}
+    _print(scaling_sections(families, cells, step_views(used.values(), store)), markdown)
+
+
+@app.command()
+def history(
+    folders: Annotated[list[Path] | None, typer.Argument(help="Results folders; default: that of --out.")] = None,
+    out: Out = RESULTS,
+    metric: Annotated[str, typer.Option("--metric", help="Which number to follow.")] = "throughput",
+    markdown: AsMarkdown = False,
+) -> None:
+    """Show a number over time, every attempt counted: where its level changed, and what changed with it."""
+    from caraml.analysis.history import attempts
+    from caraml.analysis.history import history as followed
+    from caraml.report.comparison import history_sections
+
+    series = followed(attempts(folders or [out]), metric)
+    if not series:
+        raise InputError(f"no result has a value for {metric}", "caraml results --csv shows which numbers there are")
+    _print(history_sections(series), markdown)
+
+
+@app.command()
+def advise(
+    suite: Annotated[str | None, typer.Argument(help="Only the points of this suite.")] = None,
+    out: Out = RESULTS,
+    within: Annotated[float, typer.Option("--within", min=0.1, max=50, help="How far a saturated rate may be below the best [%].")] = 5,
+    markdown: AsMarkdown = False,
+) -> None:
+    """Say which batch, precision and number of devices is best for time, energy and Action, and what limits the rate."""
+    from caraml.analysis.advise import advise as advised
+    from caraml.report.comparison import advice_sections
+    from caraml.results.store import Store
+
+    found = advised(records_of(Store(out), suite), within / 100)
+    if not found:
+        raise InputError("no work was run in two ways, so there is nothing to choose", "sweep it in the suite: global_batch = [8, 16, 32]")
+    _print(advice_sections(found), markdown)
+
+
+def _print(sections: Sequence[Section], markdown: bool) -> None:
+    from caraml.report.comparison import markdown as as_markdown
+    from caraml.report.comparison import terminal
+
+    if markdown:
+        typer.echo(as_markdown(sections))
+    else:
+        console().print(terminal(sections))

@@ -1,0 +1,332 @@
+"""Results over several records as tables: of `caraml compare`, `scaling`, `history` and `advise`, for a terminal or as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from caraml.analysis.advise import Advice, Best, Choice, differs
+from caraml.analysis.compare import Change, Comparison
+from caraml.analysis.estimate import Estimate
+from caraml.analysis.gate import Gate
+from caraml.analysis.history import Series
+from caraml.analysis.laws import Law, Limit
+from caraml.analysis.lint import Difference
+from caraml.analysis.matrix import Cell
+from caraml.analysis.scaling import Curve, Family, StepView
+from caraml.report.labels import printable
+from caraml.report.numbers import count, scaled, written
+from caraml.results.record import Metric
+from caraml.units import significant, title_of
+
+STYLES = {"worse": "bold red", "better": "green", "unknown": "dim", "indistinguishable": ""}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, a table, and sentences below it; any of them may be empty."""
+
+    title: str = ""
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def terminal(sections: Iterable[Section]) -> RenderableType:
+    """Sections for a terminal."""
+    parts: list[RenderableType] = []
+    for section in sections:
+        if section.title:
+            parts.append(Text(f"{printable(section.title)}", style="bold"))
+        if section.rows:
+            table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+            for column in section.columns:
+                table.add_column(column, overflow="fold")
+            for row in section.rows:
+                table.add_row(*(Text(printable(cell), style=STYLES.get(cell, "")) for cell in row))
+            parts.append(table)
+        parts += [Text(printable(note)) for note in section.notes]
+        parts.append(Text(""))
+    return Group(*parts)
+
+
+def markdown(sections: Iterable[Section]) -> str:
+    """Sections as Markdown."""
+    lines: list[str] = []
+    for section in sections:
+        if section.title:
+            lines += [f"### {_cell(section.title)}", ""]
+        if section.rows:
+            lines += [_row(section.columns), _row(["---"] * len(section.columns)), *map(_row, section.rows), ""]
+        lines += [f"- {_cell(note)}" for note in section.notes]
+        lines += [""] if section.notes else []
+    return "\n".join(lines)
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _cell(text: str) -> str:
+    return printable(text).replace("|", "\\|").replace("<", "&lt;")
+
+
+def estimated(estimate: Estimate | None, unit: str) -> str:
+    """An estimate with its interval; ``–`` if unknown."""
+    if estimate is None:
+        return "–"
+    return written("", Metric(value=estimate.value, unit=unit, low=estimate.low, high=estimate.high))
+
+
+def change(ratio: Estimate | None) -> str:
+    """A ratio as the change that it is: ``+3.2 % (+1.1 to +5.4)``."""
+    if ratio is None:
+        return "–"
+    if ratio.low is None or ratio.high is None:
+        return f"{_percent(ratio.value)} %"
+    return f"{_percent(ratio.value)} % ({_percent(ratio.low)} to {_percent(ratio.high)})"
+
+
+def _percent(ratio: float) -> str:
+    value = 100 * (ratio - 1)
+    return f"{value:+.1f}" if abs(value) < 99.95 else f"{value:+.0f}"
+
+
+# -- compare -----------------------------------------------------------------------------------------------------------
+
+
+def comparison_sections(comparison: Comparison, every: bool = False) -> list[Section]:
+    """What differs, then every change; of many pairs only those with a verdict, unless ``every`` is asked for."""
+    title = f"A: {comparison.a}   B: {comparison.b}"
+    sections = [_differences("What differs", comparison.differences, (title,))]
+    local = [(pair.name, one) for pair in comparison.pairs for one in pair.differences]
+    if local:
+        found = tuple((name, one.name, one.a, one.b, one.why) for name, one in local[:_MOST])
+        notes = (f"and {len(local) - _MOST} more",) if len(local) > _MOST else ()
+        sections.append(Section("What differs in single pairs", ("pair", "what", "A", "B", "what it may do"), found, notes))
+    everything = every or len(comparison.changes) <= _MOST
+    hidden = 0
+    for pair in comparison.pairs:
+        shown = [one for one in pair.changes if everything or one.verdict in ("better", "worse")]
+        hidden += len(pair.changes) - len(shown)
+        rows = tuple(_change_cells(one) for one in shown)
+        if rows:
+            runs = f"runs of A: {len(pair.keys[0])}, of B: {len(pair.keys[1])}"
+            sections.append(Section(f"{pair.name} ({runs})", ("metric", "A", "B", "B against A", "shown from", "verdict"), rows))
+    sections.append(Section("Verdict", (), (), tuple(_change_notes(comparison, hidden))))
+    if comparison.lost or comparison.unmatched:
+        missing = tuple((one.name, one.side, one.reason) for one in (*comparison.lost, *comparison.unmatched))
+        sections.append(Section("No result on one side", ("work", "side", "why"), missing))
+    return sections
+
+
+_MOST = 40
+"""Rows of a terminal table beyond which only those that matter are shown."""
+
+
+def _differences(title: str, found: Sequence[Difference], notes: tuple[str, ...]) -> Section:
+    rows = tuple((one.name, one.a, one.b, one.why) for one in found)
+    return Section(title, ("what", "A", "B", "what it may do"), rows, notes if rows else (*notes, "nothing that is recorded"))
+
+
+def _change_cells(one: Change) -> tuple[str, ...]:
+    smallest = "–" if one.smallest is None else f"±{significant(100 * one.smallest, 2)} %"
+    numbers = (estimated(one.a, one.unit), estimated(one.b, one.unit), change(one.ratio), smallest)
+    return (title_of(one.metric), *numbers, one.verdict)
+
+
+def _change_notes(comparison: Comparison, hidden: int) -> Iterable[str]:
+    changes = [one for _, one in comparison.changes]
+    counts = {verdict: sum(one.verdict == verdict for one in changes) for verdict in STYLES}
+    yield ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
+    if hidden:
+        yield f"{hidden} numbers without a better or worse are not listed; --all lists them"
+    for reason in dict.fromkeys(one.reason for one in changes if one.reason):
+        yield f"{reason}: {sum(one.reason == reason for one in changes)} of {len(changes)} numbers"
+    for metric, sentence in comparison.spread:
+        yield f"{title_of(metric)}: {sentence}"
+    yield (
+        f'{comparison.tests} tests, corrected together (Holm): if runs vary as said above, any false "worse" is at most 5 % likely. '
+        'Intervals are of 95 %, each for itself. "Shown from": the smallest change that these runs show in 9 of 10 comparisons'
+    )
+
+
+def gate_lines(gate: Gate, comparison: Comparison) -> tuple[list[str], bool]:
+    """What ``--fail-if`` found, a line each, and whether the comparison fails."""
+    what = f"worse by {100 * gate.least:g} % or more" if gate.least else "worse"
+    failures = [f"failed: {pair.name}: {title_of(one.metric)} {change(one.ratio)}" for pair, one in gate.failures(comparison)]
+    failures += [f"failed: no result any more: {text}" for text in gate.lost(comparison)]
+    lines = failures or [f"passed: nothing is shown to be {what}"]
+    blind = [one for _, one in gate.blind(comparison)]
+    if blind:
+        finite = [one.smallest for one in blind if one.smallest is not None]
+        shown = f", at best {significant(100 * min(finite), 2)} % and more" if finite and gate.least else ""
+        numbers = f"{len(blind)} of {len(comparison.changes)} numbers"
+        lines.append(f"note: {numbers} could not have shown this with these runs{shown}; measure more repeats")
+    return lines, bool(failures)
+
+
+# -- scaling -----------------------------------------------------------------------------------------------------------
+
+
+def scaling_sections(families: Sequence[Family], cells: Sequence[tuple[str, Sequence[Cell]]], views: Sequence[StepView]) -> list[Section]:
+    """Curves and laws of every family, the matrices of time and energy, and the single steps."""
+    sections = [_curve(family, curve) for family in families for curve in family.curves]
+    for title, found in cells:
+        shown = tuple((cell.row, cell.column, cell.text, change(cell.ratio)) for cell in found)
+        if shown:
+            sections.append(Section(title, ("application", "device", "ratio, devices", "change"), shown))
+    rows = tuple((view.name, str(len(view.batches)), *_elbow(view)) for view in views)
+    if rows:
+        note = "elbow: where the cumulative distribution is farthest above its chord; cost: what the steps beyond take more than the median"
+        sections.append(Section("Single steps", ("record", "steps", "elbow", "at or below", "cost"), rows, (note,)))
+    slow = tuple(row for view in views for row in _slow(view))
+    if slow:
+        note = "compared step by step; in synchronous training a rank's own delay is partly hidden, as all wait for it"
+        sections.append(Section("Ranks", ("record", "rank", "behind the median rank", "slowest in", "waits for input", ""), slow, (note,)))
+    return sections
+
+
+def _curve(family: Family, curve: Curve) -> Section:
+    unit = {"training": f"{family.item}/s", "median batch": "sample/s", "epoch": "epoch/s"}[curve.basis]
+    rows = tuple(
+        (
+            str(size.world),
+            str(size.nodes),
+            str(size.global_batch),
+            estimated(size.rate, unit),
+            estimated(size.speed_up, "1"),
+            estimated(size.efficiency, "1"),
+        )
+        for size in curve.sizes
+    )
+    notes = (*(law_text(law) for law in curve.laws), f"intervals: {curve.spread}")
+    columns = ("devices", "nodes", "global batch", "rate", "speed-up", "efficiency")
+    return Section(f"{family.name}, by {curve.basis}", columns, rows, notes)
+
+
+def law_text(law: Law) -> str:
+    """A law with its interval, whether it fits, and where the efficiency falls."""
+    band = "" if law.serial_low is None or law.serial_high is None else f" ({_share(law.serial_low)} to {_share(law.serial_high)} %)"
+    fits = ""
+    if law.misfit is not None:
+        fits = ", which does not describe these rates" if law.misfit < 0.05 else ""
+    elif law.serial_low is not None:
+        fits = ", exact for two sizes"
+    return f"{law.name}: serial share {_share(law.serial)} %{band}{fits}; {_limit(law.limit)}"
+
+
+def _share(share: float) -> str:
+    return significant(100 * share, 2)
+
+
+def _limit(limit: Limit) -> str:
+    share = f"efficiency {100 * limit.efficiency:g} %"
+    if limit.devices is None:
+        return f"{share} is never reached by this fit (extrapolated)"
+    ends = ""
+    if limit.low is not None:
+        ends = f" (from {significant(limit.low, 2)}{' on' if limit.high is None else f' to {significant(limit.high, 2)}'})"
+    extrapolated = ", extrapolated beyond what was measured" if limit.extrapolated else ""
+    return f"below {share} beyond {significant(limit.devices, 2)} devices{ends}{extrapolated}"
+
+
+def _elbow(view: StepView) -> tuple[str, str, str]:
+    found = view.elbow
+    if found is None:
+        return "none", "", ""
+    factor, unit = scaled(found.seconds, "s")
+    return f"{significant(found.seconds / factor)} {unit}", f"{100 * found.share:.0f} %", f"{100 * found.cost:.1f} %"
+
+
+def _slow(view: StepView) -> Iterable[tuple[str, ...]]:
+    for one in view.ranks[:_SLOWEST]:
+        behind = f"{100 * one.excess:+.2f} % ({100 * one.low:+.2f} to {100 * one.high:+.2f})"
+        yield view.name, str(one.rank), behind, f"{100 * one.slowest:.0f} % of steps", f"{100 * one.wait:.1f} %", "slow" if one.slow else ""
+
+
+_SLOWEST = 3
+"""Ranks of one record that are listed."""
+
+
+# -- history -----------------------------------------------------------------------------------------------------------
+
+
+def history_sections(series: Sequence[Series]) -> list[Section]:
+    """A row for each level of each series, and what changed between levels."""
+    metric = title_of(series[0].metric)
+    rows = tuple(row for one in series for row in _levels(one))
+    short = sum(one.note is not None for one in series)
+    notes = [f"{short} of {len(series)} series have fewer results than a change needs"] if short else []
+    found = [Section(f"{metric} over time", ("work", "device", "from, to", "results", "level", "change", ""), rows, tuple(notes))]
+    changes = tuple(text for one in series for text in _changes(one))
+    return [*found, Section("Changes", (), (), changes or ("none beyond chance",))]
+
+
+def _levels(one: Series) -> Iterable[tuple[str, ...]]:
+    for number, (begin, end, level) in enumerate(one.levels()):
+        found = one.changes[number - 1] if number else None
+        what = "" if found is None else f"{_percent(found.ratio)} %"
+        verdict = "" if found is None or found.better is None else "better" if found.better else "worse"
+        span = f"{one.entries[begin].time:%Y-%m-%d %H:%M} to {one.entries[end].time:%Y-%m-%d %H:%M}"
+        name = ("", "") if number else (one.name, one.device)
+        yield *name, span, str(end - begin + 1), estimated(Estimate(level, None), one.unit), what, verdict
+
+
+def _changes(one: Series) -> Iterable[str]:
+    for found in one.changes:
+        says = "; ".join(f"{what.name}: {what.a} → {what.b}" for what in found.changed[: _MOST // 4])
+        provisional = ", provisional: one result only" if found.provisional else ""
+        when = f"{one.entries[found.index].time:%Y-%m-%d %H:%M}"
+        yield f"{when} {one.name} {_percent(found.ratio)} %{provisional}. Changed with it: {says or 'nothing that is recorded'}"
+
+
+# -- advise ------------------------------------------------------------------------------------------------------------
+
+
+def advice_sections(advice: Sequence[Advice]) -> list[Section]:
+    """Choices, and what follows from them, for each work."""
+    return [section for one in advice for section in _advice(one)]
+
+
+def _advice(one: Advice) -> Iterable[Section]:
+    rows = tuple(_choice(choice, one.item, choice in one.front) for choice in sorted(one.choices, key=lambda choice: choice.time.value))
+    columns = ("choice", "rate", "energy", "bound by", "Pareto")
+    yield Section(f"{one.name} on {one.device}", columns, rows, (f"intervals: {one.spread}",))
+    notes = [_best(best) for best in one.best]
+    notes += [f"no advice for energy: {one.no_energy}"] if one.no_energy else []
+    for found in one.saturation:
+        where = f"batch {found.batch}" if found.low == found.high else f"batch {found.batch} (between {found.low} and {found.high})"
+        growing = "; the rate still grew at the largest batch" if found.batch == found.largest else ""
+        notes.append(
+            f"{found.name}: the rate is within {100 * found.within:g} % of the best (batch {found.best_batch}) from {where} on{growing}"
+        )
+    for step in one.steps:
+        cost = f"{change(step.energy)} energy" if step.energy is not None else f"{change(step.device_time)} device time"
+        told = "" if differs(step.time) else "; whether it is faster these runs cannot tell"
+        notes.append(f"{step.name}: beyond {count(step.before, 'device')}, {step.after} cost {cost} for {change(step.time)} time{told}")
+    notes += [f"{name}: {reason}" for name, reason in one.failed]
+    fastest = one.best[0].choice if one.best else one.choices[0]
+    notes.append(f"{fastest.name}: {fastest.bound.sentence}")
+    yield Section("", (), (), tuple(notes))
+
+
+def _choice(choice: Choice, item: str, on_front: bool) -> tuple[str, ...]:
+    energy = estimated(choice.energy, f"J/{item}")
+    return choice.name, estimated(choice.time.inverse(), f"{item}/s"), energy, choice.bound.by or "–", "yes" if on_front else ""
+
+
+def _best(best: Best) -> str:
+    if best.ties:
+        names = [best.choice.name, *(choice.name for choice in best.ties)]
+        listed = ", ".join(names[:_TIES]) + (f" and {len(names) - _TIES} more" if len(names) > _TIES else "")
+        return f"best for {best.goal}: indistinguishable: {listed}; more repeats may tell them apart"
+    lead = "" if best.lead is None else f"; the next costs {change(best.lead)}"
+    return f"best for {best.goal}: {best.choice.name}{lead}"
+
+
+_TIES = 6

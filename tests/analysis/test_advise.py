@@ -1,0 +1,139 @@
+"""Advice on campaigns whose best choice is known."""
+
+from __future__ import annotations
+
+import pytest
+from record_factory import broken_record, make_point
+from run_factory import metric, repeats, run
+
+from caraml.analysis.advise import advise, differs, pareto
+from caraml.analysis.bound import Partners, bound
+from caraml.analysis.estimate import Estimate
+from caraml.results.record import Record
+
+
+def sweep(rates: dict[int, float], joules: dict[int, float] | None = None, **changes: object) -> list[Record]:
+    """Three repeats of each batch, 0.1 % apart."""
+    found = []
+    for batch, rate in rates.items():
+        energy = (joules or {}).get(batch)
+        found += repeats([rate * factor for factor in (0.999, 1.0, 1.001)], global_batch=batch, energy=energy, **changes)
+    return found
+
+
+RATES = {8: 500.0, 16: 900.0, 32: 1300.0, 64: 1498.0, 128: 1500.0}
+JOULES = {8: 2.0, 16: 1.2, 32: 0.9, 64: 1.0, 128: 1.3}
+
+
+def test_each_goal_has_its_own_best() -> None:
+    (advice,) = advise(sweep(RATES, JOULES))
+    best = {one.goal: one for one in advice.best}
+    assert best["energy"].choice.global_batch == 32 and best["Action"].choice.global_batch in (32, 64)
+    assert best["time"].choice.global_batch == 128
+    assert [tie.global_batch for tie in best["time"].ties] == [64], "0.1 % apart is not distinguishable; 15 % is"
+    assert best["time"].lead is not None and best["time"].lead.value == pytest.approx(1500 / 1300, rel=1e-3)
+    assert advice.no_energy is None
+
+
+def test_action_is_energy_times_time_of_the_same_work() -> None:
+    (advice,) = advise(sweep(RATES, JOULES))
+    for choice in advice.choices:
+        assert choice.action is not None
+        assert choice.action.value == pytest.approx(JOULES[choice.global_batch] / RATES[choice.global_batch], rel=1e-5)
+
+
+def test_single_runs_close_to_each_other_are_not_told_apart() -> None:
+    (advice,) = advise([run(1000), run(1030, global_batch=32)])
+    assert [tie.global_batch for tie in advice.best[0].ties] == [16] and advice.best[0].lead is None
+
+
+def test_without_a_sensor_there_is_advice_for_time_only_and_it_says_why() -> None:
+    (advice,) = advise(sweep(RATES))
+    assert [one.goal for one in advice.best] == ["time"] and advice.front == ()
+    assert advice.no_energy == "no choice has energy: no sensor"
+
+
+def test_the_front_holds_what_nothing_beats() -> None:
+    (advice,) = advise(sweep(RATES, JOULES))
+    assert [choice.global_batch for choice in advice.front] == [128, 64, 32]
+
+
+def test_a_point_is_beaten_only_beyond_chance() -> None:
+    (advice,) = advise([run(1000, energy=1.0), run(1001, energy=0.999, global_batch=32), run(400, energy=3.0, global_batch=64)])
+    assert {choice.global_batch for choice in pareto(advice.choices)} == {16, 32}
+
+
+def test_saturation_is_where_the_rate_stops_growing() -> None:
+    (advice,) = advise(sweep(RATES), within=0.05)
+    (found,) = advice.saturation
+    assert (found.batch, found.low, found.high, found.best_batch, found.largest) == (64, 64, 64, 128, 128)
+    (vague,) = advise([run(rate, global_batch=batch) for batch, rate in RATES.items()])[0].saturation
+    assert vague.low <= vague.batch <= vague.high and vague.low < vague.high, "single runs leave it open"
+
+
+def test_more_devices_are_priced() -> None:
+    records = [run(rate, devices=n, global_batch=64, energy=joules) for n, rate, joules in ((1, 1000, 1.0), (2, 1900, 1.1), (4, 2000, 2.2))]
+    (advice,) = advise(records)
+    first, second = advice.steps
+    assert (first.before, first.after, second.after) == (1, 2, 4)
+    assert first.time.value == pytest.approx(1000 / 1900) and first.energy is not None and first.energy.value == pytest.approx(1.1)
+    assert second.device_time.value == pytest.approx(2 * 1900 / 2000) and differs(second.energy) and not differs(second.time)
+
+
+def test_failures_are_part_of_the_advice() -> None:
+    gone = broken_record(make_point(global_batch=4096, micro_batch=4096), "oom", "96 GiB asked for")
+    (advice,) = advise([*sweep(RATES), gone])
+    assert advice.failed == (("b4096 fp32 eager 1x1", "oom: 96 GiB asked for"),)
+
+
+def test_other_work_gets_its_own_advice_and_a_single_choice_none() -> None:
+    found = advise(
+        [*sweep(RATES), *sweep(RATES, mode="compute"), *sweep(RATES, params={"layers": 8}), run(1, workload="image_classification")]
+    )
+    assert len(found) == 3 and found[1].name == "gpt-mini compute"
+    assert found[0].name != found[2].name and "layers=8" in found[2].name
+
+
+class TestBound:
+    @staticmethod
+    def of(record: Record, *others: Record) -> dict[str, float | None]:
+        found = bound(record, Partners([record, *others]))
+        return {"by": found.by, **{share.part: share.share for share in found.shares}}  # type: ignore[dict-item]
+
+    def test_input_by_the_host_s_wait(self) -> None:
+        more = {"data_wait_share": metric(0.6, "1", None), "mfu_measured": metric(0.2, "1")}
+        assert self.of(run(100, more=more)) == pytest.approx(
+            {"by": "input", "input": 0.6, "communication": 0.0, "compute": 0.2, "memory and overhead": 0.2}
+        )
+
+    def test_input_by_its_absence_where_that_was_run(self) -> None:
+        more = {"data_wait_share": metric(0.01, "1", None), "mfu_measured": metric(0.2, "1")}
+        assert self.of(run(100, more=more), run(400, mode="compute"))["input"] == pytest.approx(0.75)
+
+    def test_communication_by_the_rate_on_one_device(self) -> None:
+        more = {"data_wait_share": metric(0.01, "1", None), "mfu_measured": metric(0.2, "1")}
+        found = self.of(run(160, devices=4, global_batch=64, micro_batch=16, more=more), run(100, micro_batch=16))
+        assert found["communication"] == pytest.approx(0.6) and found["by"] == "communication"
+        assert self.of(run(160, devices=4, global_batch=64, micro_batch=16, more=more))["communication"] is None
+
+    def test_compute_by_the_measured_peak(self) -> None:
+        more = {"data_wait_share": metric(0.01, "1", None), "mfu": metric(0.4, "1"), "mfu_measured": metric(0.8, "1")}
+        assert self.of(run(100, more=more))["by"] == "compute"
+
+    def test_the_rest_is_what_is_left(self) -> None:
+        more = {"data_wait_share": metric(0.01, "1", None), "mfu_measured": metric(0.1, "1")}
+        here, larger = run(100, more=more), run(180, global_batch=32)
+        assert self.of(here)["by"] == "memory and overhead"
+        assert "with batch 32 the rate changes by +80%: overhead" in bound(here, Partners([here, larger])).sentence
+
+    def test_nothing_is_claimed_without_numbers(self) -> None:
+        found = bound(run(100), Partners([]))
+        assert found.by is None and "no single limit" in found.sentence
+
+    def test_close_shares_are_not_told_apart(self) -> None:
+        more = {"data_wait_share": metric(0.48, "1", None), "mfu_measured": metric(0.5, "1")}
+        assert self.of(run(100, more=more))["by"] is None
+
+
+def test_differs_needs_an_error() -> None:
+    assert not differs(Estimate(5.0, None)) and differs(Estimate(5.0, 0.1)) and not differs(None) and not differs(Estimate(1.05, 0.1))

@@ -1,0 +1,207 @@
+"""Comparisons with a known truth: what pairs, what differs, what is said."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from record_factory import broken_record, make_point
+from run_factory import metric, repeats, run
+
+from caraml.analysis.compare import ALPHA, FAMILIES, USUAL, Change, Comparison, compare
+from caraml.analysis.detectable import POWER, smallest_change
+from caraml.analysis.gate import parse_gate
+from caraml.analysis.sides import Side
+from caraml.errors import InputError
+from caraml.results.record import Record
+from caraml.units import METRICS
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "analysis"))
+import simulate
+
+
+def against(a: list[Record], b: list[Record], *metrics: str) -> Comparison:
+    return compare(Side("a", tuple(a)), Side("b", tuple(b)), metrics)
+
+
+def only(found: Comparison, metric: str = "throughput") -> Change:
+    return next(change for _, change in found.changes if change.metric == metric)
+
+
+RATES = [1000.0, 1003.0, 998.0]
+FASTER = [1100.0, 1097.0, 1103.0]
+
+
+def test_a_clear_change_is_called_by_its_direction() -> None:
+    new = {"software": "caraml 0.2"}
+    slower, faster = only(against(repeats(FASTER), repeats(RATES, **new))), only(against(repeats(RATES), repeats(FASTER, **new)))
+    assert (slower.verdict, faster.verdict) == ("worse", "better")
+    assert slower.ratio is not None and slower.ratio.value == pytest.approx(0.9094, abs=1e-3)
+    assert slower.harm == pytest.approx(0.0906, abs=1e-3) and slower.runs == (3, 3)
+    costs = [repeats(RATES, energy=joules, software=name) for joules, name in ((1.0, "a"), (1.3, "b"))]
+    assert only(against(*costs), "energy_per_item").verdict == "worse"
+
+
+def test_noise_is_not_called_a_change() -> None:
+    found = against(repeats(RATES), repeats([1001.0, 999.0, 1004.0], software="new"))
+    assert only(found).verdict == "indistinguishable"
+    assert only(found).smallest is not None and 0 < only(found).smallest < 0.05
+
+
+def test_single_runs_show_only_what_repeats_of_others_never_did() -> None:
+    a, b, c = run(1000), run(950, software="new"), run(300, software="new")
+    assert only(against([a], [b])).verdict == "indistinguishable"
+    assert only(against([a], [c])).verdict == "worse", "a fall by a factor is seen at once"
+    assert only(against([a], [b])).smallest == pytest.approx(
+        math.expm1((1.95996 + 1.28155) * math.sqrt(2 * (0.023**2 + 0.00255**2))), rel=0.02
+    )
+
+
+def test_one_run_without_an_interval_gives_no_verdict() -> None:
+    change = only(against([run(1000, half=None)], [run(300, half=None, software="new")]))
+    assert change.verdict == "unknown" and change.smallest is None and "repeats" in (change.reason or "")
+
+
+def test_what_differs_everywhere_is_what_is_compared() -> None:
+    a = [run(1000, global_batch=batch) for batch in (16, 32)]
+    b = [run(1000, global_batch=batch, precision="bf16", device="H100 x1") for batch in (16, 32)]
+    found = against(a, b)
+    assert [pair.name.split()[1] for pair in found.pairs] == ["b16", "b32"] and not found.unmatched
+    assert {one.name for one in found.differences} == {"precision", "device"}
+    assert next(one for one in found.differences if one.name == "precision").a == "fp32"
+
+
+def test_work_without_a_partner_is_named() -> None:
+    found = against([run(1000), run(1000, global_batch=32)], [run(1000, software="new"), run(1000, global_batch=64, software="new")])
+    assert {(one.name.split()[1], one.side) for one in found.unmatched} == {("b32", "B"), ("b64", "A")}
+
+
+def test_work_that_lost_its_result_is_worse_than_any_number() -> None:
+    point = make_point(global_batch=32, micro_batch=32, software="new")
+    found = against([run(1000), run(1000, global_batch=32)], [run(1000, software="new"), broken_record(point, "oom", "no memory left")])
+    assert [(one.side, one.reason) for one in found.lost] == [("B", "oom: no memory left")]
+    assert len(parse_gate("worse:5%").lost(found)) == 1
+
+
+def test_nothing_in_common_is_an_error_that_says_what_there_is() -> None:
+    with pytest.raises(InputError, match=r"no work in common: A has .*b16"):
+        against([run(1), run(1, precision="bf16")], [run(1, global_batch=32), run(1, global_batch=64)])
+    with pytest.raises(InputError, match="unknown metric 'throughputt'"):
+        against([run(1)], [run(1)], "throughputt")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"more": {"throughput": metric(1000.0, "image/s")}}, "different units: image/s, token/s"),
+        ({"method_version": 99}, "different methods"),
+        ({"more": {"throughput": metric(1000.0, "token/s", scope="node")}}, "different energy boundaries"),
+    ],
+)
+def test_numbers_of_different_kinds_are_not_judged(changes: dict[str, object], reason: str) -> None:
+    change = only(against([run(100)], [run(1000, software="new", **changes)]))
+    assert change.verdict == "unknown" and change.ratio is None and reason in (change.reason or "")
+
+
+def test_a_missing_number_is_named_with_its_reason() -> None:
+    change = only(against([run(100, energy=1.0)], [run(100, software="new")]), "energy_per_item")
+    assert change.b is None and change.reason == "B has none: no sensor"
+
+
+def test_the_environment_is_looked_at() -> None:
+    gpu = {"power_limit_w": 700.0, "sm_clock_max_mhz": 1980, "ecc": True, "mig": False, "pcie_generation": 5, "pcie_width": 16}
+    before = {"versions": {"driver": "535.1", "torch": "2.11"}, "gpus": [gpu], "variables": {"NCCL_ALGO": "Ring"}}
+    after = {"versions": {"driver": "550.2", "torch": "2.11"}, "gpus": [{**gpu, "power_limit_w": 500.0}]}
+    a, b = run(1000, environment=before), run(900, environment=after, flags=["throttled"])
+    found = {one.name: (one.a, one.b) for one in against([a], [b]).differences}
+    assert found == {
+        "driver": ("535.1", "550.2"),
+        "power limit": ("700.0", "500.0"),
+        "variable NCCL_ALGO": ("Ring", "–"),
+        "flag throttled": ("0 of 1", "1 of 1"),
+    }
+
+
+def test_many_tests_are_corrected_together() -> None:
+    batches = [4 * index for index in range(1, 21)]
+    a = [one for batch in batches for one in repeats([1000, 1010], global_batch=batch)]
+    b = [one for batch in batches for one in repeats([1000, 1010] if batch > 4 else [985, 995], global_batch=batch, software="new")]
+    change = only(against(a, b))
+    assert change.p is not None and change.adjusted is not None
+    assert change.p < ALPHA < change.adjusted == pytest.approx(20 * change.p, rel=1e-6)
+    assert change.verdict == "indistinguishable" and "one of 20" in (change.reason or "")
+    alone = only(against(a[:2], b[:2]))
+    assert alone.smallest is not None and change.smallest is not None
+
+
+def test_the_families_share_the_error() -> None:
+    assert sum(FAMILIES.values()) / 2 == ALPHA
+    assert set(USUAL) <= set(METRICS)
+
+
+def test_the_smallest_change_is_found_as_often_as_it_says() -> None:
+    """The t test itself, simulated: four degrees of freedom, true change as stated."""
+    import numpy as np
+
+    rng, sd, dof = np.random.default_rng(5), 0.01, 4
+    change = math.log1p(smallest_change(sd, dof))
+    errors = sd * np.sqrt(rng.chisquare(dof, 20000) / dof)
+    found = np.abs((change + sd * rng.standard_normal(20000)) / errors) > 2.7764
+    assert found.mean() == pytest.approx(POWER, abs=0.01)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(100, 10000), min_size=2, max_size=4), st.lists(st.floats(100, 10000), min_size=2, max_size=4))
+def test_exchanging_the_sides_turns_the_verdict(ours: list[float], theirs: list[float]) -> None:
+    there, back = (
+        only(against(*sides)) for sides in ((repeats(ours), repeats(theirs, software="n")), (repeats(theirs, software="n"), repeats(ours)))
+    )
+    assert there.p == pytest.approx(back.p or 0, abs=1e-12) and there.ratio is not None and back.ratio is not None
+    assert there.ratio.value == pytest.approx(1 / back.ratio.value)
+    turned = {"worse": "better", "better": "worse", "indistinguishable": "indistinguishable"}
+    assert back.verdict == turned[there.verdict] or there.ratio.value == 1
+
+
+class TestGate:
+    SLOWER = repeats([1000.0, 1003.0, 998.0]), repeats([960.0, 957.0, 962.0], software="new")
+
+    def test_the_size_counts(self) -> None:
+        found = against(*self.SLOWER, "throughput")
+        assert len(parse_gate("worse").failures(found)) == 1
+        assert len(parse_gate("worse:3%").failures(found)) == 1
+        assert parse_gate("worse:5%").failures(found) == []
+
+    def test_runs_that_could_not_have_shown_it_are_named(self) -> None:
+        found = against([run(1000)], [run(1000, software="new")], "throughput")
+        assert parse_gate("worse:5%").failures(found) == [] and len(parse_gate("worse:5%").blind(found)) == 1
+        assert parse_gate("worse:20%").blind(found) == []
+
+    @pytest.mark.parametrize("text", ["better", "worse:", "worse:5", "worse:-5%", "worse:five%"])
+    def test_nonsense_is_refused(self, text: str) -> None:
+        with pytest.raises(InputError, match="expected `worse` or `worse:PERCENT%`"):
+            parse_gate(text)
+
+
+@pytest.fixture(scope="module")
+def pool() -> list[simulate.Run]:
+    import numpy as np
+
+    rng = np.random.default_rng(11)
+    return [simulate.measured(simulate.NOISES["AR(1) 0.5"], rng) for _ in range(150)]
+
+
+@pytest.mark.parametrize(("between", "points"), [(0.0, 1), (0.0, 4), (0.01, 1), (0.01, 4)])
+def test_a_false_worse_is_rare(pool: list[simulate.Run], between: float, points: int) -> None:
+    """At most 5 % of comparisons; of 250, chance adds up to 2.5 %. The long run is in docs/compare.md."""
+    same = simulate.outcome(pool, repeats=2, between=[between] * points, change=0.0, comparisons=250)
+    assert same.worse <= 0.075 and same.covered > 0.9
+
+
+def test_three_per_cent_are_found_with_two_runs(pool: list[simulate.Run]) -> None:
+    alone = simulate.outcome(pool, repeats=2, between=[0.0], change=0.03, comparisons=200)
+    together = simulate.outcome(pool, repeats=2, between=[0.003] * 4, change=0.03, comparisons=60)
+    assert alone.found >= 0.9 and together.found >= 0.9

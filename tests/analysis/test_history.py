@@ -1,0 +1,110 @@
+"""Levels over time: changes that were put there, and none where there are none."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from record_factory import make_point, make_record
+from run_factory import run
+
+from caraml.analysis.changepoint import FEWEST, change_points
+from caraml.analysis.history import attempts, history
+from caraml.errors import InputError
+from caraml.results.record import Record
+from caraml.results.store import Store, write_record
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "analysis"))
+import history as simulation
+
+START = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def nights(rates: list[float], drivers: list[str] | None = None, **changes: object) -> list[Record]:
+    """A result every night."""
+    found = []
+    for index, rate in enumerate(rates):
+        environment = {"versions": {"driver": drivers[index]}, "cpu": {"load_1min": index}} if drivers else {}
+        found.append(
+            run(rate, started_at=(START + timedelta(days=index)).isoformat(), attempt=index + 1, environment=environment, **changes)
+        )
+    return found
+
+
+def test_a_lost_factor_is_found_with_the_driver_that_took_it() -> None:
+    records = nights([900, 905, 898, 902, 901, 300, 302, 299], ["535"] * 5 + ["550"] * 3)
+    (series,) = history(records)
+    (change,) = series.changes
+    assert (change.index, change.better, change.provisional) == (5, False, False) and change.ratio == pytest.approx(1 / 3, rel=0.01)
+    assert [(one.name, one.a, one.b) for one in change.changed] == [("driver", "535", "550")]
+    assert [(begin, end) for begin, end, _ in series.levels()] == [(0, 4), (5, 7)]
+
+
+def test_it_is_seen_on_the_first_night() -> None:
+    (series,) = history(nights([900, 905, 898, 300]))
+    assert [(change.index, change.provisional) for change in series.changes] == [(3, True)]
+
+
+def test_a_bad_week_has_two_ends() -> None:
+    (series,) = history(nights([100, 101, 99, 100, 60, 61, 60, 100, 101, 99, 100], ["a"] * 4 + ["b"] * 3 + ["a"] * 4))
+    assert [change.index for change in series.changes] == [4, 7]
+    assert [change.better for change in series.changes] == [False, True]
+
+
+def test_for_costs_more_is_worse_and_for_counts_neither() -> None:
+    more = [{"energy_per_item": run(1, energy=joules).metrics["energy_per_item"]} for joules in (1, 1.01, 0.99, 1.5, 1.51, 1.5)]
+    records = [record.model_copy(update={"metrics": record.metrics | extra}) for record, extra in zip(nights([1.0] * 6), more, strict=True)]
+    (series,) = history(records, "energy_per_item")
+    assert [change.better for change in series.changes] == [False] and series.unit == "J/token"
+
+
+def test_software_may_change_within_a_series_but_work_may_not() -> None:
+    records = [*nights([100, 101, 99]), *nights([50, 51, 49], software="new"), *nights([10, 11, 12], global_batch=64)]
+    found = history(records)
+    assert [len(series.entries) for series in found] == [6, 3]
+    assert found[1].note is not None and str(FEWEST) in found[1].note
+    with pytest.raises(InputError, match="unknown metric"):
+        history(records, "speed")
+
+
+def test_every_attempt_of_every_folder_counts(tmp_path: Path) -> None:
+    for folder, hours in (("one", (1, 3)), ("two", (2,))):
+        store = Store(tmp_path / folder)
+        for hour in hours:
+            record = make_record(make_point(), started_at=f"2026-03-01T0{hour}:00:00+00:00")
+            attempt = store.new_attempt(record.point)
+            write_record(attempt, record.model_copy(update={"attempt": int(attempt.name)}))
+    found = attempts([tmp_path / "one", tmp_path / "two"])
+    assert [record.started_at[12] for record in found] == ["1", "2", "3"]
+    with pytest.raises(InputError, match="no results below"):
+        attempts([tmp_path / "three"])
+
+
+@given(st.integers(4, 30), st.integers(2, 28), st.floats(0.1, 2.0))
+def test_a_large_change_is_found_where_it_is(n: int, at: int, size: float) -> None:
+    if at > n - 2:
+        return
+    wiggle = np.array([0.001 * (-1) ** i for i in range(n)])
+    wiggle[at:] += size
+    assert change_points(wiggle.tolist()) == [at]
+
+
+def test_equal_results_have_no_change() -> None:
+    assert change_points([5.0] * 10) == [] and change_points([1.0, 9.0]) == []
+    assert change_points([0.0, 0.0, 0.0, 0.01], floor=0.02) == [], "smaller than the results' own errors"
+
+
+@pytest.mark.parametrize("noise", list(simulation.NOISES))
+@pytest.mark.parametrize("n", [6, 20])
+def test_false_alarms_are_rare(noise: str, n: int) -> None:
+    assert simulation.false_alarms(noise, n, 200) <= 0.07
+
+
+def test_changes_are_found() -> None:
+    assert simulation.found(0.05, 20, 6, 100) >= 0.9
+    assert simulation.found(0.67, 6, 1, 100) >= 0.95

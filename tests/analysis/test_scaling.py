@@ -1,0 +1,172 @@
+"""Families, efficiency, laws and matrices on records that follow a law exactly."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from record_factory import make_point, make_record, save
+from run_factory import metric, repeats, run
+
+from caraml.analysis.estimate import Estimate
+from caraml.analysis.laws import Name, fit
+from caraml.analysis.matrix import Solution, matrix, solutions_of
+from caraml.analysis.published import published
+from caraml.analysis.scaling import scaling, step_views
+from caraml.results.store import Store
+
+WORLDS = (1, 2, 4, 8)
+EFFICIENCIES = {1: 1.0, 2: 0.97, 4: 0.9, 8: 0.8}
+
+
+def weak(**changes: object) -> list:
+    return [run(1000 * n * EFFICIENCIES[n], devices=n, global_batch=16 * n, micro_batch=16, **changes) for n in WORLDS]
+
+
+def strong(**changes: object) -> list:
+    return [run(1000 * n * EFFICIENCIES[n], devices=n, global_batch=64, micro_batch=64 // n, **changes) for n in WORLDS]
+
+
+def test_efficiency_is_rate_over_the_ideal_rate() -> None:
+    (family,) = scaling(weak())
+    curve = family.curve("training")
+    assert family.kind == "weak" and curve is not None and family.name == "gpt-mini b16 per device fp32, weak"
+    assert [(size.world, size.global_batch) for size in curve.sizes] == [(n, 16 * n) for n in WORLDS]
+    assert [size.efficiency.value for size in curve.sizes] == pytest.approx(list(EFFICIENCIES.values()))
+    assert [size.speed_up.value for size in curve.sizes] == pytest.approx([n * e for n, e in EFFICIENCIES.items()])
+    assert curve.sizes[0].efficiency.sd == 0 and all(size.efficiency.sd for size in curve.sizes[1:])
+
+
+def test_the_smallest_size_need_not_be_one_device() -> None:
+    (family,) = scaling(strong()[1:])
+    curve = family.curve("training")
+    assert curve is not None and [size.world for size in curve.sizes] == [2, 4, 8]
+    assert curve.sizes[-1].efficiency.value == pytest.approx(0.8 / 0.97)
+
+
+def test_strong_and_weak_families_are_told_apart() -> None:
+    records = [run(1000 * n, devices=n, global_batch=batch, micro_batch=batch // n) for n in (1, 2) for batch in (16, 32)]
+    found = {(family.kind, tuple(size.global_batch for size in family.curves[0].sizes)) for family in scaling(records)}
+    assert found == {("strong", (16, 16)), ("strong", (32, 32)), ("weak", (16, 32))}
+
+
+def test_accumulation_in_place_of_a_larger_micro_batch_is_strong_scaling_too() -> None:
+    (family,) = scaling([run(1000 * n, devices=n, global_batch=64, micro_batch=8) for n in WORLDS])
+    assert family.kind == "strong" and [size.world for size in family.curves[0].sizes] == list(WORLDS)
+
+
+def test_other_work_is_another_family_and_failures_are_none() -> None:
+    records = [*weak(), *weak(precision="bf16"), run(1, devices=16, global_batch=256, micro_batch=16, status="oom")]
+    assert [len(family.curves[0].sizes) for family in scaling(records)] == [4, 4]
+    assert scaling([run(1), run(2, global_batch=32)]) == []
+
+
+def test_the_median_batch_and_the_epoch_have_their_own_curves() -> None:
+    more = [{"epoch_time_mean": metric(100 / n, "s", None)} for n in (1, 2)]
+    records = [run(1000 * n, devices=n, global_batch=16 * n, micro_batch=16, more=extra) for n, extra in zip((1, 2), more, strict=True)]
+    (family,) = scaling(records)
+    assert {curve.basis: curve.sizes[1].speed_up.value for curve in family.curves} == pytest.approx(
+        {"training": 2.0, "median batch": 2.0, "epoch": 2.0}
+    )
+    projected = [{"epoch_time_mean": metric(100 / n, "s", None, reason="projected from the window")} for n in (1, 2)]
+    records = [
+        run(1000 * n, devices=n, global_batch=16 * n, micro_batch=16, more=extra) for n, extra in zip((1, 2), projected, strict=True)
+    ]
+    assert scaling(records)[0].curve("epoch") is None
+
+
+def test_repeats_narrow_the_efficiency() -> None:
+    single = scaling(weak())[0].curves[0].sizes[1].efficiency
+    many = [
+        one for n in WORLDS for one in repeats([1000 * n * f for f in (0.998, 1.0, 1.002)], devices=n, global_batch=16 * n, micro_batch=16)
+    ]
+    repeated = scaling(many)[0].curves[0].sizes[1].efficiency
+    assert single.sd is not None and repeated.sd is not None and repeated.sd < single.sd / 3
+
+
+def rates(name: Name, serial: float, worlds: tuple[int, ...], sd: float, noise: np.ndarray | None = None) -> list[Estimate]:
+    ideal = [1 / (serial + (1 - serial) / n) if name == "Amdahl" else serial + (1 - serial) * n for n in worlds]
+    factors = np.exp(noise * sd) if noise is not None else np.ones(len(worlds))
+    return [Estimate(100 * rate * factor, sd) for rate, factor in zip(ideal, factors, strict=True)]
+
+
+@pytest.mark.parametrize("name", ["Amdahl", "Gustafson"])
+@settings(max_examples=15, deadline=None)
+@given(serial=st.floats(0.001, 0.5), first=st.sampled_from([1, 2, 4]))
+def test_a_law_is_found_from_rates_that_follow_it(name: Name, serial: float, first: int) -> None:
+    worlds = tuple(first * 2**k for k in range(5))
+    found = fit(name, worlds, rates(name, serial, worlds, 0.01), 0.5)
+    assert found.serial == pytest.approx(serial, rel=0.02) and found.serial_low is not None and found.serial_high is not None
+    assert found.serial_low <= serial <= found.serial_high and found.misfit == pytest.approx(1.0, abs=0.05)
+
+
+def test_where_the_efficiency_falls_is_found_and_marked_when_it_is_extrapolated() -> None:
+    worlds = (1, 2, 4, 8, 16)
+    s = 0.05
+    true = ((s + 1 - s) / 0.8 - (1 - s)) / s  # 1 / (s n + 1 - s) = 0.8
+    found = fit("Amdahl", worlds, rates("Amdahl", s, worlds, 0.005), 0.8).limit
+    assert found.devices == pytest.approx(true, rel=0.02) and not found.extrapolated
+    assert found.low is not None and found.high is not None and found.low < true < found.high
+    assert fit("Amdahl", worlds, rates("Amdahl", 0.001, worlds, 0.005), 0.8).limit.extrapolated
+    never = fit("Gustafson", worlds, rates("Gustafson", 0.1, worlds, 0.005), 0.8).limit
+    assert never.devices is None and never.extrapolated
+
+
+def test_the_bands_hold_the_truth_as_often_as_they_say() -> None:
+    rng, worlds, inside, points = np.random.default_rng(2), (1, 2, 4, 8, 16), 0, 0
+    truth = fit("Amdahl", worlds, rates("Amdahl", 0.03, worlds, 0.01), 0.8)
+    for _ in range(60):
+        found = fit("Amdahl", worlds, rates("Amdahl", 0.03, worlds, 0.01, rng.standard_normal(5)), 0.8)
+        held = [low <= true <= high for low, true, high in zip(found.low, truth.efficiency, found.high, strict=True)][1:]
+        inside, points = inside + sum(held), points + len(held)
+    assert 0.88 <= inside / points <= 1.0
+
+
+def test_rates_that_follow_no_law_are_said_not_to() -> None:
+    found = fit("Amdahl", (1, 2, 4, 8), [Estimate(rate, 0.005) for rate in (100, 198, 250, 780)], 0.8)
+    assert found.misfit is not None and found.misfit < 0.01
+
+
+def test_rates_without_errors_get_no_band() -> None:
+    found = fit("Amdahl", (1, 2, 4), [Estimate(rate, None) for rate in (100, 190, 350)], 0.8)
+    assert found.low == () and found.serial_low is None and found.limit.low is None and found.serial > 0
+
+
+def test_the_matrix_of_the_report() -> None:
+    """MAELSTROM D3.7, section 4.1.2: AP2 on H100 takes 206 s on 4 GPUs and 230 s on 1; the cell shows 0.9 and 1 → 4."""
+    solutions = [
+        Solution(
+            "AP2",
+            "H100",
+            record.point.world,
+            Estimate(record.value("runtime") or 0, None),
+            Estimate(record.value("device_energy") or 0, None),
+        )
+        for record in published("reference:maelstrom/13")
+    ]
+    (time,), (energy,), (both,) = matrix(solutions, "time"), matrix(solutions, "energy"), matrix(solutions, "energy", "time")
+    assert time.text == "0.89, 1 → 4" and time.ratio is not None and round(time.ratio.value, 1) == 0.9
+    assert (energy.smallest, energy.best) == (1, 1) and energy.ratio == Estimate(1.0, 0.0)
+    assert both.ratio is not None and both.ratio.value > 2.5 and both.best == 4
+
+
+def test_the_matrix_of_own_records_is_of_cost_per_item() -> None:
+    found = matrix(solutions_of([run(1000, energy=1.0, global_batch=64), run(1800, energy=1.2, devices=2, global_batch=64)]), "time")
+    assert [(cell.row, cell.text) for cell in found] == [("gpt-mini fp32", "0.56, 1 → 2")]
+    assert matrix(solutions_of([run(1000)]), "time") == []
+
+
+def test_single_steps_are_read_from_the_store(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    record = save(store, make_record(make_point(devices=2, global_batch=32, micro_batch=16), steps=80), ranks=2)
+    (view,) = step_views([record], store)
+    assert len(view.batches) == 80 and view.elbow is not None
+    assert view.elbow.share == pytest.approx(78 / 80, abs=0.01), "two of 80 steps are a quarter longer"
+    assert [one.rank for one in view.ranks] == [0, 1] and view.ranks[0].excess == pytest.approx(0.005, rel=0.05)
+    families = scaling([record, save(store, make_record(make_point(global_batch=32, micro_batch=32), steps=80))], store)
+    median = next(family for family in families if family.kind == "strong").curve("median batch")
+    assert median is not None and all(size.rate.sd for size in median.sizes) and math.isclose(median.sizes[0].efficiency.value, 1)
