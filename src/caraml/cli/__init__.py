@@ -3,26 +3,53 @@ instant."""
 
 from __future__ import annotations
 
+import errno
+import signal
 import sys
+from types import FrameType
 
 import typer
 
 # Files register their verbs when they are imported; help shows them in this order.
 # isort: off
-from caraml.cli import run, results, machine, data  # noqa: F401
+from caraml.cli import run, memory, campaign, results, compare, references, machine, container, data  # noqa: F401
 
 # isort: on
 from caraml.cli.app import app
-from caraml.errors import CaramlError
+from caraml.errors import CaramlError, ExitCode
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""What a disk says that is full or not ours to write to; any other failure of the system is a fault of ours and shows its trace."""
 
 
 def main() -> None:
     """Turn errors that users can mend into a sentence and an exit code."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
     try:
         app(standalone_mode=True)
     except CaramlError as error:
         typer.echo(f"caraml: {error}", err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        typer.echo("caraml: stopped; run the same command again to go on", err=True)
-        sys.exit(130)
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        typer.echo(f"caraml: {error.filename or 'a file'}: {error.strerror}; results that are there stay whole", err=True)
+        sys.exit(ExitCode.ENVIRONMENT_UNFIT)
+    except ModuleNotFoundError as error:
+        package = (error.name or "caraml").partition(".")[0]
+        if package == "caraml":
+            raise
+        from caraml.workloads import how_to_install
+
+        typer.echo(f"caraml: needs {package}, not installed here\n  next step: {how_to_install([package])}", err=True)
+        sys.exit(ExitCode.ENVIRONMENT_UNFIT)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """An administrator's or a batch system's wish to end takes the same way out as Ctrl-C: what runs is ended, and its record says so."""
+    del frame
+    typer.echo("caraml: stopped; run the same command again to go on", err=True)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)

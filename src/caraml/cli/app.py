@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from caraml.results.record import Record
+    from caraml.results.rows import Scalar
     from caraml.results.store import Store
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -48,6 +49,14 @@ def console() -> Console:
     from rich.console import Console
 
     return Console()
+
+
+def rows_of(store: Store, suite: str | None) -> list[dict[str, Scalar]]:
+    """Every record asked for as a flat row; none at all is an error."""
+    rows = store.rows(suite)
+    if not rows:
+        raise InputError(f"no results below {store.root}", "caraml run quick, or --out FOLDER for results elsewhere")
+    return rows
 
 
 def records_of(store: Store, suite: str | None) -> list[Record]:

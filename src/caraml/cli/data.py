@@ -1,4 +1,4 @@
-"""Verbs that prepare input: data prepare text, images, weather."""
+"""Verbs that prepare input: data prepare text, images, weather; data pack, stage, unstage."""
 
 from __future__ import annotations
 
@@ -54,3 +54,39 @@ def prepare_weather(
 
     done = prepare(application, out, size, seed)
     typer.echo(f"{out}: {done.files:,} files, {done.bytes:,} bytes")
+
+
+@data_app.command("pack")
+def pack(
+    folder: Annotated[Path, typer.Argument(help="Image folder: ROOT/CLASS/IMAGE.")],
+    out: Annotated[Path, typer.Option("--out", help="NAME.lmdb, .tar, .zip or .sqsh; no ending: a folder of tar shards.")],
+    shard: Annotated[int, typer.Option(min=1, help="Images per tar shard.")] = 10_000,
+) -> None:
+    """Write an image folder as one LMDB, as tar shards or as an archive."""
+    from caraml.data.pack import pack_images
+
+    done = pack_images(folder, out, shard)
+    typer.echo(f"{out}: {done.images:,} images in {done.files:,} {'file' if done.files == 1 else 'files'}, {done.bytes:,} bytes")
+
+
+@data_app.command("stage")
+def stage(
+    source: Annotated[Path, typer.Argument(help="File, folder or archive to bring to this node.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder on this node, such as /dev/shm.")],
+    unpack: Annotated[bool, typer.Option("--unpack", help="Unpack the archive instead of copying it.")] = False,
+) -> None:
+    """Copy or unpack data to storage of this node, where runs with the same `stage` find it again."""
+    from caraml.data.staging import stage as bring
+
+    done = bring(source, to, unpack=unpack)
+    took = "was there already" if done.again else f"took {done.seconds:,.2f} s"
+    typer.echo(f"{done.path}: {done.bytes:,} bytes, {took}")
+
+
+@data_app.command("unstage")
+def unstage(to: Annotated[Path, typer.Option("--to", help="Folder that data was staged to.")]) -> None:
+    """Remove everything that was staged to a folder."""
+    from caraml.data.staging import unstage as remove
+
+    removed = remove(to)
+    typer.echo("\n".join([*(f"removed {folder}" for folder in removed), f"{len(removed)} removed"]))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from caraml.cli.app import RESULTS, Out, app, console, records_of
+from caraml.cli.app import RESULTS, Out, app, console, records_of, rows_of
 from caraml.errors import InputError
+
+if TYPE_CHECKING:
+    from caraml.results.record import Record
+    from caraml.results.store import Store
 
 
 @app.command()
@@ -31,9 +37,9 @@ def results(
     sql: Annotated[str | None, typer.Option("--sql", help="Query the tables records, steps and power with DuckDB.")] = None,
 ) -> None:
     """Print results: a table, CSV, JSON, or the answer to an SQL query."""
-    from caraml.analysis.table import COLUMNS, query, rows, to_csv, to_json, units
-    from caraml.report.tables import query_table
-    from caraml.report.terminal import results_table
+    from caraml.analysis.table import COLUMNS, query, to_csv, to_json, units_of_items
+    from caraml.report.status import MANY, rows_text
+    from caraml.report.tables import query_table, safe_cells
     from caraml.results.store import Store
 
     store = Store(out)
@@ -43,28 +49,94 @@ def results(
         columns, lines = query(store, sql)
         column_units: dict[str, str] | None = None
     else:
-        records = records_of(store, suite)
+        rows = rows_of(store, suite)
         if not csv and not json:
-            console().print(results_table(records))
+            if len(rows) > MANY:
+                typer.echo(rows_text(rows), nl=False)
+                return
+            from caraml.report.terminal import results_table
+
+            console().print(results_table(records_of(store, suite)))
             return
-        columns, lines, column_units = list(COLUMNS), [tuple(row.values()) for row in rows(records)], units(records)
+        columns, lines = list(COLUMNS), [tuple(map(row.get, COLUMNS)) for row in rows]
+        column_units = units_of_items({str(row["item"]) for row in rows})
+    if csv:
+        from caraml.report.tables import safe_cells
+
+        lines = [tuple(safe_cells(line)) for line in lines]
     if csv or json:
         typer.echo((to_csv if csv else to_json)(columns, lines, column_units), nl=False)
     else:
         console().print(query_table(columns, lines))
 
 
+class Format(StrEnum):
+    """What a report can be written as."""
+
+    HTML = "html"
+    MD = "md"
+    CSV = "csv"
+    PDF = "pdf"
+    PNG = "png"
+    SVG = "svg"
+
+
 @app.command()
 def report(
     suite: Annotated[str | None, typer.Argument(help="Only the points of this suite.")] = None,
     out: Out = RESULTS,
-    page: Annotated[Path | None, typer.Option("--page", help="Path of the page; default: beside the results.")] = None,
+    *,
+    format: Annotated[
+        Format, typer.Option("--format", help="html: one page. md, csv: text. pdf, png, svg: a file for each figure.")
+    ] = Format.HTML,
+    to: Annotated[Path | None, typer.Option("--to", help="File, or folder of figures; default: beside the results.")] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Browse all campaigns below the folder, on this machine only.")] = False,
+    port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port of --serve; 0: any free one. Default: 8642.")] = None,
 ) -> None:
-    """Write the HTML page: one file that opens without a network."""
-    from caraml.report.page import write_report
+    """Write the report: an HTML page that opens without a network, text, or figures; or serve the pages of many campaigns."""
     from caraml.results.store import Store
 
+    if serve:
+        if suite is not None or to is not None or format is not Format.HTML:
+            raise InputError("--serve shows every campaign as a page", "leave out the suite, --format and --to")
+        _serve(out, port)
+        return
+    if port is not None:
+        raise InputError("--port is for --serve", "caraml report --serve --port 8000")
     store = Store(out)
     records = records_of(store, suite)
-    path = write_report(store, records, page or out / f"{suite or 'all'}.html", suite or "All results")
+    name, title = suite or "all", suite or "All results"
+    if format in (Format.PDF, Format.PNG, Format.SVG):
+        from caraml.report.export import write_figures
+        from caraml.report.numbers import count
+
+        written = write_figures(store, records, to or out / f"{name}-figures", format.value)
+        typer.echo(f"{count(len(written), 'figure')} in {written[0].parent}")
+        return
+    path = to or out / f"{name}.{format}"
+    _write_text(store, records, format, path, title)
     typer.echo(path)
+
+
+def _write_text(store: Store, records: list[Record], format: Format, path: Path, title: str) -> None:
+    from caraml.report.export import csv_text, markdown
+    from caraml.report.page import page
+    from caraml.results.files import write_atomically
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = {
+        Format.HTML: lambda: page(store, records, title),
+        Format.MD: lambda: markdown(store, records, title),
+        Format.CSV: lambda: csv_text(records),
+    }[format]()
+    write_atomically(path, text)
+
+
+def _serve(out: Path, port: int | None) -> None:
+    from caraml.report.browse import Shelf
+    from caraml.report.serve import PORT, Server
+
+    with Server(Shelf(out), PORT if port is None else port) as server:
+        typer.echo(f"{server.url}\nOnly this machine can open it, and only with this address. Ctrl+C ends it.")
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,30 @@ def write_atomically(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     _publish(temporary, path)
+
+
+def write_new(path: str, text: str, *, executable: bool = False) -> None:
+    """Write a file that must not exist, without syncing it. Raises ``OSError`` also when only a part fitted on the disk."""
+    content = text.encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755 if executable else 0o644)
+    try:
+        if os.write(descriptor, content) < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+    finally:
+        os.close(descriptor)
+
+
+def publish_quickly(folder: str, name: str, content: bytes) -> None:
+    """As :func:`write_atomically` with half the waiting: the file is whole or not there, but after a power cut the newest may be gone."""
+    temporary = f"{folder}/.{name}.{os.getpid()}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        if os.write(descriptor, content) < len(content):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), temporary)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.rename(temporary, f"{folder}/{name}")  # noqa: PTH104 -- called ten thousand times in a row
 
 
 def write_table(folder: Path, name: str, columns: Mapping[str, Sequence[Any]]) -> str:

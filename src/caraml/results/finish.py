@@ -1,7 +1,8 @@
 """The record of a point whose worker did not write one.
 
 A worker that fails leaves ``failure.json``; one that was killed leaves nothing. Either way the attempt ends with a whole record that says
-what happened. Runs as ``python -m caraml.results.finish FOLDER EXIT_CODE`` at the end of a point's script, or from a campaign.
+what happened. Runs as ``python -m caraml.results.finish FOLDER EXIT_CODE [STATUS REASON]`` at the end of a point's script, or from a
+campaign.
 """
 
 from __future__ import annotations
@@ -12,15 +13,19 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from caraml.results.files import write_atomically
 from caraml.results.record import Phase, Record, Status
 from caraml.results.store import RECORD, write_record
 from caraml.suite.model import Point
+from caraml.system.files import read_int
+from caraml.system.host import oom_kills
 
 FAILURE = "failure.json"
 LOG = "worker.log"
+_OOM_KILLS = ".oom_kills"
+_STARVED = "the kernel killed a process of the point: the host memory that it may use was full"
 _TAIL_LINES = 3
 
 
@@ -34,6 +39,7 @@ class Failure(BaseModel):
     rank: int
     started_at: str
     phases: list[Phase] = []
+    traceback: str | None = None
 
 
 def note_failure(folder: Path, failure: Failure) -> None:
@@ -55,16 +61,30 @@ def finish(folder: Path, exit_code: int, status: Status | None = None, reason: s
     failure = None
     if (folder / FAILURE).exists():
         failure = Failure.model_validate_json((folder / FAILURE).read_text(encoding="utf-8"))
+    starved = failure is None and _killed_for_memory(folder)
     record = Record(
         key=point.key,
         attempt=int(folder.name),
         point=point,
-        status=status or (failure.status if failure else "failed"),
-        reason=reason or (failure.reason if failure else _death(folder, exit_code)),
+        status=status or (failure.status if failure else "oom" if starved else "failed"),
+        reason=reason or (failure.reason if failure else _STARVED if starved else death(folder, exit_code)),
         started_at=failure.started_at if failure else now(),
         phases=failure.phases if failure else [],
+        traceback=failure.traceback if failure else None,
     )
     write_record(folder, record)
+
+
+def note_start(folder: Path) -> None:
+    """Note how many processes the kernel had killed for want of memory before this attempt, so that one more can be told from it."""
+    count = oom_kills()
+    if count is not None:
+        (folder / _OOM_KILLS).write_text(str(count), encoding="utf-8")
+
+
+def _killed_for_memory(folder: Path) -> bool:
+    before, count = read_int(folder / _OOM_KILLS), oom_kills()
+    return before is not None and count is not None and count > before
 
 
 def skipped(folder: Path, point: Point, reason: str) -> None:
@@ -72,8 +92,8 @@ def skipped(folder: Path, point: Point, reason: str) -> None:
     write_record(folder, Record(key=point.key, attempt=int(folder.name), point=point, status="skipped", reason=reason, started_at=now()))
 
 
-def _death(folder: Path, exit_code: int) -> str:
-    """What can be said of a worker that left no word: its signal or exit status, and the end of its log."""
+def death(folder: Path, exit_code: int, who: str = "worker") -> str:
+    """What can be said of a process that left no word: its signal or exit status, and the end of its log."""
     number = exit_code - 128 if exit_code > 128 else -exit_code if exit_code < 0 else 0
     if number:
         try:
@@ -83,7 +103,7 @@ def _death(folder: Path, exit_code: int) -> str:
         if number == signal.SIGKILL:
             how += " (out of host memory, or by hand)"
     else:
-        how = f"worker ended with exit status {exit_code} and no result"
+        how = f"{who} ended with exit status {exit_code}" + (" and no result" if who == "worker" else "")
     log = folder / LOG
     tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_TAIL_LINES:] if log.exists() else []
     return how + (": " + " | ".join(line.strip() for line in tail) if tail else "")
@@ -91,6 +111,7 @@ def _death(folder: Path, exit_code: int) -> str:
 
 if __name__ == "__main__":
     try:
-        finish(Path(sys.argv[1]), int(sys.argv[2]))
+        status, reason = (TypeAdapter(Status).validate_python(sys.argv[3]), sys.argv[4]) if len(sys.argv) > 4 else (None, None)
+        finish(Path(sys.argv[1]), int(sys.argv[2]), status, reason)
     except (OSError, json.JSONDecodeError) as error:
         sys.exit(f"the attempt in {sys.argv[1]} cannot be finished: {error}")

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from caraml.power.model import BoundaryEnergy, WindowEnergy
-from caraml.results.record import Facts, Metric, Peak, Window
+from caraml.results.limits import limits
+from caraml.results.record import Bandwidth, Facts, Metric, Peak, Window
 from caraml.stats import Interval, mean_interval
-from caraml.units import JOULES_PER_WATT_HOUR, unit_of
+from caraml.units import ENERGY_METRICS, JOULES_PER_WATT_HOUR, unit_of
 
 BOUNDARIES = ("device", "module", "cpu")
 """Which boundary the headline energy takes: the first of these that was measured."""
@@ -39,14 +40,23 @@ class Measured:
     """Every step's training loss from the first on, warm-up included; empty if the mode has none."""
 
 
-def derive(measured: Measured, energy: WindowEnergy | None, idle: WindowEnergy | None, datasheet: Peak, probed: Peak) -> dict[str, Metric]:
+def derive(
+    measured: Measured,
+    energy: WindowEnergy | None,
+    idle: WindowEnergy | None,
+    datasheet: Peak,
+    probed: Peak,
+    *,
+    bandwidth: Bandwidth | None = None,
+) -> dict[str, Metric]:
     """All metrics of one measured window."""
     interval = mean_interval(measured.step_times)
     return {
         **_rates(measured, interval),
         **_step_times(measured, interval),
         **_utilisation(measured, interval, datasheet, probed),
-        **_energies(measured.window, measured.facts.item, energy, idle),
+        **limits(measured.facts, measured.window, measured.world, probed, bandwidth),
+        **energies(measured.window, measured.facts.item, energy, idle),
         **_losses(measured.losses),
     }
 
@@ -110,14 +120,22 @@ def _utilisation(measured: Measured, interval: Interval, datasheet: Peak, probed
     metrics = {"peak_memory": memory}
     if facts.flops_per_item is None:
         reason = "no arithmetic is counted in this mode or for this workload"
-        names = ("achieved_flops_per_device", "mfu", "mfu_measured")
+        names = ("achieved_flops_per_device", "mfu", "mfu_measured", "hfu")
         return metrics | {name: Metric(value=None, unit=unit_of(name), reason=reason) for name in names}
     per_device = facts.flops_per_item * window.items / measured.world
     achieved = _rate(per_device, window.seconds, "FLOP/s", interval)
     metrics["achieved_flops_per_device"] = achieved
     for name, peak in (("mfu", datasheet), ("mfu_measured", probed)):
         metrics[name] = _share_of_peak(achieved, peak)
+    metrics["hfu"] = _hardware_utilisation(facts, achieved, datasheet)
     return metrics
+
+
+def _hardware_utilisation(facts: Facts, achieved: Metric, datasheet: Peak) -> Metric:
+    """Share of the peak that the device was busy with, what it computed again to save memory included."""
+    if facts.hardware_flops_per_item is None or not facts.flops_per_item:
+        return Metric(value=None, unit="1", reason="the workload does not say what it computes again")
+    return _share_of_peak(_scaled(achieved, facts.hardware_flops_per_item / facts.flops_per_item, achieved.unit), datasheet)
 
 
 def _share_of_peak(achieved: Metric, peak: Peak) -> Metric:
@@ -139,12 +157,12 @@ def headline_boundary(energy: WindowEnergy) -> tuple[str, BoundaryEnergy] | None
     return None
 
 
-def _energies(window: Window, item: str, energy: WindowEnergy | None, idle: WindowEnergy | None) -> dict[str, Metric]:
-    names = ("energy", "energy_net", "energy_per_item", "items_per_watt_hour", "mean_power", "idle_power", "energy_time_product")
+def energies(window: Window, item: str, energy: WindowEnergy | None, idle: WindowEnergy | None) -> dict[str, Metric]:
+    """Energy, power and what follows from both, of a window and its items."""
     headline = headline_boundary(energy) if energy is not None else None
     if energy is None or headline is None:
         reason = (energy.reason if energy is not None else None) or "energy was not measured"
-        return {name: Metric(value=None, unit=unit_of(name, item), reason=reason) for name in names}
+        return {name: Metric(value=None, unit=unit_of(name, item), reason=reason) for name in ENERGY_METRICS}
     scope, boundary = headline
     joules, bound = boundary.energy_j, boundary.bound_j
     assert joules is not None

@@ -15,7 +15,7 @@ from caraml.suite.model import METHOD_VERSION, Point
 
 SCHEMA_VERSION = 1
 
-Status = Literal["ok", "oom", "timeout", "failed", "invalid", "skipped"]
+Status = Literal["ok", "oom", "timeout", "failed", "invalid", "skipped", "lost"]
 FINAL: frozenset[Status] = frozenset({"ok", "oom", "timeout", "invalid", "skipped"})
 """Statuses that a campaign does not try again on its own."""
 
@@ -23,7 +23,12 @@ FLAGS: dict[str, str] = {
     "imprecise": "the time budget ended before the confidence interval was as narrow as asked",
     "not_steady": "step times were still moving when warm-up had to end, or moved from one end of the window to the other",
     "nan_loss": "the training loss became NaN or infinite",
+    "short_window": "the marked window is shorter than 0.1 s, and lines that a program prints are seen with a delay of milliseconds",
     "busy_machine": "other work used the machine while the window was open",
+    "truncated": "the batch system was about to end the job, so the window ended early",
+    "input_bound": "more than a tenth of the window was spent waiting for batches: faster input would have trained faster",
+    "damaged_input": "damaged input files were met and skipped; facts.data names them",
+    "target_missed": "the last epoch ended before the loss or accuracy that was asked for",
     "throttled": "the device reported that it held its clock down for heat or power during the window",
 }
 
@@ -73,12 +78,19 @@ class Facts(_Model):
 
     item: str
     items_per_sample: int
-    parameters: int
+    parameters: int | None = Field(description="weights of the model; null where nobody knows, as of a command")
     flops_per_item: float | None = Field(description="analytic forward + backward FLOPs per item, without recomputation")
     flops_formula: str
     forward_flops_per_item: float | None = Field(None, description="FLOPs of the forward pass alone, what mode `inference` does")
+    causal_flops_per_item: float | None = Field(None, description="flops_per_item with only what a causal mask leaves of attention")
+    hardware_flops_per_item: float | None = Field(None, description="flops_per_item and what is computed again to save memory")
+    traffic_per_item: float | None = Field(None, description="estimated bytes that forward and backward move per item, at 4 bytes a number")
+    traffic_per_step: float | None = Field(None, description="bytes that a step moves besides, whatever its batch: weights and optimizer")
     bytes_per_sample: int | None = None
     samples_per_epoch: int | None = Field(None, description="samples of the data set over all ranks; an epoch is one pass over them")
+    epoch_items: int | None = Field(
+        None, description="items of the nominal epoch that energies are scaled to, such as ImageNet's 1,281,167"
+    )
     data: dict[str, JsonValue] = {}
 
 
@@ -87,6 +99,16 @@ class Peak(_Model):
 
     value: float | None
     dtype: str
+    source: str | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str | None = None
+
+
+class Bandwidth(_Model):
+    """A device's memory bandwidth in bytes/s, read plus written, for one device."""
+
+    value: float | None
     source: str | None = None
     low: float | None = None
     high: float | None = None
@@ -110,6 +132,7 @@ class Record(_Model):
     point: Point
     status: Status
     reason: str | None = None
+    traceback: str | None = Field(None, description="where a failed worker stopped, on the rank that failed first")
     flags: list[str] = []
     started_at: str = Field(description="wall-clock anchor of the record's times, ISO 8601 with offset")
     phases: list[Phase] = []
@@ -119,6 +142,7 @@ class Record(_Model):
     metrics: dict[str, Metric] = {}
     peak_datasheet: Peak | None = None
     peak_measured: Peak | None = None
+    bandwidth_measured: Bandwidth | None = None
     energy: WindowEnergy | None = None
     idle: WindowEnergy | None = None
     system: dict[str, JsonValue] = {}

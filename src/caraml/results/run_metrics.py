@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from caraml.power.model import WindowEnergy
 from caraml.results.record import Facts, Metric, Phase
+from caraml.suite.model import Point
 from caraml.units import unit_of
 
-TRAINING_PHASES = ("first_step", "warm_up", "measure")
+TRAINING_PHASES = ("first_step", "warm_up", "measure", "after")
+INPUT_BOUND_SHARE = 0.1
+"""Share of the window spent waiting for batches above which a run is input-bound: without the wait it would be 11 % faster or more."""
 _NODE_BOUNDARIES = ("node_dc", "node_ac")
 
 
@@ -46,6 +50,7 @@ def run_metrics(run: Run, energy: WindowEnergy | None) -> dict[str, Metric]:
         "runtime": Metric(value=run.runtime, unit="s"),
         "training_time": Metric(value=training, unit="s"),
         "loading_time": Metric(value=loading, unit="s"),
+        "staging_time": _staging(run),
         "saving_time": Metric(value=saving, unit="s", reason=run.no_validation if saving is None else None),
         "loading_share": Metric(value=loading / run.runtime, unit="1"),
         "training_share": Metric(value=computing / run.runtime, unit="1"),
@@ -57,17 +62,56 @@ def run_metrics(run: Run, energy: WindowEnergy | None) -> dict[str, Metric]:
     }
 
 
+def rank_metrics(mean_steps: Sequence[float]) -> dict[str, Metric]:
+    """The slowest of several ranks and by how much, from each rank's mean step in the window."""
+    if len(mean_steps) < 2:
+        return {name: Metric(value=None, unit="1", reason="there is only one rank") for name in ("slowest_rank", "rank_imbalance")}
+    longest = max(mean_steps)
+    return {
+        "slowest_rank": Metric(value=mean_steps.index(longest), unit="1"),
+        "rank_imbalance": Metric(value=longest / median(mean_steps) - 1, unit="1", n=len(mean_steps)),
+    }
+
+
 def _total(phases: Iterable[Phase], names: Sequence[str]) -> float:
     return sum(phase.end - phase.start for phase in phases if phase.name in names)
+
+
+def _staging(run: Run) -> Metric:
+    """What bringing the data to this node took: now, or when it was done if it was there already."""
+    data = run.facts.data
+    took, before = data.get("staging_seconds"), data.get("staged_before")
+    if not isinstance(took, int | float):
+        return Metric(value=None, unit="s", reason="no data was staged")
+    return Metric(value=took, unit="s", reason="staged by an earlier point and used again" if before else None)
+
+
+def is_input_bound(point: Point, metrics: Mapping[str, Metric]) -> bool:
+    """Whether faster input would have made this run faster: waits for batches took more than :data:`INPUT_BOUND_SHARE` of the window."""
+    wait = metrics["data_wait_share"].value
+    return point.mode == "train" and wait is not None and wait > INPUT_BOUND_SHARE
+
+
+def without_wait(throughput: Metric, wait: float | None, trained: bool) -> Metric:
+    """Throughput of the same steps had no batch been waited for, and what that says of the run."""
+    if throughput.value is None or wait is None or not trained or wait >= 1:
+        return Metric(value=None, unit=throughput.unit, reason="only mode train both waits and computes")
+    kind = "input-bound" if wait > INPUT_BOUND_SHARE else "compute-bound"
+    value = throughput.value / (1 - wait)
+    return Metric(value=value, unit=throughput.unit, reason=f"{kind}: {100 * wait:.2g} % of the window was spent waiting for batches")
+
+
+def steps_per_epoch(facts: Facts, global_batch: int) -> int | None:
+    """Optimizer steps of an epoch; ``None`` if the data has no epochs."""
+    return None if facts.samples_per_epoch is None else max(facts.samples_per_epoch // global_batch, 1)
 
 
 def _epochs(run: Run) -> dict[str, Metric]:
     """Times of the whole epochs since the first step; of a run that is shorter than one, the mean is projected from the window."""
     names = ("epoch_time_mean", "epoch_time_min", "epoch_time_max", "epoch_time_first")
-    samples = run.facts.samples_per_epoch
-    if samples is None:
+    steps = steps_per_epoch(run.facts, run.global_batch)
+    if steps is None:
         return {name: Metric(value=None, unit="s", reason="the workload has no epochs") for name in names}
-    steps = max(samples // run.global_batch, 1)
     whole = len(run.step_times) // steps
     if not whole:
         reason = f"the run had {len(run.step_times)} of the {steps} steps of an epoch"

@@ -1,26 +1,38 @@
 """Where records live: a folder of files, written by whoever ran the point, read by everyone.
 
     ROOT/points/WORKLOAD-KEY/ATTEMPT/   point.json run.sh worker.log progress.jsonl record.json steps.parquet power.parquet
-    ROOT/suites/SUITE.json              the keys of a suite, in order
+    ROOT/suites/SUITE.json              a suite's text and its points, in order
+    ROOT/runners/                       who runs campaigns now
+    ROOT/index.jsonl                    table of contents; made from the files, never the truth
 
-An attempt never overwrites another: its folder is made exclusively, and the newest attempt with a whole record is the point's result. Two
-campaigns may therefore write to one folder, and a killed one leaves nothing behind that looks like a result.
+An attempt never overwrites another: its folder appears whole, by a rename that only one can win, and the newest attempt with a whole
+record is the point's result. Two campaigns may therefore write to one folder, and a killed one leaves nothing behind that looks like a
+result.
 """
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Iterable, Iterator
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING
 
 from caraml.errors import InputError
-from caraml.results.files import write_atomically
-from caraml.results.record import SCHEMA_VERSION, Record
-from caraml.suite.model import Point
+from caraml.results.files import write_atomically, write_new
+from caraml.results.index import RECORD, Index
+from caraml.results.listing import Listing, read_listing
+from caraml.results.rows import Scalar
 
-RECORD = "record.json"
+if TYPE_CHECKING:  # building these models takes longer than listing ten thousand records by the index, which does without
+    from caraml.results.record import Record
+    from caraml.suite.model import Point
+
+__all__ = ["RECORD", "Store", "attempts", "read_record", "write_record"]
+
+POINT = "point.json"
 _LISTED = 20
 """Records that an error names."""
 
@@ -30,72 +42,142 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.points = root / "points"
+        self.index = Index(root, read_record)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
 
     def new_attempt(self, point: Point) -> Path:
         """Make and return the folder of a new attempt at ``point``."""
-        folder = self.root / "points" / f"{point.workload}-{point.key}"
-        folder.mkdir(parents=True, exist_ok=True)
-        number = max(_attempts(folder), default=0)
+        name = folder_name(point)
         while True:
-            number += 1
-            attempt = folder / str(number)
-            try:
-                attempt.mkdir()
-            except FileExistsError:  # another campaign was faster
-                continue
-            write_atomically(attempt / "point.json", point.model_dump_json(indent=1))
-            return attempt
+            number = max(attempts(self.points / name) or (), default=0) + 1
+            folder = self.claim_attempt(point, name, number)
+            if folder is not None:
+                return folder
+
+    def claim_attempt(self, point: Point, name: str, number: int, files: Callable[[Path], Mapping[str, str]] | None = None) -> Path | None:
+        """Make attempt ``number`` at ``point``, or return ``None`` if it exists: of several campaigns that try, one gets it.
+
+        Args:
+            point: the point.
+            name: of the point's folder (see ``folder_name``).
+            number: one more than the attempts that the caller has looked at.
+            files: makes names and texts of the files that are in the attempt's folder from its first moment on; ``point.json`` alone
+                without it.
+        """
+        folder = self.points / name
+        attempt, temporary = folder / str(number), f"{folder}/.{number}.{os.getpid()}.tmp"
+        if number == 1:
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            _empty_folder(temporary)
+            contents = files(attempt) if files is not None else {POINT: point.model_dump_json(indent=1)}
+            for file, text in contents.items():
+                write_new(f"{temporary}/{file}", text, executable=file.endswith(".sh"))
+            os.rename(temporary, attempt)  # noqa: PTH104 -- fails when the attempt exists, since that is never empty
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                return None
+            raise
+        return attempt
+
+    def remember(self, listing: Listing) -> None:
+        """Note which points a suite consists of, so that it can be reported and taken up without its file."""
+        folder = self.root / "suites"
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / f"{listing.name}.json", listing.to_json())
+
+    def remember_suite(self, name: str, keys: Iterable[str]) -> None:
+        """As :meth:`remember` for bare keys."""
+        self.remember(Listing(name=name, points=[(key, "") for key in keys]))
+
+    # -- reading -------------------------------------------------------------------------------------------------------
 
     def folder(self, record: Record) -> Path:
         """Folder of a record's raw files."""
-        return self.root / "points" / f"{record.point.workload}-{record.key}" / str(record.attempt)
+        return self.points / f"{record.point.workload}-{record.key}" / str(record.attempt)
 
     def latest(self, key: str) -> Record | None:
         """The newest whole record of a point, or ``None``."""
-        for folder in (self.root / "points").glob(f"*-{key}"):
-            for number in sorted(_attempts(folder), reverse=True):
-                path = folder / str(number) / RECORD
-                if path.exists():
-                    return read_record(path)
-        return None
-
-    def remember_suite(self, name: str, keys: Iterable[str]) -> None:
-        """Note which points a suite consists of, so that it can be reported without expanding it again."""
-        folder = self.root / "suites"
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / f"{name}.json", json.dumps(list(keys), indent=1))
+        return next((found for folder in self.points.glob(f"*-{key}") if (found := latest_in(folder)) is not None), None)
 
     def suites(self) -> list[str]:
         """Names of the suites that were run into this folder."""
         return sorted(path.stem for path in (self.root / "suites").glob("*.json"))
 
+    def listing(self, suite: str) -> Listing:
+        """What a suite consists of. Raises ``InputError`` for one that was not run into this folder."""
+        path = self.root / "suites" / f"{suite}.json"
+        if "/" in suite or not path.exists():
+            raise InputError(f"no results of suite {suite!r} below {self.root}", f"caraml run {suite}")
+        return read_listing(path)
+
     def records(self, suite: str | None = None) -> list[Record]:
         """The newest record of every point, or of every point of one suite in its order."""
-        if suite is not None:
-            path = self.root / "suites" / f"{suite}.json"
-            if not path.exists():
-                raise InputError(f"no results of suite {suite!r} below {self.root}", f"caraml run {suite}")
-            found = (self.latest(key) for key in _keys_of(path))
-        else:
-            found = (self.latest(key) for key in self._keys())
+        found = (latest_in(self.points / name) for name in self._names(suite))
         return [record for record in found if record is not None]
+
+    def rows(self, suite: str | None = None) -> list[dict[str, Scalar]]:
+        """As :meth:`records`, each as a flat row without its unknown columns; by the index, so that many are read in no time."""
+        entries = self.fresh_index().entries
+        return [entries[name].row for name in self._names(suite) if name in entries]
+
+    def fresh_index(self) -> Index:
+        """The index, up to date with the files."""
+        if not self.index.entries:
+            self.index.load()
+        self.index.refresh()
+        self.index.save()
+        return self.index
 
     def find(self, name: str) -> Record:
         """The record whose key or label starts with ``name``. Raises ``InputError`` when none or several do."""
-        records = self.records()
-        found = [record for record in records if record.key.startswith(name) or record.point.label.startswith(name)]
-        exact = [record for record in found if name in (record.key, record.point.label)]
+        rows = self.rows()
+        found = [row for row in rows if str(row["key"]).startswith(name) or str(row["label"]).startswith(name)]
+        exact = [row for row in found if name in (row["key"], row["label"])]
         if len(exact or found) == 1:
-            return (exact or found)[0]
-        lines = "".join(f"\n  {record.key}  {record.point.label}" for record in (found or records)[:_LISTED])
+            row = (exact or found)[0]
+            return read_record(self.points / f"{row['workload']}-{row['key']}" / str(row["attempt"]) / RECORD)
+        lines = "".join(f"\n  {row['key']}  {row['label']}" for row in (found or rows)[:_LISTED])
         what = f"{len(found)} records start" if found else "no record starts"
         raise InputError(
             f"{what} with {name!r} below {self.root}{':' if lines else ''}{lines}", "give a key or label from `caraml results`"
         )
 
-    def _keys(self) -> Iterator[str]:
-        seen = sorted((self.root / "points").glob("*-*"), key=lambda path: path.stat().st_mtime)
-        return (path.name.rpartition("-")[2] for path in seen)
+    def _names(self, suite: str | None) -> list[str]:
+        """Names of points' folders: of a suite in its order, or all in the order in which they last changed."""
+        try:
+            found = {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(self.points) if "-" in entry.name}
+        except FileNotFoundError:
+            found = {}
+        if suite is None:
+            return sorted(found, key=lambda name: (found[name], name))
+        of_key = {name.rpartition("-")[2]: name for name in found}
+        return [of_key[key] for key, _ in self.listing(suite).points if key in of_key]
+
+
+def folder_name(point: Point) -> str:
+    """Name of a point's folder."""
+    return f"{point.workload}-{point.key}"
+
+
+def attempts(folder: Path) -> list[int] | None:
+    """Numbers of a point's attempts; ``None`` when there is no such folder."""
+    try:
+        return [int(entry.name) for entry in os.scandir(folder) if entry.name.isdecimal()]
+    except FileNotFoundError:
+        return None
+
+
+def latest_in(folder: Path) -> Record | None:
+    """The newest whole record in a point's folder, or ``None``."""
+    for number in sorted(attempts(folder) or (), reverse=True):
+        path = folder / str(number) / RECORD
+        if path.exists():
+            return read_record(path)
+    return None
 
 
 def write_record(folder: Path, record: Record) -> None:
@@ -105,6 +187,10 @@ def write_record(folder: Path, record: Record) -> None:
 
 def read_record(path: Path) -> Record:
     """Read one record. Raises ``InputError`` for a file that is not a record, or one written by a newer CARAML."""
+    from pydantic import ValidationError
+
+    from caraml.results.record import SCHEMA_VERSION, Record
+
     text = path.read_bytes()
     try:
         found = json.loads(text).get("schema_version")
@@ -115,18 +201,9 @@ def read_record(path: Path) -> Record:
         raise InputError(f"{path}: not a CARAML record: {error}") from error
 
 
-def _keys_of(listing: Path) -> list[str]:
-    """The keys of a suite, from the file that lists them. Raises ``InputError`` for anything but a list of keys."""
+def _empty_folder(path: str) -> None:
     try:
-        keys = json.loads(listing.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise InputError(
-            f"{listing}: not a list of keys: {error}", "run the suite again: what has a result is not measured twice"
-        ) from error
-    if not isinstance(keys, list) or not all(isinstance(key, str) and key.isalnum() for key in keys):
-        raise InputError(f"{listing}: not a list of keys", "run the suite again: what has a result is not measured twice")
-    return keys
-
-
-def _attempts(folder: Path) -> list[int]:
-    return [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+        os.mkdir(path)  # noqa: PTH102
+    except FileExistsError:  # of a process with our number, long dead
+        shutil.rmtree(path)
+        os.mkdir(path)  # noqa: PTH102

@@ -1,0 +1,159 @@
+"""What a campaign would do: points, time, energy, disk, scripts. Nothing is run and nothing is written below the results.
+
+Time is told from what is certain: the shortest a point's policy allows, the time-out that ends it, and, where points of the same workload
+have run before, what those took. Energy is the devices' rated power over that time, an estimate and called one.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from caraml.campaign.flight import accepted
+from caraml.campaign.runner import Campaign
+from caraml.errors import InputError
+from caraml.launch.base import Job
+from caraml.launch.prepare import faults
+from caraml.launch.slurm import SlurmLauncher
+from caraml.results.store import folder_name, latest_in
+from caraml.suite.model import Point
+from caraml.system.model import System
+
+JOULES_PER_KWH = 3.6e6
+
+
+@dataclass(frozen=True)
+class PointPlan:
+    """One point and what will become of it."""
+
+    point: Point
+    key: str
+    fate: str
+    """``known``, ``skip`` or ``run``."""
+    reason: str | None
+    shortest: float
+    """Seconds that its policy takes at least; 0 for a command."""
+    expected: float | None
+    """Seconds that points of its workload took before [s]; ``None`` when there were none."""
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The whole plan."""
+
+    points: list[PointPlan]
+    left_out: int
+    scripts: dict[str, tuple[int, str]]
+    """One script of each kind by the label of its point: how many points have this kind, and the text."""
+    objections: list[str]
+    """What the machine or its scheduler would refuse."""
+    disk: float | None
+    """Bytes that the points to run will take; ``None`` when nothing like them has run."""
+
+    def total(self, kind: str) -> float | None:
+        """Node-seconds of all points to run: ``shortest``, ``expected`` or ``timeout``; ``None`` if one is not known."""
+        total = 0.0
+        for one in self.to_run:
+            seconds = one.point.measure.timeout_seconds if kind == "timeout" else getattr(one, kind)
+            if seconds is None:
+                return None
+            total += seconds * one.point.nodes
+        return total
+
+    @property
+    def to_run(self) -> list[PointPlan]:
+        """The points that will be run."""
+        return [one for one in self.points if one.fate == "run"]
+
+
+def preview(campaign: Campaign) -> Preview:
+    """Look at what ``campaign.run()`` would do. Raises ``InputError`` with every fault of the suite."""
+    plan = campaign.plan()
+    known = {planned.key: latest_in(campaign.store.points / folder_name(planned.point)) for planned in plan.points}
+    runtimes, sizes = _earlier(campaign, {planned.point.workload for planned in plan.points})
+    points = []
+    for planned in plan.points:
+        record, point = known[planned.key], planned.point
+        reason: str | None
+        if planned.skip is not None:
+            fate, reason = "skip", planned.skip
+        elif record is not None and not campaign.again and accepted(record, planned):
+            fate, reason = "known", f"{record.status}, attempt {record.attempt}"
+        else:
+            fate, reason = "run", None if record is None else f"again: {record.status}"
+        points.append(PointPlan(point, planned.key, fate, reason, _shortest(point), runtimes.get(point.workload)))
+    to_run = [one.point for one in points if one.fate == "run"]
+    scripts, refused = _scripts(campaign, to_run)
+    disk = sum(sizes[point.workload] for point in to_run) if all(point.workload in sizes for point in to_run) else None
+    return Preview(points, plan.left_out, scripts, [*faults(campaign.system.site, to_run), *refused], disk)
+
+
+def estimated_kwh(system: System, point_seconds: Sequence[tuple[Point, float]]) -> float | None:
+    """Rated power of the devices that points use, over seconds; ``None`` where the power is not known."""
+    tdp = system.devices[0].tdp_w
+    if tdp is None:
+        return None
+    cpu = system.device_class == "cpu"  # several processes share the one CPU device of a node
+    return sum(tdp * point.nodes * (1 if cpu else point.devices) * seconds for point, seconds in point_seconds) / JOULES_PER_KWH
+
+
+def _shortest(point: Point) -> float:
+    if point.workload == "command":
+        return 0.0
+    return point.measure.min_seconds + point.measure.idle_seconds
+
+
+def _earlier(campaign: Campaign, workloads: set[str]) -> tuple[dict[str, float], dict[str, float]]:
+    """Median runtime [s] and size [B] of earlier attempts on the same device, by workload."""
+    seconds: dict[str, list[float]] = {}
+    sizes: dict[str, list[float]] = {}
+    for row in campaign.store.rows():
+        workload = str(row["workload"])
+        if workload in workloads and row.get("device") == campaign.system.identity and isinstance(row.get("runtime"), float):
+            seconds.setdefault(workload, []).append(float(row["runtime"] or 0.0))
+            if len(sizes.get(workload, ())) < 20:  # enough for a median
+                folder = campaign.store.points / f"{workload}-{row['key']}" / str(row["attempt"])
+                sizes.setdefault(workload, []).append(sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file()))
+    return _medians(seconds), _medians(sizes)
+
+
+def _medians(values: dict[str, list[float]]) -> dict[str, float]:
+    return {name: statistics.median(some) for name, some in values.items()}
+
+
+def _scripts(campaign: Campaign, points: Sequence[Point]) -> tuple[dict[str, tuple[int, str]], list[str]]:
+    """One script of each kind, and what the scheduler says to it."""
+    kinds: dict[tuple[object, ...], list[Point]] = {}
+    for point in points:
+        kinds.setdefault((point.workload, point.nodes, point.devices, point.measure.timeout_seconds), []).append(point)
+    found: dict[str, tuple[int, str]] = {}
+    objections = []
+    with tempfile.TemporaryDirectory(prefix="caraml-plan-") as scratch:
+        for alike in kinds.values():
+            point = alike[0]
+            folder = Path(scratch) / folder_name(point) / "1"
+            folder.mkdir(parents=True)
+            try:
+                script = campaign.write_script(point, folder)
+            except InputError as error:
+                objections.append(f"{point.label}: {error}")
+                continue
+            final = campaign.store.points.absolute() / folder_name(point) / "1"
+            found[point.label] = (len(alike), script.read_text(encoding="utf-8").replace(str(folder.resolve()), str(final)))
+            if isinstance(campaign.launcher, SlurmLauncher):
+                objection = campaign.launcher.check(Job(folder, script, point.nodes, point.devices, point.measure.timeout_seconds))
+                if objection is not None:
+                    objections.append(f"{point.label}: {objection.replace(str(folder), str(final))}")
+    return found, list(dict.fromkeys(objections))
+
+
+def fates(points: Sequence[PointPlan]) -> str:
+    """``12 points: 9 to run, 2 known, 1 skipped``."""
+    counts = Counter(one.fate for one in points)
+    words = {"run": "to run", "known": "known", "skip": "skipped"}
+    parts = ", ".join(f"{counts[fate]:,} {word}" for fate, word in words.items() if counts[fate])
+    return f"{len(points):,} point{'' if len(points) == 1 else 's'}: {parts or 'none'}"

@@ -1,0 +1,397 @@
+"""The campaign itself: claims points, launches them, watches their jobs, and sees that each ends with a record."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from caraml.campaign import light
+from caraml.campaign.flight import Flight, Work, accepted, find, finish_attempt, gist, note_handle, wait_until_visible
+from caraml.campaign.launchers import launcher_of
+from caraml.campaign.machine import machine_of, wait_for
+from caraml.campaign.turn import Turn
+from caraml.campaign.watch import Watcher
+from caraml.errors import CaramlError, EnvironmentUnfitError, ExitCode
+from caraml.launch.base import Job, JobState, Launcher
+from caraml.launch.prepare import set_up
+from caraml.launch.script import SCRIPT, write_script
+from caraml.results.claim import CLAIM, Heartbeat
+from caraml.results.files import publish_quickly, write_new
+from caraml.results.finish import finish, now, skipped
+from caraml.results.listing import Listing
+from caraml.results.progress import ProgressReader
+from caraml.results.record import Record
+from caraml.results.store import POINT, RECORD, Store, read_record
+from caraml.suite.expand import Plan, PlannedPoint, expand
+from caraml.suite.load import SuiteFile
+from caraml.suite.model import Point
+from caraml.system.detect import detect
+from caraml.system.environment import environment
+from caraml.system.model import System
+from caraml.workloads import params_of
+from caraml.workloads.command import Params
+from caraml.workloads.command_record import names_of
+from caraml.workloads.command_worker import COMMAND, Command
+
+_POLL_SECONDS = 0.25
+_SCHEDULER_POLL_SECONDS = 5.0
+_INDEX_SECONDS = 30.0
+_MANY = 1000
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for besides the suite; kept in the store's listing."""
+
+    file: str = ""
+    settings: tuple[str, ...] = ()
+    launcher: str = "local"
+    tags: tuple[str, ...] = ()
+    comment: str = ""
+    detach: bool = False
+    """Leave as soon as everything is in the launcher's hands."""
+    only: frozenset[str] | None = None
+    """Keys of the only points to run, anew; ``None`` for all that have no result."""
+
+
+@dataclass
+class Campaign:
+    """A suite on one machine, with results in one store."""
+
+    suite: SuiteFile
+    system: System
+    store: Store
+    launcher: Launcher
+    watcher: Watcher
+    again: bool = False
+    """Measure also what has a result already; earlier results are kept beside."""
+    options: Options = Options()
+    turn: Turn | None = None
+    """One at a time on this machine's device; for a launcher that starts jobs here."""
+    say: Callable[[str], None] = lambda text: None
+    """Is told, in a sentence, what the campaign waits for."""
+    _shells: light.Shells = field(default_factory=light.Shells, init=False)
+    _others: dict[str, Launcher] = field(default_factory=dict, init=False)
+    """Launchers of jobs that an earlier campaign started in another way."""
+    _waiting: deque[Work] = field(default_factory=deque, init=False)
+    _flying: dict[str, Flight] = field(default_factory=dict, init=False)
+    _busy: deque[Work] = field(default_factory=deque, init=False)
+    _records: dict[int, Record] = field(default_factory=dict, init=False)
+    _said: set[str] = field(default_factory=set, init=False)
+    _total: int = field(default=0, init=False)
+
+    def plan(self) -> Plan:
+        """The points of the suite on this system. Raises ``InputError`` with every fault of the suite."""
+        return expand(self.suite, machine_of(self.system), params_of)
+
+    def run(self) -> list[Record]:
+        """Run what has no result yet; returns the records of the points, in order (of those that have one, when detached)."""
+        work = deque(self._work(index, planned) for index, planned in enumerate(self.plan().points))
+        self.store.remember(self.listing([(one.key, one.label) for one in work]))
+        total, only = len(work), self.options.only
+        if only is not None:
+            work = deque(one for one in work if one.key in only)
+        return self._settle(work, total)
+
+    def settle(self, planned: PlannedPoint, index: int, total: int) -> Record:
+        """Give one point its record: the one it has, or a new one."""
+        return self._settle(deque([self._work(index, planned)]), total)[0]
+
+    def listing(self, points: Sequence[tuple[str, str]]) -> Listing:
+        """What this campaign was asked for."""
+        options = self.options
+        return Listing(
+            name=self.suite.suite.name,
+            title=self.suite.suite.title,
+            file=options.file,
+            text=self.suite.document.text,
+            settings=list(options.settings),
+            system=self.system.name,
+            launcher=options.launcher,
+            tags=list(options.tags),
+            comment=options.comment,
+            asked_at=now(),
+            points=list(points),
+        )
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def _work(self, index: int, planned: PlannedPoint) -> Work:
+        point = planned.point
+        key, commanded = planned.key or point.key, None
+        if point.workload == "command":
+            params = Params.model_validate(point.params)
+            commanded = params if self._is_light(params) else None
+        return Work(index, planned, key, f"{point.workload}-{key}", point.label, commanded)
+
+    def _settle(self, work: deque[Work], total: int) -> list[Record]:
+        """Give every point its record; ``work`` is used up, so that ten thousand points are not kept twice."""
+        self._waiting, self._busy, self._flying, self._records = work, deque(), {}, {}
+        self._total = total
+        try:
+            with ExitStack() as stack:
+                self._heart = Heartbeat(self.store.root)
+                stack.callback(self._heart.end)
+                stack.callback(self.store.index.save)
+                self.store.index.load()
+                set_up(self.system.site.software, self.store.root)
+                self._saved = time.monotonic()
+                self._loop()
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            raise EnvironmentUnfitError(
+                f"the disk is full: {error.strerror} while writing below {self.store.root}; every record that was written is whole",
+                "make room, then run the same command again: it goes on where it stopped",
+            ) from error
+        return [self._records[index] for index in sorted(self._records)]
+
+    def _loop(self) -> None:
+        try:
+            while self._waiting or self._flying or self._busy:
+                self._launch()
+                if self.options.detach and not self._waiting:
+                    return
+                self._look()
+                self._look_at_busy()
+                self._heart.beat()
+                if time.monotonic() - self._saved > _INDEX_SECONDS:
+                    self.store.index.save()
+                    self._saved = time.monotonic()
+        except BaseException as error:
+            # What a scheduler holds goes on; what runs here would be without anybody who ends it.
+            if self.launcher.slots is not None and self._flying:
+                for launcher in (self.launcher, self._shells):
+                    launcher.cancel([handle for handle, flight in self._flying.items() if flight.launcher is launcher])
+                with suppress(OSError):  # a full disk
+                    for flight in self._flying.values():
+                        finish_attempt(flight.work, flight.folder, 1, "failed", f"the campaign was stopped ({type(error).__name__})")
+            raise
+        finally:
+            if self.turn is not None:
+                self.turn.give()
+
+    # -- launching -----------------------------------------------------------------------------------------------------
+
+    def _launch(self) -> None:
+        """Launch as many as the launcher takes."""
+        slots = self.launcher.slots
+        batch: list[tuple[Work, Path]] = []
+        while self._waiting and (slots is None or len(self._flying) + len(batch) < slots):
+            work = self._waiting[0]
+            number = self._open(work)
+            if number is not None and work.planned.skip is None and not self._our_turn(bool(batch)):
+                return
+            self._waiting.popleft()
+            folder = self._prepare(work, number) if number is not None else None
+            if folder is not None:
+                batch.append((work, folder))
+        if batch:
+            self._submit(batch)
+
+    def _our_turn(self, ours: bool) -> bool:
+        """Whether the machine's device is ours to use."""
+        if self.turn is None or self._flying or ours or self.turn.take():
+            return True
+        self._say_once(f"waiting for the device, which {self.turn.holder().partition(chr(10))[0]} uses")
+        return False
+
+    def _open(self, work: Work) -> int | None:
+        """Look at what a point has; the number of the attempt that must be made, if one must."""
+        found = find(self.store, work.name, self._heart.runner, self.options.launcher)
+        anew = self.again or self.options.only is not None
+        if found.busy is not None:
+            self._busy.append(work)
+            self._say_once(f"{work.planned.point.label}: process {found.busy.pid} on {found.busy.host} works on it")
+        elif found.adopted is not None:
+            self._adopt(work, *found.adopted)
+        elif found.record is not None and not anew and accepted(found.record, work.planned):
+            self._done(work, found.record, reused=True)
+        else:
+            return found.attempts + 1
+        return None
+
+    def _adopt(self, work: Work, folder: Path, handle: str) -> None:
+        launcher = self._launcher_of(handle)
+        if work.light is None and launcher.poll([handle])[handle].state == "lost":
+            # It ended while nobody looked and left no word, as on a full disk: noted, and tried anew.
+            finish_attempt(work, folder, 1, "lost", "its job was gone when the campaign was taken up again")
+            self._waiting.append(work)
+            return
+        self.watcher.started(work.planned.point, work.index, self._total)
+        self._flying[handle] = self._flight(work, folder, handle, launcher)
+
+    def _launcher_of(self, handle: str) -> Launcher:
+        """Ours, if it can have started the job."""
+        kind = handle.partition(":")[0]
+        if kind not in ("local", "slurm", "print") or kind == self.options.launcher:
+            return self.launcher
+        return self._others.setdefault(kind, launcher_of(handle, self.store.root))
+
+    def _flight(self, work: Work, folder: Path, handle: str, launcher: Launcher) -> Flight:
+        reader = None if work.light is not None else ProgressReader(folder)
+        return Flight(work, folder, handle, work.planned.point.measure.timeout_seconds, launcher, reader=reader)
+
+    def _prepare(self, work: Work, number: int) -> Path | None:
+        """Make a new attempt, claimed by us, with all that its job needs; ``None`` when nothing is left to launch."""
+        point, skip = work.planned.point, work.planned.skip
+        folder = self.store.claim_attempt(point, work.name, number, lambda attempt: self._first_files(work, attempt))
+        if folder is None:
+            self._busy.append(work)
+            return None
+        try:
+            if skip is None:
+                if work.light is None:
+                    self.write_script(point, folder)
+                return folder
+            skipped(folder, point, skip)
+        except CaramlError as error:
+            finish(folder, 1, "failed", str(error))
+        self._done(work, read_record(folder / RECORD))
+        return None
+
+    def _first_files(self, work: Work, attempt: Path) -> dict[str, str]:
+        files = {f"{CLAIM}1": str(self._heart.runner)}
+        if work.light is not None and work.planned.skip is None:  # its record will have the point, and nobody else asks
+            title = f"{work.label}; point {work.key}, attempt {attempt.name}"
+            return {**files, SCRIPT: light.script(work.planned.point, work.light, title, str(attempt.absolute()), self._suite_folder)}
+        return {**files, POINT: work.planned.point.model_dump_json(indent=1)}
+
+    def write_script(self, point: Point, folder: Path) -> Path:
+        """Write the script of a point, and what else its job reads, into an attempt's folder; returns the script's path."""
+        params = Params.model_validate(point.params) if point.workload == "command" else None
+        home = folder.absolute()
+        if params is not None and self._is_light(params):
+            title = f"{point.label}; point {point.key}, attempt {folder.name}"
+            write_new(f"{home}/{SCRIPT}", light.script(point, params, title, str(home), self._suite_folder), executable=True)
+            return folder / SCRIPT
+        if params is not None:
+            argv, env, cwd = light.filled_command(params, names_of(point, params, home, self._suite_folder))
+            command = Command(argv=argv, env=env, cwd=cwd, suite_folder=self._suite_folder)
+            (folder / COMMAND).write_text(command.model_dump_json(indent=1), encoding="utf-8")
+        site = self.system.site
+        if self.launcher.slots is not None:  # it runs where it is started, whatever scheduler the machine has
+            site = site.model_copy(update={"scheduler": None})
+        cpu = self.system.cpu
+        return write_script(point, folder, cpu.usable_threads or cpu.threads or 1, site, self.system.devices[0].kind)
+
+    def _is_light(self, params: Params) -> bool:
+        return light.is_light(params) and self.launcher.slots is not None and self.system.site.container.runtime == "none"
+
+    def _submit(self, batch: list[tuple[Work, Path]]) -> None:
+        for work, _ in batch:
+            self.watcher.started(work.planned.point, work.index, self._total)
+        for launcher, some in (
+            (self._shells, [one for one in batch if one[0].light]),
+            (self.launcher, [one for one in batch if not one[0].light]),
+        ):
+            jobs = [self._job(work.planned.point, folder) for work, folder in some]
+            for (work, folder), handle in zip(some, launcher.submit(jobs) if jobs else [], strict=True):
+                self._flying[handle] = self._flight(work, folder, handle, launcher)
+                if work.light is None:  # the others announce themselves, and end in no time
+                    note_handle(folder, handle)
+                    if self.turn is not None:
+                        self.turn.runs(handle)
+
+    @staticmethod
+    def _job(point: Point, folder: Path) -> Job:
+        return Job(folder, folder / SCRIPT, point.nodes, point.devices, point.measure.timeout_seconds)
+
+    # -- watching ------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Wait a little, then see which jobs have ended."""
+        if not self._flying:
+            if self._waiting or self._busy:
+                time.sleep(_POLL_SECONDS)
+            return
+        wait_for(self._flying, _POLL_SECONDS if self.launcher.slots is not None else _SCHEDULER_POLL_SECONDS)
+        for handle, state in self._poll().items():
+            flight = self._flying[handle]
+            line = flight.reader.latest() if flight.reader is not None else None
+            if line is not None:
+                self.watcher.progress(flight.work.planned.point, line)
+            if state.state in ("ended", "lost"):
+                del self._flying[handle]
+                self._conclude(flight, state)
+            elif self.launcher.slots is not None and flight.look(state):
+                flight.launcher.cancel([handle])
+                del self._flying[handle]
+                finish_attempt(flight.work, flight.folder, 1, "timeout", f"no result after {flight.timeout:g} s")
+                self._done(flight.work, read_record(flight.folder / RECORD))
+        if not self._flying and self.turn is not None:
+            self.turn.give()
+
+    def _poll(self) -> dict[str, JobState]:
+        states: dict[str, JobState] = {}
+        for launcher in (self.launcher, self._shells, *self._others.values()):
+            handles = [handle for handle, flight in self._flying.items() if flight.launcher is launcher]
+            states |= launcher.poll(handles) if handles else {}
+        return states
+
+    def _conclude(self, flight: Flight, state: JobState) -> None:
+        """See that an attempt whose job is over has its record."""
+        work, folder = flight.work, flight.folder
+        how = light.ran(str(folder)) if work.light is not None else None
+        if work.light is not None and how is not None:
+            names = names_of(work.planned.point, work.light, folder, self._suite_folder)
+            record = light.conclude(work.planned.point, work.light, folder, names, replace(how, extras=self._surroundings))
+            publish_quickly(str(folder), RECORD, record.__pydantic_serializer__.to_json(record, indent=1))
+            self._done(work, record)
+            return
+        if state.exit_code == 0:
+            wait_until_visible(folder)
+        if state.state == "lost" and not (folder / "failure.json").exists():
+            finish_attempt(work, folder, 1, "lost", state.reason or "its job is gone")
+        finish_attempt(work, folder, state.exit_code or 0)
+        self._done(work, read_record(folder / RECORD))
+
+    def _look_at_busy(self) -> None:
+        """Take up points that others had, once they are done or dead."""
+        if self._flying and self.launcher.slots is not None:
+            return
+        for _ in range(len(self._busy)):
+            work = self._busy.popleft()
+            found = find(self.store, work.name, self._heart.runner, self.options.launcher)
+            if found.record is not None:
+                self._done(work, found.record, reused=True)
+            elif found.adopted is not None:
+                self._adopt(work, *found.adopted)
+            elif found.busy is not None:
+                self._busy.append(work)
+            else:
+                self._waiting.append(work)
+
+    def _done(self, work: Work, record: Record, reused: bool = False) -> None:
+        # Of very many records only the gist stays in memory; the store has the rest.
+        self._records[work.index] = record if self._total <= _MANY else gist(work, record)
+        self.store.index.note(work.name, record)
+        self.watcher.finished(record, reused)
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
+
+    @cached_property
+    def _suite_folder(self) -> str:
+        return str(Path(self.options.file or self.suite.document.name).resolve().parent)
+
+    @cached_property
+    def _surroundings(self) -> dict[str, Any]:
+        """System and environment as they were when the first short run ended; asking anew for each would take longer than the run."""
+        return {"system": detect().model_dump(mode="json"), "environment": environment()}
+
+
+def exit_code(records: list[Record]) -> ExitCode:
+    """0 when every point has a result; out of memory is one, a failure is not."""
+    failed = any(record.status in ("failed", "timeout", "invalid", "lost") for record in records)
+    return ExitCode.POINTS_FAILED if failed else ExitCode.OK

@@ -1,0 +1,82 @@
+"""``--set key=value``: values that replace the suite's own for one campaign."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from caraml.errors import InputError, nearest
+from caraml.suite.load import SuiteFile
+from caraml.suite.model import Benchmark, Measure, Suite
+from caraml.tomlfile import TomlDocument
+
+_NOT_VALUES = {"name", "workload", "on"}
+
+
+def with_settings(file: SuiteFile, settings: Sequence[str], params_of: Callable[[str], type[BaseModel]]) -> SuiteFile:
+    """The suite with ``settings`` (each ``key=value``) in every benchmark that knows the key.
+
+    Keys are those of a benchmark, ``params.NAME`` and ``measure.NAME``; values are TOML, and a bare word is text. Raises ``InputError``
+    for a key that nothing here has, with the nearest that something has, and for a value that does not fit.
+    """
+    if not settings:
+        return file
+    data = copy.deepcopy(file.document.data)
+    models = [params_of(benchmark.workload) for benchmark in file.suite.benchmark]
+    for setting in settings:
+        key, value = _parsed(setting)
+        touched = [table for table, model in zip(data["benchmark"], models, strict=True) if _knows(model, table, key)]
+        if not touched:
+            known = _known(models, data["benchmark"])
+            guess = nearest(key, known)
+            hint = f"did you mean {guess!r}?" if guess else f"known: {', '.join(known)}"
+            raise InputError(f"--set {setting}: no benchmark of suite {file.suite.name!r} has the key {key!r}", hint)
+        for table in touched:
+            _put(table, key, value)
+            for override in table.get("on", {}).values():  # what is asked for by hand goes before every other word
+                if _get(override, key):
+                    _put(override, key, value)
+    name = f"{file.document.name} with --set {' '.join(settings)}"
+    document = TomlDocument(name=name, data=data, lines=file.document.lines, text=file.document.text)
+    return SuiteFile(document.validate(Suite), document)
+
+
+def _parsed(setting: str) -> tuple[str, Any]:
+    key, equals, text = setting.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise InputError(f"--set {setting}: expected key=value", "for example: --set global_batch=8 --set params.preset=4M")
+    try:
+        return key, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, text
+
+
+def _known(models: Sequence[type[BaseModel]], tables: Sequence[dict[str, Any]]) -> list[str]:
+    own = [name for name in Benchmark.model_fields if name not in _NOT_VALUES | {"params", "measure"}]
+    params = {f"params.{name}": None for model in models for name in model.model_fields}
+    params |= {f"params.{name}": None for table in tables for name in table.get("params", {})}
+    return [*own, *params, *(f"measure.{name}" for name in Measure.model_fields)]
+
+
+def _knows(model: type[BaseModel], table: dict[str, Any], key: str) -> bool:
+    return key in _known([model], [table])
+
+
+def _put(table: dict[str, Any], key: str, value: Any) -> None:
+    *tables, last = key.split(".")
+    for name in tables:
+        table = table.setdefault(name, {})
+    table[last] = value
+
+
+def _get(table: dict[str, Any], key: str) -> bool:
+    """Whether a table has the key."""
+    *tables, last = key.split(".")
+    for name in tables:
+        table = table.get(name, {})
+    return last in table

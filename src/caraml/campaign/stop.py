@@ -1,0 +1,109 @@
+"""Ending campaigns, reading what points said, and choosing what to try again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from caraml.campaign.launchers import launcher_of
+from caraml.errors import InputError
+from caraml.results.claim import Runner, myself, start_time
+from caraml.results.finish import finish
+from caraml.results.listing import Listing
+from caraml.results.standing import OPEN, UNHAPPY, Standing, pick, standings
+from caraml.results.store import POINT, Store, attempts
+
+_PATIENCE = 15.0
+"""Seconds for a runner to end its jobs and write their records."""
+_LOGS = ("worker.log", "slurm.log", "failure.json")
+
+
+def cancel(root: Path, what: str) -> Iterator[str]:
+    """End a suite's runner and jobs, or one point's job; yields a sentence for each thing done.
+
+    Raises:
+        InputError: no suite and no point has this name.
+    """
+    store = Store(root)
+    if what in store.suites():
+        found = [one for one in standings(store, store.listing(what)) if one.state in OPEN]
+        for runner in {one.runner for one in found if one.runner is not None}:
+            yield _end_runner(runner)
+        found = [one for one in standings(store, store.listing(what)) if one.state in OPEN]
+    else:
+        found = [one for one in _points(store, what) if one.state in OPEN]
+    for one in found:
+        yield _end_point(store, one)
+    if not found:
+        yield "no job is left"
+
+
+def _end_runner(runner: Runner) -> str:
+    """Ask a runner of this host to end; it ends its jobs."""
+    if runner.place != myself().place:
+        return f"the runner is process {runner.pid} on {runner.host}: end it there, or it will start the points that are left"
+    if start_time(runner.pid) == runner.start:
+        os.kill(runner.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _PATIENCE
+        while start_time(runner.pid) == runner.start and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return f"ended the runner, process {runner.pid}"
+    return f"the runner, process {runner.pid}, was gone"
+
+
+def _end_point(store: Store, one: Standing) -> str:
+    assert one.folder is not None
+    if (one.folder / POINT).exists():  # the word comes before the deed, so that it is the cause
+        finish(one.folder, 1, "failed", "cancelled")
+    if one.handle is not None:
+        launcher_of(one.handle, store.root).cancel([one.handle])
+    return f"cancelled {one.label} ({one.key})"
+
+
+def logs_of(root: Path, name: str, lines: int) -> Iterator[tuple[str, str]]:
+    """Path and last lines of every log of a point's newest attempt."""
+    store = Store(root)
+    chosen = _points(store, name)
+    if len({one.key for one in chosen}) != 1:
+        listed = "".join(f"\n  {one.key}  {one.label}" for one in chosen[:20])
+        raise InputError(f"{len(chosen)} points start with {name!r} below {root}{listed}", "give a whole key")
+    folder = next(store.points.glob(f"*-{chosen[0].key}"), None)
+    number = max(attempts(folder) or (), default=0) if folder is not None else 0
+    if folder is None or not number:
+        raise InputError(f"{chosen[0].label} was not started yet", f"caraml status --out {root}")
+    for log in (folder / str(number) / file for file in _LOGS):
+        if log.exists():
+            text = log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+            yield str(log), "".join(f"{line}\n" for line in text)
+
+
+def to_retry(root: Path, names: Sequence[str], failed: bool, oom: bool) -> list[tuple[Listing, list[str]]]:
+    """Suites with the keys of those of their points that are to be measured again. Raises ``InputError`` when nothing was asked for."""
+    if not names and not failed and not oom:
+        raise InputError("nothing to try again was named", "caraml retry --failed, caraml retry --oom, or caraml retry POINT")
+    store = Store(root)
+    states = (*(UNHAPPY if failed else ()), *(("oom",) if oom else ()))
+    wanted = {one.key for name in names for one in _points(store, name)}
+    chosen: list[tuple[Listing, list[str]]] = []
+    taken: set[str] = set()
+    for suite in store.suites():
+        listing = store.listing(suite)
+        keys = [one.key for one in standings(store, listing) if (one.key in wanted or one.state in states) and one.key not in taken]
+        taken.update(keys)
+        if keys:
+            chosen.append((listing, keys))
+    return chosen
+
+
+def _points(store: Store, name: str) -> list[Standing]:
+    """Points of any suite by key or label."""
+    known: dict[str, Standing] = {}
+    for suite in store.suites():
+        known |= {one.key: one for one in standings(store, store.listing(suite))}
+    found = pick(list(known.values()), name)
+    if not found:
+        raise InputError(f"no suite and no point starts with {name!r} below {store.root}", f"caraml status --out {store.root}")
+    return found

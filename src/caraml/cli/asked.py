@@ -1,0 +1,170 @@
+"""A campaign as the command line asks for it, its parts put together. The verbs import it when they run: it needs almost everything."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast, get_args
+
+import typer
+
+from caraml.campaign import Campaign, Options, Watcher, exit_code
+from caraml.campaign.launchers import Name, default_name, launcher
+from caraml.campaign.settings import with_settings
+from caraml.campaign.turn import Turn
+from caraml.cli.app import console
+from caraml.errors import InputError, unknown_name
+from caraml.launch.batch import SlurmOptions
+from caraml.report.live import LiveTable, LogLines
+from caraml.results.record import Record
+from caraml.results.store import Store
+from caraml.suite.load import SuiteFile, load_suite
+from caraml.suite.model import Suite
+from caraml.system.catalogue import load_system
+from caraml.system.model import System
+from caraml.tomlfile import parse_toml
+from caraml.workloads import params_of
+
+if TYPE_CHECKING:
+    from caraml.verify.proof import Place
+
+RUNNER_LOG = "runner.log"
+_MANY = 500
+"""Above so many points a run ends with counts: a table and a page of them are made when somebody wants to look."""
+_DEFAULTS = SlurmOptions()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the options of a verb say."""
+
+    suite: str
+    out: Path
+    system: str = "local"
+    launcher: str | None = None
+    settings: tuple[str, ...] = ()
+    again: bool = False
+    detach: bool = False
+    tags: tuple[str, ...] = ()
+    comment: str = ""
+    slurm: SlurmOptions = _DEFAULTS
+    text: str | None = None
+    """The suite itself, where its file is not to be read again."""
+    only: frozenset[str] | None = None
+
+    def again_only(self, text: str, keys: frozenset[str]) -> Asked:
+        """The same for some points of a suite whose text is known."""
+        return replace(self, text=text or None, only=keys)
+
+    def machine(self) -> System:
+        """The system. Raises ``InputError`` for an unknown one."""
+        return load_system(self.system, Path(self.suite) if self.suite.endswith(".toml") else None)
+
+    def launcher_name(self, system: System) -> Name:
+        """The launcher asked for, or the machine's usual one. Raises ``InputError`` for an unknown one."""
+        name = self.launcher or default_name(system)
+        if name not in get_args(Name):
+            raise unknown_name("launcher", name, get_args(Name))
+        return cast(Name, name)
+
+    def suite_file(self) -> SuiteFile:
+        """The suite with the settings in it. Raises ``InputError`` with its faults."""
+        if self.text is None:
+            file = load_suite(self.suite)
+        else:
+            document = parse_toml(self.text, self.suite)
+            file = SuiteFile(document.validate(Suite), document)
+        return with_settings(file, self.settings, params_of)
+
+    def campaign(self, watcher: Watcher, say: Callable[[str], None]) -> Campaign:
+        """The campaign, ready to plan or run."""
+        file, system = self.suite_file(), self.machine()
+        name = self.launcher_name(system)
+        what = f"suite {file.suite.name} into {self.out.resolve()}"
+        return Campaign(
+            file,
+            system,
+            Store(self.out),
+            launcher(name, system, self.out, replace(self.slurm, name=f"caraml-{file.suite.name}"), typer.echo),
+            watcher,
+            self.again,
+            Options(
+                file=str(Path(self.suite if self.text is not None else file.document.name.partition(" with --set")[0]).resolve()),
+                settings=self.settings,
+                launcher=name,
+                tags=self.tags,
+                comment=self.comment,
+                detach=name == "print" or (self.detach and name == "slurm"),
+                only=self.only,
+            ),
+            Turn(system.identity, what) if name == "local" else None,
+            say,
+        )
+
+    def run(self, report: bool = True) -> int:
+        """Run, show what came out if ``report`` says so, and return the exit code."""
+        if self.detach and self.launcher_name(self.machine()) == "local":
+            return self._leave()
+        screen = console()
+        with LiveTable(screen) if screen.is_terminal else LogLines(sys.stdout) as watcher:
+            campaign = self.campaign(watcher, watcher.note)
+            records = campaign.run()
+        if campaign.options.detach:
+            typer.echo(f"the jobs are in other hands now; caraml status {campaign.suite.suite.name}, or the same command, finds them")
+            return 0
+        if report:
+            show_results(campaign.store, records, campaign.suite.suite.name, campaign.suite.suite.title)
+        return exit_code(records)
+
+    def _leave(self) -> int:
+        """Start the same command as a process that outlives this one."""
+        name = self.suite_file().suite.name  # faults are told here, where somebody reads them
+        self.out.mkdir(parents=True, exist_ok=True)
+        log = self.out / f"{name}.{RUNNER_LOG}"
+        arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
+        with log.open("ab") as output:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "caraml", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        typer.echo(f"process {child.pid} runs suite {name}; its words go to {log}\ncaraml status {name} says how far it is")
+        return 0
+
+
+def place_of(system: str, launcher_name: str | None, nodes: int) -> Place | None:
+    """Where `caraml verify` proves the ruler; ``None`` for this machine. Raises ``InputError`` for what cannot be reached."""
+    from caraml.verify.proof import Place  # needs torch, which the other verbs do without
+
+    asked = Asked("verify", Path(), system, launcher_name)
+    machine = asked.machine()
+    name = asked.launcher_name(machine)
+    if name == "slurm":
+        if machine.nodes is not None and nodes > machine.nodes:
+            raise InputError(f"--nodes: found {nodes}, expected at most {machine.nodes}: so many nodes has {machine.name}")
+        options = SlurmOptions(pack=_MANY, name="caraml-verify")
+        return Place(machine, lambda root: launcher(name, machine, root, options, typer.echo), nodes, name)
+    if name == "print" or nodes > 1:
+        raise InputError(
+            f"launcher {name!r} cannot prove work on {nodes} node{'s' * (nodes > 1)}",
+            "caraml verify --launcher slurm --system NAME --nodes N",
+        )
+    return None
+
+
+def show_results(store: Store, records: list[Record], name: str, title: str) -> None:
+    """The end of a run: the table, and the page; of very many points only their number."""
+    if len(records) > _MANY:
+        failed = sum(record.status not in ("ok", "skipped") for record in records)
+        typer.echo(f"{len(records):,} points, {failed:,} without a result; caraml results {name}, caraml report {name}")
+        return
+    from caraml.report.page import write_report
+    from caraml.report.terminal import results_table
+
+    console().print(results_table(records))
+    typer.echo(f"report: {write_report(store, records, store.root / f'{name}.html', title)}")

@@ -1,0 +1,109 @@
+"""Verbs about campaigns that were started: status, cancel, logs, retry, archive, import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from caraml.cli.app import RESULTS, Out, app
+from caraml.errors import ExitCode, InputError
+
+
+@app.command()
+def status(
+    suite: Annotated[str | None, typer.Argument(help="Only this suite.")] = None,
+    out: Out = RESULTS,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again every few seconds until everything is done.")] = False,
+) -> None:
+    """Say where the points of campaigns stand; looks at files, so it works from any host and after any crash."""
+    from caraml.report.status import listings, status_text, watch_status
+    from caraml.results.standing import UNHAPPY
+
+    found = listings(out, suite)
+    if watch:
+        watch_status(out, suite)
+        found = listings(out, suite)
+    else:
+        typer.echo(status_text(found), nl=False)
+    raise typer.Exit(ExitCode.POINTS_FAILED if any(one.state in UNHAPPY for _, points in found for one in points) else ExitCode.OK)
+
+
+@app.command()
+def cancel(
+    what: Annotated[str, typer.Argument(help="A suite, or the key or label of a point.")],
+    out: Out = RESULTS,
+) -> None:
+    """End the jobs of a campaign, or of one point, and the runner that would start more."""
+    from caraml.campaign.stop import cancel as end
+
+    for sentence in end(out, what):
+        typer.echo(sentence)
+
+
+@app.command()
+def logs(
+    point: Annotated[str, typer.Argument(help="Key or label of a point, or its first characters.")],
+    out: Out = RESULTS,
+    lines: Annotated[int, typer.Option("--lines", min=1, help="Last lines of each file.")] = 40,
+) -> None:
+    """Print what the newest attempt at a point said, and where its files are."""
+    from caraml.campaign.stop import logs_of
+
+    for name, text in logs_of(out, point, lines):
+        typer.echo(f"==> {name}\n{text}")
+
+
+@app.command()
+def retry(
+    points: Annotated[list[str] | None, typer.Argument(help="Keys or labels of points.")] = None,
+    out: Out = RESULTS,
+    failed: Annotated[bool, typer.Option("--failed", help="Every point that failed, was lost, timed out or was invalid.")] = False,
+    oom: Annotated[bool, typer.Option("--oom", help="Every point that ran out of memory.")] = False,
+) -> None:
+    """Measure points again whose result you do not accept; the earlier attempts are kept."""
+    from caraml.campaign.stop import to_retry
+    from caraml.cli.asked import Asked
+
+    codes = []
+    for listing, keys in to_retry(out, tuple(points or ()), failed, oom):
+        settings, tags = tuple(listing.settings), tuple(listing.tags)
+        asked = Asked(listing.file, out, listing.system, listing.launcher, settings, tags=tags, comment=listing.comment)
+        codes.append(asked.again_only(listing.text, frozenset(keys)).run())
+    if not codes:
+        typer.echo("nothing to try again")
+    raise typer.Exit(max(codes, default=0))
+
+
+@app.command()
+def archive(
+    suite: Annotated[str, typer.Argument(help="A suite that was run.")],
+    file: Annotated[Path, typer.Argument(help="Archive to write, e.g. suite.caraml.zip; it must not exist.")],
+    out: Out = RESULTS,
+) -> None:
+    """Pack a campaign into one file: records, raw samples, scripts, logs, and a table of all records, each with its hash."""
+    from caraml.results.archive import pack
+
+    done = pack(out, suite, file)
+    typer.echo(f"{file}: {done.records:,} records, {done.files:,} files, {done.bytes:,} bytes")
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="An archive, or a result table of JUBE (CSV).")],
+    out: Out = RESULTS,
+    suite: Annotated[str | None, typer.Option("--suite", help="Name for the records of a CSV table; default: the file's.")] = None,
+) -> None:
+    """Read an archive back, or a JUBE table as records with what it knows; what is there already is kept."""
+    if not file.exists():
+        raise InputError(f"{file}: no such file")
+    if file.suffix in {".csv", ".dat"}:
+        from caraml.results.jube import read_table
+
+        done = read_table(file, out, suite)
+    else:
+        from caraml.results.archive import unpack
+
+        done = unpack(file, out)
+    typer.echo(f"{out}: {done.records:,} records added, {done.known:,} known already")

@@ -1,0 +1,189 @@
+"""Who works on an attempt: claims that a dead runner cannot keep, and a start that happens once.
+
+An attempt's folder appears by rename with its first claim inside, so it is never without an owner. A claim is the text of a
+:class:`Runner`; when its runner is dead, another takes the attempt over with the next claim (``claim.2`` ...), and of several that try
+one wins. The job's script announces itself in ``started``, which is made exclusively: a runner that finds an attempt with neither handle
+nor announcement takes the start away by making that file first, and the script, should it still come, ends at once. So a job runs once,
+whenever its runner is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+CLAIM = "claim."
+STARTED = "started"
+HANDLE = "handle"
+RUNNERS = "runners"
+WITHDRAWN = "withdrawn"
+BEAT_SECONDS = 20.0
+"""A runner touches its file in this interval."""
+SILENCE_SECONDS = 300.0
+"""A runner on another host is dead when its file is older."""
+
+GATE = f"""\
+# An attempt starts once. A runner that lost sight of it may have taken the start away.
+read -r -a _self </proc/$$/stat
+set -C
+_job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
+_job=${{_job:-${{SLURM_JOB_ID:--}}}}
+if ! echo "$$ ${{_self[21]}} $HOSTNAME $_job" 2>/dev/null >{STARTED} && [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ]; then
+  echo "this attempt was started before; remove {STARTED} to start it by hand, or have a new one made: caraml retry" >&2
+  exit 75
+fi
+set +C
+"""
+"""Shell lines for the head of a point's script, in the attempt's folder."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A process that runs a campaign. ``place`` is host, boot and process namespace: where its ``pid`` has a meaning."""
+
+    place: str
+    pid: int
+    start: str
+    """The kernel's start time of the process in clock ticks since boot."""
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.pid} {self.start}"
+
+    @property
+    def file(self) -> str:
+        """Name of the file that it keeps young."""
+        return f"{self.place}.{self.pid}.{self.start}"
+
+    @property
+    def host(self) -> str:
+        """Its host's name."""
+        return self.place.partition("~")[0]
+
+    @classmethod
+    def parse(cls, text: str) -> Runner | None:
+        """The runner that a claim names; ``None`` for text that is no claim (a write that a full disk cut short)."""
+        parts = text.split()
+        return cls(parts[0], int(parts[1]), parts[2]) if len(parts) == 3 and parts[1].isdecimal() else None
+
+
+@lru_cache(maxsize=1)
+def _place() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
+        namespace = Path("/proc/self/ns/pid").readlink().name.strip("pid:[]")
+    except OSError:
+        boot, namespace = "", ""
+    return f"{socket.gethostname()}~{boot}~{namespace}"
+
+
+def myself() -> Runner:
+    """This process."""
+    return Runner(_place(), os.getpid(), start_time(os.getpid()))
+
+
+def start_time(pid: int) -> str:
+    """Start of a process in clock ticks since boot; with the number it names a process for ever. Empty when the process is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]
+
+
+class Heartbeat:
+    """Keeps this process's file below ``ROOT/runners`` young, so that other hosts know that it lives."""
+
+    def __init__(self, root: Path) -> None:
+        self.runner = myself()
+        self._path = root / RUNNERS / self.runner.file
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.touch()
+        self._last = time.monotonic()
+
+    def beat(self) -> None:
+        """Touch the file if it is time to."""
+        if time.monotonic() - self._last > BEAT_SECONDS:
+            self._path.touch()
+            self._last = time.monotonic()
+
+    def end(self) -> None:
+        """Remove the file."""
+        self._path.unlink(missing_ok=True)
+
+
+def alive(runner: Runner, root: Path) -> bool:
+    """Whether a runner lives: by its process where we can see that, else by the age of its file on the file system's clock."""
+    if runner.place == _place():
+        return start_time(runner.pid) == runner.start
+    try:
+        return _age(root / RUNNERS / runner.file, root) < SILENCE_SECONDS
+    except OSError:
+        return False
+
+
+def young(attempt: Path, root: Path) -> bool:
+    """Whether a file of an attempt changed lately."""
+    return min((_age(path, root) for path in attempt.iterdir()), default=SILENCE_SECONDS) < SILENCE_SECONDS
+
+
+def _age(path: Path, root: Path) -> float:
+    """Seconds since a file changed, by the clock of the file system, which all hosts share."""
+    probe = root / RUNNERS / f".{os.getpid()}.now"
+    probe.touch()
+    now = probe.stat().st_mtime
+    probe.unlink(missing_ok=True)
+    return now - path.stat().st_mtime
+
+
+def holder(attempt: Path) -> tuple[int, Runner | None]:
+    """Number of the newest claim on an attempt (0: none) and its runner."""
+    newest = max((int(name[len(CLAIM) :]) for name in os.listdir(attempt) if name.startswith(CLAIM)), default=0)  # noqa: PTH208
+    if not newest:
+        return 0, None
+    try:
+        return newest, Runner.parse((attempt / f"{CLAIM}{newest}").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return newest, None
+
+
+def take_over(attempt: Path, newest: int, runner: Runner) -> bool:
+    """Claim an attempt after claim number ``newest``, whose runner is dead. False when another runner was faster."""
+    temporary = attempt / f".claim.{os.getpid()}.tmp"
+    temporary.write_text(str(runner), encoding="utf-8")
+    try:
+        os.link(temporary, attempt / f"{CLAIM}{newest + 1}")
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def withdraw(attempt: Path) -> bool:
+    """Take the start of an attempt away from a job that may still come. False when the job was faster."""
+    try:
+        descriptor = os.open(attempt / STARTED, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except FileExistsError:
+        return False
+    os.write(descriptor, WITHDRAWN.encode())
+    os.close(descriptor)
+    return True
+
+
+def handle_of(attempt: Path, announced: bool = False) -> str | None:
+    """The handle of an attempt's job: as its runner noted it, else (or only) as the job announced itself; ``None`` if it never started."""
+    for name in (STARTED,) if announced else (HANDLE, STARTED):
+        try:
+            text = (attempt / name).read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            continue
+        if name == HANDLE:
+            return text
+        parts = text.partition("\n")[0].split()
+        if len(parts) == 4:
+            return f"slurm:{parts[3]}:{attempt.resolve()}" if parts[3] != "-" else f"local:{parts[0]}:{parts[1]}"
+    return None

@@ -1,0 +1,111 @@
+"""Metrics of epochs: EPICURE's three times (section 5.2), PEARC '22's first and later epochs (Table 1), time and energy to a quality.
+
+Also what follows for a nominal epoch, so that energies of runs of any length can be compared: the CARAML slides scale to ImageNet's
+1,281,167 images, or to 10^6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from caraml.results.record import Metric
+from caraml.units import JOULES_PER_WATT_HOUR
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch. Times in seconds, of the slowest rank."""
+
+    number: int
+    whole: float
+    """Training part and validation: EPICURE's t_epoch."""
+    training: float
+    """EPICURE's t_train."""
+    batches: Sequence[float]
+    """Time of each batch."""
+    loss: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """All epochs of a run, and which of them counts."""
+
+    rows: Sequence[Epoch]
+    counted: int
+    items_per_step: int
+    to_target: bool
+    """Whether training went on until a quality was reached."""
+    reached: bool
+
+
+def epoch_metrics(epochs: Epochs, window_seconds: float, energy: Metric) -> dict[str, Metric]:
+    """The metrics of a run by epochs; ``energy`` is that of the window."""
+    row = next((row for row in epochs.rows if row.number == epochs.counted), epochs.rows[-1])
+    which = f"epoch {row.number} of {len(epochs.rows)} counts"
+    checked = row.whole - row.training
+    accuracy = epochs.rows[-1].accuracy
+    return {
+        "epoch_time": Metric(value=row.whole, unit="s", reason=which),
+        "epoch_training_time": Metric(value=row.training, unit="s", reason=which),
+        "epoch_validation_time": Metric(value=checked, unit="s", reason=which)
+        if row.loss is not None
+        else Metric(value=None, unit="s", reason="the workload has no held-out data"),
+        "batch_time_median": _median(row, which),
+        **_first_and_later(epochs),
+        "accuracy_validation": Metric(
+            value=accuracy, unit="1", reason="the workload counts no right answers" if accuracy is None else None
+        ),
+        **_to_target(epochs, window_seconds, energy),
+    }
+
+
+def _median(row: Epoch, which: str) -> Metric:
+    """The first batch of an epoch waits for the loader, and the last may be odd: EPICURE leaves both out."""
+    inner = row.batches[1:-1]
+    if not inner:
+        return Metric(value=None, unit="s", reason=f"the epoch has {len(row.batches)} batches; the first and the last do not count")
+    return Metric(value=median(inner), unit="s", n=len(inner), reason=which)
+
+
+def _first_and_later(epochs: Epochs) -> dict[str, Metric]:
+    """Rates of the training parts: the first, with compilation and all that happens once in it, and those after."""
+    first, later = epochs.rows[0], epochs.rows[1:]
+    items = epochs.items_per_step * len(first.batches)
+    rates = {"throughput_first_epoch": Metric(value=items / first.training, unit="", n=1)}
+    if later:
+        rates["throughput_later_epochs"] = Metric(value=items * len(later) / sum(row.training for row in later), unit="", n=len(later))
+    else:
+        rates["throughput_later_epochs"] = Metric(value=None, unit="", reason="there was one epoch")
+    return rates
+
+
+def _to_target(epochs: Epochs, window_seconds: float, energy: Metric) -> dict[str, Metric]:
+    if not epochs.to_target:
+        return {}
+    if not epochs.reached:
+        last = epochs.rows[-1]
+        found = [
+            f"loss {last.loss:.4g}" if last.loss is not None else "",
+            f"accuracy {last.accuracy:.4g}" if last.accuracy is not None else "",
+        ]
+        reason = f"not reached in {len(epochs.rows)} epochs: {', '.join(filter(None, found)) or 'nothing to judge by'}"
+        return {
+            "time_to_solution": Metric(value=None, unit="s", reason=reason),
+            "energy_to_solution": Metric(value=None, unit="J", reason=reason),
+        }
+    return {"time_to_solution": Metric(value=window_seconds, unit="s", n=len(epochs.rows)), "energy_to_solution": energy}
+
+
+def nominal_epoch(energy_per_item: Metric, items: int, world: int) -> dict[str, Metric]:
+    """Energy of an epoch of ``items`` at the window's energy per item, in all and per device."""
+
+    def scaled(factor: float) -> Metric:
+        low, high = (None if bound is None else bound * factor for bound in (energy_per_item.low, energy_per_item.high))
+        value = None if energy_per_item.value is None else energy_per_item.value * factor
+        return energy_per_item.model_copy(update={"value": value, "unit": "Wh", "low": low, "high": high})
+
+    total = items / JOULES_PER_WATT_HOUR
+    return {"energy_per_epoch": scaled(total), "energy_per_epoch_per_device": scaled(total / world)}

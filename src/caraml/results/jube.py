@@ -1,0 +1,177 @@
+"""Result tables of JUBE (CSV) as records: what a row says, and for the rest the reason why it is not known.
+
+A table has text cells and no units, so only columns whose meaning is certain from their name become CARAML's own metrics; other numbers
+keep their name and an unknown unit, and texts become parameters.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from caraml.errors import InputError
+from caraml.results.archive import Done
+from caraml.results.listing import Listing
+from caraml.results.record import Facts, Metric, Record
+from caraml.results.store import Store, attempts, folder_name, read_record, write_record
+from caraml.suite.model import Point
+
+WORKLOAD = "imported"
+UNKNOWN = "unknown"
+NO_UNIT = "?"
+_NOT_THERE = "the table does not say"
+_LARGEST = 256 * 2**20
+_MOST_ROWS = 1_000_000
+_RATES = {"tokens": "token", "images": "image", "samples": "sample", "sequences": "sequence"}
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row, sorted by what it means."""
+
+    params: dict[str, JsonValue]
+    metrics: dict[str, Metric]
+    item: str | None
+    global_batch: int | None
+    nodes: int | None
+
+
+def read_table(path: Path, root: Path, suite: str | None) -> Done:
+    """Add a table's rows to a store, as a suite of this name (default: the file's). A row that is there already is known.
+
+    Raises:
+        InputError: not a table of text, no header, or a row of another length.
+    """
+    name = re.sub(r"[^a-z0-9_-]+", "-", (suite or path.stem).lower()).strip("-") or "imported"
+    store, done, points = Store(root), Done(), []
+    written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
+    for cells in _rows(path):
+        row = _sorted(cells)
+        point = _point(name, row)
+        points.append((point.key, point.label))
+        folder = store.points / folder_name(point)
+        if any(_known(folder / str(number) / "record.json", row) for number in attempts(folder) or ()):
+            done.known += 1
+            continue
+        attempt = store.new_attempt(point)
+        write_record(attempt, _record(point, row, int(attempt.name), written, path.name))
+        done.records += 1
+    store.remember(
+        Listing(name=name, title=f"imported from {path.name}", asked_at=written, system=UNKNOWN, launcher="import", points=points)
+    )
+    return done
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    if path.stat().st_size > _LARGEST:
+        raise InputError(f"{path}: larger than {_LARGEST >> 20} MiB")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not a table of text: {error}") from error
+    lines = list(
+        csv.reader(text.splitlines(), delimiter=";" if text.partition("\n")[0].count(";") > text.partition("\n")[0].count(",") else ",")
+    )
+    lines = [line for line in lines if any(cell.strip() for cell in line)]
+    if len(lines) < 2 or len(lines) > _MOST_ROWS:
+        raise InputError(f"{path}: found {max(len(lines) - 1, 0):,} rows below a header, expected 1 to {_MOST_ROWS:,}")
+    header = [cell.strip() for cell in lines[0]]
+    if len(set(header)) < len(header) or not all(header):
+        raise InputError(f"{path}:1: expected a header of different names, found {', '.join(header)}")
+    for number, line in enumerate(lines[1:], start=2):
+        if len(line) != len(header):
+            raise InputError(f"{path}:{number}: found {len(line)} cells, expected {len(header)} as in the header")
+    return [dict(zip(header, (cell.strip() for cell in line), strict=True)) for line in lines[1:]]
+
+
+def _sorted(cells: dict[str, str]) -> _Row:
+    params: dict[str, JsonValue] = {}
+    metrics: dict[str, Metric] = {}
+    item: str | None = None
+    counts: dict[str, int] = {}
+    for title, text in cells.items():
+        name, unit = _name_and_unit(title)
+        value = _number(text)
+        if rate := re.fullmatch(r"(tokens|images|samples|sequences)_per_s(ec(ond)?)?", name):
+            item = _RATES[rate[1]]
+            metrics["throughput"] = Metric(value=value, unit=f"{item}/s", reason=None if value is not None else _blank(text))
+        elif name in {"globalbatchsize", "global_batch_size", "gbs"} and value is not None and value == int(value) >= 1:
+            counts["global_batch"] = int(value)
+        elif name == "nodes" and value is not None and value == int(value) >= 1:
+            counts["nodes"] = int(value)
+        elif name in {"avg_tflops_per_gpu", "tflops_per_gpu"}:
+            reason = None if value is not None else _blank(text)
+            metrics["achieved_flops_per_device"] = Metric(value=None if value is None else 1e12 * value, unit="FLOP/s", reason=reason)
+        elif value is not None and not re.search(r"(^|_)(id|i|jobid|size|pp|tp|dp|devices|tasks|threads|version|iterations)($|_)", name):
+            metrics[name] = Metric(value=value, unit=unit or NO_UNIT, reason=None if unit else "the table gives no unit")
+        else:
+            params[title] = text or None
+    return _Row(params, metrics, item, counts.get("global_batch"), counts.get("nodes"))
+
+
+def _name_and_unit(title: str) -> tuple[str, str | None]:
+    """``Tokens/second`` as ``tokens_per_second``; a unit stands in brackets, as JUBE writes it."""
+    found = re.fullmatch(r"(.*?)\s*\[(.*)\]", title)
+    words, unit = (found[1], found[2] or None) if found else (title, None)
+    return re.sub(r"[^a-z0-9]+", "_", words.lower().replace("/", "_per_")).strip("_") or "column", unit
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _blank(text: str) -> str:
+    return f"the table has {text!r} here" if text else "the table's cell is blank"
+
+
+def _point(suite: str, row: _Row) -> Point:
+    batch = row.global_batch or 1
+    return Point(
+        suite=suite,
+        benchmark=suite,
+        workload=WORKLOAD,
+        params=row.params,
+        system=UNKNOWN,
+        device=UNKNOWN,
+        device_class="gpu",
+        software="imported",
+        nodes=row.nodes or 1,
+        global_batch=batch,
+        micro_batch=batch,
+    )
+
+
+def _record(point: Point, row: _Row, attempt: int, written: str, source: str) -> Record:
+    missing: dict[str, JsonValue] = {
+        f"point.{name}": _NOT_THERE
+        for name in ("system", "device", "device_class", "devices", "software", "precision", "micro_batch", "measure")
+    }
+    missing |= {f"point.{name}": _NOT_THERE for name in ("nodes", "global_batch") if getattr(row, name) is None}
+    missing |= {"window": _NOT_THERE, "energy": _NOT_THERE, "started_at": "not known; the table was written then"}
+    measured = any(metric.value is not None for metric in row.metrics.values())
+    facts = Facts(item=row.item or "item", items_per_sample=1, parameters=None, flops_per_item=None, flops_formula=_NOT_THERE)
+    return Record(
+        key=point.key,
+        attempt=attempt,
+        point=point,
+        status="ok" if measured else "failed",
+        reason=f"imported from {source}" if measured else f"imported from {source}: no number in its row",
+        started_at=written,
+        facts=facts,
+        metrics=row.metrics,
+        environment={"imported_from": source, "missing": missing},
+    )
+
+
+def _known(path: Path, row: _Row) -> bool:
+    return path.exists() and read_record(path).metrics == row.metrics

@@ -1,0 +1,77 @@
+"""A record as one flat row: what the index keeps, and what tables and SQL are made of.
+
+Column names are the metric names of :mod:`caraml.units`; ``NAME_low`` and ``NAME_high`` are the ends of the interval. The columns are the
+same for every set of records, so that a query never depends on what was measured.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from pydantic_core import to_json
+
+from caraml.units import METRICS
+
+if TYPE_CHECKING:
+    from caraml.results.record import Record
+
+Scalar: TypeAlias = str | int | float | None
+
+TEXT = (
+    *("key", "suite", "benchmark", "workload", "label", "status", "reason", "flags"),
+    *("system", "device", "device_class", "software", "started_at", "mode", "precision", "compile", "item"),
+    *("energy_scope", "energy_reason", "mfu_reason", "own_metrics"),
+)
+"""``own_metrics``: numbers that only this program has, as JSON: ``own_metrics->>'$.loss'``."""
+INTEGERS = (
+    *("attempt", "nodes", "devices", "world", "global_batch", "micro_batch", "accumulation", "seed", "repeat"),
+    *("schema_version", "method_version"),
+)
+NUMBERS = tuple(f"{name}{end}" for name in METRICS for end in ("", "_low", "_high"))
+COLUMNS = TEXT + INTEGERS + NUMBERS
+_OF_POINT = tuple(
+    name
+    for name in (*TEXT, *INTEGERS)
+    if name
+    in {
+        *("suite", "benchmark", "workload", "label", "system", "device", "device_class", "software", "mode", "precision", "compile"),
+        *("nodes", "devices", "world", "global_batch", "micro_batch", "accumulation", "seed", "repeat"),
+    }
+)
+
+
+def row_of(record: Record) -> dict[str, Scalar]:
+    """The row of a record, without the columns that are unknown."""
+    point = record.point
+    row: dict[str, Scalar] = {name: getattr(point, name) for name in _OF_POINT}
+    row |= {
+        "key": record.key,
+        "attempt": record.attempt,
+        "status": record.status,
+        "flags": ",".join(record.flags),
+        "item": record.item,
+        "started_at": record.started_at,
+        "schema_version": record.schema_version,
+        "method_version": record.method_version,
+    }
+    metrics = record.metrics
+    energy, mfu = metrics.get("energy"), metrics.get("mfu")
+    row |= {
+        name: value
+        for name, value in (
+            ("reason", record.reason),
+            ("energy_scope", energy.scope if energy else None),
+            ("energy_reason", energy.reason if energy else None),
+            ("mfu_reason", mfu.reason if mfu else None),
+        )
+        if value is not None
+    }
+    own = {name: metric.value for name, metric in metrics.items() if name not in METRICS}
+    if own:
+        row["own_metrics"] = to_json(own).decode()
+    for name, metric in metrics.items():
+        if name in METRICS:
+            for end, number in (("", metric.value), ("_low", metric.low), ("_high", metric.high)):
+                if number is not None:
+                    row[f"{name}{end}"] = number
+    return row

@@ -1,0 +1,164 @@
+"""Any program as a workload: its argument vector, its environment, and how its numbers are read. Nothing here is run by a shell.
+
+Templates hold names of the point's parameters in braces, ``{n}`` or ``{n:04d}``, and nothing else: no attributes, no indices, no
+expressions. Every key that is not one of the workload's own is such a parameter, may be swept like any other, and must be used.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any, Literal, NoReturn, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from caraml.errors import InputError, nearest
+from caraml.units import METRICS, unit_of
+from caraml.workloads.base import BuildContext, Workload
+
+Value = bool | int | float | str
+Take = Literal["last", "first", "mean", "median", "sum", "min", "max"]
+
+POINT_NAMES = ("nodes", "devices", "world", "mode", "precision", "global_batch", "micro_batch", "seed", "repeat")
+"""What a template may name besides the parameters."""
+FOLDERS = ("folder", "suite_folder")
+"""The attempt's own folder, and the folder of the suite file."""
+_LONGEST_FORMAT = 8
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MetricSpec(_Model):
+    """Where one number of the program is found."""
+
+    unit: str = Field(description="`1` for a plain number")
+    pattern: str | None = Field(None, description="regular expression; the number is its group `value`, or its first group")
+    key: str | None = Field(
+        None, description="key of the JSON objects that the program prints a line each, or of a JSON file; dots go inwards"
+    )
+    column: str | None = Field(None, description="column of a CSV file")
+    file: str | None = Field(None, description="template of the file to read instead of what the program prints")
+    take: Take = Field("last", description="which of several values, or what of them")
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        if pattern is not None:
+            try:
+                found = re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"a regular expression, but {error}") from error
+            if not found.groups:
+                raise ValueError("a regular expression with a group around the number")
+        return pattern
+
+    @model_validator(mode="after")
+    def _one_way(self) -> MetricSpec:
+        if sum(way is not None for way in (self.pattern, self.key, self.column)) != 1:
+            raise ValueError("exactly one of pattern, key and column")
+        if self.column is not None and self.file is None:
+            raise ValueError("a file for the column")
+        return self
+
+
+class Marks(_Model):
+    """Regular expressions of the lines between which the window lies; the program must flush them as it prints them."""
+
+    begin: str
+    end: str
+
+    @field_validator("begin", "end")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"a regular expression, but {error}") from error
+        return pattern
+
+
+class Params(BaseModel):
+    """Parameters of a command. Further keys are parameters of the program."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    __pydantic_extra__: dict[str, Value]
+
+    argv: list[str] = Field(min_length=1, description="program and arguments, each a template")
+    env: dict[str, str] = Field({}, description="environment variables, each a template")
+    cwd: str = Field("{suite_folder}", description="where the program starts, a template")
+    item: str = Field("run", description="what is counted")
+    items: int | str = Field(1, description="how many of them the window does: a number, or a template that gives one, or a metric's name")
+    metrics: dict[str, MetricSpec] = Field({}, description="the program's numbers, by name")
+    marks: Marks | None = Field(None, description="lines between which the window lies; without them it is the whole run")
+    energy: bool = Field(True, description="read the power sensors; without, thousands of short runs cost next to nothing")
+
+    @field_validator("metrics")
+    @classmethod
+    def _named(cls, metrics: dict[str, MetricSpec]) -> dict[str, MetricSpec]:
+        for name in metrics:
+            if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+                raise ValueError(f"names of small letters, digits and underscores, but found {name!r}")
+        return metrics
+
+    @model_validator(mode="after")
+    def _whole(self) -> Params:
+        _check_templates(tuple(self.templates()), tuple(self.__pydantic_extra__), tuple(type(self).model_fields))
+        for name, spec in self.metrics.items():
+            if name in METRICS and spec.unit != unit_of(name, self.item):
+                raise ValueError(f"unit {unit_of(name, self.item)!r} for the metric {name!r}, but found {spec.unit!r}")
+        return self
+
+    def templates(self) -> Iterator[str]:
+        """Every template."""
+        yield from self.argv
+        yield from self.env.values()
+        yield self.cwd
+        yield from (spec.file for spec in self.metrics.values() if spec.file is not None)
+        if isinstance(self.items, str):
+            yield self.items
+
+
+@lru_cache(maxsize=256)
+def _check_templates(templates: tuple[str, ...], parameters: tuple[str, ...], own: tuple[str, ...]) -> None:
+    """Raise ``ValueError`` for a name that no template may use, and for a parameter that none does."""
+    known = (*parameters, *POINT_NAMES, *FOLDERS)
+    used = {name for text in templates for _, name, _ in fields(text) if name is not None}
+    for name in used.difference(known):
+        guess = nearest(name, known)
+        raise ValueError(f"templates over {', '.join(known)}, but found {{{name}}}" + (f" (did you mean {{{guess}}}?)" if guess else ""))
+    for name in parameters:
+        if name not in used:
+            guess = nearest(name, own)
+            hint = f"did you mean {guess!r}?" if guess else f"put {{{name}}} where it belongs"
+            raise ValueError(f"parameters that a template uses, but {name!r} stands in none ({hint})")
+
+
+@lru_cache(maxsize=1024)
+def fields(template: str) -> list[tuple[str, str | None, str]]:
+    """The parts of a template: text, the name that follows it (or ``None``) and its format. Raises ``ValueError``."""
+    parts = []
+    for text, name, form, conversion in string.Formatter().parse(template):
+        if name is not None:
+            if not name.isidentifier():
+                raise ValueError(f"only plain names in braces, {{{{ and }}}} for braces themselves, but found {{{name}}} in {template!r}")
+            if conversion or "{" in (form or "") or len(form or "") > _LONGEST_FORMAT:
+                raise ValueError(f"a plain format behind the name, but found {template!r}")
+        parts.append((text, name, form or ""))
+    return parts
+
+
+def filled(template: str, names: Mapping[str, Any]) -> str:
+    """A template with its names replaced."""
+    return "".join(text + (format(names[name], form) if name is not None else "") for text, name, form in fields(template))
+
+
+def _no_task(context: BuildContext[Params]) -> NoReturn:
+    raise InputError("a command is not trained by the engine", "python -m caraml.workloads.command_worker FOLDER")
+
+
+WORKLOAD = Workload(title="any program, measured from outside", params=Params, build=_no_task)
+TAKES = get_args(Take)

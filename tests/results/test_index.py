@@ -1,0 +1,98 @@
+"""The index lists what the files say, whatever it remembers."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caraml.errors import InputError
+from caraml.results.index import FILE
+from caraml.results.record import Metric, Record, Status
+from caraml.results.rows import COLUMNS
+from caraml.results.store import Store, write_record
+from caraml.suite.model import Point
+from tests.conftest import MakePoint
+
+
+def measured(store: Store, point: Point, value: float, status: Status = "ok") -> Path:
+    folder = store.new_attempt(point)
+    metrics = {"throughput": Metric(value=value, unit="x"), "mine": Metric(value=2 * value, unit="y")}
+    write_record(folder, Record(key=point.key, attempt=int(folder.name), point=point, status=status, started_at="x", metrics=metrics))
+    return folder
+
+
+def age(root: Path) -> None:
+    """Make every folder old enough for the index to trust its time."""
+    past = time.time() - 100
+    for path in (root / "points").rglob("*"):
+        os.utime(path, (past, past))
+
+
+def test_rows_are_those_of_the_records_and_are_kept(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    points = [make_point(global_batch=size) for size in (4, 8)]
+    for point in points:
+        measured(store, point, point.global_batch)
+    age(tmp_path)
+    first = Store(tmp_path).rows()
+    assert sorted((row["global_batch"], row["throughput"], row["own_metrics"]) for row in first) == [
+        (4, 4.0, '{"mine":8.0}'),
+        (8, 8.0, '{"mine":16.0}'),
+    ]
+    assert set(first[0]) <= set(COLUMNS)
+    fresh = Store(tmp_path)
+    monkeypatch.setattr(fresh.index, "_read", lambda path: pytest.fail("a record was read though nothing changed"))
+    assert fresh.rows() == first
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_a_new_attempt_a_change_and_a_removal_are_seen(tmp_path: Path, make_point: MakePoint, old: bool) -> None:
+    store, point = Store(tmp_path), make_point()
+    folder = measured(store, point, 1.0)
+    if old:
+        age(tmp_path)
+    assert [row["throughput"] for row in Store(tmp_path).rows()] == [1.0]
+    measured(store, point, 2.0)
+    assert [row["throughput"] for row in Store(tmp_path).rows()] == [2.0]
+    store.new_attempt(point)  # under way: the point's result is still the second
+    assert [row["attempt"] for row in Store(tmp_path).rows()] == [2]
+    write_record(folder.parent / "3", Record(key=point.key, attempt=3, point=point, status="oom", started_at="x"))
+    assert [row["status"] for row in Store(tmp_path).rows()] == ["oom"]
+    for path in sorted(folder.parent.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    folder.parent.rmdir()
+    assert Store(tmp_path).rows() == []
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"caraml_index":0}\n', b'{"caraml_index":1}\n[1]\n', b"\xff\n\xfe"])
+def test_a_damaged_index_is_made_anew(tmp_path: Path, make_point: MakePoint, content: bytes) -> None:
+    measured(Store(tmp_path), make_point(), 1.0)
+    Store(tmp_path).rows()
+    (tmp_path / FILE).write_bytes(content)
+    assert [row["throughput"] for row in Store(tmp_path).rows()] == [1.0]
+
+
+def test_a_damaged_record_is_told_not_hidden(tmp_path: Path, make_point: MakePoint) -> None:
+    folder = measured(Store(tmp_path), make_point(), 1.0)
+    (folder / "record.json").write_text("{}")
+    with pytest.raises(InputError, match=r"record\.json"):
+        Store(tmp_path).rows()
+
+
+def test_a_store_that_cannot_be_written_is_read(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(Store(tmp_path), make_point(), 1.0)
+
+    usual = Path.open
+
+    def full(path: Path, mode: str = "r", **options: Any) -> Any:
+        if "w" in mode:
+            raise OSError(28, "No space left on device")
+        return usual(path, mode, **options)
+
+    monkeypatch.setattr(Path, "open", full)
+    assert [row["throughput"] for row in Store(tmp_path).rows()] == [1.0]
+    assert not (tmp_path / FILE).exists()

@@ -1,0 +1,230 @@
+"""Campaigns that are killed, run twice at once, left and taken up again, or run out of disk: nothing is lost and nothing runs twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bench.campaign.kill import torment
+from caraml.campaign.flight import find
+from caraml.campaign.turn import Turn
+from caraml.results.claim import (
+    CLAIM,
+    HANDLE,
+    RUNNERS,
+    SILENCE_SECONDS,
+    STARTED,
+    Heartbeat,
+    Runner,
+    alive,
+    handle_of,
+    holder,
+    myself,
+    start_time,
+    take_over,
+    withdraw,
+)
+from caraml.results.store import Store, folder_name
+from tests.conftest import MakePoint
+
+DEAD = Runner(myself().place, 999_999_999, "1")
+SUITE = """name = "s"
+title = "S"
+[[benchmark]]
+name = "append"
+workload = "command"
+params = {{ argv = ["sh", "-c", "echo {{i}} >>{ran}; sleep {pause}"], energy = {energy}, i = {values} }}
+measure = {{ idle_seconds = 0 }}
+"""
+
+
+def suite(folder: Path, points: int, pause: float = 0.0, energy: bool = False) -> list[str]:
+    text = SUITE.format(ran=folder / "ran", pause=pause, energy=str(energy).lower(), values=list(range(points)))
+    (folder / "s.toml").write_text(text)
+    return [sys.executable, "-m", "caraml", "run", str(folder / "s.toml"), "--out", str(folder / "out")]
+
+
+def ran(folder: Path) -> Counter[str]:
+    return Counter((folder / "ran").read_text().split())
+
+
+def wait_until(condition: object, seconds: float = 60) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def claimed(store: Store, make_point: MakePoint, runner: Runner, files: dict[str, str] | None = None) -> tuple[str, Path]:
+    point = make_point()
+    name = folder_name(point)
+    attempt = store.claim_attempt(point, name, 1, lambda folder: {"point.json": point.model_dump_json(), f"{CLAIM}1": str(runner)})
+    assert attempt is not None
+    for file, text in (files or {}).items():
+        (attempt / file).write_text(text)
+    return name, attempt
+
+
+def test_of_two_that_make_an_attempt_one_gets_it(tmp_path: Path, make_point: MakePoint) -> None:
+    store, point = Store(tmp_path), make_point()
+    first = store.claim_attempt(point, folder_name(point), 1)
+    assert first is not None and store.claim_attempt(point, folder_name(point), 1) is None
+    assert [path.name for path in first.parent.iterdir()] == ["1"]
+
+
+def test_a_living_runner_keeps_its_point(tmp_path: Path, make_point: MakePoint) -> None:
+    store = Store(tmp_path)
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        other = Runner(myself().place, child.pid, start_time(child.pid))
+        name, _ = claimed(store, make_point, other)
+        assert find(store, name, myself()).busy == other
+    finally:
+        child.kill()
+        child.wait()
+    assert find(store, name, myself()).busy is None
+
+
+def test_a_dead_runner_s_job_is_adopted_by_its_handle_or_its_announcement(tmp_path: Path, make_point: MakePoint) -> None:
+    for number, (files, handle) in enumerate(
+        [
+            ({HANDLE: "slurm:7:/x"}, "slurm:7:/x"),
+            ({STARTED: "12 345 host -\n"}, "local:12:345"),
+            ({STARTED: "12 345 host -\n0 1.5 2.5\n"}, "local:12:345"),
+        ]
+    ):
+        store = Store(tmp_path / str(number))
+        (tmp_path / str(number) / RUNNERS).mkdir(parents=True)
+        name, attempt = claimed(store, make_point, DEAD, files)
+        assert find(store, name, myself()).adopted == (attempt, handle)
+        assert holder(attempt) == (2, myself())
+
+
+def test_an_attempt_that_never_started_is_void_and_cannot_start_any_more(tmp_path: Path, make_point: MakePoint) -> None:
+    store = Store(tmp_path)
+    name, attempt = claimed(store, make_point, DEAD)
+    found = find(store, name, myself())
+    assert (found.record, found.adopted, found.busy, found.attempts) == (None, None, None, 1)
+    assert (attempt / STARTED).exists() and not withdraw(attempt) and handle_of(attempt) is None
+    from caraml.results.claim import GATE
+
+    done = subprocess.run(["bash", "-c", f"cd {attempt}\n{GATE}\necho ran"], capture_output=True, text=True, check=False)
+    assert done.returncode == 75 and "ran" not in done.stdout and "caraml retry" in done.stderr
+
+
+def test_the_gate_lets_a_job_through_once_and_a_requeued_one_again(tmp_path: Path) -> None:
+    from caraml.results.claim import GATE
+
+    command = ["bash", "-c", f"cd {tmp_path}\n{GATE}\necho ran"]
+    first, second = (subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(2))
+    assert (first.returncode, first.stdout, second.returncode) == (0, "ran\n", 75), first.stderr
+    requeued = subprocess.run(command, env={**os.environ, "SLURM_RESTART_COUNT": "1"}, capture_output=True, text=True, check=False)
+    assert requeued.stdout == "ran\n"
+
+
+def test_of_two_that_take_over_one_wins(tmp_path: Path, make_point: MakePoint) -> None:
+    _, attempt = claimed(Store(tmp_path), make_point, DEAD)
+    assert take_over(attempt, 1, myself()) and not take_over(attempt, 1, DEAD)
+    assert holder(attempt) == (2, myself())
+
+
+def test_a_runner_elsewhere_lives_as_long_as_its_file_is_young(tmp_path: Path) -> None:
+    heart = Heartbeat(tmp_path)
+    elsewhere = Runner("other~1~2", 1, "1")
+    file = tmp_path / RUNNERS / elsewhere.file
+    assert not alive(elsewhere, tmp_path)
+    file.touch()
+    assert alive(elsewhere, tmp_path)
+    long_ago = time.time() - 2 * SILENCE_SECONDS
+    os.utime(file, (long_ago, long_ago))
+    assert not alive(elsewhere, tmp_path)
+    assert alive(heart.runner, tmp_path)
+    heart.end()
+
+
+def test_a_broken_claim_is_nobody_s(tmp_path: Path, make_point: MakePoint) -> None:
+    store = Store(tmp_path)
+    name, attempt = claimed(store, make_point, DEAD)
+    (attempt / f"{CLAIM}1").write_text("")  # what a full disk leaves
+    assert find(store, name, myself()).busy is None
+
+
+def test_one_at_a_time_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    first, second, other = Turn("GPU", "suite a"), Turn("GPU", "suite b"), Turn("another GPU", "suite c")
+    assert first.take() and other.take() and not second.take()
+    first.runs("local:1:not-its-start")
+    assert "suite a" in second.holder()
+    first.give()
+    assert second.take()
+    child = subprocess.Popen(["sleep", "60"])
+    second.runs(f"local:{child.pid}:{start_time(child.pid)}")
+    second.close()  # killed; its job goes on
+    assert not first.take()
+    child.kill()
+    child.wait()
+    assert first.take()
+
+
+def test_two_campaigns_on_one_folder_share_the_work(tmp_path: Path) -> None:
+    command = suite(tmp_path, 30, pause=0.05)
+    both = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(2)]
+    assert [process.wait(timeout=180) for process in both] == [0, 0], [process.stderr for process in both]
+    assert ran(tmp_path) == Counter(map(str, range(30)))
+    assert len(list((tmp_path / "out" / "points").glob("*/*/record.json"))) == 30
+
+
+@pytest.mark.parametrize("energy", [False, True])
+def test_a_job_outlives_its_runner_and_is_taken_up(tmp_path: Path, energy: bool) -> None:
+    command = suite(tmp_path, 2, pause=4.0, energy=energy)
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: (tmp_path / "ran").exists() and (tmp_path / "ran").read_text())
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait()
+    shown = subprocess.run(
+        [sys.executable, "-m", "caraml", "status", "s", "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False
+    ).stdout
+    assert "1 left" in shown and "1 to do" in shown
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ran(tmp_path) == Counter({"0": 1, "1": 1})
+    assert {path.parent.name for path in (tmp_path / "out" / "points").glob("*/*/record.json")} == {"1"}
+
+
+@pytest.mark.parametrize("metered", [False, True])
+def test_killed_at_random_instants(tmp_path: Path, metered: bool) -> None:
+    """The short version of bench/campaign/kill.py."""
+    found = torment(tmp_path / "k", kills=3 if metered else 5, points=8 if metered else 60, seed=7, metered=metered)
+    assert found["right"], json.dumps(found, indent=1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_stops_the_campaign_and_keeps_whole_records(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(small)], check=False, capture_output=True).returncode:
+        pytest.skip("this container may not mount")
+    try:
+        command = suite(tmp_path, 200)
+        command[-1] = str(small / "out")
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 3 and "disk is full" in done.stderr and "same command again" in done.stderr, done.stderr
+        records = list((small / "out" / "points").glob("*/*/record.json"))
+        assert len(records) > 3 and all(json.loads(path.read_text())["status"] == "ok" for path in records)
+        subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
+        again = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert again.returncode == 0, again.stdout[-2000:] + again.stderr
+        kept = {path.parents[1].name for path in records}
+        whole = [json.loads(path.read_text()) for path in (small / "out" / "points").glob("*/*/record.json")]
+        assert len(whole) == 200 and kept <= {f"command-{record['key']}" for record in whole}
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=False)

@@ -1,0 +1,179 @@
+"""The verbs of campaigns: plan, --set, status, logs, cancel, retry, detach, tags, archive and import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from caraml.campaign.settings import with_settings
+from caraml.errors import InputError
+from caraml.results.store import Store
+from caraml.suite.load import SuiteFile
+from caraml.suite.model import Suite
+from caraml.tomlfile import parse_toml
+from caraml.workloads import params_of
+
+SUITE = """name = "verbs"
+title = "Verbs"
+[[benchmark]]
+name = "sleep"
+workload = "command"
+params = { argv = ["sh", "-c", "echo words of {n}; sleep {pause}; exit {code}"], energy = false, n = [1, 2], pause = 0, code = 0 }
+[[benchmark]]
+name = "wide"
+workload = "command"
+devices = 4096
+params = { argv = ["true"], energy = false }
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "verbs.toml").write_text(SUITE)
+    return tmp_path
+
+
+def caraml(here: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "caraml", *arguments]
+    env = {**os.environ, "COLUMNS": "140", "XDG_RUNTIME_DIR": str(here / "locks"), **environment}
+    return subprocess.run(command, cwd=here, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+
+def file_of(text: str) -> SuiteFile:
+    document = parse_toml(text, "s.toml")
+    return SuiteFile(document.validate(Suite), document)
+
+
+def test_settings_replace_values_everywhere_they_are_known() -> None:
+    text = """name = "s"
+title = "S"
+[[benchmark]]
+name = "a"
+workload = "gpt"
+global_batch = [1, 2]
+params = { preset = "4M" }
+[benchmark.on.cpu]
+global_batch = 4
+[[benchmark]]
+name = "b"
+workload = "image_classification"
+global_batch = 8
+"""
+    changed = with_settings(file_of(text), ["global_batch=[16, 32]", "params.preset=117M", "measure.target=0.2"], params_of).suite
+    a, b = changed.benchmark
+    assert a.asked("cpu")["global_batch"] == a.global_batch == b.global_batch == [16, 32]
+    assert a.params == {"preset": "117M"} and b.params is None
+    assert a.measure is not None and b.measure is not None and a.measure.target == b.measure.target == 0.2
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("global_bach=8", "did you mean 'global_batch'"),
+        ("params.presett=4M", "did you mean 'params.preset'"),
+        ("measure.targett=1", "did you mean 'measure.target'"),
+        ("workload=gpt", "no benchmark"),
+        ("global_batch", "expected key=value"),
+        ("global_batch=many", "global_batch"),
+        ("measure.target=7", "target"),
+    ],
+)
+def test_faults_of_settings_name_the_key(setting: str, words: str) -> None:
+    text = 'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "a"\nworkload = "gpt"\nglobal_batch = 1\n'
+    with pytest.raises(InputError, match=words):
+        with_settings(file_of(text), [setting], params_of)
+
+
+def test_plan_says_what_a_run_would_do_and_does_nothing(here: Path) -> None:
+    done = caraml(here, "plan", "verbs.toml", "--scripts")
+    assert done.returncode == 0, done.stderr
+    assert "3 points: 2 to run, 1 skipped" in done.stdout and "needs 4096 devices" in done.stdout
+    assert "nothing like them has run yet" in done.stdout and "kWh (estimated)" in done.stdout
+    assert "sh -c 'echo words of 1; sleep 0; exit 0'" in done.stdout and "caraml-plan-" not in done.stdout
+    assert not (here / "caraml-results").exists()
+    caraml(here, "run", "verbs.toml", "--no-report")
+    again = caraml(here, "plan", "verbs.toml", "--again")
+    assert "2 known" in caraml(here, "plan", "verbs.toml").stdout and "2 to run" in again.stdout and "MiB" in again.stdout
+
+
+def test_status_logs_tags_and_retry(here: Path) -> None:
+    done = caraml(here, "run", "verbs.toml", "--set", "params.code=3", "--tag", "red", "--comment", "a first try")
+    assert done.returncode == 1, done.stdout
+    shown = caraml(here, "status")
+    assert shown.returncode == 1 and "[red]" in shown.stdout and "a first try" in shown.stdout
+    assert "3 points: 1 skipped, 2 failed" in shown.stdout and "exit status 3: words of 1" in shown.stdout
+    assert "words of 2" in caraml(here, "logs", "sleep pause=0 code=3 n=2").stdout
+    two = caraml(here, "logs", "sleep")
+    assert two.returncode == 2 and "2 points start with 'sleep'" in two.stderr
+    (here / "verbs.toml").unlink()
+    again = caraml(here, "retry", "sleep pause=0 code=3 n=2")  # the suite is remembered, settings included
+    store = Store(here / "caraml-results")
+    assert again.returncode == 1 and sorted(record.attempt for record in store.records("verbs")) == [1, 1, 2], again.stdout + again.stderr
+    assert caraml(here, "retry", "--failed").returncode == 1
+    assert sorted(record.attempt for record in store.records("verbs")) == [1, 2, 3]
+    assert "nothing to try again" in caraml(here, "retry", "--oom").stdout
+    assert caraml(here, "retry").returncode == 2
+
+
+def test_detach_status_and_cancel(here: Path) -> None:
+    done = caraml(here, "run", "verbs.toml", "--set", "params.pause=60", "--detach")
+    assert done.returncode == 0 and "runs suite verbs" in done.stdout, done.stderr
+    store = Store(here / "caraml-results")
+    deadline = time.monotonic() + 60
+    while not list(store.points.glob("*/1/started")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert "1 running" in caraml(here, "status", "verbs").stdout
+    ended = caraml(here, "cancel", "verbs")
+    assert ended.returncode == 0 and "ended the runner" in ended.stdout, ended.stderr
+    shown = caraml(here, "status", "verbs")
+    assert "1 failed" in shown.stdout and "2 to do" in shown.stdout and "SystemExit" in shown.stdout
+    assert caraml(here, "cancel", "verbs").stdout == "no job is left\n"
+
+
+def test_print_launcher_writes_scripts_and_starts_nothing(here: Path) -> None:
+    done = caraml(here, "run", "verbs.toml", "--launcher", "print")
+    assert done.returncode == 0, done.stderr
+    scripts = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("bash ")]
+    store = Store(here / "caraml-results")
+    assert len(scripts) == 2 and [record.status for record in store.records("verbs")] == ["skipped"]
+    subprocess.run(["bash", scripts[0]], cwd=here, check=True)
+    again = caraml(here, "run", "verbs.toml")  # one was started by hand and is known; the other is taken back and run
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert sorted(record.status for record in store.records("verbs")) == ["ok", "ok", "skipped"]
+    late = subprocess.run(["bash", scripts[1]], cwd=here, capture_output=True, text=True, check=False)
+    assert late.returncode == 75 and "started before" in late.stderr
+
+
+def test_unknown_names_are_told(here: Path) -> None:
+    for arguments, words in (
+        (("run", "verbs.toml", "--launcher", "slurmm"), "did you mean 'slurm'"),
+        (("run", "verbs.toml", "--launcher", "slurm"), "has no scheduler"),
+        (("run", "verbs.toml", "--system", "jedii"), "jedi"),
+        (("status", "nothing"), "no results of suite 'nothing'"),
+        (("cancel", "nothing"), "starts with 'nothing'"),
+        (("archive", "nothing", "x.zip"), "no results of suite"),
+        (("import", "nothing.zip"), "no such file"),
+    ):
+        done = caraml(here, *arguments)
+        assert done.returncode == 2 and words in done.stderr, (arguments, done.stderr)
+
+
+def test_an_archive_comes_back_whole(here: Path) -> None:
+    caraml(here, "run", "verbs.toml", "--no-report")
+    done = caraml(here, "archive", "verbs", "verbs.caraml.zip")
+    assert done.returncode == 0 and "3 records" in done.stdout, done.stderr
+    assert "exists already" in caraml(here, "archive", "verbs", "verbs.caraml.zip").stderr
+    count = caraml(here, "results", "--out", "verbs.caraml.zip", "--sql", "select count(*) as n, min(status) as s from records", "--csv")
+    assert count.stdout == "n,s\n3,ok\n", count.stderr
+    stolen = caraml(here, "results", "--out", "verbs.caraml.zip", "--sql", "select * from read_csv('/etc/passwd')")
+    assert stolen.returncode == 2
+    assert "3 records added, 0 known" in caraml(here, "import", "verbs.caraml.zip", "--out", "other").stdout
+    assert "0 records added, 3 known" in caraml(here, "import", "verbs.caraml.zip", "--out", "other").stdout
+    assert Store(here / "other").records("verbs") == Store(here / "caraml-results").records("verbs")
+    assert "3 points: 2 ok, 1 skipped" in caraml(here, "status", "--out", "other").stdout
