@@ -6,91 +6,52 @@ wrong is left in ``failure.json`` by the rank that saw it first, and the script 
 
 from __future__ import annotations
 
-import dataclasses
 import os
+import signal
 import sys
 import time
-from dataclasses import dataclass
+import traceback
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from caraml.engine.afterwards import save_model, validation_loss
+from caraml.conclude import Conclusion, Edge, Seen, Window0, with_damaged
+from caraml.engine.afterwards import save_model, validate, validation_loss
 from caraml.engine.device import CpuDevice, Device, open_device
+from caraml.engine.epochs import EpochLoop
+from caraml.engine.lifeline import die_with_parent
 from caraml.engine.loop import Hooks, Measurement, MeasuringLoop, Progress
-from caraml.engine.neighbours import CpuTime, cpu_time, share_of_others
+from caraml.engine.neighbours import cpu_time
+from caraml.engine.parallel import checkpoint
+from caraml.engine.parallel.divide import Divided, divide
+from caraml.engine.parallel.mesh import Mesh
 from caraml.engine.phases import PhaseLog, process_start
 from caraml.engine.precision import ARITHMETIC, set_deterministic, set_matmul_precision
 from caraml.engine.ranks import Ranks
-from caraml.engine.step import make_step
-from caraml.errors import CaramlError
+from caraml.engine.step import Step, make_step
+from caraml.engine.watchdog import Watchdog
+from caraml.errors import CaramlError, InputError
 from caraml.power import Meter
 from caraml.power.model import WindowEnergy
-from caraml.results.files import write_table
-from caraml.results.finish import Failure, note_failure, now
-from caraml.results.metrics import Measured, derive
+from caraml.results.finish import Failure, note_failure, note_start, now
 from caraml.results.progress import ProgressWriter
-from caraml.results.record import Facts, Fingerprint, Metric, Peak, Record, Status, Window
-from caraml.results.run_metrics import Run, run_metrics
+from caraml.results.record import Bandwidth, Facts, Peak, Record, Status
 from caraml.results.store import write_record
 from caraml.suite.model import Point
-from caraml.system.detect import detect
-from caraml.system.environment import environment
-from caraml.system.model import DType, System
-from caraml.system.throttle import Throttled, shares, throttled
+from caraml.system import affinity
+from caraml.system.throttle import throttled
 from caraml.workloads import load_workload
 from caraml.workloads.base import BuildContext, Task
 
 POWER_SOURCES = "CARAML_POWER"
 """Environment variable: comma-separated names of power sources to use instead of all that answer."""
-PROBE_SECONDS = 2.0
-THROTTLED_SHARE = 0.01
-"""Share of the window for which a GPU was held back above which it is flagged `throttled`."""
+PROBE_SECONDS = 1.5
+STREAM_SECONDS = 0.3
+STREAM_BYTES = {"cpu": 64 * 2**20, "gpu": 1024 * 2**20}
+"""Of each of three arrays. On a CPU they need what the matrices of the probe before them needed: the peak of memory stays as it is."""
 _LONGEST_REASON = 400
-FINGERPRINT_STEP = 4
-"""Whose loss is the fingerprint: three updates stand in it, and every point has at least as many steps."""
-BUSY_SHARE = 0.05
-"""Share of the host's CPU time used by others above which a window is flagged `busy_machine`."""
-
-
-@dataclass(frozen=True)
-class Edge:
-    """What is noted at an end of the window besides the sensors."""
-
-    cpu: CpuTime | None
-    throttled: Throttled
-
-
-@dataclass(frozen=True)
-class Window0:
-    """Rank 0's view of the window, all ranks taken together: the slowest rank counts."""
-
-    begin: float
-    seconds: float
-    step_times: list[float]
-    data_wait: float
-    losses: list[float]
-    first_step_time: float
-    skipped_updates: int
-    flags: list[str]
-
-    @classmethod
-    def of(cls, ranks: list[Measurement]) -> Window0:
-        """Take the measurements of all ranks together."""
-        times = np.array([[row.seconds for row in rank.window_rows] for rank in ranks])
-        losses = np.array([rank.losses for rank in ranks])
-        return cls(
-            begin=ranks[0].begin,
-            seconds=max(rank.end - rank.begin for rank in ranks),
-            step_times=times.max(axis=0).tolist(),
-            data_wait=max(sum(row.data_wait for row in rank.window_rows) for rank in ranks),
-            losses=losses.mean(axis=0).tolist(),
-            first_step_time=max(rank.first_step_time for rank in ranks),
-            skipped_updates=max(rank.skipped_updates for rank in ranks),
-            flags=sorted({flag for rank in ranks for flag in rank.flags}),
-        )
 
 
 class Worker:
@@ -104,11 +65,14 @@ class Worker:
         self.log = PhaseLog(self.origin, self._say)
         self._meter: Meter | None = None
         self._facts: Facts | None = None
+        self._hurried = False
         self._edges: list[Edge] = []
         self._own_device: Any = None
+        self._divided: Divided | None = None
         self._peak_memory: int | None = None
         self._validation_loss: float | None = None
         self._afterwards_failed: str | None = None
+        self._damaged: dict[str, str] = {}
 
     def run(self) -> Record | None:
         """Measure and write the record; returns it on rank 0, ``None`` elsewhere."""
@@ -118,14 +82,20 @@ class Worker:
             idle = self._idle_baseline()
         with self.log.phase("probe"):
             probed = self._probe(device)
+            self._bandwidth = self._probe_memory(device)
             device.forget_peak_memory()
         with self.log.phase("build"):
             task = self._build(device, ranks)
         try:
-            step = make_step(task, self.point, device.torch_device)
-            measurement = MeasuringLoop(device, ranks, step, self.point.measure, self._hooks()).run()
+            with Watchdog(ranks, self._give_up) as watchdog:
+                task.batches = watchdog.watch(task.batches)
+                step = make_step(task, self.point, device.torch_device, self._divided)
+                measurement = self._loop(device, ranks, step, task).run()
             self._peak_memory = device.peak_memory()
+            if measurement.epochs:
+                self._validation_loss = measurement.epochs[-1].loss
             self._afterwards(task, device.torch_device)
+            self._damaged = task.damaged() if task.damaged is not None else {}
         finally:
             task.close()
         with self.log.phase("save"):
@@ -139,6 +109,9 @@ class Worker:
 
     def _open(self) -> tuple[Device, Ranks]:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self._affinity = affinity.bind(local_rank, self.point.devices, self.point.system)
+        if self._affinity["bound"]:  # the script's count knows the node, not the cores of this process
+            torch.set_num_threads(min(torch.get_num_threads(), affinity.usable_cpus(self.point.devices)))
         self._workload = load_workload(self.point.workload)
         self._params = self._workload.params.model_validate(self.point.params)
         if self._workload.device is not None:
@@ -174,29 +147,78 @@ class Worker:
         source = f"best of {len(result.trials)} matrix products in this process, {shape}; median of its repetitions"
         return Peak(value=result.flops_per_s, dtype=dtype, source=source, low=result.low, high=result.high)
 
+    def _probe_memory(self, device: Device) -> Bandwidth:
+        from caraml.system.probe import measured_bandwidth
+
+        if self._own_device is not None:
+            return Bandwidth(value=None, reason="a device of known speed has no memory")
+        try:
+            result = measured_bandwidth(device.torch_device, budget_s=STREAM_SECONDS, array_bytes=STREAM_BYTES[self.point.device_class])
+        except CaramlError as error:
+            return Bandwidth(value=None, reason=str(error))
+        source = f"{result.kernel} of {result.array_bytes >> 20} MiB arrays in this process, read + written; median of its repetitions"
+        return Bandwidth(value=result.bytes_per_s, source=source, low=result.low, high=result.high)
+
     def _build(self, device: Device, ranks: Ranks) -> Any:
         point = self.point
+        mesh = Mesh(point, device.torch_device) if point.placement.split else None
         context = BuildContext(
             params=self._params,
             device=device.torch_device,
-            rank=ranks.rank,
-            world=ranks.world,
+            rank=mesh.copy if mesh is not None else ranks.rank,
+            world=point.dp,
             processes_on_node=point.devices,
             micro_batch=point.micro_batch,
             seed=point.seed,
             phase=self.log.phase,
             own_device=self._own_device,
+            global_batch=point.global_batch,
+            divided=mesh is not None,
         )
         task = self._workload.build(context)
+        if mesh is not None:
+            self._divided = divide(task, point, mesh, device.torch_device)
+        if task.start_from is not None:
+            with self.log.phase("load_checkpoint"):
+                checkpoint.load(*self._parts(task), Path(task.start_from))
         # Reading alone computes nothing, inference goes forward only: FLOPs that were not done must not appear as a rate.
         flops = {"data": None, "inference": task.facts.forward_flops_per_item}.get(point.mode, task.facts.flops_per_item)
-        self._facts = task.facts.model_copy(update={"flops_per_item": flops})
+        trains = point.mode in ("train", "compute")
+        again = task.facts.hardware_flops_per_item if trains else None
+        moved = task.facts.traffic_per_item if trains else None
+        self._facts = task.facts.model_copy(update={"flops_per_item": flops, "hardware_flops_per_item": again, "traffic_per_item": moved})
         return task
+
+    def _loop(self, device: Device, ranks: Ranks, step: Step, task: Task) -> MeasuringLoop:
+        """The loop that the measuring policy asks for: over a span of time, or over epochs."""
+        point, policy = self.point, self.point.measure
+        if policy.epochs is None:
+            return MeasuringLoop(device, ranks, step, policy, self._hooks())
+        samples = task.facts.samples_per_epoch
+        if samples is None or samples < point.global_batch:
+            length = f"an epoch of {samples or 'unknown'} samples"
+            raise InputError(f"measure.epochs: found {policy.epochs}; {length} has no batch of {point.global_batch}")
+
+        if policy.to_target and (point.mode != "train" or task.validation is None):
+            raise InputError("measure.until_...: nothing to judge by; expected mode train and held-out data", "see params.validation")
+
+        def check() -> tuple[float | None, float | None]:
+            return validate(task, point.precision, device.torch_device, ranks) if point.mode == "train" else (None, None)
+
+        return EpochLoop(device, ranks, step, policy, self._hooks(), steps=samples // point.global_batch, validate=check)
+
+    def _parts(self, task: Task) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
+        """What this process trains."""
+        return ([task.model], [task.optimizer]) if self._divided is None else (self._divided.stages, self._divided.optimizers)
 
     # -- while the loop runs -------------------------------------------------------------------------------------------
 
     def _hooks(self) -> Hooks:
-        return Hooks(phase=self.log.phase, progress=self._show, edge=self._edge)
+        return Hooks(phase=self.log.phase, progress=self._show, edge=self._edge, hurry=lambda: self._hurried)
+
+    def hurry(self) -> None:
+        """The job is about to be ended: measure no longer than it takes to say anything."""
+        self._hurried = True
 
     def _edge(self) -> None:
         """At both ends of the window: read every sensor, and note who used the CPU and how long GPUs were held back."""
@@ -233,155 +255,65 @@ class Worker:
         assert self._facts is not None
         return self.point.global_batch * self._facts.items_per_sample
 
+    def _give_up(self, hanging: str) -> None:
+        """The watchdog's last word."""
+        reason = f"{hanging} (in phase {self.log.current})"
+        failure = Failure(status="failed", reason=reason, rank=self.rank, started_at=self.started_at, phases=self.log.phases)
+        note_failure(self.folder, failure)
+
     # -- after the window ----------------------------------------------------------------------------------------------
 
     def _afterwards(self, task: Task, device: torch.device) -> None:
-        """Rank 0 validates and saves what was trained on real input; the others wait at the next agreement."""
-        if self.rank != 0 or self.point.mode != "train":
+        """Rank 0 validates and saves what was trained on real input; the others wait at the next agreement. A checkpoint is everyone's."""
+        together = self._divided is not None or task.save_to is not None
+        if (self.rank != 0 and not together) or self.point.mode != "train":
             return
         # What was measured is not lost by what fails now: the failure becomes a reason.
         try:
             with self.log.phase("evaluate"):
-                self._validation_loss = validation_loss(task, self.point.precision, device)
+                if self.point.measure.epochs is None and self._divided is None:  # else every epoch was validated
+                    self._validation_loss = validation_loss(task, self.point.precision, device)
             with self.log.phase("save_model"):
-                save_model(task.model, self.folder)
+                if together:
+                    checkpoint.save(*self._parts(task), Path(task.save_to) if task.save_to else None, self.folder)
+                else:
+                    save_model(task.model, self.folder)
         except (CaramlError, OSError, RuntimeError) as error:
             self._afterwards_failed = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_REASON]
 
-    def _run(self, measurements: list[Measurement], window: Window, host_memory: int) -> Run:
-        assert self._facts is not None
-        times = np.array([[row.seconds for row in rank.rows] for rank in measurements])
-        loss, trained = self._validation_loss, self.point.mode == "train"
-        if loss is not None and not np.isfinite(loss):
-            loss, why = None, "it was NaN or infinite"
-        else:
-            why = "the workload has no held-out data" if trained else "only mode train validates and saves"
-        return Run(
-            runtime=time.monotonic() - self.origin,
-            phases=self.log.phases,
-            step_times=times.max(axis=0).tolist(),
-            window_step=window.seconds / window.steps,
-            data_wait=max(sum(row.data_wait for row in rank.rows) for rank in measurements),
-            global_batch=self.point.global_batch,
-            facts=self._facts,
-            validation_loss=loss,
-            no_validation=self._afterwards_failed or why,
-            host_memory=host_memory,
-        )
-
     def _conclude(self, device: Device, ranks: Ranks, mine: Measurement, idle: WindowEnergy | None, probed: Peak) -> Record | None:
+        """The record, on rank 0; the other ranks give what they measured."""
         measurements = ranks.gather(mine)
-        peaks, host_peaks = ranks.gather(self._peak_memory), ranks.gather(CpuDevice().peak_memory())
-        window0 = Window0.of(measurements)
-        energy = None
+        damaged = {name: why for found in ranks.gather(self._damaged) for name, why in found.items()}
+        device_peaks, host_peaks = ranks.gather(self._peak_memory), ranks.gather(CpuDevice().peak_memory())
+        affinities = ranks.gather(self._affinity)
+        window0, energy = Window0.of(measurements), None
         if self._meter is not None:
             energy = self._meter.energy("measure", mine.begin, mine.begin + window0.seconds, idle)
             self._meter.stop()
         if ranks.rank != 0:
             return None
         assert self._facts is not None
-        system, surroundings = detect(), environment()
-        window, measured = self._measured(window0, mine, ranks.world, peaks)
-        datasheet = probed if self._own_device is not None else _datasheet(system, ARITHMETIC[self.point.precision])
-        metrics = derive(measured, energy, idle, datasheet, probed)
-        metrics["other_cpu_share"] = self._others(window0.seconds, system)
-        metrics |= run_metrics(self._run(measurements, window, max(host_peaks)), energy)
-        surroundings["throttled"] = shares(self._edges[0].throttled, self._edges[1].throttled, window0.seconds)
-        return Record(
-            key=self.point.key,
-            attempt=int(self.folder.name),
+        seen = Seen(
+            folder=self.folder,
             point=self.point,
-            status="ok" if not window0.losses or np.isfinite(window0.losses).all() else "invalid",
-            flags=self._flags(window0, metrics, surroundings["throttled"]),
+            facts=with_damaged(self._facts, damaged),
+            origin=self.origin,
             started_at=self.started_at,
+            runtime=time.monotonic() - self.origin,
             phases=self.log.phases,
-            window=window,
-            fingerprint=_fingerprint(measurements),
-            facts=self._facts,
-            metrics=metrics,
-            peak_datasheet=datasheet,
-            peak_measured=probed,
-            energy=self._on_our_clock(energy),
-            idle=self._on_our_clock(idle),
-            system=system.model_dump(mode="json"),
-            environment=surroundings,
-            files=self._raw_files(measurements),
+            edges=self._edges,
+            meter=self._meter,
+            probed=probed,
+            bandwidth=self._bandwidth,
+            own_device=self._own_device is not None,
+            peak_memory=device_peaks,
+            host_memory=host_peaks,
+            affinity=affinities,
+            validation_loss=self._validation_loss,
+            afterwards_failed=self._afterwards_failed,
         )
-
-    def _measured(self, window0: Window0, mine: Measurement, world: int, peaks: list[int | None]) -> tuple[Window, Measured]:
-        assert self._facts is not None
-        steps = len(window0.step_times)
-        trained = steps - window0.skipped_updates
-        begin = window0.begin - self.origin
-        window = Window(
-            start=begin,
-            end=begin + window0.seconds,
-            steps=steps,
-            samples=trained * self.point.global_batch,
-            items=trained * self._items_per_step,
-            first_step=len(mine.rows) - steps,
-        )
-        known = [peak for peak in peaks if peak is not None]
-        measured = Measured(
-            window=window,
-            step_times=window0.step_times,
-            data_wait=window0.data_wait,
-            world=world,
-            facts=self._facts,
-            first_step_time=window0.first_step_time,
-            time_to_first_step=mine.first_step_end - self.origin,
-            peak_memory=max(known) if known else None,
-            losses=window0.losses,
-        )
-        return window, measured
-
-    def _others(self, seconds: float, system: System) -> Metric:
-        begin, end = (edge.cpu for edge in self._edges)
-        share = share_of_others(begin, end, seconds, system.cpu.threads or os.cpu_count() or 1)
-        return Metric(value=share, unit="1", reason=None if share is not None else "the kernel does not tell (no /proc/stat)")
-
-    def _flags(self, window0: Window0, metrics: dict[str, Metric], held_back: Throttled) -> list[str]:
-        flags = list(window0.flags)
-        if window0.losses and not np.isfinite(window0.losses).all():
-            flags.append("nan_loss")
-        others = metrics["other_cpu_share"].value
-        if others is not None and others > BUSY_SHARE:
-            flags.append("busy_machine")
-        if any(share > THROTTLED_SHARE for reasons in held_back.values() for share in reasons.values()):
-            flags.append("throttled")
-        return flags
-
-    def _on_our_clock(self, energy: WindowEnergy | None) -> WindowEnergy | None:
-        """The same energy with its edges in the record's seconds."""
-        if energy is None:
-            return None
-        return dataclasses.replace(energy, start=energy.start - self.origin, end=energy.end - self.origin)
-
-    def _raw_files(self, measurements: list[Measurement]) -> dict[str, str]:
-        steps: dict[str, list[Any]] = {name: [] for name in ("step", "rank", "phase", "start", "seconds", "data_wait", "loss")}
-        for rank, measurement in enumerate(measurements):
-            losses: list[float] | list[None] = measurement.losses or [None] * len(measurement.rows)
-            for index, (row, loss) in enumerate(zip(measurement.rows, losses, strict=True)):
-                values = (index, rank, row.phase, row.start - self.origin, row.seconds, row.data_wait, loss)
-                for name, value in zip(steps, values, strict=True):
-                    steps[name].append(value)
-        files = {"steps": write_table(self.folder, "steps", steps)}
-        if self._meter is not None and self._meter.channels:
-            readings: dict[str, list[Any]] = dict(self._meter.readings())
-            kinds = {channel.id: channel.kind for channel in self._meter.channels}
-            readings["kind"] = [kinds[channel] for channel in readings["channel"]]
-            for name in ("t_before", "t_after"):
-                readings[name] = [instant - self.origin for instant in readings[name]]
-            files["power"] = write_table(self.folder, "power", readings)
-        return files
-
-
-def _fingerprint(measurements: list[Measurement]) -> Fingerprint | None:
-    """The loss of an early step on every rank; ``None`` in a mode that trains nothing."""
-    if not all(measurement.losses for measurement in measurements):
-        return None
-    losses = [float(measurement.losses[FINGERPRINT_STEP - 1]).hex() for measurement in measurements]
-    return Fingerprint(step=FINGERPRINT_STEP, losses=losses)
+        return Conclusion(seen, measurements).record(energy, idle)
 
 
 def _open_meter(device: torch.device, count: int) -> Meter:
@@ -395,14 +327,6 @@ def _open_meter(device: torch.device, count: int) -> Meter:
     return meter
 
 
-def _datasheet(system: System, dtype: DType) -> Peak:
-    figure = (system.peak or {}).get(dtype)
-    if figure is None:
-        reason = system.missing.get("peak") or f"the data sheet of {system.devices[0].model} has no {dtype}"
-        return Peak(value=None, dtype=dtype, reason=reason)
-    return Peak(value=figure.value, dtype=dtype, source=figure.source)
-
-
 def _status_of(error: BaseException) -> Status:
     """Out of memory is a result; everything else is a failure."""
     text = str(error).lower()
@@ -413,7 +337,11 @@ def _status_of(error: BaseException) -> Status:
 def main(folder: Path) -> None:
     """Measure the point of an attempt's folder. What fails is noted there and raised."""
     point = Point.model_validate_json((folder / "point.json").read_text(encoding="utf-8"))
+    die_with_parent()
+    if os.environ.get("RANK", "0") == "0":
+        note_start(folder)
     worker = Worker(folder, point)
+    signal.signal(signal.SIGUSR1, lambda number, frame: worker.hurry())  # what `sbatch --signal` sends before the time is over
     try:
         worker.run()
     except BaseException as error:
@@ -421,7 +349,14 @@ def main(folder: Path) -> None:
         reason = " ".join(words.split())[:_LONGEST_REASON]  # one line for tables; the log has it all
         phases = worker.log.phases
         where = f" (in phase {phases[-1].name})" if phases else ""
-        failure = Failure(status=_status_of(error), reason=reason + where, rank=worker.rank, started_at=worker.started_at, phases=phases)
+        failure = Failure(
+            status=_status_of(error),
+            reason=reason + where,
+            rank=worker.rank,
+            started_at=worker.started_at,
+            phases=phases,
+            traceback=f"rank {worker.rank}: {traceback.format_exc()}",
+        )
         note_failure(folder, failure)
         raise
 

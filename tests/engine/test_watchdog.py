@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from caraml.engine.watchdog import Sign, Verdict
+import itertools
+import time
+
+import pytest
+
+from caraml.engine.ranks import Ranks
+from caraml.engine.watchdog import PATIENCE as PATIENCE_VARIABLE
+from caraml.engine.watchdog import Sign, Verdict, Watchdog
 
 PATIENCE = 100.0
 
@@ -75,3 +82,14 @@ def test_ranks_that_have_not_spoken_yet_are_waited_for() -> None:
 def test_signs_survive_the_store() -> None:
     sign = Sign(3, 5, "waiting for data")
     assert Sign.parse(sign.text()) == sign
+
+
+def test_a_process_alone_that_moves_is_left_alone_for_longer_than_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PATIENCE_VARIABLE, "2")
+    ends: list[str] = []
+    watchdog = Watchdog(Ranks(), ends.append)
+    monkeypatch.setattr(watchdog, "_end", ends.append)
+    with watchdog:
+        for _ in itertools.islice(watchdog.watch(itertools.repeat(0)), 150):
+            time.sleep(0.02)
+    assert ends == []

@@ -69,9 +69,11 @@ def test_forward_equals_transformers_gpt2_with_the_same_weights() -> None:
     names |= {"mlp_up": "mlp.c_fc", "mlp_down": "mlp.c_proj"}
     for layer in range(2):
         for ours, other in names.items():
-            weight = theirs[f"h.{layer}.{other}.weight"]
-            state[f"blocks.{layer}.{ours}.weight"] = weight if weight.dim() == 1 else weight.t()  # theirs is (in, out)
-            state[f"blocks.{layer}.{ours}.bias"] = theirs[f"h.{layer}.{other}.bias"]
+            weight, bias = theirs[f"h.{layer}.{other}.weight"], theirs[f"h.{layer}.{other}.bias"]
+            weight = weight if weight.dim() == 1 else weight.t()  # theirs is (in, out)
+            if ours == "attention.qkv":  # theirs: all queries, all keys, all values; ours: head by head
+                weight, bias = (rows.unflatten(0, (3, 4, 12)).transpose(0, 1).flatten(0, 2) for rows in (weight, bias))
+            state[f"blocks.{layer}.{ours}.weight"], state[f"blocks.{layer}.{ours}.bias"] = weight, bias
     model.load_state_dict(state)
     tokens = torch.randint(128, (3, 32))
     with torch.no_grad():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from caraml.engine.precision import autocast
+from caraml.engine.ranks import Ranks
 from caraml.suite.model import Precision
 from caraml.workloads.base import Task
 
@@ -20,6 +23,36 @@ def validation_loss(task: Task, precision: Precision, device: torch.device) -> f
     with torch.no_grad(), autocast(precision, device):
         losses = [task.loss(task.model, batch).float() for batch in task.validation()]
     return float(torch.stack(losses).mean())
+
+
+def validate(task: Task, precision: Precision, device: torch.device, ranks: Ranks) -> tuple[float | None, float | None]:
+    """Loss per sample and share answered right over all held-out batches, each rank going through its part; the same on every rank.
+
+    ``None`` for what the task does not have. Collective. The model is left in training mode.
+    """
+    if task.validation is None:
+        return None, None
+    batches = task.validation()
+    own = batches.share(ranks.rank, ranks.world) if hasattr(batches, "share") else itertools.islice(batches, ranks.rank, None, ranks.world)
+    task.model.eval()
+    totals = torch.zeros(3, dtype=torch.float64)
+    with torch.no_grad(), autocast(precision, device):
+        judged = [_judged(task, batch).double() for batch in own]
+    if judged:
+        totals = torch.stack(judged).sum(0).cpu()
+    task.model.train()
+    loss, right, count = (sum(column) for column in zip(*ranks.gather(totals.tolist()), strict=True))
+    if not count:
+        return None, None
+    return loss / count, right / count if task.judge is not None else None
+
+
+def _judged(task: Task, batch: Any) -> torch.Tensor:
+    """``[sum of losses, number right, number]`` of a batch; without a judge a batch counts as one."""
+    if task.judge is not None:
+        return task.judge(task.model, batch)
+    loss = task.loss(task.model, batch)
+    return torch.stack([loss, torch.zeros_like(loss), torch.ones_like(loss)])
 
 
 def save_model(model: torch.nn.Module, folder: Path) -> None:

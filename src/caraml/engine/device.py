@@ -9,6 +9,8 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from array import array
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -130,24 +132,25 @@ class StepTimer:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._marks: list[Any] = [device.mark()]
-        self._seconds: list[float] = []
+        self._pending: deque[Any] = deque([device.mark()])
+        """The mark up to which steps have been read, and all later ones: on a GPU each is an event."""
+        self._seconds = array("d")
 
     def step_ended(self) -> None:
         """Put the mark that ends the current step."""
-        self._marks.append(self._device.mark())
+        self._pending.append(self._device.mark())
 
     @property
     def launched(self) -> int:
         """Steps whose end has been marked."""
-        return len(self._marks) - 1
+        return len(self._seconds) + len(self._pending) - 1
 
     def finished(self) -> Sequence[float]:
         """Times of the steps that the device has finished by now, in order."""
-        while len(self._seconds) < self.launched:
-            n = len(self._seconds)
-            seconds = self._device.between(self._marks[n], self._marks[n + 1])
+        while len(self._pending) > 1:
+            seconds = self._device.between(self._pending[0], self._pending[1])
             if seconds is None:
                 break
             self._seconds.append(seconds)
+            self._pending.popleft()
         return self._seconds

@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Literal
-
-import torch
 
 from caraml.engine.control import Verdict, look, settled, steps_until_next_look, warm_up_over
 from caraml.engine.device import Device, StepTimer
 from caraml.engine.ranks import Ranks
-from caraml.engine.step import Step, StepOutcome
+from caraml.engine.step import Step
+from caraml.engine.steps import Outcomes, StepPhase, StepRow, StepTable
 from caraml.stats import Interval, drift
 from caraml.suite.model import Measure
 
-StepPhase = Literal["first", "warm_up", "measure"]
+_FEWEST_STEPS = 4
+"""Below that a window has no spread, so even a hurried one waits for them."""
+_CUT = 2
+"""What ranks agree on to end a window early."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,16 @@ class Progress:
     remaining: float | None = None
 
 
-@dataclass
-class StepRow:
-    """One step of one rank."""
+@dataclass(frozen=True)
+class EpochRow:
+    """One epoch of one rank: when it began, when its training part ended, when its validation ended, and what that found."""
 
-    phase: StepPhase
-    start: float
-    seconds: float
-    data_wait: float
+    number: int
+    begin: float
+    trained: float
+    end: float
+    loss: float | None = None
+    accuracy: float | None = None
 
 
 @dataclass
@@ -49,17 +52,20 @@ class Measurement:
 
     begin: float
     end: float
-    rows: list[StepRow]
+    rows: StepTable
     losses: list[float]
     first_step_time: float
     first_step_end: float
     skipped_updates: int
     flags: list[str] = field(default_factory=list)
+    epochs: list[EpochRow] = field(default_factory=list)
+    """Where training went by epochs."""
+    steps_per_epoch: int | None = None
 
     @property
-    def window_rows(self) -> list[StepRow]:
+    def window_rows(self) -> StepTable:
         """Rows of the window."""
-        return [row for row in self.rows if row.phase == "measure"]
+        return self.rows.of_phase("measure")
 
 
 @dataclass
@@ -70,6 +76,8 @@ class Hooks:
     progress: Callable[[Progress], None]
     edge: Callable[[], None]
     """Called just before the window opens and just after it has closed: reads every sensor once."""
+    hurry: Callable[[], bool] = lambda: False
+    """True once the batch system has said that it will end the job: the window is then closed as soon as it says anything."""
 
 
 class MeasuringLoop:
@@ -77,8 +85,8 @@ class MeasuringLoop:
 
     def __init__(self, device: Device, ranks: Ranks, step: Step, policy: Measure, hooks: Hooks) -> None:
         self._device, self._ranks, self._step, self._policy, self._hooks = device, ranks, step, policy, hooks
-        self._rows: list[StepRow] = []
-        self._outcomes: list[StepOutcome] = []
+        self._rows = StepTable()
+        self._outcomes = Outcomes()
         self._flags: list[str] = []
 
     def run(self) -> Measurement:
@@ -111,7 +119,7 @@ class MeasuringLoop:
                 self._one(timer)
             elapsed = self._device.now() - anchor
             self._hooks.progress(Progress("warm_up", timer.launched))
-            if self._ranks.agree(warm_up_over(timer.finished(), elapsed, self._policy)):
+            if self._ranks.agree(warm_up_over(timer.finished(), elapsed, self._policy) or self._hooks.hurry()):
                 break
         self._device.synchronize()
         if not settled(timer.finished(), self._policy):
@@ -130,7 +138,11 @@ class MeasuringLoop:
                 self._one(timer)
             verdict = look(timer.finished(), timer.launched, self._device.now() - begin, self._policy)
             self._hooks.progress(Progress("measure", timer.launched, verdict.interval, verdict.remaining))
-            if self._ranks.agree(verdict.stop):
+            cut = not verdict.stop and self._hooks.hurry() and timer.launched >= _FEWEST_STEPS
+            decision = self._ranks.agree(_CUT if cut else verdict.stop)
+            if decision == _CUT:
+                self._flags.append("truncated")
+            if decision:
                 break
         self._device.synchronize()
         end = self._device.now()
@@ -161,17 +173,13 @@ class MeasuringLoop:
 
     def _append_rows(self, phase: StepPhase, anchor: float, timer: StepTimer, first_outcome: int) -> None:
         start = anchor
-        for seconds, outcome in zip(timer.finished(), self._outcomes[first_outcome:], strict=True):
-            self._rows.append(StepRow(phase, start, seconds, outcome.data_wait))
+        for seconds, data_wait in zip(timer.finished(), self._outcomes.data_waits[first_outcome:], strict=True):
+            self._rows.append(StepRow(phase, start, seconds, data_wait))
             start += seconds
 
     def _read_outcomes(self) -> tuple[list[float], int]:
         """Losses of all steps, and how many updates of the window the loss scaler skipped."""
-        losses = [outcome.loss for outcome in self._outcomes if outcome.loss is not None]
-        scales = [outcome.scale for outcome in self._outcomes if outcome.scale is not None]
-        skipped = 0
-        if scales:
-            first = sum(row.phase != "measure" for row in self._rows)
-            values = torch.stack(scales).tolist()
-            skipped = sum(after < before for before, after in zip(values[first - 1 : -1], values[first:], strict=True))
-        return (torch.stack(losses).float().tolist() if losses else []), skipped
+        scales = self._outcomes.scales()
+        inside = (index for index, row in enumerate(self._rows) if row.phase == "measure" and index > 0)
+        skipped = sum(scales[index] < scales[index - 1] for index in inside) if scales else 0
+        return self._outcomes.losses(), skipped

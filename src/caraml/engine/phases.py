@@ -52,6 +52,11 @@ class PhaseLog:
         """Finished intervals, in seconds since the origin; one cut short by a failure included."""
         return list(self._done)
 
+    @property
+    def current(self) -> str:
+        """Name of the phase that has not ended yet."""
+        return self._stack[-1] if self._stack else "none"
+
     def _cut(self) -> None:
         now = self._clock()
         if self._stack and now > self._since:

@@ -53,6 +53,10 @@ class Ranks:
         if self.world > 1:
             dist.barrier(group=self._hosts)
 
+    def own_store(self) -> Any:
+        """A connection of its own to the group's key-value store, for another thread; ``None`` for a process that is alone."""
+        return None if self.world == 1 else dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]
+
     def leave(self) -> None:
         """Leave the group."""
         if self.world > 1:

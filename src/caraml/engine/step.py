@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from caraml.engine.outcome import Step, StepOutcome
+from caraml.engine.parallel.divide import Divided
+from caraml.engine.parallel.step import DividedStep
 from caraml.engine.precision import autocast, gradient_scaler
+from caraml.engine.rate import rates
 from caraml.errors import InputError
 from caraml.suite.model import Point
 from caraml.workloads.base import Task
@@ -21,28 +24,15 @@ RESIDENT_BATCHES = 4
 """Batches that mode `compute` keeps on the device and repeats."""
 
 
-@dataclass
-class StepOutcome:
-    """What a step leaves behind without being asked to finish."""
-
-    loss: torch.Tensor | None
-    """Mean loss of the step's micro-batches, on the device; ``None`` in a mode that trains nothing."""
-    data_wait: float
-    """Seconds that the host waited for batches."""
-    scale: torch.Tensor | None = None
-    """Loss scale after the step, on the device; a fall means that the update was skipped."""
-
-
-Step = Callable[[], StepOutcome]
-
-
-def make_step(task: Task, point: Point, device: torch.device) -> Step:
-    """The step of a point's mode."""
+def make_step(task: Task, point: Point, device: torch.device, divided: Divided | None = None) -> Step:
+    """The step of a point's mode; ``divided`` is this process's part of a model that the point divides."""
     if point.mode == "data":
         return lambda: StepOutcome(None, _consume(task.batches, point.accumulation * task.batches_per_step))
     batches = task.batches
     if point.mode == "compute":
         batches = itertools.cycle([next(task.batches) for _ in range(RESIDENT_BATCHES)])
+    if divided is not None:
+        return DividedStep(task, divided, batches, point, device)
     if point.mode == "inference":
         return InferenceStep(task, batches, point, device)
     if task.own_step is not None:
@@ -65,6 +55,7 @@ class TrainStep:
         self._scaler = gradient_scaler(point.precision, device)
         self._model = _wrapped(task.model, point, device)
         self._one = torch.ones((), device=device)
+        self._rates = rates([task.optimizer], task.rate)
 
     def __call__(self) -> StepOutcome:
         """Launch one step."""
@@ -97,6 +88,8 @@ class TrainStep:
         self._scaler.step(optimizer)
         self._scaler.update()
         optimizer.zero_grad(set_to_none=True)
+        for rate in self._rates:
+            rate.step()
         return torch.as_tensor(self._scaler.scale(self._one)).clone() if self._scaler.is_enabled() else None
 
 

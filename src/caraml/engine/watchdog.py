@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -144,7 +144,7 @@ class Watchdog:
 
     def _signs(self) -> list[Sign | None]:
         if self._store is None:
-            return [self._sign]
+            return [replace(self._sign)]  # as it is now: the verdict compares it with what it was
         self._store.set(_key(self._ranks.rank), self._sign.text())
         keys = [_key(rank) for rank in self._watched]
         there = [key for key in keys if self._store.check([key])]

@@ -3,20 +3,44 @@
 Radford et al. 2019 (pre-LayerNorm, GELU MLP of four times the width, learned positions) with, on request, the rotary positions of Su et al.
 2021 that CARAML's 800M model uses. Attention is torch's ``scaled_dot_product_attention``; the loss never holds all logits at once.
 
+A model may hold a range of the layers only (a pipeline's stage); its parameters then have the names and the starting values that they
+have in the whole model. No layer knows how many devices share it: widths are taken from the tensors that come.
+
 Letters in shapes: B batch, T tokens, C width, H heads, D head width, V vocabulary.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from caraml.models.loss import linear_cross_entropy
+
+Recompute = Literal["off", "selective", "full"]
+"""What is computed again in the backward pass instead of being kept: nothing; what lies between matrix products and attention (norms,
+GELU, sums: next to no FLOPs); or whole layers."""
+
+_aten = torch.ops.aten
+_KEPT = {
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten.linear.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+}
+"""Operators whose results selective recomputation keeps."""
+INITIAL_STD = 0.02
 
 
 @dataclass(frozen=True)
@@ -33,6 +57,7 @@ class GPTConfig:
     tied_head: bool = True
     """Whether the output head is the embedding's transpose, as in GPT-2."""
     bias: bool = True
+    recompute: Recompute = "off"
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -57,15 +82,28 @@ def parameter_count(config: GPTConfig) -> int:
     return embeddings + positions + L * block + norm
 
 
-def flops_per_token(config: GPTConfig) -> float:
+def flops_per_token(config: GPTConfig, *, causal: bool = False) -> float:
     """Training FLOPs per token, forward and backward: ``6 * P + 12 * L * C * T``.
 
     P counts the weights of matrix products: ``12 * L * C^2`` in the blocks and ``V * C`` in the head (once, tied or not); embedding
-    look-ups cost nothing. The second term is attention's two products over the whole T x T square: the causal half is *not* discounted, so
-    that the figure compares with the published ones (Narayanan et al. 2021, without recomputation).
+    look-ups cost nothing. The second term is attention's two products over the whole T x T square, so that the figure compares with the
+    published ones: it is ``72 L C^2 (1 + T / 6C + V / 12LC)``, equation 3 of Narayanan et al. 2021 ("Efficient large-scale language
+    model training on GPU clusters using Megatron-LM") without its recomputed forward pass. ``causal`` counts only what a causal mask
+    leaves: a token sees (T + 1) / 2 tokens on average.
     """
+    seen = (config.sequence_length + 1) / 2 if causal else config.sequence_length
     matmul_parameters = 12 * config.layers * config.width**2 + config.vocab_size * config.width
-    return 6.0 * matmul_parameters + 12.0 * config.layers * config.width * config.sequence_length
+    return 6.0 * matmul_parameters + 12.0 * config.layers * config.width * seen
+
+
+def hardware_flops_per_token(config: GPTConfig) -> float:
+    """What the device really does per token: :func:`flops_per_token`, and under full recomputation the layers' forward pass once more.
+
+    That is ``16 C^2 + 4 C T`` per layer: torch stops where nothing more is needed, which spares the MLP's second product. Equation 3 of
+    Narayanan et al. 2021 counts that too: ``96 L C^2 (1 + T / 6C + V / 16LC)``. Selective recomputation repeats no matrix product.
+    """
+    again = 16.0 * config.width**2 + 4.0 * config.width * config.sequence_length
+    return flops_per_token(config) + (config.layers * again if config.recompute == "full" else 0.0)
 
 
 def rotary_table(sequence_length: int, head_width: int) -> tuple[Tensor, Tensor]:
@@ -82,23 +120,45 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
 
 
+def initial_value(config: GPTConfig, seed: int, name: str, shape: Sequence[int], device: torch.device) -> Tensor:
+    """What a parameter starts from. It depends on seed and name only, so that every division of the model starts alike.
+
+    Normal weights of 0.02; the layers that write into the residual stream are scaled by 1/sqrt(2 L), as GPT-2 does; biases 0, norms 1.
+    """
+    if name.endswith("bias"):
+        return torch.zeros(*shape, device=device)
+    if "norm" in name:
+        return torch.ones(*shape, device=device)
+    inward = name.endswith(("attention.out.weight", "mlp_down.weight"))
+    number = int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "big") >> 1
+    generator = torch.Generator(device).manual_seed(number)
+    std = INITIAL_STD / math.sqrt(2 * config.layers) if inward else INITIAL_STD
+    return torch.empty(*shape, device=device).normal_(std=std, generator=generator)
+
+
+def _keep_products(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
 class Attention(nn.Module):
     """Causal self-attention over all heads at once."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.heads = config.heads
+        self.head_width = config.width // config.heads
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.bias)
         self.out = nn.Linear(config.width, config.width, bias=config.bias)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
-        B, T, C = x.shape
-        q, k, v = self.qkv(x).view(B, T, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)  # each (B, H, T, D)
+        qkv = self.qkv(x)  # (B, T, 3C), head by head: whoever holds some of the rows holds whole heads
+        B, T, _ = qkv.shape
+        q, k, v = qkv.view(B, T, -1, 3, self.head_width).permute(3, 0, 2, 1, 4)  # each (B, H, T, D)
         if rotary is not None:
-            q, k = rotate(q, *rotary), rotate(k, *rotary)
+            cos, sin = rotary[0][:T], rotary[1][:T]
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (B, H, T, D)
-        return self.out(y.transpose(1, 2).reshape(B, T, C))
+        return self.out(y.transpose(1, 2).reshape(B, T, -1))
 
 
 class Block(nn.Module):
@@ -112,62 +172,93 @@ class Block(nn.Module):
         self.norm_mlp = nn.LayerNorm(C, bias=bias)
         self.mlp_up = nn.Linear(C, 4 * C, bias=bias)
         self.mlp_down = nn.Linear(4 * C, C, bias=bias)
+        self._recompute = config.recompute
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
+        if self._recompute == "off":
+            return self._layer(x, rotary)
+        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # nothing in a layer is random
+        if self._recompute == "selective":
+            options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_products)
+        return checkpoint(self._layer, x, rotary, **options)
+
+    def _layer(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         x = x + self.attention(self.norm_attention(x), rotary)
         return x + self.mlp_down(F.gelu(self.mlp_up(self.norm_mlp(x)), approximate="tanh"))
 
 
+Loss = Callable[[nn.Linear, Tensor, Tensor], Tensor]
+"""Mean cross-entropy from the head, the hidden states (B, T, C) and the targets (B, T)."""
+
+
+def chunked_loss(head: nn.Linear, hidden: Tensor, targets: Tensor) -> Tensor:
+    """The loss of a head that one device holds, some rows of logits at a time."""
+    return linear_cross_entropy(hidden.flatten(0, 1), head.weight, targets.flatten())
+
+
 class GPT(nn.Module):
-    """The whole network. ``forward`` gives the loss; ``logits`` gives the words."""
+    """The network, or a range of its layers: the embedding belongs to the first, final norm and head to the last.
+
+    ``forward`` gives the loss, or the hidden states where the range does not reach the end; ``logits`` gives the words.
+    """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, layers: range | None = None) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.width)
-        self.positions = nn.Embedding(config.sequence_length, config.width) if config.positions == "learned" else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(config.width, bias=config.bias)
-        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
-        if config.tied_head:
+        layers = range(config.layers) if layers is None else layers
+        first, last, C = layers.start == 0, layers.stop == config.layers, config.width
+        self.embedding = nn.Embedding(config.vocab_size, C) if first else None
+        self.positions = nn.Embedding(config.sequence_length, C) if first and config.positions == "learned" else None
+        self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in layers})
+        self.norm = nn.LayerNorm(C, bias=config.bias) if last else None
+        self.head = nn.Linear(C, config.vocab_size, bias=False) if last else None
+        self.loss: Loss = chunked_loss
+        if config.positions == "rotary":
+            self.register_buffer("cos", torch.empty(config.sequence_length, C // config.heads), persistent=False)
+            self.register_buffer("sin", torch.empty(config.sequence_length, C // config.heads), persistent=False)
+        self.complete()
+        self.initialise(torch.initial_seed())
+
+    def complete(self) -> None:
+        """Make the head the embedding's transpose where it is, and fill the rotary tables: what moving a model to a device undoes."""
+        if self.config.tied_head and self.head is not None and self.embedding is not None:
             self.head.weight = self.embedding.weight
-        cos, sin = rotary_table(config.sequence_length, config.width // config.heads)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
-        self.apply(self._initialise)
+        if self.config.positions == "rotary":
+            for table, values in zip((self.cos, self.sin), rotary_table(*self.cos.shape), strict=True):
+                table.copy_(values)
 
-    def _initialise(self, module: nn.Module) -> None:
-        """Normal weights of 0.02; the layers that write into the residual stream are scaled by 1/sqrt(2 L), as GPT-2 does."""
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=0.02)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            nn.init.zeros_(module.bias)
-        if isinstance(module, Block):
-            for linear in (module.attention.out, module.mlp_down):
-                nn.init.normal_(linear.weight, std=0.02 / math.sqrt(2 * self.config.layers))
+    def initialise(self, seed: int) -> None:
+        """Give every parameter its starting value."""
+        for name, parameter in self.named_parameters():
+            if not parameter.is_meta:
+                parameter.data.copy_(initial_value(self.config, seed, name, parameter.shape, parameter.device))
 
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """Last hidden states: tokens (B, T) int64 -> (B, T, C)."""
-        T = tokens.shape[1]
-        x = self.embedding(tokens)  # (B, T, C)
+    def hidden(self, x: Tensor) -> Tensor:
+        """States behind the last layer held: tokens (B, T) int64, or states (B, T, C) of the layer before -> (B, T, C)."""
         rotary = None
-        if self.positions is not None:
-            x = x + self.positions(torch.arange(T, device=tokens.device))
-        else:
-            rotary = (self.cos[:T], self.sin[:T])
-        for block in self.blocks:
+        if self.embedding is not None:
+            T = x.shape[1]
+            x = self.embedding(x)  # (B, T, C)
+            if self.positions is not None:
+                x = x + self.positions(torch.arange(T, device=x.device))
+        if self.config.positions == "rotary":
+            rotary = self.cos, self.sin
+        for block in self.blocks.values():
             x = block(x, rotary)
-        return self.norm(x)
+        return x if self.norm is None else self.norm(x)
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Scores of the next word: tokens (B, T) -> (B, T, V)."""
+        assert self.head is not None
         return self.head(self.hidden(tokens))
 
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats: tokens (B, T) and targets (B, T), both int64 -> scalar."""
-        x = self.hidden(tokens)
-        return linear_cross_entropy(x.flatten(0, 1), self.head.weight, targets.flatten())
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy in nats: tokens (B, T) and targets (B, T), both int64 -> scalar. Without the last layer, hidden states."""
+        x = self.hidden(x)
+        if self.head is None or targets is None:
+            return x
+        return self.loss(self.head, x, targets)

@@ -29,9 +29,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             chunk = slice(start, start + rows)
             h, y = x[chunk], targets[chunk, None]
             logits = (h @ w.t()).float()  # (rows, V)
-            normaliser = logits.logsumexp(dim=-1, keepdim=True)  # (rows, 1)
-            total += (normaliser - logits.gather(1, y)).sum()
-            slope = logits.sub_(normaliser).exp_()  # softmax, in the logits' memory
+            logits -= logits.amax(dim=-1, keepdim=True)  # softmax in the logits' memory; logsumexp would make a copy of them
+            total -= logits.gather(1, y).sum()
+            slope = logits.exp_()
+            normaliser = slope.sum(dim=-1, keepdim=True)  # (rows, 1)
+            total += normaliser.log().sum()
+            slope /= normaliser
             slope = slope.scatter_add_(1, y, torch.full_like(y, -1, dtype=slope.dtype)).to(dtype)
             slope_hidden[chunk] = slope @ w  # (rows, C)
             slope_weight += slope.t() @ h  # (V, C)

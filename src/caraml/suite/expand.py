@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -13,6 +14,7 @@ from caraml.errors import InputError, nearest
 from caraml.suite.expression import Condition
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import Benchmark, Measure, Point
+from caraml.suite.placement import ModelShape, Placement, misfit
 from caraml.system.model import DeviceClass
 from caraml.tomllines import Location
 
@@ -49,6 +51,8 @@ class PlannedPoint:
 
     point: Point
     skip: str | None = None
+    key: str = ""
+    """The point's key once it is known: a hash that is better taken once."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,10 @@ class _Expansion:
         asked = self._benchmark.asked(self._machine.device_class)
         repeats, measure = asked.pop("repeats") or 1, asked.pop("measure") or Measure()
         model, conditions = self._params_model(params_of), self._conditions()
+        if model is not None:
+            asked["params"] = _lists_as_values(model, asked["params"])
+        if self._benchmark.workload == "command" and asked["accumulation"] is None:
+            asked["global_batch"] = asked["global_batch"] or 1  # a program need not have a batch
         self._check_axes(asked)
         if self.faults or model is None:
             return [], 0
@@ -98,11 +106,11 @@ class _Expansion:
             params = self._params(model, {name[7:]: value for name, value in values.items() if name.startswith("params.")})
             if params is None:
                 continue
-            point = self._point(measure, values, params)
-            if not self._asked_for(point, params, conditions):
+            point = self._point(measure, values, params.model_dump(mode="json"))
+            if not self._asked_for(point, conditions):
                 excluded += 1
                 continue
-            skip = _impossible(point, self._machine)
+            skip = _impossible(point, self._machine) or misfit(point, _shape(params))
             planned += [PlannedPoint(point.model_copy(update={"repeat": repeat}), skip) for repeat in range(repeats)]
         return planned, excluded
 
@@ -127,8 +135,8 @@ class _Expansion:
                 self._fault(("where", index), text, str(error))
         return conditions
 
-    def _asked_for(self, point: Point, params: dict[str, Any], conditions: list[Condition]) -> bool:
-        names = _names(point, params, self._machine)
+    def _asked_for(self, point: Point, conditions: list[Condition]) -> bool:
+        names = _names(point, self._machine)
         for index, condition in enumerate(conditions):
             try:
                 if not condition.holds(names):
@@ -138,8 +146,11 @@ class _Expansion:
         return True
 
     def _check_axes(self, asked: dict[str, Any]) -> None:
-        if asked["global_batch"] is None:
+        if asked["global_batch"] is None and asked["accumulation"] is None:
             self._fault(("global_batch",), None, "a number of samples per optimizer step, or a list of them")
+        for one, other in (("global_batch", "accumulation"), ("world", "nodes")):
+            if asked[one] is not None and asked[other] is not None:
+                self._fault(self._where_stands(other), asked[other], f"{one} or {other}, not both: each follows from the other")
         axes = _axes(asked)
         for name in (name for name, values in axes.items() if not values):
             self._fault(self._where_stands(name), [], "at least one value to sweep")
@@ -153,10 +164,10 @@ class _Expansion:
         override = ("on", self._machine.device_class, *path)
         return override if (*self._location, *override) in self._document.lines else path
 
-    def _params(self, model: type[BaseModel], given: dict[str, Any]) -> dict[str, Any] | None:
+    def _params(self, model: type[BaseModel], given: dict[str, Any]) -> BaseModel | None:
         """All parameters of the workload with their defaults filled in, or ``None`` after noting what is wrong with them."""
         try:
-            return model.model_validate(given).model_dump(mode="json")
+            return model.model_validate(given)
         except ValidationError as error:
             for fault in error.errors(include_url=False):
                 name = ".".join(str(part) for part in fault["loc"])
@@ -171,8 +182,20 @@ class _Expansion:
 
     def _point(self, measure: Measure, values: dict[str, Any], params: dict[str, Any]) -> Point:
         machine = self._machine
-        devices = machine.devices_per_node if values["devices"] == "all" else values["devices"]
-        share = max(values["global_batch"] // (values["nodes"] * devices), 1)
+        nodes, devices = _extent(values, machine)
+        whole = {name: None if value == "all" else value for name, value in values.items()}
+        placement = Placement.of({**whole, "fsdp": whole.get("fsdp")})
+        dp = max(nodes * devices // placement.model_parallel, 1)
+        if values.get("fsdp") == "all":
+            placement = placement.model_copy(update={"fsdp": dp})
+        if dp == 1:  # one copy has nobody to share its optimizer with
+            placement = placement.model_copy(update={"distributed_optimizer": False})
+        if "global_batch" in values:
+            global_batch = values["global_batch"]
+            micro_batch = values.get("micro_batch") or max(global_batch // dp, 1)
+        else:
+            micro_batch = values.get("micro_batch") or 1
+            global_batch = values["accumulation"] * micro_batch * dp
         return Point(
             suite=self._suite.name,
             benchmark=self._benchmark.name,
@@ -182,13 +205,14 @@ class _Expansion:
             device=machine.device,
             device_class=machine.device_class,
             software=machine.software,
-            nodes=values["nodes"],
+            nodes=nodes,
             devices=devices,
+            placement=placement,
             mode=values["mode"],
             precision=values["precision"],
             compile=values["compile"],
-            global_batch=values["global_batch"],
-            micro_batch=values.get("micro_batch") or share,
+            global_batch=global_batch,
+            micro_batch=micro_batch,
             seed=values["seed"],
             deterministic=values["deterministic"],
             measure=measure,
@@ -203,6 +227,15 @@ def _axes(asked: dict[str, Any]) -> dict[str, list[Any]]:
 def _flat(asked: dict[str, Any]) -> dict[str, Any]:
     own = {name: value for name, value in asked.items() if name != "params" and value is not None}
     return own | {f"params.{name}": value for name, value in (asked["params"] or {}).items()}
+
+
+def _lists_as_values(model: type[BaseModel], params: dict[str, Any] | None) -> dict[str, Any]:
+    """The parameters, with a list that is itself one value (an argument vector) as a tuple, which is not swept; a list of lists is."""
+    whole = {name for name, field in model.model_fields.items() if get_origin(field.annotation) is list}
+    return {
+        name: tuple(value) if name in whole and isinstance(value, list) and not any(isinstance(item, list) for item in value) else value
+        for name, value in (params or {}).items()
+    }
 
 
 def _combinations(asked: dict[str, Any], sweep: str) -> Iterator[dict[str, Any]]:
@@ -220,7 +253,7 @@ def _impossible(point: Point, machine: Machine) -> str | None:
         return f"needs {point.nodes} nodes, {machine.name} has {machine.nodes}"
     if point.devices > machine.devices_per_node:
         return f"needs {point.devices} devices per node, {machine.name} has {machine.devices_per_node}"
-    if point.global_batch % (point.micro_batch * point.world):
+    if not point.placement.split and point.global_batch % (point.micro_batch * point.world):
         product = f"{point.micro_batch} x {point.world} = {point.micro_batch * point.world}"
         return f"global batch {point.global_batch} is not divisible by micro-batch x devices = {product}"
     if point.precision == "tf32" and point.device_class == "cpu":
@@ -228,17 +261,34 @@ def _impossible(point: Point, machine: Machine) -> str | None:
     return None
 
 
-def _names(point: Point, params: dict[str, Any], machine: Machine) -> dict[str, Any]:
+def _extent(values: dict[str, Any], machine: Machine) -> tuple[int, int]:
+    """Nodes, and devices of each. Of ``world`` devices as many as there are go on a node; a remainder is a node more, which is one too
+    many for a placement and refused there."""
+    devices = machine.devices_per_node if values["devices"] == "all" else values["devices"]
+    if "world" not in values:
+        return values["nodes"], devices
+    devices = min(machine.devices_per_node, values["world"])
+    return math.ceil(values["world"] / devices), devices
+
+
+def _shape(params: BaseModel) -> ModelShape | None:
+    """The sizes of a model that can be divided among devices; ``None`` for a workload whose model is always whole."""
+    shape = getattr(params, "model_shape", None)
+    return shape() if shape is not None else None
+
+
+def _names(point: Point, machine: Machine) -> dict[str, Any]:
     """What a `where` condition may speak of."""
-    own = {
-        name: getattr(point, name) for name in ("nodes", "devices", "world", "mode", "precision", "compile", "global_batch", "micro_batch")
-    }
-    return {**params, **own, "device_class": machine.device_class, "device_memory_gib": machine.device_memory_gib or 0.0}
+    names = ("nodes", "devices", "world", "dp", "mode", "precision", "compile", "global_batch", "micro_batch", "accumulation")
+    own = {name: getattr(point, name) for name in names}
+    machine_s = {"device_class": machine.device_class, "device_memory_gib": machine.device_memory_gib or 0.0}
+    return {**point.params, **point.placement.model_dump(), **own, **machine_s}
 
 
 def _without_twins(points: list[PlannedPoint]) -> list[PlannedPoint]:
     """Each piece of work once, under the first benchmark that asks for it."""
     unique: dict[str, PlannedPoint] = {}
     for planned in points:
-        unique.setdefault(planned.point.key, planned)
+        key = planned.point.key
+        unique.setdefault(key, PlannedPoint(planned.point, planned.skip, key))
     return list(unique.values())

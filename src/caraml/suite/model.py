@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
+from caraml.suite.placement import Placement, Schedule
 from caraml.system.model import DeviceClass
 
 METHOD_VERSION = 1
@@ -33,12 +34,19 @@ WORKLOAD_ALIASES = {
 }
 """Short names by which a suite may ask for a workload; points carry the full name, so that the same work has the same key."""
 
+COMMAND_KEYS = ("argv", "env", "cwd", "item", "items", "metrics", "marks", "energy")
+"""Parameters of the workload `command` that are not the program's own."""
+
 T = TypeVar("T")
 Count = Annotated[int, Field(ge=1)]
 
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+_OF_EPOCHS = ("epochs", "count_epoch", "until_accuracy", "until_loss")
+"""Keys of `measure` that the keys of points do without where they are not used."""
 
 
 class Measure(_Model):
@@ -53,6 +61,10 @@ class Measure(_Model):
     warm_up_max_seconds: float = Field(60.0, gt=0, description="longest warm-up; a series still moving is then flagged `not_steady`")
     idle_seconds: float = Field(2.0, ge=0, description="length of the idle power baseline; skipped where there is no sensor")
     timeout_seconds: float = Field(1800.0, gt=0, description="wall time after which the point is stopped with status `timeout`")
+    epochs: int | None = Field(None, ge=1, description="train exactly so many epochs; the window is one of them instead of a span of time")
+    count_epoch: int | None = Field(None, ge=1, description="the epoch that counts, from 1; the last but one if absent")
+    until_accuracy: float | None = Field(None, gt=0, le=1, description="train until the held-out accuracy is this, for at most `epochs`")
+    until_loss: float | None = Field(None, gt=0, description="train until the held-out loss is this or lower, for at most `epochs`")
 
     @model_validator(mode="after")
     def _ordered(self) -> Measure:
@@ -60,7 +72,21 @@ class Measure(_Model):
             raise ValueError(f"max_seconds ({self.max_seconds:g}) is below min_seconds ({self.min_seconds:g})")
         if self.max_steps is not None and self.max_steps < self.min_steps:
             raise ValueError(f"max_steps ({self.max_steps}) is below min_steps ({self.min_steps})")
+        if self.epochs is None and any(getattr(self, name) is not None for name in _OF_EPOCHS[1:]):
+            raise ValueError(f"{', '.join(_OF_EPOCHS[1:])} need `epochs`, the most epochs to train")
+        if self.epochs is not None and self.count_epoch is not None and self.count_epoch > self.epochs:
+            raise ValueError(f"count_epoch ({self.count_epoch}) is above epochs ({self.epochs})")
         return self
+
+    @property
+    def counted_epoch(self) -> int | None:
+        """The epoch that counts, from 1: EPICURE's rule is the last but one, so that neither start nor end weighs in."""
+        return None if self.epochs is None else self.count_epoch or max(self.epochs - 1, 1)
+
+    @property
+    def to_target(self) -> bool:
+        """Whether training goes on until a quality is reached, and time and energy of all of it count."""
+        return self.until_accuracy is not None or self.until_loss is not None
 
 
 class Point(_Model):
@@ -76,11 +102,12 @@ class Point(_Model):
     software: str = Field(description="what computes, with its version, e.g. `caraml 0.1.0, torch 2.13.0+cpu`")
     nodes: Count = 1
     devices: Count = Field(1, description="devices per node")
+    placement: Placement = Placement()
     mode: Mode = "train"
     precision: Precision = "fp32"
     compile: Compile = "off"
     global_batch: Count
-    micro_batch: Count = Field(description="samples per device and forward pass")
+    micro_batch: Count = Field(description="samples per copy of the model and forward pass")
     seed: int = 0
     deterministic: bool = Field(False, description="only algorithms that give the same bits every time; slower on GPUs")
     repeat: int = 0
@@ -92,23 +119,37 @@ class Point(_Model):
         return self.nodes * self.devices
 
     @property
+    def dp(self) -> int:
+        """Copies of the model; each sees samples of its own."""
+        return max(self.world // self.placement.model_parallel, 1)
+
+    @property
     def accumulation(self) -> int:
-        """Micro-batches per optimizer step and device."""
-        return self.global_batch // (self.micro_batch * self.world)
+        """Micro-batches per optimizer step and copy of the model."""
+        return self.global_batch // (self.micro_batch * self.dp)
 
     @property
     def key(self) -> str:
         """Hash of everything that decides the result; the names of suite and benchmark do not."""
-        content = self.model_dump(mode="json", exclude={"suite", "benchmark"})
+        content = self.model_dump(mode="json", exclude={"suite", "benchmark", "placement"})
+        if self.placement.split:  # a later kind of placement must not change the keys of points that do without it
+            content["placement"] = self.placement.model_dump(mode="json", exclude_defaults=True)
+        content["measure"] = {name: value for name, value in content["measure"].items() if name not in _OF_EPOCHS or value is not None}
         canonical = json.dumps({"method": METHOD_VERSION, **content}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     @property
     def label(self) -> str:
-        """Short name for people: benchmark, batch, devices, and whatever is not the default."""
+        """Short name for people: benchmark, batch, devices, and whatever is not the default; of a command, its own parameters."""
+        if self.workload == "command":
+            own = [f"{name}={value}" for name, value in self.params.items() if name not in COMMAND_KEYS]
+            batch = [f"b{self.global_batch}"] if self.global_batch > 1 else []
+            return " ".join([self.benchmark, *own, *batch, *([f"#{self.repeat + 1}"] if self.repeat else [])])
         parts = [self.benchmark, f"b{self.global_batch}"]
         if self.world > 1:
             parts.append(f"{self.nodes}x{self.devices}")
+        if self.placement.split:
+            parts.append(self.placement.label(self.dp))
         parts.append(self.precision)
         if self.compile != "off":
             parts.append(self.compile if self.compile != "default" else "compiled")
@@ -127,10 +168,18 @@ class _Asked(_Model):
     params: dict[str, JsonValue] | None = None
     nodes: Count | list[Count] | None = None
     devices: Count | Literal["all"] | list[Count | Literal["all"]] | None = None
+    world: Count | list[Count] | None = None
+    tp: Count | list[Count] | None = None
+    sp: bool | list[bool] | None = None
+    pp: Count | list[Count] | None = None
+    schedule: Schedule | list[Schedule] | None = None
+    fsdp: Count | Literal["all"] | list[Count | Literal["all"]] | None = None
+    distributed_optimizer: bool | list[bool] | None = None
     mode: Mode | list[Mode] | None = None
     precision: Precision | list[Precision] | None = None
     compile: Compile | list[Compile] | None = None
     global_batch: Count | list[Count] | None = None
+    accumulation: Count | list[Count] | None = None
     micro_batch: Count | list[Count] | None = None
     seed: int | list[int] | None = None
     deterministic: bool | list[bool] | None = None

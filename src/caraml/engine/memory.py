@@ -1,0 +1,221 @@
+"""What a point needs of each device's memory, before anything runs: parameters by arithmetic, activations from the layers themselves.
+
+One layer and the end of the network are run on tensors without content, with the widths that tensor parallelism leaves them
+(:mod:`caraml.engine.live`): what they keep for the backward pass is counted, not taken from a formula, so that recomputation, autocast's
+copies of weights and the chunked loss are what they are. Left out: the driver's context, the libraries' own buffers, fragmentation.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, fields
+
+import torch
+from torch import nn
+
+from caraml.engine.live import kept_and_peaks
+from caraml.engine.parallel.divide import sharded
+from caraml.engine.parallel.pipeline import stages_of_rank
+from caraml.errors import InputError
+from caraml.models.gpt import Block, GPTConfig, chunked_loss
+from caraml.models.gpt_division import layers_of_stage
+from caraml.suite.model import Point, Precision
+from caraml.workloads.gpt import Params, config_of
+
+_HALF: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_FLOAT = 4
+_MOMENTS = 2
+"""AdamW's two, in fp32 as the weights are."""
+GATHERED_LAYERS = 2
+"""Layers whose parameters FSDP holds whole at a time: the one at work and the next."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes of one device, that of the pipeline rank which needs most. The parts do not all stand at the same time; ``peak`` is the most
+    that does."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    """What the layers' forward passes keep, for all micro-batches in flight."""
+    logits: int
+    """The loss at work: logits, and the gradients that it makes at once."""
+    communication: int
+    """Gathered parameters of FSDP, buckets of DDP, received hidden states of a pipeline."""
+    peak: int
+
+    def gib(self) -> dict[str, float]:
+        """The parts by name in GiB."""
+        return {field.name: getattr(self, field.name) / 2**30 for field in fields(self)}
+
+
+def peak_gib(point: Point) -> float | None:
+    """Planned peak of a device in GiB, for a column of a table; ``None`` for a workload whose memory is not planned."""
+    return memory_plan(point).peak / 2**30 if _planned(point) else None
+
+
+def _planned(point: Point) -> bool:
+    return point.workload == "gpt" and point.params.get("backend", "torch") == "torch"
+
+
+def memory_plan(point: Point) -> MemoryPlan:
+    """The plan of a point.
+
+    Raises:
+        InputError: the workload is not one whose model can be divided.
+    """
+    if not _planned(point):
+        what = f"backend {point.params['backend']!r}" if point.workload == "gpt" else repr(point.workload)
+        raise InputError(f"memory is planned for workload 'gpt' with backend 'torch', not for {what}", "caraml memory gpt --system SYSTEM")
+    config = config_of(Params.model_validate(point.params))
+    last = point.placement.pp - 1  # from the second rank on, layers and micro-batches in flight only become fewer, until the loss
+    plans = [_of_rank(point, config, rank) for rank in sorted({0, min(1, last), last})]
+    return max(plans, key=lambda plan: plan.peak)
+
+
+def _of_rank(point: Point, config: GPTConfig, rank: int) -> MemoryPlan:
+    placement, micro = point.placement, _Micro.of(point, config)
+    stages = [layers_of_stage(config.layers, stage, placement.stages) for stage in stages_of_rank(placement, rank)]
+    layers = sum(map(len, stages))
+    first, last = stages[0].start == 0, stages[-1].stop == config.layers
+    layer, ends = _layer_parameters(config, placement.tp), _end_parameters(config, placement.tp, first, last)
+    whole, shards = _FLOAT * (layers * layer + ends), placement.shards(point.dp)
+    own = whole // shards
+    keep_gradients = placement.distributed_optimizer or placement.pp > 1 or placement.fsdp == 1
+    gradients = whole if keep_gradients and point.accumulation > 1 else own
+    communication = _received(point, config, rank)
+    if sharded(point):
+        communication += _gathered(point, layer, ends, whole)
+    elif point.dp > 1 and point.accumulation > 1:  # DDP's buckets; without accumulation the gradients lie in them
+        communication += whole
+    activations = int(micro.in_flight(point, rank) * (len(stages[0]) * micro.kept + (micro.embedded if first else 0)))
+    logits = micro.loss if last else 0
+    # The end of the last forward pass, with the gradients of earlier micro-batches or DDP's buckets; and the end of the backward pass.
+    there = gradients if point.accumulation > 1 or (point.dp > 1 and not sharded(point)) else 0
+    tie = _FLOAT * config.vocab_size * config.width // placement.tp if last and not there else 0
+    moments = max(there + activations + logits + tie, gradients + micro.kept + micro.working, there + activations + micro.working)
+    state = own * (1 + _MOMENTS)
+    return MemoryPlan(own, gradients, own * _MOMENTS, activations, logits, communication, state + communication + moments)
+
+
+def _layer_parameters(config: GPTConfig, tp: int) -> int:
+    """Parameters of one layer on a device: matrices and the biases of those divided by columns are shared, the rest is not."""
+    C, bias = config.width, int(config.bias)
+    return (12 * C * C + bias * 7 * C) // tp + 2 * C * (1 + bias) + bias * 2 * C
+
+
+def _end_parameters(config: GPTConfig, tp: int, first: bool, last: bool) -> int:
+    words = config.vocab_size * config.width // tp
+    count = words if first else 0
+    if first and config.positions == "learned":
+        count += config.sequence_length * config.width
+    if last:
+        count += config.width * (1 + int(config.bias)) + (0 if config.tied_head and first else words)
+    return count
+
+
+def _gathered(point: Point, layer: int, ends: int, whole: int) -> int:
+    """Parameters that FSDP holds beside the shards: a layer or two and the ends, or all of them for a distributed optimizer; and a
+    layer's gradients on their way."""
+    placement = point.placement
+    copies = point.dp // placement.shards(point.dp)
+    if placement.shards(point.dp) == 1:
+        return _FLOAT * GATHERED_LAYERS * layer if copies > 1 else 0
+    if placement.distributed_optimizer or placement.pp > 1:
+        return whole
+    return _FLOAT * (2 * GATHERED_LAYERS * layer + 2 * ends)
+
+
+def _received(point: Point, config: GPTConfig, rank: int) -> int:
+    """A pipeline's buffers for hidden states (from the stage before) and their gradients (from the stage behind), one per micro-batch."""
+    placement = point.placement
+    if placement.pp == 1:
+        return 0
+    states = _FLOAT * point.micro_batch * config.sequence_length * config.width // (placement.tp if placement.sp else 1)
+    held = stages_of_rank(placement, rank)
+    inward = sum(stage > 0 for stage in held) + sum(stage < placement.stages - 1 for stage in held)
+    return inward * point.accumulation * states
+
+
+@dataclass(frozen=True)
+class _Micro:
+    """Bytes of one micro-batch on one device."""
+
+    kept: int
+    """By a layer, for its backward pass."""
+    working: int
+    """In a layer's backward pass, beside what was kept."""
+    embedded: int
+    """By the embedding."""
+    loss: int
+    """By the final norm and the loss, at their peak."""
+
+    @classmethod
+    def of(cls, point: Point, config: GPTConfig) -> _Micro:
+        """Found by running a layer and the loss on tensors without content."""
+        placement = point.placement
+        return _run(config, point.micro_batch, placement.tp, placement.sp, _HALF.get(point.precision))
+
+    @staticmethod
+    def in_flight(point: Point, rank: int) -> float:
+        """How many micro-batches keep activations of a stage at once; for several stages, the sum over them."""
+        placement, count = point.placement, point.accumulation
+        if placement.pp == 1:
+            return 1
+        if placement.schedule == "gpipe":
+            return count
+        if placement.schedule == "1f1b":
+            return min(placement.pp - rank, count)
+        rounds = max(1, count // placement.pp)
+        ahead = (placement.stages // placement.pp - 1) * (count // rounds) + 2 * (placement.pp - 1 - rank)
+        return min(ahead + 1, count * placement.stages // placement.pp)
+
+
+@functools.cache
+def _run(config: GPTConfig, micro_batch: int, tp: int, sequence_parallel: bool, dtype: torch.dtype | None) -> _Micro:
+    T, C, part = config.sequence_length, config.width, tp if sequence_parallel else 1
+
+    def layer() -> tuple[object, object]:
+        block = _shared(Block(config), config, tp, part)
+        x = torch.empty(micro_batch, T // part, C, requires_grad=True)
+        rotary = None
+        if config.positions == "rotary":
+            rotary = torch.empty(T, C // config.heads), torch.empty(T, C // config.heads)
+        return (lambda: block(x, rotary)), (block, x, rotary)
+
+    def end() -> tuple[object, object]:
+        norm, head = nn.LayerNorm(C, bias=config.bias), nn.Linear(C, config.vocab_size // tp, bias=False)
+        x = torch.empty(micro_batch, T // part, C, requires_grad=True)
+        targets = torch.zeros(micro_batch, T, dtype=torch.int64)
+
+        def loss() -> torch.Tensor:
+            hidden = torch.cat([norm(x)] * part, dim=1)
+            if tp == 1:
+                return chunked_loss(head, hidden, targets)
+            logits = head(hidden).flatten(0, 1).float()  # what torch's loss_parallel does, one operator after the other
+            shifted = logits - logits.amax(-1, keepdim=True)
+            log_probabilities = shifted - shifted.exp().sum(-1, keepdim=True).log()
+            return -log_probabilities.gather(1, targets.flatten()[:, None]).mean()
+
+        return loss, (norm, head, x, targets)
+
+    kept, forward, backward = kept_and_peaks(layer, dtype)  # type: ignore[arg-type]
+    _, loss_forward, loss_backward = kept_and_peaks(end, dtype)  # type: ignore[arg-type]
+    return _Micro(kept, max(forward, backward) - kept, _FLOAT * micro_batch * T * C // part, max(loss_forward, loss_backward))
+
+
+def _shared(block: Block, config: GPTConfig, tp: int, part: int) -> Block:
+    """The block as one of ``tp`` devices has it; with sequence parallelism, hidden states come in parts, gathered for the matrices."""
+    if tp == 1:
+        return block
+    C, bias = config.width, config.bias
+    block.attention.qkv, block.attention.out = nn.Linear(C, 3 * C // tp, bias=bias), nn.Linear(C // tp, C, bias=bias)
+    block.mlp_up, block.mlp_down = nn.Linear(C, 4 * C // tp, bias=bias), nn.Linear(4 * C // tp, C, bias=bias)
+    if part > 1:
+        for inward in (block.attention.qkv, block.mlp_up):
+            inward.register_forward_pre_hook(lambda module, given: (torch.cat([given[0]] * part, dim=1),))
+        for outward in (block.attention.out, block.mlp_down):
+            outward.register_forward_hook(lambda module, given, out: out[:, : out.shape[1] // part].clone())
+    return block

@@ -1,0 +1,1 @@
+"""How one model is divided among processes: one mesh, one file per strategy, applied to the model from outside."""

@@ -1,0 +1,121 @@
+"""What is kept of every step, in few bytes: a run of a day has millions of steps, and its memory must not grow with them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Literal, get_args, overload
+
+import torch
+
+from caraml.engine.outcome import StepOutcome
+
+StepPhase = Literal["first", "warm_up", "measure", "after"]
+_PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
+_BLOCK = 1024
+"""Scalars on the device that are put together into one tensor: each alone takes half a kilobyte of a GPU."""
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One step of one rank. Times in seconds."""
+
+    phase: StepPhase
+    start: float
+    seconds: float
+    data_wait: float
+
+
+class StepTable(Sequence[StepRow]):
+    """Rows of steps, kept as columns of 25 bytes a step."""
+
+    def __init__(self, rows: Iterable[StepRow] = ()) -> None:
+        self._phases, self._starts, self._seconds, self._waits = bytearray(), array("d"), array("d"), array("d")
+        for row in rows:
+            self.append(row)
+
+    def append(self, row: StepRow) -> None:
+        """Add a step at the end."""
+        self._phases.append(_PHASES.index(row.phase))
+        self._starts.append(row.start)
+        self._seconds.append(row.seconds)
+        self._waits.append(row.data_wait)
+
+    def of_phase(self, phase: StepPhase) -> StepTable:
+        """The steps of one phase, in order."""
+        chosen = bytes(code == _PHASES.index(phase) for code in self._phases)
+        found = StepTable()
+        found._phases = bytearray(compress(self._phases, chosen))
+        columns = (self._starts, self._seconds, self._waits)
+        found._starts, found._seconds, found._waits = (array("d", compress(column, chosen)) for column in columns)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._phases)
+
+    def __iter__(self) -> Iterator[StepRow]:
+        return map(StepRow, map(_PHASES.__getitem__, self._phases), self._starts, self._seconds, self._waits)
+
+    @overload
+    def __getitem__(self, index: int) -> StepRow: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[StepRow]: ...
+
+    def __getitem__(self, index: int | slice) -> StepRow | list[StepRow]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        return StepRow(_PHASES[self._phases[index]], self._starts[index], self._seconds[index], self._waits[index])
+
+    def __setitem__(self, index: int, row: StepRow) -> None:
+        self._phases[index] = _PHASES.index(row.phase)
+        self._starts[index], self._seconds[index], self._waits[index] = row.start, row.seconds, row.data_wait
+
+
+class Outcomes:
+    """What steps left behind. Nothing here waits for the device until the values are asked for."""
+
+    def __init__(self) -> None:
+        self.data_waits = array("d")
+        """Of every step [s]."""
+        self._losses, self._scales = _Scalars(), _Scalars()
+
+    def append(self, outcome: StepOutcome) -> None:
+        """Keep what the next step left."""
+        self.data_waits.append(outcome.data_wait)
+        if outcome.loss is not None:
+            self._losses.append(outcome.loss)
+        if outcome.scale is not None:
+            self._scales.append(outcome.scale)
+
+    def __len__(self) -> int:
+        return len(self.data_waits)
+
+    def losses(self) -> list[float]:
+        """Loss of every step that has one; waits for the device."""
+        return self._losses.tolist()
+
+    def scales(self) -> list[float]:
+        """Loss scale after every step that has one; waits for the device."""
+        return self._scales.tolist()
+
+
+class _Scalars:
+    """A growing series of scalar tensors."""
+
+    def __init__(self) -> None:
+        self._blocks: list[torch.Tensor] = []
+        self._latest: list[torch.Tensor] = []
+
+    def append(self, value: torch.Tensor) -> None:
+        self._latest.append(value)
+        if len(self._latest) == _BLOCK:
+            self._blocks.append(torch.stack(self._latest).float())
+            self._latest.clear()
+
+    def tolist(self) -> list[float]:
+        rest = [torch.stack(self._latest).float()] if self._latest else []
+        values: list[float] = torch.cat([*self._blocks, *rest]).tolist() if self._blocks or rest else []
+        return values

@@ -1,0 +1,206 @@
+"""How a point's model and batch are divided among its devices, and what makes a division impossible.
+
+The words, used the same everywhere: ``dp`` copies of the model see different samples; within a copy, ``pp`` stages hold different layers
+and ``tp`` devices share every layer. ``nodes x devices = pp x dp x tp``; ``dp`` is what is left over. ``fsdp`` of the dp copies share one
+set of parameters, so that there are ``dp / fsdp`` whole sets. ``sp`` also divides the sequence among the tp devices where they would
+otherwise do the same work twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from caraml.suite.model import Point
+
+Schedule = Literal["gpipe", "1f1b", "interleaved"]
+Count = Annotated[int, Field(ge=1)]
+
+INTERLEAVED_STAGES = 2
+"""Stages of each pipeline rank under the interleaved schedule; the others have one."""
+
+
+class Placement(BaseModel):
+    """How one copy of the model is divided, and how the copies share. The default is whole copies: plain data parallelism."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tp: Count = Field(1, description="devices that share every layer (tensor parallelism)")
+    sp: bool = Field(False, description="tp devices also divide the sequence outside attention and MLP (sequence parallelism)")
+    pp: Count = Field(1, description="pipeline ranks, each with a share of the layers")
+    schedule: Schedule = Field("1f1b", description="order of the pipeline's micro-batches")
+    fsdp: Count = Field(1, description="copies that share one set of parameters, gathered layer by layer; divides dp")
+    distributed_optimizer: bool = Field(False, description="the dp copies share gradients and optimizer state, parameters stay whole")
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Placement:
+        """From a point's swept values; what has no effect takes its default, so that the same work has the same key."""
+        given = {name: values[name] for name in cls.model_fields if values.get(name) is not None}
+        if given.get("tp", 1) == 1:
+            given.pop("sp", None)
+        if given.get("pp", 1) == 1:
+            given.pop("schedule", None)
+        return cls(**given)
+
+    @property
+    def split(self) -> bool:
+        """Whether the model is anything but whole copies."""
+        return self != Placement()
+
+    @property
+    def model_parallel(self) -> int:
+        """Devices of one copy of the model."""
+        return self.tp * self.pp
+
+    @property
+    def stages(self) -> int:
+        """Stages of the pipeline over all its ranks."""
+        return self.pp * (INTERLEAVED_STAGES if self.schedule == "interleaved" else 1)
+
+    def shards(self, dp: int) -> int:
+        """Devices over which one set of optimizer state is spread."""
+        return dp if self.distributed_optimizer else self.fsdp
+
+    def label(self, dp: int) -> str:
+        """Short form for people: ``dp2 tp2+sp pp4 interleaved``; empty for plain data parallelism."""
+        if not self.split:
+            return ""
+        parts = [f"dp{dp}"] if dp > 1 else []
+        if self.fsdp > 1:
+            parts = ([f"dp{dp // self.fsdp}"] if dp > self.fsdp else []) + [f"fsdp{self.fsdp}"]
+        if self.tp > 1:
+            parts.append(f"tp{self.tp}" + ("+sp" if self.sp else ""))
+        if self.pp > 1:
+            parts += [f"pp{self.pp}", self.schedule]
+        if self.distributed_optimizer:
+            parts.append("distributed-optimizer")
+        return " ".join(parts)
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a placement must know of a model that can be divided."""
+
+    layers: int
+    heads: int
+    vocabulary: int
+    sequence_length: int
+    tied_head: bool
+
+
+def misfit(point: Point, shape: ModelShape | None) -> str | None:
+    """Why a point's placement cannot be, with the nearest one that can; ``None`` if it can. ``shape`` is missing if the model is always
+    whole."""
+    reason = impossible(point, shape)
+    if reason is None:
+        return None
+    nearest = next((other for other in _by_distance(point) if _batch_reason(other) is None and impossible(other, shape) is None), None)
+    if nearest is None:
+        return f"{reason}; no placement on {point.world} devices fits"
+    return f"{reason}; nearest that fits: {_spelt(nearest, point)}"
+
+
+def impossible(point: Point, shape: ModelShape | None) -> str | None:
+    """Why a point's placement cannot be; ``None`` if it can."""
+    placement = point.placement
+    if not placement.split:
+        return None
+    if shape is None:
+        return f"workload {point.workload!r} is trained in whole copies only"
+    if point.mode == "inference":
+        return "mode inference runs whole copies only"
+    return _division_reason(point) or _tensor_reason(placement, shape) or _pipeline_reason(point, shape)
+
+
+def _division_reason(point: Point) -> str | None:
+    placement, world = point.placement, point.world
+    if world % placement.model_parallel:
+        return f"tp x pp = {placement.tp} x {placement.pp} = {placement.model_parallel} does not divide {world} devices"
+    if point.dp % placement.fsdp:
+        return f"fsdp = {placement.fsdp} does not divide dp = {point.dp}"
+    if placement.distributed_optimizer and placement.fsdp > 1:
+        return "fsdp and distributed_optimizer exclude each other: fsdp divides the optimizer too"
+    return _batch_reason(point)
+
+
+def _batch_reason(point: Point) -> str | None:
+    if point.global_batch % (point.micro_batch * point.dp):
+        product = f"{point.micro_batch} x {point.dp} = {point.micro_batch * point.dp}"
+        return f"global batch {point.global_batch} is not divisible by micro-batch x dp = {product}"
+    return None
+
+
+def _tensor_reason(placement: Placement, shape: ModelShape) -> str | None:
+    tp = placement.tp
+    for what, size in (("heads", shape.heads), ("padded vocabulary", shape.vocabulary)):
+        if size % tp:
+            return f"tp = {tp} does not divide the {what} ({size})"
+    if placement.sp and shape.sequence_length % tp:
+        return f"sp: tp = {tp} does not divide the sequence length ({shape.sequence_length})"
+    return None
+
+
+def _pipeline_reason(point: Point, shape: ModelShape) -> str | None:
+    placement, micro_batches = point.placement, point.accumulation
+    if placement.pp == 1:
+        return None
+    if placement.stages > shape.layers:
+        return f"{placement.stages} pipeline stages for {shape.layers} layers"
+    if shape.tied_head:
+        return f"pp = {placement.pp} needs params.tied_head = false: first and last stage would hold the same weight"
+    if placement.schedule == "1f1b" and micro_batches < placement.pp:
+        return f"schedule 1f1b needs at least pp = {placement.pp} micro-batches per step, found {micro_batches}"
+    if placement.schedule == "interleaved" and micro_batches % max(1, micro_batches // placement.pp):
+        rounds = micro_batches // placement.pp
+        return f"schedule interleaved needs micro-batches in {rounds} equal rounds of at least pp = {placement.pp}, found {micro_batches}"
+    return None
+
+
+def _by_distance(point: Point) -> Iterator[Point]:
+    """Other placements and micro-batches of the same devices, the most alike first."""
+    asked, world = point.placement, point.world
+    divisors = [n for n in range(1, world + 1) if world % n == 0]
+    candidates = []
+    for tp, pp, fsdp in itertools.product(divisors, repeat=3):
+        if world % (tp * pp) or world // (tp * pp) % fsdp:
+            continue
+        for schedule, micro_batch in itertools.product(_schedules(asked), _divisors_near(point)):
+            changes = {"tp": tp, "pp": pp, "fsdp": fsdp, "schedule": schedule}
+            values = {**asked.model_dump(), **changes, "distributed_optimizer": asked.distributed_optimizer and fsdp == 1}
+            other = point.model_copy(update={"placement": Placement.of(values), "micro_batch": micro_batch})
+            distance = (
+                sum(abs(math.log2(values[name] / getattr(asked, name))) for name in ("tp", "pp", "fsdp"))
+                + (schedule != asked.schedule)
+                + abs(math.log2(micro_batch / point.micro_batch))
+            )
+            candidates.append((distance, tp, pp, fsdp, schedule, other))
+    yield from (candidate[-1] for candidate in sorted(candidates, key=lambda candidate: candidate[:-1]))
+
+
+def _schedules(asked: Placement) -> list[Schedule]:
+    return ["gpipe", "1f1b", "interleaved"] if asked.pp > 1 else [asked.schedule]
+
+
+def _divisors_near(point: Point) -> list[int]:
+    """The micro-batch asked for and those of the batch's divisors that are nearest to it."""
+    divisors = [n for n in range(1, min(point.global_batch, 4 * point.micro_batch) + 1) if point.global_batch % n == 0]
+    near = sorted(divisors, key=lambda n: abs(math.log2(n / point.micro_batch)))[:4]
+    return list(dict.fromkeys([point.micro_batch, *near]))
+
+
+def _spelt(found: Point, asked: Point) -> str:
+    """The keys of a suite that would ask for it."""
+    placement = found.placement
+    parts = [f"dp = {found.dp}"]
+    parts += [f"{name} = {getattr(placement, name)}" for name in ("tp", "pp", "fsdp") if getattr(placement, name) > 1]
+    if placement.pp > 1 and placement.schedule != asked.placement.schedule:
+        parts.append(f'schedule = "{placement.schedule}"')
+    if found.micro_batch != asked.micro_batch:
+        parts.append(f"micro_batch = {found.micro_batch}")
+    return ", ".join(parts)

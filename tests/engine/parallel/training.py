@@ -1,0 +1,124 @@
+"""Trains a tiny GPT at several placements in one process group: ``torchrun -m tests.engine.parallel.training JOBS.json``.
+
+A job is ``{"name", "placement", "point", "params", "steps"}``; beside JOBS.json, rank 0 leaves ``losses.json``: for each job the loss of
+each step (mean over copies) and the number of parameters that each rank holds.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from caraml.engine.parallel import checkpoint
+from caraml.engine.parallel.divide import divide
+from caraml.engine.parallel.mesh import Mesh
+from caraml.engine.ranks import Ranks
+from caraml.engine.step import make_step
+from caraml.suite.model import Point
+from caraml.suite.placement import Placement
+from caraml.workloads import gpt
+from caraml.workloads.base import BuildContext
+
+CPU = torch.device("cpu")
+TINY = {"preset": "4M", "width": 64, "layers": 4, "heads": 4, "sequence_length": 32, "vocab_size": 128, "tied_head": False}
+TINY |= {"data": "synthetic-device", "learning_rate": 3e-3, "clip_norm": 0.5}
+
+
+def train(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+    """Run one job on every rank of the group."""
+    placement = Placement(**job.get("placement", {}))
+    point = point_of(job, placement, ranks.world)
+    torch.manual_seed(0)
+    mesh = Mesh(point, CPU) if placement.split else None
+    params = gpt.Params.model_validate(point.params)
+    copy, copies = (mesh.copy, point.dp) if mesh is not None else (ranks.rank, ranks.world)
+    context = BuildContext(
+        params,
+        CPU,
+        copy,
+        copies,
+        1,
+        point.micro_batch,
+        seed=0,
+        phase=lambda _: nullcontext(),
+        divided=mesh is not None,
+        global_batch=point.global_batch,
+    )
+    task = gpt.build(context)
+    task.batches = same_samples(copy, copies, point, params)
+    for _ in range(job.get("skip", 0) * point.accumulation):
+        next(task.batches)
+    divided = divide(task, point, mesh, CPU) if mesh is not None else None
+    parts = ([task.model], [task.optimizer]) if divided is None else (divided.stages, divided.optimizers)
+    if params.start_from:
+        checkpoint.load(*parts, Path(params.start_from))
+    step = make_step(task, point, CPU, divided)
+    outcomes = [step() for _ in range(job.get("steps", 10))]
+    if params.save_to:
+        checkpoint.save(*parts, Path(params.save_to), beside=Path())
+    losses = [outcome.loss.item() for outcome in outcomes if outcome.loss is not None]
+    seen = [own for own in ranks.gather(losses) if own]
+    held = ranks.gather(sum(tensor.numel() for stage in parts[0] for tensor in map(local, stage.parameters())))
+    task.close()
+    return {"losses": [sum(column) / len(column) for column in zip(*seen, strict=True)], "held": held}
+
+
+def local(parameter: torch.Tensor) -> torch.Tensor:
+    """The part of a parameter that lies here."""
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter  # type: ignore[no-any-return]
+
+
+def point_of(job: dict[str, Any], placement: Placement, world: int) -> Point:
+    values: dict[str, Any] = {"global_batch": 8, "micro_batch": 2, "mode": "train", "device_class": "cpu", **job.get("point", {})}
+    params = gpt.Params.model_validate({**TINY, **job.get("params", {})}).model_dump(mode="json")
+    names = {"suite": "parity", "benchmark": job["name"], "workload": "gpt", "system": "local", "device": "test", "software": "test"}
+    return Point(**names, params=params, devices=world, placement=placement, **values)
+
+
+def same_samples(copy: int, copies: int, point: Point, params: gpt.Params) -> Any:
+    """Micro-batches of one copy; every division of the copies goes through the same samples in a step."""
+    generator = torch.Generator().manual_seed(7)
+    while True:
+        samples = torch.randint(params.vocab_size // 4, (point.global_batch, params.sequence_length + 1), generator=generator)
+        own = samples.chunk(copies)[copy]
+        for batch in own.split(point.micro_batch):
+            yield batch[:, :-1], batch[:, 1:]
+
+
+@contextmanager
+def measured_peak(wanted: bool) -> Iterator[Callable[[], int]]:
+    """Most bytes that torch's CPU allocator had given out at a time, by the profiler's record of every allocation inside."""
+    if not wanted:
+        yield lambda: 0
+        return
+    gc.collect()  # what earlier jobs leave must not be freed inside
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        yield lambda: max(itertools.accumulate(event.nbytes() for event in allocations), default=0)
+    assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    allocations = sorted(events, key=lambda event: event.start_ns())
+
+
+def main(path: Path) -> None:
+    ranks = Ranks.from_environment("cpu")
+    results = {}
+    for job in json.loads(path.read_text()):
+        with measured_peak(bool(job.get("memory"))) as peak:
+            results[job["name"]] = train(job, ranks)
+        results[job["name"]]["peaks"] = ranks.gather(peak())
+    if ranks.rank == 0:
+        (path.parent / "losses.json").write_text(json.dumps(results))
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

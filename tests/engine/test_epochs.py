@@ -1,0 +1,111 @@
+"""The loop over epochs on a device of known speed: which epoch counts, what is timed apart, when a target ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from caraml.engine.epochs import EpochLoop
+from caraml.engine.loop import Hooks, Measurement, Progress
+from caraml.engine.ranks import Ranks
+from caraml.engine.step import StepOutcome
+from caraml.suite.model import Measure
+from caraml.verify.device import KnownDevice, VirtualClock
+
+STEP, CHECK, STEPS = 0.05, 0.2, 10
+
+
+class Run:
+    """What happened in one run of the loop."""
+
+    def __init__(self, policy: Measure, losses: list[float] | None = None, steps: int = STEPS) -> None:
+        self.clock = VirtualClock(1000.0)
+        self.device = KnownDevice(self.clock, 0.0, queue=1.0)
+        self.edges: list[float] = []
+        self.phases: list[str] = []
+        self.progress: list[Progress] = []
+        self._losses = iter(losses or [1.0] * 100)
+        self.checks = 0
+        hooks = Hooks(self._phase, self.progress.append, lambda: self.edges.append(self.clock.now()))
+        self.measured: Measurement = EpochLoop(self.device, Ranks(), self._step, policy, hooks, steps=steps, validate=self._validate).run()
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        self.phases.append(name)
+        yield
+
+    def _step(self) -> StepOutcome:
+        self.device.launch(STEP)
+        return StepOutcome(torch.tensor(1.0), 0.0)
+
+    def _validate(self) -> tuple[float, float]:
+        self.device.launch(CHECK)
+        self.checks += 1
+        loss = next(self._losses)
+        return loss, 1 - loss
+
+
+def test_five_epochs_of_which_the_fourth_counts() -> None:
+    run = Run(Measure(epochs=5))
+    measured = run.measured
+    assert [row.number for row in measured.epochs] == [1, 2, 3, 4, 5] and run.checks == 5
+    assert len(measured.rows) == 5 * STEPS == len(measured.losses)
+    counted = [index for index, row in enumerate(measured.rows) if row.phase == "measure"]
+    assert counted == list(range(30, 40))
+    assert [row.phase for row in measured.rows[40:]] == ["after"] * STEPS
+    assert measured.end - measured.begin == pytest.approx(STEPS * STEP)
+    fourth = measured.epochs[3]
+    assert fourth.trained - fourth.begin == pytest.approx(STEPS * STEP)
+    assert fourth.end - fourth.begin == pytest.approx(STEPS * STEP + CHECK)
+    assert run.edges == [pytest.approx(measured.begin), pytest.approx(measured.end)]
+    assert run.phases == ["first_step", "warm_up", "validate", *["warm_up", "validate"] * 2, "measure", "validate", "after", "validate"]
+
+
+def test_any_epoch_can_count_even_the_first() -> None:
+    run = Run(Measure(epochs=2, count_epoch=1))
+    assert [row.phase for row in run.measured.rows] == ["measure"] * STEPS + ["after"] * STEPS
+    assert run.measured.end - run.measured.begin == pytest.approx(STEPS * STEP), "the first step is one of the window's"
+
+
+@pytest.mark.parametrize(
+    ("policy", "epochs"), [(Measure(epochs=9, until_loss=0.5), 3), (Measure(epochs=9, until_accuracy=0.55), 4)], ids=["loss", "accuracy"]
+)
+def test_a_target_ends_training_and_everything_counts(policy: Measure, epochs: int) -> None:
+    run = Run(policy, [0.9, 0.7, 0.5, 0.4, 0.3])
+    assert len(run.measured.epochs) == epochs
+    assert run.measured.end - run.measured.begin == pytest.approx(epochs * (STEPS * STEP + CHECK))
+    assert all(row.phase == "measure" for row in run.measured.rows) and "target_missed" not in run.measured.flags
+    assert len(run.edges) == 2
+
+
+def test_a_target_that_is_not_reached_is_said() -> None:
+    run = Run(Measure(epochs=3, until_loss=0.1), [0.9, 0.8, 0.7])
+    assert len(run.measured.epochs) == 3 and run.measured.flags == ["target_missed"]
+
+
+def test_progress_tells_how_long_it_will_take() -> None:
+    progress = Run(Measure(epochs=3), steps=200).progress
+    remaining = [(said.steps, said.remaining) for said in progress if said.remaining is not None]
+    assert len(remaining) > 10
+    assert all(left == pytest.approx((600 - steps) * STEP, rel=0.01) for steps, left in remaining)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"count_epoch": 2}, "need `epochs`"),
+        ({"until_loss": 0.1}, "need `epochs`"),
+        ({"epochs": 2, "count_epoch": 3}, r"count_epoch \(3\) is above epochs \(2\)"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(values: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Measure(**values)  # type: ignore[arg-type]
+
+
+def test_the_counted_epoch_is_the_last_but_one() -> None:
+    assert [Measure(epochs=count).counted_epoch for count in (1, 2, 5)] == [1, 1, 4]
+    assert Measure().counted_epoch is None and Measure(epochs=5, count_epoch=2).counted_epoch == 2

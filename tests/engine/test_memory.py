@@ -1,0 +1,123 @@
+"""The memory plan of whole copies against what torch's allocator gave out, and what fits where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from caraml.engine.fitting import smallest_that_fit
+from caraml.engine.live import kept_and_peaks
+from caraml.engine.memory import memory_plan, peak_gib
+from caraml.engine.ranks import Ranks
+from caraml.errors import InputError
+from caraml.models.gpt_division import stage_on_meta
+from caraml.suite.model import Point
+from caraml.suite.placement import ModelShape, Placement
+from caraml.workloads.gpt import Params, config_of
+from tests.conftest import MakePoint
+from tests.engine.parallel.training import measured_peak, train
+
+SMALL = {"preset": "4M", "width": 128, "sequence_length": 128, "vocab_size": 2048, "data": "synthetic-device"}
+
+
+def gpt(make_point: MakePoint, params: dict[str, Any], **values: Any) -> Point:
+    filled = Params.model_validate({"data": "synthetic-device", **params}).model_dump(mode="json")
+    return make_point(**{"workload": "gpt", "params": filled, "micro_batch": 1, "global_batch": 1, **values})
+
+
+def shape_of(point: Point) -> ModelShape:
+    shape = Params.model_validate(point.params).model_shape()
+    assert shape is not None
+    return shape
+
+
+@pytest.mark.parametrize(
+    ("params", "values"),
+    [
+        ({}, {}),
+        ({"tied_head": True, "recompute": "full"}, {}),
+        ({"recompute": "selective", "positions": "rotary"}, {"precision": "bf16"}),
+    ],
+)
+def test_one_process_against_the_allocator(params: dict[str, Any], values: dict[str, Any]) -> None:
+    job = {"name": "m", "params": {**SMALL, **params}, "point": {"micro_batch": 4, "global_batch": 8, **values}, "steps": 2}
+    with measured_peak(True) as peak:
+        train(job, Ranks())
+    from tests.engine.parallel.training import point_of
+
+    plan = memory_plan(point_of(job, Placement(), 1))
+    assert plan.peak == pytest.approx(peak(), rel=0.2), plan.gib()
+
+
+def test_live_bytes_of_known_work() -> None:
+    """x -> relu(x W): the product is kept for relu's gradient as its result; the backward pass makes two gradients of that size."""
+
+    def build() -> Any:
+        x, weight = torch.empty(100, 50, requires_grad=True), torch.empty(50, 200, requires_grad=True)
+        return (lambda: torch.relu(x @ weight)), (x, weight)
+
+    kept, forward, backward = kept_and_peaks(build, None)
+    result = 100 * 200 * 4
+    assert kept == result and forward == 2 * result, "the product lives until relu has read it"
+    assert backward >= kept + 2 * result
+
+
+@pytest.mark.parametrize(("tp", "pp", "tied"), [(1, 1, True), (2, 1, True), (4, 2, False), (1, 4, False)])
+def test_parameters_are_those_of_the_stages(make_point: MakePoint, tp: int, pp: int, tied: bool) -> None:
+    """Against the modules themselves, with what tensor parallelism leaves whole counted from them too."""
+    placement = Placement(tp=tp, pp=pp)
+    point = gpt(make_point, {**SMALL, "tied_head": tied}, devices=tp * pp, placement=placement, global_batch=pp)
+    config = config_of(Params.model_validate(point.params))
+    found = []
+    for stage in range(pp):
+        model = stage_on_meta(config, stage, pp)
+        shared = (
+            "qkv.weight",
+            "qkv.bias",
+            "mlp_up.weight",
+            "mlp_up.bias",
+            "out.weight",
+            "mlp_down.weight",
+            "embedding.weight",
+            "head.weight",
+        )
+        found.append(sum(p.numel() // (tp if name.endswith(shared) else 1) for name, p in model.named_parameters()))
+    assert memory_plan(point).parameters / 4 in found
+
+
+def test_what_saves_memory_saves_it(make_point: MakePoint) -> None:
+    def peak(params: dict[str, Any] | None = None, **values: Any) -> int:
+        return memory_plan(
+            gpt(make_point, {"preset": "800M", "tied_head": False, **(params or {})}, **{"devices": 4, "global_batch": 8, **values})
+        ).peak
+
+    whole = peak()
+    assert peak(placement=Placement(fsdp=4)) < 0.5 * whole
+    assert peak(placement=Placement(distributed_optimizer=True)) < whole
+    assert peak(placement=Placement(tp=4)) < 0.35 * whole
+    assert peak(placement=Placement(tp=4, sp=True)) < peak(placement=Placement(tp=4))
+    selective, full = peak({"recompute": "selective"}, micro_batch=2), peak({"recompute": "full"}, micro_batch=2)
+    assert full < selective < peak(micro_batch=2)
+    gpipe = peak(placement=Placement(pp=4, schedule="gpipe"), micro_batch=1)
+    assert peak(placement=Placement(pp=4), micro_batch=1) < gpipe
+
+
+def test_published_sizes_fit_where_they_were_trained(make_point: MakePoint) -> None:
+    """175B needs more than 100 GPUs of 40 GB (EPICURE's guide, section 2.2); 800M fits one."""
+    large = gpt(make_point, {"preset": "175B", "recompute": "full"}, precision="fp16")
+    found = smallest_that_fit(large, shape_of(large), 40e9, 4)
+    assert found and found[0].point.world == 128 and all(one.plan.peak <= 0.9 * 40e9 for one in found)
+    small = gpt(make_point, {"preset": "800M"}, precision="bf16")
+    (alone,) = smallest_that_fit(small, shape_of(small), 40e9, 4)
+    assert alone.point.world == 1
+    assert smallest_that_fit(small, shape_of(small), 1e6, 4) == []
+
+
+def test_another_workload_is_refused(make_point: MakePoint) -> None:
+    with pytest.raises(InputError, match="planned for workload 'gpt'"):
+        memory_plan(make_point())
+    with pytest.raises(InputError, match="not for backend 'megatron'"):
+        memory_plan(gpt(make_point, {"preset": "4M", "backend": "megatron"}))
+    assert peak_gib(make_point()) is None and (peak_gib(gpt(make_point, {"preset": "4M"})) or 0) > 0
