@@ -101,9 +101,29 @@ def test_random_crops_repeat_with_the_seed_and_leave_the_models_random_numbers_a
             assert torch.equal(torch.rand(3), expected)
 
 
+def test_crops_do_not_depend_on_the_number_of_workers_and_differ_between_epochs(image_folder: tuple[Path, ImageFolderFacts]) -> None:
+    def epochs(workers: int) -> list[list[torch.Tensor]]:
+        samples = image_folder_dataset(image_folder[0], 32, seed=3)
+        samples.store._paths, samples.store.labels = samples.store._paths[::25], samples.store.labels[::25]  # type: ignore[attr-defined]
+        with stream(samples, 4, workers=workers, seed=3) as batches:
+            return [next(batches) for _ in range(4)]
+
+    alone, helped = epochs(0), epochs(2)
+    for (images, labels), (same_images, same_labels) in zip(alone, helped, strict=True):
+        assert torch.equal(images, same_images) and torch.equal(labels, same_labels)
+    assert not torch.equal(alone[0][0], alone[2][0])
+
+
+def test_no_accumulated_step_reaches_over_the_end_of_an_epoch() -> None:
+    with stream(Positions(22), 2, workers=0, world_size=2, rank=1, batches_per_step=3) as batches:
+        assert batches.batches_per_epoch == 3
+        taken = [next(batches).tolist() for _ in range(6)]
+    assert all(len(set(itertools.chain(*epoch))) == 6 for epoch in (taken[:3], taken[3:]))
+
+
 def test_two_ranks_crop_differently(image_folder: tuple[Path, ImageFolderFacts]) -> None:
     samples = image_folder_dataset(image_folder[0], 32)
-    samples.samples = samples.samples[:1] * 8  # eight times the same image: only the crops differ
+    samples.store._paths, samples.store.labels = samples.store._paths[:1] * 8, samples.store.labels[:8]  # one image: only the crops differ
     first, second = (next(stream(samples, 4, workers=0, rank=rank, world_size=2))[0] for rank in (0, 1))
     assert not torch.equal(first, second)
 
@@ -174,8 +194,8 @@ def test_workers_follow_the_cores_of_this_process(monkeypatch: pytest.MonkeyPatc
         (1, 1, 0, 0),
         (2, 1, 1, 0),
         (6, 1, 5, 1),
-        (72, 1, 8, 1),
-        (72, 4, 8, 1),
+        (72, 1, 16, 1),
+        (72, 4, 16, 1),
         (8, 4, 1, 0),
         (2, 4, 0, 0),
     ):

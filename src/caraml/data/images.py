@@ -1,122 +1,201 @@
-"""Images from a folder to the device: decode, crop and flip in the loader's workers, normalise where the model is."""
+"""Images from a store to the device: decode, crop and flip in the loader's workers, normalise where the model is."""
 
 from __future__ import annotations
 
 import functools
-import json
+import random
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from caraml.compat import make_torchvision_importable
-from caraml.data.image_generator import FACTS_FILE, default_image_folder, generate_image_folder
+from caraml.data.decode import Choose, Damaged, central_crop, decode_crop, random_crop
+from caraml.data.image_generator import default_image_folder, generate_image_folder
+from caraml.data.image_store import FolderStore, ImageStore
 from caraml.errors import InputError
 
-if TYPE_CHECKING:
-    from PIL import Image
-
-__all__ = ["ImageFolderSamples", "default_image_folder", "generate_image_folder", "image_folder_dataset", "normalize_images"]
+__all__ = ["HeldOut", "ImageSamples", "default_image_folder", "generate_image_folder", "image_folder_dataset", "normalize_images"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Mean of ImageNet's training images per channel (red, green, blue), levels from 0 to 1; torchvision's reference values."""
 IMAGENET_STD = (0.229, 0.224, 0.225)
 """Standard deviation to :data:`IMAGENET_MEAN`."""
-_SIZED_EXACTLY = 1000
-"""Files whose sizes are asked for; of more, as many at even distances. Asking for a million takes minutes on a parallel file system."""
+_MOST_IN_A_ROW = 100
+"""Damaged images one after the other beyond which there is no point in looking for a whole one."""
+
+OnDamaged = Literal["fail", "skip"]
+Loaded = tuple[torch.Tensor, torch.Tensor, list[tuple[str, str]]]
+"""What a worker hands over: uint8 (B, 3, S, S), int64 (B,), and the damaged files met on the way, each with its reason."""
 
 
-class ImageFolderSamples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
-    """The samples of ``<root>/<class>/<image>``: a random crop of random size and shape, resized, perhaps mirrored.
+class ImageSamples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """The samples of an image store: a random crop of random size and shape, resized, mirrored half of the time.
 
-    The crop is chosen before the image is decoded. Where it is at least twice as large as the result, the JPEG is decoded
-    at a half, a quarter or an eighth of its size straight from its cosine transform, which skips most of the work.
+    Crop and mirror are functions of the seed, the epoch and the position, so that a sample does not depend on the number of workers or
+    ranks. A set read ``passes`` times per epoch stands in for a larger one (EPICURE reads TinyImageNet 13 times for ImageNet's epoch).
     """
 
-    def __init__(self, root: Path, size: int = 224, *, reduced_decoding: bool = True) -> None:
-        """List the images below ``root``.
+    counts_epochs = True
+    """The loader counts positions on over the epochs (``epoch * len + position``) instead of from 0 in each."""
+
+    def __init__(
+        self,
+        store: ImageStore,
+        size: int = 224,
+        *,
+        seed: int = 0,
+        passes: int = 1,
+        on_damaged: OnDamaged = "fail",
+        augmented: bool = True,
+        reduced_decoding: bool = True,
+    ) -> None:
+        """Samples of ``store``.
 
         Args:
-            root: a folder with one folder per class.
+            store: where the images lie.
             size: height and width of a sample in pixels.
-            reduced_decoding: allow decoding at reduced size; off, the pixels are torchvision's exactly.
-
-        Raises:
-            InputError: if there is no such folder, or no image in one of its classes.
+            seed: of crops and mirrors.
+            passes: how often each image is read in an epoch, each time with another crop.
+            on_damaged: ``fail`` stops at a damaged file and names it; ``skip`` takes the next image instead, and counts and names it.
+            augmented: without it, the central crop, never mirrored: what validation looks at.
+            reduced_decoding: allow decoding at reduced size; off, the pixels are those of the fully decoded image.
         """
-        make_torchvision_importable()
-        from torchvision.datasets import ImageFolder
-        from torchvision.transforms import v2
+        self.store, self.size, self.seed, self.passes = store, size, seed, passes
+        self.on_damaged, self.augmented, self.reduced_decoding = on_damaged, augmented, reduced_decoding
+        self.damaged: dict[str, str] = {}
+        """Damaged files met so far, and why; kept by the process that reads the batches."""
 
-        self.root = Path(root)
-        self.size = size
-        self.reduced_decoding = reduced_decoding
-        try:
-            folder = ImageFolder(str(root))
-        except OSError as error:
-            raise InputError(
-                f"{root}: no image folder ({error})", "expected ROOT/CLASS/IMAGE; `caraml data prepare images` writes one"
-            ) from error
-        self.classes: list[str] = folder.classes
-        self.samples: list[tuple[str, int]] = folder.samples
-        self._crop = v2.RandomResizedCrop(size)
-        self._finish = v2.Compose([v2.RandomHorizontalFlip(), v2.PILToTensor()])
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes."""
+        return self.store.classes
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """Class of each image of the store."""
+        return self.store.labels
 
     def __len__(self) -> int:
-        """The number of images."""
-        return len(self.samples)
+        """Samples in an epoch."""
+        return len(self.store.labels) * self.passes
 
-    def __getitem__(self, position: int) -> tuple[torch.Tensor, int]:
-        """Sample ``position``: uint8 (3, size, size) and its class.
+    def __getitem__(self, draw: int) -> tuple[torch.Tensor, int]:
+        """Sample ``draw`` counted over all epochs: uint8 (3, size, size) and its class.
 
         Raises:
-            InputError: if the file is damaged or gone.
+            InputError: if the file is damaged or gone, and damaged files are fatal; or if a hundred in a row are.
         """
-        from PIL import Image
+        image, label, _ = self._load(draw)
+        return image, label
 
-        path, label = self.samples[position]
-        try:
-            with Image.open(path) as image:
-                cropped = self._decode(image)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # what Pillow raises for a damaged file
-            raise InputError(f"{path}: not readable as an image: {error}") from error
-        return self._finish(cropped), label
+    def __getitems__(self, draws: Sequence[int]) -> Loaded:
+        """A batch, put together where it is decoded."""
+        images = torch.empty((len(draws), self.size, self.size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)  # (B, 3, S, S), channels last
+        labels = torch.empty(len(draws), dtype=torch.int64)
+        damaged: list[tuple[str, str]] = []
+        for row, draw in enumerate(draws):
+            images[row], labels[row], met = self._load(draw)
+            damaged += met
+        return images, labels, damaged
 
-    def _decode(self, image: Image.Image) -> Image.Image:
-        """The resized crop of an image of which only the header has been read."""
-        from PIL import Image
+    @staticmethod
+    def collate(loaded: Any) -> Any:
+        """Batches are whole already."""
+        return loaded
 
-        crop = self._crop.make_params([image])
-        width = image.width
-        fit = min(crop["width"], crop["height"]) // self.size
-        if self.reduced_decoding and fit >= 2:
-            image.draft("RGB", (image.width // fit, image.height // fit))
-        scale = image.width / width
-        left, top = round(crop["left"] * scale), round(crop["top"] * scale)
-        right, bottom = round((crop["left"] + crop["width"]) * scale), round((crop["top"] + crop["height"]) * scale)
-        part = image.crop((left, top, right, bottom))
-        return (part if part.mode == "RGB" else part.convert("RGB")).resize((self.size, self.size), Image.Resampling.BILINEAR)
+    def received(self, loaded: Loaded) -> list[torch.Tensor]:
+        """The batch proper, once the reading process has noted which files were damaged."""
+        images, labels, damaged = loaded
+        self.damaged.update(damaged)
+        return [images, labels]
+
+    def _load(self, draw: int) -> tuple[torch.Tensor, int, list[tuple[str, str]]]:
+        images = len(self.store.labels)
+        position = draw % len(self) % images
+        choose, mirrored = self._fate(draw)
+        damaged: list[tuple[str, str]] = []
+        while True:
+            try:
+                image = decode_crop(self.store.read(position), choose, self.size, reduced=self.reduced_decoding)
+            except (Damaged, OSError) as error:
+                name = self.store.name(position)
+                if self.on_damaged == "fail":
+                    raise InputError(
+                        f"{name}: not readable as an image: {error}", "repair or remove it, or set on_damaged = 'skip'"
+                    ) from error
+                damaged.append((name, str(error)))
+                if len(damaged) >= min(_MOST_IN_A_ROW, images):
+                    raise InputError(f"{name}: not readable as an image, nor the {len(damaged) - 1} before it: {error}") from error
+                position = (position + 1) % images
+                continue
+            return (image.flip(-1) if mirrored else image), int(self.store.labels[position]), damaged
+
+    def _fate(self, draw: int) -> tuple[Choose, bool]:
+        """Crop and mirror of a sample."""
+        if not self.augmented:
+            return central_crop, False
+        rng = random.Random((self.seed << 48) ^ draw)
+        mirrored = rng.random() < 0.5
+        return random_crop(rng), mirrored
 
     def describe(self) -> dict[str, Any]:
-        """The provenance of a record: kind, path, images, classes, bytes and how they were found, sample size."""
-        facts_path = self.root / FACTS_FILE
-        chosen = self.samples[:: max(1, len(self.samples) // _SIZED_EXACTLY)]
-        mean = sum(Path(path).stat().st_size for path, _ in chosen) / len(chosen)
+        """The provenance of a record: kind, path, images, classes, bytes and how they were found, sample size, decoder."""
         return {
-            "kind": "images",
-            "path": str(self.root),
-            "items": len(self.samples),
+            **self.store.describe(),
+            "items": len(self.store.labels),
             "classes": len(self.classes),
-            "bytes": round(mean * len(self.samples)),
-            "bytes_from": "all files" if len(chosen) == len(self.samples) else f"the mean of {len(chosen)} files",
             "size": self.size,
-            "generated": json.loads(facts_path.read_text(encoding="utf-8")) if facts_path.is_file() else None,
+            "passes": self.passes,
+            "decoder": f"simplejpeg {version('simplejpeg')}",
         }
 
 
-def image_folder_dataset(root: Path, size: int = 224) -> ImageFolderSamples:
+def image_folder_dataset(root: Path, size: int = 224, **options: Any) -> ImageSamples:
     """The training samples of an image folder: uint8 (3, ``size``, ``size``) and class, for ``caraml.data.loader.stream``."""
-    return ImageFolderSamples(root, size)
+    return ImageSamples(FolderStore(root), size, **options)
+
+
+class HeldOut:
+    """The held-out images, gone through once, in order, without crops at random: what a validation pass reads.
+
+    Its loader workers stay from one pass to the next. Close it to end them.
+    """
+
+    def __init__(self, samples: ImageSamples, batch_size: int, device: torch.device, workers: int) -> None:
+        self._samples, self._batch_size, self._device, self._workers = samples, batch_size, device, workers
+        self._loaders: dict[tuple[int, int], torch.utils.data.DataLoader[Any]] = {}
+
+    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        """All of them."""
+        return self.share(0, 1)
+
+    def share(self, rank: int, world: int) -> Iterator[list[torch.Tensor]]:
+        """Every ``world``-th image from ``rank`` on; the last batch may be smaller."""
+        own = list(range(rank, len(self._samples), world))
+        loader = self._loaders.setdefault((rank, world), self._loader(own))
+        for loaded in loader:
+            yield [tensor.to(self._device, non_blocking=True) for tensor in self._samples.received(loaded)]
+
+    def _loader(self, own: list[int]) -> torch.utils.data.DataLoader[Any]:
+        return torch.utils.data.DataLoader(
+            self._samples,
+            batch_sampler=[own[first : first + self._batch_size] for first in range(0, len(own), self._batch_size)],
+            num_workers=self._workers,
+            collate_fn=ImageSamples.collate,
+            persistent_workers=self._workers > 0,
+            pin_memory=self._device.type == "cuda",
+        )
+
+    def close(self) -> None:
+        """End the workers."""
+        for loader in self._loaders.values():
+            if loader._iterator is not None:
+                loader._iterator._shutdown_workers()  # type: ignore[attr-defined]  # torch has no public way to say this
+        self._loaders.clear()
 
 
 def normalize_images(

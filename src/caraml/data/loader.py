@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Protocol
@@ -12,10 +11,12 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from caraml.errors import InputError
+from caraml.system.affinity import usable_cpus
 
 Batch = Any
 """A tensor, or lists, tuples and dictionaries of tensors: what torch's default collation makes of samples."""
-_MOST_WORKERS = 8
+_MOST_WORKERS = 16
+"""More than feed the fastest device: a worker brings several hundred images per second."""
 
 
 class MapDataset(Protocol):
@@ -31,7 +32,7 @@ class MapDataset(Protocol):
 
 
 def default_workers(device_type: str, processes_on_node: int = 1) -> int:
-    """The number of loader workers per process: for an accelerator one core less than the process may use, at most 8.
+    """The number of loader workers per process: for an accelerator one core less than the process may use, at most 16.
 
     For training on the CPU itself it is 0 where a process has up to two cores: there a worker would take a core from the
     model's arithmetic, whose threads all wait for the slowest. With more cores, one worker loads ahead.
@@ -40,8 +41,7 @@ def default_workers(device_type: str, processes_on_node: int = 1) -> int:
         device_type: ``"cpu"``, ``"cuda"`` ...
         processes_on_node: ranks that share this node's cores.
     """
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has no affinity
-    cores = max(1, usable // max(1, processes_on_node))
+    cores = usable_cpus(processes_on_node)
     if device_type == "cpu":
         return 0 if cores <= 2 else 1
     return min(cores - 1, _MOST_WORKERS)
@@ -55,8 +55,22 @@ class EndlessBatches(Sampler[list[int]]):
     few for one more on every rank (they vary with the permutation).
     """
 
-    def __init__(self, samples: int, batch_size: int, *, seed: int, rank: int, world_size: int, drop_last: bool) -> None:
-        """Divide ``samples`` positions; see :func:`stream` for the arguments and errors."""
+    def __init__(
+        self,
+        samples: int,
+        batch_size: int,
+        *,
+        seed: int,
+        rank: int,
+        world_size: int,
+        drop_last: bool,
+        batches_per_step: int = 1,
+        counting: bool = False,
+    ) -> None:
+        """Divide ``samples`` positions; see :func:`stream` for the other arguments and errors.
+
+        With ``counting``, positions count on over the epochs: ``epoch * samples + position``, so that a sample can know its epoch.
+        """
         if not 0 <= rank < world_size or batch_size < 1:
             raise ValueError(f"rank {rank} of {world_size}, batch size {batch_size}")
         self.samples = samples
@@ -65,10 +79,12 @@ class EndlessBatches(Sampler[list[int]]):
         self.rank = rank
         self.world_size = world_size
         self.drop_last = drop_last
+        self.counting = counting
         self.samples_per_rank = samples // world_size
-        if self.samples_per_rank < (batch_size if drop_last else 1):
+        self.unit = batch_size * batches_per_step if drop_last else batch_size
+        if self.samples_per_rank < (self.unit if drop_last else 1):
             raise InputError(
-                f"found {samples} samples; expected at least {batch_size * world_size} for batches of {batch_size} on {world_size} ranks",
+                f"found {samples} samples; expected at least {self.unit * world_size} for batches of {self.unit} on {world_size} ranks",
                 "use a smaller batch or more data",
             )
 
@@ -81,12 +97,16 @@ class EndlessBatches(Sampler[list[int]]):
         pending: list[int] = []
         number = 0
         while True:
-            pending += self.epoch(number).tolist()
-            full = len(pending) - len(pending) % self.batch_size
+            pending += (self.epoch(number) + (number * self.samples if self.counting else 0)).tolist()
+            full = len(pending) - len(pending) % self.unit
             for start in range(0, full, self.batch_size):
                 yield pending[start : start + self.batch_size]
             pending = [] if self.drop_last else pending[full:]
             number += 1
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
 
 
 class Stream(Iterator[Batch]):
@@ -102,7 +122,7 @@ class Stream(Iterator[Batch]):
 
     def __init__(self, dataset: MapDataset, batches: EndlessBatches, *, workers: int, pin_memory: bool) -> None:
         self.batch_size = batches.batch_size
-        self.batches_per_epoch = batches.samples_per_rank // batches.batch_size
+        self.batches_per_epoch = batches.samples_per_rank // batches.unit * (batches.unit // batches.batch_size)
         self.workers = workers
         seed = int(np.random.SeedSequence([batches.seed, batches.rank]).generate_state(1)[0])
         loader: DataLoader[Any] = DataLoader(
@@ -111,7 +131,9 @@ class Stream(Iterator[Batch]):
             num_workers=workers,
             pin_memory=pin_memory,
             generator=torch.Generator().manual_seed(seed),
+            collate_fn=getattr(dataset, "collate", None),
         )
+        self._received: Callable[[Any], Batch] = getattr(dataset, "received", _as_it_is)
         self._random_state = torch.Generator().manual_seed(seed).get_state()
         # Without workers, nothing is read before the first batch is asked for.
         self._batches: Iterator[Batch] | None = iter(loader)
@@ -120,13 +142,13 @@ class Stream(Iterator[Batch]):
         if self._batches is None:
             raise StopIteration
         if self.workers:
-            return next(self._batches)
+            return self._received(next(self._batches))
         # Crops and flips draw from this process's generator: it gets a state of its own for the time, as a worker has.
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self._random_state)
             batch = next(self._batches)
             self._random_state = torch.get_rng_state()
-        return batch
+        return self._received(batch)
 
     def close(self) -> None:
         """End the workers and wait for them. A closed stream is at its end."""
@@ -153,11 +175,13 @@ def stream(
     rank: int = 0,
     world_size: int = 1,
     drop_last: bool = True,
+    batches_per_step: int = 1,
 ) -> Stream:
     """Endless batches of ``dataset`` for one rank, across epochs: workers stay, and no epoch ends in a pause.
 
     Args:
-        dataset: samples by position.
+        dataset: samples by position. Three optional attributes are honoured: ``counts_epochs``, if true, asks for positions that count
+            on over the epochs; ``collate`` makes a batch of samples in the worker; ``received`` takes it over in this process.
         batch_size: samples in each batch of this rank; every batch is full.
         workers: loader processes; 0 loads in the calling one. See :func:`default_workers`.
         pin_memory: page-locked batches, for copies to an accelerator that overlap with its work.
@@ -165,6 +189,7 @@ def stream(
         rank: of this process, from 0 to ``world_size - 1``; seed and data set have to be the same on all ranks.
         world_size: number of ranks.
         drop_last: leave out what does not fill a batch at the end of an epoch; else it begins the next epoch's first batch.
+        batches_per_step: of an optimizer step that accumulates; with ``drop_last`` no step reaches over the end of an epoch.
 
     Returns:
         An iterator of collated batches on the host; an image batch is ``[uint8 (B, 3, H, W), int64 (B,)]``, a batch of tokens
@@ -173,7 +198,17 @@ def stream(
     Raises:
         InputError: if an epoch has no full batch for every rank, or, without ``drop_last``, no sample.
     """
-    batches = EndlessBatches(len(dataset), batch_size, seed=seed, rank=rank, world_size=world_size, drop_last=drop_last)
+    counting = getattr(dataset, "counts_epochs", False)
+    batches = EndlessBatches(
+        len(dataset),
+        batch_size,
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+        drop_last=drop_last,
+        batches_per_step=batches_per_step,
+        counting=counting,
+    )
     return Stream(dataset, batches, workers=workers, pin_memory=pin_memory)
 
 

@@ -22,6 +22,10 @@ TOKEN_SAMPLES = 1_000_000
 """Samples in a synthetic epoch of tokens."""
 
 
+SQUAD_WINDOWS = 88_524
+"""Windows of 384 tokens with a stride of 128 in SQuAD 1.1's training file, the length of a synthetic epoch of questions."""
+
+
 class SyntheticTokens(torch.utils.data.Dataset[torch.Tensor]):
     """Uniformly random token ids; sample i is a function of the seed and i. There is nothing to learn but uniformity."""
 
@@ -85,6 +89,35 @@ class SyntheticImages(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
             "size": self.size,
             "seed": self.seed,
         }
+
+
+class SyntheticWindows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Windows of random tokens with a random span: ids, segments and mask as int64 (3, T), and int64 (2,), as SQuAD's windows are."""
+
+    def __init__(self, vocab_size: int, tokens: int, samples: int, seed: int) -> None:
+        self.vocab_size, self.tokens, self.samples, self.seed = vocab_size, tokens, samples, seed
+
+    def __len__(self) -> int:
+        """The number of windows in an epoch."""
+        return self.samples
+
+    def __getitem__(self, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Window ``position``."""
+        rng = np.random.default_rng([self.seed, position])
+        sample = np.ones((3, self.tokens), dtype=np.int64)
+        sample[0] = rng.integers(self.vocab_size, size=self.tokens)
+        sample[1, : self.tokens // 8] = 0
+        return torch.from_numpy(sample), torch.from_numpy(np.sort(rng.integers(self.tokens, size=2)))
+
+    def describe(self) -> dict[str, Any]:
+        """The provenance of a record."""
+        found = {"items": self.samples, "bytes": 0, "tokens": self.tokens, "seed": self.seed}
+        return {"kind": "synthetic", "of": "windows", "path": None, **found}
+
+
+def synthetic_windows(vocab_size: int, tokens: int, samples: int = SQUAD_WINDOWS, seed: int = 0) -> SyntheticWindows:
+    """Random question-answering samples for :func:`caraml.data.loader.stream`."""
+    return SyntheticWindows(vocab_size, tokens, samples, seed)
 
 
 def synthetic_tokens(vocab_size: int, sequence_length: int, samples: int = TOKEN_SAMPLES, seed: int = 0) -> SyntheticTokens:

@@ -15,6 +15,8 @@ from caraml.workloads.base import Workload
 WORKLOADS: dict[str, str] = {
     "gpt": "decoder-only GPT, next-token prediction on text (CARAML's LLM training)",
     "image_classification": "any timm network, ImageNet-like images (CARAML's ResNet-50)",
+    "question_answering": "BERT with a span head on SQuAD (PEARC '22)",
+    "image_compression": "residual autoencoder that reconstructs 28 x 28 digits (PEARC '22)",
     "temperature_postprocessing": "ap1: U-Net for quantiles of the temperature forecast's error",
     "tweet_rain_classification": "ap2: DeBERTa-v3-small, does a tweet tell of rain",
     "radiation_emulation": "ap3: 1-D CNN for radiative fluxes of columns, physics head",
@@ -49,11 +51,11 @@ def params_of(name: str) -> type[BaseModel]:
     workload = load_workload(name)
     missing = [package for package in workload.packages if importlib.util.find_spec(package) is None]
     if missing:
-        raise EnvironmentUnfitError(f"workload {name!r} needs {' and '.join(missing)}, not installed here", _how_to_install(missing))
+        raise EnvironmentUnfitError(f"workload {name!r} needs {' and '.join(missing)}, not installed here", how_to_install(missing))
     return workload.params
 
 
-def _how_to_install(packages: list[str]) -> str:
+def how_to_install(packages: list[str]) -> str:
     """The command, by the extra of ours that brings the packages if there is one."""
     for extra in metadata.metadata("caraml").get_all("Provides-Extra") or []:
         brought = {word.split(">")[0] for word in metadata.requires("caraml") or [] if f"extra == '{extra}'" in word.replace('"', "'")}

@@ -6,7 +6,7 @@ that suites can be checked without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -17,6 +17,7 @@ from caraml.results.record import Facts
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 P = TypeVar("P", bound=BaseModel)
 
@@ -28,7 +29,9 @@ class BuildContext(Generic[P]):
     params: P
     device: torch.device
     rank: int
+    """Which copy of the model this process works for: ranks of one copy read the same samples."""
     world: int
+    """Copies of the model."""
     processes_on_node: int
     micro_batch: int
     seed: int
@@ -36,6 +39,15 @@ class BuildContext(Generic[P]):
     """Opens a named phase of the record, e.g. ``with ctx.phase("data"):`` around the preparation of input."""
     own_device: Any = None
     """The device that the workload brought itself."""
+    divided: bool = False
+    """Whether the engine will divide the model among devices: then it is built on the meta device, and the task says how to divide it."""
+    global_batch: int | None = None
+    """Samples per optimizer step over all ranks; ``None`` where there is no accumulation."""
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of this rank per optimizer step."""
+        return 1 if self.global_batch is None else max(self.global_batch // (self.micro_batch * self.world), 1)
 
 
 class StepTools(Protocol):
@@ -56,6 +68,30 @@ class StepTools(Protocol):
     def update(self, loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
         """Backward pass of ``loss``, then one step of ``optimizer``, whose gradients are cleared."""
         ...
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a task's model can be divided among devices, for the engine to do. Its batches are pairs (inputs, targets).
+
+    A module here is a stage: called with inputs or the hidden states before it and, if it is the last, the targets; it returns hidden
+    states or, if it is the last, the loss. The last one's ``loss`` attribute takes head, hidden states and targets, and can be replaced.
+    """
+
+    stage: Callable[[int, int], torch.nn.Module]
+    """Stage i of n on the meta device; its parameters have the names that they have in the whole model."""
+    layers: Callable[[torch.nn.Module], dict[str, torch.nn.Module]]
+    """Layers of a stage by name: what is gathered, and compiled, at a time."""
+    tensor_plan: Callable[[torch.nn.Module, bool], dict[str, ParallelStyle]]
+    """What ``parallelize_module`` does to a stage, without and with sequence parallelism."""
+    complete: Callable[[torch.nn.Module], None]
+    """Mends what moving a stage to a device, or dividing its parameters, breaks: shared parameters, tables."""
+    initial_value: Callable[[str, Sequence[int], torch.device], torch.Tensor]
+    """Where a parameter starts from, by its name and whole shape."""
+    optimizer: Callable[[list[list[torch.nn.Parameter]]], torch.optim.Optimizer]
+    """For the parameters of a stage, in lists that one fused update can take."""
+    hidden: tuple[int, ...]
+    """Shape of one sample's hidden states between two stages."""
 
 
 @dataclass
@@ -79,7 +115,20 @@ class Task:
     predict: Callable[[torch.nn.Module, Any], Any] | None = None
     """What mode `inference` computes; without it, ``loss`` without gradients."""
     validation: Callable[[], Iterable[Any]] | None = None
-    """The held-out batches, gone through once after training; ``None`` where the data has no such part."""
+    """The held-out batches, gone through once after training; ``None`` where the data has no such part. What it returns may have a method
+    ``share(rank, world)``, the part of one rank; else every rank takes every ``world``-th batch."""
+    judge: Callable[[torch.nn.Module, Any], torch.Tensor] | None = None
+    """Of a held-out batch: ``[sum of losses, number answered right, number of samples]``, shape (3,). Without it there is only a loss."""
+    damaged: Callable[[], dict[str, str]] | None = None
+    """The damaged input files that this rank met and skipped, each with its reason."""
+    division: Division | None = None
+    """How to divide the model; ``None`` if it only comes whole."""
+    rate: Callable[[int], float] | None = None
+    """Factor of the learning rate at a step, counted from 0; ``None`` for a constant rate."""
+    start_from: str | None = None
+    """Folder of a checkpoint to start from, taken at any placement."""
+    save_to: str | None = None
+    """Folder for a checkpoint of model and optimizer after the last step."""
     close: Callable[[], None] = field(default=lambda: None)
     """Ends loader workers and whatever else the task holds."""
 

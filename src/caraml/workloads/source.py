@@ -27,13 +27,13 @@ def open_source(dataset: MapDataset, ctx: BuildContext[Any], *, workers: int | N
 
     ``workers`` of ``None`` lets the loader choose by device and cores.
     """
-    from caraml.data.loader import default_workers, stream, to_device
+    from caraml.data.loader import stream, to_device
     from caraml.data.synthetic import device_batches
 
     description = {**cast(Any, dataset).describe(), "resident": resident}
     if resident:
         return Source(device_batches(dataset, ctx.micro_batch, ctx.device, rank=ctx.rank), description, lambda: None, len(dataset))
-    count = default_workers(ctx.device.type, ctx.processes_on_node) if workers is None else workers
+    count = loader_workers(ctx, workers)
     batches = stream(
         dataset,
         ctx.micro_batch,
@@ -42,5 +42,13 @@ def open_source(dataset: MapDataset, ctx: BuildContext[Any], *, workers: int | N
         seed=ctx.seed,
         rank=ctx.rank,
         world_size=ctx.world,
+        batches_per_step=ctx.accumulation,
     )
     return Source(to_device(batches, ctx.device), {**description, "loader_workers": count}, batches.close, len(dataset))
+
+
+def loader_workers(ctx: BuildContext[Any], asked: int | None) -> int:
+    """The number of loader processes of this rank: as asked, else by device and cores."""
+    from caraml.data.loader import default_workers
+
+    return default_workers(ctx.device.type, ctx.processes_on_node) if asked is None else asked

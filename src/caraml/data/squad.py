@@ -1,0 +1,190 @@
+"""Questions with answers in a text, in SQuAD's JSON (versions 1 and 2), cut into windows of word pieces for a model like BERT.
+
+A text longer than a window is cut into several that overlap by a stride. A question whose answer is not in the window, or that has no
+answer at all (version 2), has the span (0, 0): the first token, ``[CLS]``, as BERT's authors do.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from caraml.data.store import prepared_once
+from caraml.errors import InputError
+
+if TYPE_CHECKING:
+    from tokenizers import BertWordPieceTokenizer, Encoding
+
+STRIDE = 128
+"""Tokens by which neighbouring windows overlap; less in short windows."""
+_VERSION = 1
+_AT_ONCE = 1000
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question; ``start`` is the position of the answer's first character in the text, ``None`` if there is no answer."""
+
+    text: str
+    question: str
+    answer: str
+    start: int | None
+
+
+def read_squad(path: Path) -> list[Question]:
+    """All questions of a file, which may be compressed (.gz); of several answers the first.
+
+    Raises:
+        InputError: if the file is not in SQuAD's form, or an answer does not stand where the file says.
+    """
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+            articles = json.load(file)["data"]
+        questions = [_question(text["context"], asked) for article in articles for text in article["paragraphs"] for asked in text["qas"]]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, EOFError) as error:
+        raise InputError(f"{path}: not readable as JSON: {error}") from error
+    except (KeyError, TypeError, IndexError) as error:
+        form = "data / paragraphs / context, qas / question, answers"
+        raise InputError(f"{path}: found no {error}; expected SQuAD's form: {form}") from error
+    for number, question in enumerate(questions):
+        if question.start is not None and not question.text.startswith(question.answer, question.start):
+            found = question.text[question.start : question.start + len(question.answer)]
+            place = f"{path}: question {number + 1} {question.question!r}"
+            raise InputError(f"{place}: found {found!r} at answer_start; expected {question.answer!r}")
+    if not questions:
+        raise InputError(f"{path}: no question in it")
+    return questions
+
+
+def _question(text: str, asked: dict[str, Any]) -> Question:
+    answers = [] if asked.get("is_impossible") else asked["answers"]
+    if not answers:
+        return Question(text, asked["question"], "", None)
+    return Question(text, asked["question"], answers[0]["text"], int(answers[0]["answer_start"]))
+
+
+def train_word_pieces(path: Path, vocabulary: int) -> Path:
+    """The vocabulary file of WordPiece trained on a file's texts and questions; trained once."""
+    from tokenizers import BertWordPieceTokenizer
+
+    def build(folder: Path) -> None:
+        questions = read_squad(path)
+        words = BertWordPieceTokenizer(lowercase=True)
+        texts = dict.fromkeys(question.text for question in questions)
+        words.train_from_iterator([*texts, *(question.question for question in questions)], vocab_size=vocabulary, show_progress=False)
+        words.save_model(str(folder))
+
+    key = {"kind": "word-pieces", "version": _VERSION, "file": _digest(path), "vocabulary": vocabulary}
+    return prepared_once(key, build) / "vocab.txt"
+
+
+class SquadWindows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """The windows of a file: ids, segments and mask as int64 (3, T), and the answer's first and last token as int64 (2,)."""
+
+    def __init__(self, path: Path, vocabulary: Path, tokens: int) -> None:
+        """Read and tokenise, or find what was made of the same file before. Raises ``InputError`` for a bad file."""
+        self.path, self.tokens = path, tokens
+        if not path.is_file():
+            raise InputError(f"{path}: no such file")
+        key = {"kind": "squad", "version": _VERSION, "file": _digest(path), "vocabulary": _digest(vocabulary), "tokens": tokens}
+        with np.load(prepared_once(key, lambda folder: _prepare(path, vocabulary, tokens, folder)) / "windows.npz") as prepared:
+            self._ids, self._lengths, self._spans = prepared["ids"], prepared["lengths"], prepared["spans"]
+            self.questions = int(prepared["questions"])
+        self.vocabulary_size = sum(1 for _ in vocabulary.open(encoding="utf-8"))
+
+    def __len__(self) -> int:
+        """The number of windows."""
+        return len(self._ids)
+
+    def __getitem__(self, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Window ``position``."""
+        asked, used = self._lengths[position].tolist()
+        sample = np.zeros((3, self.tokens), dtype=np.int64)
+        sample[0] = self._ids[position]
+        sample[1, asked:used] = 1
+        sample[2, :used] = 1
+        return torch.from_numpy(sample), torch.from_numpy(self._spans[position].astype(np.int64))
+
+    def describe(self) -> dict[str, Any]:
+        """The provenance of a record."""
+        return {
+            "kind": "squad",
+            "path": str(self.path),
+            "items": len(self),
+            "questions": self.questions,
+            "bytes": self.path.stat().st_size,
+            "tokens": self.tokens,
+            "vocabulary": self.vocabulary_size,
+            "answered": int((self._spans[:, 0] > 0).sum()),
+        }
+
+
+def _prepare(path: Path, vocabulary: Path, tokens: int, folder: Path) -> None:
+    from tokenizers import BertWordPieceTokenizer
+
+    questions = read_squad(path)
+    words = BertWordPieceTokenizer(str(vocabulary), lowercase=True)
+    stride = min(STRIDE, tokens // 4)
+    longest = max(words.encode_batch([question.question for question in questions]), key=len)
+    if tokens - len(longest) - 1 <= stride:  # a window holds the question, the text, a [SEP], and more of the text than it repeats
+        raise InputError(
+            f"{path}: a question of {len(longest)} tokens does not fit into a window of {tokens} with {stride} of overlap",
+            "use more tokens",
+        )
+    words.enable_truncation(tokens, stride=stride, strategy="only_second")
+    words.enable_padding(length=tokens)
+    windows = [window for question, encoding in _encoded(words, questions) for window in _windows(question, encoding)]
+    ids, lengths, spans = zip(*windows, strict=True)
+    np.savez(
+        folder / "windows.npz",
+        ids=np.array(ids, dtype=np.int32),
+        lengths=np.array(lengths, dtype=np.int32),
+        spans=np.array(spans, dtype=np.int32),
+        questions=np.array(len(questions)),
+    )
+
+
+def _encoded(words: BertWordPieceTokenizer, questions: list[Question]) -> Iterator[tuple[Question, Encoding]]:
+    """Each question with the encoding of each of its windows."""
+    for first in range(0, len(questions), _AT_ONCE):
+        part = questions[first : first + _AT_ONCE]
+        encodings = words.encode_batch([(question.question, question.text) for question in part])
+        for question, encoding in zip(part, encodings, strict=True):
+            yield from ((question, window) for window in (encoding, *encoding.overflowing))
+
+
+Window = tuple[npt.NDArray[np.int32], tuple[int, int], tuple[int, int]]
+
+
+def _windows(question: Question, encoding: Encoding) -> Iterator[Window]:
+    """Ids (T,), tokens of question and in all, and the answer's span of one window."""
+    segments = encoding.sequence_ids
+    text = [index for index, segment in enumerate(segments) if segment == 1]
+    used = int(sum(encoding.attention_mask))
+    asked = text[0] if text else used
+    yield np.array(encoding.ids, dtype=np.int32), (asked, used), _span(question, encoding.offsets, text)
+
+
+def _span(question: Question, offsets: list[tuple[int, int]], text: list[int]) -> tuple[int, int]:
+    if question.start is None:
+        return 0, 0
+    end = question.start + len(question.answer)
+    inside = [index for index in text if offsets[index][0] < end and offsets[index][1] > question.start]
+    whole = inside and offsets[inside[0]][0] <= question.start and offsets[inside[-1]][1] >= end
+    return (inside[0], inside[-1]) if whole else (0, 0)
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise InputError(f"{path}: not readable: {error.strerror or error}") from error

@@ -1,0 +1,119 @@
+"""SQuAD's two versions are read, answers land on the right word pieces, long texts are cut into windows, bad files are named."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from caraml.data.squad import Question, SquadWindows, read_squad, train_word_pieces
+from caraml.data.squad_generator import default_squad, generate_squad
+from caraml.errors import InputError
+
+TEXT = "The river Ill rises in Austria and ends in the Rhine near the town of Feldkirch."
+
+
+@pytest.fixture(autouse=True)
+def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARAML_DATA", str(tmp_path / "data-home"))
+
+
+def write(path: Path, asked: list[dict[str, Any]], text: str = TEXT) -> Path:
+    path.write_text(json.dumps({"version": "1.1", "data": [{"title": "t", "paragraphs": [{"context": text, "qas": asked}]}]}))
+    return path
+
+
+def question(answer: str, text: str = TEXT, **more: Any) -> dict[str, Any]:
+    return {"id": "1", "question": "Where does it rise?", "answers": [{"text": answer, "answer_start": text.index(answer)}], **more}
+
+
+def test_both_versions_are_read(tmp_path: Path) -> None:
+    first = read_squad(write(tmp_path / "v1.json", [question("Austria")]))
+    assert first == [Question(TEXT, "Where does it rise?", "Austria", 23)]
+    second = read_squad(
+        write(tmp_path / "v2.json", [question("Rhine"), question("Rhine", is_impossible=True), {**question("Ill"), "answers": []}])
+    )
+    assert [found.start for found in second] == [TEXT.index("Rhine"), None, None]
+    (tmp_path / "v1.json.gz").write_bytes(gzip.compress((tmp_path / "v1.json").read_bytes()))
+    assert read_squad(tmp_path / "v1.json.gz") == first
+
+
+@pytest.mark.parametrize("answer", ["Austria", "the town of Feldkirch", "The", "Ill rises"])
+def test_a_span_decodes_to_its_answer(answer: str, tmp_path: Path) -> None:
+    from tokenizers import BertWordPieceTokenizer
+
+    path = write(tmp_path / "v1.json", [question(answer)])
+    vocabulary = train_word_pieces(path, 200)
+    windows = SquadWindows(path, vocabulary, 96)
+    assert len(windows) == 1
+    (ids, segments, mask), (first, last) = windows[0]
+    words = BertWordPieceTokenizer(str(vocabulary), lowercase=True)
+    assert words.decode(ids[first : last + 1].tolist()) == answer.lower()
+    assert ids[0] == words.token_to_id("[CLS]") and words.decode(ids[mask.bool() & ~segments.bool()].tolist()) == "where does it rise?"
+    assert segments[first] == 1 and int(mask.sum()) < 96 and not ids[~mask.bool()].any()
+
+
+def test_a_long_text_is_cut_and_only_windows_with_the_whole_answer_have_a_span(tmp_path: Path) -> None:
+    text = " ".join(f"word{number}" for number in range(200)) + " the Danube"
+    path = write(tmp_path / "long.json", [question("Danube", text)], text)
+    windows = SquadWindows(path, train_word_pieces(path, 300), 64)
+    spans = [windows[position][1].tolist() for position in range(len(windows))]
+    assert len(spans) > 3 and spans[-1][0] > 0 and all(span == [0, 0] for span in spans[:-1])
+    assert windows.describe()["answered"] == 1 and windows.describe()["questions"] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not readable as JSON"),
+        ("{}", "found no 'data'"),
+        ('{"data": [{"paragraphs": [{"context": "a"}]}]}', "found no 'qas'"),
+        ('{"data": []}', "no question in it"),
+    ],
+)
+def test_a_file_of_another_form_is_named(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text(content)
+    with pytest.raises(InputError, match=message):
+        read_squad(tmp_path / "bad.json")
+
+
+def test_an_answer_in_the_wrong_place_is_shown(tmp_path: Path) -> None:
+    wrong = question("Austria")
+    wrong["answers"][0]["answer_start"] += 1
+    with pytest.raises(InputError, match="found 'ustria ' at answer_start; expected 'Austria'"):
+        read_squad(write(tmp_path / "off.json", [wrong]))
+
+
+def test_a_question_longer_than_the_window_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "wide.json", [{**question("Austria"), "question": "where " * 50}])
+    with pytest.raises(InputError, match="does not fit into a window"):
+        SquadWindows(path, train_word_pieces(path, 200), 32)
+
+
+def test_the_invented_people_are_a_valid_file_of_version_2(tmp_path: Path) -> None:
+    (tmp_path / "people.json").write_text(json.dumps(generate_squad(100, 3)))
+    questions = read_squad(tmp_path / "people.json")
+    unanswered = sum(found.start is None for found in questions)
+    assert len(questions) == 200 and 10 < unanswered < 60
+    assert generate_squad(100, 3) == generate_squad(100, 3) != generate_squad(100, 4)
+    assert default_squad().read_text() != default_squad(held_out=True).read_text()
+
+
+@settings(max_examples=100, deadline=None)
+@given(place=st.integers(0, 10_000), value=st.integers(0, 255))
+def test_a_changed_byte_is_an_error_or_another_text(place: int, value: int) -> None:
+    data = bytearray(json.dumps(generate_squad(5, 0)).encode())
+    data[place % len(data)] = value
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "squad.json"
+        path.write_bytes(data)
+        try:
+            assert read_squad(path)
+        except InputError as error:
+            assert "squad.json" in str(error)

@@ -1,0 +1,171 @@
+"""Any program as a workload: templates that cannot do more than name, numbers that are found or an error, energy between marks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from caraml.campaign import Campaign, Options
+from caraml.errors import InputError
+from caraml.launch.local import LocalLauncher
+from caraml.power.signals import Constant
+from caraml.report.live import LogLines
+from caraml.results.record import Record
+from caraml.results.store import Store
+from caraml.suite.load import SuiteFile
+from caraml.suite.model import COMMAND_KEYS, Suite
+from caraml.system.detect import detect
+from caraml.tomlfile import parse_toml
+from caraml.workloads.command import Params, filled
+
+METRIC = 'metrics = { x = { pattern = "x=(.*)", unit = "s" } }'
+HEAD = 'name = "c"\ntitle = "C"\n[[benchmark]]\nname = "p"\nworkload = "command"\n'
+
+
+def run(tmp_path: Path, body: str) -> list[Record]:
+    document = parse_toml(HEAD + body, str(tmp_path / "c.toml"))
+    with (tmp_path / "said").open("w") as said:
+        campaign = Campaign(
+            SuiteFile(document.validate(Suite), document),
+            detect(),
+            Store(tmp_path / "out"),
+            LocalLauncher(),
+            LogLines(said),
+            options=Options(file=str(tmp_path / "c.toml")),
+        )
+        return campaign.run()
+
+
+def test_the_suite_model_knows_which_keys_are_the_commands_own() -> None:
+    assert tuple(Params.model_fields) == COMMAND_KEYS
+
+
+def test_a_template_names_and_does_nothing_else() -> None:
+    assert filled("a{n:03d}{{b}}", {"n": 7}) == "a007{b}"
+    for bad in ("{n.__class__}", "{n[0]}", "{0}", "{}", "{n!r}", "{n:{m}}", "{n:>100000000}"):
+        with pytest.raises(ValidationError, match=r"expected|braces|plain"):
+            Params.model_validate({"argv": ["echo", bad], "n": 1, "m": 2})
+
+
+def test_a_misspelt_key_is_an_unused_parameter() -> None:
+    with pytest.raises(ValidationError, match="did you mean 'metrics'"):
+        Params.model_validate({"argv": ["true"], "metric": 3})
+    with pytest.raises(ValidationError, match=r"did you mean \{size\}"):
+        Params.model_validate({"argv": ["true", "{sise}"], "size": 3})
+
+
+@pytest.mark.parametrize(
+    ("spec", "fault"),
+    [
+        ({"unit": "s", "pattern": "x"}, "group"),
+        ({"unit": "s", "pattern": "("}, "regular expression"),
+        ({"unit": "s"}, "exactly one"),
+        ({"unit": "s", "key": "a", "column": "b"}, "exactly one"),
+        ({"unit": "s", "column": "b"}, "file"),
+    ],
+)
+def test_a_metric_is_found_in_one_way(spec: dict[str, str], fault: str) -> None:
+    with pytest.raises(ValidationError, match=fault):
+        Params.model_validate({"argv": ["true"], "metrics": {"x": spec}})
+
+
+def test_a_known_metric_has_its_own_unit() -> None:
+    with pytest.raises(ValidationError, match="image/s"):
+        Params.model_validate({"argv": ["true"], "item": "image", "metrics": {"throughput": {"unit": "token/s", "key": "rate"}}})
+
+
+@pytest.mark.parametrize("energy", ["false", "true"])
+def test_numbers_come_from_patterns_json_lines_and_files(tmp_path: Path, energy: str) -> None:
+    (tmp_path / "prog.py").write_text(
+        "import json, os, sys\n"
+        "n, folder = int(sys.argv[1]), sys.argv[2]\n"
+        "print('speed: 2.5 m/s'); print('speed: 3.5 m/s')\n"
+        "print(json.dumps({'loss': {'last': 1 / n}})); print('{ not json')\n"
+        "open(folder + '/t.csv', 'w').write('epoch,seconds\\n1,4\\n2,6\\n')\n"
+        "print('word', os.environ['WORD'])\n"
+    )
+    records = run(
+        tmp_path,
+        f"""[benchmark.params]
+argv = ["{sys.executable}", "prog.py", "{{n}}", "{{folder}}"]
+env = {{ WORD = "w{{n}}; $(exit 7) 'x'" }}
+n = [2, 4]
+item = "image"
+items = "{{n}}"
+energy = {energy}
+[benchmark.params.metrics]
+speed = {{ pattern = 'speed: (?P<value>[0-9.]+)', unit = "m/s", take = "mean" }}
+loss = {{ key = "loss.last", unit = "1" }}
+seconds = {{ file = "{{folder}}/t.csv", column = "seconds", unit = "s", take = "sum" }}
+""",
+    )
+    assert [record.status for record in records] == ["ok", "ok"], records[0].reason
+    for record, n in zip(records, (2, 4), strict=True):
+        assert [record.value(name) for name in ("speed", "loss", "seconds")] == [3.0, 1 / n, 10.0]
+        assert record.metrics["speed"].n == 2 and record.window is not None and record.window.items == n
+        assert record.value("throughput") == pytest.approx(n / record.window.seconds)
+        assert all(metric.value is not None or metric.reason for metric in record.metrics.values())
+        log = (Store(tmp_path / "out").folder(record) / "worker.log").read_text()
+        assert f"word w{n}; $(exit 7) 'x'" in log  # no shell looked into it
+        assert record.metrics["energy"].value is None and record.metrics["energy"].reason
+    assert Record.model_validate_json(records[0].model_dump_json()) == records[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ('params = { argv = ["sh", "-c", "echo gone; exit 3"], energy = false }', "failed", "exit status 3: gone"),
+        ('params = { argv = ["no-such-program"], energy = false }', "failed", "127"),
+        ('params = { argv = ["no-such-program"] }', "failed", "No such file"),
+        (f'params = {{ argv = ["true"], energy = false, {METRIC} }}', "invalid", "not in the output"),
+        (f'params = {{ argv = ["echo", "x=nan"], energy = false, {METRIC} }}', "invalid", "NaN"),
+        (f'params = {{ argv = ["echo", "x=fast"], energy = false, {METRIC} }}', "invalid", "no number"),
+        ('params = { argv = ["true"], energy = false, items = "many" }', "invalid", "expected a number"),
+        ('params = { argv = ["echo", "B"], marks = { begin = "^B", end = "^E" } }', "invalid", "mark `end`"),
+        ('params = { argv = ["sh", "-c", "kill -9 $$"] }', "failed", "SIGKILL"),
+    ],
+)  # fmt: skip
+def test_what_goes_wrong_is_said(tmp_path: Path, body: str, status: str, words: str) -> None:
+    (record,) = run(tmp_path, body)
+    assert record.status == status and words in (record.reason or ""), record.reason
+
+
+def test_the_window_lies_between_the_marks(tmp_path: Path) -> None:
+    program = "import time\\nprint('go', flush=True); time.sleep(0.3); print('end', flush=True); time.sleep(0.6)"
+    (record,) = run(tmp_path, f'params = {{ argv = ["{sys.executable}", "-c", "{program}"], marks = {{ begin = "^go$", end = "^end$" }} }}')
+    assert record.status == "ok" and record.window is not None, record.reason
+    runtime = record.value("runtime")
+    assert runtime is not None and 0.3 <= record.window.seconds < runtime - 0.5
+
+
+def test_a_window_too_short_for_its_marks_is_flagged(tmp_path: Path) -> None:
+    (record,) = run(tmp_path, 'params = { argv = ["printf", "a\\nb\\n"], marks = { begin = "a", end = "b" }, energy = false }')
+    assert record.flags == ["short_window"] and record.status == "ok", record.reason
+
+
+def test_energy_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a sensor of constant power: energy is power times the marked window, and not times the run."""
+    monkeypatch.setenv("CARAML_POWER", "fake:constant")
+    program = "import time\\ntime.sleep(0.4); print('go', flush=True); time.sleep(0.6); print('end', flush=True)"
+    argv = f'argv = ["{sys.executable}", "-c", "{program}"]'
+    body = f'params = {{ {argv}, item = "image", items = 5, marks = {{ begin = "go", end = "end" }} }}\nmeasure = {{ idle_seconds = 0.2 }}'
+    (record,) = run(tmp_path, body)
+    energy, seconds, power = record.value("energy"), record.value("window_time"), record.value("mean_power")
+    assert energy is not None and seconds is not None and power is not None and record.energy is not None, record.reason
+    assert power == pytest.approx(Constant().watts, rel=0.05) and energy == pytest.approx(power * seconds)
+    assert record.value("energy_per_item") == pytest.approx(energy / 5) and record.idle is not None
+    assert record.files["power"] and record.energy.end - record.energy.start == pytest.approx(seconds)
+
+
+def test_a_command_needs_no_torch() -> None:
+    code = "import sys, caraml.workloads.command_worker, caraml.cli.asked; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_faults_name_the_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"c\.toml:6"):
+        run(tmp_path, 'params = { argv = ["x", "{m}"], n = [1, 2] }')

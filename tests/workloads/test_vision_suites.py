@@ -1,0 +1,59 @@
+"""The vision suites ask for what their sources ran, and for something tiny on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from caraml.suite.expand import Machine, expand
+from caraml.suite.load import load_suite
+from caraml.suite.model import Point
+from caraml.workloads import params_of
+
+GPU = Machine("cluster", "GPU", "gpu", "test", nodes=64, devices_per_node=8, device_memory_gib=80.0)
+CPU = Machine("laptop", "CPU", "cpu", "test", nodes=1, devices_per_node=2)
+
+
+def points(name: str, machine: Machine) -> list[Point]:
+    return [planned.point for planned in expand(load_suite(name), machine, params_of).points if planned.skip is None]
+
+
+def test_caraml_s_heat_map() -> None:
+    found = points("caraml-vision", GPU)
+    cells = {(point.world, point.global_batch) for point in found}
+    assert cells == {(world, 2**k) for world in (1, 2, 4, 8, 16) for k in range(4, 13)}
+    assert {point.precision for point in found} == {"fp16"} and {point.params["epoch_images"] for point in found} == {1_281_167}
+
+
+@pytest.mark.parametrize(("memory", "batch"), [(40.0, 128), (64.0, 256), (80.0, 512), (141.0, 512)])
+def test_epicure_s_weak_scaling(memory: float, batch: int) -> None:
+    found = points("epicure-vision", replace(GPU, device_memory_gib=memory))
+    assert {point.micro_batch for point in found} == {batch} and {point.precision for point in found} == {"fp32", "fp16"}
+    assert sorted({point.nodes for point in found}) == [1, 2, 4, 8, 16, 32, 64]
+    assert all(point.global_batch == batch * point.world for point in found)
+    assert {(point.measure.epochs, point.measure.counted_epoch) for point in found} == {(5, 4)}
+
+
+def test_pearc_s_tables() -> None:
+    found = points("pearc22", replace(GPU, nodes=8))
+    by_name = {name: [point for point in found if point.benchmark == name] for name in {point.benchmark for point in found}}
+    assert {(point.world, point.precision) for point in by_name["figure 1 resnet50"]} == {
+        (n, p) for n in (1, 2, 4, 8) for p in ("tf32", "fp16")
+    }
+    small = by_name["table 3 batches"]
+    assert sorted(point.micro_batch for point in small) == [2, 4, 8, 14, 16, 18, 20] and {point.accumulation for point in small} == {24}
+    spans = by_name["table 3 scaling"]
+    assert sorted(point.world for point in spans) == [2, 4, 8, 16, 64] and {point.params["bn_span"] for point in spans} == {2}
+    assert sorted(point.micro_batch for point in by_name["table 4 batches"]) == [10, 128, 256, 512]
+    assert {point.world for point in by_name["table 4 devices"]} == {1, 4, 8, 16}, "2 x 10 is among the batches already"
+    assert {point.params["epoch_images"] for point in by_name["table 4 devices"]} == {70_000}
+    assert by_name["table 2 bert"][0].params["preset"] == "base"
+
+
+@pytest.mark.parametrize("name", ["caraml-vision", "epicure-vision", "pearc22"])
+def test_on_a_cpu_everything_is_tiny(name: str) -> None:
+    found = points(name, CPU)
+    assert found and all(point.micro_batch <= 16 for point in found)
+    assert all(point.params["image_size"] == 32 for point in found if point.workload == "image_classification")
+    assert len(found) <= 13

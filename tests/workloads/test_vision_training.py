@@ -1,0 +1,271 @@
+"""The vision networks, BERT and the autoencoder learn; their sizes are the published ones; the knobs of large batches do what they say."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import tarfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from caraml.data.image_generator import generate_image_folder
+from caraml.data.pack import pack_images
+from caraml.data.squad_generator import generate_squad
+from caraml.engine.afterwards import validate
+from caraml.engine.ranks import Ranks
+from caraml.engine.step import make_step
+from caraml.errors import EnvironmentUnfitError, InputError
+from caraml.launch.script import write_script
+from caraml.results.files import read_table
+from caraml.results.store import RECORD, Store, read_record
+from caraml.suite.model import Measure, Point
+from caraml.workloads import load_workload
+from caraml.workloads.base import BuildContext, Task
+from caraml.workloads.image_classification import Params as ImageParams
+from caraml.workloads.image_classification import _network, flops_per_image
+from caraml.workloads.question_answering import Params as QuestionParams
+from caraml.workloads.question_answering import flops_per_item
+from caraml.workloads.schedule import follow, goyal_rate
+from tests.conftest import MakePoint
+
+CPU = torch.device("cpu")
+SMALL = {"model": "test_resnet", "image_size": 32, "classes": 4, "learning_rate": 0.05}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data_home(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CARAML_DATA", str(tmp_path_factory.mktemp("data")))
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # tiny networks: threads would mostly wait for each other
+        yield
+        torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """32 images of 4 classes."""
+    root = tmp_path_factory.mktemp("images") / "set"
+    generate_image_folder(root, 4, 8, seed=0)
+    return root
+
+
+def build(name: str, params: dict[str, Any], batch: int) -> Task:
+    workload = load_workload(name)
+    given = workload.params.model_validate(params)
+    phase = lambda _: nullcontext()  # noqa: E731
+    return workload.build(
+        BuildContext(given, CPU, rank=0, world=1, processes_on_node=1, micro_batch=batch, seed=0, phase=phase, global_batch=batch)
+    )
+
+
+def train(task: Task, steps: int, batch: int) -> list[float]:
+    names = {"suite": "t", "benchmark": "t", "workload": "t", "params": {}, "system": "l", "device": "d", "software": "t"}
+    step = make_step(task, Point(**names, device_class="cpu", global_batch=batch, micro_batch=batch), CPU)
+    return [step().loss.item() for _ in range(steps)]  # type: ignore[union-attr]
+
+
+def test_bert_learns_to_point_at_answers(tmp_path: Path) -> None:
+    for name, texts, seed in (("train", 400, 0), ("dev", 40, 1)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(generate_squad(texts, seed)))
+    params = {
+        "preset": "tiny",
+        "tokens": 40,
+        "learning_rate": 3e-3,
+        "file": str(tmp_path / "train.json"),
+        "validation": str(tmp_path / "dev.json"),
+    }
+    task = build("question_answering", params, 16)
+    losses = train(task, 60, 16)
+    loss, right = validate(task, "fp32", CPU, Ranks())
+    task.close()
+    assert losses[0] == pytest.approx(3.7, abs=0.4), "a guess among 40 tokens"
+    assert sum(losses[-10:]) / 10 < 0.55 * losses[0]
+    assert loss is not None and right is not None and loss < 2.2 and right > 0.15
+    assert task.facts.item == "item" and task.facts.data["kind"] == "squad"
+
+
+def test_the_autoencoder_learns_to_reconstruct_digits() -> None:
+    task = build("image_compression", {"width": 4, "images": 256, "held_out": 32}, 8)
+    losses = train(task, 50, 8)
+    loss, right = validate(task, "fp32", CPU, Ranks())
+    task.close()
+    assert sum(losses[-5:]) / 5 < 0.4 * losses[0]
+    assert loss is not None and loss < 0.15 and right is None
+    assert task.facts.epoch_items == 70_000 and task.facts.bytes_per_sample == 784
+
+
+def test_the_autoencoder_compresses_fourfold_at_the_cost_of_equal_stages() -> None:
+    from caraml.models.compression import CompressionAutoencoder
+    from caraml.models.flops import count_flops
+
+    with torch.device("meta"):
+        model, image = CompressionAutoencoder(), torch.empty(1, 1, 28, 28)
+        assert model.encode(image).numel() == 784 // 4 and model(image).shape == image.shape
+        block = 2 * 2 * 9 * 64 * 64 * 784
+        assert count_flops(lambda: model(image)) == pytest.approx(12 * block, rel=0.08), "twelve blocks of one cost, and little besides"
+
+
+@pytest.mark.parametrize(
+    ("model", "image_size", "parameters", "multiply_adds"),
+    [
+        ("resnet50", 224, 25_557_032, 4.09e9),
+        ("efficientnet_b0", 224, 5_288_548, 0.39e9),
+        ("efficientnet_b4", 380, 19_341_616, 4.39e9),
+        ("mobilenetv3_small_100", 224, 2_542_856, 0.0565e9),
+        ("mobilenetv3_large_100", 224, 5_483_032, 0.217e9),
+        ("vit_base_patch16_224", 224, 86_567_656, 17.6e9),
+    ],
+)
+def test_networks_have_their_published_sizes(model: str, image_size: int, parameters: int, multiply_adds: float) -> None:
+    """Parameters and multiply-adds as the papers, torchvision and timm publish them."""
+    params = ImageParams(model=model, image_size=image_size)
+    with torch.device("meta"):
+        assert sum(weight.numel() for weight in _network(params).parameters()) == parameters
+    forward = flops_per_image(params, backward=False)
+    assert forward == pytest.approx(2 * multiply_adds, rel=0.05)
+    assert 2.8 * forward < flops_per_image(params) < 3.1 * forward
+
+
+def test_bert_base_has_its_published_size() -> None:
+    from caraml.workloads.question_answering import _network as bert
+
+    with torch.device("meta"):
+        model = bert(QuestionParams())
+    assert sum(weight.numel() for weight in model.parameters()) == 108_893_186, "bert-base-uncased with a span head"
+    forward, both = flops_per_item(QuestionParams())
+    layers = 12 * (24 * 384 * 768**2 + 4 * 384**2 * 768)
+    assert forward == pytest.approx(layers, rel=0.01) and both == pytest.approx(3 * forward, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "more"),
+    [
+        ("set.lmdb", "lmdb", {}),
+        ("shards", "webdataset", {"passes": 2}),
+        ("set.zip", "archive", {"stage": "local"}),
+        ("set.lmdb", "lmdb", {"stage": "local", "validation": "set.lmdb"}),
+    ],
+)
+def test_every_form_of_input_trains(name: str, data: str, more: dict[str, Any], folder: Path, tmp_path: Path) -> None:
+    pack_images(folder, tmp_path / name)
+    more = {key: str(tmp_path / value) if key in ("stage", "validation") else value for key, value in more.items()}
+    task = build("image_classification", {**SMALL, "data": data, "path": str(tmp_path / name), **more}, 8)
+    losses = train(task, 3, 8)
+    checked = validate(task, "fp32", CPU, Ranks())
+    task.close()
+    assert all(loss > 0 for loss in losses) and task.facts.samples_per_epoch == 32 * more.get("passes", 1)
+    assert ("staging_seconds" in task.facts.data) == ("stage" in more)
+    assert (checked[0] is None) == ("validation" not in more)
+
+
+def test_damaged_images_are_counted_in_the_task(folder: Path, tmp_path: Path) -> None:
+    pack_images(folder, tmp_path / "set.tar")
+    with tarfile.open(tmp_path / "set.tar", "a") as archive:
+        member = tarfile.TarInfo("class_0/bad.jpg")
+        member.size = 3
+        archive.addfile(member, io.BytesIO(b"bad"))
+    task = build("image_classification", {**SMALL, "data": "webdataset", "path": str(tmp_path / "set.tar"), "on_damaged": "skip"}, 11)
+    train(task, 3, 11)
+    task.close()
+    assert task.damaged is not None and list(task.damaged().values()) == ["no image of a known format"]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"classes": 3, "path": "SET"}, "classes: found 3; the data at .* has 4"),
+        ({"bn_span": 2}, "bn_span: found 2; expected a divisor of the 1 devices"),
+        ({"path": "SET", "validation": "OTHER"}, "validation: the classes at .* are not those"),
+    ],
+)
+def test_what_does_not_fit_together_is_said(params: dict[str, Any], message: str, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    Image.new("L", (40, 40)).save(tmp_path / "elsewhere" / "0.png")
+    places = {"SET": str(folder), "OTHER": str(tmp_path)}
+    with pytest.raises(InputError, match=message):
+        build("image_classification", {**SMALL, **{key: places.get(str(value), value) for key, value in params.items()}}, 8)
+
+
+def test_without_dali_the_error_says_what_to_install(folder: Path) -> None:
+    try:
+        import nvidia.dali  # noqa: F401
+    except ImportError:
+        with pytest.raises(EnvironmentUnfitError, match="NVIDIA DALI, which is not installed"):
+            build("image_classification", {**SMALL, "data": "dali", "path": str(folder)}, 8)
+        return
+    task = build("image_classification", {**SMALL, "data": "dali", "path": str(folder)}, 8)
+    images, labels = next(task.batches)
+    assert (images.dtype, images.shape, labels.shape) == (torch.uint8, (8, 3, 32, 32), (8,))
+    assert len(train(task, 6, 8)) == 6
+
+
+def test_the_learning_rate_of_goyal_et_al() -> None:
+    rate = goyal_rate(0.1, 8192, warm_up_epochs=5)
+    assert [rate(epoch) for epoch in (0, 2.5, 5, 29.9)] == pytest.approx([0.1, 1.65, 3.2, 3.2])
+    assert [rate(epoch) for epoch in (30, 60, 80)] == pytest.approx([0.32, 0.032, 0.0032])
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=9.0)
+    follow(optimizer, goyal_rate(0.1, 512, warm_up_epochs=1), steps_per_epoch=4)
+    rates = []
+    for _ in range(6):
+        rates.append(optimizer.param_groups[0]["lr"])
+        weight.grad = torch.ones(1)
+        optimizer.step()
+    assert rates == pytest.approx([0.1, 0.125, 0.15, 0.175, 0.2, 0.2])
+
+
+def test_the_schedule_of_goyal_et_al_decays_no_normalisation(folder: Path) -> None:
+    task = build(
+        "image_classification", {**SMALL, "path": str(folder), "schedule": "goyal", "learning_rate": 0.1, "weight_decay": 1e-4}, 16
+    )
+    decayed, free = task.optimizer.param_groups
+    assert (decayed["weight_decay"], free["weight_decay"]) == (1e-4, 0)
+    assert all(weight.ndim > 1 for weight in decayed["params"]) and all(weight.ndim == 1 for weight in free["params"])
+    train(task, 10, 16)  # five epochs of 32 images: the warm-up is over
+    task.close()
+    peak = 0.1 * 16 / 256
+    assert decayed["lr"] == free["lr"] == pytest.approx(peak)
+
+
+def test_zero_gamma_starts_blocks_as_identities() -> None:
+    def last_gamma(zero: bool) -> float:
+        return _network(ImageParams(model="resnet18", zero_gamma=zero)).layer1[0].bn2.weight.abs().sum().item()  # type: ignore[union-attr,index]
+
+    assert last_gamma(True) == 0 and last_gamma(False) == 64
+
+
+def test_label_smoothing_raises_the_lowest_loss(folder: Path) -> None:
+    plain, smooth = (build("image_classification", {**SMALL, "path": str(folder), "label_smoothing": value}, 8) for value in (0.0, 0.1))
+    certain = torch.nn.Identity()
+    images, labels = next(plain.batches)
+    certain.forward = lambda _: torch.nn.functional.one_hot(labels, 4).float() * 50  # type: ignore[method-assign]
+    assert plain.loss(certain, [images, labels]).item() == pytest.approx(0, abs=1e-6) and smooth.loss(certain, [images, labels]).item() > 1
+
+
+def test_epochs_go_all_the_way_to_the_record(folder: Path, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARAML_POWER", "fake:constant")
+    params = ImageParams(**SMALL, path=str(folder), validation=str(folder), epoch_images=1000).model_dump(mode="json")
+    point = make_point(
+        workload="image_classification", params=params, global_batch=8, micro_batch=4, measure=Measure(epochs=3, idle_seconds=0.1)
+    )
+    attempt = Store(tmp_path).new_attempt(point)
+    done = subprocess.run([str(write_script(point, attempt, threads=1))], timeout=300, check=False, env={**os.environ})
+    assert done.returncode == 0, (attempt / "worker.log").read_text()
+    record = read_record(attempt / RECORD)
+    assert record.status == "ok" and record.window is not None and (record.window.steps, record.window.first_step) == (4, 4)
+    steps = read_table(attempt / record.files["steps"])
+    assert steps["epoch"] == [1] * 4 + [2] * 4 + [3] * 4 and steps["batch"] == [0, 1, 2, 3] * 3
+    whole, training, checked = (record.value(f"epoch_{name}") for name in ("time", "training_time", "validation_time"))
+    assert whole == pytest.approx(training + checked) and training == pytest.approx(record.window.seconds, rel=0.05)  # type: ignore[operator]
+    assert record.value("throughput_first_epoch") is not None and 0 <= (record.value("accuracy_validation") or 0) <= 1
+    joules = record.value("energy_per_item")
+    assert joules is not None and record.value("energy_per_epoch") == pytest.approx(joules * 1000 / 3600)
+    assert [phase.name for phase in record.phases].count("validate") == 3
