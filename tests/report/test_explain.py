@@ -10,8 +10,8 @@ import pytest
 from record_factory import make_record
 
 from caraml.power.model import Flag
-from caraml.report.explain import ENERGY, POWER_FLAGS, SOURCES, flag_meaning, hover, source
-from caraml.results.record import FLAGS
+from caraml.report.explain import ENERGY, POWER_FLAGS, SOURCES, flag_meaning, flag_text, hover, source
+from caraml.results.record import FLAGS, Metric
 from caraml.units import METRICS
 
 
@@ -35,6 +35,14 @@ def test_a_hover_names_definition_uncertainty_window_and_source() -> None:
     assert lines[2].startswith("window from 2.70 s to ")
     assert lines[3].startswith("source: energy / items of the window; boundary device: Test GPU (GPU-5a) by nvml, energy counter")
     assert lines[4] == "boundary: device"
+
+
+def test_input_bound_comes_with_its_numbers() -> None:
+    record = make_record(watts=100.0)
+    bound = Metric(value=250.0, unit="image/s", reason="input-bound: 20 % of the window was spent waiting for batches")
+    slow = record.model_copy(update={"metrics": {**record.metrics, "throughput_without_wait": bound}})
+    assert flag_text(slow, "input_bound").endswith("waiting for batches; without the wait 250 image/s)")
+    assert flag_text(slow, "imprecise") == flag_meaning("imprecise")
 
 
 @pytest.mark.parametrize("module", ["caraml.report", "caraml.report.terminal", "caraml.report.page", "caraml.analysis.table"])

@@ -6,7 +6,7 @@ import pytest
 from record_factory import make_point, make_record
 
 from caraml.report.flatten import flat
-from caraml.report.labels import labels, printable, series_labels
+from caraml.report.labels import labels, printable
 from caraml.report.numbers import interval, plain, written
 from caraml.report.thin import LIMIT, distribution, thinned
 from caraml.results.record import Metric
@@ -69,8 +69,6 @@ def test_labels_tell_points_apart() -> None:
         make_record(make_point(global_batch=32, params={"layers": 4})),
     )
     assert list(labels([a, b, c]).values()) == ["gpt-mini b16 fp32 layers=4", "gpt-mini b16 fp32 layers=8", "gpt-mini b32 fp32"]
-    assert series_labels([a, c]) == {a.key: "gpt-mini fp32", c.key: "gpt-mini fp32"}
-    assert series_labels([a, b, c]) == {a.key: "gpt-mini fp32 layers=4", b.key: "gpt-mini fp32 layers=8", c.key: "gpt-mini fp32 layers=4"}
 
 
 def test_control_characters_are_taken_out() -> None:

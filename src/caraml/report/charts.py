@@ -3,82 +3,21 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
+from caraml.analysis.distribution import elbow
 from caraml.analysis.raw import Steps, Trace
-from caraml.report.figure import Axis, Figure, Series, bars, curves, marks
-from caraml.report.labels import clipped, labels, series_labels
-from caraml.report.numbers import count, plain, scaled, written
+from caraml.report.figure import Axis, Figure, Series, bars, curves
+from caraml.report.groups import LABEL, MOST_FIGURES, MOST_SERIES, wide_range
+from caraml.report.labels import clipped, labels
+from caraml.report.numbers import count, plain, scaled
 from caraml.report.thin import LIMIT, Points, distribution, sampled, thinned
 from caraml.results.record import Record
 
-MOST_SERIES = 14
-"""Lines that one figure can hold and a reader can still tell apart."""
-LABEL = 48
-"""Longest label above a bar, in characters; the table beside the figure has all of it."""
-WIDE_RANGE = 20
-"""Largest over smallest value from which an axis is logarithmic."""
-
-
-def throughput(records: Sequence[Record]) -> list[Figure]:
-    """One figure for each kind of item: lines over the global batch, or bars where no line has two points."""
-    shown = [record for record in records if record.value("throughput") is not None]
-    figures = []
-    for item in dict.fromkeys(record.item for record in shown):
-        ours = [record for record in shown if record.item == item]
-        named = series_labels(ours)
-        batches = {name: {record.point.global_batch for record in ours if named[record.key] == name} for name in named.values()}
-        swept = any(len(found) > 1 for found in batches.values())
-        figures.append(_over_batch(ours, item) if swept else _bars(ours, item))
-    return figures
-
-
-def _over_batch(records: Sequence[Record], item: str) -> Figure:
-    named = series_labels(records)
-    groups = [[record for record in records if named[record.key] == name] for name in dict.fromkeys(named.values())][:MOST_SERIES]
-    series = [[_throughput_point(record) for record in sorted(group, key=_batch)] for group in groups]
-    xs = sorted({point["x"] for points in series for point in points})
-    title = f"Throughput over global batch, {item}/s"
-    # One octave of the axis is a tick; a single one would have no width.
-    domain = (xs[0] / 1.15, xs[-1] * 1.15)
-    svg = marks(series, Axis("global batch [samples]", log=2, ticks=xs, domain=domain), Axis(f"{item}/s", zero=True), title)
-    legend = [(index, named[group[0].key]) for index, group in enumerate(groups)]
-    return Figure(title, svg, legend, "mark", *_throughput_table(records), _interval_note(records))
-
-
-def _batch(record: Record) -> int:
-    return record.point.global_batch
-
-
-def _throughput_point(record: Record) -> dict[str, Any]:
-    metric = record.metrics["throughput"]
-    ends = {"low": metric.value if metric.low is None else metric.low, "high": metric.value if metric.high is None else metric.high}
-    return {"x": record.point.global_batch, "y": metric.value, **ends, "d": f"{record.point.label}: {written('throughput', metric)}"}
-
-
-def _bars(records: Sequence[Record], item: str) -> Figure:
-    named = labels(records)
-    points = [_throughput_point(record) for record in records]
-    segments = [{"row": row, "a": 0, "b": point["y"], "series": 0, "d": point["d"]} for row, point in enumerate(points)]
-    errors = [{"row": row, **point} for row, point in enumerate(points) if point["low"] != point["high"]]
-    title = f"Throughput, {item}/s"
-    names = [f"{clipped(named[record.key], LABEL // 2)}: {written('throughput', record.metrics['throughput'])}" for record in records]
-    svg = bars(names, segments, errors, f"{item}/s", title)
-    return Figure(title, svg, [], "block", *_throughput_table(records), _interval_note(records))
-
-
-def _throughput_table(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
-    named = labels(records)
-    rows = [[named[record.key], str(record.point.global_batch), written("throughput", record.metrics["throughput"])] for record in records]
-    return ["point", "global batch", "throughput"], rows
-
-
-def _interval_note(records: Sequence[Record]) -> str:
-    without = [labels(records)[record.key] for record in records if record.metrics["throughput"].low is None]
-    return "The short lines show the 95 % confidence interval." + (f" Without one: {', '.join(without)}." if without else "")
+MOST_PHASES = 24
+"""Points whose phases are worth a bar each."""
 
 
 def step_distributions(records: Sequence[Record], steps: dict[str, Steps]) -> list[Figure]:
@@ -87,10 +26,15 @@ def step_distributions(records: Sequence[Record], steps: dict[str, Steps]) -> li
     def points(record: Record) -> Points:
         return distribution(steps[record.key].measured())
 
-    return [_distribution(group, points) for group in _benchmarks(records, steps, lambda found: bool(found.measured()))]
+    def bend(record: Record) -> str:
+        found = elbow(steps[record.key].measured())
+        return f"{plain('', found.seconds, 's')}, {100 * found.share:.0f} % of the steps" if found is not None else "none"
+
+    groups = _benchmarks(records, steps, lambda found: bool(found.measured()))
+    return [_distribution(group, points, bend) for group in groups[:MOST_FIGURES]]
 
 
-def _distribution(records: Sequence[Record], points: Callable[[Record], Points]) -> Figure:
+def _distribution(records: Sequence[Record], points: Callable[[Record], Points], bend: Callable[[Record], str]) -> Figure:
     """Several points share the axis by their medians, or the fast ones would be upright lines; a single one keeps its seconds."""
     named = labels(records)
     shown = records[:MOST_SERIES]
@@ -105,12 +49,13 @@ def _distribution(records: Sequence[Record], points: Callable[[Record], Points])
         summary = f"{named[record.key]}: {_quantiles(found[record.key])}"
         series.append(Series(named[record.key], [(line[0][0], 0.0), *line], summary))
     ends = [end for one in series for end in (one.points[0][0], one.points[-1][0])]
-    log = 10 if min(ends) > 0 and max(ends) / min(ends) > WIDE_RANGE else None
+    log = 10 if wide_range(ends) else None
     title = f"Step times in the window: {records[0].point.benchmark}"
     svg = curves(series, Axis(x_title, log=log), Axis("share of steps at or below", domain=(0, 1)), title, step=True)
-    rows = [[named[record.key], *(plain("", _at(found[record.key], share), "s") for share in (0, 0.05, 0.5, 0.95, 1))] for record in shown]
-    columns = ["point", "shortest", "5 %", "median", "95 %", "longest"]
-    note = "The slowest rank's time of each step." + _left_out(records)
+    shares = (0, 0.05, 0.5, 0.95, 1)
+    rows = [[named[one.key], *(plain("", _at(found[one.key], share), "s") for share in shares), bend(one)] for one in shown]
+    columns = ["point", "shortest", "5 %", "median", "95 %", "longest", "elbow"]
+    note = "The slowest rank's time of each step; the elbow in the table is where the bulk ends and a tail begins." + _left_out(records)
     return Figure(title, svg, _legend(series), "line", columns, rows, note)
 
 
@@ -149,7 +94,8 @@ LOSS = _Quantity("loss", "1", "Training loss over steps", "From the first step o
 
 def over_steps(quantity: _Quantity, records: Sequence[Record], steps: dict[str, Steps]) -> list[Figure]:
     """``STEP_TIME`` or ``LOSS`` over the steps, a figure for each benchmark."""
-    return [_over_steps(quantity, group, steps) for group in _benchmarks(records, steps, lambda found: bool(quantity.points(found)))]
+    groups = _benchmarks(records, steps, lambda found: bool(quantity.points(found)))
+    return [_over_steps(quantity, group, steps) for group in groups[:MOST_FIGURES]]
 
 
 def _over_steps(quantity: _Quantity, records: Sequence[Record], steps: dict[str, Steps]) -> Figure:
@@ -158,19 +104,19 @@ def _over_steps(quantity: _Quantity, records: Sequence[Record], steps: dict[str,
     found = {record.key: quantity.points(steps[record.key]) for record in shown}
     values = [y for points in found.values() for _, y in points]
     factor, written_unit = scaled(statistics.median(values), unit)
-    series = []
+    series, limit = [], _limit(len(shown))
     for record in shown:
         points = found[record.key]
         ends = f"{plain('', points[0][1], unit)} at step {points[0][0]:.0f}, {plain('', points[-1][1], unit)} at step {points[-1][0]:.0f}"
         summary = f"{named[record.key]}: {quantity.name} {ends}"
-        series.append(Series(named[record.key], [(x, y / factor) for x, y in thinned(points)], summary, len(points)))
-    log = 10 if quantity is STEP_TIME and min(values) > 0 and max(values) / min(values) > WIDE_RANGE else None
+        series.append(Series(named[record.key], [(x, y / factor) for x, y in thinned(points, limit)], summary, len(points)))
+    log = 10 if quantity is STEP_TIME and wide_range(values) else None
     title = f"{quantity.title}: {records[0].point.benchmark}"
     y_axis = Axis(f"{quantity.name} [{written_unit}]" if written_unit else quantity.name, log=log)
     last = max(points[-1][0] for points in found.values())
     svg = curves(series, Axis("step", domain=(0, last)), y_axis, title)
     rows = [[named[record.key], f"{x:.0f}", plain("", y, unit)] for record in shown for x, y in sampled(found[record.key])]
-    note = quantity.note + _thinned_note(series) + _left_out(records)
+    note = quantity.note + _thinned_note(series, limit) + _left_out(records)
     return Figure(title, svg, _legend(series), "line", ["point", "step", quantity.name], rows, note)
 
 
@@ -204,6 +150,7 @@ def _spoken(name: str) -> str:
 def power(record: Record, label: str, traces: Sequence[Trace]) -> Figure | None:
     """Power over time of one point's channels, with the window shaded."""
     series, rows = [], []
+    limit = _limit(len(traces[:MOST_SERIES]) or 1)
     for trace in traces[:MOST_SERIES]:
         points = list(zip(trace.seconds, trace.watts, strict=True))
         if not points:
@@ -211,7 +158,7 @@ def power(record: Record, label: str, traces: Sequence[Trace]) -> Figure | None:
         name = f"{trace.channel} ({'slope of the counter' if trace.counter else 'power'})"
         watts = [y for _, y in points]
         summary = f"{name}: {plain('', min(watts), 'W')} to {plain('', max(watts), 'W')}"
-        series.append(Series(name, thinned(points), summary, len(points)))
+        series.append(Series(name, thinned(points, limit), summary, len(points)))
         rows += [[name, f"{x:,.2f} s", plain("", y, "W")] for x, y in sampled(points)]
     if not series:
         return None
@@ -219,10 +166,10 @@ def power(record: Record, label: str, traces: Sequence[Trace]) -> Figure | None:
     shade = (record.window.start, record.window.end) if record.window else None
     svg = curves(series, Axis("seconds since the start of the worker"), Axis("power [W]", zero=True), title, shade=shade)
     note = "The shaded span is the window of rate and energy." if shade else ""
-    return Figure(title, svg, _legend(series), "line", ["channel", "time", "power"], rows, note + _thinned_note(series))
+    return Figure(title, svg, _legend(series), "line", ["channel", "time", "power"], rows, note + _thinned_note(series, limit))
 
 
-def _benchmarks(records: Sequence[Record], steps: dict[str, Steps], usable: Callable[[Steps], bool]) -> Iterable[list[Record]]:
+def _benchmarks(records: Sequence[Record], steps: dict[str, Steps], usable: Callable[[Steps], bool]) -> list[list[Record]]:
     """The records with usable steps, by benchmark and in their order."""
 
     def benchmark(record: Record) -> str:
@@ -239,11 +186,16 @@ def _legend(series: Sequence[Series]) -> list[tuple[int, str]]:
     return [(index, one.name) for index, one in enumerate(series)]
 
 
-def _thinned_note(series: Sequence[Series]) -> str:
+def _limit(lines: int) -> int:
+    """Most points of each of several drawn lines, so that many lines make no larger a drawing than a few."""
+    return max(LIMIT // 5, min(LIMIT, 4 * LIMIT // lines))
+
+
+def _thinned_note(series: Sequence[Series], limit: int) -> str:
     longest = max(one.total for one in series)
-    if longest <= LIMIT:
+    if longest <= limit:
         return ""
-    return f" Drawn from the lowest and highest value of {LIMIT // 2} bins; the longest series has {count(longest, 'value')}."
+    return f" Drawn from the lowest and highest value of {limit // 2} bins; the longest series has {count(longest, 'value')}."
 
 
 def _left_out(records: Sequence[Record]) -> str:

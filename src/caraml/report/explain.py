@@ -46,6 +46,14 @@ def flag_meaning(flag: str) -> str:
     return FLAGS.get(flag) or POWER_FLAGS.get(flag) or "this version of CARAML has no explanation of this flag"
 
 
+def flag_text(record: Record, flag: str) -> str:
+    """What a flag says of this record, with the numbers behind it where there are any."""
+    bound = record.metrics.get("throughput_without_wait")
+    if flag != "input_bound" or bound is None or bound.value is None:
+        return flag_meaning(flag)
+    return f"{flag_meaning(flag)} ({bound.reason}; without the wait {human(bound.value, bound.unit)})"
+
+
 def window_text(record: Record) -> str:
     """The window of a record: when, how long, how many steps."""
     window = record.window
@@ -136,10 +144,30 @@ def _flops(record: Record) -> str:
     return f"{plain('', facts.flops_per_item, 'FLOP')} per {facts.item} ({facts.flops_formula}) × throughput per device"
 
 
+def _hardware(record: Record) -> str:
+    flops = record.facts.hardware_flops_per_item if record.facts else None
+    return f"{plain('', flops, 'FLOP')} per {record.item}" if flops is not None else "not given"
+
+
 def _peak(peak: Peak | None) -> str:
     if peak is None or peak.value is None:
         return f"no peak: {peak.reason if peak and peak.reason else 'unknown'}"
     return f"FLOP/s per device / {human(peak.value, 'FLOP/s')} for {peak.dtype} ({peak.source or 'source not recorded'})"
+
+
+def _stream(record: Record) -> str:
+    found = record.bandwidth_measured
+    if found is None or found.value is None:
+        return f"no bandwidth: {found.reason if found and found.reason else 'not measured'}"
+    return f"bandwidth {human(found.value, 'B/s')} ({found.source or 'source not recorded'})"
+
+
+def _traffic(record: Record) -> str:
+    facts = record.facts
+    if facts is None or facts.traffic_per_item is None:
+        return "the workload does not estimate its bytes"
+    rest = f" and {human(facts.traffic_per_step, 'B')} per step" if facts.traffic_per_step else ""
+    return f"estimated {facts.traffic_per_item:,.0f} B per {facts.item}{rest}: each kernel reads and writes once, 4 bytes a number"
 
 
 def _memory(record: Record) -> str:
@@ -176,6 +204,13 @@ SOURCES: dict[str, Callable[[Record], str]] = {
     "achieved_flops_per_device": _flops,
     "mfu": lambda record: _peak(record.peak_datasheet),
     "mfu_measured": lambda record: _peak(record.peak_measured),
+    "hfu": lambda record: f"FLOP/s per device with what is computed again ({_hardware(record)}); {_peak(record.peak_datasheet)}",
+    "memory_traffic": lambda record: f"{_traffic(record)}; times the rates of items and steps per device",
+    "arithmetic_intensity": lambda record: f"FLOPs per item / bytes per item; {_traffic(record)}",
+    "share_of_limit": lambda record: f"{_peak(record.peak_measured)}; {_stream(record)}; {_traffic(record)}",
+    **dict.fromkeys(
+        ("slowest_rank", "rank_imbalance"), lambda record: f"{record.files.get('steps', 'step table')}: mean step of each rank"
+    ),
     "input_bandwidth": _bandwidth,
     "peak_memory": _memory,
     "loss_first": _losses,
@@ -183,6 +218,16 @@ SOURCES: dict[str, Callable[[Record], str]] = {
     "runtime": lambda record: "monotonic clock, from the start of the worker's process",
     "training_time": lambda record: "sum of all step times, the slowest rank of each step",
     "loading_time": lambda record: "phase `data`, plus host time in the loader's next call over all steps, largest over ranks",
+    "throughput_without_wait": lambda record: "throughput / (1 - data wait); input-bound if the wait is above 10 % of the window",
+    "staging_time": lambda record: "monotonic clock around copying or unpacking, on the process that did it",
+    "epoch_time": lambda record: "training part and validation of the counted epoch, ranks synchronised at both ends",
+    "epoch_training_time": lambda record: "training part of the counted epoch, ranks synchronised at both ends",
+    "epoch_validation_time": lambda record: "epoch − its training part",
+    "batch_time_median": lambda record: f"{_steps(record)}, first and last batch of the epoch left out",
+    "throughput_first_epoch": lambda record: "items of the epoch / its training part",
+    "throughput_later_epochs": lambda record: "items of the epochs / their training parts",
+    "accuracy_validation": lambda record: "counted over all held-out samples on all ranks, after the last epoch",
+    "time_to_solution": lambda record: "window time: the window opens before the first step and closes after the last validation",
     "saving_time": lambda record: "phase `save_model`: weights written and flushed to the disk, then removed",
     "loading_share": lambda record: "loading time / runtime",
     "training_share": lambda record: "(training time - waits for batches) / runtime",
@@ -196,6 +241,9 @@ SOURCES: dict[str, Callable[[Record], str]] = {
 }
 
 ENERGY: dict[str, str] = {
+    "energy_to_solution": "energy between the two time stamps of the time to solution",
+    "energy_per_epoch": "energy per item × items of the nominal epoch (epoch_items of the record's facts) / 3600",
+    "energy_per_epoch_per_device": "energy per epoch / devices",
     "energy": "energy between the window's two time stamps",
     "energy_net": "energy − idle power × window time",
     "energy_per_item": "energy / items of the window",

@@ -1,16 +1,18 @@
-"""A figure of the page: drawing, legend, note, and the same numbers as a table."""
+"""A figure of the page: drawing, legend, note, and the same numbers as a table; and the drawings that most figures need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from caraml.report.svg import HEIGHT, SERIES, SHADE, TEXT, WIDTH, dash, render, series_colour, shape
+from caraml.report.drawing import SPOKEN, Axis, Drawing, as_is, clamped, said, stroke
+from caraml.report.groups import wide_range
+from caraml.report.svg import SHADE, TEXT, Words, block_opacity, dash, series_colour, shape
 from caraml.report.thin import Points
 
-if TYPE_CHECKING:
-    import altair as alt
+__all__ = ["Axis", "Figure", "Key", "Series", "bars", "curves", "marks"]
 
 Key = Literal["line", "mark", "block"]
 
@@ -27,6 +29,18 @@ class Figure:
     columns: list[str]
     rows: list[list[str]]
     note: str = ""
+    panels: Sequence[str] = ()
+    """Further drawings beside ``svg``, with the same legend."""
+
+    @property
+    def drawings(self) -> list[str]:
+        """All drawings, in their order."""
+        return [self.svg, *self.panels]
+
+    @property
+    def slug(self) -> str:
+        """The title as the beginning of a file's name."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")[:80] or "figure"
 
 
 @dataclass(frozen=True)
@@ -41,93 +55,54 @@ class Series:
     """Points before thinning."""
 
 
-@dataclass(frozen=True)
-class Axis:
-    """Title and scale of an axis."""
-
-    title: str
-    log: int | None = None
-    zero: bool = False
-    ticks: list[float] = field(default_factory=list)
-    domain: tuple[float, float] | None = None
-
-    def encoding(self) -> dict[str, Any]:
-        """Arguments of an Altair channel."""
-        import altair as alt
-
-        scale: dict[str, Any] = {"zero": self.zero, "nice": self.domain is None}
-        if self.log:
-            scale = {"type": "log", "base": self.log, "nice": False}
-        if self.domain:
-            scale["domain"] = list(self.domain)
-        axis: dict[str, Any] = {"title": self.title, "format": ",~r"}
-        if self.ticks:
-            axis["values"] = self.ticks
-        return {"scale": alt.Scale(**scale), "axis": alt.Axis(**axis)}
-
-
-class _Drawing:
-    """Layers of a chart, and their data beside them: Altair would check every single value of data inside against its schema."""
-
-    def __init__(self) -> None:
-        self.layers: list[Any] = []
-        self._datasets: dict[str, list[dict[str, Any]]] = {}
-
-    def chart(self, values: Iterable[dict[str, Any]]) -> alt.Chart:
-        """A chart of these rows, to be given marks and added to ``layers``."""
-        import altair as alt
-
-        name = f"data{len(self._datasets)}"
-        self._datasets[name] = list(values)
-        return alt.Chart(alt.NamedData(name=name))
-
-    def svg(self, title: str, summary: str, height: int = HEIGHT) -> str:
-        """The finished drawing."""
-        import altair as alt
-
-        spec = alt.layer(*self.layers).properties(width=WIDTH, height=height).to_dict()
-        return render({**spec, "datasets": self._datasets}, title, summary)
-
-
 def curves(series: Sequence[Series], x: Axis, y: Axis, title: str, *, step: bool = False, shade: tuple[float, float] | None = None) -> str:
     """Lines of long series, without markers. ``shade`` marks a span of x."""
-    import altair as alt
-
-    drawing = _Drawing()
+    drawing = Drawing()
     if shade is not None:
-        span = drawing.chart([{"a": shade[0], "b": shade[1]}]).mark_rect(fill=SHADE)
-        drawing.layers.append(span.encode(x=alt.X("a:Q", **x.encoding()), x2="b:Q", description=alt.value("measured window")))
+        span = drawing.data([{"a": shade[0], "b": shade[1]}])
+        drawing.add(span, {"type": "rect", "fill": SHADE}, x=x.of("a"), x2={"field": "b"}, description=said("measured window"))
     for index, one in enumerate(series):
-        data = drawing.chart({"i": i, "x": px, "y": py} for i, (px, py) in enumerate(one.points))
-        line = data.mark_line(strokeWidth=1.5, interpolate="step-after" if step else "linear", **_stroke(index))
-        across, up = alt.X("x:Q", **x.encoding()), alt.Y("y:Q", **y.encoding())
-        drawing.layers.append(line.encode(across, up, order="i:Q", description=alt.value(one.summary)))
-    return drawing.svg(title, "; ".join(one.summary for one in series))
+        data = drawing.data({"i": i, "x": px, "y": py} for i, (px, py) in enumerate(one.points))
+        line = {"type": "line", "strokeWidth": 1.5, "interpolate": "step-after" if step else "linear", **stroke(index)}
+        order = {"field": "i", "type": "quantitative"}
+        drawing.add(data, line, x=x.of("x"), y=y.of("y"), order=order, description=said(one.summary))
+    return drawing.svg(title, clamped([one.summary for one in series]))
 
 
-def _stroke(index: int) -> dict[str, Any]:
-    return {"stroke": series_colour(index), **({"strokeDash": list(dash(index))} if dash(index) else {})}
+def marks(
+    series: Sequence[Sequence[dict[str, Any]]], x: Axis, y: Axis, title: str, *, lines: bool = True, path: Sequence[dict[str, Any]] = ()
+) -> str:
+    """Lines with a marker and an error bar at each point: ``x``, ``y``, ``low``, ``high`` and ``d``, which is read out.
+
+    Where a point also has ``x_low`` and ``x_high``, a bar shows that error as well; without ``lines`` there are markers only.
+    ``path`` is joined by a line of its own.
+    """
+    drawing = Drawing()
+    if path:
+        line = {"type": "line", "strokeWidth": 1.5, "stroke": TEXT, "strokeDash": [3, 3], "strokeOpacity": 0.7}
+        drawing.add(drawing.data(path), line, x=x.of("x"), y=y.of("y"), description=said(""))
+    rows = [{**point, "g": index, **_look(index)} for index, points in enumerate(series) for point in points]
+    data, across, up = drawing.data(rows), x.of("x"), y.of("y")
+    colour, fill = as_is("c"), {"fill": as_is("c")}
+    if lines:
+        line = {"type": "line", "strokeWidth": 1.5}
+        drawing.add(data, line, x=across, y=up, stroke=colour, strokeDash=as_is("dash"), detail=as_is("g"), description=said(""))
+    rule = {"type": "rule", "strokeWidth": 1.5}
+    low, high = {"field": "low", "type": "quantitative"}, {"field": "high", "type": "quantitative"}
+    drawing.add(data, rule, x=across, y=low, y2={"field": "high"}, stroke=colour, description=said(""))
+    tick = {"type": "tick", "opacity": 1, "thickness": 1.5, "size": 8, "orient": "horizontal"}
+    for end in (low, high):
+        drawing.add(data, tick, x=across, y=end, **fill, description=said(""))
+    if any("x_low" in row for row in rows):
+        drawing.add(data, rule, y=up, x=x.of("x_low"), x2={"field": "x_high"}, stroke=colour, description=said(""))
+    point = {"type": "point", "filled": True, "opacity": 1, "size": 50}
+    drawing.add(data, point, x=across, y=up, **fill, shape=as_is("shape"), description=SPOKEN)
+    return drawing.svg(title, clamped([point["d"] for points in series for point in points]))
 
 
-def marks(series: Sequence[Sequence[dict[str, Any]]], x: Axis, y: Axis, title: str) -> str:
-    """Lines with a marker and an error bar at each point: ``x``, ``y``, ``low``, ``high`` and ``d``, which is read out."""
-    import altair as alt
-
-    drawing = _Drawing()
-    for index, points in enumerate(series):
-        base = drawing.chart(points).encode(alt.X("x:Q", **x.encoding()))
-        point, colour = base.encode(description="d:N"), series_colour(index)
-        at = alt.Y("y:Q", **y.encoding())
-        tick = point.mark_tick(color=colour, thickness=1.5, size=11, orient="horizontal")
-        drawing.layers += [
-            base.mark_line(strokeWidth=1.5, **_stroke(index)).encode(at, description=alt.value("")),
-            point.mark_rule(stroke=colour, strokeWidth=1.5).encode(y="low:Q", y2="high:Q"),
-            tick.encode(y="low:Q"),
-            tick.encode(y="high:Q"),
-            point.mark_point(filled=True, fill=colour, opacity=1, size=50, shape=shape(index)).encode(at),
-        ]
-    summary = "; ".join(point["d"] for points in series for point in points)
-    return drawing.svg(title, summary)
+def _look(index: int) -> dict[str, Any]:
+    """How a series is told from the others, as columns of its rows: one layer for all series is drawn in half the time of one for each."""
+    return {"c": series_colour(index), "dash": list(dash(index)), "shape": shape(index)}
 
 
 ROW = 40
@@ -139,26 +114,59 @@ def bars(rows: Sequence[str], segments: Sequence[dict[str, Any]], errors: Sequen
 
     A segment has ``row``, ``a``, ``b``, ``series`` and ``d``, which is read out; an error has ``row``, ``low``, ``high`` and ``d``.
     """
-    import altair as alt
-
-    height = ROW * len(rows)
     far = max([segment["b"] for segment in segments] + [error["high"] for error in errors])
     x = Axis(axis_title, domain=(0, far * 1.02), zero=True)
-    y: dict[str, Any] = {"scale": alt.Scale(domain=[0, height], reverse=True, nice=False), "axis": None}
-
-    def placed(values: Sequence[dict[str, Any]]) -> alt.Chart:
-        tops = (ROW * value["row"] + 20 for value in values)
-        return drawing.chart({**value, "y": top, "m": top + 7, "y2": top + 14} for value, top in zip(values, tops, strict=True))
-
-    drawing = _Drawing()
+    drawing = Drawing()
     for index in sorted({segment["series"] for segment in segments}):
         colour = series_colour(index)
-        ours = [segment for segment in segments if segment["series"] == index]
-        bar = placed(ours).mark_rect(fill=colour, fillOpacity=0.55 if index < SERIES else 0.1, stroke=colour, strokeWidth=1)
-        drawing.layers.append(bar.encode(x=alt.X("a:Q", **x.encoding()), x2="b:Q", y=alt.Y("y:Q", **y), y2="y2:Q", description="d:N"))
+        ours = _placed(drawing, [segment for segment in segments if segment["series"] == index])
+        bar = {"type": "rect", "fill": colour, "fillOpacity": block_opacity(index), "stroke": colour, "strokeWidth": 1}
+        drawing.add(ours, bar, x=x.of("a"), x2={"field": "b"}, y=_down(rows, "y"), y2={"field": "y2"}, description=SPOKEN)
     if errors:
-        rule = placed(errors).mark_rule(stroke=TEXT, strokeWidth=2)
-        drawing.layers.append(rule.encode(x=alt.X("low:Q", **x.encoding()), x2="high:Q", y=alt.Y("m:Q", **y), description="d:N"))
-    names = placed([{"row": row, "name": name} for row, name in enumerate(rows)]).mark_text(align="left", baseline="bottom", dy=-3)
-    drawing.layers.append(names.encode(x=alt.value(0), y=alt.Y("y:Q", **y), text="name:N", description=alt.value("")))
-    return drawing.svg(title, "; ".join(segment["d"] for segment in segments), height)
+        rule = {"type": "rule", "stroke": TEXT, "strokeWidth": 2}
+        drawing.add(_placed(drawing, errors), rule, x=x.of("low"), x2={"field": "high"}, y=_down(rows, "m"), description=SPOKEN)
+    _names(drawing, rows)
+    return drawing.svg(title, clamped([segment["d"] for segment in segments]), ROW * len(rows))
+
+
+def dots(rows: Sequence[str], series: Sequence[Sequence[dict[str, Any]]], axis_title: str, title: str) -> str:
+    """Markers along a line below each label, a shape for each series.
+
+    A marker has ``row``, ``x`` and ``d``, which is read out, and may have the ends ``low`` and ``high`` of a bar. The axis is logarithmic
+    where the markers need it.
+    """
+    values = [mark[name] for marks_ in series for mark in marks_ for name in ("x", "low", "high") if name in mark]
+    log = wide_range(values)
+    near, far = (min(values) / 1.3, max(values) * 1.3) if log else (0.0, max(values) * 1.04)
+    x = Axis(axis_title, domain=(near, far), zero=True, log=10 if log else None)
+    drawing = Drawing()
+    rule = {"type": "rule", "strokeWidth": 2}
+    spans = [[mark["x"] for marks_ in series for mark in marks_ if mark["row"] == row] for row in range(len(rows))]
+    joined = _placed(drawing, [{"row": row, "a": min(span), "b": max(span)} for row, span in enumerate(spans) if span])
+    line = {"type": "rule", "stroke": TEXT, "strokeOpacity": 0.4}
+    drawing.add(joined, line, x=x.of("a"), x2={"field": "b"}, y=_down(rows, "m"), description=said(""))
+    for index, ours in enumerate(series):
+        colour = series_colour(index)
+        ends = [mark for mark in ours if "low" in mark]
+        if ends:
+            bar = {**rule, "stroke": colour}
+            drawing.add(_placed(drawing, ends), bar, x=x.of("low"), x2={"field": "high"}, y=_down(rows, "m"), description=SPOKEN)
+        point = {"type": "point", "filled": True, "fill": colour, "opacity": 1, "size": 60, "shape": shape(index)}
+        drawing.add(_placed(drawing, ours), point, x=x.of("x"), y=_down(rows, "m"), description=SPOKEN)
+    _names(drawing, rows)
+    return drawing.svg(title, clamped([mark["d"] for ours in series for mark in ours]), ROW * len(rows))
+
+
+def _down(rows: Sequence[str], name: str) -> dict[str, Any]:
+    scale = {"domain": [0, ROW * len(rows)], "reverse": True, "nice": False}
+    return {"field": name, "type": "quantitative", "scale": scale, "axis": None}
+
+
+def _placed(drawing: Drawing, values: Sequence[dict[str, Any]]) -> str:
+    """Rows of data with the heights of their bar: top, middle and bottom."""
+    tops = (ROW * value["row"] + 20 for value in values)
+    return drawing.data({**value, "y": top, "m": top + 7, "y2": top + 14} for value, top in zip(values, tops, strict=True))
+
+
+def _names(drawing: Drawing, rows: Sequence[str]) -> None:
+    drawing.words += [Words(0, ROW * row + 15, name) for row, name in enumerate(rows)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pydantic import JsonValue
 
@@ -14,12 +14,25 @@ from caraml.suite.model import Point
 
 def labels(records: Sequence[Record]) -> dict[str, str]:
     """A label for each key. Points that would share one get the values in which they differ."""
-    return _distinct(records, lambda point: point.label, lambda point: {**_values(point), "micro_batch": point.micro_batch})
+    sharing: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        sharing[record.point.label].append(record)
+    named: dict[str, str] = {}
+    for label, group in sharing.items():
+        found = {record.key: _values(record.point) for record in group}
+        names = sorted({name for one in found.values() for name in one})
+        differing = [name for name in names if len({json.dumps(one.get(name), sort_keys=True) for one in found.values()}) > 1]
+        if "machine" in differing and len({str(one["machine"]) for one in found.values()}) == len(group):
+            differing = ["machine"]
+        for key, one in found.items():
+            words = (str(one[name]) if name == "machine" else f"{name}={one.get(name)}" for name in differing)
+            named[key] = printable(" ".join([label, *words]))
+    return named
 
 
-def series_labels(records: Sequence[Record]) -> dict[str, str]:
-    """A label for each key that the points of one batch sweep share."""
-    return _distinct(records, lambda point: point.label.replace(f" b{point.global_batch} ", " ", 1), _values)
+def machine(point: Point) -> str:
+    """The machine's name for people: that of the catalogue, or what computes in a machine that is not in it."""
+    return point.system if point.system != "local" else point.device.rpartition(" x")[0] or point.device
 
 
 def clipped(text: str, limit: int) -> str:
@@ -29,22 +42,11 @@ def clipped(text: str, limit: int) -> str:
 
 def printable(text: str) -> str:
     """``text`` without control characters, which could move the cursor or recolour a terminal."""
+    if text.isprintable():
+        return text
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def _values(point: Point) -> dict[str, JsonValue]:
-    return {**point.params, "device": point.device, "seed": point.seed, "software": point.software}
-
-
-def _distinct(records: Sequence[Record], base: Callable[[Point], str], values: Callable[[Point], dict[str, JsonValue]]) -> dict[str, str]:
-    sharing: defaultdict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        sharing[base(record.point)].append(record)
-    named: dict[str, str] = {}
-    for label, group in sharing.items():
-        found = {record.key: values(record.point) for record in group}
-        names = sorted({name for one in found.values() for name in one})
-        differing = [name for name in names if len({json.dumps(one.get(name), sort_keys=True) for one in found.values()}) > 1]
-        for key, one in found.items():
-            named[key] = printable(" ".join([label, *(f"{name}={one.get(name)}" for name in differing)]))
-    return named
+    own: dict[str, JsonValue] = {"device": point.device, "seed": point.seed, "software": point.software, "micro_batch": point.micro_batch}
+    return {**point.params, **own, "machine": machine(point)}

@@ -7,7 +7,7 @@ import math
 from caraml.results.record import Metric
 from caraml.units import GIB, METRICS, significant
 
-SHARES = frozenset({"mfu", "mfu_measured", *(name for name in METRICS if name.endswith("_share"))})
+SHARES = frozenset({"mfu", "mfu_measured", "hfu", "rank_imbalance", *(name for name in METRICS if name.endswith("_share"))})
 """Metrics of unit 1 that people read as a percentage."""
 COUNTS = frozenset({"steps"})
 
@@ -32,6 +32,14 @@ def scaled(value: float, unit: str) -> tuple[float, str]:
     return 1.0, "" if unit == "1" else unit
 
 
+def counted(value: float, unit: str) -> tuple[float, str]:
+    """Like :func:`scaled`, and for counts a power of ten that leaves at most four digits before the point."""
+    factor, written = scaled(value, unit)
+    if factor != 1.0 or value < 1e4:
+        return factor, written
+    return (1e6, f"10⁶ {unit}") if value >= 1e7 else (1e3, f"10³ {unit}")
+
+
 def half_width(metric: Metric) -> float | None:
     """The larger distance from the value to an end of its interval, in the metric's unit."""
     if metric.value is None or metric.low is None or metric.high is None:
@@ -51,7 +59,7 @@ def written(name: str, metric: Metric | None) -> str:
     factor, unit = _scale(name, metric.value, metric.unit)
     value, half = metric.value / factor, half / factor
     decimals = max(0, _error_digits(half) - 1 - math.floor(math.log10(half)))
-    if (half >= PERCENT_FROM or decimals > MOST_DECIMALS) and value:
+    if (half >= PERCENT_FROM or decimals > MOST_DECIMALS) and value and unit != "%":
         share = 100 * half / abs(value)
         return f"{_rounded(value, 4)} ± {_rounded(share, _error_digits(share))} % {unit}".rstrip()
     return f"{value:,.{decimals}f} ± {half:,.{decimals}f} {unit}".rstrip()

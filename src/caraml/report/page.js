@@ -1,64 +1,80 @@
 "use strict";
-// Three comforts: one hover box for cells and chart marks, tables that sort, and a switch for light and dark. The page is whole without them.
-(() => {
-  const tip = document.getElementById("tip");
-  const textOf = (node) => {
-    const found = node.closest?.("[title], [data-tip], figure svg [aria-label]");
-    if (found?.title) {
-      // The browser's own box would cover ours; screen readers keep the text.
-      found.dataset.tip = found.title;
-      found.setAttribute("aria-description", found.title);
-      found.removeAttribute("title");
-    }
-    return found && (found.dataset.tip || found.getAttribute("aria-label"));
+// What several parts of the page share: making elements, unpacking what is known of every point, the box that explains, light and dark.
+// The page's table and figures are whole without any of this.
+
+const byId = (id) => document.getElementById(id);
+
+/** An element with text or children; text is never read as markup. */
+const make = (name, attributes = {}, ...children) => {
+  const element = name.startsWith("svg:") ? document.createElementNS("http://www.w3.org/2000/svg", name.slice(4)) : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+};
+
+/** Everything about every point: base64 of gzip of JSON, unpacked once, when the page has been drawn. */
+const known = (async () => {
+  await new Promise((done) => addEventListener("load", () => setTimeout(done)));
+  const bytes = Uint8Array.from(atob(byId("packed").textContent), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).json();
+})();
+
+const tip = (() => {
+  const box = byId("tip");
+  let owner = null, timer = 0;
+  const hide = () => {
+    clearTimeout(timer);
+    owner?.removeAttribute("aria-describedby");
+    owner = null;
+    box.hidden = true;
   };
-  const show = (text, x, y) => {
-    tip.hidden = !text;
+  const show = (target, text) => {
+    if (target === owner && box.textContent === text) return clearTimeout(timer);
+    hide();
     if (!text) return;
-    tip.textContent = text;
-    const box = tip.getBoundingClientRect();
-    tip.style.left = `${Math.max(8, Math.min(x + 12, innerWidth - box.width - 8))}px`;
-    tip.style.top = `${y + 16 + box.height > innerHeight ? Math.max(8, y - box.height - 12) : y + 16}px`;
+    owner = target;
+    box.textContent = text;
+    box.hidden = false;
+    if (target === document.activeElement) target.setAttribute("aria-describedby", "tip");
+    const at = target.getBoundingClientRect(), size = box.getBoundingClientRect();
+    box.style.left = `${Math.max(8, Math.min(at.left, innerWidth - size.width - 8))}px`;
+    box.style.top = `${at.bottom + size.height + 4 > innerHeight ? Math.max(8, at.top - size.height - 4) : at.bottom + 4}px`;
   };
-  addEventListener("pointermove", (event) => show(textOf(event.target), event.clientX, event.clientY));
-  addEventListener("focusin", (event) => {
-    const box = event.target.getBoundingClientRect();
-    show(textOf(event.target), box.left, box.bottom - 10);
-  });
-  addEventListener("focusout", () => show(null));
-  addEventListener("keydown", (event) => event.key === "Escape" && show(null));
+  // Long enough to move the pointer into the box, which may then be read and copied from.
+  const leave = () => { clearTimeout(timer); timer = setTimeout(hide, 250); };
+  box.addEventListener("pointerenter", () => clearTimeout(timer));
+  box.addEventListener("pointerleave", leave);
+  addEventListener("keydown", (event) => event.key === "Escape" && hide());
+  addEventListener("scroll", () => owner && owner !== document.activeElement && hide(), { passive: true, capture: true });
+  return { show, leave, hide };
+})();
 
-  const value = (row, column) => {
-    const cell = row.cells[column], data = cell?.querySelector("data");
-    return data ? Number(data.value) : cell?.textContent.trim() ?? "";
-  };
-  const compare = (a, b) => {
-    if (typeof a === typeof b) return typeof a === "number" ? a - b : a.localeCompare(b, undefined, { numeric: true });
-    return typeof a === "number" ? -1 : 1;
-  };
-  for (const table of document.querySelectorAll(".sortable")) {
-    [...table.tHead.rows[0].cells].forEach((head, column) => {
-      const button = document.createElement("button");
-      button.append(...head.childNodes);
-      head.append(button);
-      button.addEventListener("click", () => {
-        const down = head.ariaSort === "ascending";
-        for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
-        head.ariaSort = down ? "descending" : "ascending";
-        const rows = [...table.tBodies[0].rows].sort((a, b) => (down ? -1 : 1) * compare(value(a, column), value(b, column)));
-        table.tBodies[0].append(...rows);
-      });
-    });
+// What is explained, and how: pairs of a selector and the text for an element that matches it. Parts of the page add theirs.
+const explained = [
+  ["[data-tip]", (element) => element.dataset.tip],
+];
+const explain = async (start) => {
+  for (const [selector, text] of explained) {
+    const element = start.closest?.(selector);
+    if (element) return tip.show(element, await text(element));
   }
+  return tip.leave();
+};
+for (const element of document.querySelectorAll("[title]")) {
+  // The browser's own box would cover ours, and appears for the pointer only.
+  element.dataset.tip = element.title;
+  element.removeAttribute("title");
+}
+addEventListener("pointerover", (event) => byId("tip").contains(event.target) || explain(event.target));
+addEventListener("focusin", (event) => explain(event.target));
+addEventListener("focusout", tip.hide);
 
-  const theme = document.getElementById("theme"), root = document.documentElement;
-  theme.hidden = false;
-  theme.addEventListener("click", () => {
+{
+  const button = byId("theme"), root = document.documentElement;
+  button.hidden = false;
+  button.addEventListener("click", () => {
     const dark = getComputedStyle(root).getPropertyValue("--dark").trim() === "1";
     root.dataset.theme = dark ? "light" : "dark";
   });
-
-  const unfold = () => document.getElementById(location.hash.slice(1))?.matches("details") && (document.getElementById(location.hash.slice(1)).open = true);
-  addEventListener("hashchange", unfold);
-  unfold();
-})();
+}

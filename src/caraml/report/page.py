@@ -2,78 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import base64
+import hashlib
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from caraml import __version__
-from caraml.analysis.raw import Steps, raw_file, read_power, read_steps
-from caraml.errors import InputError
-from caraml.report import charts
-from caraml.report.explain import ENERGY_FIX, definition, energy_reason, flag_meaning, hover, source, window_text
-from caraml.report.figure import Figure
+from caraml.report.explain import ENERGY_FIX, definition, energy_reason, flag_meaning
 from caraml.report.flatten import flat
 from caraml.report.labels import labels, printable
-from caraml.report.numbers import interval, written
+from caraml.report.rows import HEADLINE, Row, everything, flags, heading, pack, rows
+from caraml.report.sections import sections
+from caraml.report.svg import WIDTH, size_of, symbol
+from caraml.report.traces import read_traces
 from caraml.results.files import write_atomically
 from caraml.results.record import FLAGS, SCHEMA_VERSION, Record
 from caraml.results.store import Store
 from caraml.suite.model import METHOD_VERSION
-from caraml.units import METRICS, title_of
+from caraml.units import METRICS
 
-HEADLINE = ("throughput", "energy_per_item", "mfu", "mfu_measured", "step_time_median", "data_wait_share", "peak_memory")
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
-
-@dataclass(frozen=True)
-class Cell:
-    """One number of a table: what is written, the exact value for sorting and copying, and what a hover says."""
-
-    metric: str
-    text: str
-    value: float | None
-    tip: str
-
-
-@dataclass(frozen=True)
-class Detail:
-    """One number in full."""
-
-    title: str
-    cell: Cell
-    interval: str
-    n: str
-    scope: str
-    source: str
-    note: str
-
-
-@dataclass(frozen=True)
-class Row:
-    """One point of the page."""
-
-    key: str
-    label: str
-    status: str
-    reason: str
-    flags: list[tuple[str, str]]
-    cells: list[Cell]
-    details: list[Detail]
-    window: str
-    folder: str
-    files: list[str]
-    facts: list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Section:
-    """Figures under one heading, or the reason why there are none."""
-
-    id: str
-    title: str
-    figures: list[Figure]
-    notes: list[str]
+SCRIPTS = ("page.js", "table.js", "trace.js", "point.js")
+WIDE = 1.6 * WIDTH
+"""A drawing wider than this has a row of the page for itself."""
 
 
 def write_report(store: Store, records: Sequence[Record], path: Path, title: str) -> Path:
@@ -83,37 +38,89 @@ def write_report(store: Store, records: Sequence[Record], path: Path, title: str
     return path
 
 
-def page(store: Store, records: Sequence[Record], title: str) -> str:
-    """The page as HTML."""
+def page(store: Store, records: Sequence[Record], title: str, *, home: str = "", raw: str = "") -> str:
+    """The page as HTML. ``home`` is the address of a list of pages, ``raw`` that of the raw files, where a server has them."""
+    from markupsafe import Markup
+
+    script = "".join(_asset(name) for name in SCRIPTS)
+    return (
+        environment()
+        .get_template("page.html.jinja")
+        .render(
+            **_content(store, records),
+            title=title,
+            home=home,
+            raw=raw,
+            policy=policy(script),
+            style=style(),
+            script=Markup(script),
+        )
+    )
+
+
+def environment() -> Environment:
+    """Templates that escape every text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(
-        loader=PackageLoader("caraml.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    made = Environment(
+        loader=PackageLoader("caraml.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_visible,
     )
-    environment.filters["svg"] = Markup  # only for drawings made by caraml.report.svg, whose texts are escaped
-    package = files("caraml.report")
-    return environment.get_template("page.html.jinja").render(
-        **_content(store, records),
-        title=printable(title),
-        style=Markup(package.joinpath("style.css").read_text(encoding="utf-8")),
-        script=Markup(package.joinpath("page.js").read_text(encoding="utf-8")),
-    )
+    made.filters["svg"] = Markup  # only for drawings made by caraml.report.svg, whose texts are escaped
+    made.filters["wide"] = lambda drawing: size_of(drawing)[0] > WIDE
+    made.globals["symbol"] = symbol
+    return made
+
+
+def _visible(value: Any) -> Any:
+    """Texts of records without characters that turn the direction of what follows, or that nobody can see; markup of ours as it is."""
+    from markupsafe import Markup
+
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return "\n".join(map(printable, value.split("\n")))
+    return value
+
+
+def policy(script: str = "") -> str:
+    """What a page may do, as a content security policy: run the one script that it came with, and ask nobody for anything."""
+    allowed = f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" if script else "'none'"
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+
+
+def style() -> str:
+    """The style sheet, as markup."""
+    from markupsafe import Markup
+
+    return Markup(_asset("style.css"))
+
+
+def _asset(name: str) -> str:
+    return files("caraml.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _content(store: Store, records: Sequence[Record]) -> dict[str, Any]:
     named = labels(records)
-    rows = [_row(store, record, named[record.key]) for record in records]
-    used = {flag for record in records for flag in _flags(record)}
+    table = rows(store, records, named)
+    traces, faults = read_traces(store, records)
+    used = {flag for record in records for flag in flags(record)}
     names = dict.fromkeys([*HEADLINE, *(name for record in records for name in record.metrics)])
     return {
-        "rows": rows,
-        "unfinished": [row for row in rows if row.status != "ok"],
-        "headings": [(name, _heading(name), definition(name)) for name in HEADLINE],
-        "sections": _sections(store, records, named),
-        "summary": _summary(records),
+        "rows": table,
+        "unfinished": [row for row in table if row.status != "ok"],
+        "choices": _choices(table),
+        "several": len({row.machine for row in table}) > 1,
+        "headings": [(name, heading(name), definition(name)) for name in HEADLINE],
+        "sections": sections(store, records),
+        "trace_faults": faults,
+        "packed": pack(everything(store, records, named, traces)),
+        "summary": summary(records),
         "environment": _environment(records, named),
-        "definitions": [(name, _heading(name), METRICS[name].unit if name in METRICS else "", definition(name)) for name in names],
+        "definitions": [(name, heading(name), METRICS[name].unit if name in METRICS else "", definition(name)) for name in names],
         "flags": [(flag, flag_meaning(flag)) for flag in sorted(used | FLAGS.keys())],
         "energy_reasons": sorted({reason for record in records if (reason := energy_reason(record))}),
         "energy_fix": ENERGY_FIX,
@@ -121,110 +128,13 @@ def _content(store: Store, records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _heading(name: str) -> str:
-    return title_of(name) if name in METRICS else name
+def _choices(table: Sequence[Row]) -> list[tuple[str, str, list[str]]]:
+    """What the table can be narrowed by: name, title and values, where there are at least two."""
+    values = {name: list(dict.fromkeys(getattr(row, name) for row in table)) for name in ("status", "workload", "machine")}
+    return [(name, name.capitalize(), column) for name, column in values.items() if len(column) > 1]
 
 
-def _flags(record: Record) -> list[str]:
-    """Flags of the record and of its energy. That a sensor is missing is said by the energy's own cell."""
-    energy = record.energy.flags if record.energy is not None and energy_reason(record) is None else []
-    return list(dict.fromkeys([*record.flags, *energy]))
-
-
-def _row(store: Store, record: Record, label: str) -> Row:
-    folder = store.folder(record).relative_to(store.root).as_posix()
-    return Row(
-        key=record.key,
-        label=label,
-        status=record.status,
-        reason=record.reason or "",
-        flags=[(flag, flag_meaning(flag)) for flag in _flags(record)],
-        cells=[_cell(record, name) for name in HEADLINE],
-        details=[_detail(record, name) for name in record.metrics],
-        window=window_text(record),
-        folder=folder,
-        files=["record.json", *record.files.values()],
-        facts=flat(record.facts.model_dump(mode="json")) if record.facts is not None else [],
-    )
-
-
-def _cell(record: Record, name: str) -> Cell:
-    metric = record.metrics.get(name)
-    text = written(name, metric) if metric is not None and metric.value is not None else ""
-    if not text and record.window is not None:
-        text = "no sensor" if name == "energy_per_item" else "not known"
-    return Cell(name, text, metric.value if metric is not None else None, hover(record, name))
-
-
-def _detail(record: Record, name: str) -> Detail:
-    metric = record.metrics[name]
-    return Detail(
-        title=title_of(name, record.item) if name in METRICS else name,
-        cell=_cell(record, name),
-        interval=interval(name, metric) or "",
-        n=f"{metric.n:,}" if metric.n else "",
-        scope=metric.scope or "",
-        source=source(record, name) if metric.value is not None else "",
-        note=metric.reason or "",
-    )
-
-
-def _sections(store: Store, records: Sequence[Record], named: dict[str, str]) -> list[Section]:
-    steps, faults = _read_steps(store, records)
-    nothing = [] if steps or faults else ["No step tables: nothing was measured."]
-    times = [*charts.phases(records), *charts.step_distributions(records, steps), *charts.over_steps(charts.STEP_TIME, records, steps)]
-    losses = charts.over_steps(charts.LOSS, records, steps)
-    no_loss = [] if losses or nothing else ["No losses: nothing was trained."]
-    throughput = charts.throughput(records)
-    return [
-        Section("throughput", "Throughput", throughput, [] if throughput else ["No point has a throughput."]),
-        Section("times", "Where the time went", times, faults + nothing),
-        Section("loss", "Training loss", losses, no_loss + nothing),
-        _power(store, records, named),
-    ]
-
-
-def _read_steps(store: Store, records: Sequence[Record]) -> tuple[dict[str, Steps], list[str]]:
-    """The steps of every record that has them, and what could not be read: a broken file costs its lines, not the page."""
-    steps, faults = {}, []
-    for record in records:
-        path = raw_file(store, record, "steps")
-        if path is None:
-            continue
-        try:
-            steps[record.key] = read_steps(path)
-        except InputError as error:
-            faults.append(_relative(store, error))
-    return steps, faults
-
-
-def _power(store: Store, records: Sequence[Record], named: dict[str, str]) -> Section:
-    figures, notes = [], []
-    for record in records:
-        path = raw_file(store, record, "power")
-        if path is None:
-            continue
-        try:
-            figure = charts.power(record, named[record.key], read_power(path))
-        except InputError as error:
-            notes.append(_relative(store, error))
-            continue
-        if figure is not None:
-            figures.append(figure)
-    silent = [named[record.key] for record in records if energy_reason(record) is not None]
-    if silent:
-        notes.append(f"No energy for {', '.join(silent)}; the reason stands below the table of results.")
-    elif not figures:
-        notes.append("No power was recorded.")
-    return Section("power", "Power", figures, notes)
-
-
-def _relative(store: Store, error: InputError) -> str:
-    """An error without the folder of this machine."""
-    return str(error).replace(f"{store.root}/", "")
-
-
-def _summary(records: Sequence[Record]) -> list[tuple[str, str]]:
+def summary(records: Sequence[Record]) -> list[tuple[str, str]]:
     """The lines below the title: what ran where, when, on which software."""
     dates = sorted(record.started_at[:16].replace("T", " ") for record in records)
     when = " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "–"
@@ -239,8 +149,12 @@ def _summary(records: Sequence[Record]) -> list[tuple[str, str]]:
     ]
 
 
-def _joined(values: Any) -> str:
+def _joined(values: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(map(printable, values))) or "–"
+
+
+MOST_POINTS, MOST_VALUES = 6, 12
+"""Points that the environment names where values differ, of more their number; and values that it lists."""
 
 
 def _environment(records: Sequence[Record], named: dict[str, str]) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -250,7 +164,14 @@ def _environment(records: Sequence[Record], named: dict[str, str]) -> list[tuple
     for record in told:
         for name, value in flat({"system": record.system, **record.environment}):
             found.setdefault(name, {}).setdefault(value, []).append(named[record.key])
-    return [
-        (name, [(value, "" if len(points) == len(told) else ", ".join(points)) for value, points in values.items()])
-        for name, values in found.items()
-    ]
+
+    def points(having: list[str]) -> str:
+        if len(having) == len(told):
+            return ""
+        return ", ".join(having) if len(having) <= MOST_POINTS else f"{len(having)} points, such as {having[0]}"
+
+    def values(found: dict[str, list[str]]) -> list[tuple[str, str]]:
+        shown = [(value, points(having)) for value, having in list(found.items())[:MOST_VALUES]]
+        return [*shown, (f"and {len(found) - MOST_VALUES} further values", "")] if len(found) > MOST_VALUES else shown
+
+    return [(name, values(having)) for name, having in found.items()]

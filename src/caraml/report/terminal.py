@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from caraml.power.model import WindowEnergy
-from caraml.report.explain import ENERGY_FIX, definition, energy_reason, flag_meaning, source, uncertainty, window_text
+from caraml.report.explain import ENERGY_FIX, definition, energy_reason, flag_meaning, flag_text, source, uncertainty, window_text
 from caraml.report.flatten import flat
 from caraml.report.labels import labels, printable
 from caraml.report.numbers import count, plain, written
@@ -89,12 +89,12 @@ def _status(record: Record, notes: _Notes, wide: bool) -> Text:
         text.append(f" {notes.mark(record.reason)}", style="default")
     for flag in record.flags:
         name = f"\n{printable(flag)}" if wide else ""
-        text.append(f"{name} {notes.mark(f'{flag}: {flag_meaning(flag)}')}", style="yellow")
+        text.append(f"{name} {notes.mark(f'{flag}: {flag_text(record, flag)}')}", style="yellow")
     return text
 
 
 def _numbers(record: Record, notes: _Notes) -> Iterator[str]:
-    if record.window is None:
+    if record.window is None and "throughput" not in record.metrics:
         yield from [""] * 6
         return
     metrics = record.metrics
@@ -132,7 +132,7 @@ def record_view(record: Record, folder: str | None = None) -> RenderableType:
     """Everything about one record: every number with its interval, window, definition and source. ``folder``: of the raw files."""
     parts: list[RenderableType] = [_heading(record)]
     if record.flags:
-        parts += _section("Flags", _grid([(flag, flag_meaning(flag)) for flag in record.flags]))
+        parts += _section("Flags", _grid([(flag, flag_text(record, flag)) for flag in record.flags]))
     parts += _section("Point", _grid(flat(record.point.model_dump(mode="json", exclude={"measure"}))))
     parts += _section("Window", _text(window_text(record)), _window(record))
     if record.metrics:
@@ -205,7 +205,8 @@ def _over(record: Record, name: str) -> str:
         return "time before the window"
     if name == "idle_power" and record.idle is not None:
         return f"idle window of {record.idle.duration_s:,.2f} s before the work"
-    if name in {"loss_last", "peak_memory"} or record.window is None:
+    of_epochs = name.startswith(("epoch_", "batch_time", "throughput_first", "throughput_later", "accuracy_", "staging_"))
+    if name in {"loss_last", "peak_memory"} or record.window is None or of_epochs:
         return "whole run"
     return f"window ({record.window.start:,.2f} to {record.window.end:,.2f} s, {count(record.window.steps, 'step')})"
 

@@ -1,0 +1,241 @@
+"""Results in Python: ``caraml.load("caraml-results")`` gives records as typed objects, and all of them as a table.
+
+    results = caraml.load("caraml-results")
+    for result in results.where(status="ok", workload="gpt"):
+        print(result.record.point.label, result.value("throughput"), result.folder)
+    table = results.to_pandas()
+    rows = results.sql("SELECT label, throughput FROM records ORDER BY throughput DESC")
+
+Nothing heavy is loaded before it is needed: DuckDB with the first query, pandas or polars when they are asked for, and never torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from caraml.analysis.raw import Steps, Trace, raw_file, read_power, read_steps
+from caraml.analysis.table import COLUMNS, RAW, Scalar, rows, units
+from caraml.errors import EnvironmentUnfitError, InputError, unknown_name
+from caraml.report.browse import results_below
+from caraml.results.record import Metric, Record
+from caraml.results.store import RECORD, Store, read_record
+from caraml.suite.model import Point
+
+if TYPE_CHECKING:
+    import duckdb
+    import pandas
+    import polars
+
+
+@dataclass(frozen=True)
+class Result:
+    """One record, and where it lies."""
+
+    record: Record
+    store: Store
+
+    @property
+    def point(self) -> Point:
+        """What was measured."""
+        return self.record.point
+
+    @property
+    def folder(self) -> Path:
+        """Where the record and its raw files lie."""
+        return self.store.folder(self.record)
+
+    def value(self, metric: str) -> float | None:
+        """Value of a metric in the unit of :mod:`caraml.units`, or ``None`` if it is missing or unknown."""
+        return self.record.value(metric)
+
+    def metric(self, name: str) -> Metric:
+        """A metric with its interval, unit and reason. Raises ``InputError`` for one that the record does not have."""
+        if name not in self.record.metrics:
+            raise unknown_name("metric of this record", name, self.record.metrics)
+        return self.record.metrics[name]
+
+    @property
+    def steps(self) -> Steps:
+        """Every step: phase, the slowest rank's time [s], loss. Raises ``InputError`` if there is no such file."""
+        return read_steps(self._raw("steps"))
+
+    @property
+    def power(self) -> list[Trace]:
+        """Power of every channel over time [W over s]. Raises ``InputError`` if there is no such file."""
+        return read_power(self._raw("power"))
+
+    def _raw(self, name: str) -> Path:
+        path = raw_file(self.store, self.record, name)
+        if path is None:
+            raise InputError(f"{self.folder} has no {name} table", "result.record.files names the raw files of a record")
+        return path
+
+
+class Results(Sequence[Result]):
+    """Results in their order: a sequence, and a table."""
+
+    def __init__(self, results: Sequence[Result]) -> None:
+        self._results = tuple(results)
+
+    @overload
+    def __getitem__(self, index: int) -> Result: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Results: ...
+
+    def __getitem__(self, index: int | slice) -> Result | Results:
+        return Results(self._results[index]) if isinstance(index, slice) else self._results[index]
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __repr__(self) -> str:
+        statuses = [result.record.status for result in self]
+        return f"<Results: {', '.join(f'{statuses.count(status)} {status}' for status in dict.fromkeys(statuses)) or 'none'}>"
+
+    @property
+    def records(self) -> list[Record]:
+        """The records."""
+        return [result.record for result in self]
+
+    @property
+    def points(self) -> list[Point]:
+        """What was measured."""
+        return [result.point for result in self]
+
+    def where(self, **conditions: object) -> Results:
+        """Those whose columns have these values; several values as a list or set, any other condition as a function of the value.
+
+        The columns are those of :meth:`rows`. Raises ``InputError`` for an unknown one.
+        """
+        for name in conditions:
+            if name not in COLUMNS:
+                raise unknown_name("column", name, COLUMNS)
+        tests = {name: _test(wanted) for name, wanted in conditions.items()}
+        pairs = zip(self._results, self.rows, strict=True)
+        return Results([result for result, row in pairs if all(test(row[name]) for name, test in tests.items())])
+
+    @cached_property
+    def rows(self) -> list[dict[str, Scalar]]:
+        """One flat row per record, every metric with its ends; ``None`` for what is not known."""
+        return rows(self.records)
+
+    @property
+    def units(self) -> dict[str, str]:
+        """Unit of every number column."""
+        return units(self.records)
+
+    def to_duckdb(self, raw: Collection[str] = ("steps", "power")) -> duckdb.DuckDBPyConnection:
+        """A database in memory with the tables ``records``, and ``steps`` and ``power`` of those results that have them."""
+        import duckdb
+
+        from caraml.results.rowtable import fill
+
+        connection = duckdb.connect()
+        fill(connection, "records", self.rows)
+        for table, columns in RAW.items():
+            types = {"key": "VARCHAR", "attempt": "BIGINT", **columns}
+            connection.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in types.items())})")
+            for result in self if table in raw else ():
+                path = raw_file(result.store, result.record, table)
+                if path is not None:
+                    _insert(connection, table, columns, result, path)
+        return connection
+
+    def sql(self, query: str) -> list[dict[str, Any]]:
+        """The rows that a DuckDB query over ``records``, ``steps`` and ``power`` gives. Raises ``InputError`` if it is wrong."""
+        import duckdb
+
+        raw = [table for table in RAW if re.search(rf"\b{table}\b", query, re.IGNORECASE)]
+        with self.to_duckdb(raw) as connection:
+            try:
+                found = connection.execute(query)
+                names = [column[0] for column in found.description or []]
+                return [dict(zip(names, line, strict=True)) for line in found.fetchall()]
+            except duckdb.Error as error:
+                raise InputError(f"the query is wrong: {error}", "columns of records: results.rows[0].keys()") from error
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The rows as a pandas table. Raises ``EnvironmentUnfitError`` where pandas is not installed."""
+        _need("pandas")
+        import pandas
+
+        return pandas.DataFrame(self.rows, columns=list(COLUMNS))
+
+    def to_polars(self) -> polars.DataFrame:
+        """The rows as a polars table. Raises ``EnvironmentUnfitError`` where polars is not installed."""
+        _need("polars")
+        import polars
+
+        from caraml.results.rowtable import TYPES
+
+        kinds = {"VARCHAR": polars.String, "BIGINT": polars.Int64, "DOUBLE": polars.Float64}
+        return polars.DataFrame(self.rows, schema={name: kinds[TYPES[name]] for name in COLUMNS})
+
+
+def load(*paths: str | os.PathLike[str], suite: str | None = None, every_attempt: bool = False) -> Results:
+    """Results below one or several folders.
+
+    Args:
+        paths: results folders (what ``--out`` of ``caraml run`` named), or folders that hold several of them.
+        suite: only the points of this suite.
+        every_attempt: every attempt at a point and not the newest alone, by time: for histories.
+
+    Raises:
+        InputError: a path does not exist, has no results, or holds a file that is not a record.
+    """
+    found = [result for path in paths or ("caraml-results",) for result in _load(Path(path), suite, every_attempt)]
+    if every_attempt:
+        found.sort(key=lambda result: result.record.started_at)
+    return Results(found)
+
+
+def _load(path: Path, suite: str | None, every_attempt: bool) -> Iterator[Result]:
+    stores = [Store(folder) for folder in results_below(path)] if path.is_dir() else []
+    if suite is not None:
+        stores = [store for store in stores if suite in store.suites()]
+    if not stores:
+        what = f"no results{f' of suite {suite!r}' if suite else ''} below {path}" if path.exists() else f"{path} does not exist"
+        hint = f"caraml import {path} reads an archive into a folder" if path.is_file() else "caraml run quick makes caraml-results"
+        raise InputError(what, hint)
+    for store in stores:
+        newest = store.records(suite)
+        if every_attempt:
+            keys = {record.key for record in newest}
+            attempts = (read_record(file) for file in sorted(store.points.glob(f"*/*/{RECORD}")))
+            yield from (Result(record, store) for record in attempts if record.key in keys)
+        else:
+            yield from (Result(record, store) for record in newest)
+
+
+def _insert(connection: duckdb.DuckDBPyConnection, table: str, columns: Collection[str], result: Result, path: Path) -> None:
+    import duckdb
+
+    source = "read_parquet(?)" if path.suffix == ".parquet" else "read_csv(?, header = true)"
+    try:
+        query = f"INSERT INTO {table} SELECT ?, ?, {', '.join(columns)} FROM {source}"
+        connection.execute(query, [result.record.key, result.record.attempt, str(path)])
+    except duckdb.Error as error:
+        raise InputError(f"{path} is not a table of {table}: {error}") from error
+
+
+def _test(wanted: object) -> Callable[[Scalar], bool]:
+    if callable(wanted):
+        return lambda value: bool(wanted(value))
+    if isinstance(wanted, Collection) and not isinstance(wanted, str):
+        return lambda value: value in wanted
+    return lambda value: value == wanted
+
+
+def _need(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise EnvironmentUnfitError(
+            f"{package} is not installed", f"pip install {package}; or results.to_duckdb(), which needs nothing more"
+        )

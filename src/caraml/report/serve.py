@@ -1,0 +1,171 @@
+"""Browse the campaigns below a folder: a web server for one user of one machine, read-only.
+
+It listens on the loopback interface only. Other users of the machine can reach that as well, and so can pages of other sites in the user's
+browser; hence every address begins with a secret that only the terminal shows, requests must name this machine as their host (a site cannot
+rebind its name to it), and nothing but reading is possible. No path is ever made from an address: what may be asked for is looked up among
+what was found.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import secrets
+import sys
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from caraml.errors import CaramlError, EnvironmentUnfitError
+from caraml.report.browse import Campaign, Shelf, raw_path
+from caraml.report.page import environment, page, policy, style
+
+PORT = 8642
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+HTML = "text/html; charset=utf-8"
+TYPES = {".json": "application/json", ".csv": "text/csv; charset=utf-8"}
+SECONDS = 30
+"""Time after which a silent connection is closed."""
+
+
+class NotFoundError(Exception):
+    """Nothing has this address."""
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the campaigns of a shelf on the loopback interface. Raises ``EnvironmentUnfitError`` if the port is taken."""
+
+    daemon_threads = True
+
+    def __init__(self, shelf: Shelf, port: int = PORT) -> None:
+        self.shelf = shelf
+        self.secret = secrets.token_urlsafe(16)
+        self._pages: dict[tuple[str, str], tuple[object, bytes]] = {}
+        self._drawing = threading.Lock()
+        try:
+            super().__init__(("127.0.0.1", port), _Handler)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+            reason = "is in use" if error.errno == errno.EADDRINUSE else "is not for ordinary users"
+            raise EnvironmentUnfitError(f"port {port} {reason}", "caraml report --serve --port 0 takes a free one") from error
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle of an answer is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+    @property
+    def url(self) -> str:
+        """Address of the list of campaigns."""
+        return f"http://127.0.0.1:{self.server_port}/{self.secret}/"
+
+    @property
+    def hosts(self) -> set[str]:
+        """What a request may call this machine."""
+        return {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
+
+    def index(self) -> bytes:
+        """The list of campaigns."""
+        found = [(campaign, self._address(campaign)) for campaign in self.shelf.campaigns()]
+        template = environment().get_template("index.html.jinja")
+        return template.render(
+            root=self.shelf.root.name, campaigns=found, faults=self.shelf.faults, policy=policy(), style=style()
+        ).encode()
+
+    def campaign(self, folder: str, suite: str) -> bytes:
+        """The page of a campaign, drawn again only when a result is new."""
+        campaign = self.shelf.find(folder, suite)
+        if campaign is None:
+            raise NotFoundError
+        with self._drawing:
+            kept = self._pages.get((folder, suite))
+            if kept is None or kept[0] != campaign.newest:
+                home, raw = f"/{self.secret}/", f"/{self.secret}/raw/{quote(folder, safe='')}"
+                text = page(campaign.store, campaign.records, campaign.title, home=home, raw=raw)
+                kept = self._pages[folder, suite] = (campaign.newest, text.encode())
+        return kept[1]
+
+    def _address(self, campaign: Campaign) -> str:
+        return f"/{self.secret}/page/{quote(campaign.folder, safe='')}/{quote(campaign.suite, safe='')}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    server_version = "caraml"
+    sys_version = ""
+    timeout = SECONDS
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse what the standard library refuses, in our words: an unknown method above all."""
+        if code == HTTPStatus.NOT_IMPLEMENTED:
+            self._send(HTTPStatus.METHOD_NOT_ALLOWED, b"only reading is possible here\n", "text/plain", allow="GET, HEAD")
+        else:
+            self._send(HTTPStatus(code), f"{HTTPStatus(code).phrase}\n".encode(), "text/plain")
+
+    def _answer(self, body: bool) -> None:
+        if self.headers.get_all("Host") is None or set(self.headers.get_all("Host") or []) - self.server.hosts:
+            return self._send(HTTPStatus.FORBIDDEN, b"this server answers to 127.0.0.1 and localhost only\n", "text/plain", body)
+        try:
+            content, kind = self._found()
+        except NotFoundError:
+            return self._send(HTTPStatus.NOT_FOUND, b"nothing here; the terminal shows the address\n", "text/plain", body)
+        except CaramlError as error:
+            text = str(error).splitlines()[0].replace(f"{self.server.shelf.root}/", "")
+            return self._send(HTTPStatus.UNPROCESSABLE_ENTITY, f"{text}\n".encode(), "text/plain; charset=utf-8", body)
+        return self._send(HTTPStatus.OK, content, kind, body)
+
+    def _found(self) -> tuple[bytes, str]:
+        """What an address stands for, and of which kind it is."""
+        secret, *parts = [unquote(part, errors="replace") for part in urlsplit(self.path).path.removeprefix("/").split("/")]
+        if not hmac.compare_digest(secret.encode(), self.server.secret.encode()):
+            raise NotFoundError
+        routes: dict[tuple[str, int], Callable[..., tuple[bytes, str]]] = {
+            ("", 1): lambda: (self.server.index(), HTML),
+            ("page", 3): lambda folder, suite: (self.server.campaign(folder, suite), HTML),
+            ("raw", 4): self._raw,
+        }
+        route = routes.get((parts[0] if parts else "-", len(parts)))
+        if route is None:
+            raise NotFoundError
+        return route(*parts[1:])
+
+    def _raw(self, folder: str, key: str, name: str) -> tuple[bytes, str]:
+        path: Path | None = raw_path(self.server.shelf, folder, key, name)
+        if path is None:
+            raise NotFoundError
+        return path.read_bytes(), TYPES.get(path.suffix, "application/octet-stream")
+
+    def _send(self, status: HTTPStatus, content: bytes, kind: str, body: bool = True, allow: str = "") -> None:
+        self.send_response(status)
+        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        # A page carries its own policy, with the hash of its script; raw files and refusals run nothing.
+        self.send_header(
+            "Content-Security-Policy", "frame-ancestors 'none'" if kind == HTML else f"{policy()}; frame-ancestors 'none'; sandbox"
+        )
+        if allow:
+            self.send_header("Allow", allow)
+        self.end_headers()
+        if body:
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: the terminal shows the address."""

@@ -1,0 +1,90 @@
+"""Which records belong into one figure, what its lines are called, and what is left out."""
+
+from __future__ import annotations
+
+from record_factory import broken_record, make_point, make_record
+
+from caraml.report.energies import front
+from caraml.report.groups import families, first, item_of, wide_range, works
+from caraml.report.quantities import ACTION, ENERGY, HOUR, RATE, TIME
+
+
+def test_works_are_named_by_what_tells_them_apart() -> None:
+    small, large = ({"layers": layers, "width": 64} for layers in (4, 8))
+    records = [make_record(make_point(params=params, global_batch=batch)) for params in (small, large) for batch in (16, 32)]
+    records.append(make_record(make_point(benchmark="other")))
+    found = works(records)
+    assert {name: len(group) for name, group in found.items()} == {"gpt-mini layers=4": 2, "gpt-mini layers=8": 2, "other": 1}
+    assert list(works([make_record(make_point(mode="train")), make_record(make_point(mode="compute"))])) == [
+        "gpt-mini train",
+        "gpt-mini compute",
+    ]
+
+
+def test_failed_work_stands_beside_the_same_work_that_ran() -> None:
+    (group,) = works([broken_record(make_point(global_batch=64), "oom", "too large"), make_record(make_point())]).values()
+    assert [record.status for record in group] == ["oom", "ok"]
+    assert item_of(group) == "token"
+
+
+def test_families_are_named_by_their_differences_only() -> None:
+    def record(system: str, device: str, devices: int, batch: int, **more: object) -> object:
+        return make_record(make_point(system=system, device=device, devices=devices, global_batch=batch, micro_batch=4, **more))
+
+    one = [record("local", "Test CPU x1", 1, batch) for batch in (16, 32)]
+    assert list(families(one, ("batch",))) == ["Test CPU"]  # type: ignore[arg-type]
+    two = [*one, record("jedi", "NVIDIA GH200 x4", 1, 16), record("jedi", "NVIDIA GH200 x4", 4, 16)]
+    assert list(families(two, ("batch",))) == ["Test CPU 1x1", "jedi 1x1", "jedi 1x4"]  # type: ignore[arg-type]
+    three = [record("jedi", "NVIDIA GH200 x4", 1, 16, precision=precision) for precision in ("bf16", "fp32")]
+    assert list(families(three, ("batch",))) == ["bf16", "fp32"]  # type: ignore[arg-type]
+
+
+def test_repeats_share_a_place_and_micro_batches_do_not() -> None:
+    repeats = [make_record(make_point(repeat=repeat)) for repeat in range(3)]
+    assert [len(group) for group in families(repeats, ()).values()] == [3]
+    grown = [make_record(make_point(global_batch=batch, micro_batch=batch)) for batch in (4, 8)]
+    assert [len(group) for group in families(grown, ("batch",)).values()] == [2], "the micro batch grows with the batch"
+    split = [make_record(make_point(global_batch=16, micro_batch=micro)) for micro in (4, 8)]
+    assert list(families(split, ("batch",))) == ["micro batch 4", "micro batch 8"]
+
+
+def test_quantities_follow_from_the_window() -> None:
+    record = make_record(make_point(nodes=1, devices=2, global_batch=16), watts=300.0)
+    rate, joules = record.value("throughput"), record.value("energy_per_item")
+    assert rate is not None and joules is not None
+    time, energy, action, hour = (quantity.of([record]) for quantity in (TIME, ENERGY, ACTION, HOUR))
+    assert time is not None and energy is not None and action is not None and hour is not None
+    assert time.value == 1e6 / rate
+    assert energy.value == 1e6 * joules
+    assert action.value == time.value * energy.value
+    assert time.low is not None and time.high is not None and time.low < time.value < time.high
+    mean_power = record.value("mean_power")
+    assert mean_power is not None and hour.value == mean_power / 2
+
+
+def test_repeats_count_by_their_mean_and_their_widest_ends() -> None:
+    records = [make_record(make_point(repeat=repeat), step=0.1 * (1 + 0.1 * repeat)) for repeat in range(2)]
+    found = RATE.of(records)
+    values = [record.value("throughput_per_device") or 0.0 for record in records]
+    lows = [record.metrics["throughput_per_device"].low or 0.0 for record in records]
+    assert found is not None
+    assert (found.value, found.low, found.n) == (sum(values) / 2, min(lows), 2)
+    assert RATE.of([records[0], broken_record(make_point(repeat=2), "failed", "x")]) is None, "half a mean is none"
+
+
+def test_the_front_holds_what_nothing_beats() -> None:
+    points = [(1.0, 9.0), (2.0, 5.0), (3.0, 5.0), (4.0, 1.0), (2.5, 7.0)]
+    assert front(points) == {(1.0, 9.0), (2.0, 5.0), (4.0, 1.0)}
+
+
+def test_what_is_left_out_is_said() -> None:
+    assert first([1, 2], 2, "line") == ([1, 2], "")
+    shown, more = first([1, 2, 3], 1, "line")
+    assert shown == [1]
+    assert "2 further lines not drawn" in more
+
+
+def test_wide_ranges() -> None:
+    assert wide_range([1.0, 21.0])
+    assert not wide_range([1.0, 19.0])
+    assert not wide_range([0.0, 100.0])

@@ -1,0 +1,67 @@
+"""``caraml report`` and ``caraml results --csv`` as a user meets them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from record_factory import full_store, make_point, make_record, save
+from typer.testing import CliRunner
+
+from caraml.cli import app
+from caraml.errors import InputError
+from caraml.results.store import Store
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("results")
+    full_store(root)
+    return root
+
+
+def caraml(*arguments: str | Path) -> str:
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_default_is_a_page_beside_the_results(out: Path) -> None:
+    assert caraml("report", "quick", "--out", out).strip() == str(out / "quick.html")
+    assert (out / "quick.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize(("kind", "begins"), [("md", "# quick\n"), ("csv", "key,suite,")])
+def test_text(out: Path, tmp_path: Path, kind: str, begins: str) -> None:
+    path = tmp_path / "new" / f"file.{kind}"
+    assert caraml("report", "quick", "--out", out, "--format", kind, "--to", path).strip() == str(path)
+    assert path.read_text(encoding="utf-8").startswith(begins)
+
+
+def test_figures_get_a_folder(out: Path) -> None:
+    text = caraml("report", "quick", "--out", out, "--format", "svg")
+    found = sorted((out / "quick-figures").glob("*.svg"))
+    assert text.strip() == f"{len(found)} figures in {out / 'quick-figures'}"
+    assert found[0].name == "01-rate-over-global-batch-gpt-mini.svg"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--serve", "--format", "md"], "--serve shows every campaign"),
+        (["quick", "--serve"], "--serve shows every campaign"),
+        (["--port", "80"], "--port is for --serve"),
+        (["--serve", "--out", "/nowhere"], "is not a folder"),
+    ],
+)
+def test_what_does_not_go_together_is_said(out: Path, arguments: list[str], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        caraml("report", *(arguments if "--out" in arguments else [*arguments, "--out", out]))
+
+
+def test_a_spreadsheet_takes_no_name_for_a_formula(tmp_path: Path) -> None:
+    save(Store(tmp_path), make_record(make_point(benchmark="=1+1")))
+    assert ",'=1+1," in caraml("results", "--csv", "--out", tmp_path)
+    assert ",=1+1" not in caraml("results", "--csv", "--out", tmp_path, "--sql", "SELECT key, benchmark, status FROM records")

@@ -1,0 +1,101 @@
+"""Power of many points made small: extremes survive, counters become power, and a broken file costs itself only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from record_factory import make_point, make_record, save
+
+from caraml.report.rows import pack, unpack
+from caraml.report.svg import render, size_of
+from caraml.report.traces import LEVELS, MOST_BINS, read_traces
+from caraml.results.files import write_table
+from caraml.results.record import Record
+from caraml.results.store import Store
+
+
+def store_with(root: Path, readings: list[tuple[str, str, float, float]]) -> tuple[Store, Record]:
+    store = Store(root)
+    record = save(store, make_record(make_point()))
+    columns = {
+        "channel": [one[0] for one in readings],
+        "kind": [one[1] for one in readings],
+        "t_before": [one[2] for one in readings],
+        "t_after": [one[2] for one in readings],
+        "value": [one[3] for one in readings],
+    }
+    write_table(store.folder(record), "power", columns)
+    return store, record.model_copy(update={"files": {**record.files, "power": "power.parquet"}})
+
+
+def test_extremes_survive(tmp_path: Path) -> None:
+    spike, dip = 51_234, 12_345
+    watts = [900.0 if i == spike else 3.0 if i == dip else 300.0 + (i % 7) for i in range(100_000)]
+    store, record = store_with(tmp_path, [("GPU-0", "power_instant", i / 1000, value) for i, value in enumerate(watts)])
+    found, faults = read_traces(store, [record])
+    assert faults == []
+    trace = found[record.key]
+    (channel,) = trace["c"]
+    lows = [low * channel["q"] for low in channel["l"]]
+    highs = [low + high * channel["q"] for low, high in zip(lows, channel["h"], strict=True)]
+    assert len(lows) == MOST_BINS
+    assert max(highs) == pytest.approx(900, abs=900 / LEVELS)
+    assert min(lows) == pytest.approx(3, abs=900 / LEVELS)
+    start, length = trace["t"]
+    assert start + (highs.index(max(highs)) + 0.5) * length == pytest.approx(spike / 1000, abs=length)
+    assert sorted(highs)[-2] < 310, "one span holds the spike"
+
+
+def test_a_counter_becomes_power(tmp_path: Path) -> None:
+    store, record = store_with(tmp_path, [("GPU-0", "energy", i / 20, 250.0 * i / 20) for i in range(400)])
+    (channel,) = read_traces(store, [record])[0][record.key]["c"]
+    assert channel["k"] == "slope of the counter"
+    assert {round(low * channel["q"]) for low in channel["l"]} == {250}
+    assert not any(channel["h"])
+
+
+def test_a_counter_that_starts_again_gives_no_negative_power(tmp_path: Path) -> None:
+    values = [250.0 * i / 20 for i in range(200)] + [250.0 * i / 20 for i in range(200)]
+    store, record = store_with(tmp_path, [("GPU-0", "energy", i / 20, value) for i, value in enumerate(values)])
+    (channel,) = read_traces(store, [record])[0][record.key]["c"]
+    assert min(channel["l"]) > 0
+
+
+def test_a_broken_file_costs_itself_only(tmp_path: Path) -> None:
+    store, record = store_with(tmp_path, [("GPU-0", "power_instant", i / 20, 100.0) for i in range(40)])
+    other = save(store, make_record(make_point(seed=1)), watts=100.0)
+    (store.folder(record) / "power.parquet").write_bytes(b"nothing")
+    found, faults = read_traces(store, [record, other])
+    assert list(found) == [other.key]
+    assert len(faults) == 1
+    assert record.key in faults[0]
+    assert str(tmp_path) not in faults[0].split(" cannot be drawn")[0]
+
+
+def test_what_is_packed_can_be_unpacked() -> None:
+    content = {"text": "</script><b>\u2028µ", "numbers": [1.5, None], "control": "\x1b"}
+    packed = pack(content)
+    assert packed.isascii()
+    assert "<" not in packed
+    assert unpack(packed) == {**content, "text": "</script><b>\N{REPLACEMENT CHARACTER}µ"}
+    assert pack(content) == packed, "the same content gives the same page"
+
+
+def test_a_drawing_says_once_what_its_marks_share() -> None:
+    layer = {
+        "data": {"name": "d"},
+        "mark": {"type": "point", "filled": True, "fill": "#5e0001"},
+        "encoding": {
+            "x": {"field": "x", "type": "quantitative"},
+            "y": {"field": "y", "type": "quantitative"},
+            "description": {"field": "d", "type": "nominal"},
+        },
+    }
+    rows = [{"x": i, "y": i, "d": f'mark {i} fill="x" <&>'} for i in range(20)]
+    drawn = render({"layer": [layer], "datasets": {"d": rows}, "width": 100, "height": 100}, "Title <1>", "all of \x07it")
+    assert drawn.count('fill="var(--s1)"') == 1
+    assert drawn.count("data-tip=") == 20
+    assert 'data-tip="mark 3 fill=&quot;x&quot; &lt;&amp;&gt;"' in drawn
+    assert "<title>Title &lt;1&gt;</title><desc>all of \N{REPLACEMENT CHARACTER}it</desc>" in drawn
+    assert size_of(drawn)[0] > 100
