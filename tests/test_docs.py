@@ -23,8 +23,14 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 BIN = Path(sys.executable).parent
 
 
-ELSEWHERE = {"caraml run quick", "caraml run maelstrom", "caraml run maelstrom-nonio"}
-"""Run by the fixture, or too long for here: every suite of the catalogue is expanded, and every workload trained, in tests of its own."""
+ELSEWHERE = {
+    "caraml run quick",
+    "caraml run maelstrom",
+    "caraml run maelstrom-nonio",
+    "caraml verify --system jureca-a100 --launcher slurm --nodes 2",
+}
+"""Run by the fixture, too long for here, or for a machine with Slurm: every suite of the catalogue is expanded, every workload trained, and
+the ruler proved through a real Slurm in tests of their own."""
 
 
 def run(command: str, folder: Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
@@ -133,7 +139,7 @@ def test_the_commands_of_a_page_run(page: Path, quick: Path, records: list[Recor
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "note.txt").write_text("some words to learn, again and again\n" * 200)
     (tmp_path / "train.py").write_text("print(sum(i * i for i in range(10**6)))\n")
-    for name, body in re.findall(r"```toml\n# file: (\S+)\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
+    for name, body in re.findall(r"```(?:toml|python)\n# file: (\S+)\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL):
         (tmp_path / name).write_text(body)
     for command in filter(runnable, commands(page)):
         if command in ELSEWHERE:

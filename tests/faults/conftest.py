@@ -45,7 +45,7 @@ class Victim:
         """Start the campaign; what it prints can be read from the process."""
         process = subprocess.Popen(
             [sys.executable, "-m", "caraml", "run", str(suite), "--out", str(self.out)],
-            env={**os.environ, "CARAML_POWER": "fake:constant", "CARAML_DEVICE": "cpu", **environment},
+            env={**os.environ, "XDG_RUNTIME_DIR": str(self._folder), "CARAML_POWER": "fake:constant", "CARAML_DEVICE": "cpu", **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

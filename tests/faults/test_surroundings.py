@@ -85,8 +85,9 @@ def test_a_disk_that_is_full_is_named_and_whole_records_stay(victim: Victim, tmp
         assert victim.records()[0].status == "ok"
         victim.no_orphans()
         (disk / "filler").unlink()
-        code, _ = victim.run(suite)
-        assert code == 0 and [record.status for record in victim.records() if record.status == "ok"] == ["ok"] * 3
+        code, said = victim.run(suite)
+        assert code == 0, said
+        assert [record.status for record in victim.records() if record.status == "ok"] == ["ok"] * 3
 
 
 WALL_CLOCK = """

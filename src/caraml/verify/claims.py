@@ -21,6 +21,8 @@ WAKE_SHARE = 0.2
 GPU_CALIBRATION = 0.03
 """Relative error of a kernel that was told how long to run, by clocks that change."""
 
+SWITCH_SECONDS = 0.001
+"""What agreeing over the network between nodes may add to a step."""
 BUSY_SHARE = 0.03
 """By how much steps on a CPU may differ from the clock's timetable where others use it, too."""
 
@@ -127,6 +129,18 @@ def _wait(record: Record, share: float) -> Finding:
     return number("data wait", share + half, record.metrics.get("data_wait_share"), half + share * _edge(record))
 
 
+def _nodes(record: Record, store: Store) -> list[Finding]:
+    """Every node counts once in rate and energy, and the slowest rank of them all sets the pace."""
+    params, point = _params(record), record.point
+    seconds = params.step_seconds + params.slow_rank_extra
+    ranks = set(read_table(store.folder(record) / record.files["steps"])["rank"])
+    everyone = set(range(point.nodes))
+    return [
+        *_rate(record, seconds, slack=SWITCH_SECONDS / seconds),
+        fact("raw steps of", f"{point.nodes} ranks", f"ranks {sorted(ranks)}", ranks == everyone),
+    ]
+
+
 def _accumulation(record: Record, store: Store) -> list[Finding]:
     params, count = _params(record), record.point.accumulation
     return [*_rate(record, count * params.step_seconds), _wait(record, params.data_seconds / params.step_seconds)]
@@ -186,6 +200,7 @@ _CLAIMS: dict[str, Callable[[Record, Store], list[Finding]]] = {
     "pace": _pace,
     "two ranks": _two_ranks,
     "slow rank": _slow_rank,
+    "nodes": _nodes,
     "accumulation": _accumulation,
     "skipped updates": _skipped_updates,
     "warm-up": _warm_up,

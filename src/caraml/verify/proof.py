@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from caraml import __version__
-from caraml.campaign import Campaign, Watcher
+from caraml.campaign import Campaign, Options, Watcher
+from caraml.launch.base import Launcher
 from caraml.launch.local import LocalLauncher
 from caraml.results.files import write_atomically
 from caraml.results.store import Store
 from caraml.suite.load import load_suite
 from caraml.suite.model import METHOD_VERSION
 from caraml.system.detect import OVERRIDE, detect
+from caraml.system.model import Device, System
 from caraml.verify.claims import claims
 from caraml.verify.energy import SOURCE
 from caraml.verify.finding import Finding
@@ -28,15 +30,51 @@ HERE = Path(__file__).parent
 FILE = "verify.json"
 FOLDER = "verify"
 """The known work has a store of its own, so that nobody takes it for a result."""
+NODES = "nodes.toml"
+_BATCH = 4
+"""Samples of each node in the work that goes over several."""
 
 
-def prove(out: Path, watcher: Watcher) -> list[Finding]:
-    """Every finding, the machine's last. Records stay below ``out/verify`` and the findings in ``out/verify.json``."""
-    store = Store(out / FOLDER)
+@dataclass(frozen=True)
+class Place:
+    """Where the known work runs: a system, the launcher that brings it there, and over how many nodes one point of it goes."""
+
+    system: System
+    launcher: Callable[[Path], Launcher]
+    """Makes the launcher for a store's folder."""
+    nodes: int = 1
+    name: str = "local"
+    """The launcher's name."""
+
+    @property
+    def cpus(self) -> System:
+        """The system without its accelerators: a device of known speed needs none."""
+        if self.system.device_class == "cpu":
+            return self.system
+        cpu = Device(model=self.system.cpu.model, kind="cpu")
+        return self.system.model_copy(update={"devices": (cpu,), "devices_per_node": 1, "affinity": None})
+
+
+def here() -> Place:
+    """This machine."""
+    return Place(detect(), lambda root: LocalLauncher())
+
+
+def prove(out: Path, watcher: Watcher, place: Place | None = None) -> list[Finding]:
+    """Every finding, the machine's last. Records stay below ``out/verify`` and the findings in ``out/verify.json``.
+
+    With a ``place`` elsewhere, nothing is said of the machine itself, since this process does not run on it.
+    """
+    store, known = Store(out / FOLDER), place or here()
     with _environment({POWER_SOURCES: SOURCE, OVERRIDE: "cpu"}):
-        findings = _measure("suite.toml", store, watcher)
-    findings += _measure("real.toml", store, watcher)
-    findings += machine_findings(detect())
+        findings = measure("suite.toml", known.cpus, known, store, watcher)
+        if known.nodes > 1:
+            findings += measure(NODES, known.cpus, known, store, watcher)
+    findings += measure("real.toml", known.system, known, store, watcher)
+    if place is None:
+        findings += machine_findings(detect())
+    else:
+        findings.append(Finding("machine", "", f"run caraml verify on a node of {known.system.name} to look at the machine", "not here"))
     write(out / FILE, findings)
     return findings
 
@@ -58,9 +96,14 @@ def write(path: Path, findings: Sequence[Finding]) -> None:
     write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False))
 
 
-def _measure(suite: str, store: Store, watcher: Watcher) -> list[Finding]:
+def measure(suite: str, system: System, place: Place, store: Store, watcher: Watcher) -> list[Finding]:
     """Findings about every point of one of our suites, measured anew."""
-    records = Campaign(load_suite(str(HERE / suite)), detect(), store, LocalLauncher(), watcher, again=True).run()
+    file = load_suite(str(HERE / suite))
+    if suite == NODES:
+        (benchmark,) = file.suite.benchmark
+        more = benchmark.model_copy(update={"nodes": place.nodes, "global_batch": place.nodes * _BATCH})
+        file = replace(file, suite=file.suite.model_copy(update={"benchmark": [more]}))
+    records = Campaign(file, system, store, place.launcher(store.root), watcher, True, Options(launcher=place.name)).run()
     return [finding for record in records for finding in claims(record, store)]
 
 

@@ -1,0 +1,30 @@
+"""A network file system that shows a rename of another host late."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from caraml.launch.base import JobState
+from caraml.results.record import Record
+from caraml.results.store import Store, write_record
+from caraml.suite.model import Point
+from tests.test_campaign import FakeLauncher, campaign, statuses
+
+
+@dataclass
+class LateLauncher(FakeLauncher):
+    """Jobs end well at once; their records appear a second later."""
+
+    def state(self, folder: Path) -> JobState:
+        point = Point.model_validate_json((folder / "point.json").read_text())
+        record = Record(key=point.key, attempt=int(folder.name), point=point, status="ok", started_at="x")
+        threading.Timer(1.0, write_record, (folder, record)).start()
+        return JobState("ended", 0)
+
+
+def test_a_record_that_shows_up_late_is_waited_for(tmp_path: Path) -> None:
+    run, _ = campaign(tmp_path, LateLauncher({}))
+    assert statuses(run.run()) == ["skipped", "ok", "skipped", "ok"]
+    assert statuses(Store(tmp_path).records("s")) == ["skipped", "ok", "skipped", "ok"]
