@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,12 @@ import pytest
 from caraml.suite.model import Measure, Point
 
 MakePoint = Callable[..., Point]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_locks(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Campaigns of the tests take turns among themselves, and not with others on this machine."""
+    os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
 
 
 @pytest.fixture
@@ -33,3 +40,11 @@ def make_point() -> MakePoint:
         return Point(**{**defaults, **values})
 
     return make
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Untested is not tested: say so where nobody can miss it."""
+    from tests.debian import not_tested
+
+    for reason in not_tested():
+        terminalreporter.write_line(f"NOT TESTED: {reason}", red=True, bold=True)

@@ -147,7 +147,7 @@ def test_data_preparation_and_detection(tmp_path: Path) -> None:
     assert done.returncode == 0 and "1 documents" in done.stdout and (tmp_path / "corpus.bin").exists()
     done = caraml("data", "prepare", "images", "--out", tmp_path / "images", "--classes", "2", "--per-class", "3")
     assert done.returncode == 0 and "6 images in 2 classes" in done.stdout
-    assert json.loads(caraml("system", "detect").stdout)["name"] == "local"
+    assert json.loads(caraml("system", "detect", "--json").stdout)["name"] == "local"
     assert "local" in caraml("list", "systems").stdout and "quick" in caraml("list", "suites").stdout
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from caraml.engine.loop import Measurement, StepRow
+from caraml.conclude import Window0
+from caraml.engine.loop import Measurement
+from caraml.engine.steps import StepRow, StepTable
 from caraml.results.files import read_table
 from caraml.results.finish import finish
 from caraml.results.record import Record
@@ -18,7 +20,6 @@ from caraml.suite.model import Measure, Point
 from caraml.verify import workload as known
 from caraml.verify.device import PEAK_FLOPS
 from caraml.verify.energy import energy_claims
-from caraml.worker import Window0
 from tests.conftest import MakePoint
 
 ROOT = Path(__file__).parents[1]
@@ -72,6 +73,9 @@ def test_two_ranks_double_the_rate(tmp_path: Path, make_point: MakePoint) -> Non
     assert both.value("throughput_per_device") == pytest.approx(alone.value("throughput"), rel=2e-3)
     steps = read_table(Store(tmp_path).folder(both) / both.files["steps"])
     assert set(steps["rank"]) == {0, 1}
+    first, second = both.environment["affinity"]
+    assert first["cpus"] != second["cpus"] or first["reason"], "on cores of their own, or a reason why not"
+    assert [rank["reason"] for rank in alone.environment["affinity"]] == ["one process alone may use every CPU of the job"]
 
 
 def test_the_slow_rank_sets_the_pace(tmp_path: Path, make_point: MakePoint) -> None:
@@ -83,7 +87,7 @@ def test_the_slow_rank_sets_the_pace(tmp_path: Path, make_point: MakePoint) -> N
 def test_the_slowest_rank_counts_in_everything() -> None:
     def rank(seconds: float, wait: float, loss: float) -> Measurement:
         rows = [StepRow("first", 0.0, 9 * seconds, 5.0), *(StepRow("measure", 0.0, seconds, wait) for _ in range(10))]
-        return Measurement(1.0, 1.0 + 10 * seconds, rows, [loss] * 11, 9 * seconds, 0.0, 0)
+        return Measurement(1.0, 1.0 + 10 * seconds, StepTable(rows), [loss] * 11, 9 * seconds, 0.0, 0)
 
     quick, slow = rank(0.5, 0.25, 1.0), rank(0.75, 0.125, 3.0)
     for ranks in ([quick, slow], [slow, quick]):

@@ -64,6 +64,36 @@ METRICS: dict[str, MetricDefinition] = {
     "mfu_measured": MetricDefinition(
         "MFU, measured peak", "1", "higher", "FLOP/s per device over the best matrix product measured on this device in the same process."
     ),
+    "hfu": MetricDefinition(
+        "HFU, data sheet",
+        "1",
+        "higher",
+        "Hardware FLOPs utilisation: as MFU, with the forward passes that are computed again to save memory counted as work.",
+    ),
+    "memory_traffic": MetricDefinition(
+        "Memory traffic",
+        "B/s",
+        "neither",
+        "Estimated bytes that one device moves between memory and arithmetic per second; no sensor reads this.",
+    ),
+    "arithmetic_intensity": MetricDefinition(
+        "Intensity", "FLOP/B", "neither", "FLOPs of a step over the estimated bytes that it moves between memory and arithmetic."
+    ),
+    "share_of_limit": MetricDefinition(
+        "Share of the limit",
+        "1",
+        "higher",
+        "FLOP/s per device over the lower of two limits measured on this device: its best matrix product, and its memory bandwidth times "
+        "the estimated intensity (roofline). The scope names the limit that binds.",
+    ),
+    "slowest_rank": MetricDefinition("Slowest rank", "1", "neither", "The rank with the longest mean step in the window."),
+    "rank_imbalance": MetricDefinition(
+        "Rank imbalance",
+        "1",
+        "lower",
+        "By how much the slowest rank's mean step in the window is longer than that of the median rank. Ranks that wait for each other in "
+        "every step differ little.",
+    ),
     "input_bandwidth": MetricDefinition("Input", "B/s", "neither", "Bytes of input batches consumed per second, over all devices."),
     "peak_memory": MetricDefinition(
         "Peak memory", "B", "lower", "GPU: highest number of bytes that tensors held on one device. CPU: highest resident set of one rank."
@@ -99,6 +129,36 @@ METRICS: dict[str, MetricDefinition] = {
     "epoch_time_min": MetricDefinition("Shortest epoch", "s", "lower", "Shortest of the run's whole epochs."),
     "epoch_time_max": MetricDefinition("Longest epoch", "s", "lower", "Longest of the run's whole epochs."),
     "epoch_time_first": MetricDefinition("First epoch", "s", "lower", "First epoch, with the first step and warm-up in it."),
+    "throughput_without_wait": MetricDefinition(
+        "Without input wait",
+        "{item}/s",
+        "higher",
+        "What the throughput would have been without waiting for batches; the run is input-bound where the wait is above 10 %.",
+    ),
+    "staging_time": MetricDefinition("Staging", "s", "lower", "Bringing the data to storage of the node, before anything was timed."),
+    "epoch_time": MetricDefinition("Epoch", "s", "lower", "The epoch that counts: training part and validation, the slowest rank's."),
+    "epoch_training_time": MetricDefinition("Epoch, training", "s", "lower", "Training part of the epoch that counts, the slowest rank's."),
+    "epoch_validation_time": MetricDefinition("Epoch, validation", "s", "lower", "Validation pass of the epoch that counts."),
+    "batch_time_median": MetricDefinition(
+        "Median batch", "s", "lower", "Median batch of the epoch that counts, without its first and its last batch."
+    ),
+    "throughput_first_epoch": MetricDefinition(
+        "First epoch", "{item}/s", "higher", "Items over time of the first epoch's training part, compilation and start-up included."
+    ),
+    "throughput_later_epochs": MetricDefinition(
+        "Later epochs", "{item}/s", "higher", "Items over time of the training parts of all epochs after the first."
+    ),
+    "accuracy_validation": MetricDefinition("Accuracy", "1", "higher", "Share of held-out samples answered right after the last epoch."),
+    "time_to_solution": MetricDefinition(
+        "Time to solution", "s", "lower", "From the first step until validation showed the quality asked for, every validation included."
+    ),
+    "energy_to_solution": MetricDefinition("Energy to solution", "J", "lower", "Energy within the time to solution."),
+    "energy_per_epoch": MetricDefinition(
+        "Energy per epoch", "Wh", "lower", "Energy per item times the items of a nominal epoch, such as ImageNet's 1,281,167 images."
+    ),
+    "energy_per_epoch_per_device": MetricDefinition(
+        "Energy per epoch and device", "Wh", "lower", "Energy of a nominal epoch divided by the number of devices that share it."
+    ),
     "loss_validation": MetricDefinition("Validation loss", "1", "lower", "Mean loss over held-out batches after the last step."),
     "peak_host_memory": MetricDefinition("Peak host memory", "B", "lower", "Highest resident set of one rank's process."),
     "max_device_power": MetricDefinition("Max device power", "W", "lower", "Highest power of any one device in the window."),
@@ -109,6 +169,9 @@ METRICS: dict[str, MetricDefinition] = {
     "device_energy": MetricDefinition("Device energy", "J", "lower", "Energy of all devices in the window."),
     "node_energy": MetricDefinition("Node energy", "J", "lower", "Energy of the whole node in the window, where a sensor measures it."),
 }
+
+ENERGY_METRICS = ("energy", "energy_net", "energy_per_item", "items_per_watt_hour", "mean_power", "idle_power", "energy_time_product")
+"""Numbers that need a sensor; without one each is null with the same reason."""
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 _PREFIXED_UNITS = ("s", "J", "W", "FLOP/s", "B/s", "J s", "Wh")

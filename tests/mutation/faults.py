@@ -20,7 +20,8 @@ class Fault:
 
 
 LOOP, DEVICE, CONTROL, STEP = (f"engine/{name}.py" for name in ("loop", "device", "control", "step"))
-WORKER, METRICS, STATS, MODEL = "worker.py", "results/metrics.py", "stats.py", "suite/model.py"
+WORKER, CONCLUDE = "worker.py", "conclude.py"
+METRICS, STATS, MODEL = "results/metrics.py", "stats.py", "suite/model.py"
 T_LOOP, T_DEVICE, T_CONTROL, T_STEP = (f"tests/engine/test_{name}.py" for name in ("loop", "device", "control", "step"))
 T_WORKER, T_METRICS, T_STATS, T_EXPAND = (
     "tests/test_worker.py",
@@ -57,8 +58,8 @@ FAULTS = [
     Fault(
         "skipped updates are looked for one step late",
         LOOP,
-        "zip(values[first - 1 : -1], values[first:], strict=True)",
-        "zip(values[first:-1], values[first + 1 :], strict=True)",
+        "scales[index] < scales[index - 1] for index in inside",
+        "scales[index + 1] < scales[index] for index in list(inside)[:-1]",
         (T_LOOP,),
     ),
     Fault(
@@ -75,8 +76,8 @@ FAULTS = [
     Fault(
         "steps are timed from the window's begin",
         DEVICE,
-        "self._device.between(self._marks[n], self._marks[n + 1])",
-        "self._device.between(self._marks[0], self._marks[n + 1])",
+        "            self._pending.popleft()\n",
+        "            del self._pending[1]\n",
         (T_LOOP,),
     ),
     Fault("resident kilobytes taken for bytes", DEVICE, 'unit = 1 if sys.platform == "darwin" else 1024', "unit = 1", (T_LOOP,)),
@@ -115,47 +116,47 @@ FAULTS = [
     Fault("only the first micro-batch is trained", STEP, "count = self._point.accumulation\n", "count = 1\n", (T_STEP,)),
     Fault(
         "step times of rank 0",
-        WORKER,
+        CONCLUDE,
         "step_times=times.max(axis=0).tolist(),\n            data_wait=max(sum(row.data_wait for row in rank.window_rows)",
         "step_times=times[0].tolist(),\n            data_wait=max(sum(row.data_wait for row in rank.window_rows)",
         (T_VIEW,),
     ),
     Fault(
         "step times of the quickest rank",
-        WORKER,
+        CONCLUDE,
         "step_times=times.max(axis=0).tolist(),\n            data_wait=max(sum(row.data_wait for row in rank.window_rows)",
         "step_times=times.min(axis=0).tolist(),\n            data_wait=max(sum(row.data_wait for row in rank.window_rows)",
         (T_VIEW,),
     ),
-    Fault("window of rank 0", WORKER, "max(rank.end - rank.begin for rank in ranks)", "ranks[0].end - ranks[0].begin", (T_VIEW,)),
+    Fault("window of rank 0", CONCLUDE, "max(rank.end - rank.begin for rank in ranks)", "ranks[0].end - ranks[0].begin", (T_VIEW,)),
     Fault(
         "data wait of rank 0",
-        WORKER,
+        CONCLUDE,
         "max(sum(row.data_wait for row in rank.window_rows) for rank in ranks)",
         "sum(row.data_wait for row in ranks[0].window_rows)",
         (T_VIEW,),
     ),
-    Fault("first step of rank 0", WORKER, "max(rank.first_step_time for rank in ranks)", "ranks[0].first_step_time", (T_VIEW,)),
-    Fault("loss of rank 0", WORKER, "losses.mean(axis=0)", "losses[0]", (T_VIEW,)),
+    Fault("first step of rank 0", CONCLUDE, "max(rank.first_step_time for rank in ranks)", "ranks[0].first_step_time", (T_VIEW,)),
+    Fault("loss of rank 0", CONCLUDE, "losses.mean(axis=0)", "losses[0]", (T_VIEW,)),
     Fault(
         "skipped updates are counted as trained",
-        WORKER,
+        CONCLUDE,
         "trained = steps - window0.skipped_updates",
         "trained = steps",
         (f"{T_WORKER}::test_updates_that_overflowed_are_not_trained",),
     ),
     Fault(
         "accumulation is ignored",
-        WORKER,
-        "return self.point.global_batch * self._facts",
-        "return self.point.micro_batch * self.point.world * self._facts",
+        CONCLUDE,
+        "return self.point.global_batch * self.facts",
+        "return self.point.micro_batch * self.point.world * self.facts",
         (f"{T_WORKER}::test_accumulation_counts_every_micro_batch",),
     ),
     Fault(
         "only this rank's items are counted",
-        WORKER,
-        "return self.point.global_batch * self._facts",
-        "return self.point.global_batch // self.point.world * self._facts",
+        CONCLUDE,
+        "return self.point.global_batch * self.facts",
+        "return self.point.global_batch // self.point.world * self.facts",
         (f"{T_WORKER}::test_two_ranks_double_the_rate",),
     ),
     Fault(
@@ -174,7 +175,7 @@ FAULTS = [
     ),
     Fault(
         "a NaN loss is fine",
-        WORKER,
+        CONCLUDE,
         'status="ok" if not window0.losses or np.isfinite(window0.losses).all() else "invalid"',
         'status="ok"',
         (f"{T_WORKER}::test_nan_loss_makes_the_point_invalid",),

@@ -93,7 +93,7 @@ def is_input_bound(point: Point, metrics: Mapping[str, Metric]) -> bool:
 
 
 def without_wait(throughput: Metric, wait: float | None, trained: bool) -> Metric:
-    """Throughput of the same steps had no batch been waited for, and what that says of the run."""
+    """Throughput of the same steps without the waits for batches, and what that says of the run."""
     if throughput.value is None or wait is None or not trained or wait >= 1:
         return Metric(value=None, unit=throughput.unit, reason="only mode train both waits and computes")
     kind = "input-bound" if wait > INPUT_BOUND_SHARE else "compute-bound"

@@ -134,8 +134,8 @@ def measured_peak(device: torch.device | str, dtype: DType, *, budget_s: float =
     )
 
 
-def measured_bandwidth(device: torch.device | str, *, budget_s: float = 2.0) -> BandwidthResult:
-    """The best bytes/s of a copy and of a triad ``a = b + s c`` over fp32 arrays far larger than any cache.
+def measured_bandwidth(device: torch.device | str, *, budget_s: float = 2.0, array_bytes: int | None = None) -> BandwidthResult:
+    """The best bytes/s of a copy and of a triad ``a = b + s c`` over fp32 arrays of ``array_bytes``, far larger than any cache by default.
 
     Bytes that the program reads plus bytes that it writes are counted; what a CPU reads in addition before it writes is not.
 
@@ -146,7 +146,8 @@ def measured_bandwidth(device: torch.device | str, *, budget_s: float = 2.0) -> 
 
     device = torch.device(device)
     begin = time.monotonic()
-    array_bytes = (128 if device.type == "cpu" else 1024) * 2**20
+    if array_bytes is None:
+        array_bytes = (128 if device.type == "cpu" else 1024) * 2**20
     try:
         rates, kernel = _best_stream(device, array_bytes, budget_s)
     except RuntimeError as error:  # torch's word for "out of memory"
@@ -171,7 +172,9 @@ def _best_stream(device: torch.device, array_bytes: int, budget_s: float) -> tup
     import torch
 
     with torch.inference_mode():
-        a, b, c = (_random((array_bytes // 4,), torch.float32, device) for _ in range(3))
+        # Drawing so many numbers takes a CPU longer than streaming them a dozen times: the arrays differ by a factor.
+        a = _random((array_bytes // 4,), torch.float32, device)
+        b, c = a * 2, a * 3
 
         def copy() -> None:
             a.copy_(b)

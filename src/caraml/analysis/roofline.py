@@ -1,0 +1,68 @@
+"""The roofline of records: what each could reach by arithmetic and by memory, and what it reached. For a figure and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from caraml.results.record import Record
+
+Limit = Literal["arithmetic", "memory"]
+
+
+@dataclass(frozen=True)
+class RooflineRow:
+    """One record in the plane of intensity and rate; rates are of one device."""
+
+    key: str
+    label: str
+    intensity: float | None
+    """FLOP per byte, estimated."""
+    flops_per_s: float | None
+    peak_flops_per_s: float | None
+    """Best matrix product measured."""
+    bandwidth_bytes_per_s: float | None
+    """Best memory stream measured."""
+    limit: Limit | None
+    """Which of the two binds at this intensity."""
+    attainable_flops_per_s: float | None
+    share: float | None
+    """Reached over attainable."""
+    reason: str | None
+    """Why something is missing."""
+
+    @property
+    def ridge(self) -> float | None:
+        """Intensity from which on arithmetic binds [FLOP/B]."""
+        if self.peak_flops_per_s is None or not self.bandwidth_bytes_per_s:
+            return None
+        return self.peak_flops_per_s / self.bandwidth_bytes_per_s
+
+
+def roofline(records: Iterable[Record]) -> list[RooflineRow]:
+    """A row for every record that was measured, in the order given; what is not known is ``None``, with the reason."""
+    return [_row(record) for record in records if record.window is not None]
+
+
+def _row(record: Record) -> RooflineRow:
+    peak = record.peak_measured.value if record.peak_measured is not None else None
+    bandwidth = record.bandwidth_measured.value if record.bandwidth_measured is not None else None
+    intensity, share = record.value("arithmetic_intensity"), record.metrics.get("share_of_limit")
+    limit: Limit | None = None
+    attainable = None
+    if intensity is not None and peak is not None and bandwidth is not None:
+        attainable = min(peak, bandwidth * intensity)
+        limit = "memory" if attainable < peak else "arithmetic"
+    return RooflineRow(
+        key=record.key,
+        label=record.point.label,
+        intensity=intensity,
+        flops_per_s=record.value("achieved_flops_per_device"),
+        peak_flops_per_s=peak,
+        bandwidth_bytes_per_s=bandwidth,
+        limit=limit,
+        attainable_flops_per_s=attainable,
+        share=share.value if share is not None else None,
+        reason=share.reason if share is not None else "measured by a version of CARAML that knew no roofline",
+    )

@@ -1,0 +1,147 @@
+"""``caraml.load``: typed objects, tables, and the recipes of the documentation."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "report"))
+from campaign_factory import again, campaign
+from record_factory import broken_record, make_point, make_record, save
+
+import caraml
+from caraml.api import Results
+from caraml.errors import EnvironmentUnfitError, InputError
+from caraml.results.store import Store
+
+RECIPES = sorted((Path(__file__).parents[1] / "examples" / "recipes").glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two results folders below one, and a history."""
+    root = tmp_path_factory.mktemp("runs")
+    store = campaign(root / "first", points=30)
+    again(store, next(record.key for record in store.records() if record.window), times=12, slower_from=7)
+    campaign(root / "machines" / "second", points=12, seed=2)
+    return root
+
+
+@pytest.fixture(scope="module")
+def results(root: Path) -> Results:
+    return caraml.load(root / "first")
+
+
+def test_a_folder_gives_its_records_in_their_order(results: Results, root: Path) -> None:
+    assert results.records == Store(root / "first").records()
+    assert len(results) == 30
+    assert results.points[0] == results[0].point == results.records[0].point
+    assert (results[0].folder / "record.json").is_file()
+    assert "skipped" in repr(results)
+
+
+def test_several_folders_and_folders_of_folders(root: Path) -> None:
+    assert len(caraml.load(root)) == 42
+    assert len(caraml.load(root / "first", root / "machines")) == 42
+    assert len(caraml.load(root, suite="campaign")) == 42
+    with pytest.raises(InputError, match="no results of suite 'other'"):
+        caraml.load(root, suite="other")
+
+
+def test_where_selects(results: Results) -> None:
+    chosen = results.where(status="ok", devices=[2, 4], global_batch=lambda batch: batch > 16)
+    assert 0 < len(chosen) < len(results)
+    assert all(one.record.status == "ok" and one.point.devices in (2, 4) and one.point.global_batch > 16 for one in chosen)
+    assert len(results.where(status="ok")) + len(results.where(status=lambda status: status != "ok")) == len(results)
+    assert isinstance(chosen[:2], Results)
+    with pytest.raises(InputError, match="did you mean 'status'"):
+        results.where(statsu="ok")
+
+
+def test_numbers_and_series_of_one_result(results: Results) -> None:
+    result = results.where(status="ok")[0]
+    assert result.metric("throughput").value == result.value("throughput") == result.record.metrics["throughput"].value
+    assert len(result.steps.measured()) == result.record.window.steps  # type: ignore[union-attr]
+    assert {trace.channel for trace in result.power} == {"GPU-0", "GPU-1"}
+    with pytest.raises(InputError, match="did you mean 'throughput'"):
+        result.metric("througput")
+    with pytest.raises(InputError, match="has no steps table"):
+        _ = results.where(status="skipped")[0].steps
+
+
+def test_sql_sees_what_was_loaded_and_no_more(results: Results) -> None:
+    ok = results.where(status="ok")
+    assert ok.sql("SELECT count(*) AS n FROM records") == [{"n": len(ok)}]
+    counted = ok.sql("SELECT key, count(*) AS n FROM steps WHERE phase = 'measure' GROUP BY key")
+    assert {row["key"]: row["n"] for row in counted} == {one.record.key: one.record.window.steps for one in ok}  # type: ignore[union-attr]
+    assert ok.sql("SELECT max(value) > 0 AS yes FROM power") == [{"yes": True}]
+    with pytest.raises(InputError, match="the query is wrong"):
+        ok.sql("SELECT nothing FROM nowhere")
+
+
+def test_every_attempt_by_time(root: Path) -> None:
+    found = caraml.load(root / "first", every_attempt=True)
+    times = [one.record.started_at for one in found]
+    assert len(found) == 30 + 11
+    assert times == sorted(times)
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        caraml.load(tmp_path / "nothing")
+    with pytest.raises(InputError, match="no results below"):
+        caraml.load(tmp_path)
+    (tmp_path / "a.zip").write_text("")
+    with pytest.raises(InputError, match="caraml import"):
+        caraml.load(tmp_path / "a.zip")
+
+
+def test_a_failed_point_has_no_numbers_and_a_row(tmp_path: Path) -> None:
+    save(Store(tmp_path), broken_record(make_point(), "oom", "out of memory"))
+    (result,) = caraml.load(tmp_path)
+    assert result.value("throughput") is None
+    assert caraml.load(tmp_path).rows[0]["throughput"] is None
+    assert caraml.load(tmp_path).rows[0]["reason"] == "out of memory"
+
+
+@pytest.mark.parametrize("package", ["pandas", "polars"])
+def test_tables_of_other_packages(tmp_path: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(Store(tmp_path), make_record())
+    found = caraml.load(tmp_path)
+    if importlib.util.find_spec(package) is not None:
+        table = getattr(found, f"to_{package}")()
+        assert table["throughput"][0] == found[0].value("throughput")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(EnvironmentUnfitError, match=f"pip install {package}"):
+        getattr(found, f"to_{package}")()
+
+
+def test_loading_is_light(root: Path) -> None:
+    code = f"import sys, caraml; caraml.load({str(root)!r}); print([name for name in ('torch', 'duckdb', 'pandas') if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+EXPECTED = {
+    "best_batch": "gpt-800m on 1 devices of NVIDIA GH200 x4, bf16: fastest with batch 64, least energy with batch",
+    "cost_of_training": "kWh (device)",
+    "slow_steps": "1 of 60 steps are 10 % above the median",
+    "table_of_machines": "workload,AMD MI250X x8,NVIDIA A100 x4,NVIDIA GH200 x4",
+    "what_changed": ": -29.8 %",
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_recipes_run(recipe: Path, root: Path) -> None:
+    done = subprocess.run([sys.executable, recipe, root / "first"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert EXPECTED[recipe.stem] in done.stdout
+
+
+def test_every_recipe_is_documented() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
+    assert RECIPES
+    assert all(recipe.name in text for recipe in RECIPES)
