@@ -143,10 +143,10 @@ METRICS: dict[str, MetricDefinition] = {
         "Median batch", "s", "lower", "Median batch of the epoch that counts, without its first and its last batch."
     ),
     "throughput_first_epoch": MetricDefinition(
-        "First epoch", "{item}/s", "higher", "Items over time of the first epoch's training part, compilation and start-up included."
+        "Rate of first epoch", "{item}/s", "higher", "Items over time of the first epoch's training part, with compilation and start-up."
     ),
     "throughput_later_epochs": MetricDefinition(
-        "Later epochs", "{item}/s", "higher", "Items over time of the training parts of all epochs after the first."
+        "Rate of later epochs", "{item}/s", "higher", "Items over time of the training parts of all epochs after the first."
     ),
     "accuracy_validation": MetricDefinition("Accuracy", "1", "higher", "Share of held-out samples answered right after the last epoch."),
     "time_to_solution": MetricDefinition(

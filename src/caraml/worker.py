@@ -100,9 +100,10 @@ class Worker:
             task.close()
         with self.log.phase("save"):
             record = self._conclude(device, ranks, measurement, idle, probed)
-        ranks.leave()
         if record is not None:
             write_record(self.folder, record)
+        ranks.barrier()  # a rank that went before the record is written would make torchrun end the one that writes it
+        ranks.leave()
         return record
 
     # -- before the window ---------------------------------------------------------------------------------------------
@@ -363,3 +364,7 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    # Everything is written. Torch's own threads may still be on their way out, and an interpreter that is taken down around them aborts.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -43,9 +43,10 @@ class Victim:
 
     def start(self, suite: Path, **environment: str) -> subprocess.Popen[str]:
         """Start the campaign; what it prints can be read from the process."""
+        settings = {"XDG_RUNTIME_DIR": str(self._folder), "CARAML_POWER": "fake:constant", "CARAML_DEVICE": "cpu"}
         process = subprocess.Popen(
             [sys.executable, "-m", "caraml", "run", str(suite), "--out", str(self.out)],
-            env={**os.environ, "XDG_RUNTIME_DIR": str(self._folder), "CARAML_POWER": "fake:constant", "CARAML_DEVICE": "cpu", **environment},
+            env={**os.environ, **settings, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

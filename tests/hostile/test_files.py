@@ -19,6 +19,8 @@ from caraml.analysis.raw import relation
 from caraml.analysis.table import query, rows
 from caraml.campaign import machine_of
 from caraml.data.documents import read_documents
+from caraml.data.squad import read_squad
+from caraml.data.squad_generator import generate_squad
 from caraml.data.text import PreparedText, load_tokenizer, prepare_text
 from caraml.data.tokens import bin_path, idx_path
 from caraml.errors import CaramlError
@@ -26,6 +28,8 @@ from caraml.power.merge import merge_folder
 from caraml.power.sources.csvfile import CsvSource
 from caraml.report.page import write_report
 from caraml.report.terminal import record_view, results_table
+from caraml.results.archive import pack, unpack
+from caraml.results.jube import read_table as read_jube
 from caraml.results.progress import ProgressReader
 from caraml.results.record import Metric, Record
 from caraml.results.store import RECORD, Store, read_record, write_record
@@ -83,6 +87,8 @@ KINDS: dict[str, Kind] = {
     "xz": Kind(lzma.compress(DOCUMENTS), "a.jsonl.xz", lambda path: exhaust(read_documents(path))),
     "zstd": Kind(zstandard.compress(DOCUMENTS), "a.jsonl.zst", lambda path: exhaust(read_documents(path))),
     "power csv": Kind(b"time,power_w\n" + b"".join(b"%d,%d\n" % (1700000000 + t, 300 + t) for t in range(20)), "pdu.csv", read_power),
+    "squad": Kind(json.dumps(generate_squad(2, 0)).encode(), "squad.json", read_squad),
+    "jube table": Kind(b"tasks,time[s]\n1,2.5\n2,1.5\n", "result.csv", lambda path: read_jube(path, path.parent / "imported", "jube")),
     "raw csv": Kind(b"step,rank,seconds\n" + b"1,0,0.5\n" * 20, "steps.csv", read_raw),
 }
 
@@ -262,6 +268,26 @@ def test_damaged_energy_results(tmp_path: Path) -> None:
             assert str(path) in str(error)
 
     check()
+
+
+def test_damaged_archives(tmp_path: Path, store: Store) -> None:
+    store.remember_suite("test", [record.key for record in store.records()])
+    path = tmp_path / "test.zip"
+    pack(tmp_path / "results", "test", path)
+    content = path.read_bytes()
+    assert unpack(path, tmp_path / "whole")
+
+    @FUZZ
+    @given(edits)
+    def check(changes: list[Edit]) -> None:
+        path.write_bytes(damaged(content, changes))
+        try:
+            unpack(path, tmp_path / "read")
+        except CaramlError as error:
+            assert str(path) in str(error)
+
+    check()
+    assert {entry.name for entry in tmp_path.iterdir()} <= {"results", "test.zip", "whole", "read"}, "nothing lands elsewhere"
 
 
 def test_queries_cannot_leave_the_sandbox(store: Store) -> None:

@@ -72,12 +72,13 @@ def test_a_script_calls_the_runtime_as_the_site_says(
     tools.mkdir()
     image.write_text("bytes")
     stand_in = tools / PROGRAMS[runtime]
-    stand_in.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@" >"$PWD/called"\nprintf "%s" "${CARAML_CONTAINER_DIGEST:-}" >digest\n')
+    words = 'printf "%s\\n" "$@" >"${@: -1}/called"\nprintf "%s" "${CARAML_CONTAINER_DIGEST:-}" >"${@: -1}/digest"\n'
+    stand_in.write_text(f"#!/usr/bin/env bash\n{words}")
     stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     site = Site(container=Container(runtime=runtime, image=str(image), binds=("/data",), extra=("--quick",)))
     folder = Store(tmp_path / "out").new_attempt(make_point())
-    done = subprocess.run([str(write_script(make_point(), folder, 1, site, "cuda"))], check=False)
+    done = subprocess.run([str(write_script(make_point(), folder, 1, site, "cuda"))], cwd=folder, check=False)
     assert done.returncode == 0
     called = (folder / "called").read_text().splitlines()
     assert called[-4:] == ["python3", "-m", "caraml.worker", str(folder)] and "--quick" in called

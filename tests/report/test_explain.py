@@ -10,7 +10,7 @@ import pytest
 from record_factory import make_record
 
 from caraml.power.model import Flag
-from caraml.report.explain import ENERGY, POWER_FLAGS, SOURCES, flag_meaning, flag_text, hover, source
+from caraml.report.explain import ENERGY, POWER_FLAGS, SOURCES, flag_meaning, flag_text, source
 from caraml.results.record import FLAGS, Metric
 from caraml.units import METRICS
 
@@ -26,15 +26,6 @@ def test_every_metric_has_a_source() -> None:
     record = make_record(watts=100.0)
     for name in record.metrics:
         assert source(record, name) not in {"", "not described", "not measured"}
-
-
-def test_a_hover_names_definition_uncertainty_window_and_source() -> None:
-    lines = hover(make_record(watts=100.0), "energy_per_item").split("\n")
-    assert lines[0] == METRICS["energy_per_item"].definition
-    assert lines[1].startswith("bound ")
-    assert lines[2].startswith("window from 2.70 s to ")
-    assert lines[3].startswith("source: energy / items of the window; boundary device: Test GPU (GPU-5a) by nvml, energy counter")
-    assert lines[4] == "boundary: device"
 
 
 def test_input_bound_comes_with_its_numbers() -> None:

@@ -113,6 +113,11 @@ def test_many_devices_are_refused_in_good_time(make_point: MakePoint) -> None:
     assert "nearest that fits" in (misfit(point, SHAPE) or "")
 
 
+def test_recomputation_is_not_compiled() -> None:
+    (planned,) = plan('global_batch = 8\ncompile = "default"\nparams = { recompute = "full" }')
+    assert planned.skip is not None and 'compile = "off"' in planned.skip
+
+
 def test_batch_and_devices_have_one_source() -> None:
     with pytest.raises(Exception, match="global_batch or accumulation, not both"):
         plan("global_batch = 64\naccumulation = 2")

@@ -55,5 +55,5 @@ def test_pearc_s_tables() -> None:
 def test_on_a_cpu_everything_is_tiny(name: str) -> None:
     found = points(name, CPU)
     assert found and all(point.micro_batch <= 16 for point in found)
-    assert all(point.params["image_size"] == 32 for point in found if point.workload == "image_classification")
+    assert all(point.params["image_size"] <= 64 for point in found if point.workload == "image_classification")
     assert len(found) <= 13

@@ -83,19 +83,6 @@ def source(record: Record, name: str) -> str:
     return SOURCES[name](record) if name in SOURCES else "not described"
 
 
-def hover(record: Record, name: str) -> str:
-    """Everything about one number, a fact a line."""
-    metric = record.metrics.get(name)
-    lines = [definition(name)]
-    if metric is None:
-        return "\n".join([*lines, record.reason or "Not measured."])
-    if metric.value is not None:
-        lines.append(uncertainty(name, metric))
-        lines += [window_text(record), f"source: {source(record, name)}"]
-    lines += [f"boundary: {metric.scope}" if metric.scope else "", f"note: {metric.reason}" if metric.reason else ""]
-    return "\n".join(line for line in lines if line)
-
-
 def energy_reason(record: Record) -> str | None:
     """Why there is no energy, or ``None`` if there is."""
     metric = record.metrics.get("energy_per_item")

@@ -17,14 +17,14 @@
   };
 
   const show = async (key) => {
-    const { metrics, flags, points } = await known, point = points[key];
+    const { metrics, points } = await known, point = points[key];
     if (!point) return;
     const status = make("p", {}, make("span", { class: `status ${point.status}` }, point.status), point.reason && `: ${point.reason}`);
     const raw = byId("viewer").dataset.raw;
     const files = point.files.flatMap((file) => [" ", raw ? make("a", { href: `${raw}/${key}/${encodeURIComponent(file)}` }, file) : file]);
     const about = make("p", { class: "note" }, `Times are on the worker's clock: ${point.window}. Key ${key}. Raw files in ${point.folder}:`, ...files);
     full.replaceChildren(make("h3", { id: "shown", tabindex: -1 }, point.label), status, about);
-    if (point.flags.length) full.append(definitions(point.flags.map((flag) => [flag, flags[flag]])));
+    if (point.flags.length) full.append(definitions(point.flags));
     if (point.trace) full.append(trace(point));
     if (point.numbers.length) full.append(numbers(metrics, point));
     if (point.facts.length) full.append(make("h4", {}, "Work and data"), definitions(point.facts));

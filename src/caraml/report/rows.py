@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from caraml.report.explain import definition, energy_reason, flag_meaning, source, uncertainty, window_text
+from caraml.report.explain import definition, energy_reason, flag_text, source, uncertainty, window_text
 from caraml.report.flatten import flat
 from caraml.report.labels import machine, printable
 from caraml.report.numbers import written
@@ -90,10 +90,8 @@ def _cell(record: Record, name: str) -> Cell:
 def everything(store: Store, records: Sequence[Record], named: Mapping[str, str], traces: Mapping[str, Any]) -> dict[str, Any]:
     """All that the page tells of single points when it is asked: definitions once, and by key each point with its numbers and power."""
     names = list(dict.fromkeys([*HEADLINE, *(name for record in records for name in record.metrics)]))
-    used = {flag for record in records for flag in flags(record)}
     return {
         "metrics": {name: [heading(name), definition(name)] for name in names},
-        "flags": {flag: flag_meaning(flag) for flag in sorted(used)},
         "points": {record.key: _point(store, record, named[record.key], traces.get(record.key)) for record in records},
     }
 
@@ -104,7 +102,7 @@ def _point(store: Store, record: Record, label: str, trace: Any) -> dict[str, An
         "label": label,
         "status": record.status,
         "reason": record.reason or "",
-        "flags": flags(record),
+        "flags": [(flag, flag_text(record, flag)) for flag in flags(record)],
         "window": window_text(record),
         "span": [window.start, window.end] if window else None,
         "folder": _folder(store, record),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from caraml.analysis.scaling import Curve, Family, scaling
 from caraml.report.figure import Axis, Figure, marks
 from caraml.report.groups import MOST_FIGURES, MOST_SERIES, first
 from caraml.report.heat import grid
-from caraml.report.labels import printable
+from caraml.report.labels import labels, printable
 from caraml.report.numbers import counted, plain, written
 from caraml.results.record import Metric, Record
 
@@ -39,10 +38,11 @@ def efficiencies(records: Sequence[Record]) -> tuple[list[Figure], list[str]]:
 
 def _efficiency(name: str, families: Sequence[Family]) -> Figure:
     """One family is drawn by each of its rates, several by the training part."""
+    names = _names(families)
     if len(families) == 1:
         lines: list[tuple[str, Curve]] = [(curve.basis, curve) for curve in families[0].curves]
     else:
-        lines = [(_named(family, families), curve) for family in families if (curve := family.curve("training")) is not None]
+        lines = [(names[family.name], curve) for family in families if (curve := family.curve("training")) is not None]
     chosen, more = first(lines, MOST_SERIES, "line")
     series = [[_size_mark(line, curve, index) for index in range(len(curve.sizes))] for line, curve in chosen]
     worlds = sorted({size.world for _, curve in chosen for size in curve.sizes})
@@ -51,13 +51,20 @@ def _efficiency(name: str, families: Sequence[Family]) -> Figure:
     svg = marks(series, x, Axis("efficiency [%]", zero=True), title)
     columns = ["family", "rate", "devices", "batch", "speed-up", "efficiency", "law"]
     listed = families[:MOST_SERIES]
-    rows = [_size_row(_named(one, families), curve, at) for one in listed for curve in one.curves for at in range(len(curve.sizes))]
+    rows = [_size_row(names[one.name], curve, at) for one in listed for curve in one.curves for at in range(len(curve.sizes))]
     note = "Rate over that of the smallest number of devices, times the ratio of devices; the short lines show the 95 % interval."
     note += f" {_law_text(lines[0][1].laws[0])}" if len(families) == 1 and lines[0][1].laws else ""
     return Figure(title, svg, [(index, line) for index, (line, _) in enumerate(chosen)], "mark", columns, rows, note + more)
 
 
-def _named(family: Family, families: Sequence[Family]) -> str:
+def _names(families: Sequence[Family]) -> dict[str, str]:
+    """A name within the figure for each family, by its own name; those that differ in the micro batch only are counted."""
+    short = [_short(family, families) for family in families]
+    counts = [short[: index + 1].count(name) for index, name in enumerate(short)]
+    return {one.name: name if n == 1 else f"{name} ({n})" for one, name, n in zip(families, short, counts, strict=True)}
+
+
+def _short(family: Family, families: Sequence[Family]) -> str:
     """What tells a family from the others of its figure."""
     point = family.records[0].point
     batch = f"b{point.global_batch}" if family.kind == "strong" else f"b{point.global_batch // point.world} per device"
@@ -65,9 +72,7 @@ def _named(family: Family, families: Sequence[Family]) -> str:
     for field in ("precision", "compile"):
         if len({getattr(other.records[0].point, field) for other in families}) > 1:
             words.append(getattr(point, field))
-    # Families of one batch may differ in the micro batch; their own names count them.
-    again = re.search(r" \(\d+\)$", family.name)
-    return printable(" ".join(words)) + (again[0] if again else "")
+    return printable(" ".join(words))
 
 
 def _size_mark(line: str, curve: Curve, index: int) -> dict[str, Any]:
@@ -154,10 +159,11 @@ def histories(root: Path, records: Sequence[Record], metric: str = "throughput")
     series = history([record for record in attempts([root]) if record.key in keys], metric)
     told = sorted((one for one in series if len(one.entries) >= FEWEST_ATTEMPTS), key=lambda one: not one.changes)
     shown, more = first(told, MOST_FIGURES, "figure")
-    return [_history(one) for one in shown], [more.strip()] if more else []
+    named = labels(records)
+    return [_history(one, named[one.entries[-1].key]) for one in shown], [more.strip()] if more else []
 
 
-def _history(series: Series) -> Figure:
+def _history(series: Series, label: str) -> Figure:
     factor, unit = counted(max(entry.value for entry in series.entries), series.unit)
     times = [1000 * entry.time.timestamp() for entry in series.entries]
     texts = [written(series.metric, Metric(value=one.value, unit=series.unit, low=one.low, high=one.high)) for one in series.entries]
@@ -167,7 +173,7 @@ def _history(series: Series) -> Figure:
         spoken = f"{entry.time:%Y-%m-%d %H:%M}: {text}"
         points.append({"x": time, "y": entry.value / factor, "low": low / factor, "high": high / factor, "d": spoken})
     levels = [{"x": times[index], "y": level / factor} for begin, end, level in series.levels() for index in (begin, end)]
-    title = f"{series.metric.replace('_', ' ').capitalize()} over time: {printable(series.name)}, {printable(series.device)}"
+    title = f"{series.metric.replace('_', ' ').capitalize()} over time: {label}"
     svg = marks([points], Axis("", time=True), Axis(f"[{unit}]", zero=True), title, lines=False, path=levels)
     changes = {
         change.index: f"{100 * (change.ratio - 1):+.1f} %" + (", provisional" if change.provisional else "") for change in series.changes

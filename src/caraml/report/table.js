@@ -90,8 +90,8 @@
       return number ? numberText(metrics, point, number) : `${metrics[name][1]}\nNot measured.`;
     }],
     ["#table tbody td.state", async (cell) => {
-      const { flags, points } = await known, point = points[cell.parentNode.dataset.key];
-      return [point.reason && `${point.status}: ${point.reason}`, ...point.flags.map((flag) => `${flag}: ${flags[flag]}`)].filter(Boolean).join("\n");
+      const { points } = await known, point = points[cell.parentNode.dataset.key];
+      return [point.reason && `${point.status}: ${point.reason}`, ...point.flags.map(([flag, text]) => `${flag}: ${text}`)].filter(Boolean).join("\n");
     }],
   );
 }

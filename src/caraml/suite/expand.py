@@ -256,6 +256,8 @@ def _impossible(point: Point, machine: Machine) -> str | None:
     if not point.placement.split and point.global_batch % (point.micro_batch * point.world):
         product = f"{point.micro_batch} x {point.world} = {point.micro_batch * point.world}"
         return f"global batch {point.global_batch} is not divisible by micro-batch x devices = {product}"
+    if point.compile != "off" and point.params.get("recompute", "off") != "off":
+        return 'torch\'s compiled layers cannot be recomputed: params.recompute needs compile = "off"'
     if point.precision == "tf32" and point.device_class == "cpu":
         return "tf32 is an arithmetic of GPUs"
     return None

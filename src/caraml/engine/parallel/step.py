@@ -32,8 +32,7 @@ class DividedStep:
         self._rates = rates(divided.optimizers, task.rate)
         self._pipeline = None
         if point.placement.pp > 1:
-            scaled = lambda loss, targets: torch.as_tensor(self._scaler.scale(loss))  # noqa: E731  -- the stage has computed the loss
-            self._pipeline = Pipeline(divided.stages, task.division, point, divided.mesh, device=device, loss=scaled)
+            self._pipeline = Pipeline(divided.stages, task.division, point, divided.mesh, device=device, loss=self._scaled)
 
     def __call__(self) -> StepOutcome:
         """Launch one step."""
@@ -47,6 +46,10 @@ class DividedStep:
                 wait = time.monotonic() - begin
                 loss = self._flow(self._pipeline, micro_batches)
         return StepOutcome(loss, wait, self._update())
+
+    def _scaled(self, loss: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The loss that the last stage has computed from the targets itself."""
+        return torch.as_tensor(self._scaler.scale(loss))
 
     def _passes(self) -> tuple[torch.Tensor, float]:
         """One micro-batch after the other."""

@@ -1,0 +1,137 @@
+"""What the harness costs: an empty step, and the same step with and without it.
+
+    python bench/scaling/cost.py [--steps N] [--rounds N] [--json FILE]
+
+``empty``: the measuring loop over a step that does nothing, with a meter that reads every 100 ms, against a bare ``for`` over the same
+function: CPU time per step of looping, marking, keeping, looking and telling. ``a/b``: a step of 50 ms of arithmetic in the loop, and in a
+bare loop, in turns of random order. CPU time of the whole process between the window's edges, so the sampler's threads count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from caraml.engine.device import CpuDevice
+from caraml.engine.loop import Hooks, MeasuringLoop, Progress
+from caraml.engine.outcome import StepOutcome
+from caraml.engine.ranks import Ranks
+from caraml.power import Meter
+from caraml.results.progress import ProgressWriter
+from caraml.suite.model import Measure
+from caraml.verify.energy import SOURCE
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+from turns import Estimate, median, ratio
+
+STEP_SECONDS = 0.05
+
+
+def policy(steps: int) -> Measure:
+    """A window of exactly so many steps."""
+    return Measure(min_seconds=0, max_seconds=3600, min_steps=steps, max_steps=steps, idle_seconds=0, warm_up_max_seconds=0.001)
+
+
+def harnessed(step: Callable[[], StepOutcome], steps: int) -> float:
+    """Seconds of CPU per step inside the window of the measuring loop: all threads, sensors and progress included."""
+    edges: list[float] = []
+    with tempfile.TemporaryDirectory() as folder, Meter([SOURCE]) as meter:
+        progress = ProgressWriter(Path(folder), time.monotonic())
+
+        def show(now: Progress) -> None:
+            progress.write(now.phase, steps=now.steps, watts=meter.latest_power_w())
+
+        def edge() -> None:
+            if edges:
+                edges.append(time.process_time())
+            meter.mark()
+            if not edges:
+                edges.append(time.process_time())
+
+        hooks = Hooks(lambda name: nullcontext(), show, edge)
+        done = MeasuringLoop(CpuDevice(), Ranks(), step, policy(steps), hooks).run()
+    return (edges[1] - edges[0]) / len(done.window_rows)
+
+
+def bare(step: Callable[[], StepOutcome], steps: int) -> float:
+    """Seconds of CPU per step with nothing around it."""
+    begin = time.process_time()
+    for _ in range(steps):
+        step()
+    return (time.process_time() - begin) / steps
+
+
+def empty(steps: int, rounds: int) -> Estimate:
+    """Seconds of CPU that the harness adds to a step that does nothing."""
+    loss = torch.zeros(())
+
+    def step() -> StepOutcome:
+        return StepOutcome(loss, 0.0)
+
+    return median([harnessed(step, steps) - bare(step, steps) for _ in range(rounds)])
+
+
+def arithmetic() -> Callable[[], StepOutcome]:
+    """A step of about 50 ms of CPU: matrix products, as many as that takes now."""
+    a = torch.randn(256, 256)
+    begin = time.process_time()
+    for _ in range(50):
+        a @ a
+    products = max(1, round(50 * STEP_SECONDS / (time.process_time() - begin)))
+    loss = torch.zeros(())
+
+    def step() -> StepOutcome:
+        for _ in range(products):
+            a @ a
+        return StepOutcome(loss + 0, 0.0)
+
+    return step
+
+
+def beside(steps: int, rounds: int) -> tuple[Estimate, Estimate]:
+    """CPU time of the same steps with the harness over without it; and that of one loop over that of another, both without: the noise."""
+    step = arithmetic()
+    kinds = {"harness": harnessed, "bare": bare, "again": bare}
+    times: dict[str, list[float]] = {name: [] for name in kinds}
+    for number in range(rounds + 1):
+        for name in random.sample(list(kinds), len(kinds)):
+            seconds = kinds[name](step, steps)
+            if number:
+                times[name].append(seconds)
+    return ratio(times["harness"], times["bare"]), ratio(times["again"], times["bare"])
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20_000, help="of the empty test")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--ab-steps", type=int, default=40, help="of one turn of the a/b test")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    load = os.getloadavg()[0]
+    cost = empty(asked.steps, asked.rounds)
+    over, noise = beside(asked.ab_steps, asked.rounds)
+    print(f"load {load:.1f}; {asked.rounds} rounds; medians with 95 % bootstrap intervals of CPU time")
+    print(f"empty step: {cost.value * 1e6:.1f} ({cost.low * 1e6:.1f} to {cost.high * 1e6:.1f}) µs per step; target 50")
+    print(f"50 ms step with the harness over without: {over.value:.5f} ({over.low:.5f} to {over.high:.5f}); target 1.005")
+    print(f"the same without over without: {noise.value:.5f} ({noise.low:.5f} to {noise.high:.5f})")
+    if asked.json is not None:
+        kept = {"load": load, "empty_seconds": asdict(cost), "with_over_without": asdict(over), "without_over_without": asdict(noise)}
+        asked.json.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""How cost grows: step time and memory against batch, sequence length and model size, and everything against the length of a run.
+
+    python bench/scaling/growth.py [batch sequence width layers length] [--rounds N] [--json FILE]
+
+For the first four CARAML's own step trains small GPTs, one process for each size, in turns of random order; ``length`` drives the measuring
+loop with a device of known speed on a virtual clock, so that a million steps of 50 ms take seconds. The exponent is the slope of a straight
+line through the logarithms: 1 is proportional, 0 is constant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import median
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "train"))
+
+SMALL = {"preset": "4M", "width": 128, "layers": 2, "heads": 4, "sequence_length": 128, "vocab_size": 1024, "data": "synthetic"}
+SIZES = {
+    "batch": [2, 4, 8, 16],
+    "sequence": [64, 128, 256, 512],
+    "width": [64, 128, 256, 512],
+    "layers": [1, 2, 4, 8],
+    "length": [10_000, 100_000, 1_000_000],
+}
+
+
+def exponent(sizes: list[int], costs: list[float]) -> float:
+    """Slope of the least-squares line through the logarithms."""
+    x, y = [math.log(size) for size in sizes], [math.log(cost) for cost in costs]
+    mx, my = sum(x) / len(x), sum(y) / len(y)
+    return sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sum((a - mx) ** 2 for a in x)
+
+
+def trained(axis: str, rounds: int) -> list[dict[str, float]]:
+    """Seconds of CPU of a step and highest resident set, for every size along one axis."""
+    from contestants import Spec, point_of
+    from gate import PIPES
+    from turns import Program, take_turns
+
+    from caraml.launch.script import environment_of
+
+    with tempfile.TemporaryDirectory() as scratch:
+        programs = []
+        for size in SIZES[axis]:
+            own = {"sequence": {"sequence_length": size}, "width": {"width": size}, "layers": {"layers": size}}.get(axis, {})
+            spec = Spec("caraml", "gpt", {**SMALL, **own}, size if axis == "batch" else 4)
+            command = [str(HERE.parent / "train" / "contestants.py"), spec.to_json()]
+            log = Path(scratch) / f"{size}.log"
+            programs.append(Program(str(size), command, environment_of(point_of(spec), threads=1), log, PIPES))
+        try:
+            for program in programs:
+                if failed := program.started():
+                    raise RuntimeError(f"{axis} {program.name}: {failed}")
+            turns = take_turns(programs, rounds, 1.0)
+        finally:
+            for program in programs:
+                program.end()
+    return [
+        {"size": size, "step_cpu": median(turn.cpu for turn in turns[str(size)]), "memory": turns[str(size)][-1].memory}
+        for size in SIZES[axis]
+    ]
+
+
+def long_run(steps: int) -> dict[str, float]:
+    """In this process: memory, time and raw table of a window of so many steps of 50 ms that jitter by 1 %."""
+    import random
+
+    import torch
+
+    from caraml.engine.loop import Hooks, MeasuringLoop
+    from caraml.engine.outcome import StepOutcome
+    from caraml.engine.ranks import Ranks
+    from caraml.results.files import write_table
+    from caraml.suite.model import Measure
+    from caraml.verify.device import KnownDevice, VirtualClock
+
+    device, rng, looks = KnownDevice(VirtualClock(1000.0), launch_cost=0.001, queue=1.0), random.Random(0), []
+
+    def step() -> StepOutcome:
+        device.launch(rng.gauss(0.05, 0.0005))
+        return StepOutcome(torch.rand(()), rng.random() * 1e-5)
+
+    policy = Measure(target=1e-9, max_seconds=1e9, min_steps=steps, max_steps=steps, idle_seconds=0)
+    before, begin = _resident(), time.process_time()
+    hooks = Hooks(lambda name: nullcontext(), looks.append, lambda: None)
+    done = MeasuringLoop(device, Ranks(), step, policy, hooks).run()
+    looping, held = time.process_time() - begin, _resident() - before
+    columns = {name: array("d", (getattr(row, name) for row in done.rows)) for name in ("start", "seconds", "data_wait")}
+    rows = len(done.rows)
+    with tempfile.TemporaryDirectory() as folder:
+        table = {"step": range(rows), "rank": [0] * rows, "phase": [row.phase for row in done.rows], **columns, "loss": done.losses}
+        file = Path(folder) / write_table(Path(folder), "steps", table)
+        size = file.stat().st_size
+    return {"size": steps, "loop_cpu": looping, "memory": held, "steps_file": size, "looks": len(looks)}
+
+
+def _resident() -> int:
+    """Resident set of this process now [B]."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
+
+
+def main() -> None:
+    """Measure, fit, print, keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("axes", nargs="*", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one-run", type=int, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one_run is not None:
+        print(json.dumps(long_run(asked.one_run)))
+        return
+    kept = {}
+    for axis in asked.axes:
+        if axis == "length":  # each in a process of its own: what one run leaves behind must not count for the next
+            command = [sys.executable, __file__, "length", "--one-run"]
+            found = [json.loads(subprocess.run([*command, str(size)], check=True, capture_output=True).stdout) for size in SIZES[axis]]
+        else:
+            found = trained(axis, asked.rounds)
+        sizes = [row["size"] for row in found]
+        kept[axis] = found
+        print(f"\n{axis}; load {os.getloadavg()[0]:.1f}\n")
+        print("| size | " + " | ".join(str(size) for size in sizes) + " | exponent |")
+        print("|---" * (len(sizes) + 2) + "|")
+        for name in found[0].keys() - {"size"}:
+            costs = [row[name] for row in found]
+            slope = f"{exponent(sizes, costs):.2f}" if min(costs) > 0 else "–"
+            print(f"| {name} | " + " | ".join(f"{cost:.4g}" for cost in costs) + f" | {slope} |", flush=True)
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""One training program: CARAML's step as its worker makes it, or a peer's own code, found where the caller says.
+
+    python contestants.py '{"peer": "nanogpt", ...}'       (started by compare.py)
+
+A peer's script or loop is run as it is; only its arguments are chosen. What the gate times is therefore theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import json
+import pickle
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gate
+import numpy as np
+import torch
+
+ENDLESS = 10**9
+RESIDENT = 4
+"""Batches of images that a loop over images is fed with, in turn."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What to train and by whom."""
+
+    peer: str
+    workload: str
+    params: dict[str, Any]
+    batch: int
+    compile: bool = False
+    channels_last: bool = False
+    path: str | None = None
+    """The peer's checkout, or the file that holds its loop."""
+    scratch: str = "."
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The command line's argument."""
+        return json.dumps(asdict(self))
+
+
+def caraml(spec: Spec) -> None:
+    """The worker's task and step, mode train. Images lie on the device already, as those of the peers do."""
+    from caraml.engine.precision import set_matmul_precision
+    from caraml.engine.step import make_step
+    from caraml.workloads import load_workload
+    from caraml.workloads.base import BuildContext
+
+    workload, point, device = load_workload(spec.workload), point_of(spec), torch.device("cpu")
+    set_matmul_precision(point.precision)
+    context = BuildContext(
+        params=workload.params.model_validate(spec.params),
+        device=device,
+        rank=0,
+        world=1,
+        processes_on_node=1,
+        micro_batch=spec.batch,
+        seed=0,
+        phase=lambda name: nullcontext(),
+        global_batch=spec.batch,
+    )
+    step = make_step(workload.build(context), point, device)
+    while True:
+        step()
+
+
+def point_of(spec: Spec) -> Any:
+    """The point that CARAML would measure."""
+    from caraml.suite.model import Point
+
+    return Point(
+        suite="bench",
+        benchmark=spec.workload,
+        workload=spec.workload,
+        params=spec.params,
+        system="local",
+        device="cpu",
+        device_class="cpu",
+        software="bench",
+        global_batch=spec.batch,
+        micro_batch=spec.batch,
+        compile="default" if spec.compile else "off",
+    )
+
+
+def nanogpt(spec: Spec) -> None:
+    """``train.py`` of nanoGPT with the flags that its README gives for a CPU, on random tokens in its own file format."""
+    assert spec.path is not None
+    params, folder = spec.params, Path(spec.scratch)
+    data = folder / "data" / "random"
+    data.mkdir(parents=True, exist_ok=True)
+    tokens = np.random.default_rng(0).integers(params["vocab_size"], size=2**20, dtype=np.uint16)
+    for part in ("train", "val"):
+        tokens.tofile(data / f"{part}.bin")
+    (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": params["vocab_size"]}))
+    options = {
+        "device": "cpu",
+        "compile": spec.compile,
+        "dtype": "float32",
+        "dataset": "random",
+        "out_dir": "out",
+        "eval_iters": 1,
+        "eval_interval": ENDLESS,
+        "gradient_accumulation_steps": 1,
+        "batch_size": spec.batch,
+        "block_size": params["sequence_length"],
+        "n_layer": params["layers"],
+        "n_head": params["heads"],
+        "n_embd": params["width"],
+    }
+    sys.argv = ["train.py", *(f"--{name}={value}" for name, value in options.items())]
+    sys.path.insert(0, spec.path)
+    import os
+
+    os.environ["PYTHONPATH"] = spec.path
+    os.chdir(folder)
+    Path("configurator.py").write_bytes((Path(spec.path) / "configurator.py").read_bytes())  # it is read from the current folder
+    runpy.run_path(str(Path(spec.path) / "train.py"), run_name="__main__")
+
+
+class _RandomText(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Samples as ``Trainer`` wants them; labels are the inputs, which the model shifts itself."""
+
+    def __init__(self, vocabulary: int, length: int) -> None:
+        self._tokens = torch.randint(vocabulary, (512, length), generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return 2**20
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        tokens = self._tokens[index % len(self._tokens)]
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def trainer(spec: Spec) -> None:
+    """Hugging Face's ``Trainer`` with its GPT-2, its defaults, and no dropout, which the others do without as well."""
+    from caraml.compat import make_torchvision_importable
+
+    make_torchvision_importable()
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    params = spec.params
+    config = GPT2Config(
+        vocab_size=params["vocab_size"],
+        n_positions=params["sequence_length"],
+        n_embd=params["width"],
+        n_layer=params["layers"],
+        n_head=params["heads"],
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    arguments = TrainingArguments(
+        output_dir=spec.scratch,
+        per_device_train_batch_size=spec.batch,
+        max_steps=ENDLESS,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        torch_compile=spec.compile,
+        weight_decay=0.1,
+        max_grad_norm=1.0,
+    )
+    data = _RandomText(params["vocab_size"], params["sequence_length"])
+    Trainer(GPT2LMHeadModel(config), arguments, train_dataset=data).train()
+
+
+class _Images:
+    """A loader whose batches are in memory: float images and classes, without end."""
+
+    def __init__(self, batch: int, size: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._batches = [
+            (torch.randn(batch, 3, size, size, generator=generator), torch.randint(1000, (batch,), generator=generator))
+            for _ in range(RESIDENT)
+        ]
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return itertools.cycle(self._batches)
+
+
+def timm(spec: Spec) -> None:
+    """``train_one_epoch`` of timm's ``train.py`` with that script's own defaults: model, optimizer, task."""
+    from caraml.compat import make_torchvision_importable
+
+    make_torchvision_importable()
+    assert spec.path is not None
+    sys.argv = ["train.py", "--model", spec.params["model"], *(["--channels-last"] if spec.channels_last else [])]
+    script = _imported(Path(spec.path))
+    args, _ = script._parse_args()
+    args.prefetcher = args.distributed = False
+    args.rank, args.local_rank, args.world_size = 0, 0, 1
+    device = torch.device("cpu")
+    model = script.create_model(args.model, num_classes=1000).to(device)
+    if spec.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    task = script.ClassificationTask(model, torch.nn.CrossEntropyLoss(), device=device, verbose=False)
+    if spec.compile:
+        model.compile()
+    optimizer = script.create_optimizer_v2(model, **script.optimizer_kwargs(cfg=args))
+    loader = _Images(spec.batch, spec.params["image_size"])
+    script.train_one_epoch(0, model, loader, optimizer, args, task=task, device=device)
+
+
+def torchvision(spec: Spec) -> None:
+    """``train_one_epoch`` of torchvision's ``references/classification/train.py`` with that script's own defaults."""
+    from caraml.compat import make_torchvision_importable
+
+    make_torchvision_importable()
+    from torchvision import models
+
+    assert spec.path is not None
+    script = _imported(Path(spec.path))
+    args = script.get_args_parser().parse_args(["--device", "cpu"])
+    args.channels_last = spec.channels_last
+    model = models.get_model(spec.params["model"])
+    if spec.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    if spec.compile:
+        model.compile()
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay)
+    loader = _Images(spec.batch, spec.params["image_size"])
+    script.train_one_epoch(model, torch.nn.CrossEntropyLoss(), optimizer, loader, torch.device("cpu"), 0, args)
+
+
+def _imported(file: Path) -> Any:
+    """A script as a module, with its neighbours importable."""
+    sys.path.insert(0, str(file.parent))
+    return importlib.import_module(file.stem)
+
+
+PEERS: dict[str, Callable[[Spec], None]] = {
+    "caraml": caraml,
+    "nanogpt": nanogpt,
+    "trainer": trainer,
+    "timm": timm,
+    "torchvision": torchvision,
+}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("spec", help="as JSON")
+    asked = Spec(**json.loads(parser.parse_args().spec))
+    gate.install()
+    PEERS[asked.peer](asked)

@@ -1,0 +1,55 @@
+"""Holds a training program after any of its optimizer steps, so that programs which know nothing of each other take turns.
+
+Torch calls a hook after every ``optimizer.step()``, whoever trains. From one call to the next lies one whole step of the program, logging
+and fetching of its next batch included, without a line of it being changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from typing import Any, TextIO
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+PIPES = "CARAML_BENCH_PIPES"
+"""Environment variable: the file descriptors that commands come from and replies go to."""
+FIRST_STEPS = 3
+"""Steps before a program counts as started: compilation, optimizer state, allocator."""
+
+
+class Gate:
+    """Called after each optimizer step. A command is a number of steps; the reply is what they took."""
+
+    def __init__(self, commands: TextIO, replies: TextIO) -> None:
+        self._commands, self._replies = commands, replies
+        self._left = FIRST_STEPS
+        self._since = self._now()
+
+    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """One step more is done; when it was the last one asked for, reply and wait."""
+        self._left -= 1
+        if self._left:
+            return
+        wall, cpu = (now - then for now, then in zip(self._now(), self._since, strict=True))
+        told = {"wall": wall, "cpu": cpu, "memory": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+        print(json.dumps(told), file=self._replies, flush=True)
+        command = self._commands.readline()
+        if not command:  # whoever asked has gone
+            os._exit(0)
+        self._left = int(command)
+        self._since = self._now()
+
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        """Seconds by the clock, and of CPU over all threads of this process."""
+        return time.perf_counter(), time.process_time()
+
+
+def install() -> None:
+    """Gate this process by the pipes that its parent gave it."""
+    commands, replies = (int(number) for number in os.environ[PIPES].split(","))
+    register_optimizer_step_post_hook(Gate(os.fdopen(commands, "r"), os.fdopen(replies, "w")))
