@@ -7,7 +7,11 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, shape_wrapper
+
+from caraml.models.conv_flops import CORRECTIONS
+
+_FORMULAS = flop_registry | {operator: shape_wrapper(formula) for operator, formula in CORRECTIONS.items()}
 
 
 class _Counter(TorchDispatchMode):
@@ -20,7 +24,7 @@ class _Counter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        formula = flop_registry.get(func._overloadpacket)
+        formula = _FORMULAS.get(func._overloadpacket)
         if formula is not None:
             self.total += formula(*args, **(kwargs or {}), out_val=out)
         return out

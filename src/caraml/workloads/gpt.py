@@ -122,11 +122,12 @@ def build(ctx: BuildContext[Params]) -> Task:
     torch.manual_seed(ctx.seed)
     with torch.device("meta" if ctx.divided else ctx.device):
         model: torch.nn.Module = GPT(config) if params.backend == "torch" else _megatron(config)
-    each, every = traffic_per_token(config)
+    # What recomputation moves again, and what a division sends instead, is not estimated.
+    each, every = traffic_per_token(config) if config.recompute == "off" and not ctx.divided else (None, None)
     facts = Facts(
         item="token",
-        traffic_per_item=None if ctx.divided else each,
-        traffic_per_step=None if ctx.divided else every * ctx.accumulation + ADAMW * parameter_count(config),
+        traffic_per_item=each,
+        traffic_per_step=None if every is None else every * ctx.accumulation + ADAMW * parameter_count(config),
         items_per_sample=params.sequence_length,
         parameters=parameter_count(config),
         flops_per_item=flops_per_token(config),
