@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -21,6 +21,8 @@ from caraml.units import METRICS
 
 _MAY_CHANGE = ("software",)
 """Axes in which the attempts of one series may differ: what may have changed over time."""
+
+_UNKNOWN = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,19 @@ def history(records: Sequence[Record], metric: str = "throughput") -> list[Serie
     metric. Only results above zero are on a series, because levels are compared by their ratio."""
     if metric not in METRICS:
         raise unknown_name("metric", metric, METRICS)
-    usable = sorted((record for record in records if record.status == "ok" and values([record], metric)), key=_time)
+    usable = sorted(
+        (record for record in records if record.status == "ok" and values([record], metric) and _time(record) != _UNKNOWN), key=_time
+    )
     groups = grouped(usable, lambda record: without(axes(record.point), _MAY_CHANGE))
     return [_series(name, group, metric) for name, group in zip(names(groups), groups, strict=True)]
 
 
 def _time(record: Record) -> datetime:
-    return datetime.fromisoformat(record.started_at)
+    """When it was measured; a record that does not say it in a way that can be read comes first and is on no series."""
+    try:
+        return datetime.fromisoformat(record.started_at).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return _UNKNOWN
 
 
 def _series(name: str, records: Sequence[Record], metric: str) -> Series:

@@ -6,6 +6,7 @@ manifest before anything is unpacked, every file must have its hash and every re
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -13,6 +14,7 @@ import shutil
 import stat
 import tempfile
 import zipfile
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -124,8 +126,12 @@ def unpack(path: Path, root: Path) -> Done:
     try:
         with zipfile.ZipFile(path) as archive:
             return _unpack(archive, path, Store(root))
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
         raise InputError(f"{path}: not a CARAML archive: {error}") from error
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a disk, not an offset in the file that points before its start
+            raise
+        raise InputError(f"{path}: not a CARAML archive: its parts are not where it says") from error
 
 
 def _unpack(archive: zipfile.ZipFile, path: Path, store: Store) -> Done:
@@ -247,6 +253,6 @@ def rows_file(path: Path, folder: Path) -> Path:
             if member.bytes > _LARGEST_FILE:
                 raise InputError(f"{path}: {ROWS} is larger than {_LARGEST_FILE >> 30} GiB")
             _extract(archive, path, ROWS, member, folder / ROWS)
-    except (zipfile.BadZipFile, KeyError, ValueError, AttributeError, EOFError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, AttributeError, EOFError, NotImplementedError, RuntimeError) as error:
         raise InputError(f"{path}: not a CARAML archive: {error}") from error
     return folder / ROWS
