@@ -6,6 +6,8 @@ import re
 from importlib import metadata
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).parents[1]
 
 FREE = re.compile(
@@ -30,10 +32,9 @@ def needed(name: str, found: dict[str, metadata.Distribution]) -> None:
         return
     found[canonical(name)] = package
     for line in package.requires or []:
-        if "extra ==" not in line and "extra==" not in line:
-            match = re.match(r"[A-Za-z0-9._-]+", line)
-            assert match, line
-            needed(match.group(), found)
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            needed(requirement.name, found)
 
 
 def closure() -> dict[str, metadata.Distribution]:
