@@ -215,7 +215,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
     if single.is_file():
         if not isinstance(_read_table(single).get("model"), dict):
             raise InputError(f"{single}: found no table 'model'; expected the tokenizer.json of the tokenizers library")
-        return Tokenizer.from_file(str(single))
+        try:
+            return Tokenizer.from_file(str(single))
+        except Exception as error:  # the library raises nothing narrower
+            raise InputError(f"{single}: not a tokenizer: {error}") from error
     if not (vocab.is_file() and merges.is_file()):
         raise InputError(f"{path}: found no tokenizer; expected a tokenizer.json, or a folder with one or with vocab.json and merges.txt")
     ids = _read_vocabulary(vocab)
