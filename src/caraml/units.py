@@ -157,7 +157,7 @@ METRICS: dict[str, MetricDefinition] = {
         "Energy per epoch", "Wh", "lower", "Energy per item times the items of a nominal epoch, such as ImageNet's 1,281,167 images."
     ),
     "energy_per_epoch_per_device": MetricDefinition(
-        "Epoch energy per device", "Wh", "lower", "Energy of a nominal epoch divided by the number of devices that share it."
+        "Epoch energy, per device", "Wh", "lower", "Energy of a nominal epoch divided by the number of devices that share it."
     ),
     "loss_validation": MetricDefinition("Validation loss", "1", "lower", "Mean loss over held-out batches after the last step."),
     "peak_host_memory": MetricDefinition("Peak host memory", "B", "lower", "Highest resident set of one rank's process."),
