@@ -6,6 +6,7 @@ import itertools
 import time
 
 import pytest
+import torch.distributed as dist
 
 from caraml.engine.ranks import Ranks
 from caraml.engine.watchdog import PATIENCE as PATIENCE_VARIABLE
@@ -74,9 +75,19 @@ def test_long_steps_get_twenty_of_them() -> None:
     ) == "no step for 600 s: rank 0 in the step after micro-batch 10; no rank stands out".replace("; no rank stands out", "")
 
 
-def test_ranks_that_have_not_spoken_yet_are_waited_for() -> None:
-    verdict = Verdict(2, PATIENCE)
-    assert all(verdict.hears([Sign(now, now, "step"), None], float(now)) is None for now in range(1000))
+def test_a_rank_that_has_not_joined_is_waited_for_twice_as_long_and_then_named() -> None:
+    verdict = Verdict(2, PATIENCE, start=50.0)
+    said = {now: verdict.hears([Sign(now, now, "step"), None], float(now)) for now in range(50, 300)}
+    assert all(said[now] is None for now in range(50, 251))
+    assert said[251] == "rank 1 left no sign of life for 200 s"
+
+
+def test_a_sign_is_left_before_the_first_step() -> None:
+    store = dist.HashStore()
+    ranks = Ranks(rank=1, world=2)
+    ranks.own_store = lambda: store  # type: ignore[method-assign]
+    with Watchdog(ranks, lambda _: None):
+        assert store.check(["caraml/alive/1"])
 
 
 def test_signs_survive_the_store() -> None:

@@ -25,6 +25,8 @@ PATIENCE = "CARAML_HANG_SECONDS"
 DEFAULT_PATIENCE = 300.0
 SILENCE = 0.4
 """Share of the patience after which a process that leaves no sign of life at all is given up: it was stopped, or its node is gone."""
+_LATE = 2.0
+"""Multiple of the patience after which a rank that never left a sign is given up: ranks need not be ready to train at the same time."""
 _LONG_STEPS = 20
 """A point whose steps are long gets at least this many of the longest gap between batches."""
 _WARM = 3
@@ -53,16 +55,18 @@ class Sign:
 class Verdict:
     """What the signs of all ranks say over time: policy without processes, so that it can be tested by itself."""
 
-    def __init__(self, world: int, patience: float) -> None:
+    def __init__(self, world: int, patience: float, start: float = 0.0) -> None:
         self._patience = patience
-        self._last: list[tuple[Sign | None, float, float]] = [(None, 0.0, 0.0)] * world
+        self._last: list[tuple[Sign | None, float, float]] = [(None, start, start)] * world
         self._longest = 0.0
 
     def hears(self, signs: list[Sign | None], now: float) -> str | None:
         """Take in the newest sign of every rank (``None``: not one yet); in words what hangs, or ``None``."""
         for rank, sign in enumerate(signs):
             before, seen, moved = self._last[rank]
-            if sign is None or before is None:
+            if sign is None:
+                continue
+            if before is None:
                 self._last[rank] = (sign, now, now)
                 continue
             if sign.looks != before.looks:
@@ -75,9 +79,11 @@ class Verdict:
         return self._silent(now) or self._stuck(now)
 
     def _silent(self, now: float) -> str | None:
-        limit = self._patience * SILENCE
-        quiet = [rank for rank, (sign, seen, _) in enumerate(self._last) if sign is not None and now - seen > limit]
-        return f"{_named(quiet)} left no sign of life for {limit:.3g} s" if quiet else None
+        for has_joined, limit in ((True, self._patience * SILENCE), (False, self._patience * _LATE)):
+            quiet = [rank for rank, (sign, seen, _) in enumerate(self._last) if (sign is not None) == has_joined and now - seen > limit]
+            if quiet:
+                return f"{_named(quiet)} left no sign of life for {limit:.3g} s"
+        return None
 
     def _stuck(self, now: float) -> str | None:
         known = [(rank, sign, moved) for rank, (sign, _, moved) in enumerate(self._last) if sign is not None]
@@ -111,8 +117,9 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def __enter__(self) -> Watchdog:
-        """Start to watch."""
+        """Leave a first sign and start to watch."""
         if self._patience > 0:
+            self._signs()  # before any step: a rank that is stopped right after it has joined is missed, too
             self._thread.start()
         return self
 
@@ -135,7 +142,7 @@ class Watchdog:
             yield batch
 
     def _run(self) -> None:
-        verdict = Verdict(len(self._watched), self._patience)
+        verdict = Verdict(len(self._watched), self._patience, time.monotonic())
         while not self._over.wait(min(self._patience * SILENCE / 8, 10.0)):
             self._sign.looks += 1
             hanging = verdict.hears(self._signs(), time.monotonic())
