@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from caraml.engine.fitting import smallest_that_fit
+from caraml.engine.fitting import planned_of, smallest_that_fit
 from caraml.engine.live import kept_and_peaks
-from caraml.engine.memory import memory_plan, peak_gib
+from caraml.engine.memory import memory_plan
 from caraml.engine.ranks import Ranks
 from caraml.errors import InputError
 from caraml.models.gpt_division import stage_on_meta
@@ -120,4 +120,5 @@ def test_another_workload_is_refused(make_point: MakePoint) -> None:
         memory_plan(make_point())
     with pytest.raises(InputError, match="not for backend 'megatron'"):
         memory_plan(gpt(make_point, {"preset": "4M", "backend": "megatron"}))
-    assert peak_gib(make_point()) is None and (peak_gib(gpt(make_point, {"preset": "4M"})) or 0) > 0
+    (planned,) = planned_of([make_point(), gpt(make_point, {"preset": "4M"})])
+    assert planned.point.workload == "gpt" and planned.plan.peak > 0

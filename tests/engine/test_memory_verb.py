@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
 from caraml.cli.app import app
 from caraml.cli.memory import memory  # noqa: F401  -- registers the verb
+from caraml.cli.run import plan  # noqa: F401
 from caraml.errors import InputError
 
 
-def invoke(*arguments: str) -> str:
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["memory", *arguments])
+def invoke(*arguments: str, verb: str = "memory") -> str:
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, [verb, *arguments])
     if done.exception is not None:
         raise done.exception
     return done.output
@@ -19,14 +22,25 @@ def invoke(*arguments: str) -> str:
 
 def test_the_fewest_devices_that_fit() -> None:
     text = invoke("gpt", "--system", "jedi", "--set", "params.preset=13B")
-    assert "1 x 4" in text and "tp4+sp" in text and "89.4 GiB of NVIDIA GH200" in text and "no" not in text.split("GiB of each")[0].split()
-    assert "1 x 1" in invoke("gpt", "--system", "jedi", "--set", "params.preset=117M")
+    assert "1x4 tp4+sp" in text and "89.4 GiB of NVIDIA GH200" in text and "no" not in text.split()
+    assert "1x1" in invoke("gpt", "--system", "jedi", "--set", "params.preset=117M")
 
 
 def test_the_points_of_a_suite_whatever_the_number_of_nodes() -> None:
     text = invoke("llm-large", "--system", "jureca-a100")
-    assert "gpt-13B" in text and "gpt-175B" in text and "16 x 4" in text
+    assert "gpt-13B" in text and "gpt-175B" in text and "16x4" in text
     assert " no" in text, "13B on four devices of 40 GB does not fit"
+    assert "do not fit; the smallest placements that do: caraml memory gpt --system jureca-a100" in text
+
+
+def test_a_plan_says_what_its_points_need(tmp_path: Path) -> None:
+    options = ("--launcher", "print", "--out", str(tmp_path))
+    strong = invoke("llm-strong", "--system", "jedi", *options, verb="plan")
+    assert "12 to run" in strong, "how many nodes there are is not known, which is no reason to leave a point out"
+    assert "comm" in strong and "fits: peak up to 90 % of the 89.4 GiB" in strong and "1 of 12 do not fit" in strong
+    here = invoke("llm-strong", "--system", "jedi", "--launcher", "local", "--out", str(tmp_path), verb="plan")
+    assert "1 to run, 11 skipped" in here and "needs 2 nodes, 1 of jedi in reach" in here
+    assert "GiB" not in invoke("vision", "--system", "jedi", *options, verb="plan"), "the memory of this workload cannot be planned"
 
 
 def test_errors_say_what_to_do() -> None:

@@ -15,8 +15,8 @@ from caraml.system.model import System
 from caraml.units import GIB
 
 
-def machine_of(system: System) -> Machine:
-    """What expansion must know of a system."""
+def machine_of(system: System, launcher: str = "slurm") -> Machine:
+    """What expansion must know of a system. Launcher ``local`` reaches the node that it is on, the others all that there are."""
     cpu = system.device_class == "cpu"
     memory = system.devices[0].memory_bytes
     return Machine(
@@ -24,7 +24,7 @@ def machine_of(system: System) -> Machine:
         device=system.identity,
         device_class=system.device_class,
         software=f"caraml {__version__}, torch {metadata.version('torch')}",
-        nodes=system.nodes or 1,
+        nodes=1 if launcher == "local" else system.nodes,
         # A CPU is one device; more processes on it are for trying out parallel training.
         devices_per_node=(system.cpu.usable_threads or 1) if cpu else system.devices_per_node,
         device_memory_gib=memory / GIB if memory else None,

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from caraml.campaign.flight import accepted
 from caraml.campaign.runner import Campaign
@@ -22,6 +23,9 @@ from caraml.launch.slurm import SlurmLauncher
 from caraml.results.store import folder_name, latest_in
 from caraml.suite.model import Point
 from caraml.system.model import System
+
+if TYPE_CHECKING:
+    from caraml.engine.fitting import Planned
 
 JOULES_PER_KWH = 3.6e6
 
@@ -51,6 +55,8 @@ class Preview:
     """One script of each kind by the label of its point: how many points have this kind, and the text."""
     objections: list[str]
     """What the machine or its scheduler would refuse."""
+    memory: list[Planned]
+    """What the points that can be planned need of each device, those included that are not to run; none where none can be."""
     disk: float | None
     """Bytes that the points to run will take; ``None`` when nothing like them has run."""
 
@@ -89,7 +95,8 @@ def preview(campaign: Campaign) -> Preview:
     to_run = [one.point for one in points if one.fate == "run"]
     scripts, refused = _scripts(campaign, to_run)
     disk = sum(sizes[point.workload] for point in to_run) if all(point.workload in sizes for point in to_run) else None
-    return Preview(points, plan.left_out, scripts, [*faults(campaign.system.site, to_run), *refused], disk)
+    objections = [*faults(campaign.system.site, to_run), *refused]
+    return Preview(points, plan.left_out, scripts, objections, _memory([one.point for one in points]), disk)
 
 
 def estimated_kwh(system: System, point_seconds: Sequence[tuple[Point, float]]) -> float | None:
@@ -105,6 +112,14 @@ def _shortest(point: Point) -> float:
     if point.workload == "command":
         return 0.0
     return point.measure.min_seconds + point.measure.idle_seconds
+
+
+def _memory(points: Sequence[Point]) -> list[Planned]:
+    if not any(point.workload == "gpt" for point in points):
+        return []  # nothing below is imported for nothing: it needs torch
+    from caraml.engine.fitting import planned_of
+
+    return planned_of(points)
 
 
 def _earlier(campaign: Campaign, workloads: set[str]) -> tuple[dict[str, float], dict[str, float]]:

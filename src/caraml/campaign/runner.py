@@ -90,7 +90,7 @@ class Campaign:
 
     def plan(self) -> Plan:
         """The points of the suite on this system. Raises ``InputError`` with every fault of the suite."""
-        return expand(self.suite, machine_of(self.system), params_of)
+        return expand(self.suite, machine_of(self.system, self.options.launcher), params_of)
 
     def run(self) -> list[Record]:
         """Run what has no result yet; returns the records of the points, in order (of those that have one, when detached)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,49 +22,26 @@ def memory(
     settings: Settings = None,
 ) -> None:
     """Say what each device's memory will hold before anything runs, and which placements fit."""
-    from caraml.engine.fitting import USABLE
-    from caraml.report.tables import query_table
+    from caraml.report.memory import memory_table
     from caraml.system.catalogue import load_system
-    from caraml.units import GIB
     from caraml.workloads import WORKLOADS
 
     machine = load_system(system)
-    room = machine.devices[0].memory_bytes
     planned = _fitting(name, machine, settings or []) if name in WORKLOADS else _suite(name, machine, settings or [])
-    columns = ["point", "devices", "parameters", "gradients", "optimizer", "activations", "logits", "communication", "peak", "fits"]
-    rows = [_row(one, room) for one in planned]
-    console().print(query_table(columns, rows))
-    if room is not None:
-        typer.echo(f"GiB of each device; fits: peak up to {100 * USABLE:g} % of the {room / GIB:,.1f} GiB of {machine.devices[0].model}")
-    else:
-        typer.echo(f"GiB of each device; {machine.name} does not say how much memory a device has")
-
-
-def _row(one: Planned, room: int | None) -> list[Any]:
-    point = one.point
-    label = f"{point.label}" if point.suite else point.placement.label(point.dp) or f"dp{point.dp}"
-    fits = "–" if room is None else "yes" if one.fits(room) else "no"
-    return [label, f"{point.nodes} x {point.devices}", *(f"{value:,.2f}" for value in one.plan.gib().values()), fits]
+    console().print(memory_table(planned, machine))
 
 
 def _suite(name: str, machine: System, settings: list[str]) -> list[Planned]:
     """The points of a suite whose memory can be planned, those included that the machine has too few nodes for."""
     from caraml.campaign.runner import machine_of
     from caraml.campaign.settings import with_settings
-    from caraml.engine.fitting import Planned
-    from caraml.engine.memory import memory_plan
+    from caraml.engine.fitting import planned_of
     from caraml.suite.expand import expand
     from caraml.suite.load import load_suite
-    from caraml.suite.placement import impossible
     from caraml.workloads import params_of
 
     file = with_settings(load_suite(name), settings, params_of)
-    points = [planned.point for planned in expand(file, machine_of(machine), params_of).points if planned.point.workload == "gpt"]
-    found = []
-    for point in points:
-        shape = params_of(point.workload).model_validate(point.params).model_shape()  # type: ignore[attr-defined]
-        if shape is not None and impossible(point, shape) is None:
-            found.append(Planned(point, memory_plan(point)))
+    found = planned_of(planned.point for planned in expand(file, machine_of(machine), params_of).points)
     if not found:
         raise InputError(f"suite {name!r} has no point of workload 'gpt' that can be placed", "caraml memory gpt --system SYSTEM")
     return found

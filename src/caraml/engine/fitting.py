@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from caraml.engine.memory import MemoryPlan, memory_plan
+from caraml.engine.memory import MemoryPlan, is_planned, memory_plan
 from caraml.suite.model import Point
 from caraml.suite.placement import ModelShape, Placement, impossible
+from caraml.system.model import System
+from caraml.workloads.gpt import Params
 
 USABLE = 0.9
 """Share of a device's memory that a plan may fill; the rest is left to the driver, the libraries' buffers and fragmentation."""
@@ -25,6 +27,22 @@ class Planned:
     def fits(self, memory: float) -> bool:
         """Whether it fits devices of ``memory`` bytes."""
         return self.plan.peak <= USABLE * memory
+
+
+def planned_of(points: Iterable[Point]) -> list[Planned]:
+    """The plans of those points whose memory can be planned and whose placement can be."""
+    return [Planned(point, memory_plan(point)) for point in points if is_planned(point) and _possible(point)]
+
+
+def _possible(point: Point) -> bool:
+    shape = Params.model_validate(point.params).model_shape()
+    return shape is not None and impossible(point, shape) is None
+
+
+def room(system: System, point: Point) -> float | None:
+    """Bytes that a process of ``point`` has for itself; ``None`` if the system does not say. Processes on a CPU share its memory."""
+    memory = system.devices[0].memory_bytes
+    return memory if memory is None or system.device_class != "cpu" else memory / point.devices
 
 
 def smallest_that_fit(point: Point, shape: ModelShape, memory: float, devices_per_node: int) -> list[Planned]:

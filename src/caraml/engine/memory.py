@@ -51,12 +51,8 @@ class MemoryPlan:
         return {field.name: getattr(self, field.name) / 2**30 for field in fields(self)}
 
 
-def peak_gib(point: Point) -> float | None:
-    """Planned peak of a device in GiB, for a column of a table; ``None`` for a workload whose memory is not planned."""
-    return memory_plan(point).peak / 2**30 if _planned(point) else None
-
-
-def _planned(point: Point) -> bool:
+def is_planned(point: Point) -> bool:
+    """Whether the memory of a point's workload can be planned."""
     return point.workload == "gpt" and point.params.get("backend", "torch") == "torch"
 
 
@@ -66,7 +62,7 @@ def memory_plan(point: Point) -> MemoryPlan:
     Raises:
         InputError: the workload is not one whose model can be divided.
     """
-    if not _planned(point):
+    if not is_planned(point):
         what = f"backend {point.params['backend']!r}" if point.workload == "gpt" else repr(point.workload)
         raise InputError(f"memory is planned for workload 'gpt' with backend 'torch', not for {what}", "caraml memory gpt --system SYSTEM")
     config = config_of(Params.model_validate(point.params))

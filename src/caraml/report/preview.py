@@ -9,6 +9,7 @@ from rich.text import Text
 from caraml.campaign.preview import Preview, estimated_kwh, fates
 from caraml.report.labels import printable
 from caraml.report.live import seconds_text
+from caraml.report.memory import memory_table
 from caraml.system.model import System
 from caraml.units import significant
 
@@ -29,6 +30,8 @@ def preview_view(found: Preview, system: System, launcher: str, scripts: bool) -
     parts.append(table)
     if len(found.points) > _SHOWN:
         parts.append(Text(f"... and {len(found.points) - _SHOWN:,} more", style="dim"))
+    if found.memory:
+        parts += [Text(""), memory_table(found.memory, system, _SHOWN)]
     parts += [Text(""), _costs(found, system), Text("")]
     for label, (count, text) in found.scripts.items():
         parts.append(Text(f"run.sh of {label}" + (f", and {count - 1:,} like it" if count > 1 else "") + (":" if scripts else "")))

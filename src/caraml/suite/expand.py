@@ -40,7 +40,8 @@ class Machine:
     device: str
     device_class: DeviceClass
     software: str
-    nodes: int
+    nodes: int | None
+    """In reach of the launcher; ``None``: nobody said how many there are, the scheduler will."""
     devices_per_node: int
     device_memory_gib: float | None = None
 
@@ -249,8 +250,8 @@ def _combinations(asked: dict[str, Any], sweep: str) -> Iterator[dict[str, Any]]
 
 def _impossible(point: Point, machine: Machine) -> str | None:
     """Why a point cannot run on this machine, or ``None``. Nothing is rounded to make it fit."""
-    if point.nodes > machine.nodes:
-        return f"needs {point.nodes} nodes, {machine.name} has {machine.nodes}"
+    if machine.nodes is not None and point.nodes > machine.nodes:
+        return f"needs {point.nodes} nodes, {machine.nodes} of {machine.name} in reach"
     if point.devices > machine.devices_per_node:
         return f"needs {point.devices} devices per node, {machine.name} has {machine.devices_per_node}"
     if not point.placement.split and point.global_batch % (point.micro_batch * point.world):
