@@ -192,12 +192,14 @@ class Conclusion:
     def _epoch_rows(self) -> list[Epoch]:
         """The epochs, each time that of the slowest rank."""
         times = np.array([[row.seconds for row in rank.rows] for rank in self._ranks]).max(axis=0)
-        steps = self._ranks[0].steps_per_epoch or 1
-        rows = []
-        for index, together in enumerate(zip(*(rank.epochs for rank in self._ranks), strict=True)):
+        rows, start = [], 0
+        for together in zip(*(rank.epochs for rank in self._ranks), strict=True):
             whole, training = max(row.end - row.begin for row in together), max(row.trained - row.begin for row in together)
-            batches = times[index * steps : (index + 1) * steps].tolist()
-            rows.append(Epoch(together[0].number, whole, training, batches, together[0].loss, together[0].accuracy))
+            one = together[0]
+            batches = times[start : start + one.steps].tolist()
+            entire = one.steps == self._ranks[0].steps_per_epoch
+            rows.append(Epoch(one.number, whole, training, batches, entire, one.loss, one.accuracy))
+            start += one.steps
         return rows
 
     def _measured(self) -> tuple[Window, Measured]:

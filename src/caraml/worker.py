@@ -280,7 +280,7 @@ class Worker:
                 else:
                     save_model(task.model, self.folder)
         except (CaramlError, OSError, RuntimeError) as error:
-            self._afterwards_failed = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_REASON]
+            self._afterwards_failed = _in_words(error)
 
     def _conclude(self, device: Device, ranks: Ranks, mine: Measurement, idle: WindowEnergy | None, probed: Peak) -> Record | None:
         """The record, on rank 0; the other ranks give what they measured."""
@@ -335,6 +335,16 @@ def _status_of(error: BaseException) -> Status:
     return "oom" if on_host or isinstance(error, torch.OutOfMemoryError) else "failed"
 
 
+def _in_words(error: BaseException) -> str:
+    """One line for tables, with the error behind it: some libraries say there what happened, and above it only that something did."""
+    if isinstance(error, CaramlError):
+        words = str(error)
+    else:
+        behind = f", because {type(error.__cause__).__name__}: {error.__cause__}" if error.__cause__ is not None else ""
+        words = f"{type(error).__name__}: {error}{behind}"
+    return " ".join(words.split())[:_LONGEST_REASON]  # the log has it all
+
+
 def main(folder: Path) -> None:
     """Measure the point of an attempt's folder. What fails is noted there and raised."""
     point = Point.model_validate_json((folder / "point.json").read_text(encoding="utf-8"))
@@ -346,13 +356,11 @@ def main(folder: Path) -> None:
     try:
         worker.run()
     except BaseException as error:
-        words = str(error) if isinstance(error, CaramlError) else f"{type(error).__name__}: {error}"
-        reason = " ".join(words.split())[:_LONGEST_REASON]  # one line for tables; the log has it all
         phases = worker.log.phases
         where = f" (in phase {phases[-1].name})" if phases else ""
         failure = Failure(
             status=_status_of(error),
-            reason=reason + where,
+            reason=_in_words(error) + where,
             rank=worker.rank,
             started_at=worker.started_at,
             phases=phases,

@@ -21,7 +21,7 @@ STEP, CHECK, STEPS = 0.05, 0.2, 10
 class Run:
     """What happened in one run of the loop."""
 
-    def __init__(self, policy: Measure, losses: list[float] | None = None, steps: int = STEPS) -> None:
+    def __init__(self, policy: Measure, losses: list[float] | None = None, steps: int = STEPS, warned_at: int | None = None) -> None:
         self.clock = VirtualClock(1000.0)
         self.device = KnownDevice(self.clock, 0.0, queue=1.0)
         self.edges: list[float] = []
@@ -29,7 +29,12 @@ class Run:
         self.progress: list[Progress] = []
         self._losses = iter(losses or [1.0] * 100)
         self.checks = 0
-        hooks = Hooks(self._phase, self.progress.append, lambda: self.edges.append(self.clock.now()))
+        self.trained = 0
+
+        def hurry() -> bool:
+            return warned_at is not None and self.trained >= warned_at
+
+        hooks = Hooks(self._phase, self.progress.append, lambda: self.edges.append(self.clock.now()), hurry)
         self.measured: Measurement = EpochLoop(self.device, Ranks(), self._step, policy, hooks, steps=steps, validate=self._validate).run()
 
     @contextmanager
@@ -39,6 +44,7 @@ class Run:
 
     def _step(self) -> StepOutcome:
         self.device.launch(STEP)
+        self.trained += 1
         return StepOutcome(torch.tensor(1.0), 0.0)
 
     def _validate(self) -> tuple[float, float]:
@@ -84,6 +90,32 @@ def test_a_target_ends_training_and_everything_counts(policy: Measure, epochs: i
 def test_a_target_that_is_not_reached_is_said() -> None:
     run = Run(Measure(epochs=3, until_loss=0.1), [0.9, 0.8, 0.7])
     assert len(run.measured.epochs) == 3 and run.measured.flags == ["target_missed"]
+
+
+def test_a_warning_before_the_epoch_that_counts_lets_it_begin_at_once() -> None:
+    run = Run(Measure(epochs=5), steps=1000, warned_at=100)
+    measured = run.measured
+    assert [row.number for row in measured.epochs] == [1, 4] and run.checks == 0, "no more validation"
+    assert "truncated" in measured.flags
+    assert sum(row.steps for row in measured.epochs) == len(measured.rows) < 300
+    assert 4 <= len(measured.window_rows) == measured.epochs[1].steps
+    assert measured.end - measured.begin == pytest.approx(measured.epochs[1].steps * STEP)
+
+
+def test_a_warning_in_the_epoch_that_counts_ends_it_and_the_run() -> None:
+    run = Run(Measure(epochs=5), steps=1000, warned_at=3100)
+    assert [row.steps == 1000 for row in run.measured.epochs] == [True] * 3 + [False]
+    assert run.checks == 3 and "truncated" in run.measured.flags
+
+
+def test_a_warning_after_the_epoch_that_counts_takes_nothing_from_it() -> None:
+    run = Run(Measure(epochs=5), steps=1000, warned_at=4100)
+    assert run.measured.epochs[3].steps == 1000 and "truncated" not in run.measured.flags
+
+
+def test_a_warning_on_the_way_to_a_target_says_that_it_was_missed() -> None:
+    run = Run(Measure(epochs=9, until_loss=0.1), steps=1000, warned_at=1500)
+    assert run.measured.flags[-2:] == ["truncated", "target_missed"] and len(run.measured.epochs) == 2
 
 
 def test_progress_tells_how_long_it_will_take() -> None:

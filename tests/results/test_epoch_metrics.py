@@ -11,9 +11,9 @@ from caraml.results.record import Metric
 from caraml.results.run_metrics import INPUT_BOUND_SHARE, without_wait
 
 ENERGY = Metric(value=7200.0, unit="J", low=7000.0, high=7400.0, scope="device")
-FIRST = Epoch(1, 30.0, 20.0, [11.0, 2.0, 3.0, 4.0], 0.9, 0.1)
-SECOND = Epoch(2, 14.0, 10.0, [4.0, 2.0, 3.0, 1.0], 0.5, 0.6)
-THIRD = Epoch(3, 15.0, 12.0, [5.0, 2.0, 2.5, 2.5], 0.4, 0.7)
+FIRST = Epoch(1, 30.0, 20.0, [11.0, 2.0, 3.0, 4.0], True, 0.9, 0.1)
+SECOND = Epoch(2, 14.0, 10.0, [4.0, 2.0, 3.0, 1.0], True, 0.5, 0.6)
+THIRD = Epoch(3, 15.0, 12.0, [5.0, 2.0, 2.5, 2.5], True, 0.4, 0.7)
 ALL = Epochs([FIRST, SECOND, THIRD], counted=2, items_per_step=8, to_target=False, reached=True)
 
 
@@ -34,7 +34,7 @@ def test_first_and_later_epochs_have_rates_of_their_own() -> None:
 
 
 def test_what_is_not_known_has_a_reason() -> None:
-    short = Epochs([Epoch(1, 2.0, 2.0, [1.0, 1.0], None, None)], 1, 8, False, True)
+    short = Epochs([Epoch(1, 2.0, 2.0, [1.0, 1.0], True, None, None)], 1, 8, False, True)
     metrics = epoch_metrics(short, 2.0, ENERGY)
     for name in ("batch_time_median", "epoch_validation_time", "accuracy_validation"):
         assert metrics[name].value is None and metrics[name].reason, name
@@ -63,3 +63,12 @@ def test_a_run_says_what_bounds_it() -> None:
     bound = without_wait(rate, 0.5, True)
     assert bound.value == 200 and (bound.reason or "").startswith("input-bound: 50 % of the window")
     assert without_wait(rate, 0.99, False).value is None, "loading alone computes nothing"
+
+
+def test_an_epoch_that_was_cut_short_has_no_times_but_rates() -> None:
+    cut = Epoch(3, 5.0, 5.0, [2.0, 1.0, 1.5], False, None, None)
+    metrics = epoch_metrics(Epochs([FIRST, SECOND, cut], 3, 8, False, True), 5.0, ENERGY)
+    for name in ("epoch_time", "epoch_training_time", "epoch_validation_time"):
+        assert metrics[name].value is None and metrics[name].reason == "epoch 3 was cut short after 3 batches"
+    assert metrics["batch_time_median"].value == 1.0
+    assert metrics["throughput_later_epochs"].value == pytest.approx(8 * (4 + 3) / (10.0 + 5.0))

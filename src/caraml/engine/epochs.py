@@ -2,7 +2,10 @@
 
 EPICURE's vision benchmark trains five epochs and looks at the fourth. What is timed of it: the whole epoch, its training part, and each
 batch. Before and after each of the three, ranks wait for each other and for their devices, as EPICURE's script does; inside a training
-part nothing waits. When training goes on until a quality is reached, everything from the first step on counts, validation included.
+part no device waits. When training goes on until a quality is reached, everything from the first step on counts, validation included.
+
+Once the batch system has said that it will end the job, the epoch that counts begins at once and ends as soon as it says anything; nothing
+is validated any more.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import replace
 
 from caraml.engine.control import steps_until_next_look
 from caraml.engine.device import Device, StepTimer
-from caraml.engine.loop import EpochRow, Hooks, Measurement, MeasuringLoop, Progress, StepPhase
+from caraml.engine.loop import FEWEST_STEPS, EpochRow, Hooks, Measurement, MeasuringLoop, Progress, StepPhase
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import Step
 from caraml.stats import mean_interval
@@ -30,6 +33,8 @@ class EpochLoop(MeasuringLoop):
         self._steps, self._validate = steps, validate
         self._epochs: list[EpochRow] = []
         self._first_step_took: tuple[float, float] = (0.0, 0.0)
+        self._cut = False
+        """Whether the ranks have agreed to hurry."""
 
     def run(self) -> Measurement:
         """Measure. Collective: every rank calls it."""
@@ -39,6 +44,8 @@ class EpochLoop(MeasuringLoop):
             begin = self._edge()
         for number in range(1, policy.epochs + 1):
             counts = number == policy.counted_epoch and not policy.to_target
+            if self._cut and not counts:
+                continue
             if counts:
                 begin = self._edge()
             timer = self._train(number)
@@ -87,19 +94,31 @@ class EpochLoop(MeasuringLoop):
             first_outcome, anchor = len(self._outcomes), self._device.now()
             timer = StepTimer(self._device)
             left = self._steps - (number == 1)
-            while left:
-                for _ in range(min(left, steps_until_next_look(timer.finished(), timer.launched))):
+            while left and not self._cut_short(phase, timer):
+                for _ in range(self._ranks.agree(min(left, steps_until_next_look(timer.finished(), timer.launched)))):
                     self._one(timer)
                 left = self._steps - (number == 1) - timer.launched
                 self._report(number, timer, left)
             self._device.synchronize()
             trained = self._device.now()
             self._append_rows(phase, anchor, timer, first_outcome)
-        self._epochs.append(EpochRow(number, begin, trained, trained))
+        self._epochs.append(EpochRow(number, begin, trained, trained, timer.launched + (number == 1)))
         return timer
+
+    def _cut_short(self, phase: StepPhase, timer: StepTimer) -> bool:
+        """Whether all ranks leave this epoch now because one of them was told to hurry; a window has its fewest steps first."""
+        enough = phase != "measure" or timer.launched >= FEWEST_STEPS
+        if not self._ranks.agree(enough and self._hooks.hurry()):
+            return False
+        self._cut = True
+        if phase == "measure":
+            self._flags.append("truncated")
+        return True
 
     def _conclude_epoch(self) -> None:
         """Validate, and note when the epoch was over."""
+        if self._cut:
+            return
         with self._hooks.phase("validate"):
             loss, accuracy = self._validate()
             self._device.synchronize()

@@ -18,7 +18,7 @@ from caraml.engine.steps import Outcomes, StepPhase, StepRow, StepTable
 from caraml.stats import Interval, drift
 from caraml.suite.model import Measure
 
-_FEWEST_STEPS = 4
+FEWEST_STEPS = 4
 """Below that a window has no spread, so even a hurried one waits for them."""
 _CUT = 2
 """What ranks agree on to end a window early."""
@@ -42,6 +42,7 @@ class EpochRow:
     begin: float
     trained: float
     end: float
+    steps: int
     loss: float | None = None
     accuracy: float | None = None
 
@@ -138,7 +139,7 @@ class MeasuringLoop:
                 self._one(timer)
             verdict = look(timer.finished(), timer.launched, self._device.now() - begin, self._policy)
             self._hooks.progress(Progress("measure", timer.launched, verdict.interval, verdict.remaining))
-            cut = not verdict.stop and self._hooks.hurry() and timer.launched >= _FEWEST_STEPS
+            cut = not verdict.stop and self._hooks.hurry() and timer.launched >= FEWEST_STEPS
             decision = self._ranks.agree(_CUT if cut else verdict.stop)
             if decision == _CUT:
                 self._flags.append("truncated")

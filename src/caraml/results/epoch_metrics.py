@@ -25,6 +25,8 @@ class Epoch:
     """EPICURE's t_train."""
     batches: Sequence[float]
     """Time of each batch."""
+    entire: bool
+    """Whether every batch of the data was trained: not so where the batch system was about to end the job."""
     loss: float | None
     accuracy: float | None
 
@@ -45,14 +47,9 @@ def epoch_metrics(epochs: Epochs, window_seconds: float, energy: Metric) -> dict
     """The metrics of a run by epochs; ``energy`` is that of the window."""
     row = next((row for row in epochs.rows if row.number == epochs.counted), epochs.rows[-1])
     which = f"epoch {row.number} of {len(epochs.rows)} counts"
-    checked = row.whole - row.training
     accuracy = epochs.rows[-1].accuracy
     return {
-        "epoch_time": Metric(value=row.whole, unit="s", reason=which),
-        "epoch_training_time": Metric(value=row.training, unit="s", reason=which),
-        "epoch_validation_time": Metric(value=checked, unit="s", reason=which)
-        if row.loss is not None
-        else Metric(value=None, unit="s", reason="the workload has no held-out data"),
+        **_times(row, which),
         "batch_time_median": _median(row, which),
         **_first_and_later(epochs),
         "accuracy_validation": Metric(
@@ -60,6 +57,18 @@ def epoch_metrics(epochs: Epochs, window_seconds: float, energy: Metric) -> dict
         ),
         **_to_target(epochs, window_seconds, energy),
     }
+
+
+def _times(row: Epoch, which: str) -> dict[str, Metric]:
+    """EPICURE's times of an epoch; unknown for one that was cut short, since its part is the time of nothing."""
+    known = {"epoch_time": row.whole, "epoch_training_time": row.training, "epoch_validation_time": row.whole - row.training}
+    if not row.entire:
+        reason = f"epoch {row.number} was cut short after {len(row.batches)} batches"
+        return {name: Metric(value=None, unit="s", reason=reason) for name in known}
+    found = {name: Metric(value=value, unit="s", reason=which) for name, value in known.items()}
+    if row.loss is None:
+        found["epoch_validation_time"] = Metric(value=None, unit="s", reason="the workload has no held-out data")
+    return found
 
 
 def _median(row: Epoch, which: str) -> Metric:
@@ -73,10 +82,11 @@ def _median(row: Epoch, which: str) -> Metric:
 def _first_and_later(epochs: Epochs) -> dict[str, Metric]:
     """Rates of the training parts: the first, with compilation and all that happens once in it, and those after."""
     first, later = epochs.rows[0], epochs.rows[1:]
-    items = epochs.items_per_step * len(first.batches)
-    rates = {"throughput_first_epoch": Metric(value=items / first.training, unit="", n=1)}
+    per_step = epochs.items_per_step
+    rates = {"throughput_first_epoch": Metric(value=per_step * len(first.batches) / first.training, unit="", n=1)}
     if later:
-        rates["throughput_later_epochs"] = Metric(value=items * len(later) / sum(row.training for row in later), unit="", n=len(later))
+        items, seconds = per_step * sum(len(row.batches) for row in later), sum(row.training for row in later)
+        rates["throughput_later_epochs"] = Metric(value=items / seconds, unit="", n=len(later))
     else:
         rates["throughput_later_epochs"] = Metric(value=None, unit="", reason="there was one epoch")
     return rates
