@@ -7,7 +7,9 @@ import math
 from caraml.results.record import Metric
 from caraml.units import GIB, METRICS, significant
 
-SHARES = frozenset({"mfu", "mfu_measured", "hfu", "rank_imbalance", *(name for name in METRICS if name.endswith("_share"))})
+SHARES = frozenset(
+    {"mfu", "mfu_measured", "hfu", "rank_imbalance", "share_of_limit", *(name for name in METRICS if name.endswith("_share"))}
+)
 """Metrics of unit 1 that people read as a percentage."""
 COUNTS = frozenset({"steps"})
 

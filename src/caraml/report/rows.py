@@ -17,7 +17,16 @@ from caraml.results.record import Record
 from caraml.results.store import Store
 from caraml.units import METRICS, title_of
 
-HEADLINE = ("throughput", "energy_per_item", "mfu", "mfu_measured", "step_time_median", "data_wait_share", "peak_memory")
+HEADLINE = (
+    "throughput",
+    "energy_per_item",
+    "mfu",
+    "mfu_measured",
+    "share_of_limit",
+    "step_time_median",
+    "data_wait_share",
+    "peak_memory",
+)
 """Metrics of the table; the others stand among the numbers of a point."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from caraml.analysis.raw import Steps, raw_file, read_power, read_steps
 from caraml.errors import InputError
-from caraml.report import charts, energies, heat, runtimes, scalings, sweeps
+from caraml.report import charts, energies, heat, rooflines, runtimes, scalings, sweeps
 from caraml.report.explain import energy_reason
 from caraml.report.figure import Figure
 from caraml.report.groups import MOST_SERIES
@@ -36,6 +36,7 @@ def sections(store: Store, records: Sequence[Record]) -> list[Section]:
     steps, faults = _read_steps(store, records)
     rates, more_rates = sweeps.over_batch(records)
     maps, more_maps = heat.heat_maps(records)
+    roofs, more_roofs = rooflines.rooflines(records)
     growth, more_growth = scalings.efficiencies(records)
     nothing = [] if steps or faults else ["No step tables: nothing was measured."]
     times = [
@@ -51,6 +52,7 @@ def sections(store: Store, records: Sequence[Record]) -> list[Section]:
     found = [
         Section("throughput", "Rate and batch", rates, more_rates if rates else ["No point has a throughput."]),
         Section("maps", "Machines and batches", maps, more_maps),
+        Section("limits", "Distance to the limit", roofs, more_roofs),
         Section("energy", "Time and energy", energy),
         Section("scaling", "Scaling", [*growth, *scalings.matrices(records)], more_growth),
         Section("times", "Where the time went", times, faults + nothing),

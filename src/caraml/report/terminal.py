@@ -33,6 +33,8 @@ COLUMN_WIDTHS = (
 )
 """Widths in 80 columns, with one space between."""
 MFU_NOTE = "MFU s: of the data sheet's peak; m: of the best matrix product measured on this device"
+LIMIT_NOTE = "below it, the share of what the device can reach at this intensity; mem: bound by memory, ops: by arithmetic"
+_BOUND = {"memory": "mem", "arithmetic": "ops"}
 
 
 class _Notes:
@@ -70,7 +72,8 @@ class _Results:
         for index, text in enumerate(notes.texts, start=1):
             yield _note(f"[{index}]", text)
         if any(record.value("mfu") is not None or record.value("mfu_measured") is not None for record in self.records):
-            yield Text(MFU_NOTE, style="dim")
+            limited = any(record.value("share_of_limit") is not None for record in self.records)
+            yield Text(f"{MFU_NOTE}; {LIMIT_NOTE}" if limited else MFU_NOTE, style="dim")
 
 
 def _columns(wide: bool) -> Table:
@@ -123,9 +126,18 @@ def _mfu(record: Record, notes: _Notes) -> str:
     for name, mark in (("mfu", "s"), ("mfu_measured", "m")):
         value = record.value(name)
         if value is not None:
-            return f"{plain(name, value, '1')} {mark}"
-    metric = record.metrics.get("mfu")
+            return f"{plain(name, value, '1')} {mark}{_of_limit(record)}"
+    # That a data sheet is missing is no news where the measured peak is missing too: its reason is the one that can be mended.
+    metric = record.metrics.get("mfu_measured") or record.metrics.get("mfu")
     return f"– {notes.mark(f'no MFU: {metric.reason}')}" if metric is not None and metric.reason else "–"
+
+
+def _of_limit(record: Record) -> str:
+    """The distance to the roofline in a line of its own: ``84 % mem``."""
+    metric = record.metrics.get("share_of_limit")
+    if metric is None or metric.value is None:
+        return ""
+    return f"\n{100 * metric.value:.0f} % {_BOUND.get(metric.scope or '', '')}"
 
 
 def record_view(record: Record, folder: str | None = None) -> RenderableType:
