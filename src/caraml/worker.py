@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,9 +24,6 @@ from caraml.engine.epochs import EpochLoop
 from caraml.engine.lifeline import die_with_parent
 from caraml.engine.loop import Hooks, Measurement, MeasuringLoop, Progress
 from caraml.engine.neighbours import cpu_time
-from caraml.engine.parallel import checkpoint
-from caraml.engine.parallel.divide import Divided, divide
-from caraml.engine.parallel.mesh import Mesh
 from caraml.engine.phases import PhaseLog, process_start
 from caraml.engine.precision import ARITHMETIC, set_deterministic, set_matmul_precision
 from caraml.engine.ranks import Ranks
@@ -44,6 +41,9 @@ from caraml.system import affinity
 from caraml.system.throttle import throttled
 from caraml.workloads import load_workload
 from caraml.workloads.base import BuildContext, Task
+
+if TYPE_CHECKING:
+    from caraml.engine.parallel.divide import Divided
 
 POWER_SOURCES = "CARAML_POWER"
 """Environment variable: comma-separated names of power sources to use instead of all that answer."""
@@ -162,7 +162,11 @@ class Worker:
 
     def _build(self, device: Device, ranks: Ranks) -> Any:
         point = self.point
-        mesh = Mesh(point, device.torch_device) if point.placement.split else None
+        mesh = None
+        if point.placement.split:  # what divides models takes as long to import as torch itself: only where it is needed
+            from caraml.engine.parallel.mesh import Mesh
+
+            mesh = Mesh(point, device.torch_device)
         context = BuildContext(
             params=self._params,
             device=device.torch_device,
@@ -178,8 +182,12 @@ class Worker:
         )
         task = self._workload.build(context)
         if mesh is not None:
+            from caraml.engine.parallel.divide import divide
+
             self._divided = divide(task, point, mesh, device.torch_device)
         if task.start_from is not None:
+            from caraml.engine.parallel import checkpoint
+
             with self.log.phase("load_checkpoint"):
                 checkpoint.load(*self._parts(task), Path(task.start_from))
         # Reading alone computes nothing, inference goes forward only: FLOPs that were not done must not appear as a rate.
@@ -276,6 +284,8 @@ class Worker:
                     self._validation_loss = validation_loss(task, self.point.precision, device)
             with self.log.phase("save_model"):
                 if together:
+                    from caraml.engine.parallel import checkpoint
+
                     checkpoint.save(*self._parts(task), Path(task.save_to) if task.save_to else None, self.folder)
                 else:
                     save_model(task.model, self.folder)

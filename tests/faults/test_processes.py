@@ -39,22 +39,22 @@ def test_a_killed_rank_takes_the_others_with_it(victim: Victim) -> None:
 
 
 def test_a_stopped_rank_is_named_by_the_watchdog(victim: Victim) -> None:
-    runner = victim.start(victim.suite(TWO_RANKS), CARAML_HANG_SECONDS="15")
+    runner = victim.start(victim.suite(TWO_RANKS), CARAML_HANG_SECONDS="10")
     folder = victim.wait_for("measure")
     os.kill(victim.workers()[-1], signal.SIGSTOP)
     runner.communicate(timeout=120)
     record = victim.record(folder)
     assert runner.returncode == 1 and record.status == "failed"
-    assert "left no sign of life for 6 s" in (record.reason or "") and (record.reason or "").startswith("rank ")
+    assert "left no sign of life for 4 s" in (record.reason or "") and (record.reason or "").startswith("rank ")
     victim.no_orphans()
 
 
 def test_input_that_hangs_is_named_by_the_watchdog(victim: Victim) -> None:
     hanging = {"devices": 2, "params": {**SHORT["params"], "hang_at": 60}}
-    code, said = victim.run(victim.suite({**LONG, **hanging}), CARAML_HANG_SECONDS="20")
+    code, said = victim.run(victim.suite({**LONG, **hanging}), CARAML_HANG_SECONDS="10")
     (record,) = victim.records()
     assert code == 1, said
-    assert record.status == "failed" and re.search(r"no step for 2\d\S* s: rank 1 waiting for input", record.reason or "")
+    assert record.status == "failed" and re.search(r"no step for 1\d\S* s: rank 1 waiting for input", record.reason or "")
     victim.no_orphans()
 
 

@@ -6,19 +6,20 @@ import itertools
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from caraml.engine.outcome import Step, StepOutcome
-from caraml.engine.parallel.divide import Divided
-from caraml.engine.parallel.step import DividedStep
 from caraml.engine.precision import autocast, gradient_scaler
 from caraml.engine.rate import rates
 from caraml.errors import InputError
 from caraml.suite.model import Point
 from caraml.workloads.base import Task
+
+if TYPE_CHECKING:
+    from caraml.engine.parallel.divide import Divided
 
 RESIDENT_BATCHES = 4
 """Batches that mode `compute` keeps on the device and repeats."""
@@ -32,6 +33,8 @@ def make_step(task: Task, point: Point, device: torch.device, divided: Divided |
     if point.mode == "compute":
         batches = itertools.cycle([next(task.batches) for _ in range(RESIDENT_BATCHES)])
     if divided is not None:
+        from caraml.engine.parallel.step import DividedStep
+
         return DividedStep(task, divided, batches, point, device)
     if point.mode == "inference":
         return InferenceStep(task, batches, point, device)
