@@ -1,10 +1,11 @@
-"""How cost grows: step time and memory against batch, sequence length and model size, and everything against the length of a run.
+"""How cost grows: step time and memory against batch, sequence length and model size, and everything against ranks and the length of a run.
 
-    python bench/scaling/growth.py [batch sequence width layers length] [--rounds N] [--json FILE]
+    python bench/scaling/growth.py [batch sequence width layers world length] [--rounds N] [--json FILE]
 
-For the first four CARAML's own step trains small GPTs, one process for each size, in turns of random order; ``length`` drives the measuring
-loop with a device of known speed on a virtual clock, so that a million steps of 50 ms take seconds. The exponent is the slope of a straight
-line through the logarithms: 1 is proportional, 0 is constant.
+For the first four CARAML's own step trains small GPTs, one process for each size, in turns of random order; ``world`` runs whole points on
+devices of known speed (steps of 50 ms, whatever the number of ranks), so that what grows is CARAML's own; ``length`` drives the measuring
+loop with such a device on a virtual clock, so that a million steps of 50 ms take seconds. The exponent is the slope of a straight line
+through the logarithms: 1 is proportional, 0 is constant.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ SIZES = {
     "sequence": [64, 128, 256, 512],
     "width": [64, 128, 256, 512],
     "layers": [1, 2, 4, 8],
+    "world": [1, 2, 4, 8],
     "length": [10_000, 100_000, 1_000_000],
 }
 
@@ -71,6 +73,42 @@ def trained(axis: str, rounds: int) -> list[dict[str, float]]:
         {"size": size, "step_cpu": median(turn.cpu for turn in turns[str(size)]), "memory": turns[str(size)][-1].memory}
         for size in SIZES[axis]
     ]
+
+
+def over_world(world: int) -> dict[str, float]:
+    """One point of so many ranks on this node (more than it has devices, which does not matter to ranks that only wait)."""
+    from caraml.results.store import RECORD, read_record
+    from caraml.suite.model import Measure, Point
+
+    names = dict.fromkeys(("suite", "benchmark", "system", "device", "software"), "bench")
+    point = Point(
+        **names,
+        workload="known",
+        params={"device": "asynchronous", "step_seconds": 0.05},
+        device_class="cpu",
+        devices=world,
+        global_batch=world,
+        micro_batch=1,
+        measure=Measure(min_seconds=5, max_seconds=6, idle_seconds=0),
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "known" / "1"
+        folder.mkdir(parents=True)
+        (folder / "point.json").write_text(point.model_dump_json(), encoding="utf-8")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", "-m", "caraml.worker"]
+        environment = {**os.environ, "CARAML_POWER": "fake:constant", "OMP_NUM_THREADS": "1"}
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([*command, str(folder)], check=True, capture_output=True, env=environment)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        record = read_record(folder / RECORD)
+        return {
+            "size": world,
+            "step": record.value("step_time_median") or math.nan,
+            "first_step": record.value("time_to_first_step") or math.nan,
+            "cpu": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+            "record": (folder / RECORD).stat().st_size,
+            "steps_file": (folder / record.files["steps"]).stat().st_size,
+        }
 
 
 def long_run(steps: int) -> dict[str, float]:
@@ -128,6 +166,8 @@ def main() -> None:
         if axis == "length":  # each in a process of its own: what one run leaves behind must not count for the next
             command = [sys.executable, __file__, "length", "--one-run"]
             found = [json.loads(subprocess.run([*command, str(size)], check=True, capture_output=True).stdout) for size in SIZES[axis]]
+        elif axis == "world":
+            found = [over_world(size) for size in SIZES[axis]]
         else:
             found = trained(axis, asked.rounds)
         sizes = [row["size"] for row in found]
@@ -135,7 +175,7 @@ def main() -> None:
         print(f"\n{axis}; load {os.getloadavg()[0]:.1f}\n")
         print("| size | " + " | ".join(str(size) for size in sizes) + " | exponent |")
         print("|---" * (len(sizes) + 2) + "|")
-        for name in found[0].keys() - {"size"}:
+        for name in [name for name in found[0] if name != "size"]:
             costs = [row[name] for row in found]
             slope = f"{exponent(sizes, costs):.2f}" if min(costs) > 0 else "–"
             print(f"| {name} | " + " | ".join(f"{cost:.4g}" for cost in costs) + f" | {slope} |", flush=True)

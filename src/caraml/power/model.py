@@ -20,6 +20,8 @@ Boundary = Literal["device", "module", "cpu", "node_dc", "node_ac"]
 their memory; the node behind its power supplies; the node in front of them."""
 
 BOUNDARIES: tuple[Boundary, ...] = get_args(Boundary)
+HEADLINES: tuple[Boundary, ...] = ("device", "module", "cpu")
+"""Which boundary the headline energy takes: the first of these that was measured."""
 
 Method = Literal["counter", "power_integral"]
 
@@ -219,6 +221,10 @@ class WindowEnergy:
             if found is not None and found.energy_j is not None:
                 return found
         return None
+
+    def headline(self) -> tuple[str, BoundaryEnergy] | None:
+        """The boundary that "the energy" of a run speaks of, and its name; ``None`` when no channel gave a value."""
+        return next(((name, found) for name in HEADLINES if (found := self.boundary(name)) is not None), None)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from caraml.power.model import ChannelEnergy
 from caraml.report.numbers import count, interval, plain
-from caraml.results.metrics import headline_boundary
 from caraml.results.record import FLAGS, Metric, Peak, Record
 from caraml.units import METRICS, human
 
@@ -93,7 +92,7 @@ def energy_reason(record: Record) -> str | None:
 
 def sensors(record: Record) -> str:
     """Which channels the headline energy adds, read by what, with which method."""
-    headline = headline_boundary(record.energy) if record.energy is not None else None
+    headline = record.energy.headline() if record.energy is not None else None
     if record.energy is None or headline is None:
         return "no sensor"
     name, boundary = headline

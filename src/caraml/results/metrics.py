@@ -18,9 +18,6 @@ from caraml.results.record import Bandwidth, Facts, Metric, Peak, Window
 from caraml.stats import Interval, mean_interval
 from caraml.units import ENERGY_METRICS, JOULES_PER_WATT_HOUR, unit_of
 
-BOUNDARIES = ("device", "module", "cpu")
-"""Which boundary the headline energy takes: the first of these that was measured."""
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -148,18 +145,9 @@ def _share_of_peak(achieved: Metric, peak: Peak) -> Metric:
     return _scaled(achieved, 1 / peak.value, "1")
 
 
-def headline_boundary(energy: WindowEnergy) -> tuple[str, BoundaryEnergy] | None:
-    """The boundary that the headline energy speaks of, or ``None`` when no channel gave a value."""
-    for name in BOUNDARIES:
-        boundary = energy.boundaries.get(name)
-        if boundary is not None and boundary.energy_j is not None:
-            return name, boundary
-    return None
-
-
 def energies(window: Window, item: str, energy: WindowEnergy | None, idle: WindowEnergy | None) -> dict[str, Metric]:
     """Energy, power and what follows from both, of a window and its items."""
-    headline = headline_boundary(energy) if energy is not None else None
+    headline = energy.headline() if energy is not None else None
     if energy is None or headline is None:
         reason = (energy.reason if energy is not None else None) or "energy was not measured"
         return {name: Metric(value=None, unit=unit_of(name, item), reason=reason) for name in ENERGY_METRICS}
