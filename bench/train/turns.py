@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -59,16 +60,20 @@ class Program:
 
     def turn(self, steps: int) -> Turn:
         """Let it do ``steps`` steps."""
-        print(steps, file=self._commands, flush=True)
-        reply = self._replies.readline()
+        try:
+            print(steps, file=self._commands, flush=True)
+            reply = self._replies.readline()
+        except BrokenPipeError:
+            reply = ""
         if not reply:
-            raise RuntimeError(f"{self.name} ended: {self._last_words()}")
+            raise RuntimeError(f"{self.name} ended with exit code {self._process.wait()} (-9: killed, as for memory): {self._last_words()}")
         told = json.loads(reply)
         return Turn(told["wall"] / steps, told["cpu"] / steps, told["memory"])
 
     def end(self) -> None:
         """It ends by itself when nobody asks it any more; what does not is killed."""
-        self._commands.close()
+        with suppress(BrokenPipeError):  # it may have ended by itself, with something still to be said to it
+            self._commands.close()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
