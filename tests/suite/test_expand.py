@@ -171,6 +171,13 @@ def test_labels_tell_points_apart() -> None:
     assert changed.label == "n b8 1x2 fp32 compiled compute #2"
 
 
+def test_swept_parameters_are_part_of_the_label_and_not_of_the_key() -> None:
+    swept = plan(HEAD + 'global_batch = 8\nparams = { width = [1, 2], kind = ["a", "b"] }\nsweep = "zip"\n').points
+    assert [one.point.label for one in swept] == ["n width=1 a b8 fp32", "n width=2 b b8 fp32"]
+    (alone,) = plan(HEAD + 'global_batch = 8\nparams = { width = 1, kind = "a" }\n').points
+    assert alone.point.label == "n b8 fp32" and alone.point.key == swept[0].point.key
+
+
 def test_measure_refuses_a_window_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="below min_seconds"):
         Measure(min_seconds=10, max_seconds=5)

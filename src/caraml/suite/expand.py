@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -112,7 +113,8 @@ class _Expansion:
                 excluded += 1
                 continue
             skip = _impossible(point, self._machine) or misfit(point, _shape(params))
-            planned += [PlannedPoint(point.model_copy(update={"repeat": repeat}), skip) for repeat in range(repeats)]
+            names = {"variant": _variant(asked, values)}
+            planned += [PlannedPoint(point.model_copy(update={**names, "repeat": repeat}), skip) for repeat in range(repeats)]
         return planned, excluded
 
     def _fault(self, location: Location, found: object, expected: str, guess: str | None = None) -> None:
@@ -223,6 +225,16 @@ class _Expansion:
 def _axes(asked: dict[str, Any]) -> dict[str, list[Any]]:
     """The swept values; parameters of the workload appear as ``params.NAME``."""
     return {name: value for name, value in _flat(asked).items() if isinstance(value, list)}
+
+
+def _variant(asked: dict[str, Any], values: dict[str, Any]) -> str:
+    """The swept parameters of one combination in words: ``efficientnet_b0``, ``layers=4``."""
+    words = []
+    for name, found in _axes(asked).items():
+        if name.startswith("params.") and any(one != found[0] for one in found):
+            value = values[name]
+            words.append(value if isinstance(value, str) else f"{name.removeprefix('params.')}={json.dumps(value)}")
+    return " ".join(words)
 
 
 def _flat(asked: dict[str, Any]) -> dict[str, Any]:

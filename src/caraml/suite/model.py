@@ -94,6 +94,7 @@ class Point(_Model):
 
     suite: str
     benchmark: str
+    variant: str = Field("", description="the parameters that the benchmark sweeps, for people")
     workload: str
     params: dict[str, JsonValue]
     system: str = Field(description="name in the catalogue, or `local`")
@@ -130,8 +131,8 @@ class Point(_Model):
 
     @property
     def key(self) -> str:
-        """Hash of everything that decides the result; the names of suite and benchmark do not."""
-        content = self.model_dump(mode="json", exclude={"suite", "benchmark", "placement"})
+        """Hash of everything that decides the result; the names that people gave it do not."""
+        content = self.model_dump(mode="json", exclude={"suite", "benchmark", "variant", "placement"})
         if self.placement.split:  # a later kind of placement must not change the keys of points that do without it
             content["placement"] = self.placement.model_dump(mode="json", exclude_defaults=True)
         content["measure"] = {name: value for name, value in content["measure"].items() if name not in _OF_EPOCHS or value is not None}
@@ -140,12 +141,12 @@ class Point(_Model):
 
     @property
     def label(self) -> str:
-        """Short name for people: benchmark, batch, devices, and whatever is not the default; of a command, its own parameters."""
+        """Short name for people: benchmark, swept parameters, batch, devices, what is not the default; of a command, its parameters."""
         if self.workload == "command":
             own = [f"{name}={value}" for name, value in self.params.items() if name not in COMMAND_KEYS]
             batch = [f"b{self.global_batch}"] if self.global_batch > 1 else []
             return " ".join([self.benchmark, *own, *batch, *([f"#{self.repeat + 1}"] if self.repeat else [])])
-        parts = [self.benchmark, f"b{self.global_batch}"]
+        parts = [self.benchmark, *([self.variant] if self.variant else []), f"b{self.global_batch}"]
         if self.world > 1:
             parts.append(f"{self.nodes}x{self.devices}")
         if self.placement.split:
