@@ -59,6 +59,14 @@ def test_a_row_at_80_columns() -> None:
     assert lines[2].split() == ["fp32", "token/s"]
 
 
+@pytest.mark.parametrize(("skipped", "rows"), [(3, 4), (12, 1)])
+def test_many_skipped_points_do_not_hide_those_that_ran(skipped: int, rows: int) -> None:
+    left_out = [broken_record(make_point(nodes=2, global_batch=2**k), "skipped", f"needs {2**k} nodes") for k in range(skipped)]
+    said = text_of(results_table([make_record(), *left_out]), 120)
+    assert len([line for line in said.splitlines() if line.startswith("gpt-mini")]) == rows
+    assert ("12 points skipped, the first gpt-mini b1 2x1 fp32: needs 1 nodes;" in flat(said)) == (skipped == 12)
+
+
 def test_flags_are_named_in_a_wide_table() -> None:
     assert "imprecise [1]" in text_of(results_table([make_record(flags=["imprecise"])]), 120)
 

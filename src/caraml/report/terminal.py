@@ -34,6 +34,8 @@ COLUMN_WIDTHS = (
 """Widths in 80 columns, with one space between."""
 MFU_NOTE = "MFU s: of the data sheet's peak; m: of the best matrix product measured on this device"
 LIMIT_NOTE = "below it, the share of what the device can reach at this intensity; mem: bound by memory, ops: by arithmetic"
+MOST_SKIPPED = 3
+"""Points without a run that get a row each; more of them would hide those that ran."""
 _BOUND = {"memory": "mem", "arithmetic": "ops"}
 
 
@@ -65,9 +67,14 @@ class _Results:
         wide = options.max_width >= WIDE
         notes, names = _Notes(), labels(self.records)
         table = _columns(wide)
-        for record in self.records:
+        skipped = [record for record in self.records if record.status == "skipped"]
+        summed = skipped if len(skipped) > MOST_SKIPPED else []
+        for record in (record for record in self.records if not (summed and record.status == "skipped")):
             table.add_row(_text(names[record.key]), _status(record, notes, wide), *(_text(cell) for cell in _numbers(record, notes)))
         yield table
+        if summed:
+            first = f"{names[summed[0].key]}: {summed[0].reason or 'no reason given'}"
+            yield _text(f"{len(summed):,} points skipped, the first {first}; `caraml plan` says why for each", "dim")
         yield Text("")
         for index, text in enumerate(notes.texts, start=1):
             yield _note(f"[{index}]", text)

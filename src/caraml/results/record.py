@@ -20,7 +20,7 @@ FINAL: frozenset[Status] = frozenset({"ok", "oom", "timeout", "invalid", "skippe
 """Statuses that a campaign does not try again on its own."""
 
 FLAGS: dict[str, str] = {
-    "imprecise": "the time budget ended before the confidence interval was as narrow as asked",
+    "imprecise": "the window ended, by its time budget or its fixed length, before the confidence interval was as narrow as asked",
     "not_steady": "step times were still moving when warm-up had to end, or moved from one end of the window to the other",
     "nan_loss": "the training loss became NaN or infinite",
     "short_window": "the marked window is shorter than 0.1 s, and lines that a program prints are seen with a delay of milliseconds",

@@ -141,4 +141,4 @@ def _batches(dataset: Any, ctx: BuildContext[Params]) -> Any:
     return ([tensor.to(ctx.device) for tensor in batch] for batch in loader)
 
 
-WORKLOAD = Workload(title="question answering", params=Params, build=build)
+WORKLOAD = Workload(title="question answering", params=Params, build=build, packages=("transformers",))
