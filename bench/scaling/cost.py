@@ -27,12 +27,14 @@ from caraml.engine.device import CpuDevice
 from caraml.engine.loop import Hooks, MeasuringLoop, Progress
 from caraml.engine.outcome import StepOutcome
 from caraml.engine.ranks import Ranks
+from caraml.launch.script import environment_of
 from caraml.power import Meter
 from caraml.results.progress import ProgressWriter
 from caraml.suite.model import Measure
 from caraml.verify.energy import SOURCE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+from contestants import Spec, point_of
 from turns import Estimate, median, ratio
 
 STEP_SECONDS = 0.05
@@ -112,6 +114,14 @@ def beside(steps: int, rounds: int) -> tuple[Estimate, Estimate]:
     return ratio(times["harness"], times["bare"]), ratio(times["again"], times["bare"])
 
 
+def _in_a_workers_environment() -> None:
+    """Start again with the variables that a point's script sets; those of glibc's allocator count only from a process's start."""
+    point = point_of(Spec("caraml", "gpt", {"preset": "4M", "data": "synthetic"}, 4))
+    wanted = environment_of(point, threads=1)
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
+
+
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -120,6 +130,7 @@ def main() -> None:
     parser.add_argument("--ab-steps", type=int, default=40, help="of one turn of the a/b test")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    _in_a_workers_environment()
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
     cost = empty(asked.steps, asked.rounds)
