@@ -91,6 +91,8 @@ def contestants(work: Work, asked: argparse.Namespace, threads: int, scratch: Pa
                 add(f"HF Trainer{tail}", "trainer", needs_path=False, compile=compiled)
             else:
                 missing.append(f"HF Trainer{tail}: the package accelerate is not installed")
+            if not compiled:
+                add("optimum-benchmark", "optimum", path=asked.optimum)
         else:
             add(f"timm channels_last{tail}", "timm", path=asked.timm, compile=compiled, channels_last=True)
             add(f"timm{tail}", "timm", path=asked.timm, compile=compiled)
@@ -155,6 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("works", nargs="+", choices=list(WORKS))
     parser.add_argument("--nanogpt", help="checkout of karpathy/nanoGPT")
+    parser.add_argument("--optimum", help="folder with optimum-benchmark and the transformers that it wants")
     parser.add_argument("--timm", help="train.py of huggingface/pytorch-image-models")
     parser.add_argument("--torchvision", help="references/classification/train.py of pytorch/vision")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, os.cpu_count() or 1])

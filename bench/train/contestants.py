@@ -147,21 +147,9 @@ def trainer(spec: Spec) -> None:
     from caraml.compat import make_torchvision_importable
 
     make_torchvision_importable()
-    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+    from transformers import Trainer, TrainingArguments
 
     params = spec.params
-    config = GPT2Config(
-        vocab_size=params["vocab_size"],
-        n_positions=params["sequence_length"],
-        n_embd=params["width"],
-        n_layer=params["layers"],
-        n_head=params["heads"],
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
     arguments = TrainingArguments(
         output_dir=spec.scratch,
         per_device_train_batch_size=spec.batch,
@@ -175,7 +163,49 @@ def trainer(spec: Spec) -> None:
         max_grad_norm=1.0,
     )
     data = _RandomText(params["vocab_size"], params["sequence_length"])
-    Trainer(GPT2LMHeadModel(config), arguments, train_dataset=data).train()
+    Trainer(_gpt2(params), arguments, train_dataset=data).train()
+
+
+def _gpt2(params: dict[str, Any]) -> Any:
+    """GPT-2 of the library ``transformers``, of these sizes and without dropout."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=params["vocab_size"],
+        n_positions=params["sequence_length"],
+        n_embd=params["width"],
+        n_layer=params["layers"],
+        n_head=params["heads"],
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return GPT2LMHeadModel(config)
+
+
+def optimum(spec: Spec) -> None:
+    """Training scenario of optimum-benchmark, its launcher ``inline``, on a model in a local folder: nothing is fetched."""
+    assert spec.path is not None
+    sys.path.insert(0, spec.path)  # it needs another transformers than CARAML's
+    from caraml.compat import make_torchvision_importable
+
+    make_torchvision_importable()
+    from optimum_benchmark import Benchmark, BenchmarkConfig, InlineConfig, PyTorchConfig, TrainingConfig
+
+    params, model = spec.params, str(Path(spec.scratch) / "model")
+    _gpt2(params).save_pretrained(model)
+    arguments = {"per_device_train_batch_size": spec.batch, "weight_decay": 0.1, "max_grad_norm": 1.0, "disable_tqdm": True}
+    scenario = TrainingConfig(
+        max_steps=ENDLESS,
+        warmup_steps=1,
+        dataset_shapes={"dataset_size": 512, "sequence_length": params["sequence_length"]},
+        training_arguments=arguments,
+        memory=False,
+    )
+    backend = PyTorchConfig(model=model, task="text-generation", library="transformers", model_type="gpt2", device="cpu")
+    Benchmark.launch(BenchmarkConfig("beside", backend, scenario, InlineConfig(device_isolation=False)))
 
 
 class _Images:
@@ -249,6 +279,7 @@ PEERS: dict[str, Callable[[Spec], None]] = {
     "caraml": caraml,
     "nanogpt": nanogpt,
     "trainer": trainer,
+    "optimum": optimum,
     "timm": timm,
     "torchvision": torchvision,
 }
