@@ -56,9 +56,10 @@ def params_of(name: str) -> type[BaseModel]:
 
 
 def how_to_install(packages: list[str]) -> str:
-    """The command, by the extra of ours that brings the packages if there is one."""
+    """The command, by the smallest extra of ours that brings the packages if there is one."""
+    fitting = []
     for extra in metadata.metadata("caraml").get_all("Provides-Extra") or []:
         brought = {word.split(">")[0] for word in metadata.requires("caraml") or [] if f"extra == '{extra}'" in word.replace('"', "'")}
         if extra != "test" and set(packages) <= brought:
-            return f"pip install 'caraml[{extra}]'"
-    return f"pip install {' '.join(packages)}"
+            fitting.append((len(brought), extra))
+    return f"pip install 'caraml[{min(fitting)[1]}]'" if fitting else f"pip install {' '.join(packages)}"
