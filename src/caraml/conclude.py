@@ -197,8 +197,7 @@ class Conclusion:
             whole, training = max(row.end - row.begin for row in together), max(row.trained - row.begin for row in together)
             one = together[0]
             batches = times[start : start + one.steps].tolist()
-            entire = one.steps == self._ranks[0].steps_per_epoch
-            rows.append(Epoch(one.number, whole, training, batches, entire, one.loss, one.accuracy))
+            rows.append(Epoch(one.number, whole, training, batches, not one.cut, one.loss, one.accuracy))
             start += one.steps
         return rows
 

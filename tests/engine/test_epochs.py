@@ -102,6 +102,12 @@ def test_a_warning_before_the_epoch_that_counts_lets_it_begin_at_once() -> None:
     assert measured.end - measured.begin == pytest.approx(measured.epochs[1].steps * STEP)
 
 
+def test_an_epoch_too_short_to_be_cut_is_still_known_to_lack_its_validation() -> None:
+    measured = Run(Measure(epochs=5), steps=6, warned_at=1).measured
+    assert [(row.number, row.cut) for row in measured.epochs] == [(1, True), (4, True)]
+    assert "truncated" in measured.flags
+
+
 def test_a_warning_in_the_epoch_that_counts_ends_it_and_the_run() -> None:
     run = Run(Measure(epochs=5), steps=1000, warned_at=3100)
     assert [row.steps == 1000 for row in run.measured.epochs] == [True] * 3 + [False]

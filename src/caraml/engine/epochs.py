@@ -55,6 +55,8 @@ class EpochLoop(MeasuringLoop):
             self._conclude_epoch()
             if policy.to_target and self._reached():
                 break
+        if any(row.cut and self._phase(row.number) == "measure" for row in self._epochs):
+            self._flags.append("truncated")
         if policy.to_target:
             end = self._edge(after=True)
             if not self._reached():
@@ -102,17 +104,15 @@ class EpochLoop(MeasuringLoop):
             self._device.synchronize()
             trained = self._device.now()
             self._append_rows(phase, anchor, timer, first_outcome)
-        self._epochs.append(EpochRow(number, begin, trained, trained, timer.launched + (number == 1)))
+        self._epochs.append(EpochRow(number, begin, trained, trained, timer.launched + (number == 1), self._cut))
         return timer
 
     def _cut_short(self, phase: StepPhase, timer: StepTimer) -> bool:
-        """Whether all ranks leave this epoch now because one of them was told to hurry; a window has its fewest steps first."""
+        """Whether all ranks leave this epoch now because rank 0 was told to hurry; a window has its fewest steps first."""
         enough = phase != "measure" or timer.launched >= FEWEST_STEPS
         if not self._ranks.agree(enough and self._hooks.hurry()):
             return False
         self._cut = True
-        if phase == "measure":
-            self._flags.append("truncated")
         return True
 
     def _conclude_epoch(self) -> None:

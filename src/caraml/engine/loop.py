@@ -43,6 +43,8 @@ class EpochRow:
     trained: float
     end: float
     steps: int
+    cut: bool
+    """Trained, in part or whole, after the batch system's warning: not validated any more."""
     loss: float | None = None
     accuracy: float | None = None
 

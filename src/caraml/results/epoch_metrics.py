@@ -26,7 +26,7 @@ class Epoch:
     batches: Sequence[float]
     """Time of each batch."""
     entire: bool
-    """Whether every batch of the data was trained: not so where the batch system was about to end the job."""
+    """Whether every batch was trained and the epoch validated: not so where the batch system was about to end the job."""
     loss: float | None
     accuracy: float | None
 
@@ -47,14 +47,13 @@ def epoch_metrics(epochs: Epochs, window_seconds: float, energy: Metric) -> dict
     """The metrics of a run by epochs; ``energy`` is that of the window."""
     row = next((row for row in epochs.rows if row.number == epochs.counted), epochs.rows[-1])
     which = f"epoch {row.number} of {len(epochs.rows)} counts"
-    accuracy = epochs.rows[-1].accuracy
+    last = epochs.rows[-1]
+    no_accuracy = "the workload counts no right answers" if last.entire else _cut_short(last)
     return {
         **_times(row, which),
         "batch_time_median": _median(row, which),
         **_first_and_later(epochs),
-        "accuracy_validation": Metric(
-            value=accuracy, unit="1", reason="the workload counts no right answers" if accuracy is None else None
-        ),
+        "accuracy_validation": Metric(value=last.accuracy, unit="1", reason=no_accuracy if last.accuracy is None else None),
         **_to_target(epochs, window_seconds, energy),
     }
 
@@ -63,12 +62,15 @@ def _times(row: Epoch, which: str) -> dict[str, Metric]:
     """EPICURE's times of an epoch; unknown for one that was cut short, since its part is the time of nothing."""
     known = {"epoch_time": row.whole, "epoch_training_time": row.training, "epoch_validation_time": row.whole - row.training}
     if not row.entire:
-        reason = f"epoch {row.number} was cut short after {len(row.batches)} batches"
-        return {name: Metric(value=None, unit="s", reason=reason) for name in known}
+        return {name: Metric(value=None, unit="s", reason=_cut_short(row)) for name in known}
     found = {name: Metric(value=value, unit="s", reason=which) for name, value in known.items()}
     if row.loss is None:
         found["epoch_validation_time"] = Metric(value=None, unit="s", reason="the workload has no held-out data")
     return found
+
+
+def _cut_short(row: Epoch) -> str:
+    return f"the batch system was about to end the job: epoch {row.number} has {len(row.batches)} batches and no validation"
 
 
 def _median(row: Epoch, which: str) -> Metric:
