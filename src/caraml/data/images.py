@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import random
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
@@ -168,6 +169,10 @@ class HeldOut:
     def __init__(self, samples: ImageSamples, batch_size: int, device: torch.device, workers: int) -> None:
         self._samples, self._batch_size, self._device, self._workers = samples, batch_size, device, workers
         self._loaders: dict[tuple[int, int], torch.utils.data.DataLoader[Any]] = {}
+
+    def __len__(self) -> int:
+        """Batches of one pass over all of them."""
+        return math.ceil(len(self._samples) / self._batch_size)
 
     def __iter__(self) -> Iterator[list[torch.Tensor]]:
         """All of them."""

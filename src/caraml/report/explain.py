@@ -222,7 +222,7 @@ SOURCES: dict[str, Callable[[Record], str]] = {
         ("epoch_time_mean", "epoch_time_min", "epoch_time_max", "epoch_time_first"),
         lambda record: "steps of an epoch, from steps.parquet; projected from the window's mean step where no epoch was whole",
     ),
-    "loss_validation": lambda record: "mean over the held-out batches, on rank 0, after the last step",
+    "loss_validation": lambda record: "mean over 16 held-out batches at most, after the last step; over all of them in a run by epochs",
     "peak_host_memory": lambda record: "highest resident set (getrusage), largest over ranks",
 }
 

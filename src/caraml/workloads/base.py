@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from pydantic import BaseModel
 
 from caraml.results.record import Facts
+from caraml.suite.knobs import Knobs
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.tensor.parallel import ParallelStyle
 
 P = TypeVar("P", bound=BaseModel)
+
+VALIDATION_BATCHES = 16
+"""Held-out batches, at most, that the validation loss after a window is the mean of: it tells that training works, at a bounded cost."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,19 @@ class BuildContext(Generic[P]):
     """Whether the engine will divide the model among devices: then it is built on the meta device, and the task says how to divide it."""
     global_batch: int | None = None
     """Samples per optimizer step over all ranks; ``None`` where there is no accumulation."""
+    knobs: Knobs = field(default_factory=Knobs)
+
+    @property
+    def fused(self) -> bool | None:
+        """What optimizers are told of fusing: ``None`` leaves the choice to torch."""
+        return True if self.knobs.fused_optimizer else None
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """Memory order of images and of the weights of convolutions over them."""
+        import torch
+
+        return torch.channels_last if self.knobs.channels_last else torch.contiguous_format
 
     @property
     def accumulation(self) -> int:
@@ -115,8 +132,8 @@ class Task:
     predict: Callable[[torch.nn.Module, Any], Any] | None = None
     """What mode `inference` computes; without it, ``loss`` without gradients."""
     validation: Callable[[], Iterable[Any]] | None = None
-    """The held-out batches, gone through once after training; ``None`` where the data has no such part. What it returns may have a method
-    ``share(rank, world)``, the part of one rank; else every rank takes every ``world``-th batch."""
+    """The held-out batches, gone through once after training; ``None`` where the data has no such part. What it returns may have a length
+    and a method ``share(rank, world)``, the part of one rank; else every rank takes every ``world``-th batch."""
     judge: Callable[[torch.nn.Module, Any], torch.Tensor] | None = None
     """Of a held-out batch: ``[sum of losses, number answered right, number of samples]``, shape (3,). Without it there is only a loss."""
     damaged: Callable[[], dict[str, str]] | None = None

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from caraml.workloads.base import BuildContext
+from caraml.workloads.base import VALIDATION_BATCHES, BuildContext
 from caraml.workloads.source import Source, open_source
 
 if TYPE_CHECKING:
     import torch
 
     from caraml.data.loader import MapDataset
-
-VALIDATION_BATCHES = 16
-"""Held-out batches, at most, that the validation loss is the mean of."""
 
 FLOPS_FORMULA = (
     "torch's FLOP formulas summed over one forward and backward pass on the meta device: "

@@ -1,0 +1,60 @@
+"""The validation loss after a window: bounded, and from all over the held-out data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from caraml.engine.afterwards import validation_loss
+from caraml.results.record import Facts
+from caraml.workloads.base import VALIDATION_BATCHES, Task
+
+
+class Divisible:
+    """Batches that know their number: every ``world``-th from ``rank`` on."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def share(self, rank: int, world: int) -> Iterator[float]:
+        return iter(self.values[rank::world])
+
+
+def validated(held_out: Callable[[], Iterable[Any]]) -> tuple[float | None, list[float]]:
+    """The loss of a model that answers with its input, and what it was asked."""
+    asked: list[float] = []
+
+    def loss(model: torch.nn.Module, batch: float) -> torch.Tensor:
+        asked.append(batch)
+        return torch.tensor(batch)
+
+    model = torch.nn.Linear(1, 1)
+    facts = Facts(item="sample", items_per_sample=1, parameters=2, flops_per_item=1.0, flops_formula="none")
+    task = Task(model, torch.optim.SGD(model.parameters()), iter([]), loss, facts, validation=held_out)
+    return validation_loss(task, "fp32", torch.device("cpu")), asked
+
+
+def test_only_so_many_batches_are_asked_for() -> None:
+    def endless() -> Iterator[float]:
+        number = 0.0
+        while True:
+            yield number
+            number += 1
+
+    loss, asked = validated(endless)
+    assert asked == [float(number) for number in range(VALIDATION_BATCHES)] and loss == (VALIDATION_BATCHES - 1) / 2
+
+
+def test_they_come_from_all_over_data_that_can_be_divided() -> None:
+    _, asked = validated(lambda: Divisible([float(number) for number in range(1600)]))
+    assert asked == [100.0 * number for number in range(VALIDATION_BATCHES)]
+
+
+def test_few_batches_are_all_used() -> None:
+    loss, asked = validated(lambda: Divisible([1.0, 2.0, 6.0]))
+    assert asked == [1.0, 2.0, 6.0] and loss == 3.0
