@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
+import resource
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -65,5 +68,26 @@ def test_one_process_runs_python_and_several_run_torchrun(tmp_path: Path, make_p
 
 def test_cpu_points_keep_their_memory_and_share_the_cores(make_point: MakePoint) -> None:
     variables = environment_of(make_point(devices=2, global_batch=8), threads=8)
-    assert variables["OMP_NUM_THREADS"] == "4" and "MALLOC_MMAP_THRESHOLD_" in variables
-    assert "MALLOC_MMAP_THRESHOLD_" not in environment_of(make_point(device_class="gpu"), threads=8)
+    assert variables["OMP_NUM_THREADS"] == "4" and "MALLOC_MMAP_MAX_" in variables
+    assert "MALLOC_MMAP_MAX_" not in environment_of(make_point(device_class="gpu"), threads=8)
+
+
+_PAGES_OF_A_SECOND_BLOCK = """
+import resource
+def taken(size):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    bytearray(size)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+taken(2**27)
+print(taken(2**27))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="these are settings of glibc")
+def test_a_freed_block_is_used_again_without_asking_the_kernel(make_point: MakePoint) -> None:
+    def pages(variables: dict[str, str]) -> int:
+        command = [sys.executable, "-c", _PAGES_OF_A_SECOND_BLOCK]
+        return int(subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=True, timeout=60).stdout)
+
+    assert pages(environment_of(make_point(), threads=1)) < 100
+    assert pages({}) >= 2**27 // resource.getpagesize() // 512, "else nobody would need the settings"

@@ -27,10 +27,11 @@ _READABLE = 110
 """Columns after which a command line is continued on the next line."""
 
 # glibc returns every large block to the kernel when it is freed, and takes it back in the next step: page faults that cost a fifth of a
-# convolution network's rate on CPUs. These limits keep the blocks.
+# convolution network's rate on CPUs. With these it keeps the blocks: none is mapped by itself, and the heap does not shrink. A high
+# MALLOC_MMAP_THRESHOLD_ would do the same from glibc 2.35 on; before (RHEL 9 has 2.34) one above 32 MiB is ignored.
 _KEEP_BLOCKS = {
-    "MALLOC_MMAP_THRESHOLD_": str(4 * 2**30),
-    "MALLOC_TRIM_THRESHOLD_": str(4 * 2**30),
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(64 * 2**30),
     "MALLOC_TOP_PAD_": str(256 * 2**20),
 }
 
@@ -61,7 +62,7 @@ def environment_of(point: Point, threads: int) -> dict[str, str]:
     if point.workload == "command":  # somebody else's program has its own mind about threads and memory
         variables = {}
     elif point.device_class == "cpu":
-        variables |= _KEEP_BLOCKS
+        variables |= _KEEP_BLOCKS if point.knobs.keep_freed_memory else {}
     elif point.deterministic:
         variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # what cuBLAS needs to give the same bits every time
     if "PYTHONPATH" in os.environ:
