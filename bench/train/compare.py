@@ -30,8 +30,12 @@ from turns import Program, Turn, median, ratio, take_turns
 from caraml.launch.script import environment_of
 
 HERE = Path(__file__).parent
-KEPT_BLOCKS = "MALLOC_"
-"""What the names of glibc's settings begin with."""
+KNOBS = {
+    "keep_freed_memory": ("gpt", "image_classification"),
+    "fused_optimizer": ("gpt", "image_classification"),
+    "channels_last": ("image_classification",),
+}
+"""Which of CARAML's knobs mean anything for a workload."""
 
 
 @dataclass(frozen=True)
@@ -101,18 +105,21 @@ def contestants(work: Work, asked: argparse.Namespace, threads: int, scratch: Pa
 
 
 def _with_environments(found: dict[str, Spec], threads: int, knobs: bool, only: Sequence[str] | None) -> dict[str, Spec]:
-    """CARAML's programs in the environment of its workers; with ``knobs`` also once without glibc's settings."""
+    """CARAML's programs in the environment of its workers; with ``knobs`` also once without each knob."""
     everyone: dict[str, Spec] = {}
     for name, spec in found.items():
         if spec.peer != "caraml":
             everyone[name] = spec
             continue
-        environment = environment_of(point_of(spec), threads)
-        everyone[name] = Spec(**{**asdict(spec), "environment": environment})
+        everyone[name] = _in_its_environment(spec, threads)
         if knobs:
-            plain = {key: value for key, value in environment.items() if not key.startswith(KEPT_BLOCKS)}
-            everyone[f"{name}, malloc as it is"] = Spec(**{**asdict(spec), "environment": plain})
+            for knob in (knob for knob, workloads in KNOBS.items() if spec.workload in workloads):
+                everyone[f"{name} without {knob}"] = _in_its_environment(replace(spec, knobs={knob: False}), threads)
     return {name: spec for name, spec in everyone.items() if only is None or spec.peer == "caraml" or any(part in name for part in only)}
+
+
+def _in_its_environment(spec: Spec, threads: int) -> Spec:
+    return replace(spec, environment=environment_of(point_of(spec), threads))
 
 
 def compare(work: Work, asked: argparse.Namespace, threads: int, scratch: Path) -> tuple[dict[str, list[Turn]], list[str]]:
@@ -163,7 +170,7 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, os.cpu_count() or 1])
     parser.add_argument("--compile", choices=["eager", "compiled", "both"], default="both")
     parser.add_argument("--only", nargs="+", help="parts of peers' names; all if absent")
-    parser.add_argument("--knobs", action="store_true", help="CARAML also without its settings of glibc's allocator")
+    parser.add_argument("--knobs", action="store_true", help="CARAML also without each of its knobs")
     parser.add_argument("--batch", type=int, help="in place of the comparison's own")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=2.0, help="of one turn, about")

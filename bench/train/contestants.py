@@ -39,6 +39,8 @@ class Spec:
     batch: int
     compile: bool = False
     channels_last: bool = False
+    knobs: dict[str, Any] = field(default_factory=dict)
+    """CARAML's own, where they are not as they would be by themselves."""
     path: str | None = None
     """The peer's checkout, or the file that holds its loop."""
     scratch: str = "."
@@ -68,6 +70,7 @@ def caraml(spec: Spec) -> None:
         seed=0,
         phase=lambda name: nullcontext(),
         global_batch=spec.batch,
+        knobs=point.knobs,
     )
     step = make_step(workload.build(context), point, device)
     while True:
@@ -76,6 +79,7 @@ def caraml(spec: Spec) -> None:
 
 def point_of(spec: Spec) -> Any:
     """The point that CARAML would measure."""
+    from caraml.suite.knobs import Knobs
     from caraml.suite.model import Point
 
     return Point(
@@ -90,6 +94,7 @@ def point_of(spec: Spec) -> Any:
         global_batch=spec.batch,
         micro_batch=spec.batch,
         compile="default" if spec.compile else "off",
+        knobs=Knobs(**spec.knobs),
     )
 
 

@@ -159,7 +159,7 @@ METRICS: dict[str, MetricDefinition] = {
     "energy_per_epoch_per_device": MetricDefinition(
         "Epoch energy, per device", "Wh", "lower", "Energy of a nominal epoch divided by the number of devices that share it."
     ),
-    "loss_validation": MetricDefinition("Validation loss", "1", "lower", "Mean loss over held-out batches after the last step."),
+    "loss_validation": MetricDefinition("Validation loss", "1", "lower", "Mean loss over held-out batches, after the last step."),
     "peak_host_memory": MetricDefinition("Peak host memory", "B", "lower", "Highest resident set of one rank's process."),
     "max_device_power": MetricDefinition("Max device power", "W", "lower", "Highest power of any one device in the window."),
     "max_aggregate_power": MetricDefinition(

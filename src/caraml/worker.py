@@ -25,7 +25,7 @@ from caraml.engine.lifeline import die_with_parent
 from caraml.engine.loop import Hooks, Measurement, MeasuringLoop, Progress
 from caraml.engine.neighbours import cpu_time
 from caraml.engine.phases import PhaseLog, process_start
-from caraml.engine.precision import ARITHMETIC, set_deterministic, set_matmul_precision
+from caraml.engine.precision import ARITHMETIC, set_attention, set_deterministic, set_matmul_precision
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import Step, make_step
 from caraml.engine.watchdog import Watchdog
@@ -120,6 +120,7 @@ class Worker:
         device = self._own_device or open_device(self.point.device_class, local_rank)
         set_matmul_precision(self.point.precision)
         set_deterministic(self.point.deterministic)
+        set_attention(self.point.knobs.attention)
         ranks = Ranks.from_environment(self.point.device_class)
         if local_rank == 0:
             self._meter = _open_meter(device.torch_device, self.point.devices)
@@ -179,6 +180,7 @@ class Worker:
             own_device=self._own_device,
             global_batch=point.global_batch,
             divided=mesh is not None,
+            knobs=point.knobs,
         )
         task = self._workload.build(context)
         if mesh is not None:

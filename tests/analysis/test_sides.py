@@ -76,7 +76,10 @@ def test_published_tables_are_a_side(store: Store) -> None:
 
 def test_what_a_source_does_not_state_is_not_made_up() -> None:
     (record,) = published("reference:maelstrom/12/1")
-    assert set(unstated(record)) == {"precision", "compile", "deterministic", "micro_batch", "global_batch"} and unstated(run(1)) == ()
+    assert (
+        set(unstated(record)) == {"precision", "compile", "knobs", "deterministic", "micro_batch", "global_batch"}
+        and unstated(run(1)) == ()
+    )
     stated = {one.name: one.b for one in differences([run(1)], [record])}
     assert stated["precision"] == "not stated" and stated["global_batch"] == "not stated" and stated["device"] == "A100"
 

@@ -88,7 +88,7 @@ def test_bert_learns_to_point_at_answers(tmp_path: Path) -> None:
     task.close()
     assert losses[0] == pytest.approx(3.7, abs=0.4), "a guess among 40 tokens"
     assert sum(losses[-10:]) / 10 < 0.55 * losses[0]
-    assert loss is not None and right is not None and loss < 2.2 and right > 0.15
+    assert loss is not None and right is not None and loss < 2.8 and right > 0.15
     assert task.facts.item == "item" and task.facts.data["kind"] == "squad"
 
 

@@ -12,7 +12,7 @@ from caraml.suite.model import Point
 Axes: TypeAlias = dict[str, str]
 """What decides a point's result, by name, as text that can be compared."""
 
-_NOT_WORK = {"suite", "benchmark", "params", "repeat", "seed", "measure"}
+_NOT_WORK = {"suite", "benchmark", "variant", "params", "repeat", "seed", "measure"}
 """Fields of a point that are labels, or that do not change what is measured: repeats differ in them."""
 
 

@@ -21,6 +21,7 @@ WHY = {
     "mode": "other parts of training are in the window",
     "precision": "other arithmetic: other units of the device, other peak",
     "compile": "other kernels",
+    "knobs": "other kernels, or another allocator",
     "deterministic": "other kernels",
     "global_batch": "other work per step; rates and memory change with it",
     "micro_batch": "other size of every kernel",

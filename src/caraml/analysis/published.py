@@ -20,7 +20,7 @@ NOT_STATED = "not stated"
 
 _IDS = {"job", "node", "experiment", "jube_id", "jube_wp", "tasks", "cpus", "location", "hardware", "name", "devices_printed"}
 """Parameters that name a run rather than its work."""
-_UNKNOWN = ("precision", "compile", "deterministic", "micro_batch")
+_UNKNOWN = ("precision", "compile", "knobs", "deterministic", "micro_batch")
 _MODES: dict[str, Mode] = {"train": "train", "compute": "compute", "data": "data", "inference": "inference"}
 
 

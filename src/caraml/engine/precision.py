@@ -1,4 +1,4 @@
-"""Precision: what arithmetic a step uses. Weights and optimizer state stay in fp32; bf16 and fp16 are autocast around them."""
+"""Which arithmetic and which kernels a step uses. Weights and optimizer state stay in fp32; bf16 and fp16 are autocast around them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from caraml.suite.knobs import Attention
 from caraml.suite.model import Precision
 from caraml.system.model import DType
 
@@ -26,6 +27,18 @@ def set_deterministic(wanted: bool) -> None:
     """Let torch choose algorithms that give the same bits every time; where an operation has none, it raises and names it."""
     torch.use_deterministic_algorithms(wanted)
     torch.backends.cudnn.deterministic = wanted
+
+
+def set_attention(kernel: Attention) -> None:
+    """Let torch take only this kernel for attention, on every device; where it has none for the shapes, the step raises."""
+    switches = {
+        "flash": torch.backends.cuda.enable_flash_sdp,
+        "cudnn": torch.backends.cuda.enable_cudnn_sdp,
+        "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
+        "math": torch.backends.cuda.enable_math_sdp,
+    }
+    for name, switch in switches.items():
+        switch(kernel in ("auto", name))
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:

@@ -73,6 +73,7 @@ FIELDS: dict[str, Callable[[Point], str]] = {
     "micro batch": lambda point: f"micro batch {point.micro_batch}",
     "precision": lambda point: point.precision,
     "compile": lambda point: f"compile {point.compile}",
+    "knobs": lambda point: point.knobs.label or "knobs as they are",
     "deterministic": lambda point: "deterministic" if point.deterministic else "not deterministic",
     "software": lambda point: point.software,
 }

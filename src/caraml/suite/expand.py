@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from caraml.errors import InputError, nearest
 from caraml.suite.expression import Condition
+from caraml.suite.knobs import Knobs
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import Benchmark, Measure, Point
 from caraml.suite.placement import ModelShape, Placement, misfit
@@ -211,6 +212,7 @@ class _Expansion:
             nodes=nodes,
             devices=devices,
             placement=placement,
+            knobs=Knobs.of(values, machine.device_class),
             mode=values["mode"],
             precision=values["precision"],
             compile=values["compile"],
@@ -269,10 +271,17 @@ def _impossible(point: Point, machine: Machine) -> str | None:
     if not point.placement.split and point.global_batch % (point.micro_batch * point.world):
         product = f"{point.micro_batch} x {point.world} = {point.micro_batch * point.world}"
         return f"global batch {point.global_batch} is not divisible by micro-batch x devices = {product}"
+    return _contradiction(point)
+
+
+def _contradiction(point: Point) -> str | None:
+    """Why no machine of this class of device can run a point, or ``None``."""
     if point.compile != "off" and point.params.get("recompute", "off") != "off":
         return 'torch\'s compiled layers cannot be recomputed: params.recompute needs compile = "off"'
     if point.precision == "tf32" and point.device_class == "cpu":
         return "tf32 is an arithmetic of GPUs"
+    if point.knobs.attention in ("cudnn", "efficient") and point.device_class == "cpu":
+        return f"the attention kernel {point.knobs.attention!r} is one of GPUs"
     return None
 
 
@@ -297,7 +306,7 @@ def _names(point: Point, machine: Machine) -> dict[str, Any]:
     names = ("nodes", "devices", "world", "dp", "mode", "precision", "compile", "global_batch", "micro_batch", "accumulation")
     own = {name: getattr(point, name) for name in names}
     machine_s = {"device_class": machine.device_class, "device_memory_gib": machine.device_memory_gib or 0.0}
-    return {**point.params, **point.placement.model_dump(), **own, **machine_s}
+    return {**point.params, **point.placement.model_dump(), **point.knobs.model_dump(), **own, **machine_s}
 
 
 def _without_twins(points: list[PlannedPoint]) -> list[PlannedPoint]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
+from caraml.suite.knobs import Attention, Knobs
 from caraml.suite.placement import Placement, Schedule
 from caraml.system.model import DeviceClass
 
@@ -104,6 +105,7 @@ class Point(_Model):
     nodes: Count = 1
     devices: Count = Field(1, description="devices per node")
     placement: Placement = Placement()
+    knobs: Knobs = Knobs()
     mode: Mode = "train"
     precision: Precision = "fp32"
     compile: Compile = "off"
@@ -132,9 +134,12 @@ class Point(_Model):
     @property
     def key(self) -> str:
         """Hash of everything that decides the result; the names that people gave it do not."""
-        content = self.model_dump(mode="json", exclude={"suite", "benchmark", "variant", "placement"})
-        if self.placement.split:  # a later kind of placement must not change the keys of points that do without it
+        content = self.model_dump(mode="json", exclude={"suite", "benchmark", "variant", "placement", "knobs"})
+        # A later kind of placement, or a later knob, must not change the keys of points that do without it.
+        if self.placement.split:
             content["placement"] = self.placement.model_dump(mode="json", exclude_defaults=True)
+        if self.knobs.changed:
+            content["knobs"] = self.knobs.changed
         content["measure"] = {name: value for name, value in content["measure"].items() if name not in _OF_EPOCHS or value is not None}
         canonical = json.dumps({"method": METHOD_VERSION, **content}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
@@ -156,6 +161,8 @@ class Point(_Model):
             parts.append(self.compile if self.compile != "default" else "compiled")
         if self.mode != "train":
             parts.append(self.mode)
+        if self.knobs.changed:
+            parts.append(self.knobs.label)
         if self.deterministic:
             parts.append("deterministic")
         if self.repeat:
@@ -179,6 +186,10 @@ class _Asked(_Model):
     mode: Mode | list[Mode] | None = None
     precision: Precision | list[Precision] | None = None
     compile: Compile | list[Compile] | None = None
+    channels_last: bool | list[bool] | None = None
+    fused_optimizer: bool | list[bool] | None = None
+    keep_freed_memory: bool | list[bool] | None = None
+    attention: Attention | list[Attention] | None = None
     global_batch: Count | list[Count] | None = None
     accumulation: Count | list[Count] | None = None
     micro_batch: Count | list[Count] | None = None

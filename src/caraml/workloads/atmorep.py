@@ -45,7 +45,7 @@ def build(ctx: BuildContext[Params]) -> Task:
     torch.manual_seed(ctx.seed)
     with torch.device(ctx.device):
         model = AtmoRep(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, weight_decay=params.weight_decay, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, weight_decay=params.weight_decay, fused=ctx.fused)
     forward_flops, flops = _flops(params)
     values = sum(field.values * field.tokens[0] * field.tokens[1] * field.tokens[2] for field in config.fields.values())
     facts = Facts(

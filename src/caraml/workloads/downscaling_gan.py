@@ -58,8 +58,8 @@ def build(ctx: BuildContext[Params]) -> Task:
     networks = torch.nn.ModuleDict({"generator": Generator(), "critic": Critic()}).to(ctx.device)
     torch.manual_seed(ctx.seed + 1 + ctx.rank)  # mixing weights differ between ranks
     betas = (0.0, 0.9)
-    optimizer = torch.optim.Adam(networks["generator"].parameters(), lr=params.learning_rate, betas=betas, fused=True)
-    critic_optimizer = torch.optim.Adam(networks["critic"].parameters(), lr=params.critic_learning_rate, betas=betas, fused=True)
+    optimizer = torch.optim.Adam(networks["generator"].parameters(), lr=params.learning_rate, betas=betas, fused=ctx.fused)
+    critic_optimizer = torch.optim.Adam(networks["critic"].parameters(), lr=params.critic_learning_rate, betas=betas, fused=ctx.fused)
     forward_flops, flops = _flops(grid)
     facts = Facts(
         item="sample",

@@ -46,7 +46,7 @@ def build(ctx: BuildContext[Params]) -> Task:
         )
     torch.manual_seed(ctx.seed)
     model = EnsembleUNet().to(ctx.device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=params.learning_rate, fused=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=params.learning_rate, fused=ctx.fused)
     forward_flops, flops = _flops(grid)
     facts = Facts(
         item="forecast",

@@ -110,7 +110,7 @@ class Params(BaseModel):
 
 
 def build(ctx: BuildContext[Params]) -> Task:
-    """Build the network, AdamW (fused), and the stream of ``(tokens, targets)``, each (micro-batch, T) int64."""
+    """Build the network, AdamW, and the stream of ``(tokens, targets)``, each (micro-batch, T) int64."""
     import torch
 
     from caraml.models.gpt import GPT, flops_per_token, hardware_flops_per_token, parameter_count
@@ -143,12 +143,12 @@ def build(ctx: BuildContext[Params]) -> Task:
     batches = ((batch[:, :-1], batch[:, 1:]) for batch in source.batches)
     return Task(
         model=model,
-        optimizer=_optimizer([list(model.parameters())], params, fused=not ctx.divided),
+        optimizer=_optimizer([list(model.parameters())], params, None if ctx.divided else ctx.fused),
         batches=batches,
         loss=lambda net, batch: net(*batch),
         facts=facts,
         clip_norm=params.clip_norm,
-        division=_division(config, params, ctx.seed) if params.backend == "torch" else None,
+        division=_division(config, params, ctx) if params.backend == "torch" else None,
         rate=params.rate if params.warm_up_steps or params.decay_steps else None,
         start_from=params.start_from,
         save_to=params.save_to,
@@ -162,7 +162,7 @@ def _megatron(config: GPTConfig) -> torch.nn.Module:
     return MegatronGPT(config)
 
 
-def _division(config: GPTConfig, params: Params, seed: int) -> Division:
+def _division(config: GPTConfig, params: Params, ctx: BuildContext[Params]) -> Division:
     from caraml.models import gpt_division as division
     from caraml.models.gpt import initial_value
 
@@ -171,8 +171,8 @@ def _division(config: GPTConfig, params: Params, seed: int) -> Division:
         layers=division.named_layers,
         tensor_plan=division.tensor_plan,
         complete=division.complete,
-        initial_value=lambda name, shape, device: initial_value(config, seed, name, shape, device),
-        optimizer=lambda lists: _optimizer(lists, params),
+        initial_value=lambda name, shape, device: initial_value(config, ctx.seed, name, shape, device),
+        optimizer=lambda lists: _optimizer(lists, params, ctx.fused),
         hidden=(config.sequence_length, config.width),
     )
 
@@ -228,7 +228,7 @@ def config_of(params: Params) -> GPTConfig:
     )
 
 
-def _optimizer(lists: list[list[torch.nn.Parameter]], params: Params, *, fused: bool = True) -> torch.optim.Optimizer:
+def _optimizer(lists: list[list[torch.nn.Parameter]], params: Params, fused: bool | None) -> torch.optim.Optimizer:
     """AdamW. Weight decay on matrices only, not on biases and norms, as GPT training has it since GPT-3."""
     import torch
 

@@ -73,7 +73,7 @@ class _Input:
 
 
 def build(ctx: BuildContext[Params]) -> Task:
-    """Build the network (channels last), SGD with momentum (fused), and the stream of ``[uint8 (B, 3, S, S), int64 (B,)]``."""
+    """Build the network, SGD with momentum, and the stream of ``[uint8 (B, 3, S, S), int64 (B,)]``."""
     import torch
     from torch.nn import functional as F
 
@@ -87,15 +87,18 @@ def build(ctx: BuildContext[Params]) -> Task:
         given = _open(ctx)
     torch.manual_seed(ctx.seed)
     model = share_batch_norm(_network(params), params.bn_span, ctx.device).to(ctx.device)
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's annotations
+    model = model.to(memory_format=ctx.memory_format)  # type: ignore[call-overload]  # missing in torch's annotations
+
+    def normalized(images: torch.Tensor) -> torch.Tensor:
+        return normalize_images(images, memory_format=ctx.memory_format)
 
     def loss(net: torch.nn.Module, batch: Any) -> torch.Tensor:
         images, labels = batch
-        return F.cross_entropy(net(normalize_images(images)), labels, label_smoothing=params.label_smoothing)
+        return F.cross_entropy(net(normalized(images)), labels, label_smoothing=params.label_smoothing)
 
     def judge(net: torch.nn.Module, batch: Any) -> torch.Tensor:
         images, labels = batch
-        scores = net(normalize_images(images)).float()
+        scores = net(normalized(images)).float()
         right = (scores.argmax(1) == labels).sum()
         return torch.stack([F.cross_entropy(scores, labels, reduction="sum"), right, right.new_tensor(len(labels))])
 
@@ -124,7 +127,7 @@ def _optimizer(model: torch.nn.Module, ctx: BuildContext[Params], samples: int) 
         matrices = [weight for weight in model.parameters() if weight.ndim > 1]
         groups = [{"params": matrices}, {"params": [weight for weight in model.parameters() if weight.ndim <= 1], "weight_decay": 0.0}]
     optimizer = torch.optim.SGD(
-        groups, lr=params.learning_rate, momentum=params.momentum, weight_decay=params.weight_decay, nesterov=True, fused=True
+        groups, lr=params.learning_rate, momentum=params.momentum, weight_decay=params.weight_decay, nesterov=True, fused=ctx.fused
     )
     if params.schedule == "goyal":
         batch = ctx.micro_batch * ctx.accumulation * ctx.world

@@ -35,7 +35,7 @@ class Params(BaseModel):
 
 
 def build(ctx: BuildContext[Params]) -> Task:
-    """Build the autoencoder (channels last), Adam (fused), and the stream of uint8 (B, 1, 28, 28)."""
+    """Build the autoencoder, Adam, and the stream of uint8 (B, 1, 28, 28)."""
     import torch
     from torch.nn import functional as F
 
@@ -52,8 +52,8 @@ def build(ctx: BuildContext[Params]) -> Task:
         source = open_source(digits, ctx, workers=params.workers, resident=params.data == "resident")
     torch.manual_seed(ctx.seed)
     model = CompressionAutoencoder(params.width, params.bottleneck).to(ctx.device)
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's annotations
-    optimizer = torch.optim.Adam(model.parameters(), lr=params.learning_rate, fused=True)
+    model = model.to(memory_format=ctx.memory_format)  # type: ignore[call-overload]  # missing in torch's annotations
+    optimizer = torch.optim.Adam(model.parameters(), lr=params.learning_rate, fused=ctx.fused)
     with torch.device("meta"):
         twin = CompressionAutoencoder(params.width, params.bottleneck)
         forward_flops, flops = forward_and_training_flops(lambda: twin(torch.empty(2, 1, SIDE, SIDE)).sum(), 2)

@@ -46,7 +46,7 @@ class Params(BaseModel):
 
 
 def build(ctx: BuildContext[Params]) -> Task:
-    """Build BERT with a span head, AdamW (fused), and the stream of ``[int64 (B, 3, T), int64 (B, 2)]``."""
+    """Build BERT with a span head, AdamW, and the stream of ``[int64 (B, 3, T), int64 (B, 2)]``."""
     import torch
     from torch.nn import functional as F
 
@@ -56,7 +56,7 @@ def build(ctx: BuildContext[Params]) -> Task:
         source = open_source(dataset, ctx, workers=params.workers, resident=params.data == "synthetic-device")
     torch.manual_seed(ctx.seed)
     model = _network(params).to(ctx.device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, weight_decay=params.weight_decay, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, weight_decay=params.weight_decay, fused=ctx.fused)
     forward_flops, flops = flops_per_item(params)
     facts = Facts(
         item="item",

@@ -51,7 +51,7 @@ def build(ctx: BuildContext[Params]) -> Task:
     torch.manual_seed(ctx.seed)
     model = RadiationColumn(maxima).to(ctx.device)
     rate = params.learning_rate or 1e-4 * ctx.micro_batch * ctx.world / 256
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate, fused=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate, fused=ctx.fused)
     forward_flops, flops = _flops(params)
     facts = Facts(
         item="column",

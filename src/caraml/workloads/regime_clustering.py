@@ -56,9 +56,11 @@ def build(ctx: BuildContext[Params]) -> Task:
     network: torch.nn.Module = RegimeNetwork(heads)
     if ctx.world > 1 and ctx.device.type == "cuda":  # torch has no synchronised normalisation on CPUs
         network = torch.nn.SyncBatchNorm.convert_sync_batchnorm(network)
-    network = network.to(ctx.device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's annotations
+    network = network.to(ctx.device, memory_format=ctx.memory_format)  # type: ignore[call-overload]  # missing in torch's annotations
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=params.learning_rate, momentum=params.momentum, weight_decay=params.weight_decay, fused=True)
+    optimizer = torch.optim.SGD(
+        trained, lr=params.learning_rate, momentum=params.momentum, weight_decay=params.weight_decay, fused=ctx.fused
+    )
     steps_per_epoch = given.samples // ctx.world // ctx.micro_batch
     bank = MemoryBank(steps_per_epoch * ctx.micro_batch, given.samples, crops=2, heads=heads, width=FEATURES, device=ctx.device)
     forward_flops, flops = _flops(params)

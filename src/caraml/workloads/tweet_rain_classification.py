@@ -45,7 +45,7 @@ def build(ctx: BuildContext[Params]) -> Task:
         )
     torch.manual_seed(ctx.seed)
     model = TweetClassifier(_sizes(params)).to(ctx.device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, weight_decay=params.weight_decay, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, weight_decay=params.weight_decay, fused=ctx.fused)
     forward_flops, flops = _flops(params)
     facts = Facts(
         item="text",

@@ -1,0 +1,107 @@
+"""Knobs: asked for by name, part of a point's label and key when changed, and the same arithmetic either way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from caraml.engine.precision import set_attention
+from caraml.engine.step import make_step
+from caraml.launch.script import environment_of
+from caraml.suite.expand import Machine, PlannedPoint, expand
+from caraml.suite.knobs import Knobs
+from caraml.suite.load import SuiteFile
+from caraml.suite.model import Suite
+from caraml.system.model import DeviceClass
+from caraml.tomlfile import parse_toml
+from caraml.workloads import load_workload, params_of
+from caraml.workloads.base import BuildContext, Task
+from tests.conftest import MakePoint
+
+CPU = torch.device("cpu")
+GPT = {"preset": "4M", "width": 64, "layers": 2, "heads": 2, "sequence_length": 64, "vocab_size": 512, "data": "synthetic-device"}
+RESNET = {"model": "resnet18", "image_size": 32, "classes": 10, "learning_rate": 1e-3, "data": "synthetic-device"}
+
+
+def plan(lines: str, device_class: DeviceClass = "cpu") -> list[PlannedPoint]:
+    text = f'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "n"\nworkload = "gpt"\nglobal_batch = 8\n{lines}\n'
+    document = parse_toml(text, "s.toml")
+    machine = Machine("m", "test device", device_class, "test", nodes=1, devices_per_node=1)
+    return expand(SuiteFile(document.validate(Suite), document), machine, params_of).points
+
+
+def test_knobs_are_swept_like_everything_else() -> None:
+    points = [planned.point for planned in plan('fused_optimizer = [true, false]\nattention = ["auto", "math"]')]
+    assert [point.label for point in points] == [
+        "n b8 fp32",
+        "n b8 fp32 attention=math",
+        "n b8 fp32 fused_optimizer=false",
+        "n b8 fp32 fused_optimizer=false attention=math",
+    ]
+    assert len({point.key for point in points}) == 4
+    conditioned = plan('attention = ["flash", "math"]\nwhere = ["attention == \'math\'"]')
+    assert [planned.point.knobs.attention for planned in conditioned] == ["math"]
+
+
+def test_a_point_that_changes_no_knob_has_the_key_of_one_that_never_heard_of_them(make_point: MakePoint) -> None:
+    """Records of earlier runs are found by this key, so it is written down here."""
+    (spelt,), (silent,) = plan("channels_last = true"), plan("")
+    assert spelt.point.key == silent.point.key
+    content = make_point().model_dump(mode="json")
+    del content["knobs"]
+    assert make_point(**content).key == make_point().key == "41f36d40ef3c211a"
+
+
+def test_what_has_no_effect_on_a_gpu_makes_no_other_point() -> None:
+    assert len(plan("keep_freed_memory = [true, false]", "gpu")) == 1
+    assert len(plan("keep_freed_memory = [true, false]", "cpu")) == 2
+
+
+def test_a_kernel_of_gpus_is_skipped_on_a_cpu() -> None:
+    (planned,) = plan('attention = "cudnn"')
+    assert planned.skip is not None and "'cudnn'" in planned.skip
+    assert plan('attention = "cudnn"', "gpu")[0].skip is None
+
+
+def test_the_allocator_can_be_left_as_it_is(make_point: MakePoint) -> None:
+    assert not any(name.startswith("MALLOC_") for name in environment_of(make_point(knobs=Knobs(keep_freed_memory=False)), threads=1))
+
+
+@pytest.fixture
+def attention() -> Iterator[Any]:
+    yield set_attention
+    set_attention("auto")
+
+
+def built(workload: str, params: dict[str, Any], knobs: Knobs) -> Task:
+    own = load_workload(workload)
+    given = own.params.model_validate(params)
+    context = BuildContext(given, CPU, 0, 1, 1, 4, seed=0, phase=lambda name: nullcontext(), global_batch=4, knobs=knobs)
+    return own.build(context)
+
+
+def losses(task: Task, make_point: MakePoint, workload: str) -> list[float]:
+    step = make_step(task, make_point(workload=workload, global_batch=4, micro_batch=4), CPU)
+    found = [step().loss for _ in range(4)]
+    return [loss.item() for loss in found if loss is not None]
+
+
+@pytest.mark.parametrize(("workload", "params"), [("gpt", GPT), ("image_classification", RESNET)])
+def test_knobs_change_how_it_is_computed_and_not_what(attention: Any, make_point: MakePoint, workload: str, params: dict[str, Any]) -> None:
+    default, other = Knobs(), Knobs(channels_last=False, fused_optimizer=False, attention="math")
+    tasks = {knobs: built(workload, params, knobs) for knobs in (default, other)}
+    assert [task.optimizer.param_groups[0]["fused"] for task in tasks.values()] == [True, None]
+    if workload == "image_classification":
+        for knobs, task in tasks.items():
+            images = next(weight for weight in task.model.parameters() if weight.ndim == 4 and weight.shape[1] > 1 and weight.shape[2] > 1)
+            assert images.is_contiguous(memory_format=torch.channels_last) is knobs.channels_last
+    found = []
+    for knobs, task in tasks.items():
+        attention(knobs.attention)
+        assert torch.backends.cuda.flash_sdp_enabled() is (knobs.attention == "auto")
+        found.append(losses(task, make_point, workload))
+    assert found[0][0] != found[0][-1] and found[1] == pytest.approx(found[0], rel=1e-4)
