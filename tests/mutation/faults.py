@@ -274,8 +274,8 @@ FAULTS = [
     Fault(
         "the key ignores the device",
         MODEL,
-        'exclude={"suite", "benchmark", "variant", "placement"}',
-        'exclude={"suite", "benchmark", "variant", "placement", "device"}',
+        'exclude={"suite", "benchmark", "variant", "placement", "knobs"}',
+        'exclude={"suite", "benchmark", "variant", "placement", "knobs", "device"}',
         (T_EXPAND,),
     ),
     Fault("the key ignores the method", MODEL, '{"method": METHOD_VERSION, **content}', "content", (T_EXPAND,)),
