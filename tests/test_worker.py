@@ -92,7 +92,7 @@ def test_the_slowest_rank_counts_in_everything() -> None:
     quick, slow = rank(0.5, 0.25, 1.0), rank(0.75, 0.125, 3.0)
     for ranks in ([quick, slow], [slow, quick]):
         view = Window0.of(ranks)
-        assert view.step_times == [0.75] * 10 and view.seconds == 7.5 and view.first_step_time == 6.75
+        assert list(view.step_times) == [0.75] * 10 and view.seconds == 7.5 and view.first_step_time == 6.75
         assert view.data_wait == 2.5, "the longest wait, which is not the slow rank's; the first step's is not in the window"
         assert view.losses == [2.0] * 11
 

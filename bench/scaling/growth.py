@@ -1,11 +1,12 @@
 """How cost grows: step time and memory against batch, sequence length and model size, and everything against ranks and the length of a run.
 
-    python bench/scaling/growth.py [batch sequence width layers world length] [--rounds N] [--json FILE]
+    python bench/scaling/growth.py [batch sequence width layers world length readings] [--rounds N] [--json FILE]
 
 For the first four CARAML's own step trains small GPTs, one process for each size, in turns of random order; ``world`` runs whole points on
 devices of known speed (steps of 50 ms, whatever the number of ranks), so that what grows is CARAML's own; ``length`` drives the measuring
-loop with such a device on a virtual clock, so that a million steps of 50 ms take seconds. The exponent is the slope of a straight line
-through the logarithms: 1 is proportional, 0 is constant.
+loop with such a device on a virtual clock, so that a million steps of 50 ms take seconds; ``readings`` gives the meter's store a million
+readings of a counter and a power sensor (28 hours at 100 ms), and makes energy and a table of all of them. The exponent is the slope of a
+straight line through the logarithms: 1 is proportional, 0 is constant.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from array import array
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
@@ -35,6 +35,7 @@ SIZES = {
     "layers": [1, 2, 4, 8],
     "world": [1, 2, 4, 8],
     "length": [10_000, 100_000, 1_000_000],
+    "readings": [10_000, 100_000, 1_000_000],
 }
 
 
@@ -135,13 +136,37 @@ def long_run(steps: int) -> dict[str, float]:
     hooks = Hooks(lambda name: nullcontext(), looks.append, lambda: None)
     done = MeasuringLoop(device, Ranks(), step, policy, hooks).run()
     looping, held = time.process_time() - begin, _resident() - before
-    columns = {name: array("d", (getattr(row, name) for row in done.rows)) for name in ("start", "seconds", "data_wait")}
-    rows = len(done.rows)
+    columns = ("step", "rank", "phase", "start", "seconds", "data_wait", "loss")
+    rows = ((index, 0, row.phase, row.start, row.seconds, row.data_wait, done.losses[index]) for index, row in enumerate(done.rows))
     with tempfile.TemporaryDirectory() as folder:
-        table = {"step": range(rows), "rank": [0] * rows, "phase": [row.phase for row in done.rows], **columns, "loss": done.losses}
-        file = Path(folder) / write_table(Path(folder), "steps", table)
+        file = Path(folder) / write_table(Path(folder), "steps", columns, rows)
         size = file.stat().st_size
     return {"size": steps, "loop_cpu": looping, "memory": held, "steps_file": size, "looks": len(looks)}
+
+
+def long_metering(readings: int) -> dict[str, float]:
+    """In this process: memory held by so many readings of two channels at 100 ms, and the highest while they become energy and a table."""
+    from caraml.power.energy import Measured, window_energy
+    from caraml.power.model import Channel, Reading
+    from caraml.power.store import ROW, Store
+    from caraml.results.files import write_table
+
+    one = {"source": "bench", "boundary": "device", "label": "bench", "domain": "bench", "hardware": "bench", "update_period_s": 0.1}
+    channels = [Channel(id=kind, kind=kind, **one) for kind in ("energy", "power_instant")]  # type: ignore[arg-type]
+    before, store = _resident(), Store()
+    store.register(channels)
+    for index in range(readings):
+        t = index * 0.1
+        store.add([Reading("energy", t, t + 1e-4, 300 * t), Reading("power_instant", t, t + 1e-4, 300.0 + index % 7)])
+    held, begin = _resident() - before, time.process_time()
+    series = [Measured(channel, store.series(channel.id)) for channel in channels]
+    energy = window_energy("measure", series, 1.0, t - 1.0)
+    concluded = time.process_time() - begin
+    with tempfile.TemporaryDirectory() as folder:
+        size = (Path(folder) / write_table(Path(folder), "power", ROW, store.rows())).stat().st_size
+    assert energy.valid, energy.reason
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    return {"size": readings, "memory": held, "peak": peak, "energy_cpu": concluded, "power_file": size}
 
 
 def _resident() -> int:
@@ -159,12 +184,12 @@ def main() -> None:
     parser.add_argument("--one-run", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one_run is not None:
-        print(json.dumps(long_run(asked.one_run)))
+        print(json.dumps({"length": long_run, "readings": long_metering}[asked.axes[0]](asked.one_run)))
         return
     kept = {}
     for axis in asked.axes:
-        if axis == "length":  # each in a process of its own: what one run leaves behind must not count for the next
-            command = [sys.executable, __file__, "length", "--one-run"]
+        if axis in ("length", "readings"):  # each in a process of its own: what one leaves behind must not count for the next
+            command = [sys.executable, __file__, axis, "--one-run"]
             found = [json.loads(subprocess.run([*command, str(size)], check=True, capture_output=True).stdout) for size in SIZES[axis]]
         elif axis == "world":
             found = [over_world(size) for size in SIZES[axis]]

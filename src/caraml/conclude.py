@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import os
 from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ import numpy as np
 from caraml.engine.loop import Measurement
 from caraml.engine.neighbours import CpuTime, share_of_others
 from caraml.engine.precision import ARITHMETIC
+from caraml.engine.steps import StepTable
 from caraml.power import Meter
 from caraml.power.model import WindowEnergy
+from caraml.power.store import ROW
 from caraml.results.epoch_metrics import Epoch, Epochs, epoch_metrics, nominal_epoch
 from caraml.results.files import write_table
 from caraml.results.metrics import Measured, derive
@@ -55,7 +59,7 @@ class Window0:
 
     begin: float
     seconds: float
-    step_times: list[float]
+    step_times: Sequence[float]
     data_wait: float
     losses: list[float]
     first_step_time: float
@@ -65,13 +69,13 @@ class Window0:
     @classmethod
     def of(cls, ranks: list[Measurement]) -> Window0:
         """Take the measurements of all ranks together."""
-        times = np.array([[row.seconds for row in rank.window_rows] for rank in ranks])
+        windows = [rank.window_rows for rank in ranks]
         losses = np.array([rank.losses for rank in ranks if rank.losses])  # a pipeline's last stage alone sees the loss
         return cls(
             begin=ranks[0].begin,
             seconds=max(rank.end - rank.begin for rank in ranks),
-            step_times=times.max(axis=0).tolist(),
-            data_wait=max(sum(row.data_wait for row in rank.window_rows) for rank in ranks),
+            step_times=_slowest(windows),
+            data_wait=max(sum(rows.data_waits) for rows in windows),
             losses=losses.mean(axis=0).tolist() if losses.size else [],
             first_step_time=max(rank.first_step_time for rank in ranks),
             skipped_updates=max(rank.skipped_updates for rank in ranks),
@@ -127,7 +131,7 @@ class Conclusion:
         metrics = derive(measured, energy, idle, datasheet, seen.probed, bandwidth=seen.bandwidth)
         metrics["other_cpu_share"] = self._others(window0.seconds, system)
         metrics |= run_metrics(self._run(window), energy)
-        metrics |= rank_metrics([float(np.mean([row.seconds for row in rank.window_rows])) for rank in self._ranks])
+        metrics |= rank_metrics([float(np.mean(rank.window_rows.seconds)) for rank in self._ranks])
         metrics["throughput_without_wait"] = without_wait(metrics["throughput"], metrics["data_wait_share"].value, point.mode == "train")
         metrics |= self._epochs(window, metrics)
         surroundings["affinity"] = seen.affinity
@@ -156,7 +160,6 @@ class Conclusion:
 
     def _run(self, window: Window) -> Run:
         seen, measurements = self._seen, self._ranks
-        times = np.array([[row.seconds for row in rank.rows] for rank in measurements])
         loss, trained = seen.validation_loss, seen.point.mode == "train"
         if loss is not None and not np.isfinite(loss):
             loss, why = None, "it was NaN or infinite"
@@ -165,9 +168,9 @@ class Conclusion:
         return Run(
             runtime=seen.runtime,
             phases=seen.phases,
-            step_times=times.max(axis=0).tolist(),
+            step_times=_slowest([rank.rows for rank in measurements]),
             window_step=window.seconds / window.steps,
-            data_wait=max(sum(row.data_wait for row in rank.rows) for rank in measurements),
+            data_wait=max(sum(rank.rows.data_waits) for rank in measurements),
             global_batch=seen.point.global_batch,
             facts=seen.facts,
             validation_loss=loss,
@@ -191,12 +194,12 @@ class Conclusion:
 
     def _epoch_rows(self) -> list[Epoch]:
         """The epochs, each time that of the slowest rank."""
-        times = np.array([[row.seconds for row in rank.rows] for rank in self._ranks]).max(axis=0)
+        times = _slowest([rank.rows for rank in self._ranks])
         rows, start = [], 0
         for together in zip(*(rank.epochs for rank in self._ranks), strict=True):
             whole, training = max(row.end - row.begin for row in together), max(row.trained - row.begin for row in together)
             one = together[0]
-            batches = times[start : start + one.steps].tolist()
+            batches = list(times[start : start + one.steps])
             rows.append(Epoch(one.number, whole, training, batches, not one.cut, one.loss, one.accuracy))
             start += one.steps
         return rows
@@ -257,26 +260,25 @@ class Conclusion:
 
     def _raw_files(self) -> dict[str, str]:
         folder, origin, meter = self._seen.folder, self._seen.origin, self._seen.meter
-        # Arrays where there can be millions of numbers: as objects of Python they would need ten times the memory.
-        numbers: dict[str, Any] = {name: array("d") for name in ("start", "seconds", "data_wait")}
-        steps: dict[str, Any] = {name: numbers.get(name, []) for name in _STEP_COLUMNS}
+        files = {"steps": write_table(folder, "steps", _STEP_COLUMNS, self._step_rows())}
+        if meter is not None and meter.channels:
+            files["power"] = write_table(folder, "power", ROW, meter.rows(origin))
+        return files
+
+    def _step_rows(self) -> Iterator[tuple[Any, ...]]:
+        origin = self._seen.origin
         per_epoch = steps_per_epoch(self._seen.facts, self._seen.point.global_batch)
         for rank, measurement in enumerate(self._ranks):
-            losses: list[float] | list[None] = measurement.losses or [None] * len(measurement.rows)
+            losses: Iterable[float | None] = measurement.losses or repeat(None, len(measurement.rows))
             for index, (row, loss) in enumerate(zip(measurement.rows, losses, strict=True)):
                 epoch, batch = (None, None) if per_epoch is None else (index // per_epoch + 1, index % per_epoch)
-                values = (index, rank, row.phase, row.start - origin, row.seconds, row.data_wait, loss, epoch, batch)
-                for name, value in zip(steps, values, strict=True):
-                    steps[name].append(value)
-        files = {"steps": write_table(folder, "steps", steps)}
-        if meter is not None and meter.channels:
-            readings: dict[str, list[Any]] = dict(meter.readings())
-            kinds = {channel.id: channel.kind for channel in meter.channels}
-            readings["kind"] = [kinds[channel] for channel in readings["channel"]]
-            for name in ("t_before", "t_after"):
-                readings[name] = [instant - origin for instant in readings[name]]
-            files["power"] = write_table(folder, "power", readings)
-        return files
+                yield index, rank, row.phase, row.start - origin, row.seconds, row.data_wait, loss, epoch, batch
+
+
+def _slowest(ranks: list[StepTable]) -> Sequence[float]:
+    """Of every step, the time of the rank that took longest [s]."""
+    slowest = np.maximum.reduce([np.frombuffer(rows.seconds) for rows in ranks])
+    return array("d", slowest.tobytes())
 
 
 def with_damaged(facts: Facts, damaged: dict[str, str]) -> Facts:

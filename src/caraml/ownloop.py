@@ -28,6 +28,7 @@ from caraml.engine.ranks import Ranks
 from caraml.errors import InputError
 from caraml.power import Meter
 from caraml.power.model import WindowEnergy
+from caraml.power.store import ROW
 from caraml.results.files import write_table
 from caraml.results.finish import now
 from caraml.results.metrics import Measured, derive
@@ -280,23 +281,19 @@ class OwnLoop:
     def _raw_files(self, folder: Path, ranks: list[_Series]) -> dict[str, str]:
         if not ranks:
             return {}
-        columns: dict[str, list[Any]] = {name: [] for name in ("step", "rank", "phase", "start", "seconds", "data_wait", "loss")}
+        columns = ("step", "rank", "phase", "start", "seconds", "data_wait", "loss")
+        files = {"steps": write_table(folder, "steps", columns, self._step_rows(ranks))}
+        if self._meter is not None and self._meter.channels:
+            files["power"] = write_table(folder, "power", ROW, self._meter.rows(self._origin))
+        return files
+
+    def _step_rows(self, ranks: list[_Series]) -> Iterator[tuple[Any, ...]]:
         for rank, series in enumerate(ranks):
             first = series.phases.index("measure")
             start = series.begin - self._origin - sum(series.seconds[:first])
             for index, (seconds, phase) in enumerate(zip(series.seconds, series.phases, strict=True)):
-                for name, value in zip(columns, (index, rank, phase, start, seconds, None, None), strict=True):
-                    columns[name].append(value)
+                yield index, rank, phase, start, seconds, None, None
                 start += seconds
-        files = {"steps": write_table(folder, "steps", columns)}
-        if self._meter is not None and self._meter.channels:
-            readings: dict[str, list[Any]] = dict(self._meter.readings())
-            kinds = {channel.id: channel.kind for channel in self._meter.channels}
-            readings["kind"] = [kinds[channel] for channel in readings["channel"]]
-            for name in ("t_before", "t_after"):
-                readings[name] = [instant - self._origin for instant in readings[name]]
-            files["power"] = write_table(folder, "power", readings)
-        return files
 
     def _on_our_clock(self, energy: WindowEnergy | None) -> WindowEnergy | None:
         return None if energy is None else replace(energy, start=energy.start - self._origin, end=energy.end - self._origin)

@@ -14,19 +14,13 @@ from caraml.results.store import Store
 
 
 def test_steps_take_the_slowest_rank_and_skip_what_is_not_finite(tmp_path: Path) -> None:
-    name = write_table(
-        tmp_path,
-        "steps",
-        {
-            "step": [0, 0, 1, 1],
-            "rank": [0, 1, 0, 1],
-            "phase": ["first", "first", "measure", "measure"],
-            "start": [0, 0, 3, 3],
-            "seconds": [3.0, 2.5, 1.0, 1.5],
-            "data_wait": [0.0, 0.0, 0.0, 0.0],
-            "loss": [4.0, 6.0, "nan", None],
-        },
-    )
+    rows = [
+        (0, 0, "first", 0, 3.0, 0.0, 4.0),
+        (0, 1, "first", 0, 2.5, 0.0, 6.0),
+        (1, 0, "measure", 3, 1.0, 0.0, "nan"),
+        (1, 1, "measure", 3, 1.5, 0.0, None),
+    ]
+    name = write_table(tmp_path, "steps", ("step", "rank", "phase", "start", "seconds", "data_wait", "loss"), rows)
     steps = read_steps(tmp_path / name)
     assert (steps.step, steps.phase, steps.seconds, steps.loss) == ([0, 1], ["first", "measure"], [3.0, 1.5], [5.0, None])
     assert steps.measured() == [1.5]
@@ -49,7 +43,7 @@ def test_power_of_a_counter_is_its_slope(tmp_path: Path) -> None:
         "t_after": [time + 0.002 for time in times] * 2,
         "value": joules + watts,
     }
-    counter, power = read_power(tmp_path / write_table(tmp_path, "power", columns))
+    counter, power = read_power(tmp_path / write_table(tmp_path, "power", list(columns), zip(*columns.values(), strict=True)))
     assert (counter.channel, counter.counter, power.counter) == ("c", True, False)
     assert counter.watts[1:] == pytest.approx([50.0] * 8)
     assert power.watts == watts
@@ -59,7 +53,7 @@ def test_power_of_a_counter_is_its_slope(tmp_path: Path) -> None:
 def test_power_of_a_counter_survives_a_wrap(tmp_path: Path) -> None:
     joules = [float(10 * i % 550) for i in range(100)]
     columns = {"channel": ["c"] * 100, "kind": ["energy"] * 100, "t_before": list(range(100)), "t_after": list(range(100)), "value": joules}
-    (trace,) = read_power(tmp_path / write_table(tmp_path, "power", columns))
+    (trace,) = read_power(tmp_path / write_table(tmp_path, "power", list(columns), zip(*columns.values(), strict=True)))
     assert trace.counter
     assert set(trace.watts) == {10.0}
     assert len(trace.watts) == 98

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+from sensors import channel
 
 from caraml.errors import InputError
 from caraml.power import Meter, WindowEnergy
@@ -16,6 +17,7 @@ from caraml.power.model import Reading, window_from_dict
 from caraml.power.signals import Constant, Square
 from caraml.power.source import SourceUnavailable
 from caraml.power.sources.fake import FakeSource
+from caraml.power.store import Store
 
 
 def test_a_window_has_the_true_energy_within_its_bound() -> None:
@@ -130,9 +132,24 @@ def test_raw_readings_are_kept_as_columns() -> None:
     with Meter([FakeSource(Constant())], interval=0.02) as meter:
         time.sleep(0.2)
     columns = meter.readings()
-    assert set(columns) == {"channel", "t_before", "t_after", "value"}
+    assert list(columns) == ["channel", "t_before", "t_after", "value", "kind"]
     assert len({len(values) for values in columns.values()}) == 1
     assert set(columns["channel"]) == {"fake:0:energy", "fake:0:power_instant"}
+    later = list(meter.rows(origin=1.0))
+    assert [row[1] for row in later] == [t - 1.0 for t in columns["t_before"]]
+    assert [row[3] for row in later] == columns["value"]
+
+
+def test_a_failed_reading_stands_in_its_place_without_a_value() -> None:
+    store, one = Store(), channel("power_instant")
+    store.register([one])
+    values: list[float | None] = [1.0, None, 3.0]
+    store.add([Reading(one.id, t, t + 0.5, value, None if value else "busy") for t, value in enumerate(values)])
+    assert list(store.rows(origin=-1.0)) == [
+        (one.id, 1.0, 1.5, 1.0, "power_instant"),
+        (one.id, 2.0, 2.0, None, "power_instant"),
+        (one.id, 3.0, 3.5, 3.0, "power_instant"),
+    ]
 
 
 def test_power_now_is_the_sum_over_devices() -> None:

@@ -168,12 +168,16 @@ def power_table(record: Record, watts: float, interval: float = 0.05) -> dict[st
     return columns
 
 
+def _written(folder: Path, name: str, columns: dict[str, list[Any]]) -> str:
+    return write_table(folder, name, list(columns), zip(*columns.values(), strict=True))
+
+
 def save(store: Store, record: Record, ranks: int = 1, watts: float | None = None) -> Record:
     """Write a record with its raw files; returns it with their names."""
     folder = store.new_attempt(record.point)
-    files = {"steps": write_table(folder, "steps", steps_table(record, ranks))} if record.window else {}
+    files = {"steps": _written(folder, "steps", steps_table(record, ranks))} if record.window else {}
     if watts and record.window:
-        files["power"] = write_table(folder, "power", power_table(record, watts))
+        files["power"] = _written(folder, "power", power_table(record, watts))
     record = record.model_copy(update={"files": files, "attempt": int(folder.name)})
     write_record(folder, record)
     return record

@@ -18,14 +18,8 @@ from caraml.results.store import Store
 def store_with(root: Path, readings: list[tuple[str, str, float, float]]) -> tuple[Store, Record]:
     store = Store(root)
     record = save(store, make_record(make_point()))
-    columns = {
-        "channel": [one[0] for one in readings],
-        "kind": [one[1] for one in readings],
-        "t_before": [one[2] for one in readings],
-        "t_after": [one[2] for one in readings],
-        "value": [one[3] for one in readings],
-    }
-    write_table(store.folder(record), "power", columns)
+    rows = [(channel, kind, at, at, value) for channel, kind, at, value in readings]
+    write_table(store.folder(record), "power", ("channel", "kind", "t_before", "t_after", "value"), rows)
     return store, record.model_copy(update={"files": {**record.files, "power": "power.parquet"}})
 
 

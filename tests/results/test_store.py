@@ -92,14 +92,14 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files_only(tmp_path: Path) -
 
 
 def test_tables_keep_types_and_gaps(tmp_path: Path) -> None:
-    columns = {"step": [0, 1], "phase": ["first", "measure"], "loss": [None, 0.25]}
-    name = write_table(tmp_path, "steps", columns)
-    assert name == "steps.parquet" and read_table(tmp_path / name) == columns
+    name = write_table(tmp_path, "steps", ("step", "phase", "loss"), iter([(0, "first", None), (1, "measure", 0.25)]))
+    assert name == "steps.parquet"
+    assert read_table(tmp_path / name) == {"step": [0, 1], "phase": ["first", "measure"], "loss": [None, 0.25]}
 
 
 def test_tables_without_duckdb_are_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    name = write_table(tmp_path, "steps", {"step": [0, 1], "loss": [None, 0.25]})
+    name = write_table(tmp_path, "steps", ("step", "loss"), [(0, None), (1, 0.25)])
     assert name == "steps.csv" and (tmp_path / name).read_text().split() == ["step,loss", "0,", "1,0.25"]
 
 

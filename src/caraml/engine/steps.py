@@ -36,6 +36,16 @@ class StepTable(Sequence[StepRow]):
         for row in rows:
             self.append(row)
 
+    @property
+    def seconds(self) -> array[float]:
+        """Times of all steps."""
+        return self._seconds
+
+    @property
+    def data_waits(self) -> array[float]:
+        """Of all steps."""
+        return self._waits
+
     def append(self, row: StepRow) -> None:
         """Add a step at the end."""
         self._phases.append(_PHASES.index(row.phase))

@@ -7,11 +7,13 @@ interpolated between readings, and what the age can still do is part of the boun
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from caraml.power.model import Channel
-from caraml.power.series import Estimate, Series, interpolate, silent, usable_shift
+from caraml.power.series import Estimate, Series, doubles, interpolate, silent, usable_shift
 
 DEFAULT_MAX_POWER_W = {"device": 2000.0, "module": 4000.0, "cpu": 1500.0, "node_dc": 40000.0, "node_ac": 40000.0}
 """No plausible power is higher, where the sensor does not say."""
@@ -27,9 +29,9 @@ MIN_STEPS = 10
 class Counter:
     """Readings made continuous: wraps added, glitches dropped, restarts cut out."""
 
-    t: list[float] = field(default_factory=list)
-    half: list[float] = field(default_factory=list)
-    energy: list[float] = field(default_factory=list)
+    t: array[float] = field(default_factory=doubles)
+    half: array[float] = field(default_factory=doubles)
+    energy: array[float] = field(default_factory=doubles)
     """Energy since the first reading, without what fell into ``cuts`` [J]."""
     cuts: list[tuple[float, float]] = field(default_factory=list)
     """Intervals whose energy is unknown because the counter restarted."""
@@ -63,7 +65,9 @@ def unwrap(series: Series, channel: Channel) -> Counter:
     times, values = series.t, series.value
     for i, value in enumerate(values):
         if not counter.t:
-            counter.t, counter.half, counter.energy = [times[i]], [series.half[i]], [0.0]
+            counter.t.append(times[i])
+            counter.half.append(series.half[i])
+            counter.energy.append(0.0)
             last = value
             continue
         delta, doubtful = _increment(value - last, times[i] - counter.t[-1], channel)
@@ -102,7 +106,7 @@ def _local_power(counter: Counter, power: Series | None, at: float, reach: float
     return (min(low, seen[0]), max(high, seen[1])) if seen else (low, high)
 
 
-def _interpolation_bound(t: list[float], energy: list[float], at: float, low: float, high: float) -> float:
+def _interpolation_bound(t: Sequence[float], energy: Sequence[float], at: float, low: float, high: float) -> float:
     """How far a straight line can be from the energy at ``at``, if power stays between ``low`` and ``high`` [J]."""
     right = min(max(bisect_left(t, at), 1), len(t) - 1)
     left = right - 1
@@ -172,7 +176,7 @@ def counter_energy(series: Series, channel: Channel, start: float, end: float, p
         return _partial(estimate, counter, start, end, why or "the sensor gave one reading only")
     period = max(channel.update_period_s, _longest_repeat(counter, channel))
     shift = usable_shift(channel.update_period_s / 2, series, end)
-    t = [instant - shift for instant in counter.t]
+    t = array("d", (instant - shift for instant in counter.t))
     estimate.energy_j = interpolate(t, counter.energy, end) - interpolate(t, counter.energy, start)
 
     reach = max(5 * period, _typical_gap(counter.t))
@@ -226,7 +230,7 @@ def _count_defects(estimate: Estimate, counter: Counter, channel: Channel, windo
         estimate.flags.add("too_short")
 
 
-def _typical_gap(t: list[float]) -> float:
+def _typical_gap(t: Sequence[float]) -> float:
     """Mean time between readings [s]."""
     return (t[-1] - t[0]) / (len(t) - 1)
 

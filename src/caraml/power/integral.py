@@ -8,6 +8,8 @@ Its scatter is estimated from the readings themselves.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from itertools import pairwise
 
 from caraml.power.model import Channel
@@ -91,7 +93,7 @@ def power_energy(series: Series, channel: Channel, start: float, end: float, int
     if why or len(series) < 2:
         return _partial(estimate, series, start, end, why or "the sensor gave one reading only")
     shift = usable_shift(channel.age_s, series, end)
-    dated = Series([t - shift for t in series.t], series.half, series.value)
+    dated = Series(array("d", (t - shift for t in series.t)), series.half, series.value)
     t, power = _closed(dated, start, end)
     low, high = min(power), max(power)
     duration = end - start
@@ -126,7 +128,7 @@ def _closed(series: Series, start: float, end: float) -> tuple[list[float], list
     return [t for t, _ in points], [p for _, p in points]
 
 
-def _gaps(t: list[float], start: float, end: float, longest: float) -> list[tuple[float, float]]:
+def _gaps(t: Sequence[float], start: float, end: float, longest: float) -> list[tuple[float, float]]:
     """Stretches of the window in which no reading came for more than ``longest`` seconds."""
     pairs = ((max(a, start), min(b, end)) for a, b in pairwise(t) if b - a > longest)
     return [(a, b) for a, b in pairs if b > a]

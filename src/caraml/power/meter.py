@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ContextDecorator
 from types import TracebackType
 
@@ -14,7 +14,7 @@ from caraml.power.live import latest_power
 from caraml.power.model import Channel, Reading, WindowEnergy
 from caraml.power.sampling import Sampling, ThreadSampling
 from caraml.power.source import Source, create, source_names
-from caraml.power.store import Store
+from caraml.power.store import ROW, Row, Store
 
 TAIL_S = 0.5
 """How long beyond its age a reading after the window's end is waited for [s]."""
@@ -186,9 +186,14 @@ class Meter:
         """Power now [W], for a live display: accelerators (modules where known), else processors, else the node."""
         return latest_power(self.store, self._sampling.interval)
 
+    def rows(self, origin: float = 0.0) -> Iterator[Row]:
+        """All readings as rows of the columns ``ROW``, one channel after the other, in seconds after ``origin`` (monotonic)."""
+        return self.store.rows(origin)
+
     def readings(self) -> dict[str, list[object]]:
-        """All readings as columns ``channel``, ``t_before``, ``t_after`` (monotonic, s) and ``value`` (J or W)."""
-        return self.store.columns()
+        """All readings as columns ``channel``, ``t_before``, ``t_after`` (monotonic, s), ``value`` (J or W) and ``kind``."""
+        rows = list(self.rows())
+        return {name: [row[index] for row in rows] for index, name in enumerate(ROW)}
 
     def listen(self, listener: Callable[[list[Reading]], None]) -> None:
         """Have ``listener`` called with every batch of readings, for example to write them to a file at once."""

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from caraml.power.model import Reading
+
+
+def doubles() -> array[float]:
+    """An empty column of numbers, eight bytes each: a day has a million readings of every channel."""
+    return array("d")
 
 
 @dataclass(slots=True)
 class Series:
     """Successful readings of one channel, in order of time."""
 
-    t: list[float] = field(default_factory=list)
+    t: array[float] = field(default_factory=doubles)
     """Midpoint between before and after the call [s]."""
-    half: list[float] = field(default_factory=list)
+    half: array[float] = field(default_factory=doubles)
     """Half the length of the call [s]: the sensor was asked somewhere in ``t ± half``."""
-    value: list[float] = field(default_factory=list)
+    value: array[float] = field(default_factory=doubles)
     """[J] or [W]."""
 
     def add(self, t_before: float, t_after: float, value: float) -> None:
@@ -74,7 +80,7 @@ class Estimate:
         return None if self.energy_j is None else sum(self.parts.values())
 
 
-def interpolate(t: list[float], y: list[float], at: float) -> float:
+def interpolate(t: Sequence[float], y: Sequence[float], at: float) -> float:
     """Value at ``at``, which must lie within ``t``, on the straight line between its neighbours."""
     right = min(max(bisect_left(t, at), 1), len(t) - 1)
     left = right - 1

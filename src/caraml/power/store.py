@@ -5,25 +5,26 @@ from __future__ import annotations
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from heapq import merge
 
 from caraml.power.model import Channel, Reading
-from caraml.power.series import Series
+from caraml.power.series import Series, doubles
 
-
-def _doubles() -> array[float]:
-    return array("d")
+Row = tuple[str, float, float, float | None, str]
+ROW = ("channel", "t_before", "t_after", "value", "kind")
+"""Columns of a :data:`Row`: times in seconds, values in J or W."""
 
 
 @dataclass(slots=True)
 class Column:
     """Readings of one channel: times and values of the good ones, times and causes of the failed ones."""
 
-    before: array[float] = field(default_factory=_doubles)
-    after: array[float] = field(default_factory=_doubles)
-    value: array[float] = field(default_factory=_doubles)
-    failed: array[float] = field(default_factory=_doubles)
+    before: array[float] = field(default_factory=doubles)
+    after: array[float] = field(default_factory=doubles)
+    value: array[float] = field(default_factory=doubles)
+    failed: array[float] = field(default_factory=doubles)
     last_error: str | None = None
 
 
@@ -68,7 +69,7 @@ class Store:
     def skip(self, source: str, at: float, ticks: int) -> None:
         """Note that ``ticks`` sampling intervals of a source passed without a reading, before ``at`` [s]."""
         with self._grown:
-            self._skipped.setdefault(source, array("d")).extend([at] * ticks)
+            self._skipped.setdefault(source, doubles()).extend([at] * ticks)
 
     def wait_until(self, ready: Callable[[], bool], timeout: float) -> bool:
         """Wait until ``ready()``, which is asked after every batch of readings; False if ``timeout`` [s] passed first."""
@@ -114,19 +115,16 @@ class Store:
         """Failed reads of the channel and skipped ticks of its source in ``[start, end]``."""
         with self._grown:
             failed = self._columns.get(channel.id, Column()).failed
-            skipped = self._skipped.get(channel.source, array("d"))
+            skipped = self._skipped.get(channel.source, doubles())
             return sum(bisect_right(times, end) - bisect_left(times, start) for times in (failed, skipped))
 
-    def columns(self) -> dict[str, list[object]]:
-        """Every reading as columns ``channel``, ``t_before``, ``t_after``, ``value``; failed reads have no value."""
-        table: dict[str, list[object]] = {"channel": [], "t_before": [], "t_after": [], "value": []}
+    def rows(self, origin: float = 0.0) -> Iterator[Row]:
+        """Every reading so far, channel by channel in order of time, in seconds after ``origin``; failed reads have no value."""
         with self._grown:
-            for name, column in self._columns.items():
-                rows: list[tuple[float, float, float | None]] = list(zip(column.before, column.after, column.value, strict=True))
-                rows += [(t, t, None) for t in column.failed]
-                for before, after, value in sorted(rows, key=lambda row: row[0]):
-                    table["channel"].append(name)
-                    table["t_before"].append(before)
-                    table["t_after"].append(after)
-                    table["value"].append(value)
-        return table
+            known = [(name, self.channels[name].kind, column) for name, column in self._columns.items()]
+        for name, kind, column in known:
+            with self._grown:
+                good = zip(column.before[:], column.after[:], column.value[:], strict=True)
+                failed = ((t, t, None) for t in column.failed[:])
+            for before, after, value in merge(good, failed, key=lambda reading: reading[0]):
+                yield name, before - origin, after - origin, value, kind

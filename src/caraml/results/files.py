@@ -6,7 +6,7 @@ import csv
 import errno
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,11 @@ def publish_quickly(folder: str, name: str, content: bytes) -> None:
     os.rename(temporary, f"{folder}/{name}")  # noqa: PTH104 -- called ten thousand times in a row
 
 
-def write_table(folder: Path, name: str, columns: Mapping[str, Sequence[Any]]) -> str:
-    """Write equally long columns as ``name.parquet``, or ``name.csv`` where DuckDB is missing (a bare worker). Returns the file's name."""
-    rows = zip(*columns.values(), strict=True)
+def write_table(folder: Path, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Write rows as ``name.parquet``, or ``name.csv`` where DuckDB is missing (a bare worker). Returns the file's name.
+
+    Rows are written as they come: a run of a day has millions of them, which need not be in memory together.
+    """
     temporary = folder / f".{name}.{os.getpid()}.csv"
     with temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from caraml.errors import CaramlError
 from caraml.power import Meter
 from caraml.power.model import WindowEnergy
+from caraml.power.store import ROW
 from caraml.results.files import write_table
 from caraml.results.finish import Failure, note_failure, now
 from caraml.results.metrics import energies
@@ -175,12 +176,7 @@ class CommandWorker:
         self._meter.stop()
         if not self._meter.channels:
             return {}
-        readings: dict[str, list[Any]] = dict(self._meter.readings())
-        kinds = {channel.id: channel.kind for channel in self._meter.channels}
-        readings["kind"] = [kinds[channel] for channel in readings["channel"]]
-        for name in ("t_before", "t_after"):
-            readings[name] = [instant - begin for instant in readings[name]]
-        return {"power": write_table(self.folder, "power", readings)}
+        return {"power": write_table(self.folder, "power", ROW, self._meter.rows(begin))}
 
 
 def _doubt(marked: _Marked | None) -> str | None:
