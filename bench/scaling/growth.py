@@ -125,7 +125,8 @@ def long_run(steps: int) -> dict[str, float]:
     from caraml.suite.model import Measure
     from caraml.verify.device import KnownDevice, VirtualClock
 
-    device, rng, looks = KnownDevice(VirtualClock(1000.0), launch_cost=0.001, queue=1.0), random.Random(0), []
+    device, rng = KnownDevice(VirtualClock(1000.0), launch_cost=0.001, queue=1.0), random.Random(0)
+    looks: list[int] = []
 
     def step() -> StepOutcome:
         device.launch(rng.gauss(0.05, 0.0005))
@@ -133,7 +134,7 @@ def long_run(steps: int) -> dict[str, float]:
 
     policy = Measure(target=1e-9, max_seconds=1e9, min_steps=steps, max_steps=steps, idle_seconds=0)
     before, begin = _resident(), time.process_time()
-    hooks = Hooks(lambda name: nullcontext(), looks.append, lambda: None)
+    hooks = Hooks(lambda name: nullcontext(), lambda progress: looks.append(_resident() - before), lambda: None)
     done = MeasuringLoop(device, Ranks(), step, policy, hooks).run()
     looping, held = time.process_time() - begin, _resident() - before
     columns = ("step", "rank", "phase", "start", "seconds", "data_wait", "loss")
@@ -141,7 +142,7 @@ def long_run(steps: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / write_table(Path(folder), "steps", columns, rows)
         size = file.stat().st_size
-    return {"size": steps, "loop_cpu": looping, "memory": held, "steps_file": size, "looks": len(looks)}
+    return {"size": steps, "loop_cpu": looping, "memory": looks[-1], "memory_after": held, "steps_file": size, "looks": len(looks)}
 
 
 def long_metering(readings: int) -> dict[str, float]:
