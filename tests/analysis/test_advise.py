@@ -10,6 +10,7 @@ from caraml.analysis.advise import advise, differs, pareto
 from caraml.analysis.bound import Partners, bound
 from caraml.analysis.estimate import Estimate
 from caraml.results.record import Record
+from caraml.suite.knobs import Knobs
 
 
 def sweep(rates: dict[int, float], joules: dict[int, float] | None = None, **changes: object) -> list[Record]:
@@ -33,6 +34,16 @@ def test_each_goal_has_its_own_best() -> None:
     assert [tie.global_batch for tie in best["time"].ties] == [64], "0.1 % apart is not distinguishable; 15 % is"
     assert best["time"].lead is not None and best["time"].lead.value == pytest.approx(1500 / 1300, rel=1e-3)
     assert advice.no_energy is None
+
+
+def test_knobs_are_choices_and_never_mixed_in_a_sweep_of_batches() -> None:
+    rates = {8: 100.0, 16: 110.0, 32: 111.0}
+    slower = sweep({batch: rate / 2 for batch, rate in rates.items()}, knobs=Knobs(channels_last=False))
+    (advice,) = advise(sweep(rates) + slower)
+    assert [choice.name for choice in advice.choices] == [f"b{batch}{knobs}" for knobs in ("", " channels_last=false") for batch in rates]
+    assert [one.name for one in advice.saturation] == ["fp32", "fp32 channels_last=false"]
+    (alone,) = advise([*sweep({8: 100.0}), *slower[:3]])
+    assert [choice.name for choice in alone.choices] == ["knobs as they are", "channels_last=false"]
 
 
 def test_action_is_energy_times_time_of_the_same_work() -> None:

@@ -6,7 +6,7 @@ import pytest
 from record_factory import make_point, make_record
 
 from caraml.report.flatten import flat
-from caraml.report.labels import labels, printable
+from caraml.report.labels import clipped, labels, printable
 from caraml.report.numbers import interval, plain, written
 from caraml.report.thin import LIMIT, distribution, thinned
 from caraml.results.record import Metric
@@ -91,3 +91,11 @@ def test_distribution_is_the_share_at_or_below() -> None:
     many = distribution([float(i) for i in range(100_000)])
     assert len(many) <= 201
     assert (many[0], many[-1]) == ((0.0, 1e-5), (99_999.0, 1.0))
+
+
+def test_long_names_lose_what_all_have_in_common() -> None:
+    names = ["net b8 fp32", "net b8 fp32 channels_last=false", "net b8 fp32 channels_last=false attention=math"]
+    assert clipped(names, 24) == ["net b8 fp32", "… channels_last=false", "… channels_last=false a…"]
+    assert clipped(names, 80) == names
+    assert clipped(["a name that is much too long"], 10) == ["a name th…"]
+    assert clipped(["x" * 12, "x" * 12], 10) == ["x" * 9 + "…"] * 2

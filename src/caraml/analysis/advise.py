@@ -1,4 +1,4 @@
-"""What to choose: batch size, precision and device count for time, for energy, and for Action.
+"""What to choose: batch size, precision, knobs and device count for time, for energy, and for Action.
 
 Advice is given only where runs can tell: choices whose difference from the best may be chance (Holm's correction over all of them, 5 %)
 are named together, as indistinguishable.
@@ -27,7 +27,7 @@ ALPHA = 0.05
 WITHIN = 0.05
 """Share of the best rate that a saturated batch may be below it."""
 
-_CHOSEN = ("precision", "compile", "global_batch", "micro_batch", "nodes", "devices")
+_CHOSEN = ("precision", "compile", "global_batch", "micro_batch", "nodes", "devices", "knobs")
 """What a user can choose for given work."""
 
 
@@ -40,6 +40,8 @@ class Choice:
     keys: tuple[str, ...]
     precision: str
     compile: str
+    knobs: str
+    """The changed ones in words."""
     global_batch: int
     micro_batch: int
     nodes: int
@@ -72,7 +74,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Saturation:
-    """Where more batch brings no more rate, for one precision, compile mode and device count."""
+    """Where more batch brings no more rate, for one precision, compile mode, set of knobs and device count."""
 
     name: str
     best_batch: int
@@ -182,14 +184,12 @@ def _choices(groups: Sequence[Sequence[Record]], partners: Partners) -> tuple[li
     for group, rate, energy in zip(groups, rates, energies, strict=True):
         assert rate is not None
         point, time = group[0].point, rate.inverse()
-        place = (point.nodes, point.world)
         keys = tuple(record.key for record in group)
         name = short(point, named)
         limit = bound(group[0], partners)
         action = None if energy is None else _action(energy, time)
-        found.append(
-            Choice(name, keys, point.precision, point.compile, point.global_batch, point.micro_batch, *place, time, energy, action, limit)
-        )
+        way = (point.precision, point.compile, point.knobs.label, point.global_batch, point.micro_batch, point.nodes, point.world)
+        found.append(Choice(name, keys, *way, time, energy, action, limit))
     return found, variation.sentence
 
 
@@ -241,10 +241,10 @@ def pareto(choices: Sequence[Choice]) -> list[Choice]:
 
 def _saturations(choices: Sequence[Choice], within: float) -> list[Saturation]:
     found = []
-    sweeps: dict[tuple[str, str, int, int], list[Choice]] = {}
+    sweeps: dict[tuple[str, str, str, int, int], list[Choice]] = {}
     for choice in choices:
-        sweeps.setdefault((choice.precision, choice.compile, choice.nodes, choice.world), []).append(choice)
-    for (precision, compiled, nodes, world), sweep in sweeps.items():
+        sweeps.setdefault((choice.precision, choice.compile, choice.knobs, choice.nodes, choice.world), []).append(choice)
+    for (precision, compiled, knobs, nodes, world), sweep in sweeps.items():
         fastest: dict[int, Choice] = {}
         for choice in sorted(sweep, key=lambda choice: -choice.time.value):
             fastest[choice.global_batch] = choice
@@ -256,8 +256,8 @@ def _saturations(choices: Sequence[Choice], within: float) -> list[Saturation]:
         batch = next(batch for batch, rate in rates.items() if rate.value >= least)
         low = next(batch for batch, rate in rates.items() if rate.high is None or rate.high >= least)
         high = next(batch for batch, rate in rates.items() if rate.low is not None and rate.low >= least)
-        words = [precision, *([] if compiled == "off" else [compiled]), *([f"{nodes}x{world // nodes}"] if world > 1 else [])]
-        found.append(Saturation(" ".join(words), best.global_batch, within, batch, low, high, max(fastest)))
+        words = [precision, "" if compiled == "off" else compiled, knobs, f"{nodes}x{world // nodes}" if world > 1 else ""]
+        found.append(Saturation(" ".join(filter(None, words)), best.global_batch, within, batch, low, high, max(fastest)))
     return found
 
 

@@ -12,14 +12,16 @@ from caraml.suite.model import Point
 Axes: TypeAlias = dict[str, str]
 """What decides a point's result, by name, as text that can be compared."""
 
-_NOT_WORK = {"suite", "benchmark", "variant", "params", "repeat", "seed", "measure"}
-"""Fields of a point that are labels, or that do not change what is measured: repeats differ in them."""
+_NOT_WORK = {"suite", "benchmark", "variant", "params", "repeat", "seed", "measure", "knobs"}
+"""Fields of a point that are labels, or that do not change what is measured: repeats differ in them; or that stand here in another form."""
+_AS_THEY_ARE = "knobs as they are"
 
 
 def axes(point: Point) -> Axes:
     """Everything that makes a point other work than another one; parameters appear as ``params.NAME``."""
     fields = point.model_dump(mode="json", exclude=_NOT_WORK)
     found = {name: _text(value) for name, value in fields.items()}
+    found["knobs"] = point.knobs.label or _AS_THEY_ARE
     return found | {f"params.{name}": _text(value) for name, value in point.params.items()}
 
 
@@ -84,7 +86,9 @@ def short(point: Point, names: Iterable[str]) -> str:
         words.append({"off": "eager", "default": "compiled"}.get(point.compile, point.compile))
     if "nodes" in asked or "devices" in asked:
         words.append(f"{point.nodes}x{point.devices}")
-    known = {"global_batch", "micro_batch", "precision", "compile", "nodes", "devices"}
+    if "knobs" in asked and (point.knobs.changed or not words):
+        words.append(point.knobs.label or _AS_THEY_ARE)
+    known = {"global_batch", "micro_batch", "precision", "compile", "nodes", "devices", "knobs"}
     found = axes(point)
     words += [f"{name.removeprefix('params.')}={found.get(name, '–')}" for name in asked if name not in known]
     return " ".join(words)

@@ -139,7 +139,7 @@ def phases(records: Sequence[Record]) -> list[Figure]:
             )
             rows.append([named[record.key], _spoken(phase.name), f"{phase.start:,.2f} s", f"{phase.end:,.2f} s", length])
     title = "Phases of each point"
-    svg = bars([clipped(named[record.key], LABEL) for record in shown], segments, [], "seconds since the start of the worker", title)
+    svg = bars(clipped([named[record.key] for record in shown], LABEL), segments, [], "seconds since the start of the worker", title)
     return [Figure(title, svg, [(number[kind], kind) for kind in kinds], "block", ["point", "phase", "start", "end", "length"], rows)]
 
 

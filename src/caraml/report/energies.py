@@ -25,6 +25,7 @@ def node_and_devices(records: Sequence[Record]) -> list[Figure]:
         lines, more = first(list(families(group, ()).items()), MOST_ROWS, "point")
         unit = f"J/{item_of(group)}"
         factor, written_unit = scaled(max(_value(NODE, repeats) for _, repeats in lines), unit)
+        brief = clipped([line for line, _ in lines], LABEL - 14)
         segments, rows, names = [], [], []
         for row, (line, repeats) in enumerate(lines):
             device, node = _value(DEVICES, repeats), _value(NODE, repeats)
@@ -32,7 +33,7 @@ def node_and_devices(records: Sequence[Record]) -> list[Figure]:
             for index, (a, b) in enumerate([(0.0, device), (device, node)]):
                 segments.append({"row": row, "a": a / factor, "b": b / factor, "series": index, "d": f"{line}: {parts[index]}"})
             share = f"{100 * device / node:.0f} %"
-            names.append(f"{clipped(line, LABEL - 14)}: devices {share}")
+            names.append(f"{brief[row]}: devices {share}")
             rows.append([line, plain("", node, unit), plain("", device, unit), share])
         title = f"Energy of node and devices: {name}"
         svg = bars(names, segments, [], f"energy [{written_unit}]", title)
@@ -54,6 +55,7 @@ def action(records: Sequence[Record]) -> list[Figure]:
         ordered = sorted(families(group, ()).items(), key=lambda line: _value(ACTION, line[1]))
         lines, more = first(ordered, MOST_ROWS, "point")
         factor, unit = scaled(max(_value(ACTION, repeats) for _, repeats in lines), "J s")
+        brief = clipped([line for line, _ in lines], LABEL // 2)
         segments: list[dict[str, Any]] = []
         errors, names, rows = [], [], []
         for row, (line, repeats) in enumerate(lines):
@@ -63,7 +65,7 @@ def action(records: Sequence[Record]) -> list[Figure]:
             segments.append({"row": row, "a": 0, "b": metric.value / factor, "series": 0, "d": f"{line}: {text}"})
             if metric.low is not None and metric.high is not None:
                 errors.append({"row": row, "low": metric.low / factor, "high": metric.high / factor, "d": f"{line}: {text}"})
-            names.append(f"{clipped(line, LABEL // 2)}: {plain('', metric.value, 'J s')}")
+            names.append(f"{brief[row]}: {plain('', metric.value, 'J s')}")
             rows.append([line, text, written("energy", ENERGY.of(repeats)), written("runtime", TIME.of(repeats))])
         item = item_of(group)
         title, axis = f"Action of {AMOUNT} {item}s: {name}", f"energy x time [{unit}]"

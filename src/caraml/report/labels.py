@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import takewhile
 
 from pydantic import JsonValue
 
@@ -35,9 +36,18 @@ def machine(point: Point) -> str:
     return point.system if point.system != "local" else point.device.rpartition(" x")[0] or point.device
 
 
-def clipped(text: str, limit: int) -> str:
-    """``text``, or its beginning and an ellipsis."""
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+def clipped(texts: Sequence[str], limit: int) -> list[str]:
+    """Each text in ``limit`` characters: one that is longer loses the words with which all of them begin, then its end."""
+    words = [text.split() for text in texts]
+    shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False))) if len(texts) > 1 else 0
+    return [_clipped(text, own[shared:] if shared else [], limit) for text, own in zip(texts, words, strict=True)]
+
+
+def _clipped(text: str, telling: Sequence[str], limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    brief = " ".join(["…", *telling]) if telling else text
+    return brief if len(brief) <= limit else f"{brief[: limit - 1]}…"
 
 
 def printable(text: str) -> str:

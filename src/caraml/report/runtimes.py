@@ -30,7 +30,7 @@ def split(records: Sequence[Record]) -> list[Figure]:
             runtime = sum(one.value("runtime") or 0.0 for one in repeats) / len(repeats)
             rows.append([line, plain("runtime", runtime, "s"), *(plain("rest_share", share, "1") for share in shares.values())])
         title = f"Parts of the runtime: {name}"
-        svg = bars([clipped(line, LABEL) for line, _ in lines], segments, [], "share of the runtime [%]", title)
+        svg = bars(clipped([line for line, _ in lines], LABEL), segments, [], "share of the runtime [%]", title)
         legend = list(enumerate(PARTS))
         figures.append(Figure(title, svg, legend, "block", ["point", "runtime", *PARTS], rows, more.strip()))
     return figures[:MOST_FIGURES]
@@ -59,7 +59,7 @@ def epochs(records: Sequence[Record]) -> list[Figure]:
             ratio = both[0].value / both[1].value if both[0] and both[1] and both[0].value and both[1].value else None
             rows.append([line, *texts, plain("", ratio, "1")])
         title = f"First and mean epoch: {name}"
-        svg = dots([clipped(line, LABEL) for line, _ in lines], series, f"time [{unit}]", title)
+        svg = dots(clipped([line for line, _ in lines], LABEL), series, f"time [{unit}]", title)
         note = "The bar reaches from the shortest to the longest epoch." + more
         legend = [(0, "first epoch"), (1, "mean epoch")]
         figures.append(Figure(title, svg, legend, "mark", ["point", "first epoch", "mean epoch", "first / mean"], rows, note))

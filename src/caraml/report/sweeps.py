@@ -85,6 +85,7 @@ def _throughput_bars(records: Sequence[Record]) -> Figure:
     """A bar for each record, where no line would have two points."""
     shown, more = first(records, MOST_ROWS, "point")
     named, item = labels(records), records[0].item
+    brief = clipped([named[record.key] for record in shown], LABEL // 2)
     segments, errors, names = [], [], []
     for row, record in enumerate(shown):
         metric, text = record.metrics["throughput"], TOTAL.text(record.metrics["throughput"])
@@ -92,7 +93,7 @@ def _throughput_bars(records: Sequence[Record]) -> Figure:
         segments.append({"row": row, "a": 0, "b": metric.value, "series": 0, "d": spoken})
         if metric.low is not None and metric.high is not None:
             errors.append({"row": row, "low": metric.low, "high": metric.high, "d": spoken})
-        names.append(f"{clipped(named[record.key], LABEL // 2)}: {text}")
+        names.append(f"{brief[row]}: {text}")
     title = f"Throughput, {item}/s"
     rows = [[named[record.key], f"{record.point.global_batch:,}", TOTAL.text(record.metrics["throughput"])] for record in records]
     without = [named[record.key] for record in shown if record.metrics["throughput"].low is None]

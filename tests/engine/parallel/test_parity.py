@@ -126,11 +126,11 @@ def test_a_checkpoint_goes_on_at_another_placement(results: Results, name: str) 
 
 @pytest.mark.parametrize("job", MEMORY, ids=lambda job: str(job["name"]))
 def test_the_memory_plan_is_what_the_allocator_gave_out(results: Results, job: dict[str, Any]) -> None:
-    """Peaks by the profiler's record of every allocation, model and optimizer included. Ranks that do the same are averaged: gloo's
-    threads hold buffers a little longer on one or the other. A pipeline's ranks differ, and its plan is that of the fullest."""
+    """Peaks by the profiler's record of every allocation, model and optimizer included. Of ranks that do the same the lower counts:
+    gloo's threads hold buffers longer when the host is busy. A pipeline's ranks differ: its plan is that of the fullest."""
     placement = Placement(**job["placement"])
     peaks = results[job["name"]]["peaks"]
-    measured = max(peaks) if placement.pp > 1 else sum(peaks) / len(peaks)
+    measured = max(peaks) if placement.pp > 1 else min(peaks)
     plan = memory_plan(point_of(job, placement, 2))
     assert plan.peak == pytest.approx(measured, rel=0.2), plan.gib()
 
