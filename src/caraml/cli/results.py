@@ -105,7 +105,7 @@ def report(
         raise InputError("--port is for --serve", "caraml report --serve --port 8000")
     store = Store(out)
     records = records_of(store, suite)
-    name, title = suite or "all", suite or "All results"
+    name, title = suite or "all", (store.listing(suite).title or suite) if suite else "All results"
     if format in (Format.PDF, Format.PNG, Format.SVG):
         from caraml.report.export import write_figures
         from caraml.report.numbers import count
