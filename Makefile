@@ -9,7 +9,7 @@ PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-v
 quick: $(VENV)/.installed
 	$(BIN)/caraml run quick
 
-# Rooms that measure nothing run two files at a time; those that do have the machine to themselves.
+# Rooms whose tests stand other work beside them run two files at a time; the others have the machine to themselves.
 CALM := $(addprefix tests/,analysis data engine hostile models mutation reference report results suite test_stats_coverage.py)
 
 test: $(VENV)/.installed-test lint
