@@ -1,40 +1,55 @@
-# Two commands for a fresh machine with Python >= 3.11: `make quick` measures, `make test` tests. Both make .venv first.
+# For a fresh machine with Python >= 3.11: `make quick` measures, `make test` tests. Both make .venv first; `.ci/venv` says how.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
+export PYTHON
+# Python keeps what it has compiled, also where the environment says otherwise: a third of every start of the tests.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quick test lint audit clean
+.PHONY: quick test check lint format types mutation docs wheel installed installed-test audit clean
 
-quick: $(VENV)/.installed
+quick: installed
 	$(BIN)/caraml run quick
 
-# Rooms whose tests stand other work beside them run two files at a time; the others have the machine to themselves.
-CALM := $(addprefix tests/,analysis data engine hostile models mutation reference report results suite test_stats_coverage.py)
+# Two tests at a time; after them those that measure this machine, one by one. One thread each: both cores are busy anyway.
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not exclusive"
+	$(BIN)/python -m pytest -m exclusive
 
-test: $(VENV)/.installed-test lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(CALM)
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(CALM))
+# Before every commit, in less than a minute: linters, types, and the tests that start no process.
+check: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 -m "not processes and not exclusive and not slow"
 
-lint: $(VENV)/.installed-test
+lint: format types
+
+format: installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: installed-test
 	$(BIN)/mypy
 
-# torch first and by itself: every later requirement is then met by this build, whichever it is.
-$(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit("CARAML needs Python 3.11 or newer, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) torch
-	$(PIP) --editable .
-	touch $@
+# The documentation site, in site/.
+docs: installed-test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-$(VENV)/.installed-test: $(VENV)/.installed
-	$(PIP) --editable '.[test]'
-	touch $@
+wheel: installed-test
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 
-# Before a release: a bill of materials, and known vulnerabilities of every pinned version (needs a network).
-audit: $(VENV)/.installed
+# Faults are planted in copies of the package, one at a time; the tests must notice each.
+mutation: installed-test
+	$(BIN)/python tests/mutation/run.py
+
+installed:
+	@.ci/venv
+
+installed-test:
+	@.ci/venv test
+
+# Before a release: code that security rules object to (a part of `make lint` as well), a bill of materials, and known vulnerabilities of every
+# pinned version (these need a network).
+audit: installed-test
+	$(BIN)/ruff check --select S --ignore S101 .
 	test -x .audit/bin/python || $(PYTHON) -m venv .audit
 	.audit/bin/pip install --quiet --disable-pip-version-check cyclonedx-bom pip-audit
 	.audit/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file sbom.json $(BIN)/python

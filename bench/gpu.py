@@ -2,9 +2,9 @@
 
     python bench/gpu.py [--minutes 9] [--out results]
 
-Runs from a bare checkout; needs torch, numpy, pydantic, and timm for the images. First correctness: the GPU must train as the CPU does.
-If it does not, nothing is timed. Then the points of ``gpu.toml``, the most telling first, until the time is over. Writes a small table
-to ``OUT/<device>/gpu.md`` and the same as ``gpu.json``; the full records stay in ``caraml-results``.
+Runs from a bare checkout; needs torch, numpy, scipy, pydantic, and timm for the images. First correctness: the GPU must train as the CPU
+does. If it does not, nothing is timed. Then the points of ``gpu.toml``, the most telling first, until the time is over. Writes a small
+table to ``OUT/<device>/gpu.md`` and the same as ``gpu.json``; the full records stay in ``caraml-results``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ sys.path.insert(0, str(ROOT / "src"))
 import torch  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
+from caraml.base.files import write_file  # noqa: E402
 from caraml.campaign import Campaign  # noqa: E402
 from caraml.engine.device import CudaDevice, StepTimer  # noqa: E402
 from caraml.engine.precision import autocast, set_matmul_precision  # noqa: E402
 from caraml.launch.local import LocalLauncher  # noqa: E402
 from caraml.models.gpt import GPT, GPTConfig  # noqa: E402
 from caraml.models.loss import linear_cross_entropy  # noqa: E402
-from caraml.results.files import write_atomically  # noqa: E402
 from caraml.results.progress import ProgressLine  # noqa: E402
 from caraml.results.record import Record  # noqa: E402
 from caraml.results.store import Store  # noqa: E402
@@ -241,9 +241,9 @@ def small(record: Record) -> dict[str, Any]:
 def write(folder: Path, title: str, checks: list[Check], records: list[Record], left_out: list[str]) -> None:
     """Write the table so far; called after each point, so that nothing is lost."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "gpu.md", markdown(title, checks, records, left_out))
+    write_file(folder / "gpu.md", markdown(title, checks, records, left_out))
     content = {"checks": [asdict(check) for check in checks], "left_out": left_out, "records": [small(record) for record in records]}
-    write_atomically(folder / "gpu.json", json.dumps(content, indent=1))
+    write_file(folder / "gpu.json", json.dumps(content, indent=1))
 
 
 def main() -> int:

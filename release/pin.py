@@ -19,9 +19,9 @@ BY_THE_MACHINE = ("torch", "torchvision", "triton", "nvidia-", "caraml")
 
 def main() -> None:
     """Ask pip what it would install, and print name, version and hash of each file."""
-    wanted = ["--editable", f"{ROOT}[maelstrom,test]"]
+    wanted = ["--editable", f"{ROOT}[test]"]
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-"]
-    done = subprocess.run([*command, "--constraint", str(ROOT / "constraints.txt"), *wanted], capture_output=True, text=True, check=True)
+    done = subprocess.run([*command, "--constraint", str(ROOT / "constraints.txt"), *wanted], capture_output=True, text=True, check=True)  # noqa: S603 -- pip of the environment that is to be pinned
     here = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
     print(f"# Files of an installation on {here}; made by release/pin.py")
     lines = []

@@ -1,9 +1,19 @@
-"""Fixtures that several rooms share."""
+"""Fixtures that several rooms share, and surroundings that are the same on every machine."""
 
 from __future__ import annotations
 
+import inspect
+import multiprocessing
+import multiprocessing.util
 import os
-from collections.abc import Callable
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +23,122 @@ from caraml.suite.model import Measure, Point
 MakePoint = Callable[..., Point]
 
 
+STARTS = Path(__file__).parent / "starts"
+PINNED = {"COLUMNS": "120", "LINES": "40", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TERM": "dumb", "TZ": "UTC"}
+"""What output, sorting and dates depend on."""
+PROBE_SECONDS = "0.1"
+"""Of the search for the best matrix product, in each worker that a test starts; ``tests/system`` searches as long as users do."""
+SHARING = {"CARAML_BIND": "off", "OMP_WAIT_POLICY": "passive"}
+"""Where several tests run at a time: what they start is not all bound to the same cores, and threads that wait let others work."""
+MEASURING = {"power", "verify", "worker"}
+"""Rooms whose tests measure this machine: nothing else runs beside them."""
+COLLECTED = pytest.StashKey[list[str]]()
+"""Ids of all tests that were collected, before any are left out."""
+FOREIGN = ("CARAML_", "XDG_", "LC_", "SLURM_", "PMI", "OMPI_", "TORCHELASTIC_")
+"""Beginnings of names by which a caller's own settings, or the job around the tests, would reach what is tested."""
+FOREIGN_NAMES = "LANGUAGE NO_COLOR FORCE_COLOR PY_COLORS CLICOLOR CLICOLOR_FORCE GITHUB_ACTIONS RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE"
+
+
+def pin_surroundings() -> None:
+    """The same surroundings whoever calls, before any test is collected: variables, time zone, rights of new files."""
+    for name in list(os.environ):
+        if name.startswith(FOREIGN) or name in FOREIGN_NAMES.split():
+            del os.environ[name]
+    os.environ.update(PINNED, CARAML_PROBE_SECONDS=PROBE_SECONDS)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        os.environ.update(SHARING)
+    time.tzset()
+    os.umask(0o022)
+
+
+pin_surroundings()
+
+
 @pytest.fixture(scope="session", autouse=True)
-def own_locks(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Campaigns of the tests take turns among themselves, and not with others on this machine."""
+def own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """An empty home: nothing of the caller's is read, and campaigns of the tests take turns among themselves only."""
+    os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))
     os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
+
+
+@contextmanager
+def fork_server() -> Iterator[None]:
+    """What is started meanwhile has torch loaded already; see ``tests/starts``."""
+    with tempfile.TemporaryDirectory(prefix="caraml-", dir="/tmp") as folder:  # a socket's path must be short
+        path, socket = STARTS / "server.py", f"{folder}/socket"
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STARTS), os.environ.get("PYTHONPATH")]))
+        with subprocess.Popen([sys.executable, "-P", str(path), socket], stdin=subprocess.DEVNULL) as server:
+            os.environ["FORK_SERVER"] = socket
+            yield
+            server.kill()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_starts(request: pytest.FixtureRequest, own_home: None) -> Iterator[None]:
+    """A fork server, where one of the tests starts something; workers of pytest-xdist have that of the process that started them."""
+    starts = any(item.get_closest_marker("processes") for item in request.session.items)
+    with fork_server() if starts and "FORK_SERVER" not in os.environ else nullcontext():
+        yield
+
+
+@pytest.fixture
+def real_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test starts begins with a fresh interpreter, as it does for users."""
+    monkeypatch.delenv("FORK_SERVER", raising=False)
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes never enter an id: packed ones hold the time of day or the version of a library. pytest numbers equal names."""
+    return argname if isinstance(val, bytes) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test whose file, or whose fixture's file, imports what starts processes is one that starts processes. A test in a room that
+    measures has the machine to itself."""
+    config.stash[COLLECTED] = [item.nodeid for item in items]
+    for item in items:
+        fixtures = [fixture.func for known in item._fixtureinfo.name2fixturedefs.values() for fixture in known]  # type: ignore[attr-defined]
+        files = [vars(item.module), *(inspect.unwrap(f).__globals__ for f in fixtures if hasattr(f, "__globals__"))]  # type: ignore[attr-defined]
+        values = [value for file in files if file is not globals() for value in file.values()]
+        names = {str(getattr(value, name, "")) for value in values for name in ("__name__", "__module__")}  # modules, and what is from them
+        if names & {"subprocess", "multiprocessing", "torch.multiprocessing", "tests.security.taken"}:
+            item.add_marker("processes")
+        if item.path.relative_to(Path(__file__).parent).parts[0] in MEASURING:
+            item.add_marker("exclusive")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where only tests that start nothing run, one that starts something fails; elsewhere several workers have one fork server."""
+    if "not processes" not in config.getoption("markexpr"):
+        server = ExitStack()
+        if config.getoption("numprocesses", None):
+            server.enter_context(fork_server())
+        config.add_cleanup(server.close)
+    else:
+        _ = platform.uname().processor  # asks a program, once: otherwise in the first test that imports what wants to know
+        sys.addaudithook(_refuse_processes)
+        # What is started by "spawn" goes past the audit.
+        multiprocessing.util.spawnv_passfds = lambda *words: _refuse_processes("os.fork", words)  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Know which test runs."""
+    _running.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _running.clear()
+
+
+_running: list[str] = []
+_STARTING = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec"}
+
+
+def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
+    if event in _STARTING and _running:
+        pytest.fail(f"a test of `make check` starts a process: mark it `processes`, or its file: {event} {arguments[:2]}", pytrace=False)
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from caraml.base.files import write_file
 from caraml.campaign import Campaign, exit_code
 from caraml.errors import ExitCode
 from caraml.launch.base import Job, JobState
-from caraml.results.files import write_atomically
 from caraml.results.progress import ProgressLine
 from caraml.results.record import Record, Status
 from caraml.results.store import Store, read_record, write_record
@@ -159,7 +159,7 @@ def test_interrupting_cancels_the_point_and_keeps_the_others(tmp_path: Path) -> 
 def test_kill_at_any_moment_and_run_again(tmp_path: Path) -> None:
     """A real campaign of real points is killed; what it had measured stays, and the next one does the rest."""
     suite = tmp_path / "tiny.toml"
-    write_atomically(
+    write_file(
         suite,
         'name = "tiny"\ntitle = "T"\n[[benchmark]]\nname = "n"\nworkload = "gpt"\nglobal_batch = [1, 2]\n'
         'params = { preset = "4M", width = 16, layers = 1, heads = 1, sequence_length = 8, vocab_size = 64, data = "synthetic" }\n'

@@ -97,7 +97,8 @@ def test_a_living_runner_keeps_its_point(tmp_path: Path, make_point: MakePoint) 
 def test_a_dead_runner_s_job_is_adopted_by_its_handle_or_its_announcement(tmp_path: Path, make_point: MakePoint) -> None:
     for number, (files, handle) in enumerate(
         [
-            ({HANDLE: "slurm:7:/x"}, "slurm:7:/x"),
+            ({HANDLE: "slurm:7:/x"}, "slurm:7"),
+            ({HANDLE: "slurm:7_3+pack-12:/x"}, "slurm:7_3+pack-12"),
             ({STARTED: "12 345 host -\n"}, "local:12:345"),
             ({STARTED: "12 345 host -\n0 1.5 2.5\n"}, "local:12:345"),
         ]
@@ -105,7 +106,7 @@ def test_a_dead_runner_s_job_is_adopted_by_its_handle_or_its_announcement(tmp_pa
         store = Store(tmp_path / str(number))
         (tmp_path / str(number) / RUNNERS).mkdir(parents=True)
         name, attempt = claimed(store, make_point, DEAD, files)
-        assert find(store, name, myself()).adopted == (attempt, handle)
+        assert find(store, name, myself()).adopted == (attempt, f"{handle}:{attempt}")
         assert holder(attempt) == (2, myself())
 
 

@@ -13,6 +13,7 @@ import pytest
 from caraml.campaign.settings import with_settings
 from caraml.errors import InputError
 from caraml.results.store import Store
+from caraml.suite.expand import Machine, expand
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import Suite
 from caraml.tomlfile import parse_toml
@@ -35,6 +36,7 @@ params = { argv = ["true"], energy = false }
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
     (tmp_path / "verbs.toml").write_text(SUITE)
+    (tmp_path / "locks").mkdir()
     return tmp_path
 
 
@@ -69,6 +71,29 @@ global_batch = 8
     assert a.asked("cpu")["global_batch"] == a.global_batch == b.global_batch == [16, 32]
     assert a.params == {"preset": "117M"} and b.params is None
     assert a.measure is not None and b.measure is not None and a.measure.target == b.measure.target == 0.2
+
+
+def labels(text: str, *settings: str) -> list[str]:
+    """Of the points of a suite with settings, on a CPU."""
+    machine = Machine("local", "test device", "cpu", "test", nodes=1, devices_per_node=8)
+    return [planned.point.label for planned in expand(with_settings(file_of(text), settings, params_of), machine, params_of).points]
+
+
+def test_a_label_says_what_a_setting_changed() -> None:
+    head = 'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "gpt-117M"\nworkload = "gpt"\nglobal_batch = 4\n'
+    text = head + 'params = { preset = "117M" }\n'
+    assert labels(text) == ["gpt-117M b4 fp32"] == labels(text, "params.preset=117M"), "as the file says"
+    large = head.replace("117M", "800M") + 'params = { preset = "800M" }\n'
+    assert labels(large, "params.preset=800M") == ["gpt-800M b4 fp32"], "not what the workload takes by itself, but what the file says"
+    assert labels(text, "params.preset=800M") == ["gpt-117M preset=800M b4 fp32"]
+    assert labels(text, "params.preset=800M", "params.layers=3") == ["gpt-117M preset=800M layers=3 b4 fp32"]
+    assert labels(text, 'params.preset=["117M", "800M"]') == ["gpt-117M preset=117M b4 fp32", "gpt-117M preset=800M b4 fp32"]
+    assert labels(head, "params.layers=3") == ["gpt-117M layers=3 b4 fp32"], "the file leaves it to the workload"
+    swept = head + 'params = { preset = ["117M", "800M"] }\n'
+    assert labels(swept) == ["gpt-117M 117M b4 fp32", "gpt-117M 800M b4 fp32"]
+    assert labels(swept, "params.preset=800M") == ["gpt-117M preset=800M b4 fp32"]
+    on_cpu = text + '[benchmark.on.cpu]\nparams = { preset = "4M" }\n'
+    assert labels(on_cpu, "params.preset=117M") == ["gpt-117M preset=117M b4 fp32"], "here the file says 4M"
 
 
 @pytest.mark.parametrize(
@@ -120,11 +145,26 @@ def test_status_logs_tags_and_retry(here: Path) -> None:
     assert caraml(here, "retry").returncode == 2
 
 
+def test_what_lies_in_the_current_folder_is_no_part_of_caraml(here: Path, real_start: None) -> None:
+    """Somebody may have left it there."""
+    del real_start
+    (here / "caraml").mkdir()
+    (here / "caraml" / "__init__.py").touch()
+    (here / "caraml" / "__main__.py").write_text("open('ran', 'w')")
+    command = [str(Path(sys.executable).parent / "caraml"), "run", "verbs.toml", "--detach"]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    store, deadline = Store(here / "caraml-results"), time.monotonic() + 300
+    while not list(store.points.glob("*/1/record.json")):
+        assert not (here / "ran").exists() and time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_detach_status_and_cancel(here: Path) -> None:
     done = caraml(here, "run", "verbs.toml", "--set", "params.pause=60", "--detach")
     assert done.returncode == 0 and "runs suite verbs" in done.stdout, done.stderr
     store = Store(here / "caraml-results")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not list(store.points.glob("*/1/started")):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -44,7 +44,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_help_and_list_import_nothing_heavy() -> None:
-    heavy = "torch,numpy,duckdb,altair,timm,transformers,torchvision"
+    heavy = "torch,numpy,duckdb,timm,transformers,torchvision"
     for arguments in (["--help"], ["list", "--help"], ["list", "workloads"], ["list", "suites"], ["run", "--help"]):
         code = (
             "import sys\nfrom caraml.__main__ import main\n"

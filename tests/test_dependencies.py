@@ -1,11 +1,17 @@
-"""What an installation brings along: licences that allow everything, versions that are pinned, hashes that fit the versions."""
+"""What an installation brings along: licences that allow everything, versions that are pinned, hashes that fit the versions, and no
+package that is declared and not imported, or imported and not declared."""
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
+import tomllib
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
@@ -71,5 +77,86 @@ def test_the_hashes_are_of_the_pinned_versions() -> None:
     pinned = {canonical(name): version for name, version in pinned.items()}
     assert all(re.search(r"--hash=sha256:[0-9a-f]{64}$", line) for line in lines)
     assert {name: version for name, version in hashed.items() if name in pinned and pinned[name] != version} == {}
-    left_out = {"torch", "torchvision", "hatchling", "editables", "trove-classifiers", "pluggy"}
-    assert pinned.keys() - hashed.keys() <= left_out, "run release/pin.py again"
+    assert pinned.keys() - hashed.keys() == {"torch", "torchvision"}, "run release/pin.py again"
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+OWN_EXTRAS = {"docs", "test"}
+"""For those who work on CARAML: the package itself imports nothing of them."""
+OPTIONAL = {"amdsmi", "nvidia", "pandas", "polars"}
+"""Imported by the package if the machine has them, and declared nowhere: AMD's and NVIDIA's own libraries (DALI) come with their drivers
+and containers; tables of pandas and polars are for those who use these anyway."""
+PEERS = {"accelerate", "codecarbon", "jpwr", "optimum_benchmark", "zeus"}
+"""Programs that bench/ runs CARAML beside; they live in environments of their own."""
+TOOLS = {"hatchling": "pyproject.toml", "mkdocs-material": "mkdocs.yml", "mypy": "Makefile", "ruff": "Makefile"}
+"""Packages that are run and not imported, each with the file that names it."""
+PLUGINS = {"pytest-timeout": "timeout =", "pytest-xdist": "--numprocesses"}
+"""Plug-ins of pytest, each with the option of theirs that is used."""
+
+
+def declared(extra: str | None = None) -> set[str]:
+    """Distributions that pyproject.toml names, for an extra with the extras that it includes."""
+    lines = PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"][extra]
+    requirements = [Requirement(line) for line in lines]
+    inner = [declared(name) for requirement in requirements if requirement.name == "caraml" for name in requirement.extras]
+    return {canonical(requirement.name) for requirement in requirements if requirement.name != "caraml"}.union(*inner)
+
+
+def _names(node: ast.AST) -> Iterable[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [node.module] if node.module and not node.level else []
+    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        return [str(node.args[0].value)] if called in ("import_module", "importorskip", "find_spec") else []
+    return []
+
+
+def imported(*folders: str) -> set[str]:
+    """Top-level modules that the files of these folders import, wherever in a file, less Python's own and the folders' own."""
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    own = {path.stem for path in files} | {*folders, "caraml"}
+    names = {
+        name.split(".")[0] for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for name in _names(node)
+    }
+    return names - own - sys.stdlib_module_names
+
+
+def distributions(modules: Iterable[str]) -> set[str]:
+    """The distributions that bring these modules."""
+    known = metadata.packages_distributions()
+    missing = sorted(module for module in modules if module not in known)
+    assert not missing, f"imported and not installed: {', '.join(missing)}; install the extra `test`"
+    return {canonical(known[module][0]) for module in modules}
+
+
+@pytest.mark.slow
+def test_every_package_that_is_imported_is_declared() -> None:
+    ours = declared().union(*(declared(extra) for extra in PROJECT["optional-dependencies"] if extra not in OWN_EXTRAS))
+    assert distributions(imported("src") - OPTIONAL) - ours == set()
+    assert distributions(imported("tests", "bench", "examples", "release") - OPTIONAL - PEERS) - ours - declared("test") == set()
+
+
+@pytest.mark.slow
+def test_every_package_that_is_declared_is_imported() -> None:
+    used = distributions(imported("src") - OPTIONAL)
+    for extra in [None, *PROJECT["optional-dependencies"]]:
+        if extra not in OWN_EXTRAS:
+            assert declared(extra) <= used, extra
+    used |= distributions(imported("tests", "bench") - OPTIONAL - PEERS)
+    assert declared("test") - used <= TOOLS.keys() | PLUGINS.keys()
+
+
+def test_every_tool_that_is_declared_is_run() -> None:
+    assert declared("test") >= TOOLS.keys() | PLUGINS.keys()
+    for tool, file in TOOLS.items():
+        assert tool.removeprefix("mkdocs-") in (ROOT / file).read_text(encoding="utf-8"), tool
+    options = (ROOT / "pyproject.toml").read_text(encoding="utf-8") + (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert all(option in options for option in PLUGINS.values())
+
+
+def test_the_doctor_looks_for_packages_that_are_declared() -> None:
+    from caraml.system.doctor import LIBRARIES
+
+    assert LIBRARIES.keys() <= declared()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from caraml.stats import drift, is_warm, lag1, mean_interval, t_quantile, warm_up_length
+from caraml.stats import drift, mean_interval, warm_up_length
 
 Draw = Callable[[np.random.Generator, int], NDArray[np.float64]]
 
@@ -60,18 +60,6 @@ def test_ignoring_autocorrelation_would_fail() -> None:
     assert inside < 0.6 * 300
 
 
-@pytest.mark.parametrize(
-    ("dof", "truth"), [(1, 12.7062), (2, 4.30265), (3, 3.18245), (5, 2.57058), (10, 2.22814), (30, 2.04227), (1000, 1.96234)]
-)
-def test_t_quantile(dof: float, truth: float) -> None:
-    assert t_quantile(0.975, dof) == pytest.approx(truth, rel=2e-3)
-
-
-def test_lag1_of_alternating_and_constant_series() -> None:
-    assert lag1(np.array([1.0, -1.0] * 50)) == pytest.approx(-0.99)
-    assert lag1(np.ones(10)) == 0.0
-
-
 def test_too_few_values_give_no_interval() -> None:
     interval = mean_interval([1.0, 2.0, 3.0])
     assert interval.mean == 2.0 and interval.low == -math.inf and interval.relative == math.inf
@@ -87,35 +75,63 @@ def test_warm_up_is_cut_where_the_series_settles() -> None:
     rng = np.random.default_rng(3)
     series = np.concatenate([np.linspace(3, 1, 20), np.ones(80)]) + 0.01 * rng.standard_normal(100)
     assert 15 <= warm_up_length(series) <= 25
-    assert is_warm(series, at_least=6)
 
 
 def test_steps_that_differ_by_the_clock_s_rounding_are_steady() -> None:
     """The second half is exactly constant, the first only to a picosecond: that is no reason to drop it."""
     series = [0.021, *([0.02, 0.02 + 1e-12] * 15), *([0.02] * 31)]
-    assert warm_up_length(series) == 1 and is_warm(series, at_least=6)
+    assert warm_up_length(series) == 1
 
 
-def test_a_falling_series_is_never_warm() -> None:
-    assert not is_warm([2.0 * 0.8**i for i in range(8)], at_least=6)
-    assert not is_warm([1.0] * 5, at_least=6)
-    assert is_warm([1.0] * 6, at_least=6)
+def test_a_falling_series_has_no_steady_part() -> None:
+    assert warm_up_length([2.0 * 0.8**i for i in range(8)]) == 4
+    assert warm_up_length([1.0] * 6) == 0
+
+
+def test_a_long_series_is_cut_as_a_short_one_is() -> None:
+    """Blocks stand for the steps of a long series; the cut is found to within one."""
+    noise = 0.01 * np.random.default_rng(3).standard_normal(100_000)
+    series = np.concatenate([np.linspace(3, 1, 20_000), np.ones(80_000)]) + noise
+    assert 19_000 <= warm_up_length(series) <= 21_000
 
 
 def test_drift_is_measured_and_noise_is_not_drift() -> None:
     rng = np.random.default_rng(5)
     noise = 0.01 * rng.standard_normal(300)
     assert drift(1 + noise) == 0
-    assert drift(np.linspace(1, 1.1, 300) + noise) == pytest.approx(0.0667 / 1.0167, rel=0.1)
+    assert drift(np.linspace(1, 1.1, 300) + noise) == pytest.approx(0.1 / 1.05, rel=0.25)
+    assert drift(np.linspace(1.1, 1, 300) + noise) == pytest.approx(-0.1 / 1.05, rel=0.25)
     false_alarms = sum(drift(1 + 0.05 * ar1(0.7)(rng, 300)) != 0 for _ in range(300))
-    assert false_alarms < 15
+    assert false_alarms <= 9
 
 
 @pytest.mark.parametrize("jump", [60, 100, 150, 240])
 def test_a_jump_is_a_drift_wherever_it_happens(jump: int) -> None:
     noise = 0.002 * np.random.default_rng(4).standard_normal(300)
     series = np.where(np.arange(300) < jump, 0.020, 0.022) * (1 + noise)
-    assert drift(series) == pytest.approx(0.1, abs=0.02)
+    assert drift(series) == pytest.approx(0.1, abs=0.035)
+
+
+def test_steps_before_the_series_show_how_much_the_machine_changes() -> None:
+    """Two clocks, and a window that sees one of them: only the steps before it show that there is another."""
+    noise = 0.002 * np.random.default_rng(8).standard_normal(400)
+    clock = np.where(np.arange(400) // 100 % 2, 1.0, 1.05) + noise
+    alone, known = mean_interval(clock[300:]), mean_interval(clock[300:], before=clock[:300])
+    assert alone.mean == known.mean and alone.high < 1.01
+    assert known.low < 1.025 < known.high
+
+
+def test_a_warm_up_before_the_series_does_not_widen_it() -> None:
+    noise = 0.01 * np.random.default_rng(9).standard_normal(400)
+    series = 1 + noise + np.concatenate([np.linspace(1, 0, 100), np.zeros(300)])
+    assert mean_interval(series[200:], before=series[:200]).half_width < 1.5 * mean_interval(series[200:]).half_width
+
+
+def test_a_pause_may_fall_out_of_the_window_or_into_it() -> None:
+    """Pauses in time with each other leave no slow change at all, yet one more or less moves the mean."""
+    series = np.where(np.arange(6400) % 25 == 12, 11.0, 1.0)
+    interval = mean_interval(series)
+    assert (11 - interval.mean) / 6400 <= interval.half_width < 0.2 * 1.96 * series.std() / 80
 
 
 @settings(max_examples=200, deadline=None)

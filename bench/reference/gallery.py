@@ -24,11 +24,11 @@ class Picture:
         return f"{self.draw.__name__.replace('_', '-')}.svg"
 
 
-INTRODUCTION = """# Published results, drawn again
+INTRODUCTION = """# Gallery of published results
 
-Every picture on this page is drawn from the numbers that `caraml references` prints and from nothing else, so it shows what the sources'
-tables say, printing errors included where a caption does not say otherwise. [Published results](published.md) tells where the numbers come
-from and what disagrees in them. `python bench/reference/gallery.py docs` draws the page again.
+Every figure on this page is drawn from the numbers that `caraml references` prints. It shows the sources' tables with their misprints,
+where a caption does not say otherwise. [Published results](published.md) has the sources and what disagrees in them.
+`python bench/reference/gallery.py docs` draws the page again.
 """
 
 SECTIONS: dict[str, list[Picture]] = {

@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -63,8 +62,7 @@ def harnessed(step: Callable[[], StepOutcome], steps: int) -> float:
             if not edges:
                 edges.append(time.process_time())
 
-        hooks = Hooks(lambda name: nullcontext(), show, edge)
-        done = MeasuringLoop(CpuDevice(), Ranks(), step, policy(steps), hooks).run()
+        done = MeasuringLoop(CpuDevice(), Ranks(), policy(steps), Hooks(progress=show, edge=edge)).run(step)
     return (edges[1] - edges[0]) / len(done.window_rows)
 
 

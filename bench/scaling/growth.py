@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 
@@ -96,7 +95,7 @@ def over_world(world: int) -> dict[str, float]:
         folder = Path(scratch) / "known" / "1"
         folder.mkdir(parents=True)
         (folder / "point.json").write_text(point.model_dump_json(), encoding="utf-8")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", "-m", "caraml.worker"]
+        command = [sys.executable, "-m", "caraml.engine.start", f"--devices={world}", "caraml.worker"]
         environment = {**os.environ, "CARAML_POWER": "fake:constant", "OMP_NUM_THREADS": "1"}
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([*command, str(folder)], check=True, capture_output=True, env=environment)
@@ -134,8 +133,8 @@ def long_run(steps: int) -> dict[str, float]:
 
     policy = Measure(target=1e-9, max_seconds=1e9, min_steps=steps, max_steps=steps, idle_seconds=0)
     before, begin = _resident(), time.process_time()
-    hooks = Hooks(lambda name: nullcontext(), lambda progress: looks.append(_resident() - before), lambda: None)
-    done = MeasuringLoop(device, Ranks(), step, policy, hooks).run()
+    hooks = Hooks(progress=lambda progress: looks.append(_resident() - before))
+    done = MeasuringLoop(device, Ranks(), policy, hooks).run(step)
     looping, held = time.process_time() - begin, _resident() - before
     columns = ("step", "rank", "phase", "start", "seconds", "data_wait", "loss")
     rows = ((index, 0, row.phase, row.start, row.seconds, row.data_wait, done.losses[index]) for index, row in enumerate(done.rows))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from caraml.api import load
-    from caraml.ownloop import measure
     from caraml.suite.model import Measure as Policy
+    from caraml.worker.measure import measure
 
 __version__ = "0.1.0"
 __all__ = ["Policy", "__version__", "load", "measure"]
@@ -17,7 +17,7 @@ __all__ = ["Policy", "__version__", "load", "measure"]
 def __getattr__(name: str) -> Any:
     """The public names on demand: ``measure`` needs torch, and ``import caraml`` must not."""
     if name == "measure":
-        from caraml.ownloop import measure
+        from caraml.worker.measure import measure
 
         return measure
     if name == "load":

@@ -14,6 +14,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import tempfile
+import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from caraml.analysis.raw import Steps, Trace, raw_file, read_power, read_steps
-from caraml.analysis.table import COLUMNS, RAW, Scalar, rows, units
+from caraml.analysis.table import COLUMNS, RAW, Scalar, insert_raw, rows, units
 from caraml.errors import EnvironmentUnfitError, InputError, unknown_name
 from caraml.report.browse import results_below
 from caraml.results.record import Metric, Record
@@ -133,12 +135,17 @@ class Results(Sequence[Result]):
         return units(self.records)
 
     def to_duckdb(self, raw: Collection[str] = ("steps", "power")) -> duckdb.DuckDBPyConnection:
-        """A database in memory with the tables ``records``, and ``steps`` and ``power`` of those results that have them."""
-        import duckdb
+        """A database in memory with the tables ``records``, and ``steps`` and ``power`` of those results that have them.
 
+        It takes 256 MiB of memory (``SET memory_limit`` gives it more), and what does not fit lies in a temporary folder that goes with it.
+        Raises ``InputError`` for a raw file that is no such table or larger than is read.
+        """
+        from caraml.base.database import connected
         from caraml.results.rowtable import fill
 
-        connection = duckdb.connect()
+        scratch = tempfile.TemporaryDirectory(prefix="caraml-sql-")
+        connection = connected(Path(scratch.name))
+        weakref.finalize(connection, scratch.cleanup)
         fill(connection, "records", self.rows)
         for table, columns in RAW.items():
             types = {"key": "VARCHAR", "attempt": "BIGINT", **columns}
@@ -146,7 +153,7 @@ class Results(Sequence[Result]):
             for result in self if table in raw else ():
                 path = raw_file(result.store, result.record, table)
                 if path is not None:
-                    _insert(connection, table, columns, result, path)
+                    insert_raw(connection, table, result.record, path)
         return connection
 
     def sql(self, query: str) -> list[dict[str, Any]]:
@@ -213,17 +220,6 @@ def _load(path: Path, suite: str | None, every_attempt: bool) -> Iterator[Result
             yield from (Result(record, store) for record in attempts if record.key in keys)
         else:
             yield from (Result(record, store) for record in newest)
-
-
-def _insert(connection: duckdb.DuckDBPyConnection, table: str, columns: Collection[str], result: Result, path: Path) -> None:
-    import duckdb
-
-    source = "read_parquet(?)" if path.suffix == ".parquet" else "read_csv(?, header = true)"
-    try:
-        query = f"INSERT INTO {table} SELECT ?, ?, {', '.join(columns)} FROM {source}"
-        connection.execute(query, [result.record.key, result.record.attempt, str(path)])
-    except duckdb.Error as error:
-        raise InputError(f"{path} is not a table of {table}: {error}") from error
 
 
 def _test(wanted: object) -> Callable[[Scalar], bool]:

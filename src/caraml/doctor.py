@@ -1,18 +1,72 @@
-"""What this machine can measure: the system's checks, and the power sensors."""
+"""What this machine can measure and reach: the system's checks, its limits, the power sensors, and what other packages add."""
 
 from __future__ import annotations
 
+import getpass
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from caraml.errors import CaramlError
+from caraml.plugins import Plugin
 from caraml.power.doctor import available_sources
+from caraml.power.source import SourceEntry, source_plugins
 from caraml.system import doctor
+from caraml.system.detect import detect
 from caraml.system.doctor import Check
+from caraml.system.environment import environment
+from caraml.system.model import DType
+from caraml.units import human, percent
+from caraml.workloads import workload_plugins
+from caraml.workloads.base import Workload
+
+if TYPE_CHECKING:
+    from caraml.system.limits import Look
+
+REPORT_VERSION = 1
+"""Version of the layout of `caraml doctor --json`; docs/reference/doctor.md describes it."""
+_OF_ONE_MACHINE = ("hostname", "uuid", "pci_bus_id", "slurm")
+"""Keys that tell one machine, or one job, from others of its kind."""
 
 
 def checks(output: Path) -> list[Check]:
     """Every finding, in the order in which they are worth reading. ``output`` is where results will be written."""
-    return [*doctor.checks(output), *power_checks(available_sources())]
+    return [*doctor.checks(output), *limit_checks(), *power_checks(available_sources()), *plugin_checks()]
+
+
+def limit_checks() -> list[Check]:
+    """What one device reaches, by arithmetic and by library: measured now in short, or searched for in seconds where nothing is kept."""
+    try:
+        import torch
+    except (ImportError, OSError):
+        return []  # the system's checks say why
+    from caraml.system.limits import looks
+
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+    dtypes: tuple[DType, ...] = ("fp32", "tf32", "bf16", "fp16") if on_gpu else ("fp32", "bf16", "fp16")
+    found = [_limit(f"limit: {dtype}", looks(["arithmetic"], device, dtype)["arithmetic"], "FLOP/s") for dtype in dtypes]
+    streams = looks(["memory"] if on_gpu else ["memory", "cache"], device)
+    return found + [_limit(f"limit: {kind}", one, "B/s") for kind, one in streams.items()]
+
+
+def _limit(name: str, found: Look | str, unit: str) -> Check:
+    if isinstance(found, str):
+        return Check(name, "warn", found)
+    best, now = found.best, found.now
+    others = [f"{kernel} {human(rate, unit)}" for kernel, rate in list(best.by_library.items())[1:]]
+    near = "" if best.low is None or best.high is None else f" ± {percent((best.high - best.low) / 2 / best.rate, 2)}"
+    text = f"{human(best.rate, unit)}{near}, {best.library} {best.kernel}, {best.size}"
+    text += "".join(f"; {other}" for other in others)
+    if now is not best:
+        text += f"; kept since {best.measured_at[:10]}, now {human(now.rate, unit)}"
+    if found.disturbed is None:
+        return Check(name, "ok", text)
+    return Check(name, "warn", f"{text}; disturbed: {found.disturbed}", "wait until the machine is quiet, then `caraml doctor` again")
 
 
 def power_checks(sources: list[dict[str, Any]]) -> list[Check]:
@@ -37,3 +91,51 @@ def _sensor(source: dict[str, Any]) -> Check:
 
 def _period(seconds: float | None) -> str:
     return "update period not seen" if seconds is None else f"new value every {1000 * seconds:.0f} ms"
+
+
+def plugin_checks() -> list[Check]:
+    """One finding per plug-in: that it can be used, or why not."""
+    groups: tuple[tuple[Mapping[str, Plugin], type[Workload[Any]] | type[SourceEntry]], ...] = (
+        (workload_plugins(), Workload),
+        (source_plugins(), SourceEntry),
+    )
+    return [_plugin(plugin, kind) for group, kind in groups for plugin in group.values()]
+
+
+def _plugin(plugin: Plugin, kind: type[Any]) -> Check:
+    name = f"plug-in: {plugin.name} ({plugin.package})"
+    try:
+        return Check(name, "ok", plugin.load(kind).title)
+    except CaramlError as error:
+        return Check(name, "warn", error.args[0], error.hint)
+
+
+def report(found: Sequence[Check], names: bool = False) -> dict[str, Any]:
+    """The findings with the machine and the software, for JSON; without ``names``, nothing that tells whose machine it is."""
+    machine = {"system": detect().model_dump(mode="json"), "environment": environment()}
+    told = {"report_version": REPORT_VERSION, "checks": [asdict(check) for check in found], **machine}
+    if names:
+        return told
+    hidden = {str(Path.home()): "~", **dict.fromkeys(_hosts(), "HOST")}
+    with suppress(OSError, KeyError):  # a user without a name
+        hidden[getpass.getuser()] = "USER"
+    hidden.pop("root", None)
+    return without_names(told, hidden)
+
+
+def _hosts() -> set[str]:
+    """The names that this host goes by."""
+    whole = socket.gethostname()
+    return {whole, whole.partition(".")[0]} - {"localhost", ""}
+
+
+def without_names(value: Any, hidden: Mapping[str, str]) -> Any:
+    """``value`` without the keys of one machine, and with other words for the ``hidden`` ones."""
+    if isinstance(value, dict):
+        return {name: without_names(one, hidden) for name, one in value.items() if name not in _OF_ONE_MACHINE}
+    if isinstance(value, list):
+        return [without_names(one, hidden) for one in value]
+    if isinstance(value, str):
+        for word in sorted(hidden, key=len, reverse=True):
+            value = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", hidden[word], value)
+    return value

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 from enum import IntEnum
 
 _LONGEST_LIST = 40
 """Names that an error lists; of more, only their number is of use."""
+_LONGEST_LINE = 400
+_MOST_FAULTS = 1000
 
 
 class ExitCode(IntEnum):
@@ -49,6 +52,32 @@ class EnvironmentUnfitError(CaramlError):
     exit_code = ExitCode.ENVIRONMENT_UNFIT
 
 
+_FULL = (
+    "out of memory",  # torch's allocators, cudaErrorMemoryAllocation, NCCL's and RCCL's reports of it
+    "alloc_failed",  # CUBLAS_STATUS_ALLOC_FAILED, and cuSOLVER's, cuSPARSE's, cuDNN's, hipBLAS's
+    "allocation_failed",
+    "rocblas_status_memory_error",
+    "can't allocate memory",  # torch's DefaultCPUAllocator, on Linux and elsewhere
+    "cannot allocate memory",
+    "not enough memory",
+    "bad_alloc",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or one that caused it, says that the device's or the host's memory is full, in whichever library's words."""
+    seen: BaseException | None = error
+    while seen is not None:
+        text = str(seen).lower()
+        named = type(seen).__name__ == "OutOfMemoryError"  # torch's own, by its name: errors import no torch
+        if named or isinstance(seen, MemoryError) or (isinstance(seen, OSError) and seen.errno == errno.ENOMEM):
+            return True
+        if isinstance(seen, RuntimeError) and any(words in text for words in _FULL):  # torch's errors are RuntimeErrors, all of them
+            return True
+        seen = seen.__cause__
+    return False
+
+
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The spelling among ``known`` that is closest to ``word``, or ``None`` if nothing is close."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
@@ -62,3 +91,16 @@ def unknown_name(kind: str, word: str, known: Iterable[str]) -> InputError:
     suggestion = f"did you mean {guess!r}?" if guess else None
     listed = ", ".join(names) if len(names) <= _LONGEST_LIST else f"{len(names)} names"
     return InputError(f"unknown {kind} {word!r}; known: {listed or 'none'}", suggestion)
+
+
+def in_a_line(error: Exception) -> str:
+    """What an error says in one line of at most 400 characters; of a model's faults the first, where it is, and how many more there are."""
+    count = error.error_count() if hasattr(error, "error_count") else 0
+    if count > _MOST_FAULTS:  # telling each takes more memory than the file
+        return f"{count:,} faults"
+    if not hasattr(error, "errors"):
+        return " ".join(str(error).split())[:_LONGEST_LINE] or type(error).__name__
+    faults = error.errors(include_url=False, include_input=False)
+    place = ".".join(map(str, faults[0]["loc"]))[: _LONGEST_LINE // 2]
+    more = f" (and {len(faults) - 1:,} more)" if len(faults) > 1 else ""
+    return f"{f'{place}: ' if place else ''}{faults[0]['msg']}"[:_LONGEST_LINE] + more

@@ -1,17 +1,18 @@
-"""Statistics of step-time series: steady state, confidence intervals, drift.
+"""Statistics of step-time series: steady state, confidence intervals, drift; and the tails of distributions that other rooms need.
 
-Steps of a training loop are neither independent nor normal, and there are often few of them. The interval therefore takes the wider of
-two estimates that fail in different places: batch means (long-range structure, such as a pause every fifty steps) and an AR(1) effective
-sample size (short series with neighbouring steps alike). ``tests/test_stats.py`` holds their coverage on simulated series.
+Steps of a training loop are neither independent nor normal, there are often few of them, and a machine changes on all scales of time. How
+much the mean of a series is off is seen in its slowest changes: the power of cosines of half a period, one, one and a half ... over the
+whole series (Mueller 2004; Lazarus, Lewis, Stock and Watson 2018). Of independent steps all cosines have the same power; where the slowest
+ones have more than the others there are slow changes, and those slower than the series are expected to be stronger still.
+``bench/analysis/rate.py`` tries all of it on the noise of machines.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from statistics import NormalDist
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -19,12 +20,16 @@ from numpy.typing import NDArray
 
 Series: TypeAlias = Sequence[float] | NDArray[np.float64]
 
-MIN_BATCHES = 8
-"""Fewest batch means that a variance is taken from."""
+COSINES = 64
+"""Most cosines that are looked at: the slower ones of a long series."""
+SLOWEST = 12
+"""How many of them stand for what is slow."""
+DRIFTING = 0.01
+"""Error of the test whether the very slowest has more power than the ``SLOWEST`` after it, as of a trend or a jump."""
+BLOCKS = 512
+"""Steps of a long series are first averaged to about so many blocks: what is slow is not changed by that."""
 ALIKE = 1e-6
 """Relative spread below which steps are the same: what is left is the rounding of clocks, which has stretches of no spread at all."""
-DRIFT_Z = 2.6
-"""Standard errors between the two ends of a window beyond which it counts as drifting (about 1 % by chance)."""
 
 
 @dataclass(frozen=True)
@@ -48,158 +53,179 @@ class Interval:
         return self.half_width / abs(self.mean) if self.mean else math.inf
 
 
-def t_quantile(probability: float, dof: float) -> float:
-    """Student's t quantile, for ``dof`` >= 1.
+@dataclass(frozen=True)
+class Blocks:
+    """The steps of a window and of what came before it; of many steps the means of equal blocks, which keep all that is slow."""
 
-    Closed forms for 1 and 2 degrees of freedom; otherwise Hill's expansion about the normal quantile (Abramowitz & Stegun 26.7.5),
-    good to 0.5 % from 3 degrees on at the 97.5 % point. Fractional ``dof`` between 1 and 3 are rounded down, which widens.
+    means: NDArray[np.float64]
+    """Mean of every block, those before the window first. What is left over is dropped at the beginning of either part."""
+    inside: NDArray[np.float64]
+    """Variance of the steps within each block."""
+    size: int
+    """Steps in a block."""
+    window: int
+    """Blocks before the window."""
+    n: int
+    """Steps in the window."""
+    mean: float
+    """Of the window's steps."""
+    highest: float
+    lowest: float
+
+    @cached_property
+    def steady(self) -> Blocks:
+        """The window with as much of what came before it as looks steady together with it."""
+        cut = min(_cut(self.means), self.window) if self.window else 0
+        return replace(self, means=self.means[cut:], inside=self.inside[cut:], window=self.window - cut)
+
+    @property
+    def first_half(self) -> Blocks:
+        """As it was when the window had half its steps."""
+        return self._part(0, self.window, (self.window + self.means.size) // 2)
+
+    @property
+    def settled(self) -> Blocks | None:
+        """The rest of a window that begins with steps which are better dropped as warm-up; else None."""
+        cut = _cut(self.means)
+        return self._part(cut, cut, self.means.size) if cut > self.window else None
+
+    def _part(self, begin: int, window: int, end: int) -> Blocks:
+        """Some of the blocks, with a window from block ``window`` on."""
+        n, mean = (end - window) * self.size, float(self.means[window:end].mean())
+        return replace(self, means=self.means[begin:end], inside=self.inside[begin:end], window=window - begin, n=n, mean=mean)
+
+    def interval(self, confidence: float = 0.95) -> Interval:
+        """Of the window's mean: see :func:`mean_interval`."""
+        if self.n < 4:
+            return Interval(self.mean, -math.inf, math.inf, self.n, 0.0)
+        known, n = self.steady, self.n
+        count = known.means.size * known.size
+        alone = float(known.inside.mean() + known.means.var()) * count / (count - 1)
+        if alone <= (ALIKE * self.mean) ** 2:
+            half = math.sqrt(alone)
+            return Interval(self.mean, self.mean - half, self.mean + half, n, float(n))
+        variance, quantile = _long_run(known, (1 + confidence) / 2)
+        edge = (self.highest - self.mean) / n  # pauses in time with each other add up to nothing, but for the one at the window's end
+        half = max(quantile * math.sqrt(variance / n), edge)
+        return Interval(self.mean, self.mean - half, self.mean + half, n, n * (min(alone / variance, 1.0) if variance else 1.0))
+
+    @cached_property
+    def waves(self) -> NDArray[np.float64]:
+        """Amplitudes of the slowest cosines over all of it; the square of each estimates n times the variance of the mean of n steps."""
+        from scipy.fft import dct
+
+        return np.asarray(math.sqrt(self.size) * dct(self.means - self.means.mean(), norm="ortho")[1 : COSINES + 1])
+
+    @property
+    def drift(self) -> float:
+        """See :func:`drift`."""
+        mean = float(self.means.mean())
+        if self.means.size <= SLOWEST + 1 or not mean:
+            return 0.0
+        waves = self.waves[: SLOWEST + 1]
+        rest = max(math.sqrt(float(waves[1:] @ waves[1:]) / SLOWEST), ALIKE * abs(mean))
+        if t_tail(float(waves[0]) / rest, SLOWEST) > DRIFTING:
+            return 0.0
+        return float(-2 * math.sqrt(2 / (self.means.size * self.size)) * waves[0]) / mean
+
+
+def blocks(series: Series, before: Series = ()) -> Blocks:
+    """Blocks of a series and of the values just before it. Raises ``ValueError`` for an empty series."""
+    x, earlier = np.asarray(series, dtype=np.float64), np.asarray(before, dtype=np.float64)
+    if not x.size:
+        raise ValueError("an interval of the mean needs at least one value")
+    size = max((x.size + earlier.size) // BLOCKS, 1)
+    parts = [part[part.size % size :].reshape(-1, size) for part in (earlier, x)]
+    means = np.concatenate([part.sum(axis=1) for part in parts]) / size
+    squares = np.concatenate([np.einsum("ij,ij->i", part, part) for part in parts]) / size
+    inside = np.maximum(squares - means * means, 0.0)
+    return Blocks(means, inside, size, len(parts[0]), x.size, float(x.mean()), float(x.max()), float(x.min()))
+
+
+def mean_interval(series: Series, confidence: float = 0.95, *, before: Series = ()) -> Interval:
+    """Mean of a series with its confidence interval, which allows for memory between steps and for slow changes.
+
+    ``before``: the values just before the series. From where both together are steady they help to tell how much the machine changes, since
+    slow changes show in a long series only. Fewer than four values carry no usable variance: the interval is then infinite, which no stop
+    rule accepts. Raises ``ValueError`` for an empty series.
     """
-    if dof < 2:
-        return math.tan(math.pi * (probability - 0.5))
-    if dof < 3:
-        centred = 2 * probability - 1
-        return centred * math.sqrt(2 / (1 - centred**2))
-    z = NormalDist().inv_cdf(probability)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / dof**power for power, term in enumerate(terms, start=1))
+    return blocks(series, before).interval(confidence)
 
 
-def lag1(x: NDArray[np.float64]) -> float:
-    """Lag-1 autocorrelation of ``x``; 0 for a constant series."""
-    centred = x - x.mean()
-    total = float(centred @ centred)
-    return float(centred[:-1] @ centred[1:]) / total if total > 0 else 0.0
+def _long_run(known: Blocks, probability: float) -> tuple[float, float]:
+    """n times the variance of the mean of n values, and Student's quantile that goes with it.
 
-
-def _half_width_ar1(x: NDArray[np.float64], confidence: float) -> tuple[float, float]:
-    """Half-width and effective sample size if the series were AR(1), with the small-sample bias of the estimate removed (Kendall 1954)."""
-    n = len(x)
-    raw = lag1(x)
-    rho = min(max(raw + (1 + 3 * raw) / n, 0.0), 1 - 2 / n)
-    inflation = (1 + rho) / (1 - rho)
-    effective = n / inflation
-    variance = float(x.var(ddof=1)) * (1 + inflation / n) / effective
-    return math.sqrt(variance) * t_quantile((1 + confidence) / 2, max(effective - 1, 2)), effective
-
-
-def _half_width_batch_means(x: NDArray[np.float64], confidence: float) -> float:
-    """Half-width from batch means; batches double until neighbouring means no longer look alike, or ``MIN_BATCHES`` are left."""
-    size = 1
-    while True:
-        count = len(x) // size
-        means = x[len(x) - count * size :].reshape(count, size).mean(axis=1)
-        likeness = (lag1(means) + 1 / count) * math.sqrt(count)
-        if likeness < 0.8 or count // 2 < MIN_BATCHES:
-            break
-        size *= 2
-    return float(means.std(ddof=1)) / math.sqrt(count) * t_quantile((1 + confidence) / 2, count - 1)
-
-
-def mean_interval(series: Series, confidence: float = 0.95) -> Interval:
-    """Mean of a stationary series with its confidence interval: the wider of batch means and AR(1).
-
-    Fewer than four values carry no usable variance: the interval is then infinite, which no stop rule accepts.
-    Raises ``ValueError`` for an empty series.
+    From all cosines together or from the slowest alone, whichever gives the wider interval. What grows from fast to slow within the series
+    is expected to grow on beyond it: the power of the slowest counts as much more as the square root of what it has above the others.
     """
-    x = np.asarray(series, dtype=np.float64)
-    if x.size == 0:
-        raise ValueError("mean_interval needs at least one value")
-    mean = float(x.mean())
-    if x.size < 4:
-        return Interval(mean, -math.inf, math.inf, int(x.size), 0.0)
-    by_ar1, effective = _half_width_ar1(x, confidence)
-    half = max(by_ar1, _half_width_batch_means(x, confidence))
-    return Interval(mean, mean - half, mean + half, int(x.size), effective)
+    powers = known.waves**2
+    every, quantile = float(powers.mean()), t_critical(probability, powers.size)
+    if powers.size < 2 * SLOWEST:
+        return every, quantile
+    slow, rest = float(powers[:SLOWEST].mean()), float(powers[SLOWEST:].mean())
+    slow, own = max(slow, slow * math.sqrt(slow / rest) if rest else slow), t_critical(probability, SLOWEST)
+    return max((every, quantile), (slow, own), key=lambda one: one[0] * one[1] ** 2)
 
 
 def warm_up_length(series: Series) -> int:
-    """Number of leading values to drop so that the rest looks steady: MSER (White 1997).
+    """Number of leading values to drop so that the rest looks steady: MSER (White 1997), of a long series to a five-hundredth of it.
 
     The cut minimises the squared standard error of what remains, searched over the first half: a minimum at the very edge of the search
     means that the series has not settled, so callers treat a cut of ``n // 2`` as "not yet".
     """
-    x = np.asarray(series, dtype=np.float64)
-    n = x.size
-    if n < 4:
-        return n // 2
-    mean = float(x.mean())
-    centred = x - mean
-    remaining = np.arange(n, 0, -1, dtype=np.float64)
-    sums = np.cumsum(centred[::-1])[::-1]
-    squares = np.cumsum((centred**2)[::-1])[::-1]
-    variance = np.maximum(squares / remaining - (sums / remaining) ** 2, (ALIKE * mean) ** 2)
-    return int(np.argmin((variance / remaining)[: n // 2 + 1]))
+    if len(series) < 4:
+        return len(series) // 2
+    found = blocks(series)
+    cut = _cut(found.means)
+    return len(series) // 2 if cut == found.means.size // 2 else cut * found.size
 
 
-def is_warm(series: Series, at_least: int) -> bool:
-    """True when a series of step times has left its warm-up: ``at_least`` values, and MSER's cut lies inside the first half."""
-    n = len(series)
-    return n >= at_least and warm_up_length(series) < n // 2
+def _cut(x: NDArray[np.float64]) -> int:
+    """Index in the first half from which the rest of x has the least standard error of its mean."""
+    n, mean = x.size, float(x.mean())
+    centred, remaining = (x - mean)[::-1], np.arange(1.0, n + 1)
+    variance = np.maximum((centred * centred).cumsum() / remaining - (centred.cumsum() / remaining) ** 2, (ALIKE * mean) ** 2)
+    return int((variance / remaining)[::-1][: n // 2 + 1].argmin())
 
 
 def drift(series: Series) -> float:
-    """Relative difference between the means of the last and the first third, or sixth, or 0 if it is within its own standard error.
+    """By how much a series moves from one end to the other beyond chance, relative to its mean; 0 where it does not.
 
-    The standard error is that of :func:`mean_interval`, so that an autocorrelated but stationary series is not called drifting. A jump
-    inside the first or last third blinds the comparison of thirds, which then vary much: hence the sixths.
+    A trend, or a jump in the middle two thirds, shows in the slowest cosine, which then has more power than those after it (t test at
+    ``DRIFTING``). The difference between the two ends of that cosine is what moved.
     """
-    x = np.asarray(series, dtype=np.float64)
-    for size, fewest in ((x.size // 3, 4), (x.size // 6, 16)):
-        if size < fewest:
-            break
-        first, last = mean_interval(x[:size], 0.6827), mean_interval(x[-size:], 0.6827)
-        difference = last.mean - first.mean
-        error = math.hypot(first.half_width, last.half_width)
-        if abs(difference) > DRIFT_Z * error and first.mean:
-            return difference / first.mean
-    return 0.0
+    return blocks(series).drift if len(series) else 0.0
+
+
+def quantile_interval(ordered: Series, share: float, independent: float | None = None) -> tuple[float, float] | None:
+    """95 % confidence interval of the quantile at ``share``: two order statistics, whatever the distribution (Conover 1999, 3.2).
+
+    ``ordered``: the values in rising order, worth ``independent`` of them (if absent, all). None where they are too few for that: of the
+    median fewer than 6, of the 95th percentile fewer than 72.
+    """
+    from scipy.special import bdtr
+
+    n = len(ordered)
+    m = n if independent is None else max(min(int(independent), n), 1)
+    below = bdtr(np.arange(m + 1), m, share)  # probability that so many of them, or fewer, lie below the quantile
+    first, last = int(np.searchsorted(below, 0.025)), int(np.searchsorted(below, 0.975)) + 1
+    if first < 1 or last > m:
+        return None
+    return float(ordered[(first - 1) * n // m]), float(ordered[-(-last * n // m) - 1])
 
 
 def t_tail(t: float, dof: float) -> float:
-    """Two-sided tail of Student's t: the probability of a value farther from 0 than ``t``. Infinite ``dof`` is the normal distribution.
+    """Two-sided tail of Student's t: the probability of a value farther from 0 than ``t``. Infinite ``dof`` is the normal distribution."""
+    from scipy.special import stdtr
 
-    Regularised incomplete beta function (Abramowitz & Stegun 26.7.1) by Lentz's continued fraction, good to 1e-10.
-    """
-    if math.isinf(dof):
-        return math.erfc(abs(t) / math.sqrt(2))
-    x = dof / (dof + t * t)
-    return _incomplete_beta(dof / 2, 0.5, x)
+    return float(2 * stdtr(dof, -abs(t)))
 
 
-@lru_cache(maxsize=4096)
 def t_critical(probability: float, dof: float) -> float:
-    """Student's t quantile at ``probability`` > 0.5 for any ``dof`` > 0, to six digits: :func:`t_tail` inverted by bisection."""
-    low, high = 0.0, 1.0
-    while t_tail(high, dof) > 2 * (1 - probability):
-        low, high = high, high * 2
-    while high - low > 1e-7 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_tail(middle, dof) > 2 * (1 - probability) else (low, middle)
-    return high
+    """Student's t quantile at ``probability``, for any ``dof`` > 0."""
+    from scipy.special import stdtrit
 
-
-def f_tail(f: float, dof: float, dof_below: float) -> float:
-    """Upper tail of the F distribution (Abramowitz & Stegun 26.6.2), for ``dof`` above and ``dof_below`` below the fraction line."""
-    return _incomplete_beta(dof_below / 2, dof / 2, dof_below / (dof_below + dof * f)) if f > 0 else 1.0
-
-
-def chi2_tail(x: float, dof: int) -> float:
-    """Upper tail of the chi-squared distribution for whole ``dof`` (Abramowitz & Stegun 26.4.4 and 26.4.5)."""
-    if x <= 0:
-        return 1.0
-    if dof % 2:
-        tail, term, first = math.erfc(math.sqrt(x / 2)), math.sqrt(2 * x / math.pi) * math.exp(-x / 2), 1
-    else:
-        tail, term, first = math.exp(-x / 2), x / 2 * math.exp(-x / 2), 2
-    for k in range(first, dof - 1, 2):
-        tail += term
-        term *= x / (k + 2)
-    return min(tail, 1.0)
+    return float(stdtrit(dof, probability))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -210,30 +236,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min((len(p_values) - rank) * p_values[index], 1.0))
         adjusted[index] = largest
     return adjusted
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Regularised incomplete beta function I_x(a, b)."""
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
-    if x > (a + 1) / (a + b + 2):
-        return 1 - front * _beta_fraction(b, a, 1 - x) / b
-    return front * _beta_fraction(a, b, x) / a
-
-
-def _beta_fraction(a: float, b: float, x: float) -> float:
-    """Continued fraction of the incomplete beta function (Abramowitz & Stegun 26.5.8), evaluated by Lentz's method."""
-    tiny = 1e-300
-    c, d = 1.0, 1 / ((1 - (a + b) * x / (a + 1)) or tiny)
-    value = d
-    for m in range(1, 400):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        for numerator in (even, odd):
-            d = 1 / ((1 + numerator * d) or tiny)
-            c = (1 + numerator / c) or tiny
-            value *= c * d
-        if abs(c * d - 1) < 1e-12:
-            break
-    return value

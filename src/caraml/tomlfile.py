@@ -19,11 +19,14 @@ from typing import Any, NoReturn, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from caraml.base.limits import DEPTH, FAULTS, KEY, TOML, VALUES, read_text, too_large
 from caraml.errors import InputError, nearest
 from caraml.tomllines import Location, key_lines
 
 Model = TypeVar("Model", bound=BaseModel)
 
+_DEEP = re.compile(rf"""^[ \t]*\[{{0,2}}(?:[ \t]*(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.){{{DEPTH}}}""", re.MULTILINE)
+"""A dotted key of more parts than are read: found before parsing, which takes as long for each key below it."""
 _LONGEST_FOUND = 60
 """Characters of a faulty value that are shown."""
 
@@ -61,7 +64,7 @@ class TomlDocument:
 
     def faults(self, error: ValidationError, model: type[BaseModel], prefix: Location = ()) -> list[str]:
         """Every fault of ``error``, in file order; ``prefix`` is where in the document the part stands that ``model`` validated."""
-        raw = [_Fault.of(item, model, self._inside(prefix), prefix) for item in error.errors(include_url=False)]
+        raw = [_Fault.of(item, model, self._inside(prefix), prefix) for item in error.errors(include_url=False)[:FAULTS]]
         typos = {(*fault.location[:-1], fault.guess) for fault in raw if fault.kind == "extra_forbidden" and fault.guess}
         around = {fault.location[:depth] for fault in raw for depth in range(len(fault.location))}
         merged: dict[Location, _Fault] = {}
@@ -79,7 +82,8 @@ class TomlDocument:
         """Raise the ``InputError`` that lists ``faults``."""
         if len(faults) == 1:
             raise InputError(faults[0])
-        raise InputError("\n  ".join([f"{len(faults)} faults in {self.name}", *faults]))
+        more = ["..."] if len(faults) >= FAULTS else []
+        raise InputError("\n  ".join([f"{len(faults)} faults{' or more' if more else ''} in {self.name}", *faults[:FAULTS], *more]))
 
     def _inside(self, location: Location) -> Any:
         part: Any = self.data
@@ -105,7 +109,7 @@ def read_toml(path: Path | str) -> TomlDocument:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, TOML)
     except FileNotFoundError:
         guess = nearest(path.name, (other.name for other in path.parent.glob("*.toml")))
         raise InputError(f"{path}: no such file", f"did you mean {str(path.with_name(guess))!r}?" if guess else None) from None
@@ -122,12 +126,45 @@ def parse_toml(text: str, name: str) -> TomlDocument:
     Raises:
         InputError: the text is no TOML; the message has the line and the column.
     """
+    if len(text) > TOML:
+        raise too_large(name, len(text), TOML, "characters")
     text = text.replace("\r\n", "\n")
+    if (deep := _DEEP.search(text)) is not None:
+        raise _too_deep(name, text.count("\n", 0, deep.start()) + 1)
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(_syntax_fault(str(error), text, name)) from None
+    except RecursionError:
+        raise _too_deep(name) from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise InputError(f"{name}: not valid TOML: {error}") from None
+    _check_shape(data, name)
     return TomlDocument(name=name, data=data, lines=key_lines(text), text=text)
+
+
+def _check_shape(data: dict[str, Any], name: str) -> None:
+    """Raise ``InputError`` for a document that is deeper, has more values, or longer keys, than a person writes."""
+    values = 0
+    layer: list[Any] = [data]
+    for _ in range(DEPTH):
+        values += sum(map(len, layer))
+        if values > VALUES:
+            raise too_large(name, values, VALUES, "values")
+        keys = (key for part in layer if isinstance(part, dict) for key in part)
+        if (longest := max(keys, key=len, default="")) and len(longest) > KEY:
+            raise too_large(name, len(longest), KEY, f"characters in the key {longest[:20]!r}...")
+        inside = [value for part in layer for value in (part.values() if isinstance(part, dict) else part)]
+        if any(isinstance(value, int) and abs(value) >= 1 << 63 for value in inside):
+            raise InputError(f"{name}: found an integer of more than 64 bits, which TOML does not have")
+        layer = [value for value in inside if isinstance(value, dict | list)]
+        if not layer:
+            return
+    raise _too_deep(name)
+
+
+def _too_deep(name: str, line: int | None = None) -> InputError:
+    return InputError(f"{name}{f':{line}' if line else ''}: found tables and arrays more than {DEPTH} deep, at most {DEPTH} are read")
 
 
 def key_name(location: Location) -> str:

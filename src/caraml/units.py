@@ -62,7 +62,7 @@ METRICS: dict[str, MetricDefinition] = {
         "MFU, data sheet", "1", "higher", "Model FLOPs utilisation: FLOP/s per device over the vendor's dense peak for the arithmetic used."
     ),
     "mfu_measured": MetricDefinition(
-        "MFU, measured peak", "1", "higher", "FLOP/s per device over the best matrix product measured on this device in the same process."
+        "MFU, measured peak", "1", "higher", "FLOP/s per device over the fastest kernel measured on this device, of any library."
     ),
     "hfu": MetricDefinition(
         "HFU, data sheet",
@@ -83,8 +83,8 @@ METRICS: dict[str, MetricDefinition] = {
         "Share of the limit",
         "1",
         "higher",
-        "FLOP/s per device over the lower of two limits measured on this device: its best matrix product, and its memory bandwidth times "
-        "the estimated intensity (roofline). The scope names the limit that binds.",
+        "FLOP/s per device over the lower of two limits measured on this device: its fastest kernel, and the bandwidth of memory and cache "
+        "times the estimated intensity (roofline). The scope names the limit that binds.",
     ),
     "slowest_rank": MetricDefinition("Slowest rank", "1", "neither", "The rank with the longest mean step in the window."),
     "rank_imbalance": MetricDefinition(
@@ -108,7 +108,15 @@ METRICS: dict[str, MetricDefinition] = {
     ),
     "mean_power": MetricDefinition("Mean power", "W", "lower", "Energy of the window divided by its wall time."),
     "idle_power": MetricDefinition("Idle power", "W", "lower", "Mean power of the same channels before the work started."),
-    "energy_time_product": MetricDefinition("Action", "J s", "lower", "Energy of the window times its wall time (energy-delay product)."),
+    "energy_time_product": MetricDefinition(
+        "Energy-delay product", "J s", "lower", "Energy of the window times its wall time; of published rows, MAELSTROM's Action."
+    ),
+    "run_time": MetricDefinition(
+        "Run", "s", "lower", "From the first data until the model is saved, without the interpreter's start, idle baseline and probes."
+    ),
+    "run_energy": MetricDefinition("Run energy", "J", "lower", "Energy within the time of the run, of all nodes."),
+    "run_node_energy": MetricDefinition("Run energy, nodes", "J", "lower", "Energy of whole nodes within the time of the run."),
+    "action": MetricDefinition("Action", "J s", "lower", "Energy of whole nodes within the time of the run, times that time (D3.7)."),
     "loss_first": MetricDefinition("First loss", "1", "neither", "Training loss of the first step."),
     "loss_last": MetricDefinition("Last loss", "1", "lower", "Mean training loss over the last tenth of the steps (at least three)."),
     "time_to_first_step": MetricDefinition(
@@ -150,7 +158,10 @@ METRICS: dict[str, MetricDefinition] = {
     ),
     "accuracy_validation": MetricDefinition("Accuracy", "1", "higher", "Share of held-out samples answered right after the last epoch."),
     "time_to_solution": MetricDefinition(
-        "Time to solution", "s", "lower", "From the first step until validation showed the quality asked for, every validation included."
+        "Time to solution",
+        "s",
+        "lower",
+        "From the first step to the end of the last validation: of the epochs asked for, or until the quality asked for was reached.",
     ),
     "energy_to_solution": MetricDefinition("Energy to solution", "J", "lower", "Energy within the time to solution."),
     "energy_per_epoch": MetricDefinition(

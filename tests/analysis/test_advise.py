@@ -7,7 +7,7 @@ from record_factory import broken_record, make_point
 from run_factory import metric, repeats, run
 
 from caraml.analysis.advise import advise, differs, pareto
-from caraml.analysis.bound import Partners, bound
+from caraml.analysis.bottleneck import Partners, bottleneck
 from caraml.analysis.estimate import Estimate
 from caraml.results.record import Record
 from caraml.suite.knobs import Knobs
@@ -105,10 +105,10 @@ def test_other_work_gets_its_own_advice_and_a_single_choice_none() -> None:
     assert found[0].name != found[2].name and "layers=8" in found[2].name
 
 
-class TestBound:
+class TestBottleneck:
     @staticmethod
     def of(record: Record, *others: Record) -> dict[str, float | None]:
-        found = bound(record, Partners([record, *others]))
+        found = bottleneck(record, Partners([record, *others]))
         return {"by": found.by, **{share.part: share.share for share in found.shares}}  # type: ignore[dict-item]
 
     def test_input_by_the_host_s_wait(self) -> None:
@@ -135,10 +135,10 @@ class TestBound:
         more = {"data_wait_share": metric(0.01, "1", None), "mfu_measured": metric(0.1, "1")}
         here, larger = run(100, more=more), run(180, global_batch=32)
         assert self.of(here)["by"] == "memory and overhead"
-        assert "with batch 32 the rate changes by +80%: overhead" in bound(here, Partners([here, larger])).sentence
+        assert "with batch 32 the rate changes by +80%: overhead" in bottleneck(here, Partners([here, larger])).sentence
 
     def test_nothing_is_claimed_without_numbers(self) -> None:
-        found = bound(run(100), Partners([]))
+        found = bottleneck(run(100), Partners([]))
         assert found.by is None and "no single limit" in found.sentence
 
     def test_close_shares_are_not_told_apart(self) -> None:

@@ -14,9 +14,8 @@ from run_factory import metric, repeats, run
 
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.laws import Name, fit
-from caraml.analysis.matrix import Solution, matrix, solutions_of
-from caraml.analysis.published import published
-from caraml.analysis.scaling import scaling, step_views
+from caraml.analysis.scaling import Solution, matrix, scaling, solutions_of, step_views
+from caraml.analysis.select import published
 from caraml.results.store import Store
 
 WORLDS = (1, 2, 4, 8)
@@ -79,6 +78,24 @@ def test_the_median_batch_and_the_epoch_have_their_own_curves() -> None:
     assert scaling(records)[0].curve("epoch") is None
 
 
+def test_a_run_by_epochs_scales_as_epicure_defines_it() -> None:
+    """The counted epoch with its validation, and the median of its batches without the first and the last: not the mean epoch or step."""
+    counted = "epoch 4 of 5 counts"
+    epochs = [
+        {
+            "epoch_time": metric(100 / n**0.5, "s", None, reason=counted),
+            "batch_time_median": metric(0.5, "s", None, reason=counted),
+            "epoch_time_mean": metric(200 / n, "s", None),
+            "step_time_median": metric(0.7 / n, "s", None),
+        }
+        for n in (1, 4)
+    ]
+    records = [run(1000 * n, devices=n, global_batch=16 * n, micro_batch=16, more=extra) for n, extra in zip((1, 4), epochs, strict=True)]
+    (family,) = scaling(records)
+    speed_ups = {curve.basis: curve.sizes[1].speed_up.value for curve in family.curves}
+    assert speed_ups == pytest.approx({"training": 4.0, "median batch": 4.0, "epoch": 2.0})
+
+
 def test_repeats_narrow_the_efficiency() -> None:
     single = scaling(weak())[0].curves[0].sizes[1].efficiency
     many = [
@@ -116,6 +133,7 @@ def test_where_the_efficiency_falls_is_found_and_marked_when_it_is_extrapolated(
     assert never.devices is None and never.extrapolated
 
 
+@pytest.mark.slow
 def test_the_bands_hold_the_truth_as_often_as_they_say() -> None:
     rng, worlds, inside, points = np.random.default_rng(2), (1, 2, 4, 8, 16), 0, 0
     truth = fit("Amdahl", worlds, rates("Amdahl", 0.03, worlds, 0.01), 0.8)

@@ -13,7 +13,7 @@ from record_factory import NO_SENSOR, broken_record, full_store, make_point, mak
 from caraml.analysis import table
 from caraml.errors import InputError
 from caraml.results.store import Store
-from caraml.units import METRICS
+from caraml.units import ENERGY_METRICS, METRICS
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,8 @@ def test_units_name_the_item_only_when_it_is_one() -> None:
     tokens, images = make_record(), make_record(item="image")
     assert table.units([tokens])["throughput_low"] == "token/s"
     assert table.units([tokens, images])["throughput"] == "item/s"
-    assert set(table.units([tokens])) == {f"{name}{end}" for name in METRICS for end in ("", "_low", "_high")}
+    ends = {f"{name}{end}" for name in METRICS for end in ("", "_low", "_high")}
+    assert set(table.units([tokens])) == ends | {f"{name}_bound" for name in ENERGY_METRICS}
 
 
 def test_query_gives_the_records_numbers(store: Store) -> None:

@@ -76,7 +76,7 @@ def test_a_worker_needs_only_torch_numpy_and_pydantic(tmp_path: Path, make_point
     folder = Store(tmp_path).new_attempt(point)
     code = (
         "import importlib.util, sys\n"
-        "blocked = {'duckdb', 'altair', 'typer', 'jinja2', 'rich', 'tokenizers', 'zstandard', 'timm', 'torchvision', 'vl_convert', 'PIL'}\n"
+        "blocked = {'duckdb', 'typer', 'jinja2', 'rich', 'tokenizers', 'zstandard', 'timm', 'torchvision', 'vl_convert', 'PIL'}\n"
         "class Block:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name.split('.')[0] in blocked: raise ModuleNotFoundError(name)\n"
@@ -84,8 +84,8 @@ def test_a_worker_needs_only_torch_numpy_and_pydantic(tmp_path: Path, make_point
         "find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *rest: None if name in blocked else find(name, *rest)\n"
         "from pathlib import Path\n"
-        "from caraml import worker\n"
-        "worker.main(Path(sys.argv[1]))\n"
+        "from caraml.worker import training\n"
+        "training.main(Path(sys.argv[1]))\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -29,6 +29,7 @@ def test_a_ratio_is_taken_within_rounds(turns) -> None:  # type: ignore[no-untyp
     assert (found.value, found.low, found.high) == (2.0, 2.0, 2.0)
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_median(turns) -> None:  # type: ignore[no-untyped-def]
     rng, covered = random.Random(1), 0
     for _ in range(100):
@@ -54,6 +55,7 @@ def test_every_program_gets_its_turn_in_every_round(turns) -> None:  # type: ign
     assert [len(values) for values in found.values()] == [6, 6, 6]
 
 
+@pytest.mark.processes
 def test_the_step_of_caraml_is_held_and_counted(turns, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     from contestants import Spec
     from gate import PIPES
@@ -70,6 +72,7 @@ def test_the_step_of_caraml_is_held_and_counted(turns, tmp_path: Path) -> None: 
         program.end()
 
 
+@pytest.mark.processes
 def test_a_program_that_does_not_train_says_why(turns, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     from gate import PIPES
 

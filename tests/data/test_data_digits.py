@@ -25,6 +25,7 @@ def test_drawn_digits_are_white_on_black_inside_the_image_and_all_different() ->
     assert np.array_equal(images, _draw(200, seed=0)) and not np.array_equal(images, _draw(200, seed=1))
 
 
+@pytest.mark.processes
 def test_drawn_once_and_streamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARAML_DATA", str(tmp_path))
     digits, again, unseen = drawn_digits(64), drawn_digits(64), drawn_digits(64, held_out=True)

@@ -167,6 +167,7 @@ def test_every_kind_of_whole_image_is_read(tmp_path: Path) -> None:
     assert torch.equal(samples[grey][0][0], samples[grey][0][2])
 
 
+@pytest.mark.processes
 def test_damaged_files_are_fatal_by_name_or_skipped_and_counted(tmp_path: Path) -> None:
     root = write_hostile_folder(tmp_path / "set")
     samples = ImageSamples(FolderStore(root), 32)
@@ -201,6 +202,7 @@ def test_a_header_that_asks_for_gigabytes_is_refused() -> None:
         decode_crop(bytes(data), central_crop, 32)
 
 
+@pytest.mark.processes
 def test_held_out_images_are_gone_through_once_by_all_ranks(image_folder: tuple[Path, ImageFolderFacts]) -> None:
     samples = image_folder_dataset(image_folder[0], 32, augmented=False)
     for workers in (0, 1):

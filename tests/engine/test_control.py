@@ -5,41 +5,49 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from caraml.engine.control import look, settled, steps_until_next_look, warm_up_over
+from caraml.engine.control import judge, look, seen, settled, steps_until_next_look, warm_up_over
 from caraml.suite.model import Measure
 
 POLICY = Measure(target=0.02, min_seconds=2, max_seconds=10, min_steps=10, warm_up_steps=3, warm_up_max_seconds=5)
 
 
 def test_a_window_needs_precision_time_and_steps() -> None:
-    steady = [0.5] * 20
-    assert look(steady, 20, 10 * 0.5, POLICY).stop
-    assert not look(steady, 20, 1.9, POLICY).stop  # too short
-    assert not look(steady[:9], 9, 4.5, POLICY).stop  # too few steps
-    noisy = list(np.random.default_rng(0).lognormal(0, 1, 20))
-    assert not look(noisy, 20, 5.0, POLICY).stop
+    steady = [0.1] * 40
+    assert look((), steady, 40, 40 * 0.1, POLICY).stop
+    assert not look((), steady, 40, 1.9, POLICY).stop  # too short
+    assert not look((), steady[:9], 9, 4.5, POLICY).stop  # too few steps
+    noisy = list(np.random.default_rng(0).lognormal(0, 1, 40))
+    assert not look((), noisy, 40, 5.0, POLICY).stop
+
+
+def test_few_steps_are_precise_only_if_they_are_alike() -> None:
+    """Of ten lucky steps one cannot tell luck from precision, but steps that all lie within the target leave nothing to luck."""
+    varied = list(0.5 * (1 + 0.025 * np.random.default_rng(3).choice([-1.0, 1.0], 200)))
+    assert not look((), varied[:25], 25, 5.0, POLICY).precise and look((), varied, 200, 5.0, POLICY).precise
+    assert look((), [0.5] * 12, 12, 5.0, POLICY).precise
 
 
 def test_the_budget_ends_an_imprecise_window() -> None:
     noisy = list(np.random.default_rng(0).lognormal(0, 1, 20))
-    verdict = look(noisy, 20, 10.0, POLICY)
+    verdict = look((), noisy, 20, 10.0, POLICY)
     assert verdict.stop and not verdict.precise
 
 
 def test_max_steps_end_a_window() -> None:
     policy = POLICY.model_copy(update={"max_steps": 12})
-    assert look([0.1] * 12, 12, 1.2, policy).stop
+    assert look((), [0.1] * 12, 12, 1.2, policy).stop
 
 
 def test_too_few_finished_steps_are_no_verdict() -> None:
-    verdict = look([0.5] * 3, 40, 1.0, POLICY)
+    verdict = look((), [0.5] * 3, 40, 1.0, POLICY)
     assert not verdict.stop and verdict.interval is None
+    assert judge((), [0.5] * 3, POLICY) == ["imprecise"]
 
 
 def test_remaining_time_is_an_estimate_within_the_budget() -> None:
-    assert look([0.5] * 8, 8, 4.0, POLICY).remaining == pytest.approx(1.0)  # two more steps
+    assert look((), [0.25] * 8, 8, 2.0, POLICY).remaining == pytest.approx(5.5)  # 22 more steps
     rng = np.random.default_rng(0)
-    assert look(list(0.5 + 0.2 * rng.standard_normal(10)), 10, 5.0, POLICY).remaining == pytest.approx(5.0)
+    assert look((), list(0.5 + 0.2 * rng.standard_normal(10)), 10, 5.0, POLICY).remaining == pytest.approx(5.0)
 
 
 def test_warm_up_ends_when_steady_or_out_of_time() -> None:
@@ -49,9 +57,41 @@ def test_warm_up_ends_when_steady_or_out_of_time() -> None:
     assert not settled([1.0] * 5, POLICY) and settled([1.0] * 6, POLICY)
 
 
+def test_warm_up_has_its_shortest_time() -> None:
+    steady = [0.1] * 40
+    assert not warm_up_over(steady, 3.9, POLICY, 4.0) and warm_up_over(steady, 4.0, POLICY, 4.0)
+
+
+def test_a_window_that_drifts_goes_on_and_is_flagged() -> None:
+    """A slow settling is no reason to stop, however narrow the interval of what it did so far."""
+    noise = 0.003 * np.random.default_rng(2).standard_normal(300)
+    falling = 0.05 * (1 + 0.03 * np.exp(-0.05 * np.arange(300) / 60) + noise)
+    verdict = look(falling[:200], falling[200:], 100, 5.0, POLICY)
+    assert verdict.interval is not None and verdict.interval.relative < POLICY.target and verdict.precise and not verdict.stop
+    assert "not_steady" in judge(falling[:200], falling[200:], POLICY)
+    level = 0.05 * (1 + noise)
+    assert look(level[:200], level[200:], 100, 5.0, POLICY).stop and judge(level[:200], level[200:], POLICY) == []
+
+
+def test_a_window_that_opened_too_early_is_flagged() -> None:
+    noise = 0.002 * np.random.default_rng(2).standard_normal(300)
+    series = 1 + noise + np.where(np.arange(300) < 60, 0.3, 0.0)
+    assert "not_steady" in judge(series[:20], series[20:], POLICY)
+    assert judge(series[:80], series[80:], POLICY) == []
+
+
+def test_the_window_says_which_changes_it_could_see() -> None:
+    assert seen([0.05] * 400) == (pytest.approx(0.05), pytest.approx(1.0))
+
+
 def test_looks_are_rare_beside_the_steps() -> None:
     assert steps_until_next_look([], 0) == 1
     assert steps_until_next_look([0.01] * 30, 30) == 50
     assert steps_until_next_look([3.0] * 5, 5) == 1
     assert steps_until_next_look([1e-5] * 30, 30) == 1000
     assert steps_until_next_look([1.0] * 400, 400) == 20
+
+
+def test_a_first_step_that_waits_for_its_launch_is_no_settling() -> None:
+    """On a device that never varies the window's first step alone is longer, by a launch: the rest has no interval to hold the mean in."""
+    assert judge([0.05] * 20, [0.0501] + [0.05] * 39, POLICY) == []

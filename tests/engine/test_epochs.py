@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from caraml.engine.epochs import EpochLoop
-from caraml.engine.loop import Hooks, Measurement, Progress
+from caraml.engine.loop import Hooks, Progress
+from caraml.engine.outcome import StepOutcome
 from caraml.engine.ranks import Ranks
-from caraml.engine.step import StepOutcome
+from caraml.engine.summary import RankSummary
 from caraml.suite.model import Measure
 from caraml.verify.device import KnownDevice, VirtualClock
 
@@ -35,7 +36,8 @@ class Run:
             return warned_at is not None and self.trained >= warned_at
 
         hooks = Hooks(self._phase, self.progress.append, lambda: self.edges.append(self.clock.now()), hurry)
-        self.measured: Measurement = EpochLoop(self.device, Ranks(), self._step, policy, hooks, steps=steps, validate=self._validate).run()
+        loop = EpochLoop(self.device, Ranks(), policy, hooks, steps=steps, validate=self._validate)
+        self.measured: RankSummary = loop.run(self._step)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

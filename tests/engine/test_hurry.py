@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 
-from caraml.engine.loop import Hooks, Measurement, MeasuringLoop
+from caraml.engine.loop import Hooks, MeasuringLoop
+from caraml.engine.outcome import StepOutcome
 from caraml.engine.ranks import Ranks
-from caraml.engine.step import StepOutcome
+from caraml.engine.summary import RankSummary
 from caraml.suite.model import Measure
 from caraml.verify.device import KnownDevice, VirtualClock
 
@@ -16,7 +15,7 @@ POLICY = Measure(target=1e-9, min_seconds=50, max_seconds=60, idle_seconds=0)
 START = 1000.0
 
 
-def measure(warned_after: float) -> Measurement:
+def measure(warned_after: float) -> RankSummary:
     """Measure steps of 50 ms on a device of known speed, warned so many seconds after the start."""
     device = KnownDevice(VirtualClock(START), 0.001, queue=1.0)
 
@@ -24,8 +23,7 @@ def measure(warned_after: float) -> Measurement:
         device.launch(0.05)
         return StepOutcome(torch.tensor(1.0), 0.0)
 
-    hooks = Hooks(lambda name: nullcontext(), lambda progress: None, lambda: None, lambda: device.now() - START > warned_after)
-    return MeasuringLoop(device, Ranks(), step, POLICY, hooks).run()
+    return MeasuringLoop(device, Ranks(), POLICY, Hooks(hurry=lambda: device.now() - START > warned_after)).run(step)
 
 
 def test_the_window_ends_soon_after_the_warning() -> None:

@@ -6,18 +6,18 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from itertools import count
 
 import pytest
 import torch
 
-from caraml.engine.device import CpuDevice, StepTimer
-from caraml.engine.loop import Hooks, Measurement, MeasuringLoop, Progress
-from caraml.engine.neighbours import CpuTime, cpu_time, share_of_others
+from caraml.engine.device import CpuDevice, CudaDevice, StepTimer
+from caraml.engine.instruments import CpuTime, cpu_time, share_of_others
+from caraml.engine.loop import Hooks, MeasuringLoop, Progress
+from caraml.engine.outcome import StepOutcome
 from caraml.engine.phases import PhaseLog, process_start
 from caraml.engine.ranks import Ranks
-from caraml.engine.step import StepOutcome
+from caraml.engine.summary import RankSummary
 from caraml.suite.model import Measure
 from caraml.verify.device import KnownDevice, VirtualClock
 
@@ -28,7 +28,7 @@ def fake(launch_cost: float = 0.001) -> KnownDevice:
     return KnownDevice(VirtualClock(1000.0), launch_cost, queue=1.0)
 
 
-def measure(device: KnownDevice, seconds: float, policy: Measure = POLICY) -> tuple[Measurement, list[Progress], list[float]]:
+def measure(device: KnownDevice, seconds: float, policy: Measure = POLICY) -> tuple[RankSummary, list[Progress], list[float]]:
     progress: list[Progress] = []
     edges: list[float] = []
     losses = count()
@@ -37,8 +37,8 @@ def measure(device: KnownDevice, seconds: float, policy: Measure = POLICY) -> tu
         device.launch(seconds)
         return StepOutcome(torch.tensor(float(next(losses))), 0.0)
 
-    hooks = Hooks(lambda name: nullcontext(), progress.append, lambda: edges.append(device.now()))
-    return MeasuringLoop(device, Ranks(), step, policy, hooks).run(), progress, edges
+    hooks = Hooks(progress=progress.append, edge=lambda: edges.append(device.now()))
+    return MeasuringLoop(device, Ranks(), policy, hooks).run(step), progress, edges
 
 
 def test_the_window_is_exactly_its_steps() -> None:
@@ -46,6 +46,17 @@ def test_the_window_is_exactly_its_steps() -> None:
     measured, _, edges = measure(device, 0.05)
     assert measured.end - measured.begin == pytest.approx(0.05 * len(measured.window_rows), rel=2e-3)
     assert edges == [pytest.approx(measured.begin), pytest.approx(measured.end)]
+
+
+@pytest.mark.parametrize(("at_most", "expected"), [(60.0, 10.0), (4.0, 4.0)])
+def test_a_warm_up_gives_clocks_their_time_to_settle(at_most: float, expected: float) -> None:
+    """Steps that are even from the first on, on a device that needs 10 s: only the time for warm-up is shorter."""
+    device = fake()
+    device.settle_seconds = 10.0
+    measured, _, _ = measure(device, 0.05, POLICY.model_copy(update={"warm_up_max_seconds": at_most}))
+    warming = [row.seconds for row in measured.rows if row.phase == "warm_up"]
+    assert expected <= sum(warming) < expected + 2 and "not_steady" not in measured.flags
+    assert CudaDevice.settle_seconds == 15.0 and CpuDevice.settle_seconds == 0.0
 
 
 def test_the_device_is_never_waited_for_inside_the_window() -> None:
@@ -88,8 +99,7 @@ def test_skipped_updates_are_counted_by_the_fall_of_the_scale() -> None:
         device.launch(0.05)
         return StepOutcome(None, 0.0, torch.tensor(next(scales)))
 
-    hooks = Hooks(lambda name: nullcontext(), lambda progress: None, lambda: None)
-    measured = MeasuringLoop(device, Ranks(), step, Measure(min_seconds=1, max_seconds=4, max_steps=20), hooks).run()
+    measured = MeasuringLoop(device, Ranks(), Measure(min_seconds=1, max_seconds=4, max_steps=20), Hooks()).run(step)
     outside = len(measured.rows) - 20
     assert measured.skipped_updates == sum(fall >= outside for fall in (10, 15))
 
@@ -102,8 +112,7 @@ def test_an_update_skipped_in_the_window_s_first_step_counts_and_one_just_before
             device.launch(0.05)
             return StepOutcome(None, 0.0, torch.tensor(next(scales)))
 
-        hooks = Hooks(lambda name: nullcontext(), lambda progress: None, lambda: None)
-        measured = MeasuringLoop(device, Ranks(), step, Measure(min_seconds=1, max_seconds=4, max_steps=20), hooks).run()
+        measured = MeasuringLoop(device, Ranks(), Measure(min_seconds=1, max_seconds=4, max_steps=20), Hooks()).run(step)
         first.append(len(measured.rows) - 20)
         return measured.skipped_updates
 

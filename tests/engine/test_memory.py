@@ -41,6 +41,7 @@ def shape_of(point: Point) -> ModelShape:
         ({"recompute": "selective", "positions": "rotary"}, {"precision": "bf16"}),
     ],
 )
+@pytest.mark.slow
 def test_one_process_against_the_allocator(params: dict[str, Any], values: dict[str, Any]) -> None:
     job = {"name": "m", "params": {**SMALL, **params}, "point": {"micro_batch": 4, "global_batch": 8, **values}, "steps": 2}
     with measured_peak(True) as peak:
@@ -87,6 +88,7 @@ def test_parameters_are_those_of_the_stages(make_point: MakePoint, tp: int, pp: 
     assert memory_plan(point).parameters / 4 in found
 
 
+@pytest.mark.slow
 def test_what_saves_memory_saves_it(make_point: MakePoint) -> None:
     def peak(params: dict[str, Any] | None = None, **values: Any) -> int:
         return memory_plan(
@@ -104,6 +106,7 @@ def test_what_saves_memory_saves_it(make_point: MakePoint) -> None:
     assert peak(placement=Placement(pp=4), micro_batch=1) < gpipe
 
 
+@pytest.mark.slow
 def test_published_sizes_fit_where_they_were_trained(make_point: MakePoint) -> None:
     """175B needs more than 100 GPUs of 40 GB (EPICURE's guide, section 2.2); 800M fits one."""
     large = gpt(make_point, {"preset": "175B", "recompute": "full"}, precision="fp16")

@@ -20,12 +20,14 @@ def invoke(*arguments: str, verb: str = "memory") -> str:
     return done.output
 
 
+@pytest.mark.slow
 def test_the_fewest_devices_that_fit() -> None:
     text = invoke("gpt", "--system", "jedi", "--set", "params.preset=13B")
     assert "1x4 tp4+sp" in text and "89.4 GiB of NVIDIA GH200" in text and "no" not in text.split()
     assert "1x1" in invoke("gpt", "--system", "jedi", "--set", "params.preset=117M")
 
 
+@pytest.mark.slow
 def test_the_points_of_a_suite_whatever_the_number_of_nodes() -> None:
     text = invoke("llm-large", "--system", "jureca-a100")
     assert "gpt-13B" in text and "gpt-175B" in text and "16x4" in text
@@ -33,6 +35,7 @@ def test_the_points_of_a_suite_whatever_the_number_of_nodes() -> None:
     assert "do not fit; the smallest placements that do: caraml memory gpt --system jureca-a100" in text
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_its_points_need(tmp_path: Path) -> None:
     options = ("--launcher", "print", "--out", str(tmp_path))
     strong = invoke("llm-strong", "--system", "jedi", *options, verb="plan")

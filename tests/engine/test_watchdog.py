@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from caraml.engine.afterwards import validate
 from caraml.engine.ranks import Ranks
+from caraml.engine.step import RESIDENT_BATCHES, make_step
 from caraml.engine.watchdog import PATIENCE as PATIENCE_VARIABLE
 from caraml.engine.watchdog import Sign, Verdict, Watchdog
+from caraml.results.record import Facts
+from caraml.suite.model import Mode
+from caraml.workloads.base import Task
+from tests.conftest import MakePoint
 
 PATIENCE = 100.0
 
@@ -49,6 +57,14 @@ def test_the_rank_whose_input_hangs_is_named() -> None:
     ranks[0].batches += 1  # the others have fetched the next batch and wait in the step
     ranks[1].batches += 1
     assert run(verdict, 120, ranks, set(), {0, 1, 2}, start=20) == "no step for 100 s: rank 2 waiting for input"
+
+
+def test_a_rank_that_sees_rank_0_only_misses_it_but_never_blames_it_for_a_step() -> None:
+    """Rank 0 waits in its step for a rank whose input hangs, and whoever watches rank 0 alone may be the first to look."""
+    verdict, seen = Verdict(1, PATIENCE, all_ranks=False), signs(["step"])
+    assert run(verdict, 20, seen, {0}, {0}) is None
+    assert run(verdict, 1000, seen, set(), {0}, start=20) is None
+    assert run(verdict, 60, seen, set(), set(), start=1020) == "rank 0 left no sign of life for 40 s"
 
 
 def test_a_hang_that_nobody_stands_out_in_says_so() -> None:
@@ -95,12 +111,75 @@ def test_signs_survive_the_store() -> None:
     assert Sign.parse(sign.text()) == sign
 
 
-def test_a_process_alone_that_moves_is_left_alone_for_longer_than_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_alone_that_moves_is_left_alone_for_longer_than_its_patience(
+    monkeypatch: pytest.MonkeyPatch, make_point: MakePoint
+) -> None:
+    """In mode `compute`, whose loader gives four batches and no more."""
     monkeypatch.setenv(PATIENCE_VARIABLE, "2")
     ends: list[str] = []
     watchdog = Watchdog(Ranks(), ends.append)
     monkeypatch.setattr(watchdog, "_end", ends.append)
     with watchdog:
-        for _ in itertools.islice(watchdog.watch(itertools.repeat(0)), 150):
+        step = make_step(counting_task(RESIDENT_BATCHES), make_point(mode="compute"), CPU, watch=watchdog.watch)
+        for _ in range(150):
+            step()
             time.sleep(0.02)
     assert ends == []
+
+
+CPU = torch.device("cpu")
+
+
+def counting_task(batches: int) -> Task:
+    model = torch.nn.Linear(1, 1)
+    facts = Facts(item="thing", items_per_sample=1, parameters=2, flops_per_item=None, flops_formula="none")
+    return Task(model, torch.optim.SGD(model.parameters()), iter([torch.ones(4, 1)] * batches), lambda net, x: net(x).sum(), facts)
+
+
+@pytest.mark.parametrize(("mode", "batches"), [("train", 40), ("compute", RESIDENT_BATCHES), ("data", 40), ("inference", 40)])
+def test_every_micro_batch_of_a_step_counts_as_movement(mode: Mode, batches: int, make_point: MakePoint) -> None:
+    watchdog = Watchdog(Ranks(), lambda _: None)
+    step = make_step(counting_task(batches), make_point(mode=mode, micro_batch=2), CPU, watch=watchdog.watch)
+    counts = []
+    for _ in range(20):
+        step()
+        counts.append(watchdog._sign.batches)
+    assert counts == list(range(2, 42, 2))
+
+
+def test_a_validation_that_outlasts_the_patience_is_left_alone() -> None:
+    """1000 held-out batches of 2 s each on two ranks, one of which has a batch fewer and waits: the trained ones stay as many."""
+    dogs = [Watchdog(Ranks(), lambda _: None) for _ in range(2)]
+    for dog in dogs:
+        list(itertools.islice(dog.watch(itertools.repeat(0)), 10))
+    judged = [dogs[0].watch_validation(range(1000)), dogs[1].watch_validation(range(999))]
+    verdict, now = Verdict(2, PATIENCE), 0.0
+    for _ in range(1001):
+        for batches in judged:
+            next(batches, None)
+        for dog in dogs:
+            dog._sign.looks += 1
+        now += 2.0
+        assert verdict.hears([replace(dog._sign) for dog in dogs], now) is None
+    assert now > 10 * PATIENCE and [dog._sign.batches for dog in dogs] == [10, 10]
+
+
+def test_a_rank_that_hangs_in_validation_is_named() -> None:
+    verdict, ranks = Verdict(2, PATIENCE), signs(["step"] * 2)
+    run(verdict, 20, ranks, {0, 1}, {0, 1})
+    ranks[1].place = "validation batch 7"
+    assert run(verdict, 120, ranks, set(), {0, 1}, start=20) == "no step for 100 s: rank 1 in validation batch 7"
+
+
+def test_held_out_batches_are_watched(make_point: MakePoint) -> None:
+    watchdog, places = Watchdog(Ranks(), lambda _: None), []
+    task = counting_task(0)
+    task.validation = lambda: iter([torch.ones(2, 1)] * 3)
+
+    def loss(net: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        places.append(watchdog._sign.place)
+        return net(batch).sum()
+
+    task.loss = loss
+    validate(task, "fp32", CPU, Ranks(), watchdog.watch_validation)
+    assert places == [f"validation batch {index}" for index in range(3)] and watchdog._sign.place == "step"

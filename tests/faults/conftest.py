@@ -80,7 +80,7 @@ class Victim:
 
     def workers(self) -> list[int]:
         """Process numbers of this campaign's workers, lowest first: the ranks of a point in no special order."""
-        return [pid for pid, words in self._processes() if "caraml.worker" in words and "torch.distributed.run" not in words]
+        return [pid for pid, words in self._processes() if "caraml.worker" in words and "caraml.engine.start" not in words]
 
     def left(self) -> list[tuple[int, str]]:
         """Processes that still have to do with this campaign's points."""
@@ -144,3 +144,8 @@ def victim(tmp_path: Path) -> Iterator[Victim]:
     campaign = Victim(tmp_path)
     yield campaign
     campaign.end()
+
+
+@pytest.fixture(autouse=True)
+def as_users_start_it(real_start: None) -> None:
+    """Signals, memory and disks meet processes that are each other's children, as they are for users."""

@@ -116,8 +116,9 @@ def test_a_clock_that_is_set_back_and_forth_changes_no_number(victim: Victim, tm
     (record,) = victim.records()
     assert record.status == "ok"
     rate, joules = record.metrics["throughput"], record.metrics["energy_per_item"]
-    assert rate.value == pytest.approx(4 * 7 / 0.02, rel=0.02)
-    assert joules.value == pytest.approx(300 / (4 * 7 / 0.02), rel=0.02), "300 W by the made-up sensor"
+    # Steps of 0.02 s take longer on a busy machine, but none takes an hour.
+    assert rate.value is not None and 0.2 < rate.value / (4 * 7 / 0.02) < 1.02
+    assert joules.value == pytest.approx(300 / rate.value, rel=0.02), "300 W by the made-up sensor"
     assert record.window is not None and 0 < record.window.end - record.window.start < 60
 
 

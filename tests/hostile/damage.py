@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from caraml.errors import CaramlError
+
+EXAMPLES = "FUZZ_EXAMPLES"
+"""Variable with the number of examples of each test; more than the default looks for what is not known yet, so each run tries others."""
+
+FUZZ = settings(
+    max_examples=int(os.environ.get(EXAMPLES, "60")),
+    derandomize=EXAMPLES not in os.environ,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 NASTY = (
     b"\x00",
@@ -66,3 +85,36 @@ def damaged(content: bytes, changes: list[Edit]) -> bytes:
     for change in changes:
         content = change.apply(content)
     return content
+
+
+def refuses_damage(path: Path, content: bytes, read: Callable[[Path], object], look: Callable[[CaramlError], None]) -> None:
+    """Read a file damaged in many ways: it is read, or refused with an error that ``look`` finds in order. Whole, it must be read."""
+    path.write_bytes(content)
+    read(path)
+
+    @FUZZ
+    @given(edits)
+    def check(changes: list[Edit]) -> None:
+        path.write_bytes(damaged(content, changes))
+        try:
+            read(path)
+        except CaramlError as error:
+            look(error)
+
+    check()
+
+
+def verdict_of(trial: Callable[..., None], *arguments: Any) -> str:
+    """What a trial in a forked child sends, whose last argument is the way to send it; ``crashed`` or ``hangs`` where it sends nothing."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=trial, args=(*arguments, sender))
+    process.start()
+    sender.close()
+    try:
+        return str(receiver.recv()) if receiver.poll(30) else "hangs"
+    except EOFError:
+        return "crashed"  # nothing of ours can hold that; the worker's record says that it was killed
+    finally:
+        process.kill()
+        process.join()

@@ -13,10 +13,10 @@ from typing import Any
 import duckdb
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
-from caraml.analysis.raw import relation
 from caraml.analysis.table import query, rows
+from caraml.base.database import database, reading, table
 from caraml.campaign import machine_of
 from caraml.data.documents import read_documents
 from caraml.data.squad import read_squad
@@ -42,11 +42,7 @@ from caraml.system.detect import detect
 from caraml.system.peaks import CATALOG as SYSTEMS
 from caraml.workloads import params_of
 from tests.conftest import MakePoint
-from tests.hostile.damage import Edit, damaged, edits
-
-FUZZ = settings(
-    max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+from tests.hostile.damage import FUZZ, Edit, damaged, edits, refuses_damage
 
 
 @dataclass(frozen=True)
@@ -76,8 +72,8 @@ def read_power(path: Path) -> None:
 
 
 def read_raw(path: Path) -> None:
-    with duckdb.connect() as connection:
-        relation(connection, path)
+    with database() as connection, reading(connection, path):
+        connection.execute(f"SELECT * FROM {table(connection, path)}", [str(path)]).fetchall()
 
 
 DOCUMENTS = b'{"text": "one"}\n{"text": "two \\u00e9"}\n' * 20
@@ -96,24 +92,18 @@ KINDS: dict[str, Kind] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_damaged_files(tmp_path: Path, kind: str) -> None:
     sort = KINDS[kind]
     path = tmp_path / sort.name
-    path.write_bytes(sort.content)
-    sort.read(path)  # whole, it can be read
 
-    @FUZZ
-    @given(edits)
-    def check(changes: list[Edit]) -> None:
-        path.write_bytes(damaged(sort.content, changes))
-        try:
-            sort.read(path)
-        except CaramlError as error:
-            assert sort.name in str(error) or "machine" not in kind, "the error names the file"
+    def look(error: CaramlError) -> None:
+        assert sort.name in str(error) or "machine" not in kind, "the error names the file"
 
-    check()
+    refuses_damage(path, sort.content, sort.read, look)
 
 
+@pytest.mark.slow
 def test_damaged_parquet(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     duckdb.sql(f"copy (select 'word ' || i as text from range(200) t(i)) to '{path}'")
@@ -253,6 +243,7 @@ def test_damaged_progress(tmp_path: Path) -> None:
     check()
 
 
+@pytest.mark.processes
 def test_damaged_energy_results(tmp_path: Path) -> None:
     from caraml.power.__main__ import main
 

@@ -38,7 +38,7 @@ FULL = Site(
         srun_extra=("--mpi=pmi2",),
     ),
     network=Network(interface="ib0", address_suffix="i"),
-    software=Software(modules=("GCC", "CUDA/12"), venv="/sw/my venv", variables={"A": "b c"}),
+    software=Software(modules=("GCC", "CUDA/12"), venv="/sw/my venv", variables={"UCX_TLS": "b c", "A": "t0k"}),
 )
 
 
@@ -54,16 +54,20 @@ def test_a_script_has_everything_that_the_site_says(tmp_path: Path, make_point: 
     ):
         assert f"\n#SBATCH {option}\n" in text, option
     assert text.index("#SBATCH") < text.index("module load GCC CUDA/12 || exit") < text.index(". '/sw/my venv/bin/activate' || exit")
-    assert "\nexport A='b c'\n" in text and "\nexport NCCL_SOCKET_IFNAME=ib0\n" in text and "\nexport GLOO_SOCKET_IFNAME=ib0\n" in text
-    assert '--rdzv-endpoint="$head_node"i:"$port"' in text and '--local-addr="$SLURMD_NODENAME"i' in text
+    assert (
+        "\nexport UCX_TLS='b c'\n" in text and "\nexport NCCL_SOCKET_IFNAME=ib0\n" in text and "\nexport GLOO_SOCKET_IFNAME=ib0\n" in text
+    )
+    assert "t0k" not in text and "<.private/site" in text and ': "${A?its value' in text
+    assert "mkdir -m 700 .meet && head -c 32 /dev/urandom >.meet/secret || exit" in text
+    assert 'export CARAML_MEET="$PWD/.meet" CARAML_PEER="${hosts[-1]}"i' in text
     srun = next(line for line in text.replace(" \\\n ", "").splitlines() if line.startswith("srun "))
     assert {"--nodes=4", "--ntasks=4", "--cpu-bind=mask_cpu:0xff", "--gres=gpu:4", "--mpi=pmi2"} <= set(srun.split())
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
 
 
-def test_one_node_needs_no_rendezvous(tmp_path: Path, make_point: MakePoint) -> None:
+def test_one_node_needs_no_network(tmp_path: Path, make_point: MakePoint) -> None:
     text = script(tmp_path, make_point(device_class="gpu", devices=4, global_batch=16))
-    assert "--standalone" in text and "head_node" not in text and "SOCKET_IFNAME" not in text
+    assert "CARAML_PEER" not in text and ".meet" not in text and "SOCKET_IFNAME" not in text
 
 
 def test_without_a_scheduler_the_script_runs_where_it_is_started(tmp_path: Path, make_point: MakePoint) -> None:

@@ -81,7 +81,7 @@ def test_a_script_calls_the_runtime_as_the_site_says(
     done = subprocess.run([str(write_script(make_point(), folder, 1, site, "cuda"))], cwd=folder, check=False)
     assert done.returncode == 0
     called = (folder / "called").read_text().splitlines()
-    assert called[-4:] == ["python3", "-m", "caraml.worker", str(folder)] and "--quick" in called
+    assert called[-5:] == ["python3", "-P", "-m", "caraml.worker", str(folder)] and "--quick" in called
     assert (str(image) if runtime == "apptainer" else image.name) in " ".join(called)
     if runtime == "apptainer":
         assert (folder / "digest").read_text() == f"sha256:{hashlib.sha256(b'bytes').hexdigest()}"

@@ -16,6 +16,7 @@ from caraml.launch.base import Job
 from caraml.launch.local import LocalLauncher
 from caraml.launch.script import command_of, environment_of, write_script
 from caraml.results.store import RECORD, Store, read_record
+from caraml.suite.knobs import Knobs
 from tests.conftest import MakePoint
 
 
@@ -26,7 +27,7 @@ def job(folder: Path, text: str) -> Job:
 
 
 def wait(launcher: LocalLauncher, handle: str) -> int | None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while launcher.poll([handle])[handle].state != "ended":
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -61,15 +62,26 @@ def test_the_script_can_be_run_by_hand_and_always_leaves_a_record(tmp_path: Path
     assert not Path("/tmp/owned").exists()
 
 
-def test_one_process_runs_python_and_several_run_torchrun(tmp_path: Path, make_point: MakePoint) -> None:
-    assert command_of(make_point(), tmp_path)[1:3] == ["-m", "caraml.worker"]
-    assert "--nproc-per-node=2" in command_of(make_point(devices=2, global_batch=8), tmp_path)
+def test_one_process_runs_the_worker_and_several_what_starts_them(tmp_path: Path, make_point: MakePoint) -> None:
+    assert command_of(make_point(), tmp_path)[1:] == ["-P", "-m", "caraml.worker", str(tmp_path)]
+    several = command_of(make_point(devices=2, global_batch=8), tmp_path)
+    assert several[1:] == ["-P", "-m", "caraml.engine.start", "--devices=2", "caraml.worker", str(tmp_path)]
+    assert "--nodes=2" in command_of(make_point(devices=2, nodes=2, global_batch=8), tmp_path)
 
 
 def test_cpu_points_keep_their_memory_and_share_the_cores(make_point: MakePoint) -> None:
     variables = environment_of(make_point(devices=2, global_batch=8), threads=8)
     assert variables["OMP_NUM_THREADS"] == "4" and "MALLOC_MMAP_MAX_" in variables
     assert "MALLOC_MMAP_MAX_" not in environment_of(make_point(device_class="gpu"), threads=8)
+
+
+def test_amd_gpus_are_told_what_torch_would_ignore(make_point: MakePoint, tmp_path: Path) -> None:
+    tf32, fp32 = make_point(device_class="gpu", precision="tf32"), make_point(device_class="gpu", knobs=Knobs(channels_last=False))
+    told = environment_of(tf32, 8, "rocm")
+    assert told["PYTORCH_MIOPEN_SUGGEST_NHWC"] == told["PYTORCH_MIOPEN_SUGGEST_NHWC_BATCHNORM"] == told["HIPBLASLT_ALLOW_TF32"] == "1"
+    assert not {name for name in environment_of(fp32, 8, "rocm") if "MIOPEN" in name or "TF32" in name}
+    assert environment_of(tf32, 8, "cuda") == environment_of(fp32, 8, "cuda")
+    assert "export HIPBLASLT_ALLOW_TF32=1" in write_script(tf32, tmp_path, 8, kind="rocm").read_text()
 
 
 _PAGES_OF_A_SECOND_BLOCK = """
@@ -87,7 +99,7 @@ print(taken(2**27))
 def test_a_freed_block_is_used_again_without_asking_the_kernel(make_point: MakePoint) -> None:
     def pages(variables: dict[str, str]) -> int:
         command = [sys.executable, "-c", _PAGES_OF_A_SECOND_BLOCK]
-        return int(subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=True, timeout=60).stdout)
+        return int(subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=True, timeout=300).stdout)
 
     assert pages(environment_of(make_point(), threads=1)) < 100
     assert pages({}) >= 2**27 // resource.getpagesize() // 512, "else nobody would need the settings"

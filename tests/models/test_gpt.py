@@ -54,6 +54,7 @@ def test_presets_build_on_the_meta_device(preset: str) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(config)
 
 
+@pytest.mark.slow
 def test_forward_equals_transformers_gpt2_with_the_same_weights() -> None:
     make_torchvision_importable()
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -113,8 +114,11 @@ def test_chunked_loss_and_gradients_equal_the_plain_ones(chunk_bytes: int) -> No
     assert loss.item() == pytest.approx(F.cross_entropy(hidden @ weight.t(), targets).item(), rel=1e-5)
     for found, truth in zip((hidden.grad, weight.grad), expected, strict=True):
         assert found is not None and truth is not None and torch.allclose(found, truth, atol=1e-5)
+    with torch.no_grad():
+        assert linear_cross_entropy(hidden, weight, targets, chunk_bytes).item() == loss.item()
 
 
+@pytest.mark.slow
 def test_chunked_loss_under_autocast_and_compile() -> None:
     torch.manual_seed(1)
     hidden, weight, targets = torch.randn(64, 32), torch.randn(96, 32, requires_grad=True), torch.randint(96, (64,))

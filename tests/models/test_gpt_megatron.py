@@ -49,6 +49,7 @@ def theirs(name: str) -> str:
     return f"inner.decoder.layers.{layer}.{NAMES[module]}.{kind}"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("megatron")
 def test_same_weights_same_loss_same_gradients() -> None:
     torch.manual_seed(0)

@@ -25,6 +25,7 @@ def counted(*models: torch.nn.Module) -> tuple[int, int]:
     return values, sum(buffer.numel() for model in models for name, buffer in model.named_buffers() if name.endswith(statistics))
 
 
+@pytest.mark.slow
 def test_published_sizes() -> None:
     with torch.device("meta"):
         assert counted(TemperatureUNet()) == (1_314_019, 6_016)

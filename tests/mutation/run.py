@@ -1,17 +1,19 @@
 """Plant one fault at a time in a copy of the package and see whether the tests notice: ``python tests/mutation/run.py [--only NAME]``.
 
-Exit status 1 if a fault survives, or no longer fits the source.
+The same tests also run on copies without a fault, where they must pass: a test that fails anyway proves nothing. Exit status 1 if they do
+not, if a fault survives, or no longer fits the source.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 if __package__:
@@ -22,6 +24,9 @@ else:
 ROOT = Path(__file__).parents[2]
 LONGEST = 300.0
 """Seconds that the tests of one fault may take; a fault that makes them hang is caught, too."""
+AT_A_TIME = 2
+LOADED = ["torch.distributed", "pytest", "hypothesis", "numpy", "scipy.stats", "pydantic", "duckdb", "typer", "rich.live", "jinja2"]
+"""Libraries that a process has before it runs the tests of a fault; nothing of this project."""
 
 
 def fits(fault: Fault) -> bool:
@@ -31,40 +36,76 @@ def fits(fault: Fault) -> bool:
 
 def caught(fault: Fault) -> bool:
     """True when the tests of ``fault`` fail on a copy of the package that has it."""
+    return _failed(fault.name, fault.tests, lambda package: _plant(fault, package))
+
+
+def _plant(fault: Fault, package: Path) -> None:
+    path = package / fault.file
+    path.write_text(path.read_text(encoding="utf-8").replace(fault.old, fault.new), encoding="utf-8")
+
+
+def _failed(name: str, tests: tuple[str, ...], edit: Callable[[Path], object]) -> bool:
     with tempfile.TemporaryDirectory(prefix="caraml-mutation-") as folder:
         copy = Path(folder)
         ignored = shutil.ignore_patterns("__pycache__", ".hypothesis")
-        for name in ("src", "tests"):
-            shutil.copytree(ROOT / name, copy / name, ignore=ignored)
+        for part in ("src", "tests", "bench/analysis"):
+            shutil.copytree(ROOT / part, copy / part, ignore=ignored)
         shutil.copy(ROOT / "pyproject.toml", copy)
-        path = copy / "src" / "caraml" / fault.file
-        path.write_text(path.read_text(encoding="utf-8").replace(fault.old, fault.new), encoding="utf-8")
-        environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *fault.tests]
-        try:
-            done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=LONGEST, check=False)
-        except subprocess.TimeoutExpired:
+        edit(copy / "src" / "caraml")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(LOADED)
+        process = context.Process(target=_run_tests, args=(folder, tests))
+        process.start()
+        process.join(LONGEST)
+        if process.is_alive():
+            os.killpg(process.pid or 0, 9)
+            process.join()
             return True
-        if done.returncode not in (0, 1):  # no tests found, or they could not be collected: that is no proof
-            raise RuntimeError(f"{fault.name}: {done.stdout[-1500:]}{done.stderr[-1500:]}")
-        return done.returncode == 1
+        if process.exitcode not in (0, 1):  # no tests found, or they could not be collected: that is no proof
+            raise RuntimeError(f"{name}: {(copy / 'output').read_text(encoding='utf-8')[-3000:]}")
+        return process.exitcode == 1
+
+
+def _run_tests(folder: str, tests: tuple[str, ...]) -> None:
+    """In a process of its own: the tests of the copy in ``folder``."""
+    os.setsid()
+    os.chdir(folder)
+    output = os.open("output", os.O_WRONLY | os.O_CREAT)
+    for number in (1, 2):
+        os.dup2(output, number)
+    for name in list(sys.modules):
+        if name.split(".")[0] in {"tests", "caraml"}:
+            del sys.modules[name]
+    sys.path.insert(0, f"{folder}/src")
+    sys.dont_write_bytecode = True
+    os.environ.update(PYTHONPATH=f"{folder}/src", PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
+    import pytest
+    import torch
+
+    torch.set_num_threads(1)
+    sys.exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
 
 
 def run(faults: list[Fault], say: Callable[[str], object]) -> int:
     """Try every fault and report; returns the exit status."""
-    lost = [fault.name for fault in faults if not fits(fault)]
-    survived = []
+    fitting = [fault for fault in faults if fits(fault)]
     for fault in faults:
-        if fault.name in lost:
+        if fault not in fitting:
             say(f"does not fit    {fault.name}: the text to replace must stand exactly once in {fault.file}\n")
-            continue
-        noticed = caught(fault)
-        if not noticed:
-            survived.append(fault.name)
-        say(f"{'caught' if noticed else 'SURVIVED':<15} {fault.name}\n")
-    tried = len(faults) - len(lost)
-    say(f"{tried - len(survived)} of {tried} faults caught; {len(lost)} do not fit\n")
-    return 1 if survived or lost else 0
+    alone = sorted({fault.tests for fault in fitting})
+    survived = failing = 0
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        for fault, noticed in zip(fitting, pool.map(caught, fitting), strict=True):
+            survived += not noticed
+            say(f"{'caught' if noticed else 'SURVIVED':<15} {fault.name}\n")
+        for tests, failed in zip(alone, pool.map(lambda tests: _failed("no fault", tests, str), alone), strict=True):
+            failing += failed
+            if failed:
+                say(f"FAILS ANYWAY    {' '.join(tests)}\n")
+    lost = len(faults) - len(fitting)
+    say(f"{len(fitting) - survived} of {len(fitting)} faults caught; {lost} do not fit; ")
+    say(f"{failing} of {len(alone)} sets of tests fail without a fault\n")
+    return 1 if survived or lost or failing else 0
 
 
 def main() -> int:

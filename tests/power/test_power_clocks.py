@@ -33,14 +33,14 @@ def node(base: Path, number: int, size: int, *, shift: float, rate: float = 0.0)
     own.mkdir()
     slurm = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": str(number), "SLURM_NTASKS": str(size), "SLURM_NNODES": str(size)}
     words = [f"node{number}", str(shift), str(rate), "--methods", "fake:constant", "--out", str(base / "r"), "--", "sleep", "1"]
-    environment = {**os.environ, **slurm, "TMPDIR": str(own)}
+    environment = {**os.environ, **slurm, "TMPDIR": str(own), "XDG_RUNTIME_DIR": str(own)}
     return subprocess.Popen([sys.executable, str(ELSEWHERE), *words], stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def results(base: Path, processes: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
     """The results of all ranks, after they have ended."""
     for process in processes:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
     return [json.loads((base / "r" / f"energy.{n}.json").read_text()) for n in range(len(processes))]
 
@@ -55,7 +55,7 @@ def test_the_offset_between_nodes_is_their_shift_within_its_uncertainty(tmp_path
         assert clock["end"]["at"] > clock["start"]["at"]
         for phase in ("start", "end"):
             assert abs(clock[phase]["offset_s"] + shift) <= clock[phase]["half_width_s"] + 1e-9
-            assert 0 < clock[phase]["half_width_s"] < 0.05
+            assert 0 < clock[phase]["half_width_s"] < 1  # a thousandth of that on a quiet machine
     merged = merge_folder(tmp_path / "r")
     starts = [document["energy"]["start"] - shift for document, shift in zip(documents, SHIFTS, strict=True)]
     assert merged.skew_s is not None
@@ -70,19 +70,17 @@ def test_a_clock_that_runs_fast_is_flagged(tmp_path: Path) -> None:
     merged = merge_folder(tmp_path / "r")
     assert merged.flags == ["clock_drift"]
     assert merged.drift_s is not None
-    assert -1.5 < merged.drift_s < -0.01  # 0.2 s per second between the first and the last question
+    assert merged.drift_s < -0.01  # 0.2 s per second between the first and the last question
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_missing_partner_costs_little_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    begin = time.monotonic()
-    measure(["true"], methods=["fake:constant"], out=tmp_path / "alone")
-    alone = time.monotonic() - begin
+    monkeypatch.setattr(partners, "START_S", 1000.0)
     for key, value in {"SLURM_JOB_ID": "78", "SLURM_PROCID": str(number), "SLURM_NTASKS": "2", "SLURM_NNODES": "2"}.items():
         monkeypatch.setenv(key, value)
     begin = time.monotonic()
     outcome = measure(["true"], methods=["fake:constant"], out=tmp_path / "r")
-    assert time.monotonic() - begin < alone + 3.0
+    assert time.monotonic() - begin < 100, "the partner is looked for while the command runs, and not after it"
     document = json.loads((tmp_path / "r" / f"energy.{number}.json").read_text())
     assert outcome.exit_code == 0
     assert document["status"] == "finished"
@@ -108,7 +106,8 @@ def test_the_result_is_there_before_clocks_are_waited_for(tmp_path: Path, monkey
     assert seen == ["finished"]
 
 
-def test_one_node_waits_for_nobody(tmp_path: Path) -> None:
+def test_one_node_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partners, "END_S", 1000.0)
     for part in (
         partner(tmp_path, 0, 1, elected=True),
         partner(tmp_path, 1, None, elected=False),
@@ -117,7 +116,7 @@ def test_one_node_waits_for_nobody(tmp_path: Path) -> None:
         begin = time.monotonic()
         part.begin()
         assert part.finish().start is None
-        assert time.monotonic() - begin < 1.0
+        assert time.monotonic() - begin < 100
 
 
 def test_a_rank_on_the_first_ranks_node_needs_no_offset(tmp_path: Path) -> None:
@@ -150,19 +149,37 @@ def test_an_old_address_is_replaced_by_the_new_one(tmp_path: Path, monkeypatch: 
 def test_strangers_neither_answer_nor_are_answered() -> None:
     server = ClockServer("127.0.0.1")
     right = Address("n", ["127.0.0.1"], server.port, server.token)
-    assert abs(measure_offset(right, "m", "start").offset_s) < 0.1
+    own = measure_offset(right, "m", "start")
+    assert abs(own.offset_s) <= own.half_width_s + 1e-9
     with pytest.raises(ConnectionError):
         measure_offset(Address("n", ["127.0.0.1"], server.port, "guessed"), "stranger", "start", timeout=1.0)
     with socket.create_connection(("127.0.0.1", server.port)) as noise:
-        noise.settimeout(2.0)
+        noise.settimeout(60.0)
         noise.sendall(b"x" * 2000)
         assert noise.recv(100) == b""
     assert not server.wait(1, 0.0)  # m has asked once and is not done; the stranger does not count
     measure_offset(right, "m", "end")
-    assert server.wait(1, 1.0)
+    assert server.wait(1, 60.0)
     server.close()
     with pytest.raises(ConnectionError, match="refused"):
         measure_offset(right, "m", "end")
+
+
+def test_clocks_are_told_on_the_network_of_the_job_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    first = Reference(tmp_path, 2)
+    first.begin()
+    try:
+        address = find(tmp_path / ADDRESS_FILE)
+        assert address.hosts == ["127.0.0.1"] and listening(address.port) == {"0100007F"}
+    finally:
+        first.finish()
+
+
+def listening(port: int) -> set[str]:
+    """Addresses at which somebody listens at a port, as the kernel writes them."""
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return {words[1].partition(":")[0] for words in lines if words[3] == "0A" and int(words[1].partition(":")[2], 16) == port}
 
 
 def test_a_stranger_at_the_address_is_not_believed() -> None:
@@ -183,8 +200,8 @@ def test_silence_ends_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         begin = time.monotonic()
         with pytest.raises(OSError, match="timed out"):
-            measure_offset(Address("n", ["127.0.0.1"] * 9, silent.getsockname()[1], "t"), "m", "start", timeout=1.0)
-        assert time.monotonic() - begin < 2.0
+            measure_offset(Address("n", ["127.0.0.1"] * 400, silent.getsockname()[1], "t"), "m", "start", timeout=1.0)
+        assert time.monotonic() - begin < 100, "the limit holds for all addresses together"
 
 
 def test_a_host_can_be_reached_from_outside() -> None:

@@ -35,7 +35,7 @@ def start(*words: str, **environment: str) -> subprocess.Popen[str]:
 
 def finished(*words: str, **environment: str) -> tuple[int, str, str]:
     process = start(*words, **environment)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 
@@ -109,7 +109,7 @@ def test_signals_reach_the_command_and_the_result_is_written(tmp_path: Path, num
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=300)
     assert out == "got it\n"
     assert process.returncode == 5
     assert result_of(tmp_path)["exit_code"] == 5
@@ -127,7 +127,7 @@ def test_a_killed_wrapper_leaves_files_that_load_and_are_not_valid(tmp_path: Pat
     assert process.stdout.readline() == "ready\n"
     time.sleep(2.0)
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     document = result_of(tmp_path)
     assert document["status"] == "running"
     assert not document["valid"]
@@ -237,7 +237,7 @@ def test_a_full_disk_does_not_stop_the_measurement(
             raise OSError(28, "No space left on device")
         path.write_text(text)
 
-    monkeypatch.setattr(result, "_replace", full)
+    monkeypatch.setattr(result, "write_file", full)
     assert run_command(["true"], methods=["fake"], out=tmp_path) == 0
     err = capsys.readouterr().err
     assert "No space left" in err
@@ -251,7 +251,7 @@ def test_ranks_write_beside_each_other_and_are_merged(tmp_path: Path, capsys: py
         for r, g in enumerate(gpus)
     ]
     for process in ranks:
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     assert main(["merge", str(folder)]) == 0
     merged = json.loads(capsys.readouterr().out)
     device = merged["boundaries"]["device"]
@@ -290,7 +290,7 @@ def test_the_live_line_shows_watts_on_a_terminal(tmp_path: Path) -> None:
             seen += chunk
     except OSError:
         pass  # the terminal is gone when its last user is
-    assert process.wait(30) == 0
+    assert process.wait(300) == 0
     assert b"300 W" in seen
     os.close(parent)
 
@@ -306,12 +306,10 @@ def test_round_ticks_and_thinned_lines_keep_the_peak() -> None:
 def test_import_is_light() -> None:
     code = "import sys, caraml.power; print([m for m in ('torch', 'numpy', 'pydantic', 'pynvml', 'pandas', 'rich') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
-    times = []
-    for _ in range(3):
-        begin = time.monotonic()
-        subprocess.run([sys.executable, "-c", "import caraml.power"], check=True)
-        times.append(time.monotonic() - begin)
-    assert min(times) < 1.5  # 0.05 s on a quiet machine
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", "import caraml.power"], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 1.5  # of computing; 0.05 s on a quiet machine
 
 
 def test_sampling_costs_little() -> None:

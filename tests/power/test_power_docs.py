@@ -49,12 +49,9 @@ def test_block_works(place: tuple[Path, dict[str, str]], language: str, text: st
         assert re.fullmatch(r"\d+ ± \d+ J, net of idle -?\d+ J\n", done.stdout), done.stdout
 
 
-def test_every_flag_and_source_is_explained() -> None:
-    from typing import get_args
+def test_every_source_is_in_the_table_with_its_being_read_by_itself() -> None:
+    from caraml.power.source import BUILT_IN
 
-    from caraml.power.model import Flag
-    from caraml.power.source import source_names
-
-    text = PAGE.read_text()
-    names = [*get_args(Flag), *source_names()]
-    assert [n for n in names if f"`{n}" not in text and n != "estimated"] == []
+    rows = re.findall(r"^\| (`[^|]+) \|.*\| (yes|no) \|$", PAGE.read_text(), re.MULTILINE)
+    shown = {name: auto == "yes" for names, auto in rows for name in re.findall(r"`(\w+)", names)}
+    assert shown == {entry.name: entry.auto for entry in BUILT_IN.values() if entry.name != "fake"}

@@ -1,4 +1,4 @@
-"""The meter on real clocks and threads, with made-up sensors."""
+"""The meter and its threads by a clock of their own, with made-up sensors; ``test_power_real_time.py`` has real ones."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from caraml.power.signals import Constant, Square
 from caraml.power.source import SourceUnavailable
 from caraml.power.sources.fake import FakeSource
 from caraml.power.store import Store
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
 def test_a_window_has_the_true_energy_within_its_bound() -> None:
@@ -186,15 +188,6 @@ def test_a_stall_is_counted_and_a_counter_bridges_it() -> None:
     assert window.energy.valid, window.energy.reason
     assert channel.energy_j == pytest.approx(300 * window.energy.duration_s, abs=channel.bound_j)
     assert channel.missed >= 7
-
-
-def test_sampling_goes_on_while_the_caller_is_busy() -> None:
-    source = FakeSource(Constant(), update_period_s=0.01)
-    with Meter([source], interval=0.02) as meter, meter.window("busy") as window:
-        end = time.monotonic() + 0.5
-        while time.monotonic() < end:
-            sum(range(1000))
-    assert window.energy.channels[0].readings >= 10
 
 
 def test_windows_of_two_threads_do_not_disturb_each_other() -> None:

@@ -262,6 +262,56 @@ def test_redfish_watts(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any]
     assert source.read()[0].value is None
 
 
+def test_the_password_of_a_controller_goes_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, str | None]] = []
+
+    class Controller(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append((self.path, self.headers["Authorization"]))
+            self.send_response(302 if self.path in targets else 200)
+            if self.path in targets:
+                self.send_header("Location", targets[self.path])
+            self.end_headers()
+            self.wfile.write(b" " * (17 << 20) if self.path == "/long" else b'{"ReadingType": "Power", "Reading": 5}')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Controller) as server:
+        port = server.server_port
+        targets = {"/moved": "/here", "/away": f"http://localhost:{port}/caught", "/file": "ftp://127.0.0.1/x"}
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("REDFISH_USER", "u")
+        monkeypatch.setenv("REDFISH_PASSWORD", "p")
+        source = create(f"redfish:http://127.0.0.1:{port}/moved")
+        source.open()
+        assert source.read()[0].value == 5 and seen[-1] == ("/here", "Basic dTpw")
+        for path, why in (("/away", f"localhost:{port}"), ("/file", "ftp"), ("/long", "more than 16,777,216 bytes")):
+            with pytest.raises(SourceUnavailable, match=why):
+                create(f"redfish:http://127.0.0.1:{port}{path}").open()
+        server.shutdown()
+    assert "/caught" not in [path for path, _ in seen]
+
+
+def test_of_a_long_csv_file_the_header_and_the_end_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A logger may have run for a year."""
+    path, now = tmp_path / "meter.csv", time.time()
+    path.write_text("time,power_w\n" + "".join(f"{now - 1000 + i},{i}.0\n" for i in range(1000)))
+    monkeypatch.setattr("caraml.power.sources.csvfile.LOG_END", 500)
+    source = create(f"csv:{path}")
+    source.open()
+    values = [reading.value for reading in source.read()]
+    assert 10 < len(values) < 40 and values[-1] == 999 and values == sorted(values, key=float)  # type: ignore[arg-type]
+    with path.open("a") as file:
+        file.writelines(f"{now + i},{1000 + i}.0\n" for i in range(1, 100))
+    later = [reading.value for _ in range(10) for reading in source.read()]
+    assert later == [1000.0 + i for i in range(1, 100)], "what comes while it is read is read whole, piece by piece"
+    with path.open("a") as file:
+        file.write("7" * (1 << 17))
+    monkeypatch.setattr("caraml.power.sources.csvfile.LOG_END", 1 << 20)
+    assert "a line of more than 65,536 bytes" in str(source.read()[0].error)
+
+
 def test_slurm_energy_of_a_step_and_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(SourceUnavailable, match="SLURM_JOB_ID"):

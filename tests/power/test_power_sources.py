@@ -18,7 +18,7 @@ from caraml.power import Meter
 from caraml.power.energy import Measured, window_energy
 from caraml.power.model import Channel, Reading, WindowEnergy
 from caraml.power.series import Series
-from caraml.power.source import ENTRIES, Source, SourceUnavailable, create
+from caraml.power.source import BUILT_IN, Source, SourceUnavailable, create
 from caraml.power.sources.cray import CraySource
 from caraml.power.sources.rapl import RaplSource
 
@@ -329,6 +329,7 @@ def test_an_old_gpu_has_power_only_and_the_field_is_recorded(monkeypatch: pytest
     assert channels[f"nvml:{A}:device:power_mean"].mean_window_s == 1.0
 
 
+@pytest.mark.usefixtures("virtual_time")
 def test_the_meter_sees_gpus_that_others_do_not_share(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": A}, {"uuid": B, "signal": ["Constant", {"watts": 200.0}]}])
     with Meter(["nvml"], interval=0.05) as meter, meter.window("w") as window:
@@ -386,6 +387,7 @@ def test_masks_count_in_the_runtimes_order(monkeypatch: pytest.MonkeyPatch) -> N
     assert {c.domain for c in opened(create("amdsmi"))[0].values()} == {"uuid-0000:02:00.0"}
 
 
+@pytest.mark.usefixtures("virtual_time")
 def test_a_frozen_amd_counter_gives_way_to_power(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, "amdsmi", FAKE_AMD=[{"frozen": True}])
     with Meter(["amdsmi"], interval=0.05) as meter, meter.window("w") as window:
@@ -413,7 +415,7 @@ def test_graphcore_devices_keep_their_place(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_every_source_answers_or_says_why_on_this_machine() -> None:
-    for entry in ENTRIES.values():
+    for entry in BUILT_IN.values():
         if entry.argument is not None:
             continue
         source = create(entry.name, automatic=True)

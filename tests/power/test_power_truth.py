@@ -66,6 +66,7 @@ def run(sensor: Channel, make: Callable[[random.Random], Signal], offset: Callab
 
 @pytest.mark.parametrize("signal", SIGNALS)
 @pytest.mark.parametrize("sensor", SENSORS)
+@pytest.mark.slow
 def test_the_bound_holds_in_95_percent_of_phases(sensor: str, signal: str) -> None:
     held, _, _ = run(SENSORS[sensor], SIGNALS[signal])
     assert held >= 0.95

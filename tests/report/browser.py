@@ -137,6 +137,6 @@ def browser(profile: Path) -> Iterator[Browser]:
         yield Browser(ours_out, ours_in)
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(300)
         os.close(ours_out)
         os.close(ours_in)

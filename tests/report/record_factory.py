@@ -8,7 +8,8 @@ from typing import Any
 
 from caraml.power.model import BoundaryEnergy, ChannelEnergy, WindowEnergy
 from caraml.results.files import write_table
-from caraml.results.metrics import Measured, derive
+from caraml.results.measured import Measured
+from caraml.results.metrics import derive
 from caraml.results.record import Facts, Metric, Peak, Phase, Record, Window
 from caraml.results.store import Store, write_record
 from caraml.suite.model import Point
@@ -98,7 +99,8 @@ def make_record(
     energy = window_energy(window.start, window.end, watts, 1.5) if watts else no_energy(window.start, window.end)
     idle = window_energy(0.2, 1.2, 20.0, 0.5) if watts else None
     losses = [8 * math.exp(-i / 40) + 2 for i in range(1 + WARM_UP + steps)]
-    measured = Measured(window, times, 0.04 * window.seconds, point.world, facts, 3 * step, start, 3 * 2**30, losses)
+    every = [3 * step, *([step] * WARM_UP), *times]
+    measured = Measured(point, facts, window, every, 0.04 * window.seconds, 3 * step, start, 3 * 2**30, losses=losses)
     sheet = Peak(value=None, dtype="fp32", reason="no data sheet figure for Test CPU")
     probed = Peak(value=2e12, dtype="fp32", source="best of 5 matrix products")
     values: dict[str, Any] = {

@@ -97,6 +97,7 @@ def test_no_two_series_differ_by_colour_alone() -> None:
 
 
 @needs_chromium
+@pytest.mark.processes
 @pytest.mark.parametrize("width", [1280, 420])
 def test_names_roles_headings_and_tables(chromium: Browser, pages: dict[str, str], width: int) -> None:
     for url in pages.values():
@@ -108,6 +109,7 @@ def test_names_roles_headings_and_tables(chromium: Browser, pages: dict[str, str
 
 
 @needs_chromium
+@pytest.mark.processes
 def test_the_rules_find_faults(chromium: Browser, pages: dict[str, str]) -> None:
     chromium.size(1280)
     chromium.open(pages["odd"])

@@ -8,7 +8,7 @@ import pytest
 from browser import Browser, needs_chromium
 from record_factory import HOSTILE, UNICODE
 
-pytestmark = needs_chromium
+pytestmark = [needs_chromium, pytest.mark.processes]
 
 TEXTS = """(() => {
   const box = (element) => element.getBoundingClientRect();

@@ -11,7 +11,7 @@ from rich.console import Console
 from caraml.analysis.compare import compare
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.laws import Law, Limit
-from caraml.analysis.sides import Side
+from caraml.analysis.select import Side
 from caraml.report.comparison import Section, change, comparison_sections, estimated, law_text, markdown, terminal
 
 

@@ -10,7 +10,7 @@ import pytest
 from record_factory import make_record
 
 from caraml.power.model import Flag
-from caraml.report.explain import ENERGY, POWER_FLAGS, SOURCES, flag_meaning, flag_text, source
+from caraml.report.explain import ENERGY, POWER_FLAGS, SOURCES, flag_meaning, flag_text, source, window_text
 from caraml.results.record import FLAGS, Metric
 from caraml.units import METRICS
 
@@ -28,6 +28,15 @@ def test_every_metric_has_a_source() -> None:
         assert source(record, name) not in {"", "not described", "not measured"}
 
 
+def test_a_window_says_which_changes_its_intervals_speak_of() -> None:
+    old = make_record(watts=100.0)
+    assert old.window is not None
+    new = old.model_copy(update={"window": old.window.model_copy(update={"shortest_seen": 0.05, "longest_seen": 0.25})})
+    assert window_text(new) == f"{window_text(old)}; its intervals speak of changes that take 50.0 ms to 250 ms"
+    assert source(new, "throughput").endswith("(from the slowest changes of the steps)")
+    assert source(old, "throughput").endswith("(the wider of batch means and AR(1))")
+
+
 def test_input_bound_comes_with_its_numbers() -> None:
     record = make_record(watts=100.0)
     bound = Metric(value=250.0, unit="image/s", reason="input-bound: 20 % of the window was spent waiting for batches")
@@ -38,6 +47,6 @@ def test_input_bound_comes_with_its_numbers() -> None:
 
 @pytest.mark.parametrize("module", ["caraml.report", "caraml.report.terminal", "caraml.report.page", "caraml.analysis.table"])
 def test_nothing_heavy_is_imported(module: str) -> None:
-    code = f"import sys, {module}; print([name for name in ('torch', 'altair', 'vl_convert', 'duckdb', 'jinja2') if name in sys.modules])"
+    code = f"import sys, {module}; print([name for name in ('torch', 'vl_convert', 'duckdb', 'jinja2') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

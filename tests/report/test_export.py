@@ -48,6 +48,7 @@ def attacked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return attack, store, store.records()
 
 
+@pytest.mark.slow
 def test_no_attack_becomes_markup_in_the_page(attacked: tuple[str, Store, list[Record]]) -> None:
     _, store, records = attacked
     html = page(store, records, attacked[0])
@@ -105,6 +106,7 @@ def test_numbers_stay_numbers_in_csv(tmp_path: Path) -> None:
     assert safe_cells([-1.5, "-1.5", "+x", " =1+1", "plain", None]) == [-1.5, "'-1.5", "'+x", "' =1+1", "plain", None]
 
 
+@pytest.mark.slow
 def test_markdown_has_the_page_s_numbers(tmp_path: Path) -> None:
     store = full_store(tmp_path)
     text = markdown(store, store.records("quick"), "Quick")
@@ -117,6 +119,7 @@ def test_markdown_has_the_page_s_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "magic"), [("svg", b"<svg xmlns="), ("pdf", b"%PDF"), ("png", b"\x89PNG")])
+@pytest.mark.slow
 def test_every_figure_is_a_file(tmp_path: Path, kind: str, magic: bytes) -> None:
     store = campaign(tmp_path / "store", points=8)
     paths = write_figures(store, store.records(), tmp_path / "figures", kind)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from record_factory import make_point, make_record
 
+from caraml.base.text import printable
 from caraml.report.flatten import flat
-from caraml.report.labels import clipped, labels, printable
+from caraml.report.labels import clipped, labels
 from caraml.report.numbers import interval, plain, written
 from caraml.report.thin import LIMIT, distribution, thinned
 from caraml.results.record import Metric

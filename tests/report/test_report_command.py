@@ -28,6 +28,7 @@ def caraml(*arguments: str | Path) -> str:
     return done.output
 
 
+@pytest.mark.slow
 def test_the_default_is_a_page_beside_the_results(out: Path) -> None:
     assert caraml("report", "quick", "--out", out).strip() == str(out / "quick.html")
     assert (out / "quick.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
@@ -40,6 +41,7 @@ def test_text(out: Path, tmp_path: Path, kind: str, begins: str) -> None:
     assert path.read_text(encoding="utf-8").startswith(begins)
 
 
+@pytest.mark.slow
 def test_a_report_is_headed_by_the_suite_s_own_title(out: Path, tmp_path: Path) -> None:
     store = Store(out)
     store.remember(store.listing("quick").model_copy(update={"name": "named", "title": "Two models in a hurry"}))

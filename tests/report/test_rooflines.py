@@ -48,5 +48,5 @@ def test_the_table_in_a_terminal_says_the_distance_and_what_binds(scope: str, wo
     file = io.StringIO()
     Console(file=file, width=80, force_terminal=False).print(results_table([placed(10.0, 0.5, scope)]))
     said = file.getvalue()
-    assert word in said and "mem: bound by memory" in " ".join(said.split())
+    assert word in said and "bound by mem: memory" in " ".join(said.split())
     assert all(len(line) <= 80 for line in said.splitlines())

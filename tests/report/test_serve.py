@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -19,15 +20,23 @@ from caraml.results.store import Store
 SECRET = "only for the owner"
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two campaigns, a file beside them that is nobody's business, and links that lead out."""
+    tmp_path = tmp_path_factory.mktemp("drawn")
     full_store(tmp_path / "runs" / "laptop")
     save(Store(tmp_path / "runs" / "cluster" / "jedi"), make_record(make_point(suite="llm")))
     (tmp_path / "secret.txt").write_text(SECRET)
     (tmp_path / "runs" / "notes.txt").write_text(SECRET)
     save(Store(tmp_path / "elsewhere"), make_record(make_point(benchmark="hidden")))
-    (tmp_path / "runs" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "runs" / "link").symlink_to("../elsewhere")
+    return tmp_path
+
+
+@pytest.fixture
+def root(drawn: Path, tmp_path: Path) -> Path:
+    """A copy for each test."""
+    shutil.copytree(drawn, tmp_path, symlinks=True, dirs_exist_ok=True)
     return tmp_path / "runs"
 
 
@@ -42,7 +51,7 @@ def server(root: Path) -> Iterator[Server]:
 
 
 def ask(server: Server, path: str, method: str = "GET", host: str | None = None) -> tuple[int, str, http.client.HTTPMessage]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=300)
     connection.putrequest(method, path, skip_host=True)
     if host != "":
         connection.putheader("Host", host or f"127.0.0.1:{server.server_port}")
@@ -55,6 +64,7 @@ def home(server: Server) -> str:
     return f"/{server.secret}/"
 
 
+@pytest.mark.slow
 def test_campaigns_are_listed_and_shown(server: Server) -> None:
     status, text, headers = ask(server, home(server))
     assert status == 200
@@ -164,6 +174,7 @@ def test_only_reading_is_possible(server: Server, root: Path, method: str) -> No
     assert sorted(root.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_serving_writes_nothing(server: Server, root: Path) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*"))
     ask(server, home(server))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from record_factory import HOSTILE, NO_SENSOR, broken_record, make_point, make_record
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
+from caraml.report.rows import rows
 from caraml.report.terminal import record_view, results_table
 from caraml.results.record import FLAGS, Metric, Record
+from caraml.results.store import Store
 from caraml.units import METRICS
 
 
@@ -57,6 +60,18 @@ def test_a_row_at_80_columns() -> None:
     assert lines[0].split() == ["Point", "Status", "Throughput", "Energy", "MFU", "Step", "Wait", "GiB"]
     assert lines[1] == "gpt-mini b16 ok [1]   40,790 ± 0.8 %  no sensor [2] 40.8 % m  100 ms 4.0 %  3.00"
     assert lines[2].split() == ["fp32", "token/s"]
+
+
+def test_a_meter_of_the_whole_node_alone_is_shown_and_said_to_be_that() -> None:
+    record = make_record()
+    assert record.window is not None
+    record.metrics["node_energy"] = Metric(value=record.window.items * 0.02, unit="J", bound=record.window.items * 0.001, scope="node_dc")
+    text = flat(text_of(results_table([record]), 80))
+    assert "[1] energy of the whole node, which has the only sensor: " in text
+    (row,) = rows(Store(Path("results")), [record], {record.key: "gpt"})
+    (cell,) = (cell for cell in row.cells if cell.metric == "energy_per_item")
+    assert cell.text == "20.0 mJ/token, ± at most 1.0 mJ/token (node)" and cell.value is None
+    assert all(word in text for word in cell.text.replace(",", "").split())
 
 
 @pytest.mark.parametrize(("skipped", "rows"), [(3, 4), (12, 1)])

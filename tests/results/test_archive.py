@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import socket
 import stat
+import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pytest
+from typer.testing import CliRunner
 
+from caraml.analysis.table import query
+from caraml.base import limits
+from caraml.cli import app
 from caraml.errors import InputError
+from caraml.results import archive as module
 from caraml.results.archive import MANIFEST, pack, unpack
 from caraml.results.jube import read_table
 from caraml.results.record import Metric, Record
 from caraml.results.store import Store, write_record
 from tests.conftest import MakePoint
+from tests.security.taken import taken
 
 Change = Callable[[dict[str, bytes], dict[str, object]], None]
 
@@ -43,7 +55,7 @@ def rebuilt(path: Path, change: Change) -> Path:
     manifest = json.loads(files.pop(MANIFEST))
     change(files, manifest)
     made = path.with_name("changed.zip")
-    with zipfile.ZipFile(made, "w") as new:
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as new:
         for name, content in files.items():
             new.writestr(name, content)
         new.writestr(MANIFEST, json.dumps(manifest))
@@ -82,6 +94,89 @@ def test_a_record_that_is_new_beside_others_gets_a_number_of_its_own(archive: Pa
     assert [found[name]["status"] for name in ("1", "2", "3")] == ["oom", "ok", "ok"] and unpack(archive, tmp_path / "new").known == 2
 
 
+def grown(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x" * 100)
+
+
+def linked(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+
+
+def elsewhere(path: Path) -> None:
+    other = path.parents[3] / "other"
+    path.parent.rename(other)
+    path.parent.symlink_to(other)
+
+
+def piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def socketed(path: Path) -> None:
+    path.unlink()
+    os.chdir(path.parent)  # such names are short
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
+
+
+@pytest.mark.parametrize("swap", [linked, elsewhere, piped, socketed])
+def test_what_is_packed_is_a_plain_file_also_when_it_is_swapped_meanwhile(
+    swap: Callable[[Path], None], archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write to a folder can put a link where a file was when it was looked at."""
+    monkeypatch.chdir(tmp_path)
+    root, listed = tmp_path / "store", module._files
+
+    def swapped(*known: Any) -> Iterator[Any]:
+        for found in listed(*known):
+            if "steps.csv" in str(found):
+                swap(next(root.glob("points/*/1/steps.csv")))
+            yield found
+
+    monkeypatch.setattr(module, "_files", swapped)
+    with pytest.raises(InputError, match=r"steps.csv: not packed"):
+        pack(root, "s", tmp_path / "again.zip")
+    assert not (tmp_path / "again.zip").exists()
+
+
+def test_a_file_that_grows_is_packed_as_it_was_opened(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = module.zipfile.ZipFile.open
+
+    def growing(self: zipfile.ZipFile, info: Any, mode: Any = "r", *more: Any) -> Any:
+        if "steps.csv" in str(info) and mode == "w":
+            grown(tmp_path / "store" / info.filename)
+        return opened(self, info, mode, *more)
+
+    monkeypatch.setattr(module.zipfile.ZipFile, "open", growing)
+    done = pack(tmp_path / "store", "s", tmp_path / "again.zip")
+    assert done.records == 2 and unpack(tmp_path / "again.zip", tmp_path / "new").records == 2
+
+
+@pytest.mark.parametrize("good", [0, 1, 2])
+def test_an_import_that_fails_leaves_the_store_as_it_was(
+    good: int, archive: Path, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, point, rename = Store(tmp_path / "new"), make_point(workload="gpt"), Path.rename
+    write_record(store.new_attempt(point), Record(key=point.key, attempt=1, point=point, status="oom", started_at="x"))
+    before = {path: path.stat().st_mtime_ns for path in store.root.rglob("*") if path.is_file()}
+    left = [good]
+
+    def full(self: Path, target: Path) -> Path:
+        if ".tmp/" in str(self):  # of what was unpacked
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(errno.ENOSPC, "No space left on device", str(target))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(OSError, match="No space"):
+        unpack(archive, store.root)
+    assert {path: path.stat().st_mtime_ns for path in store.root.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -102,7 +197,8 @@ def test_strange_names_are_refused(archive: Path, tmp_path: Path, name: str) -> 
     assert not (tmp_path / "new").exists() and not (tmp_path / "evil").exists()
 
 
-def test_links_are_refused(archive: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO, stat.S_IFDIR])
+def test_links_and_devices_are_refused(archive: Path, tmp_path: Path, kind: int) -> None:
     name = "points/gpt-0123456789abcdef/1/link"
     made = rebuilt(archive, add(name, b"/etc/passwd"))
     with zipfile.ZipFile(made) as old:
@@ -110,7 +206,7 @@ def test_links_are_refused(archive: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(made, "w") as new:
         for entry, content in files.items():
             information = zipfile.ZipInfo(entry)
-            information.external_attr = (stat.S_IFLNK | 0o777) << 16 if entry == name else 0
+            information.external_attr = (kind | 0o777) << 16 if entry == name else 0
             new.writestr(information, content)
     with pytest.raises(InputError, match="a link"):
         unpack(made, tmp_path / "new")
@@ -144,6 +240,79 @@ def test_damaged_and_false_archives_are_refused(archive: Path, tmp_path: Path, c
     with pytest.raises(InputError, match=words):
         unpack(rebuilt(archive, change), tmp_path / "new")
     assert not list((tmp_path / "new").glob("points/*/*/record.json"))
+
+
+def changed_record(**changes: object) -> Change:
+    """The newest record with other values, under a sound hash."""
+
+    def change(files: dict[str, bytes], manifest: dict[str, object]) -> None:
+        name = max(name for name in files if name.endswith("record.json"))
+        add(name, json.dumps({**json.loads(files[name]), **changes}).encode())(files, manifest)
+
+    return change
+
+
+@pytest.mark.parametrize(("number", "words"), [(10**300, "999999999"), (-1, "greater than or equal to 0")], ids=["large", "negative"])
+def test_attempts_without_end_are_refused_and_leave_nothing(archive: Path, tmp_path: Path, number: int, words: str) -> None:
+    made = rebuilt(archive, changed_record(attempt=number))
+    taken(lambda: unpack(made, tmp_path / "new")).refused("record.json", words)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("number", [0, limits.NUMBER])
+def test_numbers_of_attempts_do_not_run_out(archive: Path, tmp_path: Path, make_point: MakePoint, number: int) -> None:
+    unpack(rebuilt(archive, changed_record(attempt=number)), tmp_path / "new")
+    store = Store(tmp_path / "new")
+    assert store.new_attempt(make_point(workload="gpt")).name == "3" and len(store.records("s")) == 1
+
+
+LISTINGS = [b"[" * 100_000, b'{"name": "s", "points": 1}', b'["../../x"]', b"[" + b" " * limits.LISTING + b"]"]
+
+
+@pytest.mark.parametrize("listing", LISTINGS, ids=["deep", "no points", "a way out", "large"])
+def test_a_broken_listing_leaves_nothing_behind(archive: Path, tmp_path: Path, listing: bytes) -> None:
+    made = rebuilt(archive, add("suites/t.json", listing))
+    unpack(archive, tmp_path / "out")
+    before = sorted((tmp_path / "out").rglob("*"))
+    for store in ("out", "new"):
+        taken(lambda: unpack(made, tmp_path / store)).refused("t.json", r"not a list|at most 16,777,216")  # noqa: B023
+    assert sorted((tmp_path / "out").rglob("*")) == before and not (tmp_path / "new").exists()
+    assert CliRunner().invoke(app, ["status", "--out", str(tmp_path / "out")]).exit_code == 0
+
+
+def test_what_unpacks_to_far_more_than_its_size_is_refused(archive: Path, tmp_path: Path) -> None:
+    made = rebuilt(archive, add("points/gpt-0123456789abcdef/1/worker.log", bytes(limits.UNPACKED)))
+    assert made.stat().st_size < 1 << 20
+    taken(lambda: unpack(made, tmp_path / "new")).refused("changed.zip", "unpacks to more than 67,108,864 bytes")
+
+
+def test_a_manifest_without_end_is_refused(archive: Path, tmp_path: Path) -> None:
+    made = rebuilt(archive, lambda _, manifest: manifest.update(x=[[]] * 10_000_000))
+    taken(lambda: unpack(made, tmp_path / "new")).refused("manifest.json", "found .* bytes, at most 33,554,432 are read")
+    taken(lambda: query(Store(made), "select 1")).refused("manifest.json", "found .* bytes, at most 33,554,432 are read")
+    made = rebuilt(archive, lambda _, manifest: manifest.update(x=[[]] * 5_000_000))
+    taken(lambda: unpack(made, tmp_path / "new")).refused("manifest.json", "values, at most 600,000 are read")
+
+
+@pytest.mark.parametrize(("entries", "words"), [(2_000_000, "bytes in its list of files"), (600_000, "found 600,000 files")])
+def test_a_list_of_files_without_end_is_refused(tmp_path: Path, entries: int, words: str) -> None:
+    entry = b"PK\x01\x02" + bytes(24) + struct.pack("<H", 1) + bytes(16) + b"a"
+    end = b"PK\x05\x06" + bytes(4) + struct.pack("<HHIIH", 1, 1, entries * len(entry), 0, 0)
+    (tmp_path / "s.zip").write_bytes(entry * entries + end)
+    taken(lambda: unpack(tmp_path / "s.zip", tmp_path / "new")).refused("s.zip", words)
+
+
+def test_two_files_of_one_name_are_refused(archive: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(archive, "a") as packed, pytest.warns(UserWarning, match="Duplicate"):
+        packed.writestr(MANIFEST, "{}")
+    taken(lambda: unpack(archive, tmp_path / "new")).refused("s.zip", "two files of the same name")
+
+
+def test_a_table_of_records_without_end_is_refused(archive: Path, tmp_path: Path) -> None:
+    table = tmp_path / "rows.parquet"
+    duckdb.sql(f"COPY (SELECT 'k' AS key FROM range({limits.MEMBERS + 1})) TO '{table}' (FORMAT parquet, COMPRESSION zstd)")
+    made = rebuilt(archive, add("records.parquet", table.read_bytes()))
+    taken(lambda: query(Store(made), "select * from records")).refused("records.parquet", "found 200,001 rows, at most 200,000 are read")
 
 
 def test_other_files_are_no_archives(archive: Path, tmp_path: Path) -> None:

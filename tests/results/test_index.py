@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -86,13 +87,13 @@ def test_a_damaged_record_is_told_not_hidden(tmp_path: Path, make_point: MakePoi
 def test_a_store_that_cannot_be_written_is_read(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
     measured(Store(tmp_path), make_point(), 1.0)
 
-    usual = Path.open
+    usual = os.open
 
-    def full(path: Path, mode: str = "r", **options: Any) -> Any:
-        if "w" in mode:
-            raise OSError(28, "No space left on device")
-        return usual(path, mode, **options)
+    def full(path: str, flags: int, *rest: Any, **options: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return usual(path, flags, *rest, **options)
 
-    monkeypatch.setattr(Path, "open", full)
+    monkeypatch.setattr(os, "open", full)
     assert [row["throughput"] for row in Store(tmp_path).rows()] == [1.0]
     assert not (tmp_path / FILE).exists()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from caraml.power.model import BoundaryEnergy, ChannelEnergy, WindowEnergy
-from caraml.results.record import Facts, Phase
-from caraml.results.run_metrics import Run, run_metrics
+from caraml.results.measured import Measured
+from caraml.results.record import Facts, Phase, Window
+from caraml.results.run_metrics import run_metrics, whole_run
 from caraml.units import METRICS, unit_of
+from tests.report.record_factory import make_point
 
 PHASES = [
     Phase(name="start", start=0, end=3),
@@ -21,21 +23,24 @@ PHASES = [
 ]
 
 
-def run(**changes: object) -> Run:
+def run(**changes: object) -> Measured:
     facts = Facts(item="x", items_per_sample=1, parameters=1, flops_per_item=None, flops_formula="", samples_per_epoch=16)
     values = {
+        "point": make_point(global_batch=8),
+        "facts": facts,
+        "window": Window(start=20, end=23, steps=2, samples=16, items=16, first_step=4),
+        "steps": [4.0, 1.0, 2.0, 1.0, 1.5, 1.5],
+        "data_wait": 1.0,
+        "first_step_time": 4.0,
+        "time_to_first_step": 14.0,
         "runtime": 50.0,
         "phases": PHASES,
-        "step_times": [4.0, 1.0, 2.0, 1.0, 1.5, 1.5],
-        "window_step": 1.5,
-        "data_wait": 6.0,
-        "global_batch": 8,
-        "facts": facts,
+        "whole_data_wait": 6.0,
         "validation_loss": 0.5,
         "no_validation": "none",
         "host_memory": 7,
     }
-    return Run(**{**values, **changes})  # type: ignore[arg-type]
+    return Measured(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def test_runtime_splits_into_loading_training_and_rest() -> None:
@@ -53,8 +58,15 @@ def test_epochs_are_whole_and_begin_with_the_first_step() -> None:
     assert found["epoch_time_mean"] == pytest.approx(11 / 3)
 
 
+def test_the_mean_epoch_has_student_s_interval() -> None:
+    """Of 5, 3 and 3 s: a spread of 1.155 s, and 4.303 for two degrees of freedom."""
+    mean = run_metrics(run(), None)["epoch_time_mean"]
+    assert mean.low is not None and mean.high == pytest.approx(11 / 3 + 4.3027 * 1.1547 / 3**0.5, rel=1e-4)
+    assert mean.low == pytest.approx(11 / 3 - 4.3027 * 1.1547 / 3**0.5, rel=1e-4)
+
+
 def test_a_run_shorter_than_an_epoch_says_that_it_is_projected() -> None:
-    found = run_metrics(run(step_times=[4.0]), None)
+    found = run_metrics(run(steps=[4.0]), None)
     assert found["epoch_time_mean"].value == 2 * 1.5 and "projected" in (found["epoch_time_mean"].reason or "")
     assert found["epoch_time_max"].value is None and "1 of the 2 steps" in (found["epoch_time_max"].reason or "")
 
@@ -80,3 +92,32 @@ def test_every_run_metric_is_defined_with_its_unit() -> None:
     for name, metric in run_metrics(run(validation_loss=None), None).items():
         assert name in METRICS and metric.unit == unit_of(name)
         assert metric.value is not None or metric.reason
+
+
+def test_action_is_the_energy_of_the_node_times_the_time_of_the_run() -> None:
+    boundaries = {
+        "device": BoundaryEnergy(energy_j=3_000, bound_j=30, valid=True),
+        "node_ac": BoundaryEnergy(energy_j=8_000, bound_j=400, valid=True),
+    }
+    found = whole_run(WindowEnergy(name="run", start=5, end=25, boundaries=boundaries))
+    assert (found["run_time"].value, found["run_energy"].value, found["run_node_energy"].value) == (20, 3_000, 8_000)
+    action = found["action"]
+    assert (action.value, action.bound, action.scope) == (160_000, 8_000, "node_ac")
+    for name, metric in found.items():
+        assert metric.unit == unit_of(name), name
+
+
+def test_without_a_sensor_of_the_node_there_is_no_action() -> None:
+    device = {"device": BoundaryEnergy(energy_j=3_000, bound_j=30, valid=True)}
+    found = whole_run(WindowEnergy(name="run", start=5, end=25, boundaries=device))
+    assert found["run_energy"].value == 3_000 and found["action"].value is None and found["action"].reason
+    assert all(metric.value is None and metric.reason for metric in whole_run(None).values())
+
+
+def test_one_node_s_peak_is_not_that_of_all() -> None:
+    """Two nodes, of which the sensors of one went silent: the largest peak that is known is a lower end at best."""
+    channels = [ChannelEnergy(id="a/0", label="", source="", boundary="device", hardware="", peak_w=300.0)]
+    boundaries = {"device": BoundaryEnergy(partial_j=100.0, reason="b: the sensor went silent")}
+    found = run_metrics(run(), WindowEnergy(name="w", start=0, end=5, channels=channels, boundaries=boundaries))
+    for name in ("max_device_power", "max_aggregate_power", "aggregate_power", "device_energy"):
+        assert found[name].value is None and "b: the sensor went silent" in (found[name].reason or ""), name

@@ -133,6 +133,7 @@ class Cluster:
             *("SwitchType=switch/none", "MpiDefault=none", "MailProg=/bin/true", "PropagateResourceLimits=NONE"),
             *("SelectType=select/cons_tres", "SelectTypeParameters=CR_Core", "GresTypes=gpu"),
             "SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0,sched_min_interval=100000",
+            f"TaskProlog={folder}/prolog",
             *("ReturnToService=2", "JobRequeue=1", "MaxArraySize=4", "KillWait=10", "MinJobAge=300", "SlurmdTimeout=6", "MessageTimeout=5"),
             *(
                 f"NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port} {node_has}"
@@ -142,6 +143,9 @@ class Cluster:
             f"PartitionName=short Nodes={','.join(self.nodes)} MaxTime=1 State=UP",
         ]
         (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
+        # The nodes share a host: without names of their own, what runs on them would be taken for processes of one node.
+        (folder / "prolog").write_text('#!/bin/sh\necho "export CARAML_NODE=$SLURMD_NODENAME"\n')
+        (folder / "prolog").chmod(0o755)
         (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainCores=no\n")
         (folder / "gres.conf").write_text(f"Name=gpu Type=fake File={folder}/dev/gpu[0-{GPUS - 1}]\n")
 
@@ -151,7 +155,7 @@ class Cluster:
         )
         return int(done.stdout.strip() or 0)
 
-    def _wait(self, what: str, ready: Callable[[], bool], seconds: float = 30) -> None:
+    def _wait(self, what: str, ready: Callable[[], bool], seconds: float = 300) -> None:
         deadline = time.monotonic() + seconds
         while not ready():
             if time.monotonic() > deadline:

@@ -78,7 +78,7 @@ def test_a_job_ends_with_its_point_s_exit_code(bench: Bench) -> None:
 
 def test_a_script_can_be_submitted_by_hand(bench: Bench) -> None:
     job = bench.job("measured")
-    done = subprocess.run(["sbatch", "--wait", str(job.script)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["sbatch", "--wait", str(job.script)], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert record(job).status == "ok"
     outside = subprocess.run(["bash", str(job.script)], capture_output=True, text=True, check=False)
@@ -186,7 +186,7 @@ def test_a_job_warned_before_it_has_a_result_goes_back_into_the_queue_once(bench
 
 
 def test_jobs_are_found_again_by_another_process(bench: Bench) -> None:
-    job = bench.job("sleep 1; measured")
+    job = bench.job("until [ -e seen ]; do sleep 0.1; done; measured")
     (handle,) = bench.launcher().submit([job])
     code = f"""
 import json, sys, time
@@ -196,10 +196,11 @@ from caraml.system.site import Scheduler
 launcher, handle, seen = SlurmLauncher(Scheduler(), Path("elsewhere")), {handle!r}, []
 while not seen or seen[-1] in ("waiting", "running"):
     seen.append(launcher.poll([handle])[handle].state)
+    Path({str(job.folder)!r}, "seen").touch()
     time.sleep(0.1)
 print(json.dumps(seen))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     seen = json.loads(done.stdout)
     assert seen[-1] == "ended" and set(seen[:-1]) <= {"waiting", "running"} and len(seen) > 1
 
@@ -309,6 +310,13 @@ def test_a_campaign_is_left_and_taken_up_again(bench: Bench) -> None:
     assert {(one.status, one.attempt) for one in found if one is not None} == {("ok", 1)}
     refused = caraml("plan", "suite.toml", "--system", "./machine.toml", "--launcher", "slurm", "--set", "measure.timeout_seconds=7200")
     assert refused.returncode == 2 and "partition's time limit of 60 min" in " ".join(refused.stdout.split())
+
+
+def test_a_pack_is_no_longer_than_the_partition_allows_where_the_site_does_not_say(bench: Bench) -> None:
+    """One job of 66 minutes would wait for ever in a partition that ends after 60."""
+    jobs = [bench.job("measured", timeout=1200) for _ in range(4)]
+    launcher = bench.launcher(pack=10)
+    assert [len(group) for group, _ in launcher.scripts(jobs)] == [2, 2]
 
 
 def test_a_warned_point_writes_what_it_has_measured(slow: Slow) -> None:

@@ -63,6 +63,7 @@ def test_an_unknown_name_gets_the_nearest_spelling() -> None:
         Condition("global_bach > 1").holds(VALUES)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_refused(text: str) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from caraml.engine.precision import set_attention
 from caraml.engine.step import make_step
+from caraml.errors import InputError
 from caraml.launch.script import environment_of
 from caraml.suite.expand import Machine, PlannedPoint, expand
 from caraml.suite.knobs import Knobs
@@ -27,10 +28,10 @@ GPT = {"preset": "4M", "width": 64, "layers": 2, "heads": 2, "sequence_length": 
 RESNET = {"model": "resnet18", "image_size": 32, "classes": 10, "learning_rate": 1e-3, "data": "synthetic-device"}
 
 
-def plan(lines: str, device_class: DeviceClass = "cpu") -> list[PlannedPoint]:
+def plan(lines: str, device_class: DeviceClass = "cpu", devices: int = 1) -> list[PlannedPoint]:
     text = f'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "n"\nworkload = "gpt"\nglobal_batch = 8\n{lines}\n'
     document = parse_toml(text, "s.toml")
-    machine = Machine("m", "test device", device_class, "test", nodes=1, devices_per_node=1)
+    machine = Machine("m", "test device", device_class, "test", nodes=1, devices_per_node=devices)
     return expand(SuiteFile(document.validate(Suite), document), machine, params_of).points
 
 
@@ -47,8 +48,11 @@ def test_knobs_are_swept_like_everything_else() -> None:
     assert [planned.point.knobs.attention for planned in conditioned] == ["math"]
 
 
-def test_a_point_that_changes_no_knob_has_the_key_of_one_that_never_heard_of_them(make_point: MakePoint) -> None:
-    """Records of earlier runs are found by this key, so it is written down here."""
+def test_a_point_that_changes_no_knob_has_the_key_of_one_that_never_heard_of_them(
+    make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of earlier runs are found by this key, so it is written down here, for the version of the method that it had first."""
+    monkeypatch.setattr("caraml.suite.model.METHOD_VERSION", 1)
     (spelt,), (silent,) = plan("channels_last = true"), plan("")
     assert spelt.point.key == silent.point.key
     content = make_point().model_dump(mode="json")
@@ -71,6 +75,40 @@ def test_the_allocator_can_be_left_as_it_is(make_point: MakePoint) -> None:
     assert not any(name.startswith("MALLOC_") for name in environment_of(make_point(knobs=Knobs(keep_freed_memory=False)), threads=1))
 
 
+GRAPHS = ("reduce-overhead", "max-autotune")
+
+
+@pytest.mark.parametrize("mode", ["default", *GRAPHS, "max-autotune-no-cudagraphs"])
+def test_cuda_graphs_are_not_trusted_with_what_they_overwrite(mode: str) -> None:
+    """Several micro-batches, and a divided model; one micro-batch of a whole model, inference and CPUs are fine."""
+    two, divided = f'micro_batch = 4\ncompile = "{mode}"', f'devices = 2\nfsdp = 2\ncompile = "{mode}"'
+    reasons = [planned.skip for text in (two, divided) for planned in plan(text, "gpu", devices=2)]
+    assert [reason is not None for reason in reasons] == [mode in GRAPHS] * 2, reasons
+    assert all(reason is None or ("CUDA graphs" in reason and "max-autotune-no-cudagraphs" in reason) for reason in reasons)
+    for fine in (f'compile = "{mode}"', f'{two}\nmode = "inference"'):
+        assert [planned.skip for planned in plan(fine, "gpu")] == [None]
+    assert [planned.skip for planned in plan(two)] == [None]
+
+
+def test_a_step_of_several_passes_refuses_cuda_graphs(make_point: MakePoint) -> None:
+    task = built("downscaling_gan", {"data": "synthetic-device", "rows": 16, "columns": 16}, Knobs())
+    point = make_point(workload="downscaling_gan", device_class="gpu", compile="max-autotune")
+    with pytest.raises(InputError, match=r"found 'max-autotune', which replays CUDA graphs; .* expected 'default'"):
+        make_step(task, point, CPU)
+
+
+@pytest.mark.parametrize(("mode", "marked"), [("off", 0), ("reduce-overhead", 1), ("max-autotune", 1), ("max-autotune-no-cudagraphs", 0)])
+def test_a_step_with_cuda_graphs_says_where_it_begins(
+    mode: str, marked: int, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks: list[int] = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(1))
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
+    task = built("gpt", GPT, Knobs())
+    make_step(task, make_point(workload="gpt", device_class="gpu", compile=mode, global_batch=2, micro_batch=2), CPU)()
+    assert len(marks) == marked
+
+
 @pytest.fixture
 def attention() -> Iterator[Any]:
     yield set_attention
@@ -91,6 +129,7 @@ def losses(task: Task, make_point: MakePoint, workload: str) -> list[float]:
 
 
 @pytest.mark.parametrize(("workload", "params"), [("gpt", GPT), ("image_classification", RESNET)])
+@pytest.mark.slow
 def test_knobs_change_how_it_is_computed_and_not_what(attention: Any, make_point: MakePoint, workload: str, params: dict[str, Any]) -> None:
     default, other = Knobs(), Knobs(channels_last=False, fused_optimizer=False, attention="math")
     tasks = {knobs: built(workload, params, knobs) for knobs in (default, other)}

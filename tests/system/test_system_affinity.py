@@ -213,7 +213,8 @@ os.sched_setaffinity(0, {{{cpu}}})
 from caraml.system import affinity
 print(json.dumps(affinity.bind(0, 2, "m")))
 """
-    done = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+    environment = {name: value for name, value in os.environ.items() if name != affinity.SWITCH}
+    done = json.loads(subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout)
     assert done["reason"] == "the launcher has bound this process already"
     assert done["cpus"] == str(cpu)
 

@@ -245,8 +245,9 @@ def test_figures_without_a_source_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_manual(tmp_path: Path) -> None:
-    manual = (Path(__file__).parents[2] / "docs" / "systems.md").read_text(encoding="utf-8")
-    example, own_peak, override = re.findall(r"```toml\n(.*?)```", manual, re.DOTALL)
+    project = Path(__file__).parents[2]
+    example = (project / "examples" / "system.toml").read_text(encoding="utf-8")
+    own_peak, override = re.findall(r"```toml\n(.*?)```", (project / "docs" / "systems.md").read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "mine.toml").write_text(example)
     assert load_system(tmp_path / "mine.toml").identity == "NVIDIA H200 x2"
     (tmp_path / "own.toml").write_text(

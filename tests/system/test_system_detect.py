@@ -232,12 +232,12 @@ def test_git_state(tmp_path: Path) -> None:
 def test_no_torch_and_quick_identity() -> None:
     code = (
         "import sys, time; import caraml.system.detect as d, caraml.system.model, caraml.system.catalogue, caraml.system.probe\n"
-        "d.detect(); d.environment(); d.device_class(); begin = time.perf_counter(); d.fast_identity()\n"
-        "print('torch' in sys.modules, time.perf_counter() - begin)"
+        "d.detect(); d.environment(); d.device_class(); begin = time.process_time(); d.fast_identity()\n"
+        "print('torch' in sys.modules, time.process_time() - begin)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded, seconds = done.stdout.split()
     assert loaded == "False"
-    begin = time.perf_counter()
+    begin = time.process_time()
     fast_identity()
-    assert min(float(seconds), time.perf_counter() - begin) < 0.05
+    assert min(float(seconds), time.process_time() - begin) < 0.05

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fake_nvml import FakeGpu, FakeNvml, fake_torch
 
+from caraml.data.store import data_home
 from caraml.system import doctor
 from caraml.system.doctor import checks
 
@@ -59,6 +60,7 @@ def test_more_threads_than_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._cores(SimpleNamespace(get_num_threads=lambda: 2)).status == "ok"
 
 
+@pytest.mark.processes
 def test_doctor_names_a_fix_for_whatever_is_missing(tmp_path: Path) -> None:
     found = checks(tmp_path / "not" / "yet")
     names = [check.name for check in found]
@@ -69,5 +71,11 @@ def test_doctor_names_a_fix_for_whatever_is_missing(tmp_path: Path) -> None:
 
 
 def test_doctor_without_a_library_or_a_tool() -> None:
-    assert doctor._library("timm", "x", find=lambda name: None).fix.endswith("-m pip install timm")  # type: ignore[union-attr]
+    check = doctor._library("no-such-package", "x")
+    assert check.status == "missing" and check.fix is not None and check.fix.endswith("-m pip install no-such-package")
     assert "need none" in doctor._tools("t", ("no-such-command",)).found
+
+
+def test_prepared_data_are_looked_for_where_they_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARAML_DATA", str(tmp_path / "data"))
+    assert doctor._data().found == str(data_home()) == str(tmp_path / "data")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
 from fake_machine import Tree, processors
 
 from caraml.system import host
@@ -97,3 +100,38 @@ def test_this_machine() -> None:
     assert cpu.threads is not None
     assert 1 <= cpu.usable_threads <= cpu.threads
     assert (host.memory_bytes() or 0) > 10**8
+
+
+def caches(cpus: dict[int, list[tuple[int, str, str]]]) -> dict[str, str]:
+    """Files of each CPU's caches: level, size and who shares it."""
+    files = {}
+    for cpu, levels in cpus.items():
+        for index, (level, size, shared) in enumerate(levels):
+            folder = f"sys/devices/system/cpu/cpu{cpu}/cache/index{index}"
+            files |= {f"{folder}/level": f"{level}\n", f"{folder}/size": f"{size}\n", f"{folder}/shared_cpu_list": f"{shared}\n"}
+    return files
+
+
+def test_the_last_level_cache_is_that_of_our_cpus(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups of four CPUs with 32 MiB each; two of the first and all of the second are ours."""
+    levels = {cpu: [(1, "32K", f"{cpu}"), (2, "1024K", f"{cpu}"), (3, "32768K", "0-3" if cpu < 4 else "4-7")] for cpu in range(8)}
+    monkeypatch.setattr(host, "mask", lambda: frozenset({0, 1, 4, 5, 6, 7}))
+    assert host.cache_bytes(tree(caches(levels))) == (16 + 32) * 2**20
+
+
+def test_without_a_third_level_the_second_is_the_last(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "mask", lambda: frozenset({0, 1}))
+    assert host.cache_bytes(tree(caches({cpu: [(1, "64K", f"{cpu}"), (2, "512K", f"{cpu}")] for cpu in range(2)}))) == 2**20
+
+
+def test_a_machine_that_does_not_tell_of_its_caches(tree: Tree) -> None:
+    assert host.cache_bytes(tree({"proc/cpuinfo": EPYC})) is None
+
+
+def test_cpus_at_work_are_those_asked_for(tree: Tree) -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    line = "cpu{} {} 100 50 99999 7 25 25 0 0 0\n"  # user nice system idle iowait irq softirq
+    root = tree({"proc/stat": "cpu 1 2 3 4 5 6 7\n" + line.format(0, 300) + line.format(1, 800) + line.format(10, 5) + "intr 5\n"})
+    assert host.busy_seconds(frozenset({0, 1}), root) == pytest.approx((500 + 1000) / ticks)
+    assert host.busy_seconds(frozenset({10}), root) == pytest.approx(205 / ticks)
+    assert host.busy_seconds(frozenset({0}), tree({"proc/cpuinfo": EPYC}) / "nowhere") is None

@@ -1,87 +1,259 @@
-"""The measured peak and bandwidth, against arithmetic of our own on the same machine."""
+"""The search for a device's limits, among kernels whose speed is known; and that this machine's real kernels can be searched."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+import random
+from collections.abc import Callable
 
 import pytest
 
 from caraml.errors import EnvironmentUnfitError, InputError
-from caraml.system.probe import measured_bandwidth, measured_peak
+from caraml.system import kernels, probe
+from caraml.system.kernels import CONVOLUTION, Kernel, array_bytes, dense, streams
+from caraml.system.probe import Limit, Stopwatch, Timing, measure, measure_again, search
 
 torch = pytest.importorskip("torch")
+CPU = torch.device("cpu")
+GIGA = 1e9
+SIZES = (1e7, 1e8, 1e9, 1e10)
+"""FLOPs of one call, of four shapes."""
 
 
-def best_rate(n: int, repetitions: int) -> float:
-    """FLOP/s of the fastest of some n x n products, timed here."""
-    a, b, out = torch.randn(n, n), torch.randn(n, n), torch.empty(n, n)
-    torch.mm(a, b, out=out)
-    seconds = []
-    for _ in range(repetitions):
-        begin = time.perf_counter()
-        torch.mm(a, b, out=out)
-        seconds.append(time.perf_counter() - begin)
-    return float(2 * n**3 / min(seconds))
+class FakeWatch(Stopwatch):
+    """A clock that work moves. ``granted`` is the share of the CPUs that a repetition gets: with half of them it takes twice as long."""
+
+    def __init__(self, granted: Callable[[], float] = lambda: 1.0) -> None:
+        super().__init__(CPU)
+        self.time, self.granted = 0.0, granted
+
+    def now(self) -> float:
+        return self.time
+
+    def _one(self, work: Callable[[], object]) -> float:
+        begin = self.time
+        work()
+        self.time += (self.time - begin) * (1 / self.granted() - 1)
+        return self.time - begin
 
 
-@pytest.fixture
-def _one_thread() -> Iterator[None]:
-    """Two threads on a machine where others work wait for each other; one is disturbed less."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def family(
+    watch: FakeWatch,
+    library: str,
+    rate: float,
+    *,
+    name: str = "matrix product",
+    loading: float = 0.0,
+    noise: Callable[[], float] = lambda: 1.0,
+    full: float = 1e9,
+) -> list[Kernel]:
+    """Kernels that reach ``rate`` from ``full`` FLOPs on, and a quarter of it below. The first call loads the library."""
+    left = [loading]
+
+    def make(flops: float) -> Callable[[], object]:
+        def work() -> None:
+            watch.time += left[0] + flops / (rate if flops >= full else rate / 4) * noise()
+            left[0] = 0.0
+
+        return work
+
+    return [Kernel(library, name, (int(flops),), flops, lambda flops=flops: make(flops)) for flops in SIZES]
 
 
-@pytest.mark.usefixtures("_one_thread")
-def test_peak_agrees_with_independent_arithmetic() -> None:
-    # Other work on the machine comes and goes: one undisturbed attempt out of five is enough.
-    for _ in range(5):
-        result = measured_peak("cpu", "fp32", budget_s=1.0)
-        ratio = result.flops_per_s / best_rate(1024, 20)
-        if 1 / 1.5 < ratio < 1.5:
-            break
-    assert 1 / 1.5 < ratio < 1.5
-    assert result.low <= result.flops_per_s <= result.high
-    assert result.flops_per_s == max(trial.flops_per_s or 0 for trial in result.trials)
-    assert (result.dtype, result.threads) == ("fp32", 1)
+def test_the_limit_is_that_of_the_fastest_library() -> None:
+    watch = FakeWatch()
+    todo = family(watch, "MKL", 162 * GIGA) + family(watch, "oneDNN", 437 * GIGA, name="linear layer")
+    found = search([*todo, *family(watch, "oneDNN", 410 * GIGA, name=CONVOLUTION)], watch, 3.0)
+    assert found.kernel.family == "oneDNN linear layer" and found.kernel.amount >= 1e9
+    assert found.rate == pytest.approx(437 * GIGA)
+    fastest = {one.kernel.family: one.rate for one in found.tried if one.kernel.shape == (int(1e9),)}
+    assert sorted(fastest.values()) == pytest.approx([162 * GIGA, 410 * GIGA, 437 * GIGA])
+
+
+def test_loading_a_library_takes_no_time_from_the_search() -> None:
+    watch = FakeWatch()
+    todo = [kernel for library in ("a", "b") for kernel in family(watch, library, 400 * GIGA, loading=20.0)]
+    found = search(todo, watch, 2.0)
+    assert all(one.rate for one in found.tried) and watch.time < 40 + 3
+
+
+@pytest.mark.parametrize("rate", [0.1 * GIGA, 1 * GIGA, 5 * GIGA])
+def test_an_emulated_format_ends_in_time(rate: float) -> None:
+    watch = FakeWatch()
+    found = search(family(watch, "torch", rate), watch, 2.0)
+    assert watch.time < 2 * 2.0 and found.timing.repetitions >= 1
+    assert "would take" in (found.tried[-1].skipped or "")
+
+
+def test_the_luck_of_being_chosen_does_not_count() -> None:
+    """Twenty kernels of the same speed: the fastest of so many looks is above it, the limit is not."""
+    draw = random.Random(1)
+    found, seen = [], []
+    for _ in range(20):
+        watch = FakeWatch()
+        todo = [k for i in range(20) for k in family(watch, f"library {i}", 400 * GIGA, noise=lambda: draw.gauss(1, 0.08))[2:]]
+        result = search(todo, watch, 3.0)
+        found.append(result.rate / (400 * GIGA))
+        seen.append(max(one.rate for one in result.tried) / (400 * GIGA))
+    assert sum(found) / len(found) == pytest.approx(1, abs=0.012)
+    assert sum(seen) / len(seen) > 1.02
+
+
+def test_a_third_of_disturbed_repetitions_moves_nothing() -> None:
+    draw = random.Random(2)
+    watch = FakeWatch(granted=lambda: draw.choice((1.0, 1.0, 0.5)))
+    assert search(family(watch, "MKL", 400 * GIGA)[2:3], watch, 1.0).rate == pytest.approx(400 * GIGA)
+
+
+@pytest.mark.parametrize("busy_from", [0.0, 0.6])
+def test_a_disturbed_search_gives_the_fastest_repetition_and_says_so(busy_from: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others take half of the CPUs in four repetitions of five, or all the time from some moment on."""
+    draw = random.Random(3)
+    watch = FakeWatch()
+    if busy_from:
+        watch.granted = lambda: 1.0 if watch.time < busy_from else 0.5
+    else:
+        watch.granted = lambda: 1.0 if draw.random() < 0.2 else draw.uniform(0.3, 0.6)
+    monkeypatch.setattr(probe, "Stopwatch", lambda device: watch)
+    monkeypatch.setattr(probe, "CpuLoad", lambda: None)
+    monkeypatch.setattr(probe, "dense", lambda device, dtype: family(watch, "MKL", 400 * GIGA))
+    found = measure("arithmetic", "cpu", "fp32", budget_s=1.0)
+    assert found.rate == pytest.approx(400 * GIGA) and found.low is None and found.high is None
+    assert found.disturbed is not None and ("half of its repetitions" if not busy_from else "a moment before") in found.disturbed
+
+
+def test_a_quiet_search_is_not_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(4)
+    watch = FakeWatch()
+    monkeypatch.setattr(probe, "Stopwatch", lambda device: watch)
+    monkeypatch.setattr(probe, "CpuLoad", lambda: None)
+    monkeypatch.setattr(probe, "dense", lambda device, dtype: family(watch, "MKL", 400 * GIGA, noise=lambda: draw.gauss(1, 0.02)))
+    found = measure("arithmetic", "cpu", "fp32", budget_s=2.0)
+    assert found.disturbed is None and found.low is not None and found.high is not None
+    assert found.low <= found.rate <= found.high and found.rate == pytest.approx(400 * GIGA, rel=0.01)
+
+
+def test_what_does_not_run_is_left_out_with_its_reason() -> None:
+    watch = FakeWatch()
+
+    def broken() -> Callable[[], object]:
+        raise RuntimeError('"addmm_impl_cpu_" not implemented for Half\n  and a long trace')
+
+    todo = [Kernel("MKL", "matrix product", (1,), 1e7, broken)]
+    assert search([*todo, *family(watch, "oneDNN", GIGA)], watch, 1.0).tried[0].skipped == '"addmm_impl_cpu_" not implemented for Half'
+    with pytest.raises(EnvironmentUnfitError, match=r"nothing can be measured: .* not implemented for Half"):
+        search(todo, watch, 1.0)
+    with pytest.raises(EnvironmentUnfitError, match="does not have the kernel"):
+        search([], watch, 1.0)
+
+
+@pytest.mark.parametrize(("library", "winner"), [("cuDNN", "cuBLAS"), ("oneDNN", "oneDNN")])
+def test_a_convolution_that_counts_more_than_it_computes_is_no_limit_of_a_gpu(library: str, winner: str) -> None:
+    watch = FakeWatch()
+    todo = family(watch, "cuBLAS", 60 * GIGA) + family(watch, library, 120 * GIGA, name=CONVOLUTION)
+    assert search(todo, watch, 2.0).kernel.library == winner
+
+
+def test_few_repetitions_have_no_interval() -> None:
+    assert Timing.of([1.0] * 3).relative is None
+    steady = Timing.of([1.0 + 0.01 * (i % 2) for i in range(40)])
+    assert steady.relative is not None and 0 < steady.relative < 0.01
+
+
+def names(dtype: str) -> set[str]:
+    return {kernel.family for kernel in dense(CPU, dtype)}  # type: ignore[arg-type]
+
+
+def test_every_library_of_this_torch_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    assert names("fp32") == {"MKL matrix product", "oneDNN linear layer", "oneDNN 3x3 convolution"}
+    assert names("bf16") == {"torch matrix product", "oneDNN linear layer", "oneDNN 3x3 convolution"}
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert names("fp32") == {"MKL matrix product", "torch 3x3 convolution"}
+
+
+def test_the_kernels_compute_what_they_count() -> None:
+    """FLOPs by torch's own formulas; the prepacked layer is a private operator and has none."""
+    from caraml.models.flops import count_flops
+
+    for kernel in dense(CPU, "fp32"):
+        if kernel.amount < 1e9 and kernel.name != "linear layer":
+            assert count_flops(kernel.make()) == kernel.amount
+
+
+def test_prepacked_layers_give_what_products_do() -> None:
+    kernel = next((kernel for kernel in dense(CPU, "fp32") if kernel.name == "linear layer"), None)
+    if kernel is None:
+        pytest.skip("this torch has no oneDNN")
+    x = kernels._random((128, 128), torch.float32, CPU)
+    assert torch.allclose(kernel.make()(), x @ x.t(), atol=1e-3)  # operands of one shape are the same numbers
+
+
+def test_streams_count_what_they_read_and_write() -> None:
+    assert [(kernel.name, kernel.amount) for kernel in streams(CPU, 2**20)] == [("sum", 2**20), ("copy", 2 * 2**20), ("triad", 3 * 2**20)]
+    for kernel in streams(CPU, 2**20):
+        kernel.make()()
+
+
+def test_arrays_are_in_the_memory_that_is_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.host, "cache_bytes", lambda: 96 * 2**20)
+    monkeypatch.setattr(kernels.host, "memory_bytes", lambda: 2**36)
+    memory, cache = (array_bytes(kind, CPU, lambda work: 0.0) for kind in ("memory", "cache"))  # type: ignore[arg-type]
+    assert 3 * memory >= 4 * 96 * 2**20 and 3 * cache <= 96 * 2**20 / 2
+    monkeypatch.setattr(kernels.host, "memory_bytes", lambda: 2**29)
+    assert array_bytes("memory", CPU, lambda work: 0.0) == 2**25
+    monkeypatch.setattr(kernels.host, "cache_bytes", lambda: None)
+    with pytest.raises(EnvironmentUnfitError, match="cache is not known"):
+        array_bytes("cache", CPU, lambda work: 0.0)
+
+
+@pytest.mark.parametrize(("bandwidth", "size"), [(300e9, 2**27), (5e12, 2**31)])
+def test_arrays_on_a_gpu_grow_until_a_pass_is_long(bandwidth: float, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a millisecond each, whatever the device: small ones do not have gigabytes to spare."""
+    sizes = []
+    real = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda count, **named: sizes.append(count) or real(count, **named))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**40, 2**40))
+    device = torch.device("meta")
+    monkeypatch.setattr(kernels, "_MOST_ARRAY", 2**40)
+    assert array_bytes("memory", device, lambda work: 2 * sizes[-1] / bandwidth) == size
 
 
 def test_the_random_state_of_the_program_stays() -> None:
     state = torch.random.get_rng_state()
-    measured_peak("cpu", "fp32", budget_s=0.05)
+    kernels._random((3000, 3000), torch.float32, CPU)
     assert torch.equal(state, torch.random.get_rng_state())
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp64"])
-def test_slow_formats_end_in_time(dtype: str) -> None:
-    begin = time.monotonic()
-    result = measured_peak("cpu", dtype, budget_s=0.5)  # type: ignore[arg-type]
-    assert result.flops_per_s > 0
-    assert time.monotonic() - begin < 5
 
 
 def test_formats_that_a_device_lacks() -> None:
     with pytest.raises(EnvironmentUnfitError, match="tf32"):
-        measured_peak("cpu", "tf32")
+        measure("arithmetic", "cpu", "tf32", budget_s=0.1)
     with pytest.raises(InputError, match="unknown dtype of the matrix probe 'fp8'; known: bf16"):
-        measured_peak("cpu", "fp8")
+        measure("arithmetic", "cpu", "fp8", budget_s=0.1)  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("_one_thread")
-def test_bandwidth_agrees_with_a_copy() -> None:
-    for _ in range(3):
-        result = measured_bandwidth("cpu", budget_s=0.6)
-        a, b = torch.randn(result.array_bytes // 4), torch.randn(result.array_bytes // 4)
-        seconds = []
-        for _ in range(4):
-            begin = time.perf_counter()
-            a.copy_(b)
-            seconds.append(time.perf_counter() - begin)
-        ratio = result.bytes_per_s / (2 * result.array_bytes / min(seconds))
-        if 0.6 < ratio < 2.5:
-            break
-    # The triad reads two arrays for each one written, so it may count up to 1.5 times as many bytes.
-    assert 0.6 < ratio < 2.5
-    assert result.low <= result.bytes_per_s <= result.high
+def test_this_machine_has_limits_that_can_be_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(kernels._PRODUCTS, "cpu", ((64,) * 3, (128,) * 3))
+    monkeypatch.setitem(kernels._CONVOLUTIONS, "cpu", ((1, 32, 14),))
+    before = torch.get_float32_matmul_precision()
+    found = measure("arithmetic", "cpu", "fp32", budget_s=0.2)
+    assert torch.get_float32_matmul_precision() == before
+    assert found.rate == found.by_library[f"{found.library} {found.kernel}"] > 0
+    assert found.rate >= max(found.by_library.values()) / 1.1, "no kernel that was tried beats the limit by more than luck"
+    again = measure_again(found, "cpu", budget_s=0.05)
+    assert (again.library, again.kernel, again.shape) == (found.library, found.kernel, found.shape) and again.trials == ()
+    assert Limit.model_validate_json(found.model_dump_json()) == found
+    with pytest.raises(EnvironmentUnfitError, match="does not have the kernel"):
+        measure_again(found.model_copy(update={"kernel": "no such"}), "cpu", budget_s=0.05)
+
+
+def test_who_else_used_the_cpus_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = iter([100.0, 103.0])
+    monkeypatch.setattr(probe.host, "busy_seconds", lambda cpus: next(busy))
+    monkeypatch.setattr(probe, "mask", lambda: frozenset({0, 1}))
+    times = iter([10.0, 12.0])
+    monkeypatch.setattr(probe.time, "monotonic", lambda: next(times))
+    own = iter([1.0, 2.0])
+    monkeypatch.setattr(probe.time, "process_time", lambda: next(own))
+    load = probe.CpuLoad()
+    assert load.others() == pytest.approx((3 - 1) / (2 * 2))

@@ -12,7 +12,7 @@ from caraml.power.signals import Constant, Square
 from caraml.results.record import Metric
 from caraml.verify.device import KnownDevice, VirtualClock, asynchronous
 from caraml.verify.energy import signal_origin
-from caraml.verify.finding import Finding, fact, number
+from caraml.verify.finding import Finding, fact, number, undecided
 from caraml.verify.proof import right, write
 
 
@@ -20,6 +20,15 @@ def metric(value: float | None, half: float | None = None) -> Metric:
     if value is None or half is None:
         return Metric(value=value, unit="s", reason="no sensor" if value is None else None)
     return Metric(value=value, unit="s", low=value - half, high=value + half)
+
+
+def test_a_wrong_number_beside_other_work_is_not_decided_and_a_wrong_fact_is() -> None:
+    others = Metric(value=0.5, unit="1")
+    off = undecided(number("x", 1.0, metric(1.5)), others)
+    assert off.verdict == "note" and "others used 50.0 % of the CPU time" in off.measured
+    assert undecided(fact("x", "1", "2", False), others).verdict == "wrong"
+    assert undecided(number("x", 1.0, metric(None)), others).verdict == "wrong", "missing is missing"
+    assert undecided(number("x", 1.0, metric(1.0)), others).verdict == "right"
 
 
 @pytest.mark.parametrize(

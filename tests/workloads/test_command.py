@@ -15,12 +15,14 @@ from caraml.launch.local import LocalLauncher
 from caraml.power.signals import Constant
 from caraml.report.live import LogLines
 from caraml.results.record import Record
-from caraml.results.store import Store
+from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.load import SuiteFile
-from caraml.suite.model import COMMAND_KEYS, Suite
+from caraml.suite.model import COMMAND_KEYS, Measure, Suite
 from caraml.system.detect import detect
 from caraml.tomlfile import parse_toml
+from caraml.worker.command import COMMAND, Command
 from caraml.workloads.command import Params, filled
+from tests.conftest import MakePoint
 
 METRIC = 'metrics = { x = { pattern = "x=(.*)", unit = "s" } }'
 HEAD = 'name = "c"\ntitle = "C"\n[[benchmark]]\nname = "p"\nworkload = "command"\n'
@@ -161,8 +163,28 @@ def test_energy_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert record.files["power"] and record.energy.end - record.energy.start == pytest.approx(seconds)
 
 
+def test_a_program_on_several_nodes_has_no_energy_but_what_is_known_of_it(
+    tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sensors of the first node are read, where the program is started: that is a part, and no sum."""
+    monkeypatch.setenv("CARAML_POWER", "fake:constant")
+    params = {"argv": ["sleep", "0.4"], "item": "image", "items": 5}
+    point = make_point(workload="command", params=params, nodes=3, global_batch=3, micro_batch=1, measure=Measure(idle_seconds=0.2))
+    folder = Store(tmp_path / "out").new_attempt(point)
+    (folder / COMMAND).write_text(Command(argv=["sleep", "0.4"], env={}, cwd=str(tmp_path), suite_folder=str(tmp_path)).model_dump_json())
+    subprocess.run([sys.executable, "-m", "caraml.worker.command", str(folder)], check=True)
+    record = read_record(folder / RECORD)
+    assert record.status == "ok" and record.window is not None and record.energy is not None, record.reason
+    for name in ("energy", "energy_per_item", "mean_power", "idle_power", "energy_net", "run_energy"):
+        found = record.metrics[name]
+        assert found.value is None and "node 2 of 3: " in (found.reason or "") and "node 3 of 3: " in (found.reason or ""), name
+    assert record.energy.boundaries["device"].partial_j == pytest.approx(Constant().watts * record.window.seconds, rel=0.05)
+    assert len(record.nodes) == 3 and record.nodes[0].energy is not None and "mixed_nodes" not in record.flags
+    assert record.value("run_time") == pytest.approx(record.window.seconds)
+
+
 def test_a_command_needs_no_torch() -> None:
-    code = "import sys, caraml.workloads.command_worker, caraml.cli.asked; sys.exit('torch' in sys.modules)"
+    code = "import sys, caraml.worker.command, caraml.cli.asked; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

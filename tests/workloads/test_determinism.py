@@ -37,7 +37,7 @@ def test_every_rank_has_its_own_fingerprint(tmp_path: Path, make_point: MakePoin
 
 
 def test_images_through_the_loader_are_bit_equal(tmp_path: Path, make_point: MakePoint) -> None:
-    params = ImageParams.model_validate({"model": "resnet18", "data": "synthetic"}).model_dump(mode="json")
+    params = ImageParams.model_validate({"model": "resnet18", "data": "synthetic", "image_size": 64}).model_dump(mode="json")
     point = make_point(workload="image_classification", params=params, deterministic=True, measure=BRIEF)
     assert run(tmp_path, point).fingerprint == run(tmp_path, point).fingerprint is not None
 

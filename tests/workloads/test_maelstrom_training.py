@@ -13,6 +13,8 @@ from caraml.models.temperature import pinball_loss
 from caraml.workloads import WORKLOADS, load_workload
 from tests.workloads.weather_training import Trained, train
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -55,7 +56,11 @@ def test_gpt_learns_text(tmp_path: Path, make_point: MakePoint) -> None:
     assert last is not None and last < first - 0.5
     assert record.facts is not None and record.facts.data["kind"] == "text" and record.facts.item == "token"
     assert record.window is not None and record.window.items == 30 * 16 * 64
-    assert {phase.name for phase in record.phases} >= {"start", "probe", "build", "data", "first_step", "warm_up", "measure"}
+    names = {phase.name for phase in record.phases}
+    assert names >= {"start", "build", "data", "first_step", "warm_up", "measure"} and names & {"probe", "full_probe"}
+    limits = record.peak_measured, record.bandwidth_measured
+    assert all(limit is not None and limit.value and limit.kernel and limit.shape and limit.measured_at for limit in limits)
+    assert record.value("mfu_measured") and record.value("share_of_limit"), "on any CPU"
 
 
 def test_a_network_learns_images(tmp_path: Path, make_point: MakePoint) -> None:
@@ -86,8 +91,7 @@ def test_energy_is_that_of_the_window(tmp_path: Path, make_point: MakePoint, mon
     assert record.window is not None and record.energy is not None
     joules, per_item = record.metrics["energy"], record.metrics["energy_per_item"]
     truth = 300 * record.window.seconds
-    assert joules.low is not None and joules.high is not None and joules.low <= truth <= joules.high
-    assert joules.high - joules.low < 0.1 * truth
+    assert joules.value is not None and joules.bound is not None and abs(joules.value - truth) <= joules.bound < 0.05 * truth
     assert per_item.value == pytest.approx(truth / record.window.items, rel=0.05)
     assert record.value("items_per_watt_hour") == pytest.approx(record.window.items / (truth / JOULES_PER_WATT_HOUR), rel=0.05)
     assert (record.energy.start, record.energy.end) == (pytest.approx(record.window.start), pytest.approx(record.window.end))
@@ -96,12 +100,17 @@ def test_energy_is_that_of_the_window(tmp_path: Path, make_point: MakePoint, mon
     assert min(readings["t_before"]) < record.window.start < record.window.end < max(readings["t_after"])
 
 
-@pytest.mark.parametrize(("mode", "wait"), [("compute", 0.02), ("data", 1.01)])
-def test_modes_tell_input_from_arithmetic(tmp_path: Path, make_point: MakePoint, mode: str, wait: float) -> None:
+@pytest.mark.parametrize("mode", ["compute", "data"])
+def test_modes_tell_input_from_arithmetic(tmp_path: Path, make_point: MakePoint, mode: str) -> None:
+    """By the step in the middle: other work on the machine falls into some of them."""
     record = run(tmp_path, gpt(make_point, mode=mode))
-    share = record.value("data_wait_share")
-    assert share is not None and share <= wait
-    if mode == "data":
+    steps = read_table(Store(tmp_path).folder(record) / record.files["steps"])
+    inside = [index for index, phase in enumerate(steps["phase"]) if phase == "measure"]
+    share = median(steps["data_wait"][index] / steps["seconds"][index] for index in inside)
+    assert record.metrics["data_wait_share"].value is not None
+    if mode == "compute":
+        assert share < 0.02
+    else:
         assert share > 0.5 and record.metrics["loss_last"].value is None and record.value("achieved_flops_per_device") is None
 
 

@@ -1,24 +1,24 @@
 """What to choose: batch size, precision, knobs and device count for time, for energy, and for Action.
 
-Advice is given only where runs can tell: choices whose difference from the best may be chance (Holm's correction over all of them, 5 %)
-are named together, as indistinguishable.
+Advice is given only where runs can tell: choices whose difference from the best may be chance are named together, as indistinguishable. As
+the best is not known beforehand but picked, every pair of choices counts as a test (Bonferroni, 5 % together, as Tukey's studentised range
+to within some per cent): a choice that is as good as the best is called worse in at most 5 % of all advice. The best of many is also the
+luckiest, so its interval is one that holds for all choices at once.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from caraml.analysis.bound import Bound, Partners, bound
+from caraml.analysis.bottleneck import Bottleneck, Partners, bottleneck
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.grouping import axes, grouped, same_work, short, varying, without
+from caraml.analysis.run_variation import estimates
 from caraml.analysis.scaling import scaling
-from caraml.analysis.spread import estimates
 from caraml.results.record import Record
-from caraml.stats import holm, t_tail
 
 Goal = Literal["time", "energy", "Action"]
 GOALS: tuple[Goal, ...] = ("time", "energy", "Action")
@@ -52,7 +52,7 @@ class Choice:
     """[J/item]; ``None`` without a sensor."""
     action: Estimate | None
     """Energy times time, both per item [J s/item²]: proportional to the Action of any fixed amount of work."""
-    bound: Bound
+    bottleneck: Bottleneck
     """Where its time goes."""
 
     def cost(self, goal: Goal) -> Estimate | None:
@@ -121,7 +121,7 @@ class Advice:
     """Why there is no advice for energy and Action."""
     failed: tuple[tuple[str, str], ...]
     """Choices without a result, with the reason."""
-    spread: str
+    variation: str
     """Where the run-to-run variation comes from, as a sentence."""
 
 
@@ -178,7 +178,7 @@ def _advice(name: str, work: Sequence[Record], partners: Partners, within: float
 
 def _choices(groups: Sequence[Sequence[Record]], partners: Partners) -> tuple[list[Choice], str]:
     named = [name for name in varying([group[0] for group in groups]) if name in _CHOSEN]
-    rates, variation = estimates(groups, "throughput")
+    rates, sentence = estimates(groups, "throughput")
     energies, _ = estimates(groups, "energy_per_item")
     found = []
     for group, rate, energy in zip(groups, rates, energies, strict=True):
@@ -186,17 +186,17 @@ def _choices(groups: Sequence[Sequence[Record]], partners: Partners) -> tuple[li
         point, time = group[0].point, rate.inverse()
         keys = tuple(record.key for record in group)
         name = short(point, named)
-        limit = bound(group[0], partners)
+        limit = bottleneck(group[0], partners)
         action = None if energy is None else _action(energy, time)
         way = (point.precision, point.compile, point.knobs.label, point.global_batch, point.micro_batch, point.nodes, point.world)
         found.append(Choice(name, keys, *way, time, energy, action, limit))
-    return found, variation.sentence
+    return found, sentence
 
 
 def _action(energy: Estimate, time: Estimate) -> Estimate:
     """Energy times time. A slow run also takes more energy, so the errors are added as if they were the same."""
     sd = None if energy.sd is None or time.sd is None else energy.sd + time.sd
-    return Estimate(energy.value * time.value, sd, min(energy.dof, time.dof))
+    return Estimate(energy.value * time.value, sd, min(energy.dof, time.dof), energy.bound)
 
 
 def _best(choices: Sequence[Choice], goal: Goal) -> Best | None:
@@ -207,22 +207,19 @@ def _best(choices: Sequence[Choice], goal: Goal) -> Best | None:
     costs.sort(key=lambda pair: pair[1].value)
     (best, cheapest), others = costs[0], costs[1:]
     ratios = [cost.over(cheapest) for _, cost in others]
-    apart = [adjusted < ALPHA for adjusted in holm([_p(ratio) for ratio in ratios])]
+    apart = [differs(ratio, pairs_of(len(costs))) for ratio in ratios]
     ties = tuple(choice for (choice, _), told in zip(others, apart, strict=True) if not told)
     leads = [ratio for ratio, told in zip(ratios, apart, strict=True) if told]
     return Best(goal, best, ties, leads[0] if leads else None)
 
 
-def _p(ratio: Estimate) -> float:
-    """Probability of a ratio this far from 1 by chance; 1 where its error is not known."""
-    if ratio.sd is None:
-        return 1.0
-    return t_tail(math.log(ratio.value) / ratio.sd, ratio.dof) if ratio.sd else float(ratio.value == 1)
+def differs(ratio: Estimate | None, tests: int = 1) -> bool:
+    """Whether a ratio is distinguishable from 1, as one of as many ``tests``."""
+    return ratio is not None and ratio.p_beyond() * tests < ALPHA
 
 
-def differs(ratio: Estimate | None) -> bool:
-    """Whether a ratio is distinguishable from 1: its 95 % interval does not hold it."""
-    return ratio is not None and _p(ratio) < ALPHA
+def pairs_of(choices: int) -> int:
+    return choices * (choices - 1) // 2
 
 
 def pareto(choices: Sequence[Choice]) -> list[Choice]:
@@ -232,7 +229,7 @@ def pareto(choices: Sequence[Choice]) -> list[Choice]:
     def beats(one: Choice, other: Choice) -> bool:
         assert one.energy is not None and other.energy is not None
         ratios = (other.time.over(one.time), other.energy.over(one.energy))
-        return all(ratio.value >= 1 for ratio in ratios) and any(differs(ratio) for ratio in ratios)
+        return all(ratio.value >= 1 for ratio in ratios) and any(differs(ratio, pairs_of(len(known))) for ratio in ratios)
 
     known = [choice for choice in choices if choice.energy is not None]
     front = [choice for choice in known if not any(beats(other, choice) for other in known if other is not choice)]
@@ -251,7 +248,11 @@ def _saturations(choices: Sequence[Choice], within: float) -> list[Saturation]:
         if len(fastest) < 3:
             continue
         best = min(fastest.values(), key=lambda choice: choice.time.value)
-        rates = {batch: Estimate(1.0, 0.0) if one is best else best.time.over(one.time) for batch, one in sorted(fastest.items())}
+        tests = pairs_of(len(fastest))
+        rates = {
+            batch: Estimate(1.0, 0.0) if one is best else best.time.over(one.time).for_all_of(tests)
+            for batch, one in sorted(fastest.items())
+        }
         least = 1 - within
         batch = next(batch for batch, rate in rates.items() if rate.value >= least)
         low = next(batch for batch, rate in rates.items() if rate.high is None or rate.high >= least)

@@ -2,7 +2,7 @@
 
 Work is paired by everything that decides it; what is one value in all of A and another in all of B (another machine, driver, precision) is
 what is being compared. A change is the ratio of the geometric means of B's and A's runs; its error is the run-to-run variation of
-:mod:`caraml.analysis.spread`.
+:mod:`caraml.analysis.run_variation`, and what the sensors of both sides may be off by is ruled out besides.
 
 Tests are corrected for their number by Holm's method: a false "worse" *anywhere* shall be rare, because each one stops somebody's work.
 (Methods that bound the share of false findings, such as Benjamini and Hochberg's, allow more of them the more true ones there are.)
@@ -13,27 +13,28 @@ blunt the one that decides.
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from caraml.analysis.detectable import smallest_change
-from caraml.analysis.estimate import Estimate
+from caraml.analysis.differences import Difference, differences
+from caraml.analysis.estimate import Estimate, smallest_change
 from caraml.analysis.grouping import axes, grouped, names, without
-from caraml.analysis.lint import Difference, differences
-from caraml.analysis.sides import Side
-from caraml.analysis.spread import Spread, estimate, spread, values
+from caraml.analysis.run_variation import Means, ratios, values
+from caraml.analysis.select import Side
 from caraml.errors import InputError, unknown_name
 from caraml.results.record import Record
-from caraml.stats import holm, t_tail
+from caraml.stats import holm
 from caraml.units import METRICS
 
-Verdict = Literal["better", "worse", "indistinguishable", "unknown"]
+Verdict = Literal["better", "worse", "same", "indistinguishable", "unknown"]
 ALPHA = 0.05
 """Probability of any false "worse" in a whole comparison, and of any false "better", if runs vary as estimated."""
 FAMILIES = {"throughput": 0.05, "energy": 0.025, "others": 0.025}
 """Two-sided error of each family of tests; half of their sum is ``ALPHA``."""
+MARGIN = 0.01
+"""Relative change that counts as none unless the user says otherwise."""
 
 USUAL = ("throughput", "step_time_median", "step_time_p95", "first_step_time", "energy_per_item", "peak_memory", "loss_last")
 """What is compared unless asked otherwise: no two of them are the same number in other units, which would only cost power."""
@@ -49,7 +50,7 @@ class Change:
     b: Estimate | None
     """``None`` for a side whose runs do not have the metric."""
     ratio: Estimate | None
-    """B over A, with its 95 % interval (of this comparison alone)."""
+    """B over A, with its 95 % interval (of this comparison alone), and what sensors may be off by."""
     runs: tuple[int, int]
     """Runs of A and B behind it."""
     p: float | None
@@ -108,7 +109,9 @@ class Comparison:
     """Work that was not tried on one side."""
     tests: int
     """Number of comparisons that the correction is for."""
-    spread: tuple[tuple[str, str], ...]
+    margin: float
+    """Relative change below which numbers are called the same."""
+    variation: tuple[tuple[str, str], ...]
     """For each metric, where the run-to-run variation comes from, as a sentence."""
 
     @property
@@ -124,8 +127,11 @@ class _Matched:
     b: list[Record]
 
 
-def compare(a: Side, b: Side, metrics: Sequence[str] = ()) -> Comparison:
-    """Compare two sides; ``metrics`` instead of the usual ones. Raises ``InputError`` for an unknown metric, or where nothing pairs."""
+def compare(a: Side, b: Side, metrics: Sequence[str] = (), margin: float = MARGIN) -> Comparison:
+    """Compare two sides; ``metrics`` instead of the usual ones, "the same" within ``margin``.
+
+    Raises ``InputError`` for an unknown metric, or where nothing pairs.
+    """
     for metric in metrics:
         if metric not in METRICS:
             raise unknown_name("metric", metric, METRICS)
@@ -135,14 +141,14 @@ def compare(a: Side, b: Side, metrics: Sequence[str] = ()) -> Comparison:
     found: list[list[Change]] = [[] for _ in matched]
     sentences = []
     for metric in metrics or _usual(matched):
-        cells = [values(records, metric) for pair in matched for records in (pair.a, pair.b)]
-        if not any(cells):
+        sides = [(values(pair.a, metric), values(pair.b, metric)) for pair in matched]
+        if not any(first or second for first, second in sides):
             continue
-        variation = spread(cells, metric, [cell // 2 for cell in range(len(cells))])
-        sentences.append((metric, variation.sentence))
-        for index, pair in enumerate(matched):
-            if cells[2 * index] or cells[2 * index + 1]:
-                found[index].append(_change(metric, pair, cells, index, variation))
+        means, sentence = ratios(sides, metric)
+        sentences.append((metric, sentence))
+        for index, (pair, (first, second)) in enumerate(zip(matched, sides, strict=True)):
+            if first or second:
+                found[index].append(_change(metric, pair, (len(first), len(second)), means[index]))
     everywhere = [differences(pair.a, pair.b) for pair in matched]
     common = [one for one in everywhere[0] if all(one in other for other in everywhere)]
     pairs = [
@@ -152,10 +158,10 @@ def compare(a: Side, b: Side, metrics: Sequence[str] = ()) -> Comparison:
             tuple(one for one in differing if one not in common),
             changes,
         )
-        for pair, differing, changes in zip(matched, everywhere, _judged(found), strict=True)
+        for pair, differing, changes in zip(matched, everywhere, _judged(found, margin), strict=True)
     ]
     tests = sum(change.p is not None for pair in pairs for change in pair.changes)
-    return Comparison(a.name, b.name, tuple(common), tuple(pairs), tuple(lost), tuple(unmatched), tests, tuple(sentences))
+    return Comparison(a.name, b.name, tuple(common), tuple(pairs), tuple(lost), tuple(unmatched), tests, margin, tuple(sentences))
 
 
 def _usual(matched: Sequence[_Matched]) -> Sequence[str]:
@@ -215,18 +221,15 @@ def _nothing(a: Side, b: Side, lost: Sequence[Lost], unmatched: Sequence[Lost]) 
     return f"{a.name} and {b.name} have no work in common: {listed}"
 
 
-def _change(metric: str, pair: _Matched, cells: Sequence[list[tuple[float, float | None]]], index: int, variation: Spread) -> Change:
+def _change(metric: str, pair: _Matched, runs: tuple[int, int], means: Means) -> Change:
     """One metric of one pair, before the correction."""
-    first, second = 2 * index, 2 * index + 1
-    a, b = (estimate(cells[cell], *variation.of(cell)) for cell in (first, second))
+    a, b, ratio = means
     unit = next((found.unit for record in (*pair.a, *pair.b) if (found := record.metrics.get(metric))), "")
-    runs = (len(cells[first]), len(cells[second]))
     reason = _incomparable(metric, pair, a, b)
-    ratio = b.over(a) if a is not None and b is not None and reason is None else None
-    p = None
-    if ratio is not None and ratio.sd:
-        p = t_tail(math.log(ratio.value) / ratio.sd, ratio.dof)
-    elif ratio is not None:
+    if reason is not None:
+        ratio = None
+    p = ratio.p_beyond() if ratio is not None and ratio.sd else None
+    if ratio is not None and p is None:
         reason = "one run has no error for this number: measure repeats (`repeats = 3` in the suite)"
     return Change(metric, unit, a, b, ratio, runs, p, None, None, "unknown", reason)
 
@@ -262,7 +265,7 @@ def family(metric: str) -> str:
     return "energy" if METRICS[metric].unit.startswith("J") or metric == "items_per_watt_hour" else "others"
 
 
-def _judged(found: Sequence[Sequence[Change]]) -> list[tuple[Change, ...]]:
+def _judged(found: Sequence[Sequence[Change]], margin: float) -> list[tuple[Change, ...]]:
     """The changes with the correction for their number, and verdicts."""
     judged = [list(changes) for changes in found]
     for name, alpha in FAMILIES.items():
@@ -274,20 +277,53 @@ def _judged(found: Sequence[Sequence[Change]]) -> list[tuple[Change, ...]]:
         ]
         adjusted = holm([judged[row][column].p or 0.0 for row, column in places])
         for (row, column), p in zip(places, adjusted, strict=True):
-            judged[row][column] = _verdict(judged[row][column], min(p * ALPHA / alpha, 1.0), alpha / len(places), len(places))
+            adjusted_p = min(p * ALPHA / alpha, 1.0)
+            judged[row][column] = _verdict(judged[row][column], adjusted_p, alpha / len(places), len(places), margin)
     return [tuple(changes) for changes in judged]
 
 
-def _verdict(change: Change, adjusted: float, alpha: float, tests: int) -> Change:
+def _verdict(change: Change, adjusted: float, alpha: float, tests: int, margin: float) -> Change:
     """``alpha``: the error that this test has to itself; ``tests``: how many its family has."""
     assert change.ratio is not None and change.ratio.sd is not None and change.p is not None
-    smallest = smallest_change(change.ratio.sd, change.ratio.dof, alpha)
+    smallest = smallest_change(change.ratio.sd, change.ratio.dof, alpha, change.ratio.bound)
     verdict: Verdict = "indistinguishable"
     reason = None
     if METRICS[change.metric].better == "neither":
         verdict, reason = "unknown", "neither direction is better"
     elif adjusted < ALPHA:
         verdict = "worse" if change.harm > 0 else "better"
+    elif change.ratio.is_within(margin):
+        verdict = "same"
     elif change.p < ALPHA:
         reason = f"beyond its own interval, as one of {tests} comparisons may be by chance"
     return replace(change, adjusted=adjusted, smallest=smallest, verdict=verdict, reason=reason)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Fails on every metric that is proven worse by at least ``least``, and on work that lost its result."""
+
+    least: float
+    """As a share: 0.05 for 5 %."""
+
+    def failures(self, comparison: Comparison) -> list[tuple[Pair, Change]]:
+        """Changes that fail the comparison."""
+        return [(pair, change) for pair, change in comparison.changes if change.verdict == "worse" and change.harm >= self.least]
+
+    def lost(self, comparison: Comparison) -> list[str]:
+        """Work with a result in A and none in B: worse than any number."""
+        return [f"{one.name}: {one.reason}" for one in comparison.lost if one.side == "B"]
+
+    def blind(self, comparison: Comparison) -> list[tuple[Pair, Change]]:
+        """Changes without a verdict that could hide what the gate looks for: these runs could not have shown it."""
+        open_verdicts = ("indistinguishable", "unknown") if self.least >= comparison.margin else ("indistinguishable", "same", "unknown")
+        undecided = [(pair, change) for pair, change in comparison.changes if change.verdict in open_verdicts]
+        return [(pair, change) for pair, change in undecided if change.smallest is None or change.smallest > max(self.least, 1e-9)]
+
+
+def parse_gate(text: str) -> Gate:
+    """``worse`` or ``worse:5%``. Raises ``InputError`` for anything else."""
+    match = re.fullmatch(r"worse(?::(\d+(?:\.\d+)?)\s*%)?", text.strip())
+    if match is None:
+        raise InputError(f"--fail-if {text!r}: expected `worse` or `worse:PERCENT%`", "--fail-if worse:5%")
+    return Gate(float(match[1] or 0) / 100)

@@ -53,11 +53,10 @@ class RankTime:
 def batches(record: Record, steps: Steps) -> list[float]:
     """Step times of the window [s] without the first and last step of each epoch (EPICURE, section 5.2), where there are epochs."""
     samples = record.facts.samples_per_epoch if record.facts else None
-    times = [(step, time) for step, phase, time in zip(steps.step, steps.phase, steps.seconds, strict=True) if phase == "measure" and time]
     epoch = max(samples // record.point.global_batch, 1) if samples else 0
-    if epoch < 3:  # nothing would be left
-        return [time for _, time in times]
-    return [time for step, time in times if step % epoch not in (0, epoch - 1)]
+    rows = zip(steps.step, steps.phase, steps.seconds, strict=True)
+    ends = (0, epoch - 1) if epoch >= 3 else ()  # or nothing would be left
+    return [time for step, phase, time in rows if phase == "measure" and time > 0 and not (ends and step % epoch in ends)]
 
 
 def cumulative(times: Sequence[float]) -> list[tuple[float, float]]:

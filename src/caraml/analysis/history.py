@@ -1,4 +1,16 @@
-"""Every attempt over time: per system and work a series, and the points at which its level changed."""
+"""Every attempt over time: per system and work a series, and the points at which its level changed.
+
+Optimal partitioning (Jackson et al. 2005; the optimum that PELT, Killick et al. 2012, finds faster): the segmentation with the least sum of
+squared deviations from the segments' means, in units of the noise, plus a penalty for each change. Two things keep it quiet:
+
+* results resemble their neighbours (a warm week, a busy month), so deviations are measured in the noise that means have over weeks, the
+  long-run variance of a first-order autoregression, estimated robustly and drawn towards ``MEMORY`` while results are few;
+* single results may be far off for reasons of their own, so every result is first brought to within ``FAR`` deviations of the median of its
+  neighbours. What lasts for fewer results than half of them is therefore no level.
+
+The newest level needs ``FIRM`` results; one of two is said to be provisional, and one alone is no change. The penalty was found by
+simulation (``bench/analysis/history.py``).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +20,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 
-from caraml.analysis.changepoint import FEWEST, change_points
+import numpy as np
+from numpy.typing import NDArray
+
+from caraml.analysis.differences import Difference, compare_facts, facts
 from caraml.analysis.grouping import axes, grouped, names, without
-from caraml.analysis.lint import Difference, compare_facts, facts
-from caraml.analysis.spread import SMALLEST_SD, values
+from caraml.analysis.run_variation import SMALLEST_SD, values
 from caraml.errors import InputError, unknown_name
 from caraml.results.record import Record
 from caraml.results.store import RECORD, read_record
@@ -21,6 +35,19 @@ from caraml.units import METRICS
 
 _MAY_CHANGE = ("software",)
 """Axes in which the attempts of one series may differ: what may have changed over time."""
+
+FIRM, PROVISIONAL = 3, 2
+"""Results that a level needs, and with which the newest one is shown as provisional."""
+FEWEST = FIRM + PROVISIONAL
+"""Results below which no change can be told from noise."""
+MEMORY, MEMORY_WEIGHT = 0.3, 20
+"""Correlation of neighbouring results before any is seen, and how many results that counts for."""
+NEIGHBOURS = 2
+"""Results on either side whose median tells whether one is far off."""
+FAR = 3.0
+"""Standard deviations from that median beyond which a result counts no more."""
+_LAGS = (7, 14)
+"""Distance of results that resemble each other no more; a week, so that weekdays cancel."""
 
 _UNKNOWN = datetime.min.replace(tzinfo=UTC)
 
@@ -50,7 +77,7 @@ class ChangePoint:
     better: bool | None
     """``None`` for a metric of which neither direction is better."""
     provisional: bool
-    """True where the new level rests on a single attempt."""
+    """True where the new level rests on fewer than ``FIRM`` results."""
     changed: tuple[Difference, ...]
     """What changed with it; ``a`` is before, ``b`` after. First choice: facts that held through the stretch before and through the one
     after. If there is none: what differs between the two neighbours."""
@@ -70,9 +97,11 @@ class Series:
     changes: tuple[ChangePoint, ...]
     note: str | None
     """Why no change can be found, if there are too few entries."""
+    newest: float | None
+    """The newest result over the level before it, if it is alone and far off: no change yet, and worth another run."""
 
     def levels(self) -> list[tuple[int, int, float]]:
-        """First index, last index and level (geometric mean) of each stretch between changes."""
+        """First index, last index and level (median) of each stretch between changes."""
         edges = [0, *(change.index for change in self.changes), len(self.entries)]
         return [(begin, end - 1, _level(self.entries[begin:end])) for begin, end in pairwise(edges)]
 
@@ -109,18 +138,23 @@ def _time(record: Record) -> datetime:
 
 def _series(name: str, records: Sequence[Record], metric: str) -> Series:
     entries = tuple(_entry(record, metric) for record in records)
-    errors = [error for _, error in values(records, metric) if error is not None]
+    errors = [one.error for one in values(records, metric) if one.error is not None]
     floor = max(median(errors) if errors else 0.0, SMALLEST_SD)
-    indices = change_points([math.log(entry.value) for entry in entries], floor)
+    logs = np.array([math.log(entry.value) for entry in entries])
+    indices = change_points(logs, floor)
     edges = [0, *indices, len(entries)]
     found = []
     for before, index, after in zip(edges, indices, edges[2:], strict=False):
         ratio = _level(entries[index:after]) / _level(entries[before:index])
         better = None if METRICS[metric].better == "neither" else (ratio > 1) == (METRICS[metric].better == "higher")
-        found.append(ChangePoint(index, ratio, better, after - index == 1, _changed(records[before:index], records[index:after])))
+        found.append(ChangePoint(index, ratio, better, after - index < FIRM, _changed(records[before:index], records[index:after])))
     point = records[0].point
     note = None if len(entries) >= FEWEST else f"{len(entries)} of the {FEWEST} results that a change needs"
-    return Series(name, point.system, point.device, metric, records[0].metrics[metric].unit, entries, tuple(found), note)
+    newest = None
+    if note is None and len(entries) - edges[-2] > FIRM:
+        off = logs[-1] - float(np.median(logs[edges[-2] : -1]))
+        newest = math.exp(off) if abs(off) > FAR * _noise(logs, floor)[0] else None
+    return Series(name, point.system, point.device, metric, records[0].metrics[metric].unit, entries, tuple(found), note, newest)
 
 
 def _entry(record: Record, metric: str) -> Entry:
@@ -130,7 +164,7 @@ def _entry(record: Record, metric: str) -> Entry:
 
 
 def _level(entries: Sequence[Entry]) -> float:
-    return math.exp(fmean(math.log(entry.value) for entry in entries))
+    return math.exp(median(math.log(entry.value) for entry in entries))
 
 
 def _changed(before: Sequence[Record], after: Sequence[Record]) -> tuple[Difference, ...]:
@@ -138,3 +172,60 @@ def _changed(before: Sequence[Record], after: Sequence[Record]) -> tuple[Differe
     sides = [[facts(record) for record in side] for side in (before, after)]
     steady = [one for one in compare_facts(*sides) if all(len({found.get(one.name) for found in side}) == 1 for side in sides)]
     return tuple(steady or compare_facts(sides[0][-1:], sides[1][:1]))
+
+
+def penalty(n: int) -> float:
+    """Price of a change in a series of ``n`` results, in squared standard deviations."""
+    return 8 + 3.5 * math.log(n) + 100 / n
+
+
+def change_points(series: Sequence[float] | NDArray[np.float64], floor: float = 0.0) -> list[int]:
+    """Indices at which a new level begins; empty below ``FEWEST`` values. ``floor``: least standard deviation of the noise."""
+    x = np.asarray(series, dtype=np.float64)
+    n = x.size
+    if n < FEWEST:
+        return []
+    sd, long_run = _noise(x, floor)
+    windows = np.sort(np.lib.stride_tricks.sliding_window_view(np.pad(x, NEIGHBOURS, constant_values=np.nan), 2 * NEIGHBOURS + 1))
+    count, row = windows.shape[1] - np.isnan(windows).sum(axis=1), np.arange(n)
+    # Where the window is even, at the ends, there are two medians, and a result may lie between.
+    low, high = windows[row, (count - 1) // 2], windows[row, count // 2]
+    x = np.clip(x, low - FAR * sd, high + FAR * sd)
+    x -= x.mean()
+    sums, squares = np.concatenate([[0.0], np.cumsum(x)]), np.concatenate([[0.0], np.cumsum(x * x)])
+    price, parts = penalty(n), 1 / np.arange(1, n + 1)
+    best, begin = np.full(n + 1, np.inf), np.zeros(n + 1, dtype=int)
+    best[0] = -price
+    for end in range(FIRM, n + 1):
+        starts = end - (PROVISIONAL if end == n else FIRM) + 1
+        deviation = squares[end] - squares[:starts] - (sums[end] - sums[:starts]) ** 2 * parts[end - starts : end][::-1]
+        total = best[:starts] + deviation / long_run**2
+        begin[end] = int(total.argmin())
+        best[end] = total[begin[end]] + price
+    found, end = [], n
+    while begin[end] > 0:
+        end = int(begin[end])
+        found.append(end)
+    return found[::-1]
+
+
+def _noise(x: NDArray[np.float64], floor: float) -> tuple[float, float]:
+    """Standard deviation of one result, and that of a mean of many times the root of their number.
+
+    From differences, which changes of level hardly touch: those of neighbours are smaller than those of results a week apart by as much as
+    neighbours resemble each other.
+    """
+    last = max(min(_LAGS[1], x.size // 2), 2)
+    apart = np.concatenate([x[lag:] - x[:-lag] for lag in range(max(min(_LAGS[0], last // 2 + 1), 1), last + 1)])
+    near, far = _mean_square(np.diff(x)), _mean_square(apart)
+    memory = 1 - near / far if far > 0 else 0.0
+    memory = min(max((x.size * memory + MEMORY_WEIGHT * MEMORY) / (x.size + MEMORY_WEIGHT), 0.0), 0.9)
+    square = max(near / 2 / (1 - memory), floor**2, 1e-24)
+    return math.sqrt(square), math.sqrt(square * (1 + memory) / (1 - memory))
+
+
+def _mean_square(differences: NDArray[np.float64]) -> float:
+    """Mean square of normal differences, the far ones left out."""
+    size = np.abs(differences)
+    near = size[size <= 3 * 1.4826 * float(np.median(size))]
+    return float(np.mean(near**2)) / 0.9733  # share of a normal variance that lies within three deviations

@@ -5,8 +5,10 @@ With a serial share ``s`` of the work (Amdahl 1967) or of the time (Gustafson 19
     Amdahl:     rate(n) = r / (s + (1 - s) / n)
     Gustafson:  rate(n) = r (s + (1 - s) n)
 
-Fitted to the logarithms of the rates, weighted by their variances. Bands are parametric bootstrap: rates are drawn anew from their own
-errors (Student's t where the error itself was estimated), and the 2.5 % and 97.5 % quantiles over the refitted curves are the band.
+Fitted to the logarithms of the rates, weighted by their variances. Bands are parametric bootstrap: rates are drawn anew about the fitted
+law with their own errors (Student's t where the error itself was estimated), and the 2.5 % and 97.5 % quantiles over the refitted curves
+are the band. How often such draws deviate from their refitted law by more than the rates do is the probability that the law holds: with one
+error for all rates that is the F test, and a chi-squared test where the errors are known.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caraml.analysis.estimate import Estimate
-from caraml.stats import chi2_tail
 
 Name = Literal["Amdahl", "Gustafson"]
 Array: TypeAlias = NDArray[np.float64]
@@ -56,7 +57,7 @@ class Law:
     serial_high: float | None
     """95 % interval; ``None`` where the rates have no errors."""
     misfit: float | None
-    """Probability of deviations at least as large if the law held (chi-squared); ``None`` for two sizes, which any law fits, and
+    """Probability of deviations at least as large if the law held (bootstrap); ``None`` for two sizes, which any law fits, and
     without errors."""
     worlds: tuple[float, ...]
     """Device counts at which the curve and its band are given; all within what was measured."""
@@ -83,13 +84,13 @@ def fit(name: Name, worlds: Sequence[int], rates: Sequence[Estimate], efficiency
         devices = limit if math.isfinite(limit) else None
         beyond = Limit(efficiency, devices, None, None, bool(devices is None or devices > n[-1]))
         return Law(name, float(serial), None, None, None, _tuple(grid), _tuple(curve), (), (), beyond)
-    drawn, _ = _best(name, n, logs + _noise(np.array(known), [rate.dof for rate in rates]), weights)
+    drawn, deviations = _best(name, n, _log_shape(name, np.array([serial]), n) + _noise(known, [rate.dof for rate in rates]), weights)
     low, high = np.quantile(_efficiency(name, drawn, grid, n[0]), [0.025, 0.975], axis=0)
     serial_low, serial_high = np.quantile(drawn, [0.025, 0.975])
     crossings = np.sort([_crossing(name, one, efficiency, n[0]) for one in drawn])
     ends = [crossings[int(share * (DRAWS - 1))] for share in (0.025, 0.975)]
     devices, first, last = (float(one) if math.isfinite(one) else None for one in (limit, *ends))
-    misfit = chi2_tail(float(chi2), len(n) - 2) if len(n) > 2 else None
+    misfit = (1 + int((deviations >= chi2).sum())) / (1 + DRAWS) if len(n) > 2 else None
     beyond = Limit(efficiency, devices, first, last, bool(devices is None or devices > n[-1]))
     return Law(
         name, float(serial), float(serial_low), float(serial_high), misfit, _tuple(grid), _tuple(curve), _tuple(low), _tuple(high), beyond
@@ -130,12 +131,14 @@ def _crossing(name: Name, serial: float, efficiency: float, smallest: float) -> 
     return s / fall if fall > 0 else math.inf
 
 
-def _noise(errors: Array, dofs: Sequence[float]) -> Array:
-    """Errors of the rates, drawn ``DRAWS`` times. One pooled variance is behind all of them, so its own error is drawn once for all."""
+def _noise(errors: Sequence[float], dofs: Sequence[float]) -> Array:
+    """Errors of the rates, drawn ``DRAWS`` times: ``[draw, size]``. A finite ``dof`` draws Student's t."""
     rng = np.random.default_rng(12)  # the same data give the same band
-    noise = rng.standard_normal((DRAWS, len(errors))) * errors
-    dof = min(dofs)
-    return noise if math.isinf(dof) else noise / np.sqrt(rng.chisquare(dof, (DRAWS, 1)) / dof)
+    noise = rng.standard_normal((DRAWS, len(errors))) * np.array(errors)
+    for size, dof in enumerate(dofs):
+        if math.isfinite(dof):
+            noise[:, size] /= np.sqrt(rng.chisquare(dof, DRAWS) / dof)
+    return noise
 
 
 def _tuple(values: Array) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""The roofline of records: what each could reach by arithmetic and by memory, and what it reached. For a figure and a table."""
+"""The roofline of records: what each could reach by arithmetic, memory and cache, and what it reached. For a figure and a table."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from caraml.results.limits import fed_bandwidth
 from caraml.results.record import Record
 
-Limit = Literal["arithmetic", "memory"]
+Limit = Literal["arithmetic", "memory", "cache"]
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,11 @@ class RooflineRow:
     """FLOP per byte, estimated."""
     flops_per_s: float | None
     peak_flops_per_s: float | None
-    """Best matrix product measured."""
+    """Fastest kernel measured."""
     bandwidth_bytes_per_s: float | None
-    """Best memory stream measured."""
+    """At which it can be fed at best, from memory and from the last-level cache."""
     limit: Limit | None
-    """Which of the two binds at this intensity."""
+    """Which binds at this intensity."""
     attainable_flops_per_s: float | None
     share: float | None
     """Reached over attainable."""
@@ -47,13 +48,15 @@ def roofline(records: Iterable[Record]) -> list[RooflineRow]:
 
 def _row(record: Record) -> RooflineRow:
     peak = record.peak_measured.value if record.peak_measured is not None else None
-    bandwidth = record.bandwidth_measured.value if record.bandwidth_measured is not None else None
+    bandwidth, level = None, None
+    if record.facts is not None:
+        bandwidth, level = fed_bandwidth(record.facts, record.bandwidth_measured, record.cache_measured)
     intensity, share = record.value("arithmetic_intensity"), record.metrics.get("share_of_limit")
     limit: Limit | None = None
     attainable = None
     if intensity is not None and peak is not None and bandwidth is not None:
         attainable = min(peak, bandwidth * intensity)
-        limit = "memory" if attainable < peak else "arithmetic"
+        limit = level if attainable < peak else "arithmetic"
     return RooflineRow(
         key=record.key,
         label=record.point.label,

@@ -3,15 +3,17 @@
 A family is a set of records that differ in the number of devices only: in *strong* scaling the global batch stays, in *weak* scaling the
 batch per device. Efficiency is that of EPICURE's guide (section 5): ``e(n) = rate(n) / (n / n_min x rate(n_min))``, for three rates:
 
-* ``training``: items over time of the window, every slow step included (the headline throughput);
-* ``median batch``: global batch over the median step, which occasional slow steps do not reach;
-* ``epoch``: one over the time of a whole epoch, the first one and its warm-up included, where whole epochs were run.
+* ``training``: items over time of the window, every slow step included (the headline throughput); of a run by epochs, EPICURE's t_tr;
+* ``median batch``: global batch over the median step, which occasional slow steps do not reach; of a run by epochs without the first and
+  the last batch of the counted one, as EPICURE's;
+* ``epoch``: one over the time of the counted epoch, validation included: EPICURE's t_ep. Of a run over a span of time, the mean of its
+  whole epochs, the first one and its warm-up included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from caraml.analysis.distribution import Elbow, RankTime, batches, elbow, median_error, ranks
@@ -19,12 +21,13 @@ from caraml.analysis.estimate import Estimate
 from caraml.analysis.grouping import axes, grouped, names, same_work, without
 from caraml.analysis.laws import Law, Name, fit
 from caraml.analysis.raw import raw_file, read_ranks, read_steps
-from caraml.analysis.spread import estimate, spread, values
+from caraml.analysis.run_variation import Value, estimates, estimates_of, values
 from caraml.results.record import Record
 from caraml.results.store import Store
 
 Kind = Literal["strong", "weak"]
 Basis = Literal["training", "median batch", "epoch"]
+Quantity = Literal["time", "energy"]
 BASES: tuple[Basis, ...] = ("training", "median batch", "epoch")
 EFFICIENCY = 0.8
 """Efficiency whose device count is asked for unless the user says otherwise."""
@@ -59,7 +62,7 @@ class Curve:
     """By growing number of devices; two or more."""
     laws: tuple[Law, ...]
     """Amdahl's and Gustafson's, fitted to ``sizes``; the one that suits the kind of scaling comes first."""
-    spread: str
+    variation: str
     """Where the run-to-run variation in the intervals comes from, as a sentence."""
 
 
@@ -174,8 +177,7 @@ def _names(found: Sequence[tuple[Kind, list[list[Record]]]]) -> list[str]:
 
 def _curve(basis: Basis, kind: Kind, sizes: Sequence[Sequence[Record]], store: Store | None, efficiency: float | None) -> Curve | None:
     cells = [_rates(basis, size, store) for size in sizes]
-    variation = spread(cells, "throughput")
-    rates = [estimate(cell, *variation.of(index)) for index, cell in enumerate(cells)]
+    rates, sentence = estimates_of(cells, "throughput")
     known = [(size, rate) for size, rate in zip(sizes, rates, strict=True) if rate is not None]
     if len(known) < 2:
         return None
@@ -190,24 +192,111 @@ def _curve(basis: Basis, kind: Kind, sizes: Sequence[Sequence[Record]], store: S
     order: tuple[Name, Name] = ("Amdahl", "Gustafson") if kind == "strong" else ("Gustafson", "Amdahl")
     worlds = [one.world for one in points]
     laws = () if efficiency is None else tuple(fit(name, worlds, [one.rate for one in points], efficiency) for name in order)
-    return Curve(basis, tuple(points), laws, variation.sentence)
+    return Curve(basis, tuple(points), laws, sentence)
 
 
-def _rates(basis: Basis, records: Sequence[Record], store: Store | None) -> list[tuple[float, float | None]]:
-    """The rate of each record with its relative standard error."""
+def _rates(basis: Basis, records: Sequence[Record], store: Store | None) -> list[Value]:
+    """The rate of each record."""
     if basis == "training":
         return values(records, "throughput")
     if basis == "median batch":
+        found = ((record, record.value("batch_time_median") or record.value("step_time_median")) for record in records)
         return [
-            (record.point.global_batch / median, _median_error(record, store))
-            for record in records
-            if (median := record.value("step_time_median"))
+            replace(one, value=record.point.global_batch / median, error=_median_error(record, store))
+            for record, median in found
+            if median
+            for one in values([record], "batch_time_median" if record.value("batch_time_median") else "step_time_median")
         ]
+    counted = values(records, "epoch_time")
+    if counted:
+        return [replace(one, value=1 / one.value) for one in counted]
     # A projected epoch is the training part once more.
     whole = [record for record in records if (metric := record.metrics.get("epoch_time_mean")) and metric.value and not metric.reason]
-    return [(1 / value, error) for value, error in values(whole, "epoch_time_mean")]
+    return [replace(one, value=1 / one.value) for one in values(whole, "epoch_time_mean")]
 
 
 def _median_error(record: Record, store: Store | None) -> float | None:
     path = raw_file(store, record, "steps") if store is not None else None
     return median_error(read_steps(path).measured()) if path is not None else None
+
+
+# -- the matrices of MAELSTROM's deliverable D3.7, Figs. 1 to 3: what using more devices did to time and energy to solution ---------------
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Cost of one amount of work on a number of devices; from records or from published tables."""
+
+    row: str
+    """Application."""
+    column: str
+    """Device."""
+    devices: int
+    time: Estimate | None
+    energy: Estimate | None
+
+    def cost(self, quantity: Quantity) -> Estimate | None:
+        """The named cost."""
+        return self.time if quantity == "time" else self.energy
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``0.9, 1 → 4``: the ratio of a cost at the best number of devices to that at the smallest."""
+
+    row: str
+    column: str
+    ratio: Estimate | None
+    """``None`` where one of the two is not known."""
+    smallest: int
+    best: int
+
+    @property
+    def text(self) -> str:
+        """The cell as the report prints it."""
+        ratio = "–" if self.ratio is None else f"{self.ratio.value:.2g}"
+        return f"{ratio}, {self.smallest} → {self.best}"
+
+
+def matrix(solutions: Sequence[Solution], quantity: Quantity, best_by: Quantity | None = None) -> list[Cell]:
+    """A cell for each row and column with two or more numbers of devices.
+
+    Figs. 1a and 2a: ``time``; 1b and 2b: ``energy``; Fig. 3: ``energy`` with ``best_by="time"``. Several solutions with one number of
+    devices (other batch sizes, say) count by their best.
+    """
+    cells = []
+    for row, column in dict.fromkeys((one.row, one.column) for one in solutions):
+        here = [one for one in solutions if (one.row, one.column) == (row, column)]
+        by: Quantity = best_by or quantity
+        ranked = sorted((one for one in here if one.cost(by) is not None), key=lambda one: _value(one, by))
+        if len({one.devices for one in ranked}) < 2:
+            continue
+        smallest, best = min(one.devices for one in ranked), ranked[0]
+        first = next(one for one in ranked if one.devices == smallest)
+        ours, theirs = best.cost(quantity), first.cost(quantity)
+        ratio = None if ours is None or theirs is None else Estimate(1.0, 0.0) if best is first else ours.over(theirs)
+        cells.append(Cell(row, column, ratio, smallest, best.devices))
+    return cells
+
+
+def solutions_of(records: Sequence[Record]) -> list[Solution]:
+    """Time and energy per item of every record with a result: the same amount of work for all of one benchmark on one device."""
+    ok = [record for record in records if record.status == "ok"]
+    placement = ("nodes", "devices", "global_batch", "micro_batch", "device", "system", "device_class", "software")
+    found = []
+    for family in grouped(ok, lambda record: without(axes(record.point), placement)):
+        groups = same_work(family)
+        rates, _ = estimates(groups, "throughput")
+        energies, _ = estimates(groups, "energy_per_item")
+        for group, rate, energy in zip(groups, rates, energies, strict=True):
+            point = group[0].point
+            if rate is not None:
+                name = f"{point.benchmark} {point.precision}"
+                found.append(Solution(name, point.device.rpartition(" x")[0] or point.device, point.world, rate.inverse(), energy))
+    return found
+
+
+def _value(solution: Solution, quantity: Quantity) -> float:
+    cost = solution.cost(quantity)
+    assert cost is not None
+    return cost.value

@@ -15,10 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caraml.analysis.raw import raw_file, relation
+from caraml.analysis.raw import raw_file
+from caraml.base.database import database, reading, table
+from caraml.base.limits import ROWS
 from caraml.errors import InputError
 from caraml.reference import FIELDS, paths
-from caraml.results.rows import COLUMNS, INTEGERS, TEXT, Scalar, row_of
+from caraml.results.rows import COLUMNS, INTEGERS, NUMBERS, TEXT, Scalar, row_of
 from caraml.results.rowtable import fill, fill_from_parquet
 from caraml.results.store import Store
 from caraml.units import METRICS, unit_of
@@ -49,7 +51,6 @@ _LOCKS = (
     "SET python_enable_replacements = false",
     "SET autoinstall_known_extensions = false",
     "SET autoload_known_extensions = false",
-    "SET temp_directory = ''",
     "SET enable_external_access = false",
     "SET lock_configuration = true",
 )
@@ -72,7 +73,7 @@ def units(records: Sequence[Record]) -> dict[str, str]:
 def units_of_items(items: set[str]) -> dict[str, str]:
     """As :func:`units`, for records that count these things."""
     item = next(iter(items)) if len(items) == 1 else "item"
-    return {f"{name}{end}": unit_of(name, item) for name in METRICS for end in ("", "_low", "_high")}
+    return {name: unit_of(name.removesuffix("_low").removesuffix("_high").removesuffix("_bound"), item) for name in NUMBERS}
 
 
 def query(store: Store, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -83,7 +84,7 @@ def query(store: Store, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     """
     import duckdb
 
-    with tempfile.TemporaryDirectory(prefix="caraml-sql-") as scratch, duckdb.connect() as connection:
+    with tempfile.TemporaryDirectory(prefix="caraml-sql-") as scratch, database(spill=Path(scratch)) as connection:
         _load(connection, store, sql, Path(scratch))
         # Of all files only the archive's own table stays within reach.
         connection.execute("SET allowed_directories = [?]", [scratch]) if store.root.is_file() else None
@@ -110,27 +111,24 @@ def _load(connection: duckdb.DuckDBPyConnection, store: Store, sql: str, scratch
     else:
         fill(connection, "records", store.rows())
         records = store.records() if re.search(r"\b(steps|power)\b", sql, re.IGNORECASE) else []
-    for table, columns in RAW.items():
-        connection.execute(f"CREATE TABLE {table} ({_columns({'key': 'VARCHAR', 'attempt': 'BIGINT', **columns})})")
-        if re.search(rf"\b{table}\b", sql, re.IGNORECASE):
+    for name, columns in RAW.items():
+        connection.execute(f"CREATE TABLE {name} ({_columns({'key': 'VARCHAR', 'attempt': 'BIGINT', **columns})})")
+        if re.search(rf"\b{name}\b", sql, re.IGNORECASE):
             for record in records:
-                path = raw_file(store, record, table)
+                path = raw_file(store, record, name)
                 if path is not None:
-                    _insert(connection, table, columns, record, path)
+                    insert_raw(connection, name, record, path)
     connection.execute(f"CREATE TABLE reference ({_columns(REFERENCE)})")
     if re.search(r"\breference\b", sql, re.IGNORECASE):
         connection.execute("INSERT INTO reference SELECT * FROM read_csv(?, header = true, columns = ?)", [paths(), REFERENCE])
 
 
-def _insert(connection: duckdb.DuckDBPyConnection, table: str, columns: Mapping[str, str], record: Record, path: Path) -> None:
-    import duckdb
-
-    source = relation(connection, path)
-    names = ", ".join(f'"{name}"' for name in columns)
-    try:
-        connection.execute(f"INSERT INTO {table} SELECT ?, ?, {names} FROM ({source.sql_query()})", [record.key, record.attempt])
-    except duckdb.Error as error:
-        raise InputError(f"{path} is not a table of {table}: {error}") from error
+def insert_raw(connection: duckdb.DuckDBPyConnection, name: str, record: Record, path: Path) -> None:
+    """Add a raw file of a record to the table ``name`` of :data:`RAW`. Raises ``InputError`` for a file that is not such a table."""
+    columns = ", ".join(f'left("{column}"::VARCHAR, 100)' if kind == "VARCHAR" else f'"{column}"' for column, kind in RAW[name].items())
+    with reading(connection, path, f"is not a table of {name}"):
+        source = table(connection, path, ROWS)
+        connection.execute(f"INSERT INTO {name} SELECT ?, ?, {columns} FROM {source}", [record.key, record.attempt, str(path)])  # noqa: S608 -- names of ours; the path is a parameter
 
 
 def _columns(types: Mapping[str, str]) -> str:
@@ -139,7 +137,9 @@ def _columns(types: Mapping[str, str]) -> str:
 
 def _tables() -> str:
     """What a query can use, for the error's next step."""
-    lines = [f"records({', '.join(TEXT + INTEGERS)}, and NAME, NAME_low, NAME_high for each of: {', '.join(METRICS)})"]
+    lines = [
+        f"records({', '.join(TEXT + INTEGERS)}, and NAME, NAME_low, NAME_high for each of: {', '.join(METRICS)}; NAME_bound for energies)"
+    ]
     lines += [f"{table}(key, attempt, {', '.join(columns)})" for table, columns in RAW.items()]
     lines.append(f"reference({', '.join(REFERENCE)})")
     return "use these tables and columns:\n  " + "\n  ".join(lines)

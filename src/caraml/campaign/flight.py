@@ -7,14 +7,15 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from caraml.base.files import write_file, write_new
 from caraml.launch.base import JobState, Launcher
 from caraml.results.claim import HANDLE, STARTED, Runner, alive, handle_of, holder, take_over, withdraw, young
-from caraml.results.files import write_new
 from caraml.results.finish import finish
 from caraml.results.progress import ProgressReader
 from caraml.results.record import FINAL, Record, Status
 from caraml.results.store import POINT, RECORD, Store, attempts, read_record
 from caraml.suite.expand import PlannedPoint
+from caraml.system.variables import forget
 from caraml.workloads.command import Params
 
 _VISIBLE_SECONDS = 10.0
@@ -101,6 +102,8 @@ def _take(store: Store, attempt: Path, me: Runner, launcher: str) -> Found | Non
         handle = None  # its script was printed: whoever starts it later finds the start taken, unless it was started already
     if handle is None and not withdraw(attempt):
         handle = _announced(attempt)
+    if handle is None:
+        forget(attempt)
     return None if handle is None else Found(adopted=(attempt, handle))
 
 
@@ -115,11 +118,7 @@ def _announced(attempt: Path) -> str | None:
 def note_handle(folder: Path, handle: str) -> None:
     """Keep a job's handle in its attempt's folder, whole or not at all. Not synced: after a power cut there is no job either, or it has
     announced itself."""
-    temporary = f"{folder}/.{HANDLE}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    os.write(descriptor, handle.encode())
-    os.close(descriptor)
-    os.rename(temporary, f"{folder}/{HANDLE}")  # noqa: PTH104
+    write_file(f"{folder}/{HANDLE}", handle, sync="none")
 
 
 def accepted(record: Record, planned: PlannedPoint) -> bool:

@@ -23,9 +23,10 @@ from caraml.results.claim import GATE, STARTED
 from caraml.results.finish import LOG
 from caraml.results.record import Metric, Record
 from caraml.suite.model import Point
+from caraml.system.variables import PROGRAM, is_reference, loading
 from caraml.units import ENERGY_METRICS, unit_of
+from caraml.worker.command_record import NO_ENERGY, Ran, names_of, record_of_run
 from caraml.workloads.command import Params, filled
-from caraml.workloads.command_record import NO_ENERGY, Ran, names_of, record_of_run
 
 _PATIENCE = 5.0
 """Seconds between asking a program to end and ending it."""
@@ -37,15 +38,22 @@ def is_light(params: Params) -> bool:
 
 
 def filled_command(params: Params, names: Mapping[str, Any]) -> tuple[list[str], dict[str, str], str]:
-    """Arguments, environment and folder of a program, with the templates filled in."""
+    """Arguments, those variables that may be shown, and folder of a program, with the templates filled in."""
     argv = [filled(word, names) for word in params.argv]
-    return argv, {name: filled(text, names) for name, text in params.env.items()}, filled(params.cwd, names)
+    env = {name: filled(text, names) for name, text in params.env.items() if not is_reference(text)}
+    return argv, env, filled(params.cwd, names)
+
+
+def references(params: Params) -> list[str]:
+    """Names of a program's variables whose values are elsewhere."""
+    return [name for name, text in params.env.items() if is_reference(text)]
 
 
 def script(point: Point, params: Params, title: str, folder: str, suite_folder: str) -> str:
     """The text of ``run.sh``. ``title`` says what it is, ``folder`` is the attempt's, absolute."""
     argv, env, cwd = filled_command(params, names_of(point, params, folder, suite_folder))
     exports = "".join(f"export {name}={shlex.quote(text)}\n" for name, text in env.items())
+    exports += "".join(f"{line}\n" for line in loading(references(params), PROGRAM, last=True))
     return f"""#!/usr/bin/env bash
 # {" ".join(title.split())}
 set -u

@@ -6,16 +6,19 @@ have run before, what those took. Energy is the devices' rated power over that t
 
 from __future__ import annotations
 
+import shlex
 import statistics
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from caraml.campaign.flight import accepted
+from caraml.campaign.light import filled_command, references
 from caraml.campaign.runner import Campaign
+from caraml.campaign.unseen import lacking
 from caraml.errors import InputError
 from caraml.launch.base import Job
 from caraml.launch.prepare import faults
@@ -23,6 +26,8 @@ from caraml.launch.slurm import SlurmLauncher
 from caraml.results.store import folder_name, latest_in
 from caraml.suite.model import Point
 from caraml.system.model import System
+from caraml.worker.command_record import names_of
+from caraml.workloads.command import Params, filled
 
 if TYPE_CHECKING:
     from caraml.engine.fitting import Planned
@@ -95,7 +100,8 @@ def preview(campaign: Campaign) -> Preview:
     to_run = [one.point for one in points if one.fate == "run"]
     scripts, refused = _scripts(campaign, to_run)
     disk = sum(sizes[point.workload] for point in to_run) if all(point.workload in sizes for point in to_run) else None
-    objections = [*faults(campaign.system.site, to_run), *refused]
+    unknown = dict.fromkeys(sentence for planned in plan.points for sentence in lacking(campaign, planned))
+    objections = [*unknown, *faults(campaign.system.site, to_run), *refused]
     return Preview(points, plan.left_out, scripts, objections, _memory([one.point for one in points]), disk)
 
 
@@ -164,6 +170,43 @@ def _scripts(campaign: Campaign, points: Sequence[Point]) -> tuple[dict[str, tup
                 if objection is not None:
                     objections.append(f"{point.label}: {objection.replace(str(folder), str(final))}")
     return found, list(dict.fromkeys(objections))
+
+
+def programs(campaign: Campaign, keys: Collection[str]) -> list[str]:
+    """What runs as this user when these points are measured, a line each: every distinct command line with its folder, its variables and
+    the files that its numbers come from, what CARAML's own workloads are told in words (data, checkpoints), and all that the site says."""
+    points = [planned.point for planned in campaign.plan().points if planned.key in keys and planned.skip is None]
+    lines = Counter(_program(campaign, point) if point.workload == "command" else _training(point) for point in points)
+    site = campaign.system.site
+    told = site.model_dump(exclude_defaults=True)
+    if site.software.variables:
+        told["software"] |= {"variables": [f"{name}={text}" for name, text in site.software.variables.items()]}
+    return [
+        *(f"{count} x {line}" if line.startswith("workload ") else line for line, count in lines.items()),
+        *(f"{part}.{key} of system {campaign.system.name}: {text}" for part in told for key, text in _told(told[part])),
+    ]
+
+
+def _told(part: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    return ((key, text) for key, value in part.items() for text in (value if isinstance(value, list | tuple) else [value]))
+
+
+def _program(campaign: Campaign, point: Point) -> str:
+    params, values = Params.model_validate(point.params), campaign.suite.values
+    names = names_of(point, params, "ATTEMPT", campaign.suite_folder)
+    argv, shown, cwd = filled_command(params, names)
+    # The values of a suite that somebody else wrote are no secrets of this user's; what comes from the caller's environment may be one.
+    variables = shown | {
+        name: filled(values[text], names) if text in values else text for name in references(params) if (text := params.env[name])
+    }
+    files = [filled(spec.file, names) for spec in params.metrics.values() if spec.file is not None]
+    told = [f"in {cwd}", *(f"{name}={shlex.quote(text)}" for name, text in variables.items()), *(f"reads {file}" for file in files)]
+    return f"{shlex.join(argv)}  ({', '.join(told)})"
+
+
+def _training(point: Point) -> str:
+    words = {name: value for name, value in point.params.items() if isinstance(value, str | list | dict)}
+    return f"workload {point.workload}{', '.join(f' {name}={value}' for name, value in words.items())}"
 
 
 def fates(points: Sequence[PointPlan]) -> str:

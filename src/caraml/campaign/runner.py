@@ -12,18 +12,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from caraml.base.files import write_file, write_new
 from caraml.campaign import light
 from caraml.campaign.flight import Flight, Work, accepted, find, finish_attempt, gist, note_handle, wait_until_visible
 from caraml.campaign.launchers import launcher_of
 from caraml.campaign.machine import machine_of, wait_for
 from caraml.campaign.turn import Turn
+from caraml.campaign.unseen import hand_to, lacking
 from caraml.campaign.watch import Watcher
-from caraml.errors import CaramlError, EnvironmentUnfitError, ExitCode
+from caraml.errors import CaramlError, EnvironmentUnfitError, ExitCode, InputError
 from caraml.launch.base import Job, JobState, Launcher
 from caraml.launch.prepare import set_up
 from caraml.launch.script import SCRIPT, write_script
 from caraml.results.claim import CLAIM, Heartbeat
-from caraml.results.files import publish_quickly, write_new
 from caraml.results.finish import finish, now, skipped
 from caraml.results.listing import Listing
 from caraml.results.progress import ProgressReader
@@ -35,10 +36,10 @@ from caraml.suite.model import Point
 from caraml.system.detect import detect
 from caraml.system.environment import environment
 from caraml.system.model import System
-from caraml.workloads import params_of
+from caraml.worker.command import COMMAND, Command
+from caraml.worker.command_record import names_of
+from caraml.workloads import params_of, software_of
 from caraml.workloads.command import Params
-from caraml.workloads.command_record import names_of
-from caraml.workloads.command_worker import COMMAND, Command
 
 _POLL_SECONDS = 0.25
 _SCHEDULER_POLL_SECONDS = 5.0
@@ -60,6 +61,8 @@ class Options:
     """Leave as soon as everything is in the launcher's hands."""
     only: frozenset[str] | None = None
     """Keys of the only points to run, anew; ``None`` for all that have no result."""
+    imported: str = ""
+    """The archive that the suite came from."""
 
 
 @dataclass
@@ -90,19 +93,33 @@ class Campaign:
 
     def plan(self) -> Plan:
         """The points of the suite on this system. Raises ``InputError`` with every fault of the suite."""
-        return expand(self.suite, machine_of(self.system, self.options.launcher), params_of)
+        return expand(self.suite, machine_of(self.system, self.options.launcher), params_of, software_of)
 
     def run(self) -> list[Record]:
-        """Run what has no result yet; returns the records of the points, in order (of those that have one, when detached)."""
+        """Run what has no result yet; returns the records of the points, in order (of those that have one, when detached).
+
+        Raises:
+            InputError: nothing can be run, or others could put their programs in the place of the suite's.
+        """
+        self.store.make()
         work = deque(self._work(index, planned) for index, planned in enumerate(self.plan().points))
-        self.store.remember(self.listing([(one.key, one.label) for one in work]))
-        total, only = len(work), self.options.only
+        total, only, points = len(work), self.options.only, [(one.key, one.label) for one in work]
         if only is not None:
             work = deque(one for one in work if one.key in only)
+            if not work:
+                what = f"no point of suite {self.suite.suite.name} has a key that was asked for"
+                raise InputError(
+                    f"{what}: the suite, the machine or a version is another now",
+                    f"caraml run {self.options.file or self.suite.suite.name}",
+                )
+        if unknown := dict.fromkeys(sentence for one in work for sentence in lacking(self, one.planned)):
+            raise InputError("; ".join(unknown), f"export what is missing, or run {self.options.file or 'the suite'} itself again")
+        self.store.remember(self.listing(points))
         return self._settle(work, total)
 
     def settle(self, planned: PlannedPoint, index: int, total: int) -> Record:
         """Give one point its record: the one it has, or a new one."""
+        self.store.make()
         return self._settle(deque([self._work(index, planned)]), total)[0]
 
     def listing(self, points: Sequence[tuple[str, str]]) -> Listing:
@@ -119,6 +136,7 @@ class Campaign:
             tags=list(options.tags),
             comment=options.comment,
             asked_at=now(),
+            imported=options.imported,
             points=list(points),
         )
 
@@ -200,6 +218,8 @@ class Campaign:
     def _our_turn(self, ours: bool) -> bool:
         """Whether the machine's device is ours to use."""
         if self.turn is None or self._flying or ours or self.turn.take():
+            if self.turn is not None and self.turn.trouble is not None:
+                self._say_once(f"not waiting for other campaigns on this device: {self.turn.trouble}")
             return True
         self._say_once(f"waiting for the device, which {self.turn.holder().partition(chr(10))[0]} uses")
         return False
@@ -251,6 +271,7 @@ class Campaign:
             if skip is None:
                 if work.light is None:
                     self.write_script(point, folder)
+                hand_to(work, folder, self)
                 return folder
             skipped(folder, point, skip)
         except CaramlError as error:
@@ -262,7 +283,7 @@ class Campaign:
         files = {f"{CLAIM}1": str(self._heart.runner)}
         if work.light is not None and work.planned.skip is None:  # its record will have the point, and nobody else asks
             title = f"{work.label}; point {work.key}, attempt {attempt.name}"
-            return {**files, SCRIPT: light.script(work.planned.point, work.light, title, str(attempt.absolute()), self._suite_folder)}
+            return {**files, SCRIPT: light.script(work.planned.point, work.light, title, str(attempt.absolute()), self.suite_folder)}
         return {**files, POINT: work.planned.point.model_dump_json(indent=1)}
 
     def write_script(self, point: Point, folder: Path) -> Path:
@@ -271,12 +292,12 @@ class Campaign:
         home = folder.absolute()
         if params is not None and self._is_light(params):
             title = f"{point.label}; point {point.key}, attempt {folder.name}"
-            write_new(f"{home}/{SCRIPT}", light.script(point, params, title, str(home), self._suite_folder), executable=True)
+            write_new(f"{home}/{SCRIPT}", light.script(point, params, title, str(home), self.suite_folder), mode=0o755)
             return folder / SCRIPT
         if params is not None:
-            argv, env, cwd = light.filled_command(params, names_of(point, params, home, self._suite_folder))
-            command = Command(argv=argv, env=env, cwd=cwd, suite_folder=self._suite_folder)
-            (folder / COMMAND).write_text(command.model_dump_json(indent=1), encoding="utf-8")
+            argv, env, cwd = light.filled_command(params, names_of(point, params, home, self.suite_folder))
+            command = Command(argv=argv, env=env, unseen=light.references(params), cwd=cwd, suite_folder=self.suite_folder)
+            write_file(folder / COMMAND, command.model_dump_json(indent=1), sync="none")
         site = self.system.site
         if self.launcher.slots is not None:  # it runs where it is started, whatever scheduler the machine has
             site = site.model_copy(update={"scheduler": None})
@@ -342,9 +363,9 @@ class Campaign:
         work, folder = flight.work, flight.folder
         how = light.ran(str(folder)) if work.light is not None else None
         if work.light is not None and how is not None:
-            names = names_of(work.planned.point, work.light, folder, self._suite_folder)
+            names = names_of(work.planned.point, work.light, folder, self.suite_folder)
             record = light.conclude(work.planned.point, work.light, folder, names, replace(how, extras=self._surroundings))
-            publish_quickly(str(folder), RECORD, record.__pydantic_serializer__.to_json(record, indent=1))
+            write_file(f"{folder}/{RECORD}", record.__pydantic_serializer__.to_json(record, indent=1), sync="file")
             self._done(work, record)
             return
         if state.exit_code == 0:
@@ -382,7 +403,8 @@ class Campaign:
             self.say(text)
 
     @cached_property
-    def _suite_folder(self) -> str:
+    def suite_folder(self) -> str:
+        """Folder of the suite file, in which programs start."""
         return str(Path(self.options.file or self.suite.document.name).resolve().parent)
 
     @cached_property

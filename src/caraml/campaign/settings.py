@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import tomllib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from caraml.errors import InputError, nearest
-from caraml.suite.load import SuiteFile
+from caraml.suite.load import SuiteFile, without_values
 from caraml.suite.model import Benchmark, Measure, Suite
 from caraml.tomlfile import TomlDocument
 
@@ -25,8 +26,10 @@ def with_settings(file: SuiteFile, settings: Sequence[str], params_of: Callable[
     """
     if not settings:
         return file
+    settings, values = _without_values(file, settings)
     data = copy.deepcopy(file.document.data)
     models = [params_of(benchmark.workload) for benchmark in file.suite.benchmark]
+    changed: list[set[str]] = [set(before) for before in file.changed] or [set() for _ in models]
     for setting in settings:
         key, value = _parsed(setting)
         touched = [table for table, model in zip(data["benchmark"], models, strict=True) if _knows(model, table, key)]
@@ -35,14 +38,45 @@ def with_settings(file: SuiteFile, settings: Sequence[str], params_of: Callable[
             guess = nearest(key, known)
             hint = f"did you mean {guess!r}?" if guess else f"known: {', '.join(known)}"
             raise InputError(f"--set {setting}: no benchmark of suite {file.suite.name!r} has the key {key!r}", hint)
-        for table in touched:
+        for table, model, names in zip(data["benchmark"], models, changed, strict=True):
+            if table not in touched:
+                continue
+            if key.startswith("params."):
+                others = [override["params"][key[7:]] for override in table.get("on", {}).values() if _get(override, key)]
+                if any(found != value for found in (_found(table, key, model), *others)):
+                    names.add(key)
             _put(table, key, value)
             for override in table.get("on", {}).values():  # what is asked for by hand goes before every other word
                 if _get(override, key):
                     _put(override, key, value)
     name = f"{file.document.name} with --set {' '.join(settings)}"
     document = TomlDocument(name=name, data=data, lines=file.document.lines, text=file.document.text)
-    return SuiteFile(document.validate(Suite), document)
+    values |= file.values
+    return SuiteFile(document.validate(Suite), document, tuple(map(frozenset, changed)), (*file.settings, *settings), values)
+
+
+def _without_values(file: SuiteFile, settings: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The settings with references in place of values of ``env``, and those values."""
+    shown: list[str] = []
+    values: dict[str, str] = {}
+    for setting in settings:
+        key, value = _parsed(setting)
+        if key != "params.env":
+            shown.append(setting)
+            continue
+        data, more = without_values(file.document, {"benchmark": [{"params": {"env": value}}]})
+        shown.append(f"{key}={_inline(data['benchmark'][0]['params']['env'])}")
+        values |= more
+    return shown, values
+
+
+def _inline(value: Any) -> str:
+    """Tables and lists of text as TOML in one line."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(name)} = {_inline(one)}" for name, one in value.items()) + " }"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_inline, value))}]"
+    return json.dumps(value)
 
 
 def _parsed(setting: str) -> tuple[str, Any]:
@@ -72,6 +106,13 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
     for name in tables:
         table = table.setdefault(name, {})
     table[last] = value
+
+
+def _found(table: dict[str, Any], key: str, model: type[BaseModel]) -> Any:
+    """What a parameter is without the setting: as the table says, else the workload's default."""
+    name = key.removeprefix("params.")
+    default = model.model_fields[name].default if name in model.model_fields else None
+    return table.get("params", {}).get(name, default)
 
 
 def _get(table: dict[str, Any], key: str) -> bool:

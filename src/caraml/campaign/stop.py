@@ -8,9 +8,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from caraml.base.limits import LOG_END, tail
 from caraml.campaign.launchers import launcher_of
 from caraml.errors import InputError
-from caraml.results.claim import Runner, myself, start_time
+from caraml.results.claim import Runner, myself, runs_here, somebody_else, start_time
 from caraml.results.finish import finish
 from caraml.results.listing import Listing
 from caraml.results.standing import OPEN, UNHAPPY, Standing, pick, standings
@@ -30,28 +31,39 @@ def cancel(root: Path, what: str) -> Iterator[str]:
     store = Store(root)
     if what in store.suites():
         found = [one for one in standings(store, store.listing(what)) if one.state in OPEN]
-        for runner in {one.runner for one in found if one.runner is not None}:
-            yield _end_runner(runner)
+        for runner in {one.runner for one in found if one.runner is not None and _theirs(one) is None}:
+            yield _end_runner(runner, root)
         found = [one for one in standings(store, store.listing(what)) if one.state in OPEN]
     else:
         found = [one for one in _points(store, what) if one.state in OPEN]
     for one in found:
-        yield _end_point(store, one)
+        yield _theirs(one) or _end_point(store, one)
     if not found:
         yield "no job is left"
 
 
-def _end_runner(runner: Runner) -> str:
+def _end_runner(runner: Runner, root: Path) -> str:
     """Ask a runner of this host to end; it ends its jobs."""
     if runner.place != myself().place:
         return f"the runner is process {runner.pid} on {runner.host}: end it there, or it will start the points that are left"
-    if start_time(runner.pid) == runner.start:
+    if runs_here(runner, root):
         os.kill(runner.pid, signal.SIGTERM)
         deadline = time.monotonic() + _PATIENCE
         while start_time(runner.pid) == runner.start and time.monotonic() < deadline:
             time.sleep(0.05)
         return f"ended the runner, process {runner.pid}"
+    if start_time(runner.pid) == runner.start:
+        return f"left process {runner.pid} alone: nothing but a claim says that it is the runner; kill {runner.pid} ends it, if it is"
     return f"the runner, process {runner.pid}, was gone"
+
+
+def _theirs(one: Standing) -> str | None:
+    """Why a point is left alone: what its folder says is somebody else's word, and may name any process and any job."""
+    assert one.folder is not None
+    user = somebody_else(one.folder)
+    if user is None:
+        return None
+    return f"left {one.label} ({one.key}) alone: {one.folder} belongs to user {user}, who alone can end it"
 
 
 def _end_point(store: Store, one: Standing) -> str:
@@ -76,7 +88,7 @@ def logs_of(root: Path, name: str, lines: int) -> Iterator[tuple[str, str]]:
         raise InputError(f"{chosen[0].label} was not started yet", f"caraml status --out {root}")
     for log in (folder / str(number) / file for file in _LOGS):
         if log.exists():
-            text = log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+            text = tail(log, LOG_END).splitlines()[-lines:]
             yield str(log), "".join(f"{line}\n" for line in text)
 
 

@@ -8,14 +8,12 @@ import signal
 import sys
 from types import FrameType
 
-import typer
-
 # Files register their verbs when they are imported; help shows them in this order.
 # isort: off
 from caraml.cli import run, memory, campaign, results, compare, references, machine, container, data  # noqa: F401
 
 # isort: on
-from caraml.cli.app import app
+from caraml.cli.app import app, say
 from caraml.errors import CaramlError, ExitCode
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -29,12 +27,12 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except CaramlError as error:
-        typer.echo(f"caraml: {error}", err=True)
+        say(f"caraml: {error}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:
         if error.errno not in _DISK:
             raise
-        typer.echo(f"caraml: {error.filename or 'a file'}: {error.strerror}; results that are there stay whole", err=True)
+        say(f"caraml: {error.filename or 'a file'}: {error.strerror}; results that are there stay whole", err=True)
         sys.exit(ExitCode.ENVIRONMENT_UNFIT)
     except ModuleNotFoundError as error:
         package = (error.name or "caraml").partition(".")[0]
@@ -42,14 +40,14 @@ def main() -> None:
             raise
         from caraml.workloads import how_to_install
 
-        typer.echo(f"caraml: needs {package}, not installed here\n  next step: {how_to_install([package])}", err=True)
+        say(f"caraml: needs {package}, not installed here\n  next step: {how_to_install([package])}", err=True)
         sys.exit(ExitCode.ENVIRONMENT_UNFIT)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
     """An administrator's or a batch system's wish to end takes the same way out as Ctrl-C: what runs is ended, and its record says so."""
     del frame
-    typer.echo("caraml: stopped; run the same command again to go on", err=True)
+    say("caraml: stopped; run the same command again to go on", err=True)
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     raise SystemExit(128 + number)

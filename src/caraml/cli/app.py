@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from caraml import __version__
+from caraml.base.text import printable
 from caraml.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,22 +35,33 @@ RESULTS = Path("caraml-results")
 def caraml(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     """CARAML: how fast a machine trains a model, what that costs in energy, and how far it is from the limit."""
     if version:
-        typer.echo(f"caraml {__version__}")
+        say(f"caraml {__version__}")
         raise typer.Exit
+
+
+def say(text: object, *, err: bool = False, nl: bool = True) -> None:
+    """Print text, whoever wrote it: a record, a log, a file that is wrong. Lines stay lines; nothing in it commands the terminal."""
+    typer.echo(printable(str(text), lines=True), err=err, nl=nl)
 
 
 def two_columns(lines: dict[str, str]) -> None:
     """Print names and what they mean."""
     width = max(map(len, lines)) + 2
     for name, text in lines.items():
-        typer.echo(f"{name:<{width}}{text}")
+        say(f"{name:<{width}}{text}")
 
 
 def console() -> Console:
-    """The terminal."""
-    from rich.console import Console
+    """The terminal, for tables and the like. Their texts are printed as :func:`say` prints them; only styles of ours command it."""
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
-    return Console()
+    class Screen(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else Segment(printable(segment.text, lines=True), segment.style)
+
+    return Screen()
 
 
 def rows_of(store: Store, suite: str | None) -> list[dict[str, Scalar]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,18 +12,20 @@ from typing import TYPE_CHECKING, cast, get_args
 
 import typer
 
+from caraml.base.files import open_to_append
+from caraml.base.text import printable
 from caraml.campaign import Campaign, Options, Watcher, exit_code
 from caraml.campaign.launchers import Name, default_name, launcher
+from caraml.campaign.preview import programs
 from caraml.campaign.settings import with_settings
 from caraml.campaign.turn import Turn
-from caraml.cli.app import console
+from caraml.cli.app import console, say
 from caraml.errors import InputError, unknown_name
 from caraml.launch.batch import SlurmOptions
 from caraml.report.live import LiveTable, LogLines
 from caraml.results.record import Record
 from caraml.results.store import Store
-from caraml.suite.load import SuiteFile, load_suite
-from caraml.suite.model import Suite
+from caraml.suite.load import SuiteFile, load_suite, suite_of
 from caraml.system.catalogue import load_system
 from caraml.system.model import System
 from caraml.tomlfile import parse_toml
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from caraml.verify.proof import Place
 
 RUNNER_LOG = "runner.log"
+_DETACHED = "import json, sys; from caraml.cli import main; sys.argv[:] = ['caraml', *json.load(sys.stdin)]; main()"
+"""What a process that was left alone runs; every user sees command lines, and `--set` may have given it a secret."""
 _MANY = 500
 """Above so many points a run ends with counts: a table and a page of them are made when somebody wants to look."""
 _DEFAULTS = SlurmOptions()
@@ -54,10 +59,10 @@ class Asked:
     text: str | None = None
     """The suite itself, where its file is not to be read again."""
     only: frozenset[str] | None = None
-
-    def again_only(self, text: str, keys: frozenset[str]) -> Asked:
-        """The same for some points of a suite whose text is known."""
-        return replace(self, text=text or None, only=keys)
+    stranger: str = ""
+    """Who wrote the suite, where somebody else did."""
+    trust: bool = False
+    """Run what a stranger's suite says without asking."""
 
     def machine(self) -> System:
         """The system. Raises ``InputError`` for an unknown one."""
@@ -72,14 +77,10 @@ class Asked:
 
     def suite_file(self) -> SuiteFile:
         """The suite with the settings in it. Raises ``InputError`` with its faults."""
-        if self.text is None:
-            file = load_suite(self.suite)
-        else:
-            document = parse_toml(self.text, self.suite)
-            file = SuiteFile(document.validate(Suite), document)
+        file = load_suite(self.suite) if self.text is None else suite_of(parse_toml(self.text, self.suite))
         return with_settings(file, self.settings, params_of)
 
-    def campaign(self, watcher: Watcher, say: Callable[[str], None]) -> Campaign:
+    def campaign(self, watcher: Watcher, note: Callable[[str], None]) -> Campaign:
         """The campaign, ready to plan or run."""
         file, system = self.suite_file(), self.machine()
         name = self.launcher_name(system)
@@ -88,20 +89,21 @@ class Asked:
             file,
             system,
             Store(self.out),
-            launcher(name, system, self.out, replace(self.slurm, name=f"caraml-{file.suite.name}"), typer.echo),
+            launcher(name, system, self.out, replace(self.slurm, name=f"caraml-{file.suite.name}"), say),
             watcher,
             self.again,
             Options(
                 file=str(Path(self.suite if self.text is not None else file.document.name.partition(" with --set")[0]).resolve()),
-                settings=self.settings,
+                settings=file.settings,
                 launcher=name,
                 tags=self.tags,
                 comment=self.comment,
                 detach=name == "print" or (self.detach and name == "slurm"),
                 only=self.only,
+                imported=self.stranger,
             ),
             Turn(system.identity, what) if name == "local" else None,
-            say,
+            note,
         )
 
     def run(self, report: bool = True) -> int:
@@ -109,37 +111,63 @@ class Asked:
         if self.detach and self.launcher_name(self.machine()) == "local":
             return self._leave()
         screen = console()
-        with LiveTable(screen) if screen.is_terminal else LogLines(sys.stdout) as watcher:
-            campaign = self.campaign(watcher, watcher.note)
+        watcher = LiveTable(screen) if screen.is_terminal else LogLines(sys.stdout)
+        campaign = self.campaign(watcher, watcher.note)
+        if self.stranger:
+            self._consent(campaign)
+        with watcher:
             records = campaign.run()
         if campaign.options.detach:
-            typer.echo(f"the jobs are in other hands now; caraml status {campaign.suite.suite.name}, or the same command, finds them")
+            say(f"the jobs are in other hands now; caraml status {campaign.suite.suite.name}, or the same command, finds them")
             return 0
         if report:
             show_results(campaign.store, records, campaign.suite.suite.name, campaign.suite.suite.title)
         return exit_code(records)
 
+    def _consent(self, campaign: Campaign) -> None:
+        """Say what would run of a suite that somebody else wrote, and ask whether it may. Raises ``InputError`` where it may not."""
+        origin = f"suite {campaign.suite.suite.name} comes from {printable(self.stranger)}"
+        lines = "".join(f"  {printable(line)}\n" for line in programs(campaign, self.only or ()))
+        say(f"{origin}. This would run as you:\n{lines}", nl=False)
+        if self.trust:
+            return
+        if not attended():
+            raise InputError(
+                f"{origin}: nothing of it runs unseen",
+                "read what it would run, then add --trust; a suite of your own is sealed by caraml run",
+            )
+        if not typer.confirm("Run it?"):
+            raise InputError(f"{origin}: nothing of it was run")
+
     def _leave(self) -> int:
         """Start the same command as a process that outlives this one."""
         name = self.suite_file().suite.name  # faults are told here, where somebody reads them
-        self.out.mkdir(parents=True, exist_ok=True)
+        Store(self.out).make()
         log = self.out / f"{name}.{RUNNER_LOG}"
         arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
-        with log.open("ab") as output:
-            child = subprocess.Popen(
-                [sys.executable, "-m", "caraml", *arguments],
-                stdin=subprocess.DEVNULL,
+        with open_to_append(log, mode=0o600) as output:
+            child = subprocess.Popen(  # noqa: S603 -- this program, which is told what its user said where nobody else can see it
+                [sys.executable, "-P", "-c", _DETACHED],
+                stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        typer.echo(f"process {child.pid} runs suite {name}; its words go to {log}\ncaraml status {name} says how far it is")
+        assert child.stdin is not None
+        with child.stdin:
+            child.stdin.write(json.dumps(arguments).encode())
+        say(f"process {child.pid} runs suite {name}; its words go to {log}\ncaraml status {name} says how far it is")
         return 0
 
 
-def place_of(system: str, launcher_name: str | None, nodes: int) -> Place | None:
-    """Where `caraml verify` proves the ruler; ``None`` for this machine. Raises ``InputError`` for what cannot be reached."""
-    from caraml.verify.proof import Place  # needs torch, which the other verbs do without
+def attended() -> bool:
+    """Whether somebody sits there who can be asked."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def place_of(system: str, launcher_name: str | None, nodes: int) -> Place:
+    """Where `caraml verify` proves the ruler. Raises ``InputError`` for what cannot be reached."""
+    from caraml.verify.proof import Place, here  # needs torch, which the other verbs do without
 
     asked = Asked("verify", Path(), system, launcher_name)
     machine = asked.machine()
@@ -148,23 +176,20 @@ def place_of(system: str, launcher_name: str | None, nodes: int) -> Place | None
         if machine.nodes is not None and nodes > machine.nodes:
             raise InputError(f"--nodes: found {nodes}, expected at most {machine.nodes}: so many nodes has {machine.name}")
         options = SlurmOptions(pack=_MANY, name="caraml-verify")
-        return Place(machine, lambda root: launcher(name, machine, root, options, typer.echo), nodes, name)
-    if name == "print" or nodes > 1:
-        raise InputError(
-            f"launcher {name!r} cannot prove work on {nodes} node{'s' * (nodes > 1)}",
-            "caraml verify --launcher slurm --system NAME --nodes N",
-        )
-    return None
+        return Place(machine, lambda root: launcher(name, machine, root, options, say), nodes, name)
+    if name == "print":
+        raise InputError(f"launcher {name!r} cannot prove anything: it runs nothing", "caraml verify --launcher slurm --system NAME")
+    return replace(here(), nodes=nodes)
 
 
 def show_results(store: Store, records: list[Record], name: str, title: str) -> None:
     """The end of a run: the table, and the page; of very many points only their number."""
     if len(records) > _MANY:
         failed = sum(record.status not in ("ok", "skipped") for record in records)
-        typer.echo(f"{len(records):,} points, {failed:,} without a result; caraml results {name}, caraml report {name}")
+        say(f"{len(records):,} points, {failed:,} without a result; caraml results {name}, caraml report {name}")
         return
     from caraml.report.page import write_report
     from caraml.report.terminal import results_table
 
     console().print(results_table(records))
-    typer.echo(f"report: {write_report(store, records, store.root / f'{name}.html', title)}")
+    say(f"report: {write_report(store, records, store.root / f'{name}.html', title)}")

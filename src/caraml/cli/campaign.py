@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from caraml.cli.app import RESULTS, Out, app
+from caraml.cli.app import RESULTS, Out, app, say
 from caraml.errors import ExitCode, InputError
 
 
@@ -26,7 +27,7 @@ def status(
         watch_status(out, suite)
         found = listings(out, suite)
     else:
-        typer.echo(status_text(found), nl=False)
+        say(status_text(found), nl=False)
     raise typer.Exit(ExitCode.POINTS_FAILED if any(one.state in UNHAPPY for _, points in found for one in points) else ExitCode.OK)
 
 
@@ -39,7 +40,7 @@ def cancel(
     from caraml.campaign.stop import cancel as end
 
     for sentence in end(out, what):
-        typer.echo(sentence)
+        say(sentence)
 
 
 @app.command()
@@ -52,7 +53,7 @@ def logs(
     from caraml.campaign.stop import logs_of
 
     for name, text in logs_of(out, point, lines):
-        typer.echo(f"==> {name}\n{text}")
+        say(f"==> {name}\n{text}")
 
 
 @app.command()
@@ -61,8 +62,10 @@ def retry(
     out: Out = RESULTS,
     failed: Annotated[bool, typer.Option("--failed", help="Every point that failed, was lost, timed out or was invalid.")] = False,
     oom: Annotated[bool, typer.Option("--oom", help="Every point that ran out of memory.")] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Run what somebody else's suite says without asking.")] = False,
 ) -> None:
-    """Measure points again whose result you do not accept; the earlier attempts are kept."""
+    """Measure points again whose result you do not accept; the earlier attempts are kept. Of an imported suite it says what would run, and
+    asks."""
     from caraml.campaign.stop import to_retry
     from caraml.cli.asked import Asked
 
@@ -70,9 +73,9 @@ def retry(
     for listing, keys in to_retry(out, tuple(points or ()), failed, oom):
         settings, tags = tuple(listing.settings), tuple(listing.tags)
         asked = Asked(listing.file, out, listing.system, listing.launcher, settings, tags=tags, comment=listing.comment)
-        codes.append(asked.again_only(listing.text, frozenset(keys)).run())
+        codes.append(replace(asked, text=listing.text or None, only=frozenset(keys), stranger=listing.stranger(), trust=trust).run())
     if not codes:
-        typer.echo("nothing to try again")
+        say("nothing to try again")
     raise typer.Exit(max(codes, default=0))
 
 
@@ -86,7 +89,7 @@ def archive(
     from caraml.results.archive import pack
 
     done = pack(out, suite, file)
-    typer.echo(f"{file}: {done.records:,} records, {done.files:,} files, {done.bytes:,} bytes")
+    say(f"{file}: {done.records:,} records, {done.files:,} files, {done.bytes:,} bytes")
 
 
 @app.command("import")
@@ -106,4 +109,4 @@ def import_(
         from caraml.results.archive import unpack
 
         done = unpack(file, out)
-    typer.echo(f"{out}: {done.records:,} records added, {done.known:,} known already")
+    say(f"{out}: {done.records:,} records added, {done.known:,} known already")

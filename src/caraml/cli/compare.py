@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from caraml.cli.app import RESULTS, Out, app, console, records_of
+from caraml.cli.app import RESULTS, Out, app, console, records_of, say
 from caraml.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
@@ -24,22 +24,23 @@ def compare(  # noqa: PLR0917  -- typer reads the signature
     out: Out = RESULTS,
     metric: Annotated[list[str] | None, typer.Option("--metric", help="Compare this metric; may be repeated.")] = None,
     fail_if: Annotated[str | None, typer.Option("--fail-if", help="worse, or worse:5%: exit with 1 if B is.")] = None,
+    same_within: Annotated[float, typer.Option("--same-within", min=0.01, max=50, help="What counts as the same [%].")] = 1,
     everything: Annotated[bool, typer.Option("--all", help="List every number, however many there are.")] = False,
     markdown: AsMarkdown = False,
 ) -> None:
     """Say what differs between two results and which numbers changed beyond chance."""
     from caraml.analysis.compare import compare as compared
-    from caraml.analysis.gate import parse_gate
-    from caraml.analysis.sides import side
+    from caraml.analysis.compare import parse_gate
+    from caraml.analysis.select import select
     from caraml.report.comparison import comparison_sections, gate_lines
 
     gate = parse_gate(fail_if) if fail_if is not None else None
-    found = compared(side(a, out), side(b, out), metric or ())
+    found = compared(select(a, out), select(b, out), metric or (), same_within / 100)
     _print(comparison_sections(found, everything), markdown)
     if gate is not None:
         lines, failed = gate_lines(gate, found)
         for line in lines:
-            typer.echo(line)
+            say(line)
         raise typer.Exit(ExitCode.POINTS_FAILED if failed else ExitCode.OK)
 
 
@@ -51,9 +52,8 @@ def scaling(
     markdown: AsMarkdown = False,
 ) -> None:
     """Show speed-up and efficiency over the number of devices, with the laws of Amdahl and Gustafson, slow steps and slow ranks."""
-    from caraml.analysis.matrix import matrix, solutions_of
+    from caraml.analysis.scaling import matrix, solutions_of, step_views
     from caraml.analysis.scaling import scaling as scaled
-    from caraml.analysis.scaling import step_views
     from caraml.report.comparison import scaling_sections
     from caraml.results.store import Store
 
@@ -113,6 +113,6 @@ def _print(sections: Sequence[Section], markdown: bool) -> None:
     from caraml.report.comparison import terminal
 
     if markdown:
-        typer.echo(as_markdown(sections))
+        say(as_markdown(sections))
     else:
         console().print(terminal(sections))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from caraml.cli.app import app
+from caraml.cli.app import app, say
 from caraml.errors import EnvironmentUnfitError
 
 container_app = typer.Typer(no_args_is_help=True, help="Make images that points run in.")
@@ -43,7 +43,7 @@ def container_pull(
 
 
 def _run(command: list[str]) -> None:
-    typer.echo(f"$ {shlex.join(command)}")
-    code = subprocess.run(command, check=False).returncode
+    say(f"$ {shlex.join(command)}")
+    code = subprocess.run(command, check=False).returncode  # noqa: S603 -- made by caraml.launch.container of the user's own words; no shell
     if code:
         raise EnvironmentUnfitError(f"{command[0]} ended with exit status {code}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from caraml.cli.app import data_app
+from caraml.cli.app import data_app, say
 
 prepare_app = typer.Typer(no_args_is_help=True, help="Write data sets that workloads read.")
 data_app.add_typer(prepare_app, name="prepare")
@@ -25,7 +25,7 @@ def prepare_text(
     from caraml.data.text import prepare_text as prepare
 
     done = prepare(inputs, out, tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key)
-    typer.echo(f"{done.prefix}: {done.documents:,} documents, {done.tokens:,} tokens, vocabulary {done.vocab_size:,}")
+    say(f"{done.prefix}: {done.documents:,} documents, {done.tokens:,} tokens, vocabulary {done.vocab_size:,}")
 
 
 @prepare_app.command("images")
@@ -39,7 +39,7 @@ def prepare_images(
     from caraml.data.images import generate_image_folder
 
     done = generate_image_folder(out, classes, per_class, seed)
-    typer.echo(f"{out}: {done.images:,} images in {done.classes:,} classes, {done.bytes:,} bytes")
+    say(f"{out}: {done.images:,} images in {done.classes:,} classes, {done.bytes:,} bytes")
 
 
 @prepare_app.command("weather")
@@ -53,7 +53,7 @@ def prepare_weather(
     from caraml.data.weather import prepare_weather as prepare
 
     done = prepare(application, out, size, seed)
-    typer.echo(f"{out}: {done.files:,} files, {done.bytes:,} bytes")
+    say(f"{out}: {done.files:,} files, {done.bytes:,} bytes")
 
 
 @data_app.command("pack")
@@ -66,7 +66,7 @@ def pack(
     from caraml.data.pack import pack_images
 
     done = pack_images(folder, out, shard)
-    typer.echo(f"{out}: {done.images:,} images in {done.files:,} {'file' if done.files == 1 else 'files'}, {done.bytes:,} bytes")
+    say(f"{out}: {done.images:,} images in {done.files:,} {'file' if done.files == 1 else 'files'}, {done.bytes:,} bytes")
 
 
 @data_app.command("stage")
@@ -80,7 +80,7 @@ def stage(
 
     done = bring(source, to, unpack=unpack)
     took = "was there already" if done.again else f"took {done.seconds:,.2f} s"
-    typer.echo(f"{done.path}: {done.bytes:,} bytes, {took}")
+    say(f"{done.path}: {done.bytes:,} bytes, {took}")
 
 
 @data_app.command("unstage")
@@ -89,4 +89,4 @@ def unstage(to: Annotated[Path, typer.Option("--to", help="Folder that data was 
     from caraml.data.staging import unstage as remove
 
     removed = remove(to)
-    typer.echo("\n".join([*(f"removed {folder}" for folder in removed), f"{len(removed)} removed"]))
+    say("\n".join([*(f"removed {folder}" for folder in removed), f"{len(removed)} removed"]))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from caraml.cli.app import RESULTS, Out, app, console, list_app, system_app, two_columns
+from caraml.cli.app import RESULTS, Out, app, console, list_app, say, system_app, two_columns
 from caraml.errors import ExitCode
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -24,9 +25,9 @@ def list_suites() -> None:
 @list_app.command("workloads")
 def list_workloads() -> None:
     """What can be trained."""
-    from caraml.workloads import WORKLOADS
+    from caraml.workloads import titles
 
-    two_columns(WORKLOADS)
+    two_columns(titles())
 
 
 @list_app.command("systems")
@@ -49,7 +50,7 @@ def system_show(
 
     system = load_system(name)
     if json:
-        typer.echo(system.model_dump_json(indent=2))
+        say(system.model_dump_json(indent=2))
         return
     aliases = f" ({', '.join(system.aliases)})" if system.aliases else ""
     console().print(f"{system.name}{aliases}: {system.title}", markup=False, highlight=False)
@@ -65,7 +66,7 @@ def system_validate(file: Annotated[Path, typer.Argument(help="A TOML file that 
 
     found = described(file)
     over = f", over {' and '.join(str(path) for path in found.files[:-1])}" if len(found.files) > 1 else ""
-    typer.echo(f"{file}: describes {found.system.name}, {found.system.title}{over}")
+    say(f"{file}: describes {found.system.name}, {found.system.title}{over}")
 
 
 @system_app.command("detect")
@@ -75,15 +76,22 @@ def system_detect(json: Json = False) -> None:
     from caraml.system.detect import detect
 
     system = detect()
-    typer.echo(system.model_dump_json(indent=2) if json else as_toml(system), nl=json)
+    say(system.model_dump_json(indent=2) if json else as_toml(system), nl=json)
 
 
 @app.command()
-def doctor(out: Out = RESULTS) -> None:
+def doctor(
+    out: Out = RESULTS,
+    json: Json = False,
+    names: Annotated[bool, typer.Option("--names", help="With --json: keep names of host and user, device ids, Slurm job.")] = False,
+) -> None:
     """Say what this machine can measure, what is missing, and the command that would mend it."""
-    from caraml.doctor import checks
+    from caraml.doctor import checks, report
     from caraml.report.tables import checks_table
 
     found = checks(out)
-    console().print(checks_table(found))
+    if json:
+        say(dumps(report(found, names), indent=2))
+    else:
+        console().print(checks_table(found))
     raise typer.Exit(ExitCode.ENVIRONMENT_UNFIT if any(check.status == "missing" for check in found) else ExitCode.OK)

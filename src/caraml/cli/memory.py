@@ -53,8 +53,7 @@ def _fitting(name: str, machine: System, settings: list[str]) -> list[Planned]:
     from caraml.campaign.settings import with_settings
     from caraml.engine.fitting import MOST_DEVICES, smallest_that_fit
     from caraml.suite.expand import expand
-    from caraml.suite.load import SuiteFile
-    from caraml.suite.model import Suite
+    from caraml.suite.load import suite_of
     from caraml.tomlfile import parse_toml
     from caraml.workloads import params_of
 
@@ -64,7 +63,7 @@ def _fitting(name: str, machine: System, settings: list[str]) -> list[Planned]:
     if room is None:
         raise InputError(f"{machine.name} does not say how much memory a device has", "add devices.memory_bytes to its file")
     document = parse_toml(f'name = "memory"\ntitle = "-"\n[[benchmark]]\nname = "{name}"\nworkload = "{name}"\n{_DEFAULTS}', "memory")
-    file = with_settings(SuiteFile(document.validate(Suite), document), settings, params_of)
+    file = with_settings(suite_of(document), settings, params_of)
     point = expand(file, machine_of(machine), params_of).points[0].point.model_copy(update={"suite": ""})
     shape = params_of(name).model_validate(point.params).model_shape()  # type: ignore[attr-defined]
     found = smallest_that_fit(point, shape, room, machine.devices_per_node)

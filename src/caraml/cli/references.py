@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from caraml.cli.app import app
+from caraml.cli.app import app, say
 
 
 @app.command()
@@ -31,10 +31,10 @@ def references(
     rows = select(load(), **wanted)
     if csv or json:
         columns, lines = audit_lines(rows) if audit else full_lines(rows)
-        typer.echo((to_csv if csv else to_json)(columns, lines), nl=False)
+        say((to_csv if csv else to_json)(columns, lines), nl=False)
     elif audit:
-        typer.echo(audit_text(rows))
+        say(audit_text(rows))
     elif any(wanted.values()):
-        typer.echo(rows_text(rows))
+        say(rows_text(rows))
     else:
-        typer.echo(overview(rows))
+        say(overview(rows))

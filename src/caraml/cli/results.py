@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from caraml.cli.app import RESULTS, Out, app, console, records_of, rows_of
+from caraml.base.files import owned
+from caraml.cli.app import RESULTS, Out, app, console, records_of, rows_of, say
 from caraml.errors import InputError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def results(
         rows = rows_of(store, suite)
         if not csv and not json:
             if len(rows) > MANY:
-                typer.echo(rows_text(rows), nl=False)
+                say(rows_text(rows), nl=False)
                 return
             from caraml.report.terminal import results_table
 
@@ -65,7 +66,7 @@ def results(
 
         lines = [tuple(safe_cells(line)) for line in lines]
     if csv or json:
-        typer.echo((to_csv if csv else to_json)(columns, lines, column_units), nl=False)
+        say((to_csv if csv else to_json)(columns, lines, column_units), nl=False)
     else:
         console().print(query_table(columns, lines))
 
@@ -89,7 +90,9 @@ def report(
     format: Annotated[
         Format, typer.Option("--format", help="html: one page. md, csv: text. pdf, png, svg: a file for each figure.")
     ] = Format.HTML,
-    to: Annotated[Path | None, typer.Option("--to", help="File, or folder of figures; default: beside the results.")] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="File, or folder of figures; default: beside the results if they are yours.")
+    ] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Browse all campaigns below the folder, on this machine only.")] = False,
     port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port of --serve; 0: any free one. Default: 8642.")] = None,
 ) -> None:
@@ -105,23 +108,35 @@ def report(
         raise InputError("--port is for --serve", "caraml report --serve --port 8000")
     store = Store(out)
     records = records_of(store, suite)
+    beside = to or _place(out)
     name, title = suite or "all", (store.listing(suite).title or suite) if suite else "All results"
     if format in (Format.PDF, Format.PNG, Format.SVG):
         from caraml.report.export import write_figures
         from caraml.report.numbers import count
 
-        written = write_figures(store, records, to or out / f"{name}-figures", format.value)
-        typer.echo(f"{count(len(written), 'figure')} in {written[0].parent}")
+        written = write_figures(store, records, to or beside / f"{name}-figures", format.value)
+        say(f"{count(len(written), 'figure')} in {written[0].parent}")
         return
-    path = to or out / f"{name}.{format}"
+    path = to or beside / f"{name}.{format}"
     _write_text(store, records, format, path, title)
-    typer.echo(path)
+    say(path)
+
+
+def _place(out: Path) -> Path:
+    """Folder of a report that nobody gave a place: that of the results, or this one where they are somebody else's."""
+    if owned(out):
+        return out
+    theirs, here = f"{out} belongs to user {out.stat().st_uid}", Path()
+    if not owned(here):
+        raise InputError(f"{theirs}, and this folder to user {here.stat().st_uid}: nothing is written unasked", "caraml report --to FILE")
+    say(f"{theirs}: the report goes into {here.absolute()}", err=True)
+    return here
 
 
 def _write_text(store: Store, records: list[Record], format: Format, path: Path, title: str) -> None:
+    from caraml.base.files import write_file
     from caraml.report.export import csv_text, markdown
     from caraml.report.page import page
-    from caraml.results.files import write_atomically
 
     path.parent.mkdir(parents=True, exist_ok=True)
     text = {
@@ -129,7 +144,7 @@ def _write_text(store: Store, records: list[Record], format: Format, path: Path,
         Format.MD: lambda: markdown(store, records, title),
         Format.CSV: lambda: csv_text(records),
     }[format]()
-    write_atomically(path, text)
+    write_file(path, text)
 
 
 def _serve(out: Path, port: int | None) -> None:
@@ -137,6 +152,6 @@ def _serve(out: Path, port: int | None) -> None:
     from caraml.report.serve import PORT, Server
 
     with Server(Shelf(out), PORT if port is None else port) as server:
-        typer.echo(f"{server.url}\nOnly this machine can open it, and only with this address. Ctrl+C ends it.")
+        say(f"{server.url}\nOnly this machine can open it, and only with this address. Ctrl+C ends it.")
         with suppress(KeyboardInterrupt):
             server.serve_forever()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from caraml.cli.app import RESULTS, Out, app, console
+from caraml.cli.app import RESULTS, Out, app, console, say
 from caraml.errors import ExitCode
 
 SuiteName = Annotated[str, typer.Argument(help="Name of a suite (see `caraml list suites`) or path of a suite file.")]
@@ -36,7 +36,7 @@ def plan(  # noqa: PLR0917 -- options, which nobody gives by position
     from caraml.report.live import LogLines
     from caraml.report.preview import preview_view
 
-    campaign = Asked(suite, out, system, launcher, tuple(settings or ()), again).campaign(LogLines(sys.stdout), typer.echo)
+    campaign = Asked(suite, out, system, launcher, tuple(settings or ()), again).campaign(LogLines(sys.stdout), say)
     found = preview(campaign)
     console().print(preview_view(found, campaign.system, campaign.options.launcher, scripts))
     raise typer.Exit(ExitCode.WRONG_INPUT if found.objections else ExitCode.OK)
@@ -50,9 +50,7 @@ def run(  # noqa: PLR0917 -- options, which nobody gives by position
     system: SystemName = "local",
     launcher: LauncherName = None,
     settings: Settings = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Come back at once; `caraml status` and the same command find the jobs.")
-    ] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return at once; `caraml status` and the same command find the jobs.")] = False,
     tag: Annotated[list[str] | None, typer.Option("--tag", help="A word to find the campaign by; may be given several times.")] = None,
     comment: Annotated[str, typer.Option("--comment", help="A sentence to remember the campaign by.")] = "",
     one_at_a_time: OneAtATime = False,
@@ -60,7 +58,7 @@ def run(  # noqa: PLR0917 -- options, which nobody gives by position
     throttle: Throttle = None,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Show the table and write the page at the end.")] = True,
 ) -> None:
-    """Run a suite: every point that has no result yet; jobs that still run are taken up. Prints a table and writes a page."""
+    """Run a suite: every point that has no result yet, and those whose jobs still run. Prints a table and writes a page."""
     from caraml.cli.asked import Asked
     from caraml.launch.batch import SlurmOptions
 
@@ -74,9 +72,9 @@ def verify(
     out: Out = RESULTS,
     system: SystemName = "local",
     launcher: LauncherName = None,
-    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Also prove work that goes over so many nodes.")] = 1,
+    nodes: Annotated[int, typer.Option("--nodes", min=1, help="Also check work over so many nodes.")] = 1,
 ) -> None:
-    """Prove the ruler: measure work of known truth, here or through the scheduler of a machine, and compare every number with it."""
+    """Check the measurement: measure work of known truth, here or through a scheduler, and compare every number with the truth."""
     from caraml.cli.asked import place_of
     from caraml.report.live import LiveTable, LogLines
     from caraml.verify.finding import table
@@ -89,7 +87,7 @@ def verify(
     screen.print(table(findings))
     verdicts = [finding.verdict for finding in findings]
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in ("right", "wrong", "note", "not here"))
-    typer.echo(f"{counts}; written to {out / FILE}")
+    say(f"{counts}; written to {out / FILE}")
     raise typer.Exit(ExitCode.OK if right(findings) else ExitCode.POINTS_FAILED)
 
 

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from caraml.base.limits import PIXELS, PIXELS_OTHER
+
 AREA = (0.08, 1.0)
 """Smallest and largest share of an image's area that a random crop covers (Szegedy et al. 2015, "Going deeper with convolutions")."""
 ASPECT = (3 / 4, 4 / 3)
@@ -25,8 +27,8 @@ ASPECT = (3 / 4, 4 / 3)
 CENTRAL = 224 / 256
 """Share of the shorter side that a central crop takes: resizing to 256 pixels and cutting 224 out of the middle."""
 _TRIES = 10
-_MOST_PIXELS = 2 * 89_478_485
-"""Images above this are refused, as Pillow does: a header of a few bytes must not make a worker ask for gigabytes."""
+_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "PPM")
+"""What Pillow may decode, of the fifty formats that it knows: some of the others run programs."""
 _REDUCTIONS = (8, 4, 2)
 
 
@@ -78,7 +80,7 @@ def decode_crop(data: bytes, choose: Choose, size: int, *, reduced: bool = True)
     """The chosen part of an encoded image, resized to ``size`` x ``size``.
 
     Args:
-        data: a whole file: JPEG, or anything else that Pillow reads.
+        data: a whole file: JPEG, PNG, BMP, WebP, TIFF, PPM or PGM.
         choose: the crop.
         size: height and width of the result in pixels.
         reduced: decode at reduced size where the crop is at least twice as large as the result.
@@ -108,7 +110,7 @@ def _decode_jpeg(data: bytes, choose: Choose, size: int, reduced: bool) -> Decod
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
         if space not in ("YCbCr", "Gray", "RGB"):
             return None
-        _refuse_huge(width, height)
+        _refuse_huge(width, height, PIXELS)
         box = choose(width, height)
         fit = _reduction(box, size) if reduced else 1
         least = (math.ceil(height / fit), math.ceil(width / fit)) if fit > 1 else (0, 0)
@@ -125,25 +127,28 @@ def _decode_any(data: bytes, choose: Choose, size: int, reduced: bool) -> Decode
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             width, height = image.size
-            _refuse_huge(width, height)
+            _refuse_huge(width, height, PIXELS_OTHER)
             box = choose(width, height)
             fit = _reduction(box, size) if reduced else 1
             if fit > 1:
                 image.draft(image.mode, (width // fit, height // fit))
-            pixels = np.array(image.convert("RGB"))
+            pixels = np.array(image.convert("RGB") if image.mode != "RGB" else image)
     except Damaged:
         raise
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:  # what Pillow raises for a damaged file
+    except Image.DecompressionBombError as error:
+        raise Damaged(f"more pixels than the {PIXELS_OTHER:,} that are read") from error
+    except (OSError, SyntaxError, ValueError, EOFError) as error:  # what Pillow raises for a damaged file
         unknown = isinstance(error, UnidentifiedImageError)
         raise Damaged("no image of a known format" if unknown else " ".join(str(error).split()) or type(error).__name__) from error
     return pixels, _on_scale(box, pixels.shape[1] / width, pixels.shape[0] / height)
 
 
-def _refuse_huge(width: int, height: int) -> None:
-    if width * height > _MOST_PIXELS:
-        raise Damaged(f"{width} x {height} pixels; expected at most {_MOST_PIXELS:,} in all")
+def _refuse_huge(width: int, height: int, most: int) -> None:
+    """A header of a few bytes must not make a worker ask for gigabytes."""
+    if width * height > most:
+        raise Damaged(f"found {width} x {height} pixels, at most {most:,} are read")
 
 
 def _reduction(box: Box, size: int) -> int:

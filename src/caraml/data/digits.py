@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import struct
 from collections.abc import Sequence
@@ -13,6 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from caraml.base.files import making
+from caraml.base.limits import DIGITS, too_large
+from caraml.base.packed import unpacking
 from caraml.data.store import prepared_once
 from caraml.errors import InputError
 
@@ -65,9 +67,14 @@ def mnist(folder: Path, held_out: bool = False) -> Digits:
     if path is None:
         raise InputError(f"{folder}: found neither {name} nor {name}.gz", "leave `folder` out to use drawn digits")
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with unpacking(path) as file:
+            data = bytearray()  # piece by piece, so that it is in memory once
+            while len(data) <= DIGITS and (piece := file.read(1 << 20)):
+                data += piece
+        if len(data) > DIGITS:
+            raise too_large(path, len(data), DIGITS)
         magic, count, height, width = struct.unpack_from(">4i", data)
-    except (OSError, EOFError, struct.error) as error:
+    except struct.error as error:
         raise InputError(f"{path}: not readable as an idx file: {error}") from error
     size = len(data) - 16
     if (magic, height, width) != (_IMAGES_MAGIC, SIDE, SIDE) or size != count * SIDE * SIDE:
@@ -82,8 +89,13 @@ def drawn_digits(images: int = DRAWN, held_out: bool = False) -> Digits:
 
     seed = 1 if held_out else 0
     key = {"kind": "digits", "version": _VERSION, "images": images, "seed": seed, "pillow": PIL.__version__, "numpy": np.__version__}
-    folder = prepared_once(key, lambda folder: np.save(folder / "images.npy", _draw(images, seed)))
+    folder = prepared_once(key, lambda folder: _write(folder / "images.npy", _draw(images, seed)))
     return Digits(np.load(folder / "images.npy", mmap_mode="r"), {"path": str(folder), "drawn": True})
+
+
+def _write(path: Path, images: npt.NDArray[np.uint8]) -> None:
+    with making(path) as file:
+        np.save(file, images)
 
 
 def _draw(images: int, seed: int) -> npt.NDArray[np.uint8]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from caraml.base.files import making, write_new
 from caraml.data.store import build_folder, prepared_once
 from caraml.errors import InputError
 
@@ -100,7 +101,8 @@ def _write_images(folder: Path, classes: int, images_per_class: int, seed: int) 
         rng = np.random.default_rng([seed, label, index])
         image = _draw_image(rng, label, classes, texture)
         path = folder / f"class_{label:0{digits}}" / f"{index:0{digits}}.jpg"
-        image.save(path, "JPEG", quality=int(rng.integers(*_QUALITIES)))
+        with making(path) as file:
+            image.save(file, "JPEG", quality=int(rng.integers(*_QUALITIES)))
         return image.width, image.height, path.stat().st_size
 
     # Pillow and NumPy release the interpreter's lock in their long loops, so threads are enough.
@@ -114,7 +116,7 @@ def _write_images(folder: Path, classes: int, images_per_class: int, seed: int) 
         "mean_height": sum(heights) / len(heights),
         "seed": seed,
     }
-    (folder / FACTS_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    write_new(folder / FACTS_FILE, json.dumps(facts, indent=2) + "\n")
 
 
 def _draw_size(rng: np.random.Generator) -> tuple[int, int]:

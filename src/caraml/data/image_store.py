@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from caraml.base.limits import IMAGE, read_bytes, read_json
 from caraml.data.image_generator import FACTS_FILE
 from caraml.errors import InputError
 
@@ -33,7 +34,7 @@ class ImageStore(Protocol):
     """The class of each image, as a position in ``classes``."""
 
     def read(self, position: int) -> bytes:
-        """The file of image ``position``. Raises ``OSError`` if it cannot be read."""
+        """The file of image ``position``. Raises ``OSError`` if it cannot be read, ``InputError`` if it is too large."""
         ...
 
     def name(self, position: int) -> str:
@@ -70,8 +71,7 @@ class FolderStore:
 
     def read(self, position: int) -> bytes:
         """The file of image ``position``."""
-        with open(self._paths[position], "rb") as file:  # noqa: PTH123  # once per image and epoch
-            return file.read()
+        return read_bytes(self._paths[position], IMAGE)
 
     def name(self, position: int) -> str:
         """Its path."""
@@ -87,7 +87,7 @@ class FolderStore:
             "path": str(self.root),
             "bytes": round(mean * len(self._paths)),
             "bytes_from": "all files" if len(chosen) == len(self._paths) else f"the mean of {len(chosen)} files",
-            "generated": json.loads(facts.read_text(encoding="utf-8")) if facts.is_file() else None,
+            "generated": json.loads(read_json(facts)) if facts.is_file() else None,
         }
 
 

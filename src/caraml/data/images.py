@@ -122,7 +122,7 @@ class ImageSamples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
         while True:
             try:
                 image = decode_crop(self.store.read(position), choose, self.size, reduced=self.reduced_decoding)
-            except (Damaged, OSError) as error:
+            except (Damaged, OSError, InputError) as error:
                 name = self.store.name(position)
                 if self.on_damaged == "fail":
                     raise InputError(
@@ -139,7 +139,7 @@ class ImageSamples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
         """Crop and mirror of a sample."""
         if not self.augmented:
             return central_crop, False
-        rng = random.Random((self.seed << 48) ^ draw)
+        rng = random.Random((self.seed << 48) ^ draw)  # noqa: S311 -- crops and mirrors, the same for the same seed
         mirrored = rng.random() < 0.5
         return random_crop(rng), mirrored
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from caraml.base.files import replacing_by_name
+from caraml.base.limits import CLASSES, IMAGE, IMAGES, RECORD, counted, too_large
 from caraml.data.image_store import ImageStore
 from caraml.errors import EnvironmentUnfitError, InputError
 
@@ -41,20 +43,25 @@ class LmdbStore:
         lmdb = _lmdb()
         try:
             value = self._transaction().get(META)
-            meta = json.loads(bytes(value)) if value is not None else {}
-            if meta.get("format") != FORMAT or not meta.get("images"):
+            if value is not None and len(value) > RECORD:
+                raise too_large(f"{self.path}: {META.decode()}", len(value), RECORD)
+            meta = json.loads(counted(bytes(value), self.path, CLASSES)) if value is not None else {}
+            images, classes = (meta.get("images"), meta.get("classes")) if isinstance(meta, dict) else (None, None)
+            if not isinstance(images, int) or not isinstance(classes, list) or not images or meta.get("format") != FORMAT:
                 raise InputError(
                     f"{self.path}: an LMDB, but not one of images: no `{META.decode()}` of format {FORMAT}", "caraml data pack writes one"
                 )
+            if (entries := _environments[str(self.path.absolute())][1].stat()["entries"]) > IMAGES:
+                raise too_large(self.path, entries, IMAGES, "images")
             with self._transaction().cursor() as cursor:
-                labels = [_LABEL.unpack_from(value)[0] for key, value in cursor if key != META]
-        except (lmdb.Error, OSError, ValueError, struct.error) as error:
+                labels = np.fromiter((_LABEL.unpack_from(value)[0] for key, value in cursor if key != META), dtype=np.int64)
+        except (lmdb.Error, OSError, ValueError, RecursionError, struct.error) as error:
             raise InputError(
                 f"{self.path}: not readable as an LMDB: {error}", "copy it again, or write it anew with `caraml data pack`"
             ) from error
-        if len(labels) != meta["images"] or not 0 <= min(labels) <= max(labels) < len(meta["classes"]):
-            raise InputError(f"{self.path}: found {len(labels)} images; expected {meta['images']} of classes below {len(meta['classes'])}")
-        return {"classes": meta["classes"], "labels": np.array(labels, dtype=np.int64).tobytes()}
+        if len(labels) != images or not 0 <= labels.min() <= labels.max() < len(classes):
+            raise InputError(f"{self.path}: found {len(labels)} images; expected {images} of classes below {len(classes)}")
+        return {"classes": classes, "labels": labels.tobytes()}
 
     def _transaction(self) -> Any:
         """The read transaction of this process; LMDB forbids to carry one over a fork, so a loader's worker opens its own."""
@@ -94,6 +101,8 @@ class LmdbStore:
         value = self._transaction().get(_KEY.pack(position))
         if value is None:
             raise OSError(f"image {position} is missing")
+        if len(value) > IMAGE:
+            raise too_large(self.name(position), len(value), IMAGE)
         return bytes(value[_LABEL.size :])
 
     def name(self, position: int) -> str:
@@ -109,10 +118,9 @@ def write_lmdb(store: ImageStore, path: Path) -> None:
     """Write all images of ``store`` to the new LMDB file ``path``; a half-written one is never left under that name."""
     lmdb = _lmdb()
     images = len(store.labels)
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
+    with replacing_by_name(path) as inside:
         # The map's size is only reserved address space; the file grows as it is written.
-        environment = lmdb.open(str(partial), subdir=False, map_size=1 << 42, lock=False, sync=False, writemap=False)
+        environment = lmdb.open(str(inside), subdir=False, map_size=1 << 42, lock=False, sync=False, writemap=False)
         with environment:
             for first in range(0, images, _PER_TRANSACTION):
                 with environment.begin(write=True) as transaction:
@@ -122,9 +130,6 @@ def write_lmdb(store: ImageStore, path: Path) -> None:
             with environment.begin(write=True) as transaction:
                 transaction.put(META, json.dumps({"format": FORMAT, "classes": store.classes, "images": images}).encode())
             environment.sync(True)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _lmdb() -> Any:

@@ -9,6 +9,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from caraml.base.files import replacing, replacing_by_name
 from caraml.data.image_store import FolderStore
 from caraml.data.staging import SQUASH_SUFFIXES
 from caraml.errors import EnvironmentUnfitError, InputError
@@ -42,12 +43,7 @@ def pack_images(root: Path, out: Path, images_per_shard: int = 10_000) -> Packed
 
         write_lmdb(store, out)
     elif ending in (".tar", ".zip", *SQUASH_SUFFIXES):
-        partial = out.with_name(f".{out.name}.partial")
-        try:
-            _write_archive(store, root, partial, ending)
-            partial.replace(out)
-        finally:
-            partial.unlink(missing_ok=True)
+        _write_archive(store, root, out, ending)
     elif not ending:
         from caraml.data.tar_store import write_shards
 
@@ -61,17 +57,19 @@ def pack_images(root: Path, out: Path, images_per_shard: int = 10_000) -> Packed
 def _write_archive(store: FolderStore, root: Path, out: Path, ending: str) -> None:
     names = [store.name(position) for position in range(len(store.labels))]
     if ending == ".tar":
-        with tarfile.open(out, "w") as tar:
+        with replacing(out) as file, tarfile.open(fileobj=file, mode="w") as tar:
             for name in names:
                 tar.add(name, arcname=Path(name).relative_to(root), recursive=False)
     elif ending == ".zip":
-        with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:  # JPEGs do not shrink any further
+        with replacing(out) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # JPEGs do not shrink any further
             for name in names:
                 archive.write(name, Path(name).relative_to(root))
     else:
         tool = shutil.which("mksquashfs")
         if tool is None:
             raise EnvironmentUnfitError("writing SquashFS needs mksquashfs", "install squashfs-tools, or write a .tar")
-        done = subprocess.run([tool, str(root), str(out), "-quiet", "-no-progress", "-noD"], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise EnvironmentUnfitError(f"mksquashfs failed: {' '.join(done.stderr.split())[-200:]}")
+        with replacing_by_name(out) as inside:
+            command = [tool, str(root), str(inside), "-quiet", "-no-progress", "-noD"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 -- mksquashfs; no shell
+            if done.returncode:
+                raise EnvironmentUnfitError(f"mksquashfs failed: {' '.join(done.stderr.split())[-200:]}")

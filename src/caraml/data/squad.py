@@ -6,7 +6,6 @@ answer at all (version 2), has the span (0, 0): the first token, ``[CLS]``, as B
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 from collections.abc import Iterator
@@ -18,8 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from caraml.base.files import making, write_new
+from caraml.base.limits import SQUAD, SQUAD_OBJECTS, SQUAD_TEXT, SQUAD_VALUES, TOKENIZER, counted, read_bytes, too_large
+from caraml.base.packed import unpacking
 from caraml.data.store import prepared_once
-from caraml.errors import InputError
+from caraml.errors import InputError, in_a_line
 
 if TYPE_CHECKING:
     from tokenizers import BertWordPieceTokenizer, Encoding
@@ -47,14 +49,19 @@ def read_squad(path: Path) -> list[Question]:
         InputError: if the file is not in SQuAD's form, or an answer does not stand where the file says.
     """
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-            articles = json.load(file)["data"]
+        with unpacking(path) as file:
+            content = file.read(SQUAD + 1)
+        if len(content) > SQUAD:
+            raise too_large(path, len(content), SQUAD)
+        articles = json.loads(counted(content, path, SQUAD_VALUES, SQUAD_OBJECTS).decode())["data"]
         questions = [_question(text["context"], asked) for article in articles for text in article["paragraphs"] for asked in text["qas"]]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, EOFError) as error:
-        raise InputError(f"{path}: not readable as JSON: {error}") from error
-    except (KeyError, TypeError, IndexError) as error:
+        if (size := sum(len(question.text) for question in questions)) > SQUAD_TEXT:
+            raise too_large(path, size, SQUAD_TEXT, "characters of text, each as often as it is asked about")
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise InputError(f"{path}: not readable as JSON: {in_a_line(error)}") from error
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
         form = "data / paragraphs / context, qas / question, answers"
-        raise InputError(f"{path}: found no {error}; expected SQuAD's form: {form}") from error
+        raise InputError(f"{path}: found no {in_a_line(error)}; expected SQuAD's form: {form}") from error
     for number, question in enumerate(questions):
         if question.start is not None and not question.text.startswith(question.answer, question.start):
             found = question.text[question.start : question.start + len(question.answer)]
@@ -81,9 +88,10 @@ def train_word_pieces(path: Path, vocabulary: int) -> Path:
         words = BertWordPieceTokenizer(lowercase=True)
         texts = dict.fromkeys(question.text for question in questions)
         words.train_from_iterator([*texts, *(question.question for question in questions)], vocab_size=vocabulary, show_progress=False)
-        words.save_model(str(folder))
+        vocabulary_of = words.get_vocab()
+        write_new(folder / "vocab.txt", "".join(f"{word}\n" for word in sorted(vocabulary_of, key=vocabulary_of.__getitem__)))
 
-    key = {"kind": "word-pieces", "version": _VERSION, "file": _digest(path), "vocabulary": vocabulary}
+    key = {"kind": "word-pieces", "version": _VERSION, "file": _digest(path, SQUAD), "vocabulary": vocabulary}
     return prepared_once(key, build) / "vocab.txt"
 
 
@@ -95,7 +103,13 @@ class SquadWindows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self.path, self.tokens = path, tokens
         if not path.is_file():
             raise InputError(f"{path}: no such file")
-        key = {"kind": "squad", "version": _VERSION, "file": _digest(path), "vocabulary": _digest(vocabulary), "tokens": tokens}
+        key = {
+            "kind": "squad",
+            "version": _VERSION,
+            "file": _digest(path, SQUAD),
+            "vocabulary": _digest(vocabulary, TOKENIZER),
+            "tokens": tokens,
+        }
         with np.load(prepared_once(key, lambda folder: _prepare(path, vocabulary, tokens, folder)) / "windows.npz") as prepared:
             self._ids, self._lengths, self._spans = prepared["ids"], prepared["lengths"], prepared["spans"]
             self.questions = int(prepared["questions"])
@@ -144,13 +158,14 @@ def _prepare(path: Path, vocabulary: Path, tokens: int, folder: Path) -> None:
     words.enable_padding(length=tokens)
     windows = [window for question, encoding in _encoded(words, questions) for window in _windows(question, encoding)]
     ids, lengths, spans = zip(*windows, strict=True)
-    np.savez(
-        folder / "windows.npz",
-        ids=np.array(ids, dtype=np.int32),
-        lengths=np.array(lengths, dtype=np.int32),
-        spans=np.array(spans, dtype=np.int32),
-        questions=np.array(len(questions)),
-    )
+    with making(folder / "windows.npz") as file:
+        np.savez(
+            file,
+            ids=np.array(ids, dtype=np.int32),
+            lengths=np.array(lengths, dtype=np.int32),
+            spans=np.array(spans, dtype=np.int32),
+            questions=np.array(len(questions)),
+        )
 
 
 def _encoded(words: BertWordPieceTokenizer, questions: list[Question]) -> Iterator[tuple[Question, Encoding]]:
@@ -183,8 +198,8 @@ def _span(question: Question, offsets: list[tuple[int, int]], text: list[int]) -
     return (inside[0], inside[-1]) if whole else (0, 0)
 
 
-def _digest(path: Path) -> str:
+def _digest(path: Path, most: int) -> str:
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_bytes(path, most)).hexdigest()
     except OSError as error:
         raise InputError(f"{path}: not readable: {error.strerror or error}") from error

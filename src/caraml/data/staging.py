@@ -7,19 +7,24 @@ node stages, the others wait; what is there already, whole and from the same sou
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
+import lzma
+import os
 import shutil
 import subprocess
 import tarfile
 import time
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from caraml.base.files import write_new
+from caraml.base.limits import ZIPPED
+from caraml.base.locks import alone, private_folder, user_folder
+from caraml.base.packed import unpacking, zip_of
 from caraml.data.store import build_folder
 from caraml.errors import EnvironmentUnfitError, InputError
 
@@ -65,8 +70,8 @@ def stage(source: Path, to: Path, *, unpack: bool) -> Staged:
         raise InputError(f"{source}: no archive; expected a file whose name ends in one of {', '.join(ARCHIVE_SUFFIXES)}")
     stat = source.stat()
     identity = json.dumps([str(source), stat.st_size, stat.st_mtime_ns, unpack])
-    final = to / f"caraml-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    with _alone(to, final.name):
+    final = _own_folder(to) / hashlib.sha256(identity.encode()).hexdigest()[:16]
+    with alone(final.with_name(f".{final.name}.lock")):
         again = (final / _NOTE).is_file()
         if not again:
             build_folder(final, lambda folder: _fill(folder, source, unpack))
@@ -77,22 +82,22 @@ def stage(source: Path, to: Path, *, unpack: bool) -> Staged:
 
 def unstage(to: Path) -> list[Path]:
     """Remove everything that was staged into ``to``; returns what was removed."""
-    found = sorted(folder for folder in to.glob("caraml-*") if (folder / _NOTE).is_file())
+    own = user_folder(to)
+    found = sorted(folder for folder in _own_folder(to).iterdir() if (folder / _NOTE).is_file()) if own.exists() else []
     for folder in found:
         shutil.rmtree(folder)
     return found
 
 
-@contextlib.contextmanager
-def _alone(to: Path, name: str) -> Iterator[None]:
+def _own_folder(to: Path) -> Path:
+    """This user's folder in one that other users may share: what lies in it was staged by this user."""
     try:
-        to.mkdir(parents=True, exist_ok=True)
-        lock = (to / f".{name}.lock").open("w")
+        return private_folder(user_folder(to))
     except OSError as error:
-        raise EnvironmentUnfitError(f"{to}: cannot stage data here: {error.strerror or error}", "choose a folder of this node") from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        where = error.filename or to
+        raise EnvironmentUnfitError(
+            f"{where}: cannot stage data here: {error.strerror or error}", "choose another folder of this node"
+        ) from error
 
 
 def _fill(folder: Path, source: Path, unpack: bool) -> None:
@@ -110,13 +115,16 @@ def _fill(folder: Path, source: Path, unpack: bool) -> None:
     except OSError as error:
         raise EnvironmentUnfitError(f"{folder.parent}: staging {source} failed: {error}", "free space there, or stage elsewhere") from error
     size = sum(path.stat().st_size for path in content.rglob("*") if path.is_file())
-    (folder / _NOTE).write_text(json.dumps({"source": str(source), "seconds": time.monotonic() - begin, "bytes": size}), encoding="utf-8")
+    write_new(folder / _NOTE, json.dumps({"source": str(source), "seconds": time.monotonic() - begin, "bytes": size}))
 
 
 def _need_room(folder: Path, source: Path) -> None:
-    """Images hardly shrink in an archive, so the archive's own size is what will be needed."""
+    """Images hardly shrink in an archive, so the archive's own size is what will be needed at least."""
     paths = source.rglob("*") if source.is_dir() else [source]
-    needed = sum(path.stat().st_size for path in paths if path.is_file())
+    _refuse_full(folder, source, sum(path.stat().st_size for path in paths if path.is_file()))
+
+
+def _refuse_full(folder: Path, source: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise EnvironmentUnfitError(
@@ -133,21 +141,48 @@ def _unpack(source: Path, content: Path) -> None:
         elif name.endswith(SQUASH_SUFFIXES):
             _unpack_squash(source, content)
         else:
-            with tarfile.open(source) as archive:
-                archive.extractall(content, filter="data")  # refuses members that would land outside
-    except tarfile.FilterError as error:
+            _unpack_tar(source, content)
+    except getattr(tarfile, "FilterError", ()) as error:  # Python before 3.11.4 has none
         raise InputError(f"{source}: not unpacked: {error}", "an archive of images has no such members: do not trust it") from error
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, NotImplementedError, zlib.error, lzma.LZMAError) as error:
         raise InputError(f"{source}: damaged archive: {error}", "copy it again") from error
 
 
+def _unpack_tar(source: Path, content: Path) -> None:
+    """As a stream, so that a list of millions of members is never in memory."""
+    with unpacking(source) as file, tarfile.open(fileobj=file, mode="r|") as archive:
+        if hasattr(tarfile, "data_filter"):  # refuses members that would land outside
+            archive.extractall(content, members=_one_by_one(archive), filter="data")
+        else:
+            members = (_plain_member(source, member) for member in _one_by_one(archive))
+            archive.extractall(content, members=members)  # noqa: S202 -- every member was looked at
+
+
+def _plain_member(source: Path, member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """What Python before 3.11.4 may unpack: files and folders below the destination, with this user as the owner and plain rights."""
+    member.name = member.name.lstrip("/")
+    if ".." in PurePosixPath(member.name).parts or not (member.isreg() or member.isdir()):
+        reason = "would land outside the destination, or is a link or a device"
+        raise InputError(f"{source}: not unpacked: {member.name[:200]!r} {reason}", "do not trust this archive, or use Python 3.12")
+    member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+    member.mode = 0o755 if member.isdir() else 0o644
+    return member
+
+
+def _one_by_one(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    for member in archive:
+        yield member
+        archive.members.clear()  # type: ignore[attr-defined]
+
+
 def _unpack_zip(source: Path, content: Path) -> None:
-    with zipfile.ZipFile(source) as archive:
+    with zip_of(source, ZIPPED) as archive:
         for name in archive.namelist():
             path = PurePosixPath(name.replace("\\", "/"))
             if path.is_absolute() or ".." in path.parts:
-                raise InputError(f"{source}: not unpacked: {name!r} would land outside the destination", "do not trust this archive")
-        archive.extractall(content)
+                raise InputError(f"{source}: not unpacked: {name[:200]!r} would land outside the destination", "do not trust this archive")
+        _refuse_full(content, source, sum(entry.file_size for entry in archive.infolist()))
+        archive.extractall(content)  # noqa: S202 -- a zip archive, whose names were looked at above
 
 
 def _unpack_squash(source: Path, content: Path) -> None:
@@ -155,7 +190,7 @@ def _unpack_squash(source: Path, content: Path) -> None:
     if tool is None:
         raise EnvironmentUnfitError(f"{source}: unpacking SquashFS needs unsquashfs", "install squashfs-tools, or use a tar or zip archive")
     command = [tool, "-quiet", "-no-progress", "-no-xattrs", "-force", "-dest", str(content), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 -- unsquashfs; no shell
     if done.returncode:
         raise InputError(f"{source}: not readable as SquashFS: {' '.join(done.stderr.split())[-200:]}")
     for path in content.rglob("*"):

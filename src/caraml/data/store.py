@@ -6,8 +6,7 @@ its final one, flushed to the disk and renamed, so a reader finds all of it or n
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
+import errno
 import hashlib
 import json
 import os
@@ -15,13 +14,16 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from caraml.base.files import flush, write_new
+from caraml.base.locks import alone
 from caraml.errors import EnvironmentUnfitError, InputError
 
 DATA_VARIABLE = "CARAML_DATA"
+"""Environment variable: folder of the data that CARAML prepares, instead of `~/.cache/caraml/data`; on a cluster, a shared one."""
 _PARTIAL = ".partial-"
 _ABANDONED_AFTER = 24 * 3600.0
 """Seconds after which a half-built folder of another host counts as abandoned: its process cannot be asked from here."""
@@ -55,9 +57,12 @@ def prepared_once(key: Mapping[str, Any], build: Callable[[Path], object]) -> Pa
 
     def build_with_key(folder: Path) -> None:
         build(folder)
-        (folder / "key.json").write_text(json.dumps(key, sort_keys=True, indent=2) + "\n", encoding="utf-8")
+        write_new(folder / "key.json", json.dumps(key, sort_keys=True, indent=2) + "\n")
 
-    with _one_builder(final):
+    _make_parent(final)
+    # Only a saving: the rename decides. Where the lock cannot be had (some parallel file systems have none, or it is another user's), each
+    # process builds for itself.
+    with alone(final.parent / f".{final.name}.lock", private=False):
         if not final.is_dir():
             _remove_abandoned(final)
             build_folder(final, build_with_key)
@@ -75,9 +80,9 @@ def build_folder(final: Path, build: Callable[[Path], object]) -> None:
     """
     if final.exists() and not final.is_dir():
         raise InputError(f"{final} is a file; expected a folder or a free name")
-    final.parent.mkdir(parents=True, exist_ok=True)
+    _make_parent(final)
     partial = final.parent / f".{final.name}{_PARTIAL}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    partial.mkdir()
+    partial.mkdir(mode=0o755)
     try:
         build(partial)
         _flush_tree(partial)
@@ -86,54 +91,27 @@ def build_folder(final: Path, build: Callable[[Path], object]) -> None:
         except OSError:
             if not (final.is_dir() and any(final.iterdir())):
                 raise
-        flush_directory(final.parent)
+        flush(final.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def replace_file(temporary: Path, final: Path) -> None:
-    """Flush the closed file ``temporary`` to the disk and rename it to ``final``, replacing what was there."""
-    _flush(temporary, os.O_RDONLY)
-    temporary.replace(final)
-    flush_directory(final.parent)
-
-
-def flush_directory(folder: Path) -> None:
-    """Make renames inside ``folder`` survive a power cut."""
-    _flush(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _make_parent(final: Path) -> None:
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(final.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise EnvironmentUnfitError(
+            f"{final.parent}: data cannot be written here: {error.strerror or error}",
+            f"choose a folder that you can write; prepared data goes where {DATA_VARIABLE} says",
+        ) from error
 
 
 def _flush_tree(folder: Path) -> None:
-    for path in folder.rglob("*"):
-        _flush(path, os.O_RDONLY)
-    flush_directory(folder)
-
-
-def _flush(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _one_builder(final: Path) -> Iterator[None]:
-    """Hold the lock of ``final``, so that a node's processes build it once rather than once each.
-
-    Only a saving: the rename decides. A file system without locks (some parallel ones) goes on without it.
-    """
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        lock = (final.parent / f".{final.name}.lock").open("w")
-    except OSError as error:
-        raise EnvironmentUnfitError(
-            f"prepared data cannot be written to {final.parent}: {error}", f"set {DATA_VARIABLE} to a folder that you can write"
-        ) from error
-    with lock:
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    for path in (*folder.rglob("*"), folder):
+        if not path.is_symlink():
+            flush(path)
 
 
 def _remove_abandoned(final: Path) -> None:

@@ -16,12 +16,16 @@ from typing import Any
 
 import numpy as np
 
+from caraml.base.files import making, replacing
+from caraml.base.limits import CLASSES, IMAGE, LINE, too_large
 from caraml.data.image_store import SUFFIXES, ImageStore, number_classes
 from caraml.data.store import prepared_once
 from caraml.errors import InputError
 
 _INDEX_VERSION = 1
 _INDEX = "index.npz"
+_DIGITS = 10
+"""Digits from which on a class's name is no number."""
 _MOST_OPEN = 256
 """Shards that one process keeps open, well below the usual limit of 1024 files."""
 
@@ -64,6 +68,8 @@ class TarStore:
     def read(self, position: int) -> bytes:
         """The file of image ``position``."""
         size = int(self._size[position])
+        if size > IMAGE:
+            raise too_large(self.name(position), size, IMAGE)
         data = os.pread(self._open(int(self._shard[position])), size, int(self._offset[position]))
         if len(data) != size:
             raise OSError(f"the shard ends after {len(data)} of {size} bytes")
@@ -95,8 +101,9 @@ def _write_index(path: Path, shards: list[Path], folder: Path) -> None:
         try:
             with tarfile.open(shard, "r:") as archive:
                 for member in archive:
-                    if member.isfile():
+                    if member.isfile() and not member.issparse():  # what is left out of a file cannot be read by its position
                         _note(found, given, number, member, archive)
+                    archive.members.clear()  # type: ignore[attr-defined]  # a million of them take gigabytes
         except (tarfile.TarError, OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"{shard}: not readable as an uncompressed tar: {error}", "unpack a compressed one with data = 'archive'"
@@ -108,11 +115,16 @@ def _write_index(path: Path, shards: list[Path], folder: Path) -> None:
             f"{path}: {len(without):,} images have no class, first {without[0]!r}; expected CLASS/IMAGE or a .cls beside each image"
         )
     classes, labels = number_classes(names, path)
-    if all(name.isdecimal() for name in classes):  # numbers stay what they are, also where some class has no image here
+    if all(
+        name.isdecimal() and len(name) < _DIGITS for name in classes
+    ):  # numbers stay what they are, also where some class has no image here
         labels = np.array([int(name) for name in names], dtype=np.int64)
-        classes = [str(number) for number in range(int(labels.max()) + 1)]
+        if (highest := int(labels.max())) > CLASSES:
+            raise too_large(path, highest, CLASSES, "as the number of a class")
+        classes = [str(number) for number in range(highest + 1)]
     numbers, offsets, sizes = (np.array(values, dtype=np.int64) for values in (found.shard, found.offset, found.size))
-    np.savez(folder / _INDEX, labels=labels, classes=np.array(json.dumps(classes)), shard=numbers, offset=offsets, size=sizes)
+    with making(folder / _INDEX) as file:
+        np.savez(file, labels=labels, classes=np.array(json.dumps(classes)), shard=numbers, offset=offsets, size=sizes)
 
 
 def _note(found: _Found, given: dict[str, str], shard: int, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
@@ -121,7 +133,7 @@ def _note(found: _Found, given: dict[str, str], shard: int, member: tarfile.TarI
     key = f"{shard}:{path.parent / path.name.partition('.')[0]}"
     if path.name.endswith(".cls"):
         content = archive.extractfile(member)
-        given[key] = content.read().decode().strip() if content is not None else ""
+        given[key] = content.read(LINE).decode().strip() if content is not None else ""
     elif path.name.lower().endswith(SUFFIXES):
         found.shard.append(shard)
         found.offset.append(member.offset_data)
@@ -144,8 +156,10 @@ def write_shards(store: ImageStore, folder: Path, images_per_shard: int = 10_000
     count = len(store.labels)
     order = np.random.default_rng(0).permutation(count)  # neighbours in a shard are of different classes
     for shard, first in enumerate(range(0, count, images_per_shard)):
-        partial = folder / f".images-{shard:04}.tar.partial"
-        with tarfile.open(partial, "w", format=tarfile.USTAR_FORMAT) as archive:
+        with (
+            replacing(folder / f"images-{shard:04}.tar", sync="file") as file,
+            tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive,
+        ):
             for position in order[first : first + images_per_shard].tolist():
                 data = store.read(position)
                 suffix = Path(store.name(position)).suffix.lower()
@@ -153,5 +167,4 @@ def write_shards(store: ImageStore, folder: Path, images_per_shard: int = 10_000
                 member = tarfile.TarInfo(f"{store.classes[store.labels[position]]}/{position:08}{ending}")
                 member.size = len(data)
                 archive.addfile(member, io.BytesIO(data))
-        partial.replace(folder / f"images-{shard:04}.tar")
     return -(-count // images_per_shard)

@@ -6,7 +6,9 @@ the source code of the Python standard library, which every machine that runs CA
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -18,18 +20,22 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from caraml.base.files import write_file
+from caraml.base.limits import GROWTH, TOKENIZER, TOKENIZER_VALUES, VOCABULARY, counted, read_bytes, too_large
 from caraml.data.documents import read_documents, text_files
-from caraml.data.store import prepared_once, replace_file
+from caraml.data.store import prepared_once
 from caraml.data.tokens import IndexedTokensWriter, idx_path
-from caraml.errors import EnvironmentUnfitError, InputError
+from caraml.errors import EnvironmentUnfitError, InputError, in_a_line
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import Encoding, Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 DEFAULT_VOCAB_SIZE = 8192
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
 _META_SCHEMA = 1
+_CHARACTER = 4
+"""Bytes of a character at most."""
 _SMALLEST_VOCAB_SIZE = 257
 """256 bytes and the end of text: byte-level BPE cannot do with less."""
 _TRAINING_BYTES = 64 * 2**20
@@ -129,13 +135,13 @@ def prepare_text(
     with IndexedTokensWriter(out, size) as writer:
         for texts in _batches(_all_documents(files, text_key)):
             text_bytes += sum(len(text.encode()) for text in texts)
-            for encoding in encoder.encode_batch_fast(texts, add_special_tokens=False):
+            for encoding in _encoded(encoder, texts, origin):
                 if encoding.ids:
                     writer.add([*encoding.ids, end_of_text])
         if writer.document_count == 0:
             raise InputError(f"{', '.join(map(str, inputs))}: found no text in {len(files)} files")
         idx_path(out).unlink(missing_ok=True)  # from here on, an older corpus of this name is no longer whole
-        _write_whole(_tokenizer_path(out), serialised)
+        write_file(_tokenizer_path(out), serialised)
         provenance = {
             "inputs": [str(path) for path in inputs[:_LISTED_INPUTS]],
             "files": len(files),
@@ -148,8 +154,17 @@ def prepare_text(
         }
         counts = {"documents": writer.document_count, "tokens": writer.token_count, "vocab_size": size, "end_of_text": end_of_text}
         meta = {"schema": _META_SCHEMA, **counts, "provenance": provenance}
-        _write_whole(_meta_path(out), json.dumps(meta, indent=2) + "\n")
+        write_file(_meta_path(out), json.dumps(meta, indent=2) + "\n")
     return PreparedText.read(out)
+
+
+def _encoded(encoder: Tokenizer, texts: list[str], origin: str) -> list[Encoding]:
+    try:
+        return encoder.encode_batch_fast(texts, add_special_tokens=False)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # the library's own, which is no Exception: an expression that needs too many tries
+            raise
+        raise InputError(f"{origin}: this tokenizer cannot divide the text: {in_a_line(Exception(error))}") from error
 
 
 def standard_library_sources(max_bytes: int | None = None) -> list[Path]:
@@ -211,14 +226,16 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
     single = path / "tokenizer.json" if path.is_dir() else path
     vocab, merges = path / "vocab.json", path / "merges.txt"
-    # The library tells of a damaged file by a bare Exception, so the content is checked before it is handed over.
     if single.is_file():
-        if not isinstance(_read_table(single).get("model"), dict):
-            raise InputError(f"{single}: found no table 'model'; expected the tokenizer.json of the tokenizers library")
+        content = _tokenizer_json(single)
         try:
-            return Tokenizer.from_file(str(single))
+            encoder = Tokenizer.from_str(content.decode())
         except Exception as error:  # the library raises nothing narrower
-            raise InputError(f"{single}: not a tokenizer: {error}") from error
+            raise InputError(f"{single}: not a tokenizer: {in_a_line(error)}") from error
+        _refuse_growth(encoder, single)
+        encoder.no_padding()  # what they say of lengths is for other uses: a file could ask for any
+        encoder.no_truncation()
+        return encoder
     if not (vocab.is_file() and merges.is_file()):
         raise InputError(f"{path}: found no tokenizer; expected a tokenizer.json, or a folder with one or with vocab.json and merges.txt")
     ids = _read_vocabulary(vocab)
@@ -228,10 +245,41 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return encoder
 
 
+def _refuse_growth(encoder: Tokenizer, path: Path) -> None:
+    """Raise ``InputError`` for a tokenizer with more tokens than are read, or that would make a text many times as long."""
+    if (tokens := encoder.get_vocab_size(with_added_tokens=True)) > VOCABULARY:
+        raise too_large(path, tokens, VOCABULARY, "tokens")
+    parts = [json.loads(encoder.normalizer.__getstate__())] if encoder.normalizer is not None else []
+    growth = 1
+    for part in parts:
+        parts += part.get("normalizers", [])
+        growth *= 1 + len(part.get("prepend", ""))
+        if "content" in part:
+            replaced = len(part["pattern"].get("String", "")) or 1  # an expression may match one character, or none
+            growth *= max(1, len(part["content"]) // replaced)
+        longest = max(map(len, _charsmap(part["precompiled_charsmap"]))) if part.get("precompiled_charsmap") else 1
+        growth *= max(1, longest // _CHARACTER)
+    if growth > GROWTH:
+        raise too_large(path, growth, GROWTH, "times the length of a text after its normalizers", "allowed")
+
+
+def _charsmap(coded: str) -> list[bytes]:
+    """The replacements in a map of sentencepiece: after the size of a trie and the trie, each ended by a zero."""
+    content = base64.b64decode(coded)
+    return content[4 + int.from_bytes(content[:4], "little") :].split(b"\0")
+
+
+def _tokenizer_json(path: Path) -> bytes:
+    try:
+        return counted(read_bytes(path, TOKENIZER), path, TOKENIZER_VALUES)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read as JSON ({error})") from error
+
+
 def _read_table(path: Path) -> dict[str, Any]:
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        table = json.loads(_tokenizer_json(path).decode())
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as JSON ({error})") from error
     if not isinstance(table, dict):
         raise InputError(f"{path}: found {type(table).__name__}; expected a table")
@@ -240,22 +288,29 @@ def _read_table(path: Path) -> dict[str, Any]:
 
 def _read_vocabulary(path: Path) -> dict[str, int]:
     ids = _read_table(path)
+    if len(ids) > VOCABULARY:
+        raise too_large(path, len(ids), VOCABULARY, "tokens")
     for token, number in ids.items():
         if not isinstance(number, int) or not 0 <= number < 2**31:
-            raise InputError(f"{path}: id of {token!r}: found {number!r}; expected a whole number from 0 to 2147483647")
+            raise InputError(f"{path}: id of {token[:80]!r}: found {str(number)[:80]}; expected a whole number from 0 to 2147483647")
     return ids
 
 
 def _read_merges(path: Path, ids: dict[str, int]) -> list[tuple[str, str]]:
     """The pairs of GPT-2's ``merges.txt``: two tokens a line, best first, after a line ``#version``."""
     merges: list[tuple[str, str]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), start=1):
-        if not line or line.startswith("#version"):
+    for number, line in enumerate(io.BytesIO(read_bytes(path, TOKENIZER)), start=1):
+        text = line.decode(errors="replace").removesuffix("\n")
+        if not text or text.startswith("#version"):
             continue
-        left, _, right = line.partition(" ")
+        left, _, right = text.partition(" ")
         if not {left, right, left + right} <= ids.keys():
-            raise InputError(f"{path}, line {number}: found {line!r}; expected two tokens that are in the vocabulary, as is their union")
+            raise InputError(
+                f"{path}, line {number}: found {text[:80]!r}; expected two tokens that are in the vocabulary, as is their union"
+            )
         merges.append((left, right))
+        if len(merges) > TOKENIZER_VALUES:
+            raise too_large(path, len(merges), TOKENIZER_VALUES, "merges")
     return merges
 
 
@@ -318,9 +373,3 @@ def _meta_path(prefix: Path) -> Path:
 
 def _tokenizer_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".tokenizer.json")
-
-
-def _write_whole(path: Path, content: str) -> None:
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    partial.write_text(content, encoding="utf-8")
-    replace_file(partial, path)

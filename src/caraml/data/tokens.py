@@ -14,6 +14,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from caraml.data.store import replace_file
+from caraml.base.files import replacing
 from caraml.errors import InputError
 
 if TYPE_CHECKING:
@@ -208,8 +209,10 @@ class IndexedTokensWriter:
         self.dtype = token_dtype(vocab_size)
         self._lengths: list[int] = []
         self._sha256 = hashlib.sha256()
-        self._partial = {path: path.with_name(f".{path.name}.partial-{os.getpid()}") for path in (bin_path(prefix), idx_path(prefix))}
-        self._bin = self._partial[bin_path(prefix)].open("wb")
+        with ExitStack() as stack:
+            self._idx = stack.enter_context(replacing(idx_path(prefix)))
+            self._bin = stack.enter_context(replacing(bin_path(prefix)))  # left first, so that the index appears last
+            self._files = stack.pop_all()
 
     def add(self, ids: Sequence[int] | npt.NDArray[Any]) -> None:
         """Append one document, ids of shape (tokens,).
@@ -240,36 +243,26 @@ class IndexedTokensWriter:
         """The SHA-256 of the bytes of the ``.bin`` so far, in hexadecimal: two corpora are the same if it is."""
         return self._sha256.hexdigest()
 
-    def finish(self) -> None:
-        """Write the index and give both files their names."""
-        self._bin.close()
+    def _write_index(self) -> None:
         lengths = np.asarray(self._lengths, dtype=np.int64)
         pointers = (np.cumsum(lengths) - lengths) * self.dtype.itemsize
         code = next(code for code, dtype in DTYPE_CODES.items() if dtype == self.dtype)
-        with self._partial[idx_path(self.prefix)].open("wb") as file:
-            file.write(_HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
-            file.write(lengths.astype("<i4").tobytes())
-            file.write(pointers.astype("<i8").tobytes())
-            file.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
+        self._idx.write(_HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
+        self._idx.write(lengths.astype("<i4").tobytes())
+        self._idx.write(pointers.astype("<i8").tobytes())
+        self._idx.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
         # An old index must never stand beside new tokens.
         idx_path(self.prefix).unlink(missing_ok=True)
-        for final, partial in self._partial.items():
-            replace_file(partial, final)
-
-    def discard(self) -> None:
-        """Close and remove what was written under temporary names."""
-        self._bin.close()
-        for partial in self._partial.values():
-            partial.unlink(missing_ok=True)
 
     def __enter__(self) -> IndexedTokensWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:
-            self.finish()
-        else:
-            self.discard()
+        if kind is not None:
+            self._files.__exit__(kind, error, trace)
+            return
+        with self._files:
+            self._write_index()
 
 
 class TokenSamples:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from caraml.base.files import replacing
 from caraml.engine.precision import autocast
 from caraml.engine.ranks import Ranks
 from caraml.suite.model import Precision
@@ -31,10 +32,12 @@ def validation_loss(task: Task, precision: Precision, device: torch.device) -> f
     return float(torch.stack(losses).mean())
 
 
-def validate(task: Task, precision: Precision, device: torch.device, ranks: Ranks) -> tuple[float | None, float | None]:
+def validate(
+    task: Task, precision: Precision, device: torch.device, ranks: Ranks, watch: Callable[[Iterable[Any]], Iterable[Any]] = iter
+) -> tuple[float | None, float | None]:
     """Loss per sample and share answered right over all held-out batches, each rank going through its part; the same on every rank.
 
-    ``None`` for what the task does not have. Collective. The model is left in training mode.
+    ``None`` for what the task does not have. ``watch`` sees each batch. Collective. The model is left in training mode.
     """
     if task.validation is None:
         return None, None
@@ -43,7 +46,7 @@ def validate(task: Task, precision: Precision, device: torch.device, ranks: Rank
     task.model.eval()
     totals = torch.zeros(3, dtype=torch.float64)
     with torch.no_grad(), autocast(precision, device):
-        judged = [_judged(task, batch).double() for batch in own]
+        judged = [_judged(task, batch).double() for batch in watch(own)]
     if judged:
         totals = torch.stack(judged).sum(0).cpu()
     task.model.train()
@@ -65,9 +68,7 @@ def save_model(model: torch.nn.Module, folder: Path) -> None:
     """Write the model's weights into ``folder`` until they are on the disk, and remove them again: only the time is wanted."""
     path = folder / "model.pt"
     try:
-        with path.open("wb") as file:
+        with replacing(path, sync="file") as file:
             torch.save(model.state_dict(), file)
-            file.flush()
-            os.fsync(file.fileno())
     finally:
         path.unlink(missing_ok=True)

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from caraml.stats import Interval, is_warm, mean_interval
+import numpy as np
+
+from caraml.stats import Blocks, Interval, Series, blocks, drift, warm_up_length
 from caraml.suite.model import Measure
 
+FEWEST_EFFECTIVE = 30
+"""Independent steps that a window must be worth before its interval is believed: of fewer, a lucky spread looks like precision. Steps that
+all lie within the target need no luck."""
+CONSTANTS = 20
+"""Time constants that a window must hold for its interval to cover changes so slow."""
+SLACK = 1.1
+"""How much wider than asked the interval of the slowest rank may be before it is flagged: rank 0 decides by its own steps when to stop."""
+NEGLIGIBLE = 0.1
+"""Share of the target below which a drift does not matter, however sure it is."""
 LOOK_EVERY = 0.5
 """Seconds between two looks at the series. Each look costs the ranks an agreement, so it must be rare beside the steps."""
 
@@ -19,17 +29,18 @@ class Verdict:
 
     stop: bool
     precise: bool
+    """The interval is as narrow as asked, and so it was at half the steps."""
     interval: Interval | None
     remaining: float
     """Estimated seconds until the end of the window."""
 
 
-def steps_until_next_look(seconds: Sequence[float], launched: int) -> int:
+def steps_until_next_look(seconds: Series, launched: int) -> int:
     """How many steps to launch before looking again: about ``LOOK_EVERY``, and never under a twentieth of what was launched already.
 
     The second rule keeps the number of looks low: every look at a growing sample is one more chance to stop on a lucky one.
     """
-    if not seconds:
+    if not len(seconds):
         return 1
     recent = sorted(seconds[-20:])
     median = recent[len(recent) // 2]
@@ -37,43 +48,87 @@ def steps_until_next_look(seconds: Sequence[float], launched: int) -> int:
     return max(1, min(by_time, 1000), launched // 20)
 
 
-def warm_up_over(seconds: Sequence[float], elapsed: float, policy: Measure) -> bool:
-    """True when the series of warm-up steps has settled, or the time for it is over."""
-    return elapsed >= policy.warm_up_max_seconds or settled(seconds, policy)
+def warm_up_over(seconds: Series, elapsed: float, policy: Measure, at_least: float = 0.0) -> bool:
+    """True when the series of warm-up steps has settled after ``at_least`` so many seconds, or the time for it is over."""
+    return elapsed >= policy.warm_up_max_seconds or (elapsed >= at_least and settled(seconds, policy))
 
 
-def settled(seconds: Sequence[float], policy: Measure) -> bool:
-    """True when MSER's cut lies inside the first half of at least twice ``warm_up_steps`` steps: half to drop, half to judge by."""
-    return is_warm(seconds, 2 * policy.warm_up_steps)
+def settled(seconds: Series, policy: Measure) -> bool:
+    """True when MSER's cut lies inside the first half of at least twice ``warm_up_steps`` steps, and the rest moves within the target.
+
+    Such movements do not hold a warm-up up: they are judged together with the window.
+    """
+    if len(seconds) < 2 * policy.warm_up_steps:
+        return False
+    cut = warm_up_length(seconds)
+    return cut < len(seconds) // 2 and abs(drift(seconds[cut:])) <= policy.target
 
 
-def look(seconds: Sequence[float], launched: int, elapsed: float, policy: Measure) -> Verdict:
-    """Judge a window by its finished steps: stop when precise and long enough, or when the budget is spent."""
+def look(warm_up: Series, seconds: Series, launched: int, elapsed: float, policy: Measure) -> Verdict:
+    """Judge a window by its finished steps: stop when precise, steady and long enough, or when the budget is spent."""
     out_of_steps = policy.max_steps is not None and launched >= policy.max_steps
     spent = elapsed >= policy.max_seconds or out_of_steps
     if len(seconds) < 4:
         return Verdict(spent, False, None, policy.max_seconds - elapsed)
-    interval = mean_interval(seconds)
-    precise = interval.relative <= policy.target
+    run = blocks(seconds, warm_up)
+    interval = run.interval()
+    precise = _precise(interval, run, policy)
     enough = elapsed >= policy.min_seconds and launched >= policy.min_steps and len(seconds) >= policy.min_steps
-    return Verdict(
-        spent or (precise and enough and _confirmed(seconds, policy)), precise, interval, _remaining(interval, launched, elapsed, policy)
-    )
+    stop = spent or (precise and enough and is_steady(run, policy))
+    return Verdict(stop, precise, interval, _remaining(interval, launched, elapsed, policy))
 
 
-def _confirmed(seconds: Sequence[float], policy: Measure) -> bool:
-    """True when the first half of the steps promised the same precision for all of them.
+def judge(warm_up: Series, seconds: Series, policy: Measure) -> list[str]:
+    """Flags of a window that has closed, by its warm-up and all its steps; of several ranks, by the slowest of each step."""
+    if len(seconds) < 4:
+        return ["imprecise"]
+    run = blocks(seconds, warm_up)
+    wider = policy.model_copy(update={"target": SLACK * policy.target})
+    fine = {"imprecise": _precise(run.interval(), run, wider), "not_steady": is_steady(run, policy)}
+    return [flag for flag, is_so in fine.items() if not is_so]
+
+
+def is_steady(run: Blocks, policy: Measure) -> bool:
+    """False when the window still moves.
+
+    That is when it drifts, together with the steps before it that look steady; or when a part of the window is better dropped as warm-up,
+    and the 99 % interval of the rest does not hold the mean of all. Either must matter: more than ``NEGLIGIBLE`` of the target.
+    """
+    part = run.steady
+    rest = part.settled
+    if rest is not None:
+        found = rest.interval(0.99)
+        if abs(found.mean - run.mean) > max(found.half_width, NEGLIGIBLE * policy.target * run.mean):
+            return False
+    return abs(part.drift) <= NEGLIGIBLE * policy.target
+
+
+def seen(seconds: Series) -> tuple[float, float]:
+    """Shortest and longest time constant [s] of changes that the interval of these steps speaks of.
+
+    What is faster is over within a step, and what is slower happens too seldom in the window.
+    """
+    total = float(np.sum(seconds))
+    return total / len(seconds), total / CONSTANTS
+
+
+def _precise(interval: Interval, run: Blocks, policy: Measure) -> bool:
+    """True when the interval is as narrow as asked, rests on enough steps or on steps alike, and the first half of them promised as much.
 
     Of many looks at a growing sample one may find its spread too small by luck; that it did so twice, at half the size and now, is rare.
     """
-    half = len(seconds) // 2
-    return half >= 4 and mean_interval(seconds[:half]).relative <= policy.target * math.sqrt(len(seconds) / half)
+    within = run.highest - run.lowest <= policy.target * run.mean
+    if interval.relative > policy.target or run.n < 8 or (interval.effective_n < FEWEST_EFFECTIVE and not within):
+        return False
+    half = run.first_half
+    return half.interval().relative <= policy.target * math.sqrt(run.n / half.n)
 
 
 def _remaining(interval: Interval, launched: int, elapsed: float, policy: Measure) -> float:
     """The interval shrinks with the square root of the steps, so ``(relative / target)^2`` times as many are needed."""
     growth = (interval.relative / policy.target) ** 2 if math.isfinite(interval.relative) else math.inf
-    steps = max(interval.n * growth, policy.min_steps)
+    scarce = FEWEST_EFFECTIVE * interval.n / interval.effective_n if interval.effective_n else math.inf
+    steps = max(interval.n * growth, scarce, policy.min_steps)
     seconds = max(steps * interval.mean, policy.min_seconds)
     if policy.max_steps is not None:
         seconds = min(seconds, policy.max_steps * interval.mean)

@@ -11,7 +11,7 @@ import sys
 import time
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +24,8 @@ class Device(Protocol):
     """What the measuring loop needs of a device. Times in seconds, memory in bytes."""
 
     torch_device: torch.device
+    settle_seconds: float
+    """What a warm-up takes at least, for clocks to come down to what power and heat allow."""
 
     def now(self) -> float:
         """The host's monotonic clock."""
@@ -54,6 +56,7 @@ class CpuDevice:
     """The host's own processor."""
 
     torch_device = torch.device("cpu")
+    settle_seconds = 0.0
 
     def now(self) -> float:
         """The host's monotonic clock."""
@@ -81,6 +84,8 @@ class CpuDevice:
 
 class CudaDevice:
     """A CUDA or ROCm GPU."""
+
+    settle_seconds = 15.0
 
     def __init__(self, index: int) -> None:
         self.torch_device = torch.device("cuda", index)
@@ -125,6 +130,20 @@ def open_device(device_class: DeviceClass, local_rank: int) -> Device:
             f"local rank {local_rank} has no GPU: torch sees {count}", "check CUDA_VISIBLE_DEVICES and the launcher"
         )
     return CudaDevice(local_rank)
+
+
+def gpus(indices: Iterable[int]) -> list[str]:
+    """PCI addresses of these GPUs, as this process counts them, by which their sensors are found.
+
+    Libraries agree on addresses only: a HIP UUID is written in another way than amdsmi's, and a MIG slice's is not its GPU's. A torch
+    without them gives the UUIDs.
+    """
+    found = []
+    for index in indices:
+        gpu: Any = torch.cuda.get_device_properties(index)
+        known = hasattr(gpu, "pci_bus_id")
+        found.append(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}" if known else f"GPU-{gpu.uuid}")
+    return found
 
 
 class StepTimer:

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from caraml.engine.control import steps_until_next_look
-from caraml.engine.device import Device, StepTimer
-from caraml.engine.loop import FEWEST_STEPS, EpochRow, Hooks, Measurement, MeasuringLoop, Progress, StepPhase
+from caraml.engine.device import Device
+from caraml.engine.loop import FEWEST_STEPS, Hooks, MeasuringLoop, Progress
 from caraml.engine.ranks import Ranks
-from caraml.engine.step import Step
+from caraml.engine.steps import StepPhase
+from caraml.engine.summary import EpochRow, RankSummary
 from caraml.stats import mean_interval
 from caraml.suite.model import Measure
 
@@ -26,104 +27,125 @@ Validate = Callable[[], tuple[float | None, float | None]]
 
 
 class EpochLoop(MeasuringLoop):
-    """Runs ``policy.epochs`` epochs of ``steps`` steps, each followed by a validation pass."""
+    """Measures ``policy.epochs`` epochs of ``steps`` steps, each followed by a validation pass."""
 
-    def __init__(self, device: Device, ranks: Ranks, step: Step, policy: Measure, hooks: Hooks, *, steps: int, validate: Validate) -> None:
-        super().__init__(device, ranks, step, policy, hooks)
-        self._steps, self._validate = steps, validate
+    def __init__(self, device: Device, ranks: Ranks, policy: Measure, hooks: Hooks, *, steps: int, validate: Validate) -> None:
+        super().__init__(device, ranks, policy, hooks)
+        self._per_epoch, self._validate = steps, validate
         self._epochs: list[EpochRow] = []
-        self._first_step_took: tuple[float, float] = (0.0, 0.0)
+        self._number, self._began, self._ahead = 1, 0.0, steps
+        """Of the epoch that is trained now: its number, when it began, and how many of its steps are to come."""
         self._cut = False
         """Whether the ranks have agreed to hurry."""
 
-    def run(self) -> Measurement:
-        """Measure. Collective: every rank calls it."""
-        policy, begin, end = self._policy, 0.0, 0.0
-        assert policy.epochs is not None
-        if policy.to_target:
-            begin = self._edge()
-        for number in range(1, policy.epochs + 1):
-            counts = number == policy.counted_epoch and not policy.to_target
-            if self._cut and not counts:
-                continue
-            if counts:
-                begin = self._edge()
-            timer = self._train(number)
-            if counts:
-                end = self._edge(after=True)
-                self._judge(timer, end - begin)
-            self._conclude_epoch()
-            if policy.to_target and self._reached():
-                break
-        if any(row.cut and self._phase(row.number) == "measure" for row in self._epochs):
-            self._flags.append("truncated")
-        if policy.to_target:
-            end = self._edge(after=True)
-            if not self._reached():
-                self._flags.append("target_missed")
-        losses, skipped = self._read_outcomes()
-        took, ended = self._first_step_took
-        return Measurement(begin, end, self._rows, losses, took, ended, skipped, self._flags, self._epochs, self._steps)
+    def __enter__(self) -> EpochLoop:
+        """Begin the first epoch. Collective: every rank measures."""
+        if self._policy.to_target:
+            self._open_window()
+        self._begin_epoch()
+        return self
 
-    def _edge(self, after: bool = False) -> float:
-        """An end of the window: everybody ready, sensors read. Returns its time."""
-        self._device.synchronize()
-        if after:
-            end = self._device.now()
-            self._hooks.edge()
-            return end
-        self._ranks.barrier()
-        self._hooks.edge()
-        return self._device.now()
+    def summary(self) -> RankSummary:
+        """What this rank measured, its epochs included."""
+        return replace(super().summary(), epochs=self._epochs)
 
-    def _phase(self, number: int) -> StepPhase:
+    # -- an epoch ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _counts(self) -> bool:
+        """Whether this epoch alone is the window."""
+        return self._number == self._policy.counted_epoch and not self._policy.to_target
+
+    @property
+    def _stage(self) -> StepPhase:
         counted = self._policy.counted_epoch
         assert counted is not None
-        if self._policy.to_target or number == counted:
+        if self._policy.to_target or self._number == counted:
             return "measure"
-        return "warm_up" if number < counted else "after"
+        return "warm_up" if self._number < counted else "after"
 
-    def _train(self, number: int) -> StepTimer:
-        """The training part of an epoch."""
+    def _begin_epoch(self) -> None:
+        if self._counts:
+            self._open_window()
         self._ranks.barrier()
-        begin, phase = self._device.now(), self._phase(number)
-        if number == 1:
-            with self._hooks.phase("first_step"):
-                self._first_step_took = self._first_step()
-            if phase == "measure":  # its items were trained in the window, so it is one of the window's steps
-                self._rows[0] = replace(self._rows[0], phase="measure")
-        with self._hooks.phase(phase):
-            first_outcome, anchor = len(self._outcomes), self._device.now()
-            timer = StepTimer(self._device)
-            left = self._steps - (number == 1)
-            while left and not self._cut_short(phase, timer):
-                for _ in range(self._ranks.agree(min(left, steps_until_next_look(timer.finished(), timer.launched)))):
-                    self._one(timer)
-                left = self._steps - (number == 1) - timer.launched
-                self._report(number, timer, left)
-            self._device.synchronize()
-            trained = self._device.now()
-            self._append_rows(phase, anchor, timer, first_outcome)
-        self._epochs.append(EpochRow(number, begin, trained, trained, timer.launched + (number == 1), self._cut))
-        return timer
+        self._began, self._ahead = self._device.now(), self._per_epoch
+        if self._number == 1:
+            self._begin_first_step(self._after_first_step)
+        else:
+            self._begin_training()
 
-    def _cut_short(self, phase: StepPhase, timer: StepTimer) -> bool:
+    def _after_first_step(self) -> None:
+        self._end_first_step()
+        self._ahead -= 1
+        if self._stage == "measure":  # its items were trained in the window, so it is one of the window's steps
+            self._rows[0] = replace(self._rows[0], phase="measure")
+        self._begin_training()
+
+    def _begin_training(self) -> None:
+        self._enter(self._stage)
+        self._begin(self._look_at_epoch)
+        self._go_on()
+
+    def _look_at_epoch(self) -> None:
+        self._report()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Train until the next look, or end the training part."""
+        ahead = self._ahead - self._timer.launched
+        if not ahead or self._cut_short():
+            self._end_training()
+        else:
+            self._left = self._ranks.agree(min(ahead, steps_until_next_look(self._timer.finished(), self._timer.launched)))
+
+    def _cut_short(self) -> bool:
         """Whether all ranks leave this epoch now because rank 0 was told to hurry; a window has its fewest steps first."""
-        enough = phase != "measure" or timer.launched >= FEWEST_STEPS
+        enough = self._stage != "measure" or self._timer.launched >= FEWEST_STEPS
         if not self._ranks.agree(enough and self._hooks.hurry()):
             return False
         self._cut = True
         return True
 
-    def _conclude_epoch(self) -> None:
+    def _end_training(self) -> None:
+        self._device.synchronize()
+        trained = self._device.now()
+        self._append_rows(self._stage)
+        steps = self._timer.launched + (self._number == 1)
+        self._epochs.append(EpochRow(self._number, self._began, trained, trained, steps, self._cut, trained))
+        if self._cut and self._stage == "measure":
+            self._flags.append("truncated")
+        if self._counts:
+            self._shut_window()
+        self._check()
+        self._next_epoch()
+
+    def _check(self) -> None:
         """Validate, and note when the epoch was over."""
         if self._cut:
             return
-        with self._hooks.phase("validate"):
-            loss, accuracy = self._validate()
-            self._device.synchronize()
-            self._ranks.barrier()
-        self._epochs[-1] = replace(self._epochs[-1], end=self._device.now(), loss=loss, accuracy=accuracy)
+        self._enter("validate")
+        self._ranks.barrier()
+        resumed = self._device.now()
+        loss, accuracy = self._validate()
+        self._device.synchronize()
+        self._ranks.barrier()
+        self._phase.close()
+        self._epochs[-1] = replace(self._epochs[-1], end=self._device.now(), resumed=resumed, loss=loss, accuracy=accuracy)
+
+    def _next_epoch(self) -> None:
+        policy = self._policy
+        assert policy.epochs is not None
+        reached = policy.to_target and self._reached()
+        self._number += 1
+        while self._cut and self._number <= policy.epochs and not self._counts:
+            self._number += 1
+        if not reached and self._number <= policy.epochs:
+            self._begin_epoch()
+            return
+        if policy.to_target:
+            self._shut_window()
+            self._flags += [] if reached else ["target_missed"]
+        self.done = True
 
     def _reached(self) -> bool:
         """Whether the last epoch's validation shows what was asked for. The same on every rank, because the validation is."""
@@ -132,10 +154,10 @@ class EpochLoop(MeasuringLoop):
         low = policy.until_loss is None or (last.loss is not None and last.loss <= policy.until_loss)
         return accurate and low
 
-    def _report(self, number: int, timer: StepTimer, left: int) -> None:
-        finished = timer.finished()
+    def _report(self) -> None:
+        finished = self._timer.finished()
         interval = mean_interval(finished) if len(finished) >= 4 else None
         assert self._policy.epochs is not None
-        steps = left + (self._policy.epochs - number) * self._steps
+        steps = self._ahead - self._timer.launched + (self._policy.epochs - self._number) * self._per_epoch
         remaining = interval.mean * steps if interval is not None else None
-        self._hooks.progress(Progress(self._phase(number), len(self._rows) + timer.launched, interval, remaining))
+        self._hooks.progress(Progress(self._stage, len(self._rows) + self._timer.launched, interval, remaining))

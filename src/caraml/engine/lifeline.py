@@ -13,8 +13,8 @@ _PR_SET_PDEATHSIG = 1
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent ends, however that ends.
 
-    torchrun puts every rank into a session of its own, where a signal to the point's process group does not reach it: a torchrun that is
-    killed would leave its ranks behind, waiting for each other on the device. Only Linux can do this; elsewhere nothing happens.
+    A parent that is killed alone would leave the ranks behind, waiting for each other on the device. Only Linux can do this; elsewhere
+    nothing happens.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,21 +1,23 @@
 """The measuring loop: first step, warm-up, and one window whose two ends are the edges of rate, time and energy.
 
-Inside the window nothing waits for the device and nothing is printed; ranks exchange one integer at each look. The wall time of the
+Whoever trains tells it where each step ends (:meth:`MeasuringLoop.step_ended`); it decides when to look, where the window opens and
+closes. Inside the window nothing waits for the device and nothing is printed; ranks exchange one integer at each look. The wall time of the
 window runs from one synchronisation to the next on every rank, and the slowest rank's time counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
 
-from caraml.engine.control import Verdict, look, settled, steps_until_next_look, warm_up_over
+from caraml.engine.control import look, steps_until_next_look, warm_up_over
 from caraml.engine.device import Device, StepTimer
+from caraml.engine.outcome import Step, StepOutcome
 from caraml.engine.ranks import Ranks
-from caraml.engine.step import Step
 from caraml.engine.steps import Outcomes, StepPhase, StepRow, StepTable
-from caraml.stats import Interval, drift
+from caraml.engine.summary import RankSummary
+from caraml.stats import Interval
 from caraml.suite.model import Measure
 
 FEWEST_STEPS = 4
@@ -34,155 +36,190 @@ class Progress:
     remaining: float | None = None
 
 
-@dataclass(frozen=True)
-class EpochRow:
-    """One epoch of one rank: when it began, when its training part ended, when its validation ended, and what that found."""
-
-    number: int
-    begin: float
-    trained: float
-    end: float
-    steps: int
-    cut: bool
-    """Trained, in part or whole, after the batch system's warning: not validated any more."""
-    loss: float | None = None
-    accuracy: float | None = None
-
-
-@dataclass
-class Measurement:
-    """What one rank measured. Times are this host's monotonic clock."""
-
-    begin: float
-    end: float
-    rows: StepTable
-    losses: list[float]
-    first_step_time: float
-    first_step_end: float
-    skipped_updates: int
-    flags: list[str] = field(default_factory=list)
-    epochs: list[EpochRow] = field(default_factory=list)
-    """Where training went by epochs."""
-    steps_per_epoch: int | None = None
-
-    @property
-    def window_rows(self) -> StepTable:
-        """Rows of the window."""
-        return self.rows.of_phase("measure")
-
-
 @dataclass
 class Hooks:
-    """What the worker wants to know while the loop runs."""
+    """What the loop's owner wants to know while it runs."""
 
-    phase: Callable[[str], AbstractContextManager[None]]
-    progress: Callable[[Progress], None]
-    edge: Callable[[], None]
+    phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext()
+    progress: Callable[[Progress], None] = lambda progress: None
+    edge: Callable[[], object] = lambda: None
     """Called just before the window opens and just after it has closed: reads every sensor once."""
     hurry: Callable[[], bool] = lambda: False
     """True once the batch system has said that it will end the job: the window is then closed as soon as it says anything."""
 
 
 class MeasuringLoop:
-    """Runs steps until they have been measured."""
+    """Measures the steps that it is told of. A context manager: the first step begins where it is entered."""
 
-    def __init__(self, device: Device, ranks: Ranks, step: Step, policy: Measure, hooks: Hooks) -> None:
-        self._device, self._ranks, self._step, self._policy, self._hooks = device, ranks, step, policy, hooks
-        self._rows = StepTable()
-        self._outcomes = Outcomes()
+    def __init__(self, device: Device, ranks: Ranks, policy: Measure, hooks: Hooks) -> None:
+        self._device, self._ranks, self._policy, self._hooks = device, ranks, policy, hooks
+        self._rows, self._outcomes = StepTable(), Outcomes()
         self._flags: list[str] = []
+        self._phase = ExitStack()
+        self._first_step = (0.0, 0.0)
+        self._window = (0.0, 0.0)
+        self._waits: tuple[float | None, float | None] = (None, None)
+        self.done = False
+        """Whether the window is closed: steps after it are not measured."""
 
-    def run(self) -> Measurement:
-        """Measure. Collective: every rank calls it."""
-        with self._hooks.phase("first_step"):
-            first_step_time, first_step_end = self._first_step()
-        with self._hooks.phase("warm_up"):
-            self._warm_up()
-        with self._hooks.phase("measure"):
-            begin, end = self._window()
-        losses, skipped = self._read_outcomes()
-        return Measurement(begin, end, self._rows, losses, first_step_time, first_step_end, skipped, self._flags)
+    # -- what the owner calls ------------------------------------------------------------------------------------------
 
-    def _first_step(self) -> tuple[float, float]:
+    def __enter__(self) -> MeasuringLoop:
+        """Begin with the first step. Collective: every rank measures."""
+        self._begin_first_step(self._after_first_step)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End the phase that the loop is in."""
+        self._phase.close()
+
+    def step_ended(self, outcome: StepOutcome) -> bool:
+        """A step has been launched to its end. False once enough was measured."""
+        self._outcomes.append(outcome)
+        self._timer.step_ended()
+        self._left -= 1
+        if not self._left:
+            self._look()
+        return not self.done
+
+    def run(self, step: Step) -> RankSummary:
+        """Measure a step that can be called as often as it takes."""
+        with self:
+            while self.step_ended(step()):
+                pass
+        return self.summary()
+
+    def end(self) -> None:
+        """No more steps will come: an open window closes, and of a warm-up the second half is the window if it has enough steps."""
+        if self._look == self._look_at_window and self._timer.launched >= FEWEST_STEPS:
+            self._close_window()
+        elif self._look == self._look_at_warm_up:
+            self._late_window()
+
+    def summary(self) -> RankSummary:
+        """What this rank measured, once it is done. Waits for the device."""
+        scales, losses = self._outcomes.scales(), self._outcomes.losses()
+        inside = (index for index, row in enumerate(self._rows) if row.phase == "measure" and index > 0)
+        skipped = sum(scales[index] < scales[index - 1] for index in inside) if scales else 0
+        return RankSummary(*self._window, self._rows, losses, *self._first_step, skipped, self._flags, waits=self._waits)
+
+    @property
+    def steps(self) -> int:
+        """Steps that have ended so far."""
+        return len(self._outcomes)
+
+    # -- from one stage to the next ------------------------------------------------------------------------------------
+
+    def _enter(self, phase: str) -> None:
+        self._phase.close()
+        self._phase.enter_context(self._hooks.phase(phase))
+
+    def _begin(self, look: Callable[[], None], at: float | None = None) -> None:
+        """From here on, or from the instant ``at``, steps are counted and timed anew; ``look`` is called when it is time to."""
+        self._look, self._first_outcome = look, len(self._outcomes)
+        self._anchor, self._timer = self._device.now() if at is None else at, StepTimer(self._device)
+
+    def _begin_first_step(self, after: Callable[[], None]) -> None:
+        self._enter("first_step")
         self._hooks.progress(Progress("first_step"))
         self._device.synchronize()
-        begin = self._device.now()
-        outcome = self._step()
-        self._device.synchronize()
-        end = self._device.now()
-        self._outcomes.append(outcome)
-        self._rows.append(StepRow("first", begin, end - begin, outcome.data_wait))
-        return end - begin, end
+        self._begin(after)
+        self._left = 1
 
-    def _warm_up(self) -> None:
-        anchor = self._device.now()
-        timer = StepTimer(self._device)
-        while True:
-            for _ in range(self._ranks.agree(steps_until_next_look(timer.finished(), timer.launched))):
-                self._one(timer)
-            elapsed = self._device.now() - anchor
-            self._hooks.progress(Progress("warm_up", timer.launched))
-            if self._ranks.agree(warm_up_over(timer.finished(), elapsed, self._policy) or self._hooks.hurry()):
-                break
+    def _end_first_step(self) -> None:
         self._device.synchronize()
-        if not settled(timer.finished(), self._policy):
-            self._flags.append("not_steady")
-        self._append_rows("warm_up", anchor, timer, first_outcome=1)
+        begin, end = self._anchor, self._device.now()
+        self._first_step = end - begin, end
+        self._rows.append(StepRow("first", begin, end - begin, self._outcomes.data_waits[0]))
 
-    def _window(self) -> tuple[float, float]:
-        self._ranks.barrier()
-        self._device.synchronize()
-        self._hooks.edge()
-        first_outcome = len(self._outcomes)
-        begin = self._device.now()
-        timer = StepTimer(self._device)
-        while True:
-            for _ in range(self._ranks.agree(self._next_steps(timer))):
-                self._one(timer)
-            verdict = look(timer.finished(), timer.launched, self._device.now() - begin, self._policy)
-            self._hooks.progress(Progress("measure", timer.launched, verdict.interval, verdict.remaining))
-            cut = not verdict.stop and self._hooks.hurry() and timer.launched >= FEWEST_STEPS
-            decision = self._ranks.agree(_CUT if cut else verdict.stop)
-            if decision == _CUT:
-                self._flags.append("truncated")
-            if decision:
-                break
-        self._device.synchronize()
-        end = self._device.now()
-        self._hooks.edge()
-        self._append_rows("measure", begin, timer, first_outcome)
-        self._judge(timer, end - begin)
-        return begin, end
+    def _after_first_step(self) -> None:
+        self._end_first_step()
+        self._enter("warm_up")
+        self._begin(self._look_at_warm_up)
+        self._left = self._ranks.agree(self._next_steps())
 
-    def _next_steps(self, timer: StepTimer) -> int:
+    def _look_at_warm_up(self) -> None:
+        timer, elapsed = self._timer, self._device.now() - self._anchor
+        self._hooks.progress(Progress("warm_up", timer.launched))
+        over = warm_up_over(timer.finished(), elapsed, self._policy, self._device.settle_seconds)
+        if not self._ranks.agree(over or self._hooks.hurry()):
+            self._left = self._ranks.agree(steps_until_next_look(timer.finished(), timer.launched))
+            return
+        self._device.synchronize()
+        self._append_rows("warm_up")
+        self._enter("measure")
+        self._open_window()
+        self._begin(self._look_at_window, at=self._window[0])
+        self._left = self._ranks.agree(self._next_steps())
+
+    def _look_at_window(self) -> None:
+        timer = self._timer
+        elapsed, before = self._device.now() - self._anchor, self._rows.seconds[1:]
+        verdict = look(before, timer.finished(), timer.launched, elapsed, self._policy)
+        self._hooks.progress(Progress("measure", timer.launched, verdict.interval, verdict.remaining))
+        cut = not verdict.stop and self._hooks.hurry() and timer.launched >= FEWEST_STEPS
+        decision = self._ranks.agree(_CUT if cut else verdict.stop)
+        if decision == _CUT:
+            self._flags.append("truncated")
+        if decision:
+            self._close_window()
+        else:
+            self._left = self._ranks.agree(self._next_steps())
+
+    def _next_steps(self) -> int:
+        timer = self._timer
+        if self._look != self._look_at_window:
+            return steps_until_next_look(timer.finished(), timer.launched)
         steps = steps_until_next_look(timer.finished() or [row.seconds for row in self._rows[1:]], timer.launched)
         if self._policy.max_steps is not None:
             steps = min(steps, self._policy.max_steps - timer.launched)
         return max(steps, 1)
 
-    def _judge(self, timer: StepTimer, seconds: float) -> Verdict:
-        """The last look, at every step of the window: flags what the stop rule could not get."""
-        finished = timer.finished()
-        verdict = look(finished, timer.launched, seconds, self._policy)
-        if not verdict.precise:
-            self._flags.append("imprecise")
-        if abs(drift(finished)) > self._policy.target and "not_steady" not in self._flags:
-            self._flags.append("not_steady")
-        return verdict
+    # -- the window ----------------------------------------------------------------------------------------------------
 
-    def _one(self, timer: StepTimer) -> None:
-        self._outcomes.append(self._step())
-        timer.step_ended()
+    def _open_window(self) -> None:
+        """Everybody ready, sensors read. Reading takes its time, and on one rank of a node only: so everybody meets once more."""
+        self._ranks.barrier()
+        self._device.synchronize()
+        self._hooks.edge()
+        self._ranks.barrier()
+        waited = self._meet()
+        self._window, self._waits = (self._device.now(), 0.0), (waited, None)
 
-    def _append_rows(self, phase: StepPhase, anchor: float, timer: StepTimer, first_outcome: int) -> None:
-        start = anchor
-        for seconds, data_wait in zip(timer.finished(), self._outcomes.data_waits[first_outcome:], strict=True):
+    def _shut_window(self) -> None:
+        """Everybody done, then sensors read."""
+        self._device.synchronize()
+        self._window = self._window[0], self._device.now()
+        self._waits = self._waits[0], self._meet()
+        self._hooks.edge()
+
+    def _meet(self) -> float:
+        """Wait for all ranks; how long that took this one [s]: the others came, and left, no more than that apart."""
+        begin = self._device.now()
+        self._ranks.barrier()
+        return self._device.now() - begin
+
+    def _close_window(self) -> None:
+        self._shut_window()
+        self._append_rows("measure")
+        self.done = True
+
+    def _late_window(self) -> None:
+        """The loop ended in its warm-up: its second half is the window, without edges, and is not steady."""
+        self._device.synchronize()
+        self._append_rows("warm_up")  # all of it, to begin with
+        count = (len(self._rows) - 1) // 2
+        if count < FEWEST_STEPS:
+            return
+        for index in range(len(self._rows) - count, len(self._rows)):
+            self._rows[index] = replace(self._rows[index], phase="measure")
+        first, last = self._rows[-count], self._rows[-1]
+        self._window = first.start, last.start + last.seconds
+        self._flags += ["imprecise", "not_steady"]
+        self.done = True
+
+    def _append_rows(self, phase: StepPhase) -> None:
+        start = self._anchor
+        for seconds, data_wait in zip(self._timer.finished(), self._outcomes.data_waits[self._first_outcome :], strict=True):
             self._rows.append(StepRow(phase, start, seconds, data_wait))
             start += seconds
-
-    def _read_outcomes(self) -> tuple[list[float], int]:
-        """Losses of all steps, and how many updates of the window the loss scaler skipped."""
-        scales = self._outcomes.scales()
-        inside = (index for index, row in enumerate(self._rows) if row.phase == "measure" and index > 0)
-        skipped = sum(scales[index] < scales[index - 1] for index in inside) if scales else 0
-        return self._outcomes.losses(), skipped

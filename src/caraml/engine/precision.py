@@ -25,7 +25,8 @@ def set_matmul_precision(precision: Precision) -> None:
 
 def set_deterministic(wanted: bool) -> None:
     """Let torch choose algorithms that give the same bits every time; where an operation has none, it raises and names it."""
-    torch.use_deterministic_algorithms(wanted)
+    if wanted != torch.are_deterministic_algorithms_enabled():  # the call loads torch's compiler: seconds of every start
+        torch.use_deterministic_algorithms(wanted)
     torch.backends.cudnn.deterministic = wanted
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +21,23 @@ from caraml.workloads.base import Task
 if TYPE_CHECKING:
     from caraml.engine.parallel.divide import Divided
 
+Watch = Callable[[Iterator[Any]], Iterator[Any]]
+"""Gives back the same batches, and notes that they are taken."""
 RESIDENT_BATCHES = 4
 """Batches that mode `compute` keeps on the device and repeats."""
 
 
-def make_step(task: Task, point: Point, device: torch.device, divided: Divided | None = None) -> Step:
-    """The step of a point's mode; ``divided`` is this process's part of a model that the point divides."""
-    if point.mode == "data":
-        return lambda: StepOutcome(None, _consume(task.batches, point.accumulation * task.batches_per_step))
+def make_step(task: Task, point: Point, device: torch.device, divided: Divided | None = None, watch: Watch = iter) -> Step:
+    """The step of a point's mode; ``divided`` is this process's part of a model that the point divides.
+
+    ``watch`` sees every micro-batch that a step takes: in mode `compute` too, where the loader gives four and no more.
+    """
     batches = task.batches
     if point.mode == "compute":
         batches = itertools.cycle([next(task.batches) for _ in range(RESIDENT_BATCHES)])
+    batches = watch(batches)
+    if point.mode == "data":
+        return lambda: StepOutcome(None, _consume(batches, point.accumulation * task.batches_per_step))
     if divided is not None:
         from caraml.engine.parallel.step import DividedStep
 
@@ -64,7 +70,7 @@ class TrainStep:
         """Launch one step."""
         count = self._point.accumulation
         total, wait = torch.zeros((), device=self._device), 0.0
-        if self._point.compile == "reduce-overhead":
+        if self._point.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         for index in range(count):
             begin = time.monotonic()
@@ -126,6 +132,11 @@ class OwnStep:
             raise InputError(
                 f"micro_batch: found {point.micro_batch}; workload {point.workload!r} makes its own step over the whole batch, "
                 f"expected global_batch / devices = {point.global_batch // point.world}"
+            )
+        if point.cuda_graphs:
+            raise InputError(
+                f"compile: found {point.compile!r}, which replays CUDA graphs; workload {point.workload!r} makes its own step of several "
+                "passes, expected 'default' or 'max-autotune-no-cudagraphs'"
             )
         self._batches, self._point, self._device = batches, point, device
         self._scaler = gradient_scaler(point.precision, device)

@@ -14,6 +14,7 @@ from caraml.engine.outcome import StepOutcome
 
 StepPhase = Literal["first", "warm_up", "measure", "after"]
 _PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
+_COLUMNS = ("phases", "starts", "seconds", "data_waits")
 _BLOCK = 1024
 """Scalars on the device that are put together into one tensor: each alone takes half a kilobyte of a GPU."""
 
@@ -52,6 +53,21 @@ class StepTable(Sequence[StepRow]):
         self._starts.append(row.start)
         self._seconds.append(row.seconds)
         self._waits.append(row.data_wait)
+
+    def to_data(self) -> dict[str, bytes]:
+        """Its columns as bytes, for :meth:`from_data` on a host of the same byte order."""
+        return {name: bytes(column) for name, column in zip(_COLUMNS, self._all(), strict=True)}
+
+    @classmethod
+    def from_data(cls, data: dict[str, bytes]) -> StepTable:
+        """The inverse of :meth:`to_data`."""
+        table = cls()
+        for name, column in zip(_COLUMNS, table._all(), strict=True):
+            column.extend(data[name]) if isinstance(column, bytearray) else column.frombytes(data[name])
+        return table
+
+    def _all(self) -> tuple[bytearray | array[float], ...]:
+        return self._phases, self._starts, self._seconds, self._waits
 
     def of_phase(self, phase: StepPhase) -> StepTable:
         """The steps of one phase, in order."""

@@ -1,7 +1,7 @@
 """Notices a rank that no longer moves, names it, and ends the point: the others would wait for it as long as the batch system lets them.
 
-Every rank leaves a sign of life in the group's key-value store: how often its watchdog has looked, how many micro-batches it has fetched,
-and whether it is waiting for one. No collective is involved, so a rank that hangs in one is seen too.
+Every rank leaves a sign of life in the group's key-value store: how often its watchdog has looked, how many micro-batches its steps have
+taken, and whether it waits for one or goes through held-out ones. No collective is involved, so a rank that hangs in one is seen too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -29,6 +29,8 @@ _LATE = 2.0
 """Multiple of the patience after which a rank that never left a sign is given up: ranks need not be ready to train at the same time."""
 _LONG_STEPS = 20
 """A point whose steps are long gets at least this many of the longest gap between batches."""
+VALIDATION = "validation batch"
+"""Place of a rank that goes through held-out batches, before their number."""
 _WARM = 3
 """Micro-batches after which steps are expected to follow each other: before, kernels are compiled, which may take long."""
 
@@ -55,8 +57,9 @@ class Sign:
 class Verdict:
     """What the signs of all ranks say over time: policy without processes, so that it can be tested by itself."""
 
-    def __init__(self, world: int, patience: float, start: float = 0.0) -> None:
-        self._patience = patience
+    def __init__(self, world: int, patience: float, start: float = 0.0, *, all_ranks: bool = True) -> None:
+        """Who does not see ``all_ranks`` cannot tell which of them holds the others up, only whether one is silent."""
+        self._patience, self._all_ranks = patience, all_ranks
         self._last: list[tuple[Sign | None, float, float]] = [(None, start, start)] * world
         self._longest = 0.0
 
@@ -71,12 +74,12 @@ class Verdict:
                 continue
             if sign.looks != before.looks:
                 seen = now
-            if sign.batches != before.batches:
+            if (sign.batches, sign.place) != (before.batches, before.place):
                 if sign.batches > _WARM:
                     self._longest = max(self._longest, now - moved)
                 moved = now
             self._last[rank] = (sign, seen, moved)
-        return self._silent(now) or self._stuck(now)
+        return self._silent(now) or (self._stuck(now) if self._all_ranks else None)
 
     def _silent(self, now: float) -> str | None:
         for has_joined, limit in ((True, self._patience * SILENCE), (False, self._patience * _LATE)):
@@ -93,8 +96,10 @@ class Verdict:
         fewest = min(sign.batches for _, sign, _ in known)
         behind = [(rank, sign.place) for rank, sign, _ in known if sign.batches == fewest]
         waiting = [rank for rank, place in behind if place == "data"]
-        late = waiting or [rank for rank, _ in behind]
-        where = "waiting for input" if waiting else f"in the step after micro-batch {fewest}"
+        judging = {rank: place for rank, place in behind if place.startswith(VALIDATION)}
+        late = waiting or list(judging) or [rank for rank, _ in behind]
+        place = f"in {judging[late[0]]}" if judging and not waiting else f"in the step after micro-batch {fewest}"
+        where = "waiting for input" if waiting else place
         everyone = "" if len(late) < len(known) or len(known) == 1 else "; no rank stands out"
         return f"no step for {limit:.3g} s: {_named(late)} {where}{everyone}"
 
@@ -141,8 +146,15 @@ class Watchdog:
             self._sign.place = "step"
             yield batch
 
+    def watch_validation(self, batches: Iterable[T]) -> Iterator[T]:
+        """The same held-out batches. They are not counted with those trained on, of which every rank has the same number."""
+        for index, batch in enumerate(batches):
+            self._sign.place = f"{VALIDATION} {index}"
+            yield batch
+        self._sign.place = "step"
+
     def _run(self) -> None:
-        verdict = Verdict(len(self._watched), self._patience, time.monotonic())
+        verdict = Verdict(len(self._watched), self._patience, time.monotonic(), all_ranks=self._ranks.rank == 0)
         while not self._over.wait(min(self._patience * SILENCE / 8, 10.0)):
             self._sign.looks += 1
             hanging = verdict.hears(self._signs(), time.monotonic())

@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from caraml.launch.base import Job, JobState
+from caraml.launch.script import SCRIPT
+from caraml.results.claim import start_time
 
 _PATIENCE = 5.0
 """Seconds between asking a job to end and ending it."""
 
 
 class LocalLauncher:
-    """Runs a job's script with bash, one at a time. A handle is ``local:PID:START``, START being the kernel's start time of the process."""
+    """Runs a job's script with bash, one at a time. A handle is ``local:PID:START:FOLDER``, START being the kernel's start time of the
+    process and FOLDER the attempt's, whose script it runs."""
 
     slots = 1
 
@@ -27,8 +30,8 @@ class LocalLauncher:
         """Start the scripts; their output goes where they say."""
         handles = []
         for job in jobs:
-            child = subprocess.Popen(["bash", str(job.script)], start_new_session=True, stdin=subprocess.DEVNULL)
-            handles.append(f"local:{child.pid}:{_start_time(child.pid)}")
+            child = subprocess.Popen(["bash", str(job.script)], start_new_session=True, stdin=subprocess.DEVNULL)  # noqa: S603, S607 -- the point's script: running it is what was asked for; the bash that its user has
+            handles.append(f"local:{child.pid}:{start_time(child.pid)}:{job.folder.resolve()}")
             self._children[handles[-1]] = child
         return handles
 
@@ -63,18 +66,25 @@ def _pid(handle: str) -> int:
     return int(handle.split(":")[1])
 
 
-def _start_time(pid: int) -> str:
-    """Start of a process in clock ticks since boot; with the number it names a process for ever. Empty when the process is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
-
-
 def _alive(handle: str) -> bool:
-    start = handle.split(":")[2]
-    return bool(start) and _start_time(_pid(handle)) == start
+    """Whether the process of a handle lives, is ours, and runs the script of the attempt: a handle may be a forgery."""
+    _, pid, start, *folder = handle.split(":", 3)
+    return bool(start and folder) and start_time(int(pid)) == start and _runs(int(pid), Path(folder[0]))
+
+
+def _runs(pid: int, folder: Path) -> bool:
+    process = Path(f"/proc/{pid}")
+    try:
+        words = os.fsdecode((process / "cmdline").read_bytes()).split("\0")
+        ours, place = process.stat().st_uid == os.geteuid(), (process / "cwd").readlink()
+    except OSError:
+        return False
+    return ours and any(_names(place, word, folder / SCRIPT) for word in words[1:3])
+
+
+def _names(place: Path, word: str, script: Path) -> bool:
+    """Whether a word on the command line of a process is this script. It may begin where the script was before it went into its folder."""
+    return os.path.realpath(place / word) == str(script) or (place == script.parent and str(script).endswith(f"/{os.path.normpath(word)}"))
 
 
 def _signal_group(group: int, number: int) -> bool:

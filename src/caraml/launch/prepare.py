@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
+import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from caraml.base.files import make_folder, open_new, touch, write_file
+from caraml.base.locks import alone
 from caraml.errors import EnvironmentUnfitError, InputError
 from caraml.launch import batch, container
 from caraml.launch.script import exports
-from caraml.results.files import write_atomically
 from caraml.suite.model import Point
 from caraml.system.site import Site, Software
+from caraml.system.variables import concealed, digest, of_caller, required
 
 
 def faults(site: Site, points: Iterable[Point]) -> list[str]:
@@ -43,25 +46,35 @@ def set_up(software: Software, folder: Path) -> None:
     """
     if not software.setup:
         return
-    text = _setup_script(software)
-    name = f"setup-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    folder.mkdir(parents=True, exist_ok=True)
+    text, unseen = _setup_script(software), of_caller(concealed(software.variables))
+    named = digest("setup", f"{text}{unseen}") if unseen else hashlib.sha256(text.encode()).hexdigest()
+    name = f"setup-{named[:12]}"
+    make_folder(folder)
     script, log, done = (folder / f"{name}.{ending}" for ending in ("sh", "log", "done"))
-    with (folder / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone(folder / f"{name}.lock", private=False) as trouble:
+        if trouble is not None:
+            print(f"caraml: the setup does not wait for other campaigns: {trouble}", file=sys.stderr)
         if done.exists():
             return
-        write_atomically(script, text)
-        with log.open("w", encoding="utf-8") as output:
-            result = subprocess.run(["bash", str(script)], stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, check=False)
+        write_file(script, text)
+        with open_new(log, replace=True) as output:
+            result = subprocess.run(  # noqa: S603 -- setup lines of the system's description: running them is what was asked for
+                ["bash", str(script)],  # noqa: S607 -- the bash that its user has
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **unseen},
+                check=False,
+            )
         if result.returncode:
             raise EnvironmentUnfitError(f"the setup of this machine failed (exit status {result.returncode}): bash {script}", f"read {log}")
-        done.touch()
+        touch(done)
 
 
 def _setup_script(software: Software) -> str:
     lines = ["#!/usr/bin/env bash", "# software.setup of the system, once before the first point."]
     if software.modules:
         lines += ["type module >/dev/null 2>&1 || . /etc/profile", f"module load {shlex.join(software.modules)} || exit"]
-    lines += exports(software.variables)
+    unseen = concealed(software.variables)
+    lines += [*exports(software.variables, unseen), *required(unseen)]
     return "\n".join([*lines, "set -e", *software.setup, ""])

@@ -48,7 +48,7 @@ def call(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name in _OF_THE_CLUSTER}
     environment = {**inherited, "SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
     try:
-        return subprocess.run(argv, capture_output=True, text=True, timeout=_CALL_SECONDS, env=environment, check=False)
+        return subprocess.run(argv, capture_output=True, text=True, timeout=_CALL_SECONDS, env=environment, check=False)  # noqa: S603 -- Slurm's programs; what comes from files is checked by results.claim; no shell
     except FileNotFoundError:
         message, hint = (
             f"{argv[0]} is not installed here",

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from caraml.errors import InputError
+from caraml.base.files import write_file
+from caraml.engine.start import MEET, PEER, SECRET
 from caraml.launch import batch, container
 from caraml.results.claim import GATE
-from caraml.results.files import write_atomically
 from caraml.results.finish import FAILURE, LOG
 from caraml.results.store import RECORD
 from caraml.suite.model import Point
 from caraml.system.model import DeviceKind
 from caraml.system.site import Scheduler, Site
+from caraml.system.variables import SITE, check_name, concealed, loading
 
 SCRIPT = "run.sh"
 EXIT = "exit"
 """File that a scheduled point leaves behind at its very end: its exit code."""
 
+_MEET = ".meet"
 _READABLE = 110
 """Columns after which a command line is continued on the next line."""
 
@@ -56,8 +57,8 @@ def folded(argv: Sequence[str], indent: str = "  ") -> str:
     return f" \\\n{indent}".join(lines)
 
 
-def environment_of(point: Point, threads: int) -> dict[str, str]:
-    """Variables that the point's processes run under; ``threads`` are the node's usable CPUs."""
+def environment_of(point: Point, threads: int, kind: DeviceKind = "cpu") -> dict[str, str]:
+    """Variables that the point's processes run under; ``threads`` are the node's usable CPUs, ``kind`` is that of its devices."""
     variables = {"OMP_NUM_THREADS": str(max(threads // point.devices, 1))}
     if point.workload == "command":  # somebody else's program has its own mind about threads and memory
         variables = {}
@@ -65,35 +66,34 @@ def environment_of(point: Point, threads: int) -> dict[str, str]:
         variables |= _KEEP_BLOCKS if point.knobs.keep_freed_memory else {}
     elif point.deterministic:
         variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # what cuBLAS needs to give the same bits every time
+    if kind == "rocm" and point.workload != "command":
+        variables |= _rocm(point)
     if "PYTHONPATH" in os.environ:
         entries = os.environ["PYTHONPATH"].split(os.pathsep)
         variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in entries)  # noqa: PTH100  -- the script changes folder
     return variables
 
 
-def command_of(point: Point, folder: Path, python: str = sys.executable, suffix: str = "") -> list[str]:
-    """The worker's command line on one node: plain Python for one process, torchrun for several.
+def _rocm(point: Point) -> dict[str, str]:
+    """Without these, torch on AMD GPUs ignores what it was asked for, silently: channels innermost, and products in tf32."""
+    variables: dict[str, str] = {}
+    if point.knobs.channels_last:
+        variables |= {"PYTORCH_MIOPEN_SUGGEST_NHWC": "1", "PYTORCH_MIOPEN_SUGGEST_NHWC_BATCHNORM": "1"}
+    if point.precision == "tf32":
+        variables["HIPBLASLT_ALLOW_TF32"] = "1"
+    return variables
 
-    On several nodes it stands in a script that sets ``head_node``, ``port`` and ``is_host``; ``suffix`` makes a node's name that of its
-    fast network. Which node gets rank 0 is torchrun's choice; where the nodes meet is ours.
-    """
+
+def command_of(point: Point, folder: Path, python: str = sys.executable) -> list[str]:
+    """The worker's command line on one node: plain Python for one process, for several what starts them."""
+    module = [python, "-P", "-m"]  # the current folder has no modules of ours
     if point.workload == "command":  # one process; the program starts its own on other devices and nodes
-        return [python, "-m", "caraml.workloads.command_worker", str(folder)]
-    worker = ["-m", "caraml.worker", str(folder)]
+        return [*module, "caraml.worker.command", str(folder)]
+    worker = ["caraml.worker", str(folder)]
     if point.world == 1:
-        return [python, *worker]
-    meet = ["--standalone"]
-    if point.nodes > 1:
-        meet = [
-            f"--nnodes={point.nodes}",
-            "--rdzv-backend=c10d",
-            Shell('--rdzv-id="$SLURM_JOB_ID"'),
-            Shell(f'--rdzv-endpoint="$head_node"{shlex.quote(suffix) if suffix else ""}:"$port"'),
-            # torchrun would compare names to find out who hosts the meeting, and a node does not know itself by its fast network's name.
-            Shell('--rdzv-conf="is_host=$is_host"'),
-            Shell(f'--local-addr="$SLURMD_NODENAME"{shlex.quote(suffix) if suffix else ""}'),
-        ]
-    return [python, "-m", "torch.distributed.run", *meet, f"--nproc-per-node={point.devices}", *worker]
+        return [*module, *worker]
+    nodes = [f"--nodes={point.nodes}"] if point.nodes > 1 else []
+    return [*module, "caraml.engine.start", *nodes, f"--devices={point.devices}", *worker]
 
 
 def step_name(folder: Path) -> str:
@@ -113,8 +113,7 @@ def write_script(point: Point, folder: Path, threads: int, site: Site | None = N
     folder, site = folder.resolve(), site or Site()
     make = _local if site.scheduler is None else _slurm
     path = folder / SCRIPT
-    write_atomically(path, make(point, folder, threads, site, kind))
-    path.chmod(0o755)
+    write_file(path, make(point, folder, threads, site, kind), mode=0o755)
     return path
 
 
@@ -123,12 +122,12 @@ def _local(point: Point, folder: Path, threads: int, site: Site, kind: DeviceKin
     return f"""#!/usr/bin/env bash
 {_title(point, folder)}
 cd {quoted} || exit
-{GATE}{_software(point, threads, site)}
+{GATE}{_software(point, threads, site, kind)}
 {folded(_inside(point, folder, threads, site, kind))} >>{LOG} 2>&1
 code=$?
 
 # A worker that measured has written its record; for any other the record says what happened.
-[ "$code" -eq 0 ] || {shlex.quote(sys.executable)} -m caraml.results.finish {quoted} "$code"
+[ "$code" -eq 0 ] || {shlex.quote(sys.executable)} -P -m caraml.results.finish {quoted} "$code"
 exit "$code"
 """
 
@@ -139,7 +138,7 @@ def _slurm(point: Point, folder: Path, threads: int, site: Site, kind: DeviceKin
     timeout, gpu = point.measure.timeout_seconds, point.device_class == "gpu"
     head = batch.resources(batch.Request(step_name(folder), folder, point.nodes, point.devices, threads, timeout, gpu), scheduler)
     heading = "\n".join(batch.PREFIX + line for line in head)
-    finish = f"{shlex.quote(sys.executable)} -m caraml.results.finish {shlex.quote(str(folder))}"
+    finish = f"{shlex.quote(sys.executable)} -P -m caraml.results.finish {shlex.quote(str(folder))}"
     return f"""#!/usr/bin/env bash
 {heading}
 {_title(point, folder)}
@@ -147,11 +146,11 @@ def _slurm(point: Point, folder: Path, threads: int, site: Site, kind: DeviceKin
 cd {shlex.quote(str(folder))} || exit
 if [ -e {RECORD} ]; then echo "this attempt has its result already: $PWD/{RECORD}"; exit 0; fi
 {GATE}rm -f {EXIT} {FAILURE}  # left by a run of this job that was cut off
-{_software(point, threads, site)}{_rendezvous(point, site)}
+{_software(point, threads, site, kind)}{_meeting(point, site)}
 # What runs on each node. The warning is meant for the worker; the programs around it must survive it.
 node() {{
   trap '' USR1
-{_host_of_rendezvous(point)}  exec {folded(_inside(point, folder, threads, site, kind), "    ")}
+  exec {folded(_inside(point, folder, threads, site, kind), "    ")}
 }}
 export -f node
 
@@ -163,7 +162,7 @@ trap 'ended=1 caught=1; kill "$step"' TERM
 step=$!
 while wait "$step"; code=$?; [ -n "$caught" ] && [ -z "$ended" ]; do caught=''; done
 [ -z "$ended" ] || sleep 2  # the worker may be writing its record just now
-
+{_parting(point)}
 # A worker that measured has written its record; for any other the record says what happened.
 why=()
 if [ ! -e {RECORD} ] && [ -n "$ended" ]; then
@@ -180,7 +179,7 @@ def _title(point: Point, folder: Path) -> str:
     return f"# {_one_line(point.label)}; point {point.key}, attempt {folder.name}"
 
 
-def _software(point: Point, threads: int, site: Site) -> str:
+def _software(point: Point, threads: int, site: Site, kind: DeviceKind) -> str:
     """Modules, virtual environment and variables. Modules and activation read unset variables, so ``set -u`` comes after them."""
     software, lines = site.software, []
     if software.modules:
@@ -190,24 +189,25 @@ def _software(point: Point, threads: int, site: Site) -> str:
     lines.append("set -u")
     if site.scheduler is not None:  # a job's CPUs are Slurm's to tell; salloc and sbatch have different words for them
         lines.append("cpus=${SLURM_CPUS_ON_NODE:-${SLURM_JOB_CPUS_PER_NODE%%[(,]*}}")
-    lines += exports(_variables(point, threads, site))
+    unseen = concealed(software.variables)
+    lines += [*exports(_variables(point, threads, site, kind), unseen), *loading(unseen, SITE)]
     return "\n# Environment.\n" + "\n".join(lines) + "\n"
 
 
-def _variables(point: Point, threads: int, site: Site) -> dict[str, str]:
+def _variables(point: Point, threads: int, site: Site, kind: DeviceKind) -> dict[str, str]:
     """What the script exports; the site's own variables go before every other word."""
-    variables = environment_of(point, threads) | _network(point, site) | _image_variables(site)
+    variables = environment_of(point, threads, kind) | _network(point, site) | _image_variables(site)
     if site.scheduler is not None:
         variables["OMP_NUM_THREADS"] = Shell(f"$((cpus > {point.devices} ? cpus / {point.devices} : 1))")
     return variables | site.software.variables
 
 
-def exports(variables: Mapping[str, str]) -> list[str]:
-    """Lines that export variables. Raises ``InputError`` for a name that the shell would take for something else."""
+def exports(variables: Mapping[str, str], unseen: Collection[str] = ()) -> list[str]:
+    """Lines that export the variables that are not ``unseen``. Raises ``InputError`` for a name that the shell would take for something
+    else."""
     for name in variables:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise InputError(f"software.variables: found {name!r}, expected the name of a variable")
-    return [f"export {name}={join([value])}" for name, value in variables.items()]
+        check_name("software.variables", name)
+    return [f"export {name}={join([value])}" for name, value in variables.items() if name not in unseen]
 
 
 def _network(point: Point, site: Site) -> dict[str, str]:
@@ -230,11 +230,12 @@ def _inside(point: Point, folder: Path, threads: int, site: Site, kind: DeviceKi
     image = container.image_of(site.container)
     python = site.container.python if image else "python3" if site.software.venv else sys.executable
     if image is None:
-        return command_of(point, folder, python, site.network.address_suffix)
+        return command_of(point, folder, python)
     # Podman passes no variables on by itself; a name alone takes the script's value.
-    passed = [f"--env={name}" for name in _variables(point, threads, site)] if site.container.runtime == "podman" else []
+    names = (*_variables(point, threads, site, kind), MEET, PEER)
+    passed = [f"--env={name}" for name in names] if site.container.runtime == "podman" else []
     return container.wrap(
-        command_of(point, folder, python, site.network.address_suffix),
+        command_of(point, folder, python),
         site.container.runtime,
         image,
         binds=[*site.container.binds, str(folder)],
@@ -244,27 +245,29 @@ def _inside(point: Point, folder: Path, threads: int, site: Site, kind: DeviceKi
     )
 
 
-def _rendezvous(point: Point, site: Site) -> str:
-    if point.nodes == 1:
+def _meets(point: Point) -> bool:
+    return point.nodes > 1 and point.workload != "command"
+
+
+def _meeting(point: Point, site: Site) -> str:
+    if not _meets(point):
         return ""
     return f"""
-# The nodes meet at the first of them.
-head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-port=$(({site.network.port} + SLURM_JOB_ID % 1000))
-export head_node port
+# The ranks of all nodes meet in a folder that only their user can open: it has their secret, and the address of the first.
+rm -rf {_MEET} && mkdir -m 700 {_MEET} && head -c 32 /dev/urandom >{_MEET}/{SECRET} || exit
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+export {MEET}="$PWD/{_MEET}" {PEER}="${{hosts[-1]}}"{join([site.network.address_suffix]) if site.network.address_suffix else ""}
 """
 
 
-def _host_of_rendezvous(point: Point) -> str:
-    return "" if point.nodes == 1 else '  if [ "$SLURMD_NODENAME" = "$head_node" ]; then is_host=1; else is_host=0; fi\n'
+def _parting(point: Point) -> str:
+    return f"rm -rf {_MEET}\n" if _meets(point) else ""
 
 
 def _srun(point: Point, folder: Path, site: Site, gpu: bool) -> str:
     """One task per node, with all CPUs of the job: a step would have one CPU otherwise. A command starts its own steps."""
     scheduler = site.scheduler
     assert scheduler is not None
-    if point.workload == "command":
-        return ""
     if point.workload == "command":
         return ""
     options = [f"--nodes={point.nodes}", f"--ntasks={point.nodes}", "--ntasks-per-node=1", "--export=ALL", "--kill-on-bad-exit=1"]

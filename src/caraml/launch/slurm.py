@@ -7,15 +7,17 @@ and left no word is ``lost``, with what Slurm says of it.
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from caraml.base.files import make_folder, touch, write_file, write_once
+from caraml.base.limits import tail
 from caraml.launch import batch, queue
 from caraml.launch.base import Job, JobState
 from caraml.launch.batch import CANCELLED, SLURM_LOG, SlurmOptions
 from caraml.launch.script import EXIT, step_name
-from caraml.results.files import write_atomically
 from caraml.results.finish import LOG
 from caraml.results.store import RECORD
 from caraml.system.site import Scheduler
@@ -54,14 +56,14 @@ class SlurmLauncher:
             number, refusal = self._sbatch(script, deadline)
             for index, job in enumerate(group):
                 if refusal is not None:
-                    write_atomically(job.folder / REFUSED, refusal)
+                    write_file(job.folder / REFUSED, refusal)
                 handles[job.folder] = f"slurm:{self._name(number, index, group, script)}:{job.folder.resolve()}"
         return [handles[job.folder] for job in jobs]
 
     def scripts(self, jobs: Sequence[Job]) -> list[tuple[list[Job], Path]]:
         """The scripts to submit and the jobs in each; writes those of arrays and packs."""
         if self.options.pack > 1:
-            groups = batch.packs(jobs, self.scheduler, self.options.pack)
+            groups = batch.packs(jobs, self.scheduler.model_copy(update={"max_minutes": self._longest()}), self.options.pack)
             return [(group, group[0].script if len(group) == 1 else self._pack(group)) for group in groups]
         if self.options.one_at_a_time:
             return [([job], job.script) for job in jobs]
@@ -71,6 +73,11 @@ class SlurmLauncher:
         size = min(self.options.array_size, queue.array_limit()) if any(len(alike) > 1 for alike in kinds.values()) else 1
         groups = [alike[begin : begin + size] for alike in kinds.values() for begin in range(0, len(alike), size)]
         return [(group, group[0].script if len(group) == 1 else self._array(group)) for group in groups]
+
+    def _longest(self) -> int | None:
+        """Minutes after which jobs end here. A site that does not say so may have a limit all the same: a longer job would never start."""
+        longest = self.scheduler.max_minutes or (queue.minutes_of(self.scheduler.partition) if shutil.which("sinfo") else None)
+        return None if longest is None else int(longest)
 
     def command(self, script: Path) -> list[str]:
         """The command that submits a script."""
@@ -115,16 +122,15 @@ class SlurmLauncher:
 
     def _write(self, kind: str, text: str) -> Path:
         """A new file: a script that was submitted is never written over."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         number = 1
         while True:
             path = self._folder / f"{kind}-{number}.sh"
             try:
-                path.touch(exist_ok=False)
+                write_once(path, text)
             except FileExistsError:
                 number += 1
                 continue
-            write_atomically(path, text)
             return path
 
     # -- watching ------------------------------------------------------------------------------------------------------
@@ -149,9 +155,9 @@ class SlurmLauncher:
         folder = _folder(handle)
         if _job(handle) == REFUSED:
             refusal = folder / REFUSED
-            return JobState("lost", reason=refusal.read_text(encoding="utf-8") if refusal.exists() else "sbatch refused its script")
+            return JobState("lost", reason=tail(refusal) if refusal.exists() else "sbatch refused its script")
         try:
-            return JobState("ended", int((folder / EXIT).read_text(encoding="utf-8")))
+            return JobState("ended", int(tail(folder / EXIT)))
         except (OSError, ValueError):  # not there, or being written just now
             return None
 
@@ -180,7 +186,7 @@ class SlurmLauncher:
         """What Slurm wrote into the job's log when it ended it, or the log's last line."""
         for log in (_folder(handle) / SLURM_LOG, self._folder / f"{_job(handle)}.log"):
             if log.exists():
-                text = log.read_text(encoding="utf-8", errors="replace")
+                text = tail(log)
                 found = _LAST_WORD.findall(text)
                 if found or text.strip():
                     return found[-1] if found else queue.last_line(text)
@@ -194,14 +200,14 @@ class SlurmLauncher:
         packed: dict[tuple[str, str], list[Path]] = {}
         for handle in handles:
             if pack := _pack_of(handle):
-                (_folder(handle) / CANCELLED).touch()
+                touch(_folder(handle) / CANCELLED)
                 packed.setdefault((_job(handle), pack), []).append(_folder(handle))
         for (job, pack), folders in packed.items():
             mates = batch.points_of(self._folder / f"{pack}.sh")
             everything = all((mate / CANCELLED).exists() or (mate / EXIT).exists() for mate in mates)
             alone += [job] if everything else _steps(job, folders)
         for begin in range(0, len(alone), _IDS_PER_CALL):
-            queue.call(["scancel", "--quiet", *alone[begin : begin + _IDS_PER_CALL]])
+            queue.call(["scancel", "--quiet", "--", *alone[begin : begin + _IDS_PER_CALL]])
 
 
 def _steps(job: str, folders: Sequence[Path]) -> list[str]:

@@ -33,6 +33,8 @@ _aten = torch.ops.aten
 _KEPT = {
     _aten.mm.default,
     _aten.addmm.default,
+    _aten.bmm.default,
+    _aten.baddbmm.default,
     _aten.linear.default,
     _aten._scaled_dot_product_flash_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,

@@ -7,7 +7,7 @@ library's own unfused one holds the whole T x T square and needs a GPU. Whole co
 from __future__ import annotations
 
 import functools
-import socket
+import os
 from typing import Any
 
 import torch
@@ -46,8 +46,8 @@ def _build(config: GPTConfig) -> nn.Module:
     if config.positions == "rotary" and not on_gpu:
         raise EnvironmentUnfitError("Megatron-Core's rotary positions need a GPU", "params.positions = 'learned', or backend = 'torch'")
     if not dist.is_initialized():
-        address = f"tcp://localhost:{_free_port()}"
-        dist.init_process_group("nccl" if on_gpu else "gloo", rank=0, world_size=1, init_method=address)
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"  # it has nobody to talk to
+        dist.init_process_group("nccl" if on_gpu else "gloo", rank=0, world_size=1, store=dist.HashStore())
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(1, 1)
     specification = get_gpt_layer_local_spec()
@@ -74,13 +74,6 @@ def _build(config: GPTConfig) -> nn.Module:
         position_embedding_type="rope" if config.positions == "rotary" else "learned_absolute",
         share_embeddings_and_output_weights=config.tied_head,
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _core_attention() -> type[nn.Module]:

@@ -28,12 +28,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, x.shape[0], rows):
             chunk = slice(start, start + rows)
             h, y = x[chunk], targets[chunk, None]
-            logits = (h @ w.t()).float()  # (rows, V)
-            logits -= logits.amax(dim=-1, keepdim=True)  # softmax in the logits' memory; logsumexp would make a copy of them
-            total -= logits.gather(1, y).sum()
-            slope = logits.exp_()
-            normaliser = slope.sum(dim=-1, keepdim=True)  # (rows, 1)
-            total += normaliser.log().sum()
+            slope, normaliser = _exponentials(h, w, y, total)
             slope /= normaliser
             slope = slope.scatter_add_(1, y, torch.full_like(y, -1, dtype=slope.dtype)).to(dtype)
             slope_hidden[chunk] = slope @ w  # (rows, C)
@@ -50,15 +45,38 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (slope_hidden.float() * factor).to(hidden_dtype), (slope_weight * factor).to(weight_dtype), None, None, None
 
 
+def _exponentials(hidden: Tensor, weight: Tensor, targets: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    """Exponentials of a chunk's logits (rows, V) and their sums (rows, 1); the chunk's losses are added to ``total``."""
+    logits = (hidden @ weight.t()).float()
+    logits -= logits.amax(dim=-1, keepdim=True)  # softmax in the logits' memory; logsumexp would make a copy of them
+    total -= logits.gather(1, targets).sum()
+    exponentials = logits.exp_()
+    normaliser = exponentials.sum(dim=-1, keepdim=True)
+    total += normaliser.log().sum()
+    return exponentials, normaliser
+
+
+def _loss_alone(x: Tensor, w: Tensor, targets: Tensor, rows: int) -> Tensor:
+    """The loss where nobody asks for gradients: a third of the products."""
+    total = torch.zeros((), dtype=torch.float32, device=x.device)
+    for start in range(0, x.shape[0], rows):
+        chunk = slice(start, start + rows)
+        _exponentials(x[chunk], w, targets[chunk, None], total)
+    return total / x.shape[0]
+
+
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
     """Mean cross-entropy of ``hidden @ weight.T`` against ``targets``, a chunk of rows at a time.
 
     Shapes: ``hidden`` (N, C), ``weight`` (V, C), ``targets`` (N,) int64; returns a float32 scalar. Under autocast the products run in
-    autocast's type; softmax and sums are float32 always. Torch's own chunked loss needs a newer release than this package asks for, and
-    leaves compiled graphs.
+    autocast's type; softmax and sums are float32 always. Without gradient mode only the loss is computed. Torch's own chunked loss
+    needs a newer release than this package asks for, and leaves compiled graphs.
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
+    wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     with torch.autocast(kind, enabled=False):
+        if not wanted:
+            return _loss_alone(hidden.to(dtype), weight.to(dtype), targets, rows)
         return _LinearCrossEntropy.apply(hidden, weight, targets, rows, dtype)

@@ -1,12 +1,13 @@
 """How many bytes a network's forward and backward pass move between memory and arithmetic, counted without computing anything.
 
-Every kernel of an eager pass reads its inputs and writes its outputs once, 4 bytes a number. Fused kernels and caches move less, kernels of
-several passes more: an estimate, good to a factor of about two.
+Every kernel of an eager pass reads its inputs and writes its outputs once, 4 bytes a number. Fused kernels move less, kernels of several
+passes more: an estimate, good to a factor of about two. Of what one kernel touches, as much as the last-level cache holds may lie there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,17 +20,52 @@ ADAMW, SGD_MOMENTUM = 28, 20
 """Bytes that a fused update moves per parameter: reads weight, gradient and states, writes weight and states, 4 bytes each."""
 
 
-class _Traffic(TorchDispatchMode):
-    """Adds up the sizes of inputs and outputs of every kernel. Views move nothing."""
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that the kernels of a pass move."""
+
+    kernels: tuple[tuple[float, float, float], ...]
+    """Of each: bytes that grow with the samples of a micro-batch, per sample; the others, as of weights; and how often it runs."""
+
+    @property
+    def per_sample(self) -> float:
+        """Bytes that grow with the samples, of all kernels."""
+        return sum(each * times for each, _, times in self.kernels)
+
+    @property
+    def besides(self) -> float:
+        """The other bytes of a micro-batch."""
+        return sum(rest * times for _, rest, times in self.kernels)
+
+    def cached(self, samples: int, cache: float) -> float:
+        """Bytes of one micro-batch that a cache of this size can serve at best: of each kernel no more than it holds."""
+        return sum(min(each * samples + rest, cache) * times for each, rest, times in self.kernels)
+
+    def times(self, factor: float) -> Traffic:
+        """The same kernels, so many times as often."""
+        return Traffic(tuple((each, rest, times * factor) for each, rest, times in self.kernels))
+
+    def __add__(self, other: Traffic) -> Traffic:
+        """The kernels of both."""
+        return Traffic(self.kernels + other.kernels)
+
+    def cached_share(self, micro_batch: int, accumulation: int, update: float, cache: float) -> float:
+        """Largest share of a step's bytes that the cache can serve; ``update`` bytes are the optimizer's, in one kernel."""
+        moved = accumulation * (micro_batch * self.per_sample + self.besides) + update
+        return (accumulation * self.cached(micro_batch, cache) + min(update, cache)) / moved
+
+
+class _Counter(TorchDispatchMode):
+    """Notes the sizes of inputs and outputs of every kernel. Views move nothing."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.total = 0
+        self.kernels: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not func.is_view and func.overloadpacket not in (torch.ops.aten.detach, torch.ops.aten._unsafe_view):
-            self.total += _bytes((args, kwargs)) + _bytes(out)
+            self.kernels.append(_bytes((args, kwargs)) + _bytes(out))
         return out
 
 
@@ -50,18 +86,17 @@ class _FusedAttention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def traffic(model: torch.nn.Module, loss: Callable[[int], torch.Tensor]) -> tuple[float, float]:
-    """Bytes per sample and bytes per micro-batch of ``loss(samples)`` and the gradients of ``model``'s parameters.
+def traffic(model: torch.nn.Module, loss: Callable[[int], torch.Tensor]) -> Traffic:
+    """What the kernels of ``loss(samples)`` and of the gradients of ``model``'s parameters move.
 
-    ``loss`` computes on the meta device. Two sizes of the micro-batch tell what grows with it from what does not, the weights.
+    ``loss`` computes on the meta device. Two sizes of the micro-batch tell what grows with it from what does not.
     """
     few, many = _counted(model, loss, 2), _counted(model, loss, 4)
-    each = (many - few) / 2
-    return each, few - 2 * each
+    return Traffic(tuple(((more - less) / 2, 2.0 * less - more, 1.0) for less, more in zip(few, many, strict=True)))
 
 
-def _counted(model: torch.nn.Module, loss: Callable[[int], torch.Tensor], samples: int) -> int:
-    counter = _Traffic()
+def _counted(model: torch.nn.Module, loss: Callable[[int], torch.Tensor], samples: int) -> list[int]:
+    counter = _Counter()
     with counter, _FusedAttention():
         torch.autograd.grad(loss(samples), list(model.parameters()))
-    return counter.total
+    return counter.kernels

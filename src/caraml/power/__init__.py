@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from caraml.power.meter import Meter, Window
 from caraml.power.model import BoundaryEnergy, Channel, ChannelEnergy, Reading, WindowEnergy
-from caraml.power.source import Source, SourceUnavailable, source_names
+from caraml.power.source import Source, SourceEntry, SourceUnavailable, source_names
 
 __all__ = [
     "BoundaryEnergy",
@@ -43,6 +43,7 @@ __all__ = [
     "Meter",
     "Reading",
     "Source",
+    "SourceEntry",
     "SourceUnavailable",
     "Window",
     "WindowEnergy",

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from caraml.base.text import printable
 from caraml.errors import CaramlError
 from caraml.power.command import exit_like, measure, watch
+
+PROGRAM = "caraml power"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line and do what it says; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    verb = words[0] if words and words[0] in PARSERS else ""
     try:
-        if words[:1] == ["watch"]:
-            return _watch(words[1:])
-        if words[:1] == ["sources"]:
-            return _sources()
-        if words[:1] == ["merge"]:
-            return _merge(words[1:])
-        return _run(words)
+        given = PARSERS[verb]().parse_args(words[1:] if verb else words)
+        return {"": _run, "watch": _watch, "sources": _sources, "merge": _merge}[verb](given)
     except CaramlError as error:
-        print(f"caraml power: {error}", file=sys.stderr)
+        print(printable(f"{PROGRAM}: {error}", lines=True), file=sys.stderr)
         return int(error.exit_code)
 
 
@@ -31,9 +30,9 @@ def _methods(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-def _run(words: list[str]) -> int:
+def _run_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m caraml.power",
+        prog=PROGRAM,
         description="Measure the energy of a command. Other uses: 'watch' (power now), 'sources' (what is here), 'merge FOLDER'.",
     )
     parser.add_argument("--methods", type=_methods, help="sources, separated by commas (default: every one that answers)")
@@ -46,7 +45,40 @@ def _run(words: list[str]) -> int:
     for name in ("csv", "json", "parquet"):
         formats.add_argument(f"--{name}", dest="fmt", action="store_const", const=name, help=f"raw readings as {name}")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the command")
-    given = parser.parse_args(words)
+    return parser
+
+
+def _watch_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"{PROGRAM} watch", description="Print the power now, once per second.")
+    parser.add_argument("--methods", type=_methods, help="sources, separated by commas (default: every one that answers)")
+    parser.add_argument("--interval", type=float, default=0.1, help="sampling interval in seconds (default: 0.1)")
+    parser.add_argument("--seconds", type=float, help="stop after this long (default: at Ctrl-C)")
+    return parser
+
+
+def _sources_parser() -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"{PROGRAM} sources",
+        description="List every source: whether it is here, may be read, how to mend that, how often it refreshes.",
+    )
+
+
+def _merge_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"{PROGRAM} merge", description="Add up the results of all ranks in a folder.")
+    parser.add_argument("folder", type=Path, help="what --out named")
+    return parser
+
+
+PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
+    "": _run_parser,
+    "watch": _watch_parser,
+    "sources": _sources_parser,
+    "merge": _merge_parser,
+}
+"""The parser of each verb; without one, a command is measured."""
+
+
+def _run(given: argparse.Namespace) -> int:
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
     return exit_like(
         measure(
@@ -62,16 +94,12 @@ def _run(words: list[str]) -> int:
     )
 
 
-def _watch(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m caraml.power watch", description="Print the power now, once per second.")
-    parser.add_argument("--methods", type=_methods)
-    parser.add_argument("--interval", type=float, default=0.1)
-    parser.add_argument("--seconds", type=float, help="stop after this long (default: at Ctrl-C)")
-    given = parser.parse_args(words)
+def _watch(given: argparse.Namespace) -> int:
     return watch(given.methods, given.interval, given.seconds)
 
 
-def _sources() -> int:
+def _sources(given: argparse.Namespace) -> int:
+    del given
     from caraml.power.doctor import available_sources
 
     for line in available_sources():
@@ -86,15 +114,13 @@ def _sources() -> int:
     return 0
 
 
-def _merge(words: list[str]) -> int:
+def _merge(given: argparse.Namespace) -> int:
     import json
     from dataclasses import asdict
 
     from caraml.power.merge import merge_folder
 
-    parser = argparse.ArgumentParser(prog="python -m caraml.power merge", description="Add up the results of all ranks in a folder.")
-    parser.add_argument("folder", type=Path)
-    merged = merge_folder(parser.parse_args(words).folder)
+    merged = merge_folder(given.folder)
     print(json.dumps(asdict(merged), indent=1, allow_nan=False))
     return 0 if merged.valid else 1
 

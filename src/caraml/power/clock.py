@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from array import array
@@ -20,8 +21,14 @@ DRIFT = 1e-4
 """The clocks of two nodes in order do not run apart faster than this [s per s]: twice the tolerance of a crystal."""
 
 
+NODE = "CARAML_NODE"
+"""Environment variable: what this node is called instead. Processes of one host that have different ones count as nodes of their own."""
+
+
 def node_key() -> str:
     """Host name and boot id: the same for all processes of one node until it restarts."""
+    if os.environ.get(NODE):
+        return os.environ[NODE]
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()}:{boot.read_text().strip() if boot.exists() else 'unknown'}"
 

@@ -15,12 +15,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from caraml.base.files import write_file
+from caraml.base.text import printable
 from caraml.errors import InputError, unknown_name
 from caraml.power import node
 from caraml.power.meter import Meter
 from caraml.power.model import WindowEnergy
 from caraml.power.result import Format, Result, ResultFolder
-from caraml.power.source import ENTRIES, source_names
+from caraml.power.source import entries, source_names
 
 if TYPE_CHECKING:
     from caraml.power.partners import Partner
@@ -28,9 +30,6 @@ if TYPE_CHECKING:
 FORWARDED = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGCONT") if hasattr(signal, name)
 )
-SHARED = ("rapl", "grace", "cray", "ipmi", "redfish", "slurm", "csv")
-"""Sources of what all processes of a node share: one process per node reads them."""
-
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit codes of a command that could not be started, as shells have them."""
 
@@ -48,12 +47,13 @@ class Outcome:
 
 def check_methods(methods: Sequence[str]) -> None:
     """Raise an error for a source that does not exist, naming those that do and those that answer on this machine."""
+    known_names = entries() if methods else {}
     for method in methods:
-        if method.partition(":")[0] not in ENTRIES:
+        if method.partition(":")[0] not in known_names:
             from caraml.power.doctor import available_sources
 
             here = [line["name"] for line in available_sources(seconds=0.0) if line["readable"]]
-            known = unknown_name("power source", method.partition(":")[0], ENTRIES)
+            known = unknown_name("power source", method.partition(":")[0], known_names)
             hint = f"{known.hint} " if known.hint else ""
             raise InputError(known.args[0], f"{hint}readable on this machine: {', '.join(here) or 'none'}")
 
@@ -116,7 +116,11 @@ def measure(
         raise InputError("--devices names no accelerator", "leave it out, or name some: --devices 0,1")
     rank = rank if rank is not None else node.rank()
     election = node.Election() if rank is not None else None
-    names = [n for n in methods or source_names(auto_only=True) if not election or election.elected or n.partition(":")[0] not in SHARED]
+    if election and election.trouble:
+        print(f"caraml power: no lock among the ranks of this node: {election.trouble}", file=sys.stderr)
+    names = list(methods or source_names(auto_only=True))
+    if election and not election.elected:  # one process of a node reads what all of them share
+        names = [name for name in names if entries()[name.partition(":")[0]].accelerator]
     # Asked for by nobody, a source first looks for its driver's files: that keeps the start short.
     meter = Meter("auto" if methods is None and (not election or election.elected) else names, devices, interval)
     folder = ResultFolder(out or _default_folder(), fmt, rank)
@@ -201,7 +205,7 @@ class _Child:
         """Start it and wait for its end; the exit code, or minus the signal that ended it."""
         before = self._pass_signals_on()
         try:
-            self._process = subprocess.Popen(self._argv)
+            self._process = subprocess.Popen(self._argv)  # noqa: S603 -- the command that is to be measured
             for number in self._early:
                 self._process.send_signal(number)
             return self._process.wait()
@@ -273,7 +277,7 @@ def _write(meter: Meter, folder: ResultFolder, result: Result) -> list[Path]:
             from caraml.power.trace import svg
 
             picture = folder.folder / folder.path.name.replace("energy", "power").replace(".json", ".svg")
-            picture.write_text(svg(meter.store, result.energy.start, result.energy.end, " ".join(result.command)[:100]))
+            write_file(picture, svg(meter.store, result.energy.start, result.energy.end, " ".join(result.command)[:100]), sync="none")
             files.append(picture)
         return files
     except OSError as error:
@@ -312,7 +316,7 @@ def _report(result: Result, files: list[Path], trouble: str | None) -> None:
     if result.clock is not None and result.clock.reason and "clock" in result.clock.reason:
         lines.append(f"  {result.clock.reason}")
     lines.append(f"  written: {', '.join(str(f) for f in files) or 'nothing'}")
-    print("\n".join(lines), file=sys.stderr, flush=True)
+    print(printable("\n".join(lines), lines=True), file=sys.stderr, flush=True)
 
 
 def watch(methods: Sequence[str] | None = None, interval: float = 0.1, seconds: float | None = None, every: float = 1.0) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from caraml.power.period import observe
-from caraml.power.source import ENTRIES, create
+from caraml.power.source import create, entries
 
 
 def available_sources(seconds: float = 0.5) -> list[dict[str, Any]]:
@@ -17,7 +17,7 @@ def available_sources(seconds: float = 0.5) -> list[dict[str, Any]]:
     fast as possible for ``seconds``; ``None`` if the value did not change often enough to tell.
     """
     report = []
-    for entry in ENTRIES.values():
+    for entry in entries().values():
         if entry.name == "fake":
             continue
         line: dict[str, Any] = {

@@ -87,6 +87,7 @@ def _described(measured: Measured, estimate: Estimate, start: float, end: float)
         users=list(channel.users),
         flags=sorted({*estimate.flags, *channel.flags}),
         reason=f"{estimate.reason}{silent_for}" if estimate.reason else None,
+        spans_nodes=channel.spans_nodes,
     )
 
 
@@ -148,11 +149,11 @@ def boundary_energy(channels: list[ChannelEnergy], duration: float) -> BoundaryE
         return total
     total.energy_j = sum(known)
     total.mean_w = total.energy_j / duration if duration > 0 else None
-    total.bound_j = _sum(c.bound_j for c in chosen)
-    total.peak_w = _sum(c.peak_w for c in chosen)
-    total.idle_j = _sum(c.idle_j for c in chosen)
-    total.net_j = _sum(c.net_j for c in chosen)
-    total.net_bound_j = _sum(c.net_bound_j for c in chosen)
+    total.bound_j = added(c.bound_j for c in chosen)
+    total.peak_w = added(c.peak_w for c in chosen)
+    total.idle_j = added(c.idle_j for c in chosen)
+    total.net_j = added(c.net_j for c in chosen)
+    total.net_bound_j = added(c.net_bound_j for c in chosen)
     total.accuracy = max((c.accuracy for c in chosen if c.accuracy is not None), default=None)
     blocking = sorted({f for c in chosen for f in c.flags} & BLOCKING)
     total.valid = not blocking
@@ -160,7 +161,7 @@ def boundary_energy(channels: list[ChannelEnergy], duration: float) -> BoundaryE
     return total
 
 
-def _sum(values: Iterable[float | None]) -> float | None:
+def added(values: Iterable[float | None]) -> float | None:
     """Sum, or ``None`` if one of the values is not known."""
     found = list(values)
     return sum(v for v in found if v is not None) if found and all(v is not None for v in found) else None
@@ -208,12 +209,12 @@ def window_energy(
         before = {(c.source, c.id): c for c in idle.channels}
         for channel in window.channels:
             subtract_idle(channel, before.get((channel.source, channel.id)), end - start, idle.duration_s)
-    _conclude(window, set(flags))
+    conclude(window, set(flags))
     return window
 
 
-def _conclude(window: WindowEnergy, common: set[str]) -> None:
-    """Boundaries, flags and validity from the domains."""
+def conclude(window: WindowEnergy, common: set[str]) -> None:
+    """Boundaries, flags and validity from the window's domains; ``common`` flags hold for the whole of it."""
     for boundary in BOUNDARIES:
         members = [c for c in window.channels if c.boundary == boundary]
         if members:

@@ -45,17 +45,22 @@ class Address:
     token: str
 
 
-def own_hosts() -> list[str]:
-    """Addresses under which other nodes may reach this one, found without asking a name server; the own machine's last."""
+def interface_addresses() -> dict[str, str]:
+    """IPv4 address of every network interface that has one."""
     import fcntl
 
-    found = []
+    found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # the interface has no address
                 answer = fcntl.ioctl(asking.fileno(), ADDRESS_OF_INTERFACE, struct.pack("256s", name.encode()))
-                found.append(socket.inet_ntoa(answer[20:24]))
-    found.sort(key=lambda host: host.startswith("127."))
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def own_hosts() -> list[str]:
+    """Addresses under which other nodes may reach this one, found without asking a name server; the own machine's last."""
+    found = sorted(interface_addresses().values(), key=lambda host: host.startswith("127."))
     outside = [host for host in found if not host.startswith("127.")]
     return [*outside, socket.gethostname(), *found[len(outside) :]]
 

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from caraml.errors import InputError
+from caraml.base.limits import MERGED, MERGED_CHANNELS, RANKS, read_json, too_large
+from caraml.errors import InputError, in_a_line
 from caraml.power.clock import ClockOffset, drift, offset_at
-from caraml.power.energy import boundary_energy
-from caraml.power.model import BOUNDARIES, BoundaryEnergy, ChannelEnergy, WindowEnergy, window_from_dict
+from caraml.power.energy import added, boundary_energy, conclude
+from caraml.power.model import BOUNDARIES, BoundaryEnergy, ChannelEnergy, WindowEnergy
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+EQUAL = 1e-6
+"""Windows whose lengths differ by no more than this, relatively, are of the same length: what is left is rounding."""
+_LARGEST = 1e18
+"""No time, energy or power in a result is as large."""
 
 
 @dataclass(slots=True)
@@ -67,6 +77,103 @@ class MergedEnergy:
     depends on it, since every node measures by its own clock."""
 
 
+def over_nodes(windows: Mapping[str, WindowEnergy]) -> WindowEnergy:
+    """One window from those of several nodes, each measured by its own clock: the sum, or no number and the node that has none.
+
+    Args:
+        windows: of one name, by node; the sum has the times of the first that was not killed. A node whose window is of another length
+            (idle ones differ by what reading the sensors takes) counts with its power over the first's.
+
+    Bounds add linearly: sensors of one type err together. A channel's id has its node's name before it.
+    """
+    first = next((window for window in windows.values() if window.duration_s > 0), next(iter(windows.values())))
+    total = WindowEnergy(first.name, first.start, first.end, interval_s=first.interval_s, start_unix=first.start_unix)
+    total.channels = [
+        replace(channel, id=f"{node}/{channel.id}", parent=f"{node}/{channel.parent}" if channel.parent else None)
+        for node, window in windows.items()
+        for channel in window.channels
+    ]
+    total.flags = sorted({flag for window in windows.values() for flag in window.flags})
+    for boundary in BOUNDARIES:
+        if any(boundary in window.boundaries for window in windows.values()):
+            total.boundaries[boundary] = _add(boundary, windows, first.duration_s)
+    total.valid = any(found.valid for found in total.boundaries.values())
+    if not total.valid:
+        reasons = [f"{name}: {found.reason}" for name, found in total.boundaries.items() if found.reason]
+        total.reason = "; ".join(reasons or [f"{node}: {window.reason}" for node, window in windows.items() if window.reason]) or None
+    return total
+
+
+def _add(boundary: str, windows: Mapping[str, WindowEnergy], duration: float) -> BoundaryEnergy:
+    """Sum of one boundary over the nodes, in a window of ``duration`` seconds."""
+    found: dict[str, BoundaryEnergy] = {}
+    lacking: dict[str, str] = {}
+    spanning: set[str] = set()
+    for node, window in windows.items():
+        members = [channel for channel in window.channels if channel.boundary == boundary]
+        own = [channel for channel in members if channel.id not in spanning]
+        spanning |= {channel.id for channel in members if channel.spans_nodes}
+        part = window.boundaries.get(boundary)
+        if part is not None and len(own) < len(members):
+            part = boundary_energy(own, window.duration_s) if own else None
+        if part is not None:
+            found[node] = _scaled(part, duration / window.duration_s)
+        if part is not None and part.energy_j is None:
+            lacking[node] = part.reason or "no number"
+        elif part is None and not spanning:
+            lacking[node] = window.reason or "no sensor of this boundary"
+    if spanning:  # one number stands for all nodes, those without a sensor of their own included
+        lacking = {node: why for node, why in lacking.items() if node in found}
+    parts = list(found.values())
+    total = BoundaryEnergy(channels=[f"{node}/{channel}" for node, part in found.items() for channel in part.channels])
+    if lacking:
+        total.partial_j = added(part.partial_j if part.energy_j is None else part.energy_j for part in parts if _knows(part))
+        total.reason = "; ".join(f"{node}: {why}" for node, why in lacking.items())
+        return total
+    for name in _ADDED:
+        setattr(total, name, added(getattr(part, name) for part in parts))
+    total.accuracy = max((part.accuracy for part in parts if part.accuracy is not None), default=None)
+    total.valid = all(part.valid for part in parts)
+    total.reason = "; ".join(f"{node}: {part.reason}" for node, part in found.items() if part.reason) or None
+    return total
+
+
+_JOULES = ("energy_j", "bound_j", "idle_j", "net_j", "net_bound_j", "partial_j")
+_ADDED = (*_JOULES[:-1], "mean_w", "peak_w")
+
+
+def _knows(part: BoundaryEnergy) -> bool:
+    return part.energy_j is not None or part.partial_j is not None
+
+
+def _scaled(part: BoundaryEnergy, factor: float) -> BoundaryEnergy:
+    """The energies over a window ``factor`` times as long, at the same power."""
+    if abs(factor - 1) < EQUAL:
+        return part
+    known = {name: getattr(part, name) for name in _JOULES}
+    return replace(part, **{name: value * factor for name, value in known.items() if value is not None})
+
+
+def of_one_node(windows: Sequence[WindowEnergy]) -> WindowEnergy:
+    """One window from those of several processes of a node. A domain that several of them saw counts once, by its longest window."""
+    if len(windows) == 1:
+        return windows[0]
+    best: dict[tuple[str, str], tuple[float, ChannelEnergy]] = {}
+    for window in windows:
+        for channel in window.channels:
+            key, length = (channel.source, channel.id), window.duration_s
+            # A number beats none; among numbers the longer window is the whole of which the others saw a part.
+            if key not in best or (channel.energy_j is not None, length) > (best[key][1].energy_j is not None, best[key][0]):
+                best[key] = (length, channel)
+    longest = max(windows, key=lambda window: window.duration_s)
+    if not best:
+        return longest
+    whole = replace(longest, channels=[channel for _, channel in best.values()], reason=None, boundaries={})
+    common = {flag for window in windows for flag in set(window.flags).difference(*(channel.flags for channel in window.channels))}
+    conclude(whole, common - {"no_source"})
+    return whole
+
+
 def merge(parts: Sequence[Part], expected: Iterable[str] | None = None) -> MergedEnergy:
     """Add up the windows of one name.
 
@@ -81,69 +188,37 @@ def merge(parts: Sequence[Part], expected: Iterable[str] | None = None) -> Merge
         raise InputError(f"windows of different names cannot be merged: {', '.join(sorted(names))}")
     merged = MergedEnergy(names.pop())
     merged.missing = sorted(set(expected or ()) - {p.name for p in parts})
-    nodes: dict[str, list[Part]] = {}
+    ranks: dict[str, list[WindowEnergy]] = {}
     for part in parts:
-        nodes.setdefault(part.window.node or part.name, []).append(part)
+        ranks.setdefault(part.window.node or part.name, []).append(part.window)
+    nodes = {node: of_one_node(windows) for node, windows in ranks.items()}
     merged.nodes = list(nodes)
-    totals = {node: _node_boundaries(members) for node, members in nodes.items()}
-    for boundary in BOUNDARIES:
-        if any(boundary in found for found in totals.values()):
-            merged.boundaries[boundary] = _add(boundary, totals, complete=not merged.missing)
-    _judge(merged, totals)
-    _skew(merged, parts)
-    return merged
-
-
-def _node_boundaries(members: list[Part]) -> dict[str, BoundaryEnergy]:
-    """Boundaries of one node from all its ranks. A domain that several ranks saw counts once, by its longest window."""
-    best: dict[tuple[str, str], tuple[float, ChannelEnergy]] = {}
-    for part in members:
-        for channel in part.window.channels:
-            key, length = (channel.source, channel.id), part.window.duration_s
-            # A number beats none; among numbers the longer window is the whole of which the others saw a part.
-            if key not in best or (channel.energy_j is not None, length) > (best[key][1].energy_j is not None, best[key][0]):
-                best[key] = (length, channel)
-    duration = max(p.window.duration_s for p in members)
-    channels = [channel for _, channel in best.values()]
-    present = {c.boundary for c in channels}
-    return {b: boundary_energy([c for c in channels if c.boundary == b], duration) for b in BOUNDARIES if b in present}
-
-
-def _add(boundary: str, totals: dict[str, dict[str, BoundaryEnergy]], *, complete: bool) -> MergedBoundary:
-    """Sum of one boundary over the nodes."""
-    found = [(node, boundaries.get(boundary)) for node, boundaries in totals.items()]
-    result = MergedBoundary(nodes={node: b.energy_j if b else None for node, b in found})
-    known = [b for _, b in found if b is not None and b.energy_j is not None]
-    total = sum(b.energy_j or 0.0 for b in known)
-    if not complete or len(known) < len(found):
-        rest = sum(b.partial_j or 0.0 for _, b in found if b is not None and b.energy_j is None)
-        result.partial_j = total + rest if known or rest else None
-        return result
-    result.total_j = total
-    result.bound_j = sum(b.bound_j or 0.0 for b in known)
-    result.mean_w = sum(b.mean_w or 0.0 for b in known)
-    if all(b.net_j is not None for b in known):
-        result.net_j = sum(b.net_j or 0.0 for b in known)
-    return result
-
-
-def _judge(merged: MergedEnergy, totals: dict[str, dict[str, BoundaryEnergy]]) -> None:
-    """Valid if nothing is missing and at least one boundary is valid on every node."""
+    total = over_nodes(nodes)
+    for boundary, found in total.boundaries.items():
+        by_node = {node: window.boundaries[boundary].energy_j if boundary in window.boundaries else None for node, window in nodes.items()}
+        one = MergedBoundary(partial_j=found.partial_j, nodes=by_node)
+        if merged.missing:
+            one.partial_j = found.partial_j if found.energy_j is None else found.energy_j
+        else:
+            one.total_j, one.bound_j, one.net_j, one.mean_w = found.energy_j, found.bound_j, found.net_j, found.mean_w
+        merged.boundaries[boundary] = one
     if merged.missing:
         merged.reason = f"missing: {', '.join(merged.missing)}"
-        return
-    good = [b for b in merged.boundaries if all(b in found and found[b].valid for found in totals.values())]
-    merged.valid = bool(good)
-    if not good:
-        reasons = [f"{node} {b}: {e.reason}" for node, found in totals.items() for b, e in found.items() if e.reason]
-        merged.reason = "; ".join(reasons) or "no node has a power sensor"
+    else:
+        merged.valid = total.valid
+        merged.reason = None if total.valid else total.reason or "no node has a power sensor"
+    _skew(merged, parts)
+    return merged
 
 
 def _skew(merged: MergedEnergy, parts: Sequence[Part]) -> None:
     """Compare the starts of the window on the reference node's clock."""
     if len(merged.nodes) < 2:
         return
-    offsets = {node: [o for p in parts if (p.window.node or p.name) == node for o in p.offsets] for node in merged.nodes}
+    offsets: dict[str, list[ClockOffset]] = {node: [] for node in merged.nodes}
+    for part in parts:
+        offsets[part.window.node or part.name] += part.offsets
+    offsets = {node: _ends(found) for node, found in offsets.items()}
     references = {p.reference for p in parts if p.reference is not None}
     unmeasured = {node for node, found in offsets.items() if not found}
     if len(references) > 1:
@@ -164,25 +239,67 @@ def _skew(merged: MergedEnergy, parts: Sequence[Part]) -> None:
     merged.flags = ["clock_drift"] if any(beyond for _, beyond in drifts) else []
 
 
+def _ends(offsets: Sequence[ClockOffset]) -> list[ClockOffset]:
+    """The first and the last measurement, which say all."""
+    return list(dict.fromkeys(choose(offsets, key=lambda offset: offset.at) for choose in (min, max))) if offsets else []
+
+
 def merge_folder(folder: Path) -> MergedEnergy:
-    """Merge the results ``energy*.json`` that the ranks of one run wrote into ``folder``."""
+    """Merge the results ``energy*.json`` that the ranks of one run wrote into ``folder``.
+
+    Raises:
+        InputError: there is none, one is no such result, or they are more than is read.
+    """
     files = sorted(folder.glob("energy*.json"))
     if not files:
         raise InputError(f"{folder} holds no result (energy*.json)")
-    parts, size = [], 0
+    parts, world, taken, channels = [], 0, 0, 0
     for file in files:
         try:
-            document = json.loads(file.read_bytes())
-            size = max(size, document.get("world_size") or 0)
-            parts.append(_part(document, file.stem))
+            content = read_json(file)
+            if (taken := taken + len(content)) > MERGED:
+                raise too_large(file, taken, MERGED, "bytes with the results before it")
+            document = json.loads(content, parse_float=_number, parse_constant=_number)
+            size = document.get("world_size") or 0
+            part = _part(document, file.stem)
+        except OSError as error:
+            raise InputError(f"{file}: cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(f"{file}: not a result of caraml power: {type(error).__name__}: {error}") from error
-    expected = [f"rank {r}" for r in range(size)] if size > 1 and all(p.name.startswith("rank ") for p in parts) else None
+            raise InputError(f"{file}: not a result of caraml power: {type(error).__name__}: {in_a_line(error)}") from error
+        if not isinstance(size, int) or size > RANKS:
+            raise InputError(f"{file}: found the world_size {size!r:.40}, expected a number of at most {RANKS:,}")
+        if (channels := channels + len(part.window.channels)) > MERGED_CHANNELS:
+            raise too_large(file, channels, MERGED_CHANNELS, "channels with the results before it")
+        parts.append(part)
+        world = max(world, size)
+    expected = [f"rank {r}" for r in range(world)] if world > 1 and all(p.name.startswith("rank ") for p in parts) else None
     return merge(parts, expected)
 
 
+def _number(text: str) -> float:
+    value = float(text)
+    if not abs(value) < _LARGEST:
+        raise ValueError(f"found {text:.40}, which nobody measured")
+    return value
+
+
 def _part(document: dict[str, Any], stem: str) -> Part:
-    name = f"rank {document['rank']}" if document["rank"] is not None else stem
-    clock = document.get("clock") or {}
-    offsets = [ClockOffset(**clock[phase]) for phase in ("start", "end") if clock.get(phase)]
-    return Part(name, window_from_dict(document["energy"]), offsets, clock.get("reference"))
+    """A result as one part. Raises ``ValueError``, ``KeyError``, ``TypeError`` or ``AttributeError`` for what is none."""
+    rank, energy, clock = document["rank"], document["energy"], document.get("clock") or {}
+    window = _reader(WindowEnergy).validate_python({**energy, "channels": [], "boundaries": {}})
+    window.channels = [_reader(ChannelEnergy).validate_python(channel) for channel in energy.get("channels", [])]
+    given = energy.get("boundaries", {})
+    window.boundaries = {name: _reader(BoundaryEnergy).validate_python(given[name]) for name in BOUNDARIES if name in given}
+    if window.boundaries and not window.duration_s > 0:
+        raise ValueError(f"found a window of {window.duration_s:g} s")
+    offsets = [_reader(ClockOffset).validate_python(clock[phase]) for phase in ("start", "end") if clock.get(phase)]
+    reference = _reader(str).validate_python(clock.get("reference") or "") or None
+    return Part(f"rank {_reader(int).validate_python(rank)}" if rank is not None else stem, window, offsets, reference)
+
+
+@cache
+def _reader(kind: type[Any]) -> TypeAdapter[Any]:
+    """What checks one part of a result: one by one, because all faults of all parts take gigabytes."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)

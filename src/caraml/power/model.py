@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
-METHOD_VERSION = "1"
-"""Version of the rules that turn readings into energy. It changes when the same readings would give another number."""
+METHOD_VERSION = 2
+"""Version of the rules by which time and energy are measured. It changes when the same run, or the same readings, would give another
+number; results of different versions are never taken for the same work. 1: version 0.1.0. 2: the energy of every node counts, the window
+begins and ends on all ranks together, and an energy whose sensor went silent is not replaced by that of another boundary."""
 
 Kind = Literal["energy", "power_instant", "power_mean"]
 """``energy``: a counter [J]; ``power_instant``: power now [W]; ``power_mean``: power averaged by the sensor [W]."""
@@ -21,7 +23,7 @@ their memory; the node behind its power supplies; the node in front of them."""
 
 BOUNDARIES: tuple[Boundary, ...] = get_args(Boundary)
 HEADLINES: tuple[Boundary, ...] = ("device", "module", "cpu")
-"""Which boundary the headline energy takes: the first of these that was measured."""
+"""Which boundary the headline energy takes: the first of these that has a sensor."""
 
 Method = Literal["counter", "power_integral"]
 
@@ -100,6 +102,8 @@ class Channel:
     """Flags that hold whenever this channel is used."""
     users: tuple[str, ...] = ()
     """Devices that share this sensor (two dies of a card, slices of a partitioned GPU)."""
+    spans_nodes: bool = False
+    """Whether one number is that of all nodes of the job: it is then counted once."""
 
     @property
     def age_s(self) -> float:
@@ -165,6 +169,8 @@ class ChannelEnergy:
     users: list[str] = field(default_factory=list)
     flags: list[str] = field(default_factory=list)
     reason: str | None = None
+    spans_nodes: bool = False
+    """Whether this is the energy of all nodes of the job."""
 
 
 @dataclass(slots=True)
@@ -207,7 +213,7 @@ class WindowEnergy:
     """Wall time of ``start`` [s since 1970], for people and for merging; no energy is computed from it."""
     node: str | None = None
     """Host and boot id: readings of one node have one clock and are counted once."""
-    method_version: str = METHOD_VERSION
+    method_version: str = str(METHOD_VERSION)
 
     @property
     def duration_s(self) -> float:
@@ -222,9 +228,12 @@ class WindowEnergy:
                 return found
         return None
 
-    def headline(self) -> tuple[str, BoundaryEnergy] | None:
-        """The boundary that "the energy" of a run speaks of, and its name; ``None`` when no channel gave a value."""
-        return next(((name, found) for name in HEADLINES if (found := self.boundary(name)) is not None), None)
+    def sensed(self, *boundaries: str) -> tuple[str, BoundaryEnergy] | None:
+        """The first of these boundaries that has a sensor, with its name; ``None`` where none has.
+
+        It has no number where one of its sensors went silent: the energy of another boundary would be that of something else.
+        """
+        return next(((name, self.boundaries[name]) for name in boundaries if name in self.boundaries), None)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

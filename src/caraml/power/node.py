@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+
+from caraml.base.locks import Lock, machine_folder
 
 # What mpirun says comes first: inside a Slurm job its daemons are Slurm's tasks, and what those say is inherited.
 RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
 JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
@@ -57,16 +58,13 @@ class Election:
 
     def __init__(self, name: str | None = None, folder: Path | None = None) -> None:
         safe = "".join(c if c.isalnum() or c in ".-" else "_" for c in name or job())
-        self._path = (folder or Path(tempfile.gettempdir())) / f"caraml-power-{os.getuid()}-{safe}.lock"
-        self._file = self._path.open("a")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.elected = True
-        except BlockingIOError:
-            self.elected = False
+        self._lock = Lock((folder or machine_folder()) / f"power-{safe}.lock")
+        self.elected = self._lock.take()
+        self.trouble = self._lock.trouble
+        """Why there was no lock to be had; then the launcher's first rank of the node is elected, or nobody where it counts none."""
+        if self.trouble is not None:
+            self.elected = _number(LOCAL, os.environ) == 0
 
     def close(self) -> None:
         """Step down."""
-        if self.elected:
-            self._path.unlink(missing_ok=True)
-        self._file.close()
+        self._lock.close(remove=self.elected)

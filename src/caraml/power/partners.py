@@ -16,12 +16,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
+from caraml.base.files import write_file
 from caraml.power.clock import ClockOffset, ClockRecord, node_key
-from caraml.power.exchange import Address, ClockServer, Phase, measure_offset, own_hosts
+from caraml.power.exchange import Address, ClockServer, Phase, interface_addresses, measure_offset, own_hosts
 
 ADDRESS_FILE = ".clock"
 """In the folder of results while the first rank runs; only its owner may read it."""
 
+INTERFACE = "GLOO_SOCKET_IFNAME"
+"""What a point's script says of the network of the job; without it every address of the node answers, to who knows the token."""
 START_S = 10.0
 """The first rank is looked for this long [s], beside the command."""
 END_S = 2.0
@@ -80,8 +83,9 @@ class Reference:
     def begin(self) -> None:
         """Start to answer and publish where."""
         try:
-            self._server = ClockServer()
-            publish(self._path, Address(node_key(), own_hosts(), self._server.port, self._server.token))
+            host = interface_addresses().get(os.environ.get(INTERFACE, ""), "")
+            self._server = ClockServer(host)
+            publish(self._path, Address(node_key(), [host] if host else own_hosts(), self._server.port, self._server.token))
         except OSError as error:
             self._trouble = f"clocks cannot be compared: {error.strerror or error}"
 
@@ -161,12 +165,7 @@ class Asking:
 
 def publish(path: Path, address: Address) -> None:
     """Write the address whole or not at all, readable by its owner only: it contains the token."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(json.dumps(asdict(address)))
-    temporary.replace(path)
+    write_file(path, json.dumps(asdict(address)), mode=0o600, sync="none")
 
 
 def find(path: Path) -> Address:

@@ -64,7 +64,7 @@ class ProcessSampling:
         package_root = str(Path(__file__).resolve().parents[2])
         environment["PYTHONPATH"] = os.pathsep.join([package_root, *filter(None, [environment.get("PYTHONPATH")])])
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "caraml.power.process"],
+            [sys.executable, "-P", "-m", "caraml.power.process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

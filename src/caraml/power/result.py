@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import csv
 import importlib.util
+import io
 import json
-import os
 import threading
 import time
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from caraml.base.files import open_new, replacing_by_name, write_file
 from caraml.errors import EnvironmentUnfitError, InputError
 from caraml.power.clock import ClockRecord
 from caraml.power.model import Channel, ChannelEnergy, Reading, WindowEnergy
@@ -67,7 +68,7 @@ class ResultFolder:
             folder.mkdir(parents=True, exist_ok=True)
             if self.path.exists():
                 raise InputError(f"{self.path} exists already, and a result is never overwritten", "choose another folder with --out")
-            self._file = self.raw.open("w", newline="")
+            self._file = io.TextIOWrapper(open_new(self.raw, replace=True), encoding="utf-8", newline="")
         except OSError as error:
             raise InputError(f"cannot write to {folder}: {error.strerror}", "choose another folder with --out") from error
         self._file.write("channel,t_before,t_after,value,error\n")
@@ -95,7 +96,7 @@ class ResultFolder:
     def write(self, result: Result) -> None:
         """Write the result under a temporary name and rename it: it exists whole or not at all."""
         result.readings = self.raw.name
-        _replace(self.path, json.dumps(asdict(result), indent=1, allow_nan=False))
+        write_file(self.path, json.dumps(asdict(result), indent=1, allow_nan=False))
 
     def discard(self) -> None:
         """Remove what was written, since the command was not started: the folder can be used again."""
@@ -121,24 +122,9 @@ class ResultFolder:
         written = [self.path, self.raw]
         if self._format == "csv":
             table = self.folder / f"energy{self._suffix}.csv"
-            _replace(table, channel_table(result.energy))
+            write_file(table, channel_table(result.energy))
             written.append(table)
         return written
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all, and have it on the disk before the old one goes."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def channel_table(energy: WindowEnergy) -> str:
@@ -167,7 +153,7 @@ def read_readings(path: Path) -> dict[str, list[Any]]:
 
 def _to_json(raw: Path) -> Path:
     target = raw.with_suffix(".json")
-    _replace(target, json.dumps(read_readings(raw), allow_nan=False))
+    write_file(target, json.dumps(read_readings(raw), allow_nan=False))
     raw.unlink()
     return target
 
@@ -177,7 +163,7 @@ def _to_parquet(raw: Path) -> Path:
 
     target = raw.with_suffix(".parquet")
     types = {"channel": "VARCHAR", "t_before": "DOUBLE", "t_after": "DOUBLE", "value": "DOUBLE", "error": "VARCHAR"}
-    with duckdb.connect() as database:
-        database.read_csv(str(raw), header=True, columns=types).write_parquet(str(target), compression="zstd")
+    with replacing_by_name(target) as inside, duckdb.connect() as database:
+        database.read_csv(str(raw), header=True, columns=types).write_parquet(str(inside), compression="zstd")
     raw.unlink()
     return target

@@ -53,7 +53,7 @@ class Sampler:
         self.refused: UnknownDeviceError | None = None
         """Set if accelerators were asked for that this source does not know."""
         self._source, self._store = source, store
-        self._offset = offset or random.Random().random
+        self._offset = offset or random.Random().random  # noqa: S311 -- when to read a sensor, not a secret
         self._asked: SimpleQueue[float] = SimpleQueue()
         """Instants at which others want a reading [s]; what is put there wakes the thread, at half of what an event costs."""
         self._due: list[float] = []
@@ -112,7 +112,7 @@ class Sampler:
     def _run(self) -> None:
         try:
             self._source.open()
-            self.channels = [replace(c) for c in self._source.channels()]
+            self.channels = [replace(c, source=self.name) for c in self._source.channels()]
             self._store.register(self.channels)
             self._read()
             self._opened.set()

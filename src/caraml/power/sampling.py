@@ -8,7 +8,7 @@ from typing import Protocol
 
 from caraml.power.model import Channel
 from caraml.power.sampler import STALLED_S, Offset, Sampler
-from caraml.power.source import ENTRIES, Source, UnknownDeviceError
+from caraml.power.source import Source, UnknownDeviceError, entries
 from caraml.power.store import Store
 
 OPEN_TIMEOUT_S = 10.0
@@ -87,7 +87,8 @@ class ThreadSampling:
 
         A source that does not answer cannot judge: then the run goes on, and its reason is in the result.
         """
-        judges = [s for s in self._samplers if s.name in ENTRIES and ENTRIES[s.name].accelerator]
+        known = entries()
+        judges = [s for s in self._samplers if s.name in known and known[s.name].accelerator]
         refusals = [s.refused for s in judges if s.refused is not None]
         if not judges or any(s.failure is None for s in judges):
             return

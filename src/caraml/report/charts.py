@@ -7,17 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
+
 from caraml.analysis.distribution import elbow
 from caraml.analysis.raw import Steps, Trace
 from caraml.report.figure import Axis, Figure, Series, bars, curves
 from caraml.report.groups import LABEL, MOST_FIGURES, MOST_SERIES, wide_range
 from caraml.report.labels import clipped, labels
 from caraml.report.numbers import count, plain, scaled
-from caraml.report.thin import LIMIT, Points, distribution, sampled, thinned
-from caraml.results.record import Record
+from caraml.report.thin import LIMIT, Points, distribution, paired, sampled, thinned
+from caraml.results.record import Phase, Record
 
 MOST_PHASES = 24
 """Points whose phases are worth a bar each."""
+_MOST_PARTS = 200
+"""Phases of one point that are drawn: the longest, because others cannot be seen."""
 
 
 def step_distributions(records: Sequence[Record], steps: dict[str, Steps]) -> list[Figure]:
@@ -80,12 +84,17 @@ class _Quantity:
 
 
 def _times(found: Steps) -> Points:
-    rows = zip(found.step, found.phase, found.seconds, strict=True)
-    return [(float(step), seconds) for step, phase, seconds in rows if phase != "first" and seconds is not None]
+    return _known(found, found.seconds, [phase != "first" for phase in found.phase])
 
 
 def _losses(found: Steps) -> Points:
-    return [(float(step), loss) for step, loss in zip(found.step, found.loss, strict=True) if loss is not None]
+    return _known(found, found.loss, [True] * len(found.loss))
+
+
+def _known(found: Steps, values: Sequence[float], shown: Sequence[bool]) -> Points:
+    """The values that are known over their steps; of very many, the extremes of equal spans."""
+    chosen = np.asarray(shown, dtype=bool) & ~np.isnan(values)
+    return paired(np.asarray(found.step)[chosen].tolist(), np.asarray(values)[chosen].tolist())
 
 
 STEP_TIME = _Quantity("step time", "s", "Step time over steps", "The slowest rank's time; warm-up included, the first step not.", _times)
@@ -126,12 +135,13 @@ def phases(records: Sequence[Record]) -> list[Figure]:
     if not shown:
         return []
     named = labels(shown)
-    kinds = list(dict.fromkeys(_spoken(phase.name) for record in shown for phase in record.phases))
+    drawn = [_longest(record) for record in shown]
+    kinds = list(dict.fromkeys(_spoken(phase.name) for parts in drawn for phase in parts))
     # The window always has the first colour.
     number = {kind: index for index, kind in enumerate(sorted(kinds, key=lambda kind: kind != "measure"))}
     segments, rows = [], []
-    for row, record in enumerate(shown):
-        for phase in record.phases:
+    for row, (record, parts) in enumerate(zip(shown, drawn, strict=True)):
+        for phase in parts:
             length = plain("", phase.end - phase.start, "s")
             facts = {"row": row, "a": phase.start, "b": phase.end, "series": number[_spoken(phase.name)]}
             segments.append(
@@ -140,7 +150,14 @@ def phases(records: Sequence[Record]) -> list[Figure]:
             rows.append([named[record.key], _spoken(phase.name), f"{phase.start:,.2f} s", f"{phase.end:,.2f} s", length])
     title = "Phases of each point"
     svg = bars(clipped([named[record.key] for record in shown], LABEL), segments, [], "seconds since the start of the worker", title)
-    return [Figure(title, svg, [(number[kind], kind) for kind in kinds], "block", ["point", "phase", "start", "end", "length"], rows)]
+    cut = any(len(record.phases) > _MOST_PARTS for record in shown)
+    note = f"Of each point only its {_MOST_PARTS} longest phases are shown." if cut else ""
+    return [Figure(title, svg, [(number[kind], kind) for kind in kinds], "block", ["point", "phase", "start", "end", "length"], rows, note)]
+
+
+def _longest(record: Record) -> list[Phase]:
+    chosen = set(sorted(range(len(record.phases)), key=lambda n: record.phases[n].start - record.phases[n].end)[:_MOST_PARTS])
+    return [phase for number, phase in enumerate(record.phases) if number in chosen]
 
 
 def _spoken(name: str) -> str:
@@ -152,13 +169,13 @@ def power(record: Record, label: str, traces: Sequence[Trace]) -> Figure | None:
     series, rows = [], []
     limit = _limit(len(traces[:MOST_SERIES]) or 1)
     for trace in traces[:MOST_SERIES]:
-        points = list(zip(trace.seconds, trace.watts, strict=True))
+        points = paired(trace.seconds, trace.watts)
         if not points:
             continue
         name = f"{trace.channel} ({'slope of the counter' if trace.counter else 'power'})"
         watts = [y for _, y in points]
         summary = f"{name}: {plain('', min(watts), 'W')} to {plain('', max(watts), 'W')}"
-        series.append(Series(name, thinned(points, limit), summary, len(points)))
+        series.append(Series(name, thinned(points, limit), summary, len(trace.seconds)))
         rows += [[name, f"{x:,.2f} s", plain("", y, "W")] for x, y in sampled(points)]
     if not series:
         return None

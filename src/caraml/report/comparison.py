@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,20 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from caraml.analysis.advise import Advice, Best, Choice, differs
-from caraml.analysis.compare import Change, Comparison
+from caraml.analysis.compare import Change, Comparison, Gate
+from caraml.analysis.differences import Difference
 from caraml.analysis.estimate import Estimate
-from caraml.analysis.gate import Gate
 from caraml.analysis.history import Series
 from caraml.analysis.laws import Law, Limit
-from caraml.analysis.lint import Difference
-from caraml.analysis.matrix import Cell
-from caraml.analysis.scaling import Curve, Family, StepView
-from caraml.report.labels import printable
+from caraml.analysis.scaling import Cell, Curve, Family, StepView
+from caraml.base.text import printable
 from caraml.report.numbers import count, scaled, written
 from caraml.results.record import Metric
 from caraml.units import significant, title_of
 
-STYLES = {"worse": "bold red", "better": "green", "unknown": "dim", "indistinguishable": ""}
+STYLES = {"worse": "bold red", "better": "green", "same": "", "unknown": "dim", "indistinguishable": ""}
 
 
 @dataclass(frozen=True)
@@ -79,16 +78,18 @@ def estimated(estimate: Estimate | None, unit: str) -> str:
     """An estimate with its interval; ``–`` if unknown."""
     if estimate is None:
         return "–"
-    return written("", Metric(value=estimate.value, unit=unit, low=estimate.low, high=estimate.high))
+    bound = estimate.value * math.expm1(estimate.bound) or None
+    return written("", Metric(value=estimate.value, unit=unit, low=estimate.low, high=estimate.high, bound=bound))
 
 
 def change(ratio: Estimate | None) -> str:
     """A ratio as the change that it is: ``+3.2 % (+1.1 to +5.4)``."""
     if ratio is None:
         return "–"
+    bound = f", ± at most {significant(100 * math.expm1(ratio.bound), 2)} %" if ratio.bound else ""
     if ratio.low is None or ratio.high is None:
-        return f"{_percent(ratio.value)} %"
-    return f"{_percent(ratio.value)} % ({_percent(ratio.low)} to {_percent(ratio.high)})"
+        return f"{_percent(ratio.value)} %{bound}"
+    return f"{_percent(ratio.value)} % ({_percent(ratio.low)} to {_percent(ratio.high)}){bound}"
 
 
 def _percent(ratio: float) -> str:
@@ -113,7 +114,7 @@ def comparison_sections(comparison: Comparison, every: bool = False) -> list[Sec
     for pair in comparison.pairs:
         shown = [one for one in pair.changes if everything or one.verdict in ("better", "worse")]
         hidden += len(pair.changes) - len(shown)
-        rows = tuple(_change_cells(one) for one in shown)
+        rows = tuple(_change_cells(one, comparison.margin) for one in shown)
         if rows:
             runs = f"runs of A: {len(pair.keys[0])}, of B: {len(pair.keys[1])}"
             sections.append(Section(f"{pair.name} ({runs})", ("metric", "A", "B", "B against A", "shown from", "verdict"), rows))
@@ -133,10 +134,11 @@ def _differences(title: str, found: Sequence[Difference], notes: tuple[str, ...]
     return Section(title, ("what", "A", "B", "what it may do"), rows, notes if rows else (*notes, "nothing that is recorded"))
 
 
-def _change_cells(one: Change) -> tuple[str, ...]:
-    smallest = "–" if one.smallest is None else f"±{significant(100 * one.smallest, 2)} %"
+def _change_cells(one: Change, margin: float) -> tuple[str, ...]:
+    smallest = "–" if one.smallest is None else f"±{significant(100 * one.smallest, 2)} %" if one.smallest < 10 else "nothing"
+    verdict = f"same within {100 * margin:g} %" if one.verdict == "same" else one.verdict
     numbers = (estimated(one.a, one.unit), estimated(one.b, one.unit), change(one.ratio), smallest)
-    return (title_of(one.metric), *numbers, one.verdict)
+    return (title_of(one.metric), *numbers, verdict)
 
 
 def _change_notes(comparison: Comparison, hidden: int) -> Iterable[str]:
@@ -147,11 +149,12 @@ def _change_notes(comparison: Comparison, hidden: int) -> Iterable[str]:
         yield f"{hidden} numbers without a better or worse are not listed; --all lists them"
     for reason in dict.fromkeys(one.reason for one in changes if one.reason):
         yield f"{reason}: {sum(one.reason == reason for one in changes)} of {len(changes)} numbers"
-    for metric, sentence in comparison.spread:
+    for metric, sentence in comparison.variation:
         yield f"{title_of(metric)}: {sentence}"
     yield (
         f'{comparison.tests} tests, corrected together (Holm): if runs vary as said above, any false "worse" is at most 5 % likely. '
-        'Intervals are of 95 %, each for itself. "Shown from": the smallest change that these runs show in 9 of 10 comparisons'
+        'Intervals are of 95 %, each for itself. "Shown from": the smallest change that these runs show in 9 of 10 comparisons. '
+        f'"Same": shown to differ by less than {100 * comparison.margin:g} % (two one-sided tests, 5 % each for itself)'
     )
 
 
@@ -204,7 +207,7 @@ def _curve(family: Family, curve: Curve) -> Section:
         )
         for size in curve.sizes
     )
-    notes = (*(law_text(law) for law in curve.laws), f"intervals: {curve.spread}")
+    notes = (*(law_text(law) for law in curve.laws), f"intervals: {curve.variation}")
     columns = ("devices", "nodes", "global batch", "rate", "speed-up", "efficiency")
     return Section(f"{family.name}, by {curve.basis}", columns, rows, notes)
 
@@ -264,7 +267,12 @@ def history_sections(series: Sequence[Series]) -> list[Section]:
     notes = [f"{short} of {len(series)} series have fewer results than a change needs"] if short else []
     found = [Section(f"{metric} over time", ("work", "device", "from, to", "results", "level", "change", ""), rows, tuple(notes))]
     changes = tuple(text for one in series for text in _changes(one))
-    return [*found, Section("Changes", (), (), changes or ("none beyond chance",))]
+    alone = tuple(
+        f"{one.name}: the newest result is {_percent(one.newest)} % off its level; one is no change, so measure it again"
+        for one in series
+        if one.newest is not None
+    )
+    return [*found, Section("Changes", (), (), (*(changes or ("none beyond chance",)), *alone))]
 
 
 def _levels(one: Series) -> Iterable[tuple[str, ...]]:
@@ -280,7 +288,7 @@ def _levels(one: Series) -> Iterable[tuple[str, ...]]:
 def _changes(one: Series) -> Iterable[str]:
     for found in one.changes:
         says = "; ".join(f"{what.name}: {what.a} → {what.b}" for what in found.changed[: _MOST // 4])
-        provisional = ", provisional: one result only" if found.provisional else ""
+        provisional = ", provisional: few results" if found.provisional else ""
         when = f"{one.entries[found.index].time:%Y-%m-%d %H:%M}"
         yield f"{when} {one.name} {_percent(found.ratio)} %{provisional}. Changed with it: {says or 'nothing that is recorded'}"
 
@@ -294,10 +302,12 @@ def advice_sections(advice: Sequence[Advice]) -> list[Section]:
 
 
 def _advice(one: Advice) -> Iterable[Section]:
-    rows = tuple(_choice(choice, one.item, choice in one.front) for choice in sorted(one.choices, key=lambda choice: choice.time.value))
+    ranked = sorted(one.choices, key=lambda choice: choice.time.value)
+    rows = tuple(_choice(choice, one.item, choice in one.front, len(ranked)) for choice in ranked)
     columns = ("choice", "rate", "energy", "bound by", "Pareto")
-    yield Section(f"{one.name} on {one.device}", columns, rows, (f"intervals: {one.spread}",))
-    notes = [_best(best) for best in one.best]
+    yield Section(f"{one.name} on {one.device}", columns, rows, (f"intervals: {one.variation}",))
+    notes = [PICKED] if one.best else []
+    notes += [_best(best) for best in one.best]
     notes += [f"no advice for energy: {one.no_energy}"] if one.no_energy else []
     for found in one.saturation:
         where = f"batch {found.batch}" if found.low == found.high else f"batch {found.batch} (between {found.low} and {found.high})"
@@ -311,13 +321,15 @@ def _advice(one: Advice) -> Iterable[Section]:
         notes.append(f"{step.name}: beyond {count(step.before, 'device')}, {step.after} cost {cost} for {change(step.time)} time{told}")
     notes += [f"{name}: {reason}" for name, reason in one.failed]
     fastest = one.best[0].choice if one.best else one.choices[0]
-    notes.append(f"{fastest.name}: {fastest.bound.sentence}")
+    notes.append(f"{fastest.name}: {fastest.bottleneck.sentence}")
     yield Section("", (), (), tuple(notes))
 
 
-def _choice(choice: Choice, item: str, on_front: bool) -> tuple[str, ...]:
-    energy = estimated(choice.energy, f"J/{item}")
-    return choice.name, estimated(choice.time.inverse(), f"{item}/s"), energy, choice.bound.by or "–", "yes" if on_front else ""
+def _choice(choice: Choice, item: str, on_front: bool, choices: int) -> tuple[str, ...]:
+    """Intervals hold for all choices at once: whoever reads them picks the best."""
+    energy = "–" if choice.energy is None else estimated(choice.energy.for_all_of(choices), f"J/{item}")
+    rate = estimated(choice.time.inverse().for_all_of(choices), f"{item}/s")
+    return choice.name, rate, energy, choice.bottleneck.by or "–", "yes" if on_front else ""
 
 
 def _best(best: Best) -> str:
@@ -329,4 +341,5 @@ def _best(best: Best) -> str:
     return f"best for {best.goal}: {best.choice.name}{lead}"
 
 
+PICKED = "intervals hold for all choices at once (95 %); the value of the best is optimistic, because it was picked"
 _TIES = 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from caraml.power.model import ChannelEnergy
+from caraml.power.model import HEADLINES, ChannelEnergy
 from caraml.report.numbers import count, interval, plain
 from caraml.results.record import FLAGS, Metric, Peak, Record
 from caraml.units import METRICS, human
@@ -12,22 +12,22 @@ from caraml.units import METRICS, human
 ENERGY_FIX = "run caraml doctor: it names the sensors of this machine, what is missing and the command that would fix it"
 
 POWER_FLAGS: dict[str, str] = {
-    "no_source": "no sensor was found",
+    "no_source": "no sensor could be read; the reason says what would help",
     "unreadable": "a sensor exists but this user may not read it",
     "masked": "a sensor exists but is hidden from this container",
-    "partial_coverage": "the readings do not cover the whole window",
+    "partial_coverage": "readings are missing in the window; `partial_j` is the energy of the part that was seen",
     "reset": "the counter started again inside the window",
     "frozen": "the sensor repeated one value for longer than its update period",
     "wrap_ambiguous": "the counter may have wrapped more often than the readings can tell",
-    "too_short": "the window is too short for the sensor's update period",
-    "aliasing_possible": "power may have changed faster than it was read",
+    "too_short": "fewer than ten updates of the sensor fit into the window",
+    "aliasing_possible": "a load that repeats with the sensor's own instants would not be noticed; repeat with another length of step",
     "mean_sensor": "the sensor shows a running mean, not the power of the instant",
     "module_scope": "the sensor includes more than the accelerator: its host chip or memory",
-    "shared_device": "other work shared the device",
+    "shared_device": "the sensor covers other users as well; `users` names them",
     "mig_parent": "the sensor speaks of the whole GPU, not of the partition that was used",
     "dual_die_parent": "the sensor speaks of both dies of the package",
-    "counter_power_mismatch": "the counter and the integral of power disagree by more than their bounds",
-    "clock_step": "the clock was stepped while the window was open",
+    "counter_power_mismatch": "the counter and the integral of power differ by more than 10 % and by more than their bounds",
+    "clock_step": "the wall clock was set while the window was open; nothing is computed from it",
     "suspended": "the machine was suspended inside the window",
     "estimated": "a model, not a sensor",
     "fake": "made up by a source for demonstrations",
@@ -60,17 +60,20 @@ def window_text(record: Record) -> str:
         return "no window: nothing was measured"
     last = window.first_step + window.steps - 1
     steps = f"{count(window.steps, 'step')} ({window.first_step} to {last})"
-    return f"window from {window.start:,.2f} s to {window.end:,.2f} s after the start, {window.seconds:,.3f} s long, {steps}"
+    text = f"window from {window.start:,.2f} s to {window.end:,.2f} s after the start, {window.seconds:,.3f} s long, {steps}"
+    if window.shortest_seen is None or window.longest_seen is None:
+        return text
+    return f"{text}; its intervals speak of changes that take {human(window.shortest_seen, 's')} to {human(window.longest_seen, 's')}"
 
 
 def uncertainty(name: str, metric: Metric) -> str:
-    """The interval of a metric and what kind of interval it is."""
+    """The interval of a metric, and its bound."""
     ends = interval(name, metric)
-    if ends is None:
-        return f"no interval, n = {metric.n}" if metric.n else "no interval"
-    if name in ENERGY:
-        return f"bound {ends} (sensor's systematic error not included)"
-    return f"95 % confidence interval {ends}" + (f", n = {metric.n}" if metric.n else "")
+    text = "no interval" if ends is None else f"95 % confidence interval {ends}"
+    text += f", n = {metric.n}" if metric.n else ""
+    if metric.bound is None:
+        return text
+    return f"{text}; off by at most {plain(name, metric.bound, metric.unit, 2)} besides (sensor's systematic error not included)"
 
 
 def source(record: Record, name: str) -> str:
@@ -92,7 +95,7 @@ def energy_reason(record: Record) -> str | None:
 
 def sensors(record: Record) -> str:
     """Which channels the headline energy adds, read by what, with which method."""
-    headline = record.energy.headline() if record.energy is not None else None
+    headline = record.energy.sensed(*HEADLINES) if record.energy is not None else None
     if record.energy is None or headline is None:
         return "no sensor"
     name, boundary = headline
@@ -120,7 +123,13 @@ def _steps(record: Record) -> str:
 def _throughput(record: Record) -> str:
     assert record.window is not None
     amount = f"{record.window.items:,} {record.item}s / {record.window.seconds:,.3f} s"
-    return f"{amount}; the interval is that of the mean step time (the wider of batch means and AR(1))"
+    return f"{amount}; the interval is that of the mean step time ({_estimate(record)})"
+
+
+def _estimate(record: Record) -> str:
+    """Where the interval of the mean step time comes from; records that do not say what they could see are older."""
+    older = record.window is None or record.window.longest_seen is None
+    return "the wider of batch means and AR(1)" if older else "from the slowest changes of the steps"
 
 
 def _flops(record: Record) -> str:
@@ -138,14 +147,19 @@ def _hardware(record: Record) -> str:
 def _peak(peak: Peak | None) -> str:
     if peak is None or peak.value is None:
         return f"no peak: {peak.reason if peak and peak.reason else 'unknown'}"
-    return f"FLOP/s per device / {human(peak.value, 'FLOP/s')} for {peak.dtype} ({peak.source or 'source not recorded'})"
+    kinds = "".join(f"; {kernel} {human(rate, 'FLOP/s')}" for kernel, rate in list(peak.by_kernel.items())[1:])
+    return f"FLOP/s per device / {human(peak.value, 'FLOP/s')} for {peak.dtype} ({peak.source or 'source not recorded'}{kinds})"
 
 
 def _stream(record: Record) -> str:
     found = record.bandwidth_measured
     if found is None or found.value is None:
         return f"no bandwidth: {found.reason if found and found.reason else 'not measured'}"
-    return f"bandwidth {human(found.value, 'B/s')} ({found.source or 'source not recorded'})"
+    text = f"bandwidth {human(found.value, 'B/s')} ({found.source or 'source not recorded'})"
+    cache, share = record.cache_measured, record.facts.cached_traffic_share if record.facts else None
+    if cache is None or cache.value is None or not share:
+        return text
+    return f"{text}; {human(cache.value, 'B/s')} for the {share:.0%} of it that the cache can hold ({cache.source})"
 
 
 def _traffic(record: Record) -> str:
@@ -182,7 +196,7 @@ SOURCES: dict[str, Callable[[Record], str]] = {
     "window_time": lambda record: "monotonic clock, device synchronised at both ends",
     "steps": lambda record: "counted",
     **dict.fromkeys(("step_time_median", "step_time_p5", "step_time_p95", "step_time_min", "step_time_max"), _steps),
-    "step_time_mean": lambda record: "window time / steps; interval: the wider of batch means and AR(1)",
+    "step_time_mean": lambda record: f"window time / steps; interval: {_estimate(record)}",
     "first_step_time": _clock,
     "time_to_first_step": _clock,
     "data_wait_share": lambda record: "host time in the loader's next call / window time, largest over ranks",
@@ -213,7 +227,8 @@ SOURCES: dict[str, Callable[[Record], str]] = {
     "throughput_first_epoch": lambda record: "items of the epoch / its training part",
     "throughput_later_epochs": lambda record: "items of the epochs / their training parts",
     "accuracy_validation": lambda record: "counted over all held-out samples on all ranks, after the last epoch",
-    "time_to_solution": lambda record: "window time: the window opens before the first step and closes after the last validation",
+    "time_to_solution": lambda record: "monotonic clock, from before the first step until after the last validation; the slowest rank's",
+    "run_time": lambda record: "monotonic clock, from the phase `build` until after `save_model`",
     "saving_time": lambda record: "phase `save_model`: weights written and flushed to the disk, then removed",
     "loading_share": lambda record: "loading time / runtime",
     "training_share": lambda record: "(training time - waits for batches) / runtime",
@@ -228,6 +243,9 @@ SOURCES: dict[str, Callable[[Record], str]] = {
 
 ENERGY: dict[str, str] = {
     "energy_to_solution": "energy between the two time stamps of the time to solution",
+    "run_energy": "energy between the two time stamps of the run",
+    "run_node_energy": "sensors of whole nodes, between the two time stamps of the run",
+    "action": "run energy of the nodes × run time",
     "energy_per_epoch": "energy per item × items of the nominal epoch (epoch_items of the record's facts) / 3600",
     "energy_per_epoch_per_device": "energy per epoch / devices",
     "energy": "energy between the window's two time stamps",

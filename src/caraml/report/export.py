@@ -9,15 +9,16 @@ from pathlib import Path
 
 from caraml.analysis.table import COLUMNS, to_csv, units
 from caraml.analysis.table import rows as flat_rows
+from caraml.base.files import write_file
+from caraml.base.text import printable
 from caraml.errors import InputError
 from caraml.report.figure import Figure
-from caraml.report.labels import labels, printable
+from caraml.report.labels import labels
 from caraml.report.page import summary
 from caraml.report.rows import HEADLINE, heading, rows
 from caraml.report.sections import sections
 from caraml.report.standalone import standalone
 from caraml.report.tables import safe_cells
-from caraml.results.files import write_atomically
 from caraml.results.record import Record
 from caraml.results.store import Store
 
@@ -76,19 +77,19 @@ def write_figures(store: Store, records: Sequence[Record], folder: Path, kind: s
 
 
 def _svg(figure: Figure, path: Path) -> None:
-    write_atomically(path, standalone(figure))
+    write_file(path, standalone(figure))
 
 
 def _pdf(figure: Figure, path: Path) -> None:
     import vl_convert
 
-    path.write_bytes(vl_convert.svg_to_pdf(standalone(figure)))
+    write_file(path, vl_convert.svg_to_pdf(standalone(figure)))
 
 
 def _png(figure: Figure, path: Path) -> None:
     import vl_convert
 
-    path.write_bytes(vl_convert.svg_to_png(standalone(figure), scale=PIXELS))
+    write_file(path, vl_convert.svg_to_png(standalone(figure), scale=PIXELS))
 
 
 WRITERS: dict[str, Callable[[Figure, Path], None]] = {"svg": _svg, "pdf": _pdf, "png": _png}

@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from caraml.report.labels import machine, printable
+from caraml.base.text import printable
+from caraml.report.labels import machine
 from caraml.report.numbers import count
 from caraml.results.record import Record
 from caraml.suite.model import Point

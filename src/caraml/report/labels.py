@@ -9,6 +9,7 @@ from itertools import takewhile
 
 from pydantic import JsonValue
 
+from caraml.base.text import printable
 from caraml.results.record import Record
 from caraml.suite.model import Point
 
@@ -48,13 +49,6 @@ def _clipped(text: str, telling: Sequence[str], limit: int) -> str:
         return text
     brief = " ".join(["…", *telling]) if telling else text
     return brief if len(brief) <= limit else f"{brief[: limit - 1]}…"
-
-
-def printable(text: str) -> str:
-    """``text`` without control characters, which could move the cursor or recolour a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def _values(point: Point) -> dict[str, JsonValue]:

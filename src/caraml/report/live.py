@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from caraml.base.text import printable
 from caraml.results.progress import ProgressLine
 from caraml.results.record import Record
 from caraml.suite.model import Point
@@ -135,5 +136,5 @@ class LogLines:
         self._write(f"  {text}")
 
     def _write(self, text: str) -> None:
-        self._stream.write(f"[{seconds_text(time.monotonic() - self._begin)}] {text}\n")
+        self._stream.write(f"[{seconds_text(time.monotonic() - self._begin)}] {printable(text)}\n")
         self._stream.flush()

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from caraml.report.labels import printable
+from caraml.base.text import printable
 from caraml.units import GIB
 
 if TYPE_CHECKING:

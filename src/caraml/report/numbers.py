@@ -50,9 +50,18 @@ def half_width(metric: Metric) -> float | None:
 
 
 def written(name: str, metric: Metric | None) -> str:
-    """A metric as people read it, with its uncertainty where it has one; ``–`` if unknown."""
+    """A metric as people read it, with its interval and, apart from it, its bound, where it has them; ``–`` if unknown."""
     if metric is None or metric.value is None:
         return "–"
+    if not metric.bound:
+        return _with_interval(name, metric)
+    factor, unit = _scale(name, metric.value, metric.unit)
+    bound = metric.bound / factor
+    return f"{_with_interval(name, metric)}, ± at most {_rounded(bound, _error_digits(bound))} {unit}".rstrip()
+
+
+def _with_interval(name: str, metric: Metric) -> str:
+    assert metric.value is not None
     half = half_width(metric)
     if not half:
         return plain(name, metric.value, metric.unit)

@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from caraml.base.text import printable
 from caraml.campaign.preview import Preview, estimated_kwh, fates
-from caraml.report.labels import printable
 from caraml.report.live import seconds_text
 from caraml.report.memory import memory_table
 from caraml.system.model import System

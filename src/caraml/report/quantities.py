@@ -30,7 +30,8 @@ class Quantity:
         values = [metric.value for metric in found if metric.value is not None]
         lows = [value if metric.low is None else metric.low for metric, value in zip(found, values, strict=True)]
         highs = [value if metric.high is None else metric.high for metric, value in zip(found, values, strict=True)]
-        return Metric(value=sum(values) / len(values), unit=found[0].unit, low=min(lows), high=max(highs), n=len(found))
+        bound = max((metric.bound for metric in found if metric.bound is not None), default=None)
+        return Metric(value=sum(values) / len(values), unit=found[0].unit, low=min(lows), high=max(highs), bound=bound, n=len(found))
 
     def text(self, metric: Metric | None) -> str:
         """As people read it."""
@@ -46,7 +47,7 @@ def _scaled(found: Metric | None, factor: float, unit: str) -> Metric | None:
     """A metric with its interval times an exact factor."""
     if found is None or found.value is None:
         return None
-    ends = {end: value * factor for end in ("low", "high") if (value := getattr(found, end)) is not None}
+    ends = {end: value * factor for end in ("low", "high", "bound") if (value := getattr(found, end)) is not None}
     return Metric(value=found.value * factor, unit=unit, **ends)
 
 
@@ -85,7 +86,8 @@ def _action(record: Record) -> Metric | None:
         return None
     known = None not in (time.low, time.high, energy.low, energy.high)
     low, high = (time.low * energy.low, time.high * energy.high) if known else (None, None)  # type: ignore[operator]
-    return Metric(value=time.value * energy.value, unit="J s", low=low, high=high)
+    bound = None if energy.bound is None else time.value * energy.bound
+    return Metric(value=time.value * energy.value, unit="J s", low=low, high=high, bound=bound)
 
 
 AMOUNT = 1e6
@@ -100,3 +102,10 @@ DEVICES = Quantity("energy_per_item", "Device energy", "J/{item}", _per_item("de
 TIME = Quantity("runtime", "Time", "s", _time)
 ENERGY = Quantity("energy", "Energy", "J", _energy)
 ACTION = Quantity("energy_time_product", "Action", "J s", _action)
+
+
+def node_only(record: Record) -> str | None:
+    """Joules per item of whole nodes as people read them, where these are all that a sensor sees; else ``None``."""
+    devices = record.metrics.get(COST.name)
+    metric = NODE.metric(record)
+    return f"{NODE.text(metric)} (node)" if metric is not None and (devices is None or devices.value is None) else None

@@ -7,9 +7,10 @@ from statistics import median
 from typing import Any
 
 from caraml.analysis.roofline import RooflineRow, roofline
+from caraml.base.text import printable
 from caraml.report.figure import Axis, Figure, marks
 from caraml.report.groups import MOST_FIGURES, MOST_SERIES, first
-from caraml.report.labels import labels, machine, printable
+from caraml.report.labels import labels, machine
 from caraml.report.numbers import plain, scaled
 from caraml.results.record import Record
 
@@ -52,8 +53,8 @@ def _figure(name: str, placed: Sequence[Placed]) -> Figure:
     title = f"Roofline: {name}"
     svg = marks(series, x, y, title, lines=False, path=path)
     note = (
-        f"Dashed: what the device can reach, by its best memory stream ({plain('', bandwidth, 'B/s')}) and its best matrix product "
-        f"({plain('', peak, 'FLOP/s')}), both measured with the points. Bytes are an estimate, good to a factor of two."
+        f"Dashed: what the device can reach, fed at {plain('', bandwidth, 'B/s')} from memory and cache and with the fastest kernel's "
+        f"{plain('', peak, 'FLOP/s')}, both measured. Bytes are an estimate, good to a factor of two."
     )
     columns = ["point", "FLOP/B", "rate", "limit", "bound by", "share of the limit"]
     rows = [_line(row, named[record.key]) for record, row in placed]

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from caraml.base.text import printable
 from caraml.report.explain import definition, energy_reason, flag_text, source, uncertainty, window_text
 from caraml.report.flatten import flat
-from caraml.report.labels import machine, printable
+from caraml.report.labels import machine
 from caraml.report.numbers import written
+from caraml.report.quantities import node_only
 from caraml.results.record import Record
 from caraml.results.store import Store
 from caraml.units import METRICS, title_of
@@ -92,7 +94,7 @@ def _cell(record: Record, name: str) -> Cell:
     metric = record.metrics.get(name)
     text = written(name, metric) if metric is not None and metric.value is not None else ""
     if not text and record.window is not None:
-        text = "no sensor" if name == "energy_per_item" else "not known"
+        text = (node_only(record) or "no sensor") if name == "energy_per_item" else "not known"
     return Cell(name, text, metric.value if metric is not None else None)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.history import Series, attempts, history
 from caraml.analysis.laws import Law
-from caraml.analysis.matrix import Cell, Quantity, matrix, solutions_of
-from caraml.analysis.scaling import Curve, Family, scaling
+from caraml.analysis.scaling import Cell, Curve, Family, Quantity, matrix, scaling, solutions_of
+from caraml.base.text import printable
 from caraml.report.figure import Axis, Figure, marks
 from caraml.report.groups import MOST_FIGURES, MOST_SERIES, first
 from caraml.report.heat import grid
-from caraml.report.labels import labels, printable
+from caraml.report.labels import labels
 from caraml.report.numbers import counted, plain, written
 from caraml.results.record import Metric, Record
 

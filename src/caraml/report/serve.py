@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import errno
 import hmac
+import io
 import secrets
+import shutil
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote, unquote, urlsplit
 
+from caraml.base.limits import opened
 from caraml.errors import CaramlError, EnvironmentUnfitError
 from caraml.report.browse import Campaign, Shelf, raw_path
 from caraml.report.page import environment, page, policy, style
@@ -116,28 +120,29 @@ class _Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Refuse what the standard library refuses, in our words: an unknown method above all."""
         if code == HTTPStatus.NOT_IMPLEMENTED:
-            self._send(HTTPStatus.METHOD_NOT_ALLOWED, b"only reading is possible here\n", "text/plain", allow="GET, HEAD")
+            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "only reading is possible here\n", allow="GET, HEAD")
         else:
-            self._send(HTTPStatus(code), f"{HTTPStatus(code).phrase}\n".encode(), "text/plain")
+            self._refuse(HTTPStatus(code), f"{HTTPStatus(code).phrase}\n")
 
     def _answer(self, body: bool) -> None:
         if self.headers.get_all("Host") is None or set(self.headers.get_all("Host") or []) - self.server.hosts:
-            return self._send(HTTPStatus.FORBIDDEN, b"this server answers to 127.0.0.1 and localhost only\n", "text/plain", body)
+            return self._refuse(HTTPStatus.FORBIDDEN, "this server answers to 127.0.0.1 and localhost only\n", body)
         try:
-            content, kind = self._found()
+            found, kind = self._found()
+            with opened(found) if isinstance(found, Path) else nullcontext((io.BytesIO(found), len(found))) as (content, size):
+                return self._send(HTTPStatus.OK, content, kind, body, size=size)
         except NotFoundError:
-            return self._send(HTTPStatus.NOT_FOUND, b"nothing here; the terminal shows the address\n", "text/plain", body)
+            return self._refuse(HTTPStatus.NOT_FOUND, "nothing here; the terminal shows the address\n", body)
         except CaramlError as error:
             text = str(error).splitlines()[0].replace(f"{self.server.shelf.root}/", "")
-            return self._send(HTTPStatus.UNPROCESSABLE_ENTITY, f"{text}\n".encode(), "text/plain; charset=utf-8", body)
-        return self._send(HTTPStatus.OK, content, kind, body)
+            return self._refuse(HTTPStatus.UNPROCESSABLE_ENTITY, f"{text}\n", body)
 
-    def _found(self) -> tuple[bytes, str]:
+    def _found(self) -> tuple[bytes | Path, str]:
         """What an address stands for, and of which kind it is."""
         secret, *parts = [unquote(part, errors="replace") for part in urlsplit(self.path).path.removeprefix("/").split("/")]
         if not hmac.compare_digest(secret.encode(), self.server.secret.encode()):
             raise NotFoundError
-        routes: dict[tuple[str, int], Callable[..., tuple[bytes, str]]] = {
+        routes: dict[tuple[str, int], Callable[..., tuple[bytes | Path, str]]] = {
             ("", 1): lambda: (self.server.index(), HTML),
             ("page", 3): lambda folder, suite: (self.server.campaign(folder, suite), HTML),
             ("raw", 4): self._raw,
@@ -147,15 +152,19 @@ class _Handler(BaseHTTPRequestHandler):
             raise NotFoundError
         return route(*parts[1:])
 
-    def _raw(self, folder: str, key: str, name: str) -> tuple[bytes, str]:
+    def _raw(self, folder: str, key: str, name: str) -> tuple[Path, str]:
         path: Path | None = raw_path(self.server.shelf, folder, key, name)
         if path is None:
             raise NotFoundError
-        return path.read_bytes(), TYPES.get(path.suffix, "application/octet-stream")
+        return path, TYPES.get(path.suffix, "application/octet-stream")
 
-    def _send(self, status: HTTPStatus, content: bytes, kind: str, body: bool = True, allow: str = "") -> None:
+    def _refuse(self, status: HTTPStatus, text: str, body: bool = True, allow: str = "") -> None:
+        content = text.encode()
+        self._send(status, io.BytesIO(content), "text/plain; charset=utf-8", body, size=len(content), allow=allow)
+
+    def _send(self, status: HTTPStatus, content: BinaryIO, kind: str, body: bool, *, size: int, allow: str = "") -> None:
         self.send_response(status)
-        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(len(content))}.items():
+        for name, value in {**HEADERS, "Content-Type": kind, "Content-Length": str(size)}.items():
             self.send_header(name, value)
         # A page carries its own policy, with the hash of its script; raw files and refusals run nothing.
         self.send_header(
@@ -165,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Allow", allow)
         self.end_headers()
         if body:
-            self.wfile.write(content)
+            shutil.copyfileobj(content, self.wfile)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: the terminal shows the address."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from caraml.base.text import printable
 from caraml.errors import InputError
 from caraml.results.listing import Listing
 from caraml.results.rows import Scalar
@@ -41,8 +42,8 @@ def status_text(found: Found) -> str:
         rows = [one for one in points if len(points) <= _SHOWN or one.state not in _QUIET]
         width = max((len(one.label) for one in rows[:_SHOWN]), default=0)
         for one in rows[:_SHOWN]:
-            about = _one_line(_about(one))[:_LONGEST_REASON]
-            lines.append(f"  {one.key}  {_one_line(one.label):<{width}}  {one.state:<8}  {about}".rstrip())
+            about = printable(_about(one))[:_LONGEST_REASON]
+            lines.append(f"  {one.key}  {printable(one.label):<{width}}  {one.state:<8}  {about}".rstrip())
         if len(rows) > _SHOWN:
             lines.append(f"  ... and {len(rows) - _SHOWN:,} more")
     return "\n".join(lines) + "\n"
@@ -67,7 +68,7 @@ def _heading(listing: Listing) -> str:
     words += [f"[{', '.join(listing.tags)}]"] if listing.tags else []
     words += [f'"{listing.comment}"'] if listing.comment else []
     asked = f", asked for {listing.asked_at}" if listing.asked_at else ""
-    return _one_line("  ".join(words) + f"  ({listing.launcher} on {listing.system}{asked})")
+    return printable("  ".join(words) + f"  ({listing.launcher} on {listing.system}{asked})")
 
 
 def _about(one: Standing) -> str:
@@ -90,10 +91,5 @@ def rows_text(rows: Sequence[Mapping[str, Scalar]]) -> str:
     for row in rows:
         item, rate, energy = row["item"], row.get("throughput"), row.get("energy_per_item")
         numbers = f"{human(float(rate), f'{item}/s') if rate else '':>22} {human(float(energy), f'J/{item}') if energy else '':>18}"
-        lines.append(f"{row['key']}  {row['status']:<8} {numbers}  {_one_line(str(row['label']))}")
+        lines.append(f"{row['key']}  {row['status']:<8} {numbers}  {printable(str(row['label']))}")
     return "\n".join(lines) + "\n"
-
-
-def _one_line(text: str) -> str:
-    """Text without control characters, which could move the cursor or recolour a terminal."""
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

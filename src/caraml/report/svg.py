@@ -1,7 +1,7 @@
 """Charts as SVG that takes its colours and its font from the page around it.
 
-Altair describes a chart, vl-convert draws it once, here; the page then needs no JavaScript library, prints, and follows the reader's
-light or dark mode, because every colour in the SVG is a CSS variable.
+vl-convert draws each chart, a Vega-Lite specification, once, here; the page then needs no JavaScript library, prints, and follows the
+reader's light or dark mode, because every colour in the SVG is a CSS variable.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from caraml.report.labels import printable
+from caraml.base.text import printable
 
 WIDTH, HEIGHT = 330, 190
 """Size of the plotting area [px]. A whole figure is about 400 px wide, so that a phone shows it without making its text small."""

@@ -48,7 +48,7 @@ def _panels(name: str, lines: dict[str, list[Record]]) -> Figure:
     columns = ["series", "global batch", "runs", *(quantity.title.lower() for quantity in quantities)]
     rows = [[line, f"{_batch(repeats):,}", str(len(repeats)), *(q.text(q.of(repeats)) for q in quantities)] for line, repeats in places]
     kinds = "Rate, energy and efficiency" if len(quantities) > 1 else "Rate"
-    note = "The short lines show the 95 % confidence interval" + (" and the energy's bound" if len(quantities) > 1 else "")
+    note = "The short lines show the 95 % confidence interval"
     note += "; of repeats, the mean and the widest ends." if any(len(repeats) > 1 for _, repeats in places) else "."
     missing = sum(RATE.of(repeats) is not None and EFFICIENCY.of(repeats) is None for _, repeats in places) if len(quantities) > 1 else 0
     note += f" {count(missing, 'point')} without energy." if missing else ""

@@ -10,11 +10,13 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from caraml.base.text import printable
 from caraml.power.model import WindowEnergy
 from caraml.report.explain import ENERGY_FIX, definition, energy_reason, flag_meaning, flag_text, source, uncertainty, window_text
 from caraml.report.flatten import flat
-from caraml.report.labels import labels, printable
+from caraml.report.labels import labels
 from caraml.report.numbers import count, plain, written
+from caraml.report.quantities import node_only
 from caraml.results.record import Metric, Record
 from caraml.units import METRICS, human, title_of
 
@@ -32,11 +34,11 @@ COLUMN_WIDTHS = (
     ("GiB", 5),
 )
 """Widths in 80 columns, with one space between."""
-MFU_NOTE = "MFU s: of the data sheet's peak; m: of the best matrix product measured on this device"
-LIMIT_NOTE = "below it, the share of what the device can reach at this intensity; mem: bound by memory, ops: by arithmetic"
+MFU_NOTE = "MFU s: of the data sheet's peak; m: of the fastest kernel measured on this device"
+LIMIT_NOTE = "below it, the share of what the device can reach at this intensity; bound by mem: memory, LLC: cache, ops: arithmetic"
 MOST_SKIPPED = 3
 """Points without a run that get a row each; more of them would hide those that ran."""
-_BOUND = {"memory": "mem", "arithmetic": "ops"}
+_BOUND = {"memory": "mem", "cache": "LLC", "arithmetic": "ops"}
 
 
 class _Notes:
@@ -111,11 +113,13 @@ def _numbers(record: Record, notes: _Notes) -> Iterator[str]:
     yield written("throughput", metrics.get("throughput"))
     reason = energy_reason(record)
     energy = metrics.get("energy_per_item")
-    if reason is not None:
+    if node := node_only(record):
+        yield f"{node.replace(', ±', chr(10) + '±')} {notes.mark(f'energy of the whole node, which has the only sensor: {reason}')}"
+    elif reason is not None:
         yield f"no sensor {notes.mark(f'no energy: {reason}; {ENERGY_FIX}')}"
     else:
         note = f" {notes.mark(energy.reason)}" if energy is not None and energy.reason else ""
-        yield written("energy_per_item", energy) + note
+        yield written("energy_per_item", energy).replace(", ±", "\n±") + note
     yield _mfu(record, notes)
     yield plain("step_time_median", record.value("step_time_median"), "s")
     yield _wait(record.value("data_wait_share"))
@@ -278,8 +282,7 @@ def _channels(window: WindowEnergy, title: str) -> Table:
 def _joules(joules: float | None, bound: float | None) -> str:
     if joules is None:
         return "no value"
-    ends = {} if bound is None else {"low": joules - bound, "high": joules + bound}
-    return written("energy", Metric(value=joules, unit="J", **ends))
+    return written("energy", Metric(value=joules, unit="J", bound=bound))
 
 
 def _section(title: str, *content: RenderableType) -> list[RenderableType]:

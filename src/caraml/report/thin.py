@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 LIMIT = 600
 """Most points of a drawn series: two for each pixel of a chart."""
 QUANTILES = 200
 """Most points of a drawn distribution."""
+
+DRAWN = 100_000
+"""Points of a series that are looked at one by one."""
 
 Points = list[tuple[float, float]]
 
@@ -23,6 +28,17 @@ def thinned(points: Points, limit: int = LIMIT) -> Points:
         low, high = min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])
         kept += [low] if low == high else sorted((low, high))
     return kept
+
+
+def paired(xs: Sequence[float], ys: Sequence[float], most: int = DRAWN) -> Points:
+    """The points of two columns; of more than ``most``, the lowest and the highest of each of ``most / 2`` equal bins, in their order."""
+    if len(xs) <= most:
+        return list(zip(xs, ys, strict=True))
+    width = -(-2 * len(ys) // most)
+    whole = np.asarray(ys)[: len(ys) // width * width].reshape(-1, width)
+    first = np.arange(len(whole)) * width
+    kept = np.unique(np.concatenate((first + whole.argmin(1), first + whole.argmax(1), np.arange(whole.size, len(ys)))))
+    return [(xs[index], ys[index]) for index in kept.tolist()]
 
 
 def distribution(values: Sequence[float], limit: int = QUANTILES) -> Points:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caraml.analysis.raw import SLOPE_SECONDS, raw_file
+from caraml.base.database import database, reading, table
+from caraml.base.text import printable
+from caraml.errors import InputError
 from caraml.report.groups import MOST_SERIES
-from caraml.report.labels import printable
 from caraml.results.record import Record
 from caraml.results.store import Store
 
@@ -31,17 +33,15 @@ def read_traces(store: Store, records: Sequence[Record]) -> tuple[dict[str, dict
 
     ``{"t": [start, length of a span], "c": [{"n": channel, "k": kind, "q": watts of a level, "b": spans, "l": lowest, "h": highest}]}``.
     """
-    import duckdb
-
     paths = {record.key: path for record in records if (path := raw_file(store, record, "power")) is not None}
     found, faults = {}, []
-    with duckdb.connect() as connection:
+    with database() as connection:
         bins = max(FEWEST_BINS, min(MOST_BINS, BUDGET // max(1, _channels(connection, paths))))
         for key, path in paths.items():
             try:
                 trace = _trace(connection, path, bins)
-            except duckdb.Error as error:
-                faults.append(f"{path.relative_to(store.root).as_posix()} cannot be drawn: {_first_line(error)}")
+            except InputError as error:
+                faults.append(f"cannot be drawn: {_first_line(error).replace(f'{store.root}/', '')}")
                 continue
             if trace is not None:
                 found[key] = trace
@@ -54,31 +54,22 @@ def _first_line(error: Exception) -> str:
 
 def _channels(connection: duckdb.DuckDBPyConnection, paths: dict[str, Path]) -> int:
     """About how many channels there are: those of the first file that can be read, for every file."""
-    import duckdb
-
     for path in paths.values():
         try:
-            row = connection.execute(f"SELECT count(DISTINCT (channel, kind)) FROM {_table(path)}", [str(path)]).fetchone()
-        except duckdb.Error:
+            with reading(connection, path):
+                row = connection.execute(
+                    f"SELECT count(DISTINCT (left(channel::VARCHAR, 100), left(kind::VARCHAR, 100))) FROM {table(connection, path)}",  # noqa: S608 -- names and numbers of ours; the path is a parameter
+                    [str(path)],
+                ).fetchone()
+        except InputError:
             continue  # the same file is named as a fault when its own trace is read
         return len(paths) * min(row[0] if row else 1, MOST_SERIES)
     return 1
 
 
-def _table(path: Path) -> str:
-    return "read_parquet(?)" if path.suffix == ".parquet" else "read_csv(?, header = true)"
-
-
 def _trace(connection: duckdb.DuckDBPyConnection, path: Path, bins: int) -> dict[str, Any] | None:
-    query = f"""
-        WITH readings AS (SELECT channel, kind, (t_before + t_after) / 2 AS t, value::DOUBLE AS value FROM {_table(path)}
-                          WHERE isfinite(value::DOUBLE) AND isfinite(t_before + t_after)),
-             span AS (SELECT min(t) AS start, greatest(max(t) - min(t), 1e-9) / {bins} AS length FROM readings)
-        SELECT channel, kind, least(floor((t - start) / length), {bins - 1})::INT AS bin,
-               min(value), max(value), max(t), arg_max(value, t), any_value(start), any_value(length)
-        FROM readings, span GROUP BY channel, kind, bin ORDER BY channel, kind, bin
-    """
-    rows = connection.execute(query, [str(path)]).fetchall()
+    with reading(connection, path):
+        rows = connection.execute(_query(table(connection, path), bins), [str(path)]).fetchall()
     if not rows:
         return None
     channels: dict[tuple[str, str], Bins] = {}
@@ -87,6 +78,19 @@ def _trace(connection: duckdb.DuckDBPyConnection, path: Path, bins: int) -> dict
     drawn = (_channel(name, kind, spans) for (name, kind), spans in list(channels.items())[:MOST_SERIES])
     start, length = rows[0][-2:]
     return {"t": [round(start, 4), round(length, 6)], "c": [channel for channel in drawn if channel is not None]}
+
+
+def _query(source: str, bins: int) -> str:
+    """SQL for the spans of the first channels of a table."""
+    return f"""
+        WITH readings AS (SELECT left(channel::VARCHAR, 100) AS channel, left(kind::VARCHAR, 100) AS kind,
+                                 (t_before + t_after) / 2 AS t, value::DOUBLE AS value FROM {source}
+                          WHERE isfinite(value::DOUBLE) AND isfinite(t_before + t_after)),
+             span AS (SELECT min(t) AS start, greatest(max(t) - min(t), 1e-9) / {bins} AS length FROM readings)
+        SELECT channel, kind, least(floor((t - start) / length), {bins - 1})::INT AS bin,
+               min(value), max(value), max(t), arg_max(value, t), any_value(start), any_value(length)
+        FROM readings, span GROUP BY channel, kind, bin ORDER BY channel, kind, bin LIMIT {(MOST_SERIES + 1) * bins}
+    """  # noqa: S608 -- names and numbers of ours; the path is a parameter
 
 
 def _channel(name: str, kind: str, spans: Bins) -> dict[str, Any] | None:

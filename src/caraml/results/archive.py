@@ -1,14 +1,15 @@
 """A campaign in one file: a zip of its attempts, a table of all records for queries, and a manifest with the hash of each file.
 
 Reading one back trusts nothing: names are checked part by part, links and other special entries are refused, sizes are bounded by the
-manifest before anything is unpacked, every file must have its hash and every record must be one.
+manifest before anything is unpacked, every file must have its hash and every record and listing must be one. All of it is unpacked into a
+folder beside its place, and renamed once nothing was wrong, so that of an archive that is refused nothing is left.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import json
+import os
 import re
 import shutil
 import stat
@@ -16,17 +17,22 @@ import tempfile
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from caraml import __version__
-from caraml.errors import InputError
+from caraml.base.files import make_folder, making, new_folder_beside, replacing, write_file, write_new
+from caraml.base.limits import ARCHIVE, DIRECTORY, LISTING, MEMBER, MEMBERS, NUMBER_KEPT, TABLE, counted, too_large
+from caraml.base.limits import RECORD as RECORD_BYTES
+from caraml.base.packed import zip_of
+from caraml.errors import EnvironmentUnfitError, InputError, in_a_line
 from caraml.results.claim import CLAIM, HANDLE
-from caraml.results.listing import read_listing
+from caraml.results.listing import Listing, read_listing
 from caraml.results.record import Record
 from caraml.results.rowtable import write_parquet
 from caraml.results.store import POINT, RECORD, Store, attempts, read_record
@@ -34,18 +40,15 @@ from caraml.results.store import POINT, RECORD, Store, attempts, read_record
 MANIFEST, ROWS = "manifest.json", "records.parquet"
 _MEMBER = re.compile(r"points/([a-z0-9_]+-[0-9a-f]{16})/([1-9][0-9]{0,8})/([A-Za-z0-9_][A-Za-z0-9._-]{0,99})")
 _SUITE = re.compile(r"suites/([a-z0-9][a-z0-9_-]*)\.json")
-_LARGEST_FILE = 4 * 2**30
-_LARGEST_TOTAL = 256 * 2**30
-_LARGEST_MANIFEST = 2**30
-_MOST_FILES = 20_000_000
 _BLOCK = 1 << 20
+_Result = TypeVar("_Result")
 
 
 class _Member(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     sha256: str
-    bytes: int
+    bytes: int = Field(ge=0)
 
 
 class _Manifest(BaseModel):
@@ -74,26 +77,30 @@ def pack(root: Path, suite: str, path: Path) -> Done:
     listing, rows = store.listing(suite), store.rows(suite)
     if path.exists():
         raise InputError(f"{path} exists already", "name a new file")
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive, tempfile.TemporaryDirectory() as scratch:
-            table = Path(scratch) / ROWS
-            write_parquet(rows, table)
-            members = [(f"suites/{listing.name}.json", root / "suites" / f"{listing.name}.json"), (ROWS, table)]
-            for name, source in (*members, *_attempt_files(store, {key for key, _ in listing.points})):
-                files[name] = _add(archive, name, source)
-                done.records += name.endswith(f"/{RECORD}")
-            manifest = _Manifest(caraml_archive=1, caraml=__version__, suite=suite, files=files)
-            archive.writestr(MANIFEST, manifest.model_dump_json())
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with (
+        replacing(path) as file,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        table = Path(scratch) / ROWS
+        write_parquet(rows, table)
+        files[ROWS] = _add(archive, ROWS, table.parent)
+        for name in _files(store, listing):
+            files[name] = _add(archive, name, root)
+            if len(files) >= MEMBERS:
+                raise too_large(root, len(files), MEMBERS - 1, "files of this suite", "packed into one archive")
+            done.records += name.endswith(f"/{RECORD}")
+        manifest = _Manifest(caraml_archive=1, caraml=__version__, suite=suite, files=files)
+        archive.writestr(MANIFEST, manifest.model_dump_json())
     done.files, done.bytes = len(files), path.stat().st_size
     return done
 
 
-def _attempt_files(store: Store, keys: set[str]) -> Iterator[tuple[str, Path]]:
-    """Every plain file of the attempts that have a record. Claims and handles mean nothing elsewhere."""
+def _files(store: Store, listing: Listing) -> Iterator[str]:
+    """Names below the store of a suite's listing and of every plain file of the attempts that have a record. Claims and handles mean
+    nothing elsewhere."""
+    yield f"suites/{listing.name}.json"
+    keys = {key for key, _ in listing.points}
     for folder in sorted(store.points.iterdir()):
         if folder.name.rpartition("-")[2] not in keys:
             continue
@@ -104,30 +111,60 @@ def _attempt_files(store: Store, keys: set[str]) -> Iterator[tuple[str, Path]]:
                 name = f"points/{folder.name}/{number}/{path.name}"
                 own = path.name == HANDLE or path.name.startswith(CLAIM)
                 if _MEMBER.fullmatch(name) and path.is_file() and not path.is_symlink() and not own:
-                    yield name, path
+                    yield name
 
 
-def _add(archive: zipfile.ZipFile, name: str, source: Path) -> _Member:
-    size, digest = 0, hashlib.sha256()
-    with source.open("rb") as file, archive.open(zipfile.ZipInfo(name), "w") as member:
-        while block := file.read(_BLOCK):
+def _add(archive: zipfile.ZipFile, name: str, folder: Path) -> _Member:
+    digest = hashlib.sha256()
+    with _plain_file(folder, name) as file, archive.open(zipfile.ZipInfo(name), "w") as member:
+        left = size = os.fstat(file.fileno()).st_size
+        while left and (block := file.read(min(_BLOCK, left))):
             digest.update(block)
             member.write(block)
-            size += len(block)
-    return _Member(sha256=digest.hexdigest(), bytes=size)
+            left -= len(block)
+    return _Member(sha256=digest.hexdigest(), bytes=size - left)
+
+
+def _plain_file(folder: Path, name: str) -> BinaryIO:
+    """A file below a folder, as it is when it is opened: whoever may write there could have put a link to another in its place.
+
+    Raises:
+        InputError: a part of its name is a link, or it is no plain file.
+    """
+    here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in name.split("/"):
+            outer, here = here, os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=here)
+            os.close(outer)
+    except OSError as error:
+        os.close(here)
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR):
+            raise
+        raise InputError(f"{folder / name}: not packed: a link, or no plain file", "give the results without links") from error
+    file = os.fdopen(here, "rb") if stat.S_ISREG(os.fstat(here).st_mode) else None
+    if file is None:
+        os.close(here)
+        raise InputError(f"{folder / name}: not packed: no plain file", "remove it")
+    return file
 
 
 def unpack(path: Path, root: Path) -> Done:
-    """Read an archive into a store. An attempt whose record is there already is known; a new one takes the next free number.
+    """Read an archive into a store. An attempt whose record is there already is known; a new one keeps its number if that is free.
 
     Raises:
-        InputError: the file is no archive of ours, is damaged, or holds what no archive of ours holds.
+        InputError: the file is no archive of ours, is damaged, or holds what no archive of ours holds; the store is as it was.
+        EnvironmentUnfitError: there is no room for its files.
     """
+    return _opened(path, lambda archive: _unpack(archive, path, Store(root)))
+
+
+def _opened(path: Path, read: Callable[[zipfile.ZipFile], _Result]) -> _Result:
+    """What ``read`` makes of an archive, with every way in which a zip can be damaged told as an ``InputError``."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return _unpack(archive, path, Store(root))
+        with zip_of(path) as archive:
+            return read(archive)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
-        raise InputError(f"{path}: not a CARAML archive: {error}") from error
+        raise InputError(f"{path}: not a CARAML archive: {in_a_line(error)}") from error
     except OSError as error:
         if error.errno != errno.EINVAL:  # a disk, not an offset in the file that points before its start
             raise
@@ -141,70 +178,117 @@ def _unpack(archive: zipfile.ZipFile, path: Path, store: Store) -> Done:
     for name in manifest.files:
         if match := _MEMBER.fullmatch(name):
             by_attempt[match[1], match[2]].append(name)
-        elif _SUITE.fullmatch(name):
-            suites.append(name)
-    done = Done(files=len(manifest.files))
-    for (folder, _), names in sorted(by_attempt.items(), key=lambda item: (item[0][0], int(item[0][1]))):
-        _import_attempt(archive, path, store, folder, names, manifest, done)
-    for name in suites:
-        target = store.root / name
-        if not target.exists():
-            _extract(archive, path, name, manifest.files[name], target)
-            read_listing(target)
+        elif match := _SUITE.fullmatch(name):
+            suites.append((name, match[1]))
+    done, there = Done(files=len(manifest.files)), store.root.exists()
+    make_folder(store.root)
+    scratch = new_folder_beside(store.points, 0o700)
+    try:
+        _need_room(path, scratch, manifest)
+        for name, suite in suites:
+            _extract(archive, path, name, manifest.files[name], scratch / f"{suite}.json")
+            listing = read_listing(scratch / f"{suite}.json")  # what it says of its own origin is the author's word
+            write_file(scratch / f"{suite}.json", listing.model_copy(update={"imported": path.name, "seal": ""}).to_json(), sync="none")
+        for (folder, number), names in by_attempt.items():
+            for name in names:
+                _extract(archive, path, name, manifest.files[name], scratch / folder / number / name.rpartition("/")[2])
+            _record(scratch / folder / number, path, folder)
+        places: dict[Path, Path] = {}
+        for folder, number in sorted(by_attempt, key=lambda item: (item[0], int(item[1]))):
+            target = _place(scratch / folder / number, store.points / folder, places)
+            done.records, done.known = done.records + (target is not None), done.known + (target is None)
+            if target is not None:
+                places[target] = scratch / folder / number
+        listings = {store.root / "suites" / f"{suite}.json": scratch / f"{suite}.json" for _, suite in suites}
+        _rename(places | {target: source for target, source in listings.items() if not target.exists()})
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        if not there:
+            with suppress(OSError):  # it has something in it
+                store.root.rmdir()
     return done
+
+
+def _need_room(path: Path, folder: Path, manifest: _Manifest) -> None:
+    needed, free = sum(member.bytes for member in manifest.files.values()), shutil.disk_usage(folder).free
+    if needed > free:
+        raise EnvironmentUnfitError(
+            f"{folder.parent}: found {free:,} bytes free; {path} unpacks to {needed:,}", "import it into a folder elsewhere"
+        )
 
 
 def _checked(archive: zipfile.ZipFile, path: Path) -> _Manifest:
     """The manifest, once everything that can be known without unpacking is right."""
     entries = {entry.filename: entry for entry in archive.infolist()}
-    found = entries.get(MANIFEST)
-    if found is None or len(entries) > _MOST_FILES or found.file_size > _LARGEST_MANIFEST:
-        raise InputError(f"{path}: not a CARAML archive: it has no {MANIFEST} of a sensible size")
-    try:
-        manifest = _Manifest.model_validate_json(archive.read(MANIFEST))
-    except ValidationError as error:
-        raise InputError(f"{path}: {MANIFEST} is damaged: {error}") from error
+    manifest = _manifest(archive, path)
     if manifest.caraml_archive != 1:
         raise InputError(f"{path}: archive version {manifest.caraml_archive}, this CARAML reads 1", "pip install --upgrade caraml")
-    if len(archive.infolist()) != len(entries) or entries.keys() - {MANIFEST} != manifest.files.keys():
+    if entries.keys() - {MANIFEST} != manifest.files.keys():
         raise InputError(f"{path}: its files are not those that {MANIFEST} lists")
     for name, member in manifest.files.items():
         if not (_MEMBER.fullmatch(name) or _SUITE.fullmatch(name) or name == ROWS):
-            raise InputError(f"{path}: refused entry {name!r}: no archive of CARAML has such a file")
+            raise InputError(f"{path}: refused entry {name[:200]!r}: no archive of CARAML has such a file")
         mode = entries[name].external_attr >> 16
         if mode and not stat.S_ISREG(mode) and stat.S_IFMT(mode):
             raise InputError(f"{path}: refused entry {name!r}: a link or a special file")
-        if entries[name].file_size != member.bytes or not 0 <= member.bytes <= _LARGEST_FILE:
+        if entries[name].file_size != member.bytes:
             raise InputError(f"{path}: refused entry {name!r}: it has {entries[name].file_size:,} bytes, {MANIFEST} says {member.bytes:,}")
-    if sum(member.bytes for member in manifest.files.values()) > _LARGEST_TOTAL:
-        raise InputError(f"{path}: larger than {_LARGEST_TOTAL >> 30} GiB when unpacked")
+        if member.bytes > (most := _most(name)):
+            raise too_large(f"{path}: {name}", member.bytes, most)
+    if (total := sum(member.bytes for member in manifest.files.values())) > ARCHIVE:
+        raise too_large(path, total, ARCHIVE, "bytes when unpacked")
     return manifest
 
 
-def _import_attempt(  # noqa: PLR0917 -- one loop's body
-    archive: zipfile.ZipFile, path: Path, store: Store, folder: str, names: list[str], manifest: _Manifest, done: Done
-) -> None:
-    """Unpack one attempt beside its place, check its record, and rename it into the store."""
-    target = store.points / folder
-    target.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".import-", dir=target))
+def _manifest(archive: zipfile.ZipFile, path: Path) -> _Manifest:
     try:
-        for name in names:
-            _extract(archive, path, name, manifest.files[name], scratch / name.rpartition("/")[2])
-        record = _record(scratch, path, folder)
-        numbers = attempts(target) or []
-        if any(_same(target / str(number) / RECORD, record) for number in numbers):
-            done.known += 1
-            return
-        number = record.attempt if record.attempt not in numbers else max(numbers) + 1
-        if number != record.attempt:
-            renumbered = record.model_copy(update={"attempt": number})
-            (scratch / RECORD).write_text(renumbered.model_dump_json(indent=1), encoding="utf-8")
-        scratch.chmod(0o755)
-        scratch.rename(target / str(number))
-        done.records += 1
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        size = archive.getinfo(MANIFEST).file_size
+    except KeyError as error:
+        raise InputError(f"{path}: not a CARAML archive: it has no {MANIFEST}") from error
+    if size > DIRECTORY:
+        raise too_large(f"{path}: {MANIFEST}", size, DIRECTORY)
+    content = counted(archive.read(MANIFEST), f"{path}: {MANIFEST}", 3 * MEMBERS, MEMBERS + 2)
+    try:
+        return _Manifest.model_validate_json(content)
+    except ValidationError as error:
+        raise InputError(f"{path}: {MANIFEST} is damaged: {in_a_line(error)}") from error
+
+
+def _most(name: str) -> int:
+    """Bytes that a file of this name in an archive may have: as many as will be read of it."""
+    if name.endswith((".parquet", ".csv")):
+        return TABLE
+    return LISTING if name.startswith("suites/") else RECORD_BYTES if name.endswith(f"/{RECORD}") else MEMBER
+
+
+def _place(unpacked: Path, folder: Path, places: Mapping[Path, Path]) -> Path | None:
+    """Where an attempt that was unpacked and checked goes in a point's folder; ``None`` if its record is there already,
+    or among those whose ``places`` were found before."""
+    record = read_record(unpacked / RECORD)
+    there = {number: folder / str(number) for number in attempts(folder) or ()}
+    numbers = there | {int(target.name): source for target, source in places.items() if target.parent == folder}
+    if any(_same(path / RECORD, record) for path in numbers.values()):
+        return None
+    number = record.attempt if record.attempt not in numbers and 0 < record.attempt <= NUMBER_KEPT else max(numbers, default=0) + 1
+    if number != record.attempt:
+        write_file(unpacked / RECORD, record.model_copy(update={"attempt": number}).model_dump_json(indent=1), sync="none")
+    return folder / str(number)
+
+
+def _rename(sources: Mapping[Path, Path]) -> None:
+    """Rename sources to their targets, all of them or none."""
+    renamed: list[Path] = []
+    try:
+        for target, source in sources.items():
+            make_folder(target.parent)
+            source.rename(target)
+            renamed.append(target)
+    except BaseException:
+        for target in reversed(renamed):
+            target.rename(sources[target])
+            with suppress(OSError):  # others have something in it
+                target.parent.rmdir()
+        raise
 
 
 def _record(scratch: Path, path: Path, folder: str) -> Record:
@@ -214,7 +298,7 @@ def _record(scratch: Path, path: Path, folder: str) -> Record:
     if f"{record.point.workload}-{record.key}" != folder:
         raise InputError(f"{path}: the record in {folder} is one of {record.point.workload}-{record.key}")
     if not (scratch / POINT).exists():
-        (scratch / POINT).write_text(record.point.model_dump_json(indent=1), encoding="utf-8")
+        write_new(scratch / POINT, record.point.model_dump_json(indent=1))
     return record
 
 
@@ -226,7 +310,7 @@ def _same(path: Path, record: Record) -> bool:
 def _extract(archive: zipfile.ZipFile, path: Path, name: str, member: _Member, target: Path) -> None:
     """Write one entry, no longer than the manifest says, and with its hash."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with archive.open(name) as source, target.open("xb") as file:
+    with archive.open(name) as source, making(target) as file:
         digest = _copy(source, file, member.bytes)
     if digest != member.sha256:
         target.unlink()
@@ -246,13 +330,14 @@ def _copy(source: IO[bytes], file: IO[bytes], most: int) -> str:
 
 def rows_file(path: Path, folder: Path) -> Path:
     """The table of an archive's records, unpacked into ``folder``. Raises ``InputError`` for anything but a sound archive."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            files = json.loads(archive.read(MANIFEST)).get("files", {}) if archive.getinfo(MANIFEST).file_size <= _LARGEST_MANIFEST else {}
-            member = _Member.model_validate(files.get(ROWS))
-            if member.bytes > _LARGEST_FILE:
-                raise InputError(f"{path}: {ROWS} is larger than {_LARGEST_FILE >> 30} GiB")
-            _extract(archive, path, ROWS, member, folder / ROWS)
-    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, AttributeError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise InputError(f"{path}: not a CARAML archive: {error}") from error
-    return folder / ROWS
+
+    def unpacked(archive: zipfile.ZipFile) -> Path:
+        member = _manifest(archive, path).files.get(ROWS)
+        if member is None or ROWS not in archive.namelist():
+            raise InputError(f"{path}: not a CARAML archive: it has no {ROWS}")
+        if member.bytes > TABLE:
+            raise too_large(f"{path}: {ROWS}", member.bytes, TABLE)
+        _extract(archive, path, ROWS, member, folder / ROWS)
+        return folder / ROWS
+
+    return _opened(path, unpacked)

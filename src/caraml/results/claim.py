@@ -10,21 +10,31 @@ whenever its runner is killed.
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import socket
 import time
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from caraml.base.files import make_folder, owned, touch, write_new, write_once
+from caraml.base.limits import tail
+
 CLAIM = "claim."
 STARTED = "started"
 HANDLE = "handle"
 RUNNERS = "runners"
 WITHDRAWN = "withdrawn"
+_LONGEST_NUMBER = 10
+"""Digits of a claim's number, and one."""
 BEAT_SECONDS = 20.0
 """A runner touches its file in this interval."""
 SILENCE_SECONDS = 300.0
 """A runner on another host is dead when its file is older."""
+
+_HANDLE = re.compile(r"local:\d+:\d*(?=:|$)|slurm:(\d+(_\d+)?(\+pack-\d+)?|refused)(?=:|$)|print(?=:|$)", re.ASCII)
+"""A handle up to the folder in it: process and start, or a job's number as Slurm writes it, or nothing."""
 
 GATE = f"""\
 # An attempt starts once. A runner that lost sight of it may have taken the start away.
@@ -95,23 +105,25 @@ def start_time(pid: int) -> str:
 
 
 class Heartbeat:
-    """Keeps this process's file below ``ROOT/runners`` young, so that other hosts know that it lives."""
+    """Keeps this process's file below ``ROOT/runners`` young, so that other hosts know that it lives, and open, so that this one does."""
 
     def __init__(self, root: Path) -> None:
         self.runner = myself()
         self._path = root / RUNNERS / self.runner.file
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.touch()
+        make_folder(self._path.parent)
+        touch(self._path)
+        self._held = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         self._last = time.monotonic()
 
     def beat(self) -> None:
         """Touch the file if it is time to."""
         if time.monotonic() - self._last > BEAT_SECONDS:
-            self._path.touch()
+            touch(self._path)
             self._last = time.monotonic()
 
     def end(self) -> None:
         """Remove the file."""
+        os.close(self._held)
         self._path.unlink(missing_ok=True)
 
 
@@ -125,65 +137,101 @@ def alive(runner: Runner, root: Path) -> bool:
         return False
 
 
+def runs_here(runner: Runner, root: Path) -> bool:
+    """Whether a process of this user's is the runner that a claim names, which may be a forgery: it holds its file here open."""
+    try:
+        known = os.lstat(root / RUNNERS / runner.file)
+        held = list(Path(f"/proc/{runner.pid}/fd").iterdir())
+    except OSError:  # neither ours nor there
+        return False
+    return (
+        any(_is(path, known) for path in held)
+        and known.st_uid == os.geteuid()
+        and known.st_nlink == 1
+        and start_time(runner.pid) == runner.start
+    )
+
+
+def _is(path: Path, known: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), known)
+    except OSError:  # closed meanwhile
+        return False
+
+
 def young(attempt: Path, root: Path) -> bool:
     """Whether a file of an attempt changed lately."""
     return min((_age(path, root) for path in attempt.iterdir()), default=SILENCE_SECONDS) < SILENCE_SECONDS
 
 
 def _age(path: Path, root: Path) -> float:
-    """Seconds since a file changed, by the clock of the file system, which all hosts share."""
-    probe = root / RUNNERS / f".{os.getpid()}.now"
-    probe.touch()
-    now = probe.stat().st_mtime
-    probe.unlink(missing_ok=True)
-    return now - path.stat().st_mtime
+    """Seconds since a file changed, by the clock of the file system where that can be asked: all hosts share it."""
+    return _now(root / RUNNERS) - path.stat().st_mtime
+
+
+def _now(folder: Path) -> float:
+    """The clock of the file system; in a folder of somebody else, where nothing is written, the clock of this host."""
+    if not owned(folder):
+        return time.time()
+    probe = folder / f".{secrets.token_hex(8)}.now"
+    try:
+        touch(probe)
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def holder(attempt: Path) -> tuple[int, Runner | None]:
     """Number of the newest claim on an attempt (0: none) and its runner."""
-    newest = max((int(name[len(CLAIM) :]) for name in os.listdir(attempt) if name.startswith(CLAIM)), default=0)  # noqa: PTH208
+    names = (name[len(CLAIM) :] for name in os.listdir(attempt) if name.startswith(CLAIM))  # noqa: PTH208
+    newest = max((int(name) for name in names if name.isascii() and name.isdecimal() and len(name) < _LONGEST_NUMBER), default=0)
     if not newest:
         return 0, None
     try:
-        return newest, Runner.parse((attempt / f"{CLAIM}{newest}").read_text(encoding="utf-8"))
+        return newest, Runner.parse(tail(attempt / f"{CLAIM}{newest}"))
     except FileNotFoundError:
         return newest, None
 
 
 def take_over(attempt: Path, newest: int, runner: Runner) -> bool:
     """Claim an attempt after claim number ``newest``, whose runner is dead. False when another runner was faster."""
-    temporary = attempt / f".claim.{os.getpid()}.tmp"
-    temporary.write_text(str(runner), encoding="utf-8")
     try:
-        os.link(temporary, attempt / f"{CLAIM}{newest + 1}")
+        write_once(attempt / f"{CLAIM}{newest + 1}", str(runner))
     except FileExistsError:
         return False
-    finally:
-        temporary.unlink(missing_ok=True)
     return True
 
 
 def withdraw(attempt: Path) -> bool:
     """Take the start of an attempt away from a job that may still come. False when the job was faster."""
     try:
-        descriptor = os.open(attempt / STARTED, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        write_new(attempt / STARTED, WITHDRAWN)
     except FileExistsError:
         return False
-    os.write(descriptor, WITHDRAWN.encode())
-    os.close(descriptor)
     return True
 
 
 def handle_of(attempt: Path, announced: bool = False) -> str | None:
-    """The handle of an attempt's job: as its runner noted it, else (or only) as the job announced itself; ``None`` if it never started."""
+    """The handle of an attempt's job: as its runner noted it, else (or only) as the job announced itself; ``None`` if it never started.
+
+    The files may be somebody else's: what is no handle counts as none, and the folder in a handle is the one where it lies.
+    """
     for name in (STARTED,) if announced else (HANDLE, STARTED):
         try:
-            text = (attempt / name).read_text(encoding="utf-8").strip()
+            text = tail(attempt / name).strip()
         except FileNotFoundError:
             continue
-        if name == HANDLE:
-            return text
         parts = text.partition("\n")[0].split()
-        if len(parts) == 4:
-            return f"slurm:{parts[3]}:{attempt.resolve()}" if parts[3] != "-" else f"local:{parts[0]}:{parts[1]}"
+        if name == STARTED and len(parts) == 4:
+            text = f"slurm:{parts[3]}" if parts[3] != "-" else f"local:{parts[0]}:{parts[1]}"
+        found = _HANDLE.match(text)
+        if found is not None:
+            return f"{found[0]}:{attempt.resolve()}"
     return None
+
+
+def somebody_else(attempt: Path) -> int | None:
+    """User whose an attempt is that is not ours to end: its folder, or a file that says who works on it, belongs to them."""
+    names = [name for name in os.listdir(attempt) if name in (HANDLE, STARTED) or name.startswith(CLAIM)]  # noqa: PTH208
+    users = {path.lstat().st_uid for path in (attempt, *(attempt / name for name in names))} - {os.geteuid()}
+    return min(users, default=None)

@@ -6,55 +6,29 @@ Also what follows for a nominal epoch, so that energies of runs of any length ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
+from caraml.results.measured import Epoch, Measured
+from caraml.results.metrics import scaled
 from caraml.results.record import Metric
-from caraml.units import JOULES_PER_WATT_HOUR
+from caraml.units import JOULES_PER_WATT_HOUR, unit_of
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """One epoch. Times in seconds, of the slowest rank."""
-
-    number: int
-    whole: float
-    """Training part and validation: EPICURE's t_epoch."""
-    training: float
-    """EPICURE's t_train."""
-    batches: Sequence[float]
-    """Time of each batch."""
-    entire: bool
-    """Whether every batch was trained and the epoch validated: not so where the batch system was about to end the job."""
-    loss: float | None
-    accuracy: float | None
-
-
-@dataclass(frozen=True)
-class Epochs:
-    """All epochs of a run, and which of them counts."""
-
-    rows: Sequence[Epoch]
-    counted: int
-    items_per_step: int
-    to_target: bool
-    """Whether training went on until a quality was reached."""
-    reached: bool
-
-
-def epoch_metrics(epochs: Epochs, window_seconds: float, energy: Metric) -> dict[str, Metric]:
-    """The metrics of a run by epochs; ``energy`` is that of the window."""
-    row = next((row for row in epochs.rows if row.number == epochs.counted), epochs.rows[-1])
-    which = f"epoch {row.number} of {len(epochs.rows)} counts"
-    last = epochs.rows[-1]
+def epoch_metrics(run: Measured, energy: Metric) -> dict[str, Metric]:
+    """The metrics of a run by epochs, none of one that had no such; ``energy`` is that of all its epochs, validation included."""
+    counted = run.point.measure.counted_epoch
+    if counted is None:
+        return {}
+    row = next((row for row in run.epochs if row.number == counted), run.epochs[-1])
+    which = f"epoch {row.number} of {len(run.epochs)} counts"
+    last = run.epochs[-1]
     no_accuracy = "the workload counts no right answers" if last.entire else _cut_short(last)
     return {
         **_times(row, which),
         "batch_time_median": _median(row, which),
-        **_first_and_later(epochs),
+        **_first_and_later(run),
         "accuracy_validation": Metric(value=last.accuracy, unit="1", reason=no_accuracy if last.accuracy is None else None),
-        **_to_target(epochs, window_seconds, energy),
+        **_to_solution(run, energy),
     }
 
 
@@ -81,43 +55,41 @@ def _median(row: Epoch, which: str) -> Metric:
     return Metric(value=median(inner), unit="s", n=len(inner), reason=which)
 
 
-def _first_and_later(epochs: Epochs) -> dict[str, Metric]:
+def _first_and_later(run: Measured) -> dict[str, Metric]:
     """Rates of the training parts: the first, with compilation and all that happens once in it, and those after."""
-    first, later = epochs.rows[0], epochs.rows[1:]
-    per_step = epochs.items_per_step
-    rates = {"throughput_first_epoch": Metric(value=per_step * len(first.batches) / first.training, unit="", n=1)}
+    first, later = run.epochs[0], run.epochs[1:]
+    per_step, unit = run.items_per_step, unit_of("throughput", run.facts.item)
+    rates = {"throughput_first_epoch": Metric(value=per_step * len(first.batches) / first.training, unit=unit, n=1)}
     if later:
         items, seconds = per_step * sum(len(row.batches) for row in later), sum(row.training for row in later)
-        rates["throughput_later_epochs"] = Metric(value=items / seconds, unit="", n=len(later))
+        rates["throughput_later_epochs"] = Metric(value=items / seconds, unit=unit, n=len(later))
     else:
-        rates["throughput_later_epochs"] = Metric(value=None, unit="", reason="there was one epoch")
+        rates["throughput_later_epochs"] = Metric(value=None, unit=unit, reason="there was one epoch")
     return rates
 
 
-def _to_target(epochs: Epochs, window_seconds: float, energy: Metric) -> dict[str, Metric]:
-    if not epochs.to_target:
-        return {}
-    if not epochs.reached:
-        last = epochs.rows[-1]
+def _to_solution(run: Measured, energy: Metric) -> dict[str, Metric]:
+    """From the first step to the end of the last validation: of as many epochs as were asked for, or as it took to reach a quality."""
+    last, count, reason = run.epochs[-1], len(run.epochs), None
+    if "target_missed" in run.flags:
         found = [
             f"loss {last.loss:.4g}" if last.loss is not None else "",
             f"accuracy {last.accuracy:.4g}" if last.accuracy is not None else "",
         ]
-        reason = f"not reached in {len(epochs.rows)} epochs: {', '.join(filter(None, found)) or 'nothing to judge by'}"
-        return {
-            "time_to_solution": Metric(value=None, unit="s", reason=reason),
-            "energy_to_solution": Metric(value=None, unit="J", reason=reason),
-        }
-    return {"time_to_solution": Metric(value=window_seconds, unit="s", n=len(epochs.rows)), "energy_to_solution": energy}
+        reason = f"not reached in {count} epochs: {', '.join(filter(None, found)) or 'nothing to judge by'}"
+    elif not last.entire:
+        reason = _cut_short(last)
+    if reason is not None or run.epochs_seconds is None:
+        known = {"value": None, "reason": reason or "not measured"}
+        return {"time_to_solution": Metric(unit="s", **known), "energy_to_solution": Metric(unit="J", **known)}
+    asked = None if run.point.measure.to_target else f"{count} epochs, as many as were asked for"
+    return {"time_to_solution": Metric(value=run.epochs_seconds, unit="s", n=count, reason=asked), "energy_to_solution": energy}
 
 
 def nominal_epoch(energy_per_item: Metric, items: int, world: int) -> dict[str, Metric]:
     """Energy of an epoch of ``items`` at the window's energy per item, in all and per device."""
-
-    def scaled(factor: float) -> Metric:
-        low, high = (None if bound is None else bound * factor for bound in (energy_per_item.low, energy_per_item.high))
-        value = None if energy_per_item.value is None else energy_per_item.value * factor
-        return energy_per_item.model_copy(update={"value": value, "unit": "Wh", "low": low, "high": high})
-
     total = items / JOULES_PER_WATT_HOUR
-    return {"energy_per_epoch": scaled(total), "energy_per_epoch_per_device": scaled(total / world)}
+    return {
+        "energy_per_epoch": scaled(energy_per_item, total, "Wh"),
+        "energy_per_epoch_per_device": scaled(energy_per_item, total / world, "Wh"),
+    }

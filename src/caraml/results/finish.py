@@ -15,7 +15,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from caraml.results.files import write_atomically
+from caraml.base.files import write_file
+from caraml.base.limits import read_json
+from caraml.base.limits import tail as tail_of
 from caraml.results.record import Phase, Record, Status
 from caraml.results.store import RECORD, write_record
 from caraml.suite.model import Point
@@ -45,7 +47,7 @@ class Failure(BaseModel):
 def note_failure(folder: Path, failure: Failure) -> None:
     """Leave a failure behind, unless another rank was first: the first cause is the one that matters."""
     if not (folder / FAILURE).exists():
-        write_atomically(folder / FAILURE, failure.model_dump_json(indent=1))
+        write_file(folder / FAILURE, failure.model_dump_json(indent=1))
 
 
 def now() -> str:
@@ -57,10 +59,10 @@ def finish(folder: Path, exit_code: int, status: Status | None = None, reason: s
     """Write the record of an attempt that has none yet. ``status`` and ``reason``, when given, are the launcher's word and go first."""
     if (folder / RECORD).exists():
         return
-    point = Point.model_validate_json((folder / "point.json").read_text(encoding="utf-8"))
+    point = Point.model_validate_json(read_json(folder / "point.json"))
     failure = None
     if (folder / FAILURE).exists():
-        failure = Failure.model_validate_json((folder / FAILURE).read_text(encoding="utf-8"))
+        failure = Failure.model_validate_json(read_json(folder / FAILURE))
     starved = failure is None and _killed_for_memory(folder)
     record = Record(
         key=point.key,
@@ -79,7 +81,7 @@ def note_start(folder: Path) -> None:
     """Note how many processes the kernel had killed for want of memory before this attempt, so that one more can be told from it."""
     count = oom_kills()
     if count is not None:
-        (folder / _OOM_KILLS).write_text(str(count), encoding="utf-8")
+        write_file(folder / _OOM_KILLS, str(count), sync="none")
 
 
 def _killed_for_memory(folder: Path) -> bool:
@@ -105,7 +107,7 @@ def death(folder: Path, exit_code: int, who: str = "worker") -> str:
     else:
         how = f"{who} ended with exit status {exit_code}" + (" and no result" if who == "worker" else "")
     log = folder / LOG
-    tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_TAIL_LINES:] if log.exists() else []
+    tail = tail_of(log).strip().splitlines()[-_TAIL_LINES:] if log.exists() else []
     return how + (": " + " | ".join(line.strip() for line in tail) if tail else "")
 
 

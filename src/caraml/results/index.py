@@ -7,6 +7,7 @@ deleted at any time, and a store that cannot be written is read without it.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +17,9 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import from_json, to_json
 
+from caraml.base.files import owned, replacing
+from caraml.base.limits import INDEX, read_bytes
+from caraml.errors import InputError
 from caraml.results.rows import Scalar, row_of
 
 if TYPE_CHECKING:
@@ -23,9 +27,10 @@ if TYPE_CHECKING:
 
 FILE = "index.jsonl"
 RECORD = "record.json"
-_VERSION = 1
+_VERSION = 2
 _RACY_NS = 2_000_000_000
 """A folder that changed this recently may change again without its time showing it."""
+_ATTEMPT = re.compile(r"[1-9][0-9]{0,8}")
 
 Stamp = tuple[int, int, int]
 """Modification time of the point's folder and of the record [ns], size of the record [B]."""
@@ -53,8 +58,8 @@ class Index:
     def load(self) -> None:
         """Read the file; a missing or damaged one is an empty one."""
         self.entries = {}
-        with suppress(OSError, ValueError, TypeError, IndexError):
-            lines = (self._root / FILE).read_bytes().splitlines()
+        with suppress(OSError, ValueError, TypeError, IndexError, InputError):
+            lines = read_bytes(self._root / FILE, INDEX).splitlines()
             if from_json(lines[0]) == {"caraml_index": _VERSION}:
                 for line in lines[1:]:
                     name, attempt, stamp, certain, row = from_json(line)
@@ -81,20 +86,14 @@ class Index:
                 self._look(name)
 
     def save(self) -> None:
-        """Write the file if anything changed; a store that is read only, or full, does without."""
-        if not self._dirty:
+        """Write the file if anything changed. A store that is somebody else's, or read only, or full, does without."""
+        if not self._dirty or not owned(self._root):
             return
-        temporary = self._root / f".{FILE}.{os.getpid()}.tmp"
-        try:
-            with temporary.open("wb") as file:
-                file.write(to_json({"caraml_index": _VERSION}) + b"\n")
-                for name, entry in self.entries.items():
-                    file.write(to_json((name, entry.attempt, entry.stamp, entry.certain, entry.row)) + b"\n")
-            temporary.replace(self._root / FILE)
+        with suppress(OSError), replacing(self._root / FILE, sync="none") as file:
+            file.write(to_json({"caraml_index": _VERSION}) + b"\n")
+            for name, entry in self.entries.items():
+                file.write(to_json((name, entry.attempt, entry.stamp, entry.certain, entry.row)) + b"\n")
             self._dirty = False
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
 
     def _stamp(self, name: str, attempt: int) -> Stamp:
         record = os.stat(f"{self._points}/{name}/{attempt}/{RECORD}")  # noqa: PTH116 -- twice per point: a path object costs more than the call
@@ -108,14 +107,14 @@ class Index:
 
     def _look(self, name: str) -> None:
         """Find the newest whole record of a point."""
-        attempts = sorted((int(entry.name) for entry in os.scandir(self._points / name) if entry.name.isdecimal()), reverse=True)
+        numbers = sorted(attempts(self._points / name) or (), reverse=True)
         known = self.entries.get(name)
-        for attempt in attempts:
+        for attempt in numbers:
             stamp = self._stamp_if_there(name, attempt)
             if stamp is None:
                 continue
             # An attempt that is under way may bring a newer record, in a folder whose time is not looked at.
-            certain = attempt == attempts[0] and stamp[0] < time.time_ns() - _RACY_NS
+            certain = attempt == numbers[0] and stamp[0] < time.time_ns() - _RACY_NS
             if known is not None and (known.attempt, known.stamp[1:]) == (attempt, stamp[1:]):
                 row = known.row
             else:
@@ -125,3 +124,11 @@ class Index:
             return
         if self.entries.pop(name, None) is not None:
             self._dirty = True
+
+
+def attempts(folder: Path) -> list[int] | None:
+    """Numbers of a point's attempts; ``None`` when there is no such folder."""
+    try:
+        return [int(entry.name) for entry in os.scandir(folder) if _ATTEMPT.fullmatch(entry.name)]
+    except FileNotFoundError:
+        return None

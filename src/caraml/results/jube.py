@@ -7,27 +7,29 @@ keep their name and an unknown unit, and texts become parameters.
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 
-from caraml.errors import InputError
+from caraml.base.limits import JUBE, JUBE_CELLS, JUBE_ROWS, METRICS, read_text, too_large
+from caraml.errors import InputError, in_a_line
 from caraml.results.archive import Done
 from caraml.results.listing import Listing
 from caraml.results.record import Facts, Metric, Record
-from caraml.results.store import Store, attempts, folder_name, read_record, write_record
+from caraml.results.store import RECORD, Store, attempts, folder_name, read_record, write_record
 from caraml.suite.model import Point
 
 WORKLOAD = "imported"
 UNKNOWN = "unknown"
 NO_UNIT = "?"
 _NOT_THERE = "the table does not say"
-_LARGEST = 256 * 2**20
-_MOST_ROWS = 1_000_000
+_LONGEST = 1000
+"""Characters of a header that an error shows."""
 _RATES = {"tokens": "token", "images": "image", "samples": "sample", "sequences": "sequence"}
 
 
@@ -46,19 +48,20 @@ def read_table(path: Path, root: Path, suite: str | None) -> Done:
     """Add a table's rows to a store, as a suite of this name (default: the file's). A row that is there already is known.
 
     Raises:
-        InputError: not a table of text, no header, or a row of another length.
+        InputError: not a table of text, no header, a row of another length or of what no record can hold, or more than is read.
     """
     name = re.sub(r"[^a-z0-9_-]+", "-", (suite or path.stem).lower()).strip("-") or "imported"
     store, done, points = Store(root), Done(), []
     written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
-    for cells in _rows(path):
-        row = _sorted(cells)
-        point = _point(name, row)
+    known: dict[str, set[str]] = {}
+    for row, point in _points(path, name):
         points.append((point.key, point.label))
-        folder = store.points / folder_name(point)
-        if any(_known(folder / str(number) / "record.json", row) for number in attempts(folder) or ()):
+        if point.key not in known:
+            known[point.key] = _there(store, point)
+        if (metrics := _text(row.metrics)) in known[point.key]:
             done.known += 1
             continue
+        known[point.key].add(metrics)
         attempt = store.new_attempt(point)
         write_record(attempt, _record(point, row, int(attempt.name), written, path.name))
         done.records += 1
@@ -68,26 +71,54 @@ def read_table(path: Path, root: Path, suite: str | None) -> Done:
     return done
 
 
+def _points(path: Path, suite: str) -> list[tuple[_Row, Point]]:
+    """All rows before any is written, so that a table is taken whole or not at all."""
+    found = []
+    for number, row in enumerate(map(_sorted, _rows(path)), start=1):
+        try:
+            found.append((row, _point(suite, row)))
+        except ValidationError as error:
+            raise InputError(f"{path}: row {number} below the header: {in_a_line(error)}") from error
+    return found
+
+
 def _rows(path: Path) -> list[dict[str, str]]:
-    if path.stat().st_size > _LARGEST:
-        raise InputError(f"{path}: larger than {_LARGEST >> 20} MiB")
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
+        text = read_text(path, JUBE).removeprefix("\ufeff")
+    except (UnicodeDecodeError, OSError) as error:
         raise InputError(f"{path}: not a table of text: {error}") from error
-    lines = list(
-        csv.reader(text.splitlines(), delimiter=";" if text.partition("\n")[0].count(";") > text.partition("\n")[0].count(",") else ",")
-    )
-    lines = [line for line in lines if any(cell.strip() for cell in line)]
-    if len(lines) < 2 or len(lines) > _MOST_ROWS:
-        raise InputError(f"{path}: found {max(len(lines) - 1, 0):,} rows below a header, expected 1 to {_MOST_ROWS:,}")
-    header = [cell.strip() for cell in lines[0]]
+    first = text.partition("\n")[0]
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=";" if first.count(";") > first.count(",") else ",")
+    header: list[str] = []
+    rows: list[dict[str, str]] = []
+    try:
+        for cells in lines:
+            line = [cell.strip() for cell in cells]
+            if header and any(line):
+                _fit(f"{path}:{lines.line_num}", line, header)
+                rows.append(dict(zip(header, line, strict=True)))
+            elif any(line):
+                header = _header(path, line)
+            if max(len(rows) - JUBE_ROWS, len(rows) * len(header) - JUBE_CELLS) > 0:
+                raise InputError(f"{path}: found more than {JUBE_ROWS:,} rows or {JUBE_CELLS:,} cells, the most that are read")
+    except csv.Error as error:
+        raise InputError(f"{path}:{lines.line_num}: not a table of text: {error}") from error
+    if not rows:
+        raise InputError(f"{path}: found 0 rows below a header, expected 1 to {JUBE_ROWS:,}")
+    return rows
+
+
+def _header(path: Path, header: list[str]) -> list[str]:
+    if len(header) > METRICS:
+        raise too_large(path, len(header), METRICS, "columns")
     if len(set(header)) < len(header) or not all(header):
-        raise InputError(f"{path}:1: expected a header of different names, found {', '.join(header)}")
-    for number, line in enumerate(lines[1:], start=2):
-        if len(line) != len(header):
-            raise InputError(f"{path}:{number}: found {len(line)} cells, expected {len(header)} as in the header")
-    return [dict(zip(header, (cell.strip() for cell in line), strict=True)) for line in lines[1:]]
+        raise InputError(f"{path}:1: expected a header of different names, found {', '.join(header)[:_LONGEST]}")
+    return header
+
+
+def _fit(where: str, line: list[str], header: list[str]) -> None:
+    if len(line) != len(header):
+        raise InputError(f"{where}: found {len(line)} cells, expected {len(header)} as in the header")
 
 
 def _sorted(cells: dict[str, str]) -> _Row:
@@ -117,9 +148,9 @@ def _sorted(cells: dict[str, str]) -> _Row:
 
 def _name_and_unit(title: str) -> tuple[str, str | None]:
     """``Tokens/second`` as ``tokens_per_second``; a unit stands in brackets, as JUBE writes it."""
-    found = re.fullmatch(r"(.*?)\s*\[(.*)\]", title)
-    words, unit = (found[1], found[2] or None) if found else (title, None)
-    return re.sub(r"[^a-z0-9]+", "_", words.lower().replace("/", "_per_")).strip("_") or "column", unit
+    words, bracket, unit = title.removesuffix("]").partition("[") if title.endswith("]") else (title, "", "")
+    words = words if bracket else title
+    return re.sub(r"[^a-z0-9]+", "_", words.lower().replace("/", "_per_")).strip("_") or "column", unit or None
 
 
 def _number(text: str) -> float | None:
@@ -173,5 +204,11 @@ def _record(point: Point, row: _Row, attempt: int, written: str, source: str) ->
     )
 
 
-def _known(path: Path, row: _Row) -> bool:
-    return path.exists() and read_record(path).metrics == row.metrics
+def _there(store: Store, point: Point) -> set[str]:
+    """The numbers of every record that a store has of a point."""
+    paths = (store.points / folder_name(point) / str(number) / RECORD for number in attempts(store.points / folder_name(point)) or ())
+    return {_text(read_record(path).metrics) for path in paths if path.exists()}
+
+
+def _text(metrics: dict[str, Metric]) -> str:
+    return repr(sorted(metrics.items()))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hmac
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from caraml.errors import InputError
+from caraml.base.limits import LISTING, read_json
+from caraml.errors import EnvironmentUnfitError, InputError, in_a_line
+from caraml.system.variables import digest
 
+_UNKNOWN = "another user, another machine or an earlier version"
 _AGAIN = "run the suite again: what has a result is not measured twice"
 
 
@@ -26,23 +30,43 @@ class Listing(BaseModel):
     tags: list[str] = []
     comment: str = ""
     asked_at: str = ""
+    imported: str = Field("", description="the archive that it came from: its programs are not run before somebody has seen them")
     points: list[tuple[str, str]] = Field([], description="key and label of each point, in order")
+    seal: str = Field("", description="what only this user's key makes of all this: who copies the folder of another has no such listing")
 
     def to_json(self) -> str:
         """The listing as its file has it."""
         return self.model_dump_json(indent=1)
 
+    def sealed(self) -> Listing:
+        """The listing with the seal of the user who runs this; with none where the user's key cannot be kept."""
+        try:
+            return self.model_copy(update={"seal": self._seal()})
+        except EnvironmentUnfitError:
+            return self
+
+    def stranger(self) -> str:
+        """Whose programs it names, if not those of the user who runs this: the archive that it came from, or somebody. Empty otherwise."""
+        try:
+            known = hmac.compare_digest(self.seal.encode(), self._seal().encode())
+        except EnvironmentUnfitError:
+            known = False
+        return self.imported or ("" if known else _UNKNOWN)
+
+    def _seal(self) -> str:
+        return digest("listing", self.model_copy(update={"seal": ""}).model_dump_json(exclude_defaults=True))
+
 
 def read_listing(path: Path) -> Listing:
     """Read a listing, or the bare list of keys that CARAML wrote before it. Raises ``InputError`` for anything else."""
-    content = path.read_bytes()
+    content = read_json(path, LISTING)
     try:
         if content.lstrip()[:1] == b"[":
             listing = Listing(name=path.stem, points=[(key, "") for key in TypeAdapter(list[str]).validate_json(content)])
         else:
             listing = Listing.model_validate_json(content)
     except (ValidationError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not a list of a suite's points: {error}", _AGAIN) from error
+        raise InputError(f"{path}: not a list of a suite's points: {in_a_line(error)}", _AGAIN) from error
     if not all(key.isalnum() for key, _ in listing.points):
         raise InputError(f"{path}: not a list of keys", _AGAIN)
-    return listing
+    return listing.model_copy(update={"name": path.stem})  # whatever it calls itself: it is asked for by the file's name

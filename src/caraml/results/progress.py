@@ -7,6 +7,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from caraml.base.files import open_to_append
+from caraml.base.limits import LINE, opened
+from caraml.errors import InputError
+
 PROGRESS = "progress.jsonl"
 
 
@@ -30,13 +34,13 @@ class ProgressWriter:
     """Appends lines; rank 0 only."""
 
     def __init__(self, folder: Path, origin: float) -> None:
-        self._file = (folder / PROGRESS).open("a", encoding="utf-8")
+        self._file = open_to_append(folder / PROGRESS)
         self._origin = origin
 
     def write(self, phase: str, **values: object) -> None:
         """Append one line, visible at once."""
         line = ProgressLine.model_validate({"t": time.monotonic() - self._origin, "phase": phase, **values})
-        self._file.write(line.model_dump_json(exclude_none=True) + "\n")
+        self._file.write(f"{line.model_dump_json(exclude_none=True)}\n".encode())
         self._file.flush()
 
     def close(self) -> None:
@@ -53,10 +57,11 @@ class ProgressReader:
     def latest(self) -> ProgressLine | None:
         """The newest whole line that was not read before, or ``None``."""
         try:
-            with self._path.open("rb") as file:
+            with opened(self._path) as (file, size):
+                self._offset = max(self._offset, size - LINE)  # of a file that grew by more, the end is enough
                 file.seek(self._offset)
-                fresh = file.read()
-        except FileNotFoundError:
+                fresh = file.read(LINE)
+        except (FileNotFoundError, InputError):
             return None
         whole, _, _ = fresh.rpartition(b"\n")
         if not whole:

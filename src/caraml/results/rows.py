@@ -1,7 +1,8 @@
 """A record as one flat row: what the index keeps, and what tables and SQL are made of.
 
-Column names are the metric names of :mod:`caraml.units`; ``NAME_low`` and ``NAME_high`` are the ends of the interval. The columns are the
-same for every set of records, so that a query never depends on what was measured.
+Column names are the metric names of :mod:`caraml.units`; ``NAME_low`` and ``NAME_high`` are the ends of the interval, and
+``NAME_bound`` is what an energy may be off by besides. The columns are the same for every set of records, so that a query never depends
+on what was measured.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pydantic_core import to_json
 
-from caraml.units import METRICS
+from caraml.units import ENERGY_METRICS, METRICS
 
 if TYPE_CHECKING:
     from caraml.results.record import Record
@@ -27,8 +28,9 @@ INTEGERS = (
     *("attempt", "nodes", "devices", "world", "global_batch", "micro_batch", "accumulation", "seed", "repeat"),
     *("schema_version", "method_version"),
 )
-NUMBERS = tuple(f"{name}{end}" for name in METRICS for end in ("", "_low", "_high"))
+NUMBERS = (*(f"{name}{end}" for name in METRICS for end in ("", "_low", "_high")), *(f"{name}_bound" for name in ENERGY_METRICS))
 COLUMNS = TEXT + INTEGERS + NUMBERS
+_KNOWN = frozenset(COLUMNS)
 _OF_POINT = tuple(
     name
     for name in (*TEXT, *INTEGERS)
@@ -71,7 +73,7 @@ def row_of(record: Record) -> dict[str, Scalar]:
         row["own_metrics"] = to_json(own).decode()
     for name, metric in metrics.items():
         if name in METRICS:
-            for end, number in (("", metric.value), ("_low", metric.low), ("_high", metric.high)):
-                if number is not None:
+            for end, number in (("", metric.value), ("_low", metric.low), ("_high", metric.high), ("_bound", metric.bound)):
+                if number is not None and f"{name}{end}" in _KNOWN:
                     row[f"{name}{end}"] = number
     return row

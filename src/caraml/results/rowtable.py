@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import to_json
 
+from caraml.base.database import reading, table
+from caraml.base.limits import MEMBERS
 from caraml.results.rows import INTEGERS, NUMBERS, TEXT, Scalar
 
 if TYPE_CHECKING:
@@ -29,16 +31,23 @@ def fill(connection: duckdb.DuckDBPyConnection, table: str, rows: Iterable[Mappi
         if file.tell():
             kinds = ", ".join(f"'{name}': '{kind}'" for name, kind in TYPES.items())
             connection.execute(
-                f"INSERT INTO {table} SELECT * FROM read_json(?, format='newline_delimited', columns={{{kinds}}})", [file.name]
+                f"INSERT INTO {table} SELECT * FROM read_json(?, format='newline_delimited', columns={{{kinds}}})",  # noqa: S608 -- names of ours; the path is a parameter, or quoted where a view takes none
+                [file.name],
             )
 
 
-def fill_from_parquet(connection: duckdb.DuckDBPyConnection, table: str, path: Path) -> None:
-    """Make ``table`` a view of a file that :func:`write_parquet` wrote, also by a version that had fewer columns."""
-    there = set(connection.read_parquet(str(path)).columns)
-    columns = ", ".join(f'"{name}"' if name in there else f'NULL::{kind} AS "{name}"' for name, kind in TYPES.items())
-    source = str(path).replace("'", "''")
-    connection.execute(f"CREATE VIEW {table} AS SELECT {columns} FROM read_parquet('{source}')")
+def fill_from_parquet(connection: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:
+    """Make ``name`` a view of a file that :func:`write_parquet` wrote, also by a version that had fewer columns.
+
+    Raises:
+        InputError: it is no such file, or has more rows than an archive has records.
+    """
+    with reading(connection, path):
+        table(connection, path, MEMBERS)
+        there = set(connection.read_parquet(str(path)).columns)
+        columns = ", ".join(f'"{column}"' if column in there else f'NULL::{kind} AS "{column}"' for column, kind in TYPES.items())
+        source = str(path).replace("'", "''")
+        connection.execute(f"CREATE VIEW {name} AS SELECT {columns} FROM read_parquet('{source}')")  # noqa: S608 -- names of ours; the path is a parameter, or quoted where a view takes none
 
 
 def write_parquet(rows: Iterable[Mapping[str, Scalar]], path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from statistics import median, stdev
 
-from caraml.power.model import WindowEnergy
-from caraml.results.record import Facts, Metric, Phase
+from caraml.power.model import HEADLINES, WindowEnergy
+from caraml.results.measured import Measured, steps_per_epoch
+from caraml.results.metrics import NOT_TOLD, joules, scaled
+from caraml.results.record import Metric, Phase
+from caraml.stats import t_critical
 from caraml.suite.model import Point
 from caraml.units import unit_of
 
@@ -17,48 +20,47 @@ INPUT_BOUND_SHARE = 0.1
 _NODE_BOUNDARIES = ("node_dc", "node_ac")
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run from its start until its model is saved. Times in seconds."""
-
-    runtime: float
-    phases: Sequence[Phase]
-    """Finished phases; none overlap."""
-    step_times: Sequence[float]
-    """Of every step from the first on, the slowest rank's."""
-    window_step: float
-    """Mean step of the window."""
-    data_wait: float
-    """Longest wait for batches of any rank, over all steps."""
-    global_batch: int
-    facts: Facts
-    validation_loss: float | None
-    no_validation: str
-    """Why there is no validation loss, or no saved model, if there is none."""
-    host_memory: int | None
-    """Highest resident set of a rank [B]."""
-
-
-def run_metrics(run: Run, energy: WindowEnergy | None) -> dict[str, Metric]:
+def run_metrics(run: Measured, energy: WindowEnergy | None) -> dict[str, Metric]:
     """All metrics of a run; ``energy`` is the window's."""
     training = _total(run.phases, TRAINING_PHASES)
-    loading = _total(run.phases, ("data",)) + run.data_wait
-    computing = training - run.data_wait
     saving = _total(run.phases, ("save_model",)) or None
     validation = Metric(value=run.validation_loss, unit="1", reason=run.no_validation if run.validation_loss is None else None)
+    wait, shares = run.whole_data_wait, ("loading_share", "training_share", "rest_share")
+    if wait is None:
+        loads = {name: Metric(value=None, unit=unit_of(name), reason=NOT_TOLD) for name in ("loading_time", *shares)}
+    else:
+        loading, computing = _total(run.phases, ("data",)) + wait, training - wait
+        parts = (loading, computing, run.runtime - loading - computing)
+        loads = {name: Metric(value=part / run.runtime, unit="1") for name, part in zip(shares, parts, strict=True)}
+        loads["loading_time"] = Metric(value=loading, unit="s")
     return {
         "runtime": Metric(value=run.runtime, unit="s"),
         "training_time": Metric(value=training, unit="s"),
-        "loading_time": Metric(value=loading, unit="s"),
         "staging_time": _staging(run),
         "saving_time": Metric(value=saving, unit="s", reason=run.no_validation if saving is None else None),
-        "loading_share": Metric(value=loading / run.runtime, unit="1"),
-        "training_share": Metric(value=computing / run.runtime, unit="1"),
-        "rest_share": Metric(value=(run.runtime - loading - computing) / run.runtime, unit="1"),
+        **loads,
         **_epochs(run),
         "loss_validation": validation,
         "peak_host_memory": Metric(value=run.host_memory, unit="B", reason=None if run.host_memory is not None else "not known"),
         **_powers(energy),
+        **rank_metrics(run.rank_steps),
+    }
+
+
+def whole_run(run: WindowEnergy | None) -> dict[str, Metric]:
+    """Time and energy of all that an application would do, and their product with the node's energy: D3.7's Action, section 3.
+
+    ``run`` goes from the first data until the model is saved. The interpreter's start, the idle baseline and the probes are not in it.
+    """
+    if run is None:
+        names = ("run_time", "run_energy", "run_node_energy", "action")
+        return {name: Metric(value=None, unit=unit_of(name), reason="energy was not measured") for name in names}
+    node = joules(run, *_NODE_BOUNDARIES)
+    return {
+        "run_time": Metric(value=run.duration_s, unit="s"),
+        "run_energy": joules(run, *HEADLINES),
+        "run_node_energy": node,
+        "action": scaled(node, run.duration_s, "J s"),
     }
 
 
@@ -77,7 +79,7 @@ def _total(phases: Iterable[Phase], names: Sequence[str]) -> float:
     return sum(phase.end - phase.start for phase in phases if phase.name in names)
 
 
-def _staging(run: Run) -> Metric:
+def _staging(run: Measured) -> Metric:
     """What bringing the data to this node took: now, or when it was done if it was there already."""
     data = run.facts.data
     took, before = data.get("staging_seconds"), data.get("staged_before")
@@ -101,42 +103,44 @@ def without_wait(throughput: Metric, wait: float | None, trained: bool) -> Metri
     return Metric(value=value, unit=throughput.unit, reason=f"{kind}: {100 * wait:.2g} % of the window was spent waiting for batches")
 
 
-def steps_per_epoch(facts: Facts, global_batch: int) -> int | None:
-    """Optimizer steps of an epoch; ``None`` if the data has no epochs."""
-    return None if facts.samples_per_epoch is None else max(facts.samples_per_epoch // global_batch, 1)
-
-
-def _epochs(run: Run) -> dict[str, Metric]:
+def _epochs(run: Measured) -> dict[str, Metric]:
     """Times of the whole epochs since the first step; of a run that is shorter than one, the mean is projected from the window."""
     names = ("epoch_time_mean", "epoch_time_min", "epoch_time_max", "epoch_time_first")
-    steps = steps_per_epoch(run.facts, run.global_batch)
+    steps = steps_per_epoch(run.facts, run.point)
     if steps is None:
         return {name: Metric(value=None, unit="s", reason="the workload has no epochs") for name in names}
-    whole = len(run.step_times) // steps
+    whole = len(run.steps) // steps
     if not whole:
-        reason = f"the run had {len(run.step_times)} of the {steps} steps of an epoch"
-        projected = Metric(value=steps * run.window_step, unit="s", reason=f"projected from the window: {reason}")
+        reason = f"the run had {len(run.steps)} of the {steps} steps of an epoch"
+        projected = Metric(value=steps * run.window.seconds / run.window.steps, unit="s", reason=f"projected from the window: {reason}")
         return {"epoch_time_mean": projected} | {name: Metric(value=None, unit="s", reason=reason) for name in names[1:]}
-    times = [sum(run.step_times[index * steps : (index + 1) * steps]) for index in range(whole)]
+    times = [sum(run.steps[index * steps : (index + 1) * steps]) for index in range(whole)]
     values = (sum(times) / whole, min(times), max(times), times[0])
-    return {name: Metric(value=value, unit="s", n=whole) for name, value in zip(names, values, strict=True)}
+    found = {name: Metric(value=value, unit="s", n=whole) for name, value in zip(names, values, strict=True)}
+    if whole > 1:
+        half = t_critical(0.975, whole - 1) * stdev(times) / math.sqrt(whole)
+        ends = {"low": max(values[0] - half, 0.0), "high": values[0] + half}
+        found["epoch_time_mean"] = found["epoch_time_mean"].model_copy(update=ends)
+    return found
 
 
 def _powers(energy: WindowEnergy | None) -> dict[str, Metric]:
     """Highest power of one device and of all together, and the energies of devices and node, side by side."""
-    found: dict[str, Metric] = {}
-    reason = (energy.reason if energy is not None else None) or "no sensor of this boundary answered"
-    device = energy.boundary("device") if energy is not None else None
-    peaks = [channel.peak_w for channel in energy.channels if channel.boundary == "device"] if energy is not None else []
-    known = [peak for peak in peaks if peak is not None]
-    found["max_device_power"] = _maybe(max(known, default=None), "max_device_power", "device", reason)
-    found["max_aggregate_power"] = _maybe(device.peak_w if device else None, "max_aggregate_power", "device", reason)
-    found["aggregate_power"] = _maybe(device.mean_w if device else None, "aggregate_power", "device", reason)
-    found["device_energy"] = _maybe(device.energy_j if device else None, "device_energy", "device", reason)
-    node = energy.boundary(*_NODE_BOUNDARIES) if energy is not None else None
-    scope = next((name for name in _NODE_BOUNDARIES if energy is not None and energy.boundaries.get(name) is node and node), "node")
-    found["node_energy"] = _maybe(node.energy_j if node else None, "node_energy", scope, reason)
-    return found
+    devices, node = joules(energy, "device"), joules(energy, *_NODE_BOUNDARIES)
+    if energy is None or devices.value is None:
+        unknown = {"scope": "device", "reason": devices.reason}
+        names = ("max_device_power", "max_aggregate_power", "aggregate_power")
+        powers = {name: Metric(value=None, unit="W", **unknown) for name in names}
+    else:
+        device = energy.boundaries["device"]
+        peaks = [channel.peak_w for channel in energy.channels if channel.boundary == "device" and channel.peak_w is not None]
+        reason = "the sensors show no peaks"
+        powers = {
+            "max_device_power": _maybe(max(peaks, default=None), "max_device_power", "device", reason),
+            "max_aggregate_power": _maybe(device.peak_w, "max_aggregate_power", "device", reason),
+            "aggregate_power": _maybe(device.mean_w, "aggregate_power", "device", reason),
+        }
+    return {**powers, "device_energy": devices, "node_energy": node}
 
 
 def _maybe(value: float | None, name: str, scope: str, reason: str) -> Metric:

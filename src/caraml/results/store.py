@@ -15,24 +15,33 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from caraml.errors import InputError
-from caraml.results.files import write_atomically, write_new
-from caraml.results.index import RECORD, Index
+from caraml.base.files import TRUSTED_FOLDERS, intruder, make_folder, new_folder_beside, who_else, write_file, write_new
+from caraml.base.limits import RECORD as RECORD_BYTES
+from caraml.base.limits import read_json
+from caraml.errors import InputError, in_a_line
+from caraml.results.index import RECORD, Index, attempts
 from caraml.results.listing import Listing, read_listing
 from caraml.results.rows import Scalar
+from caraml.system.variables import forget
 
 if TYPE_CHECKING:  # building these models takes longer than listing ten thousand records by the index, which does without
+    from pydantic import TypeAdapter
+
     from caraml.results.record import Record
     from caraml.suite.model import Point
 
 __all__ = ["RECORD", "Store", "attempts", "read_record", "write_record"]
 
 POINT = "point.json"
+_MANY = 1000
+"""Objects in a record above which it is looked at twice."""
 _LISTED = 20
 """Records that an error names."""
 
@@ -46,6 +55,19 @@ class Store:
         self.index = Index(root, read_record)
 
     # -- writing -------------------------------------------------------------------------------------------------------
+
+    def make(self) -> None:
+        """Make the folder, or see that what is started from it is what this user wrote into it.
+
+        Raises:
+            InputError: somebody else could put another script in the place of one.
+        """
+        found = intruder(self.root)
+        if found is None:
+            make_folder(self.points)
+            found = intruder(self.root) or _intruder_inside(self.root) or _intruder_inside(self.points)
+        if found is not None:
+            raise _not_ours(self.root, *found)
 
     def new_attempt(self, point: Point) -> Path:
         """Make and return the folder of a new attempt at ``point``."""
@@ -67,14 +89,14 @@ class Store:
                 without it.
         """
         folder = self.points / name
-        attempt, temporary = folder / str(number), f"{folder}/.{number}.{os.getpid()}.tmp"
+        attempt = folder / str(number)
         if number == 1:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
+        temporary = new_folder_beside(attempt)
         try:
-            _empty_folder(temporary)
             contents = files(attempt) if files is not None else {POINT: point.model_dump_json(indent=1)}
             for file, text in contents.items():
-                write_new(f"{temporary}/{file}", text, executable=file.endswith(".sh"))
+                write_new(f"{temporary}/{file}", text, mode=0o755 if file.endswith(".sh") else 0o644)
             os.rename(temporary, attempt)  # noqa: PTH104 -- fails when the attempt exists, since that is never empty
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -86,8 +108,8 @@ class Store:
     def remember(self, listing: Listing) -> None:
         """Note which points a suite consists of, so that it can be reported and taken up without its file."""
         folder = self.root / "suites"
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / f"{listing.name}.json", listing.to_json())
+        make_folder(folder)
+        write_file(folder / f"{listing.name}.json", listing.sealed().to_json())
 
     def remember_suite(self, name: str, keys: Iterable[str]) -> None:
         """As :meth:`remember` for bare keys."""
@@ -158,17 +180,26 @@ class Store:
         return [of_key[key] for key, _ in self.listing(suite).points if key in of_key]
 
 
+def _intruder_inside(folder: Path) -> tuple[str, str] | None:
+    """As ``intruder`` for what is in a folder, files left out."""
+    with os.scandir(folder) as entries:
+        others = (entry for entry in entries if not entry.is_file(follow_symlinks=False))
+        doubtful = (one.path for one in others if one.is_symlink() or who_else(one.path, one.stat(follow_symlinks=False)))
+        return next((found for path in doubtful if (found := intruder(path))), None)
+
+
+def _not_ours(root: Path, place: str, who: str) -> InputError:
+    trusted = f"or, if you trust all of them, export {TRUSTED_FOLDERS}={place}"
+    mend = "" if who.startswith("belongs") else f"chmod go-w {shlex.quote(place)}, or "
+    return InputError(
+        f"{root}: nothing is started from here, because others could put another program in its place: {place}: {who}",
+        f"{mend}--out with a folder of your own (caraml archive and caraml import share what is in it), {trusted}",
+    )
+
+
 def folder_name(point: Point) -> str:
     """Name of a point's folder."""
     return f"{point.workload}-{point.key}"
-
-
-def attempts(folder: Path) -> list[int] | None:
-    """Numbers of a point's attempts; ``None`` when there is no such folder."""
-    try:
-        return [int(entry.name) for entry in os.scandir(folder) if entry.name.isdecimal()]
-    except FileNotFoundError:
-        return None
 
 
 def latest_in(folder: Path) -> Record | None:
@@ -181,8 +212,28 @@ def latest_in(folder: Path) -> Record | None:
 
 
 def write_record(folder: Path, record: Record) -> None:
-    """Write a record into its attempt's folder, whole or not at all."""
-    write_atomically(folder / RECORD, record.model_dump_json(indent=1))
+    """Write a record into its attempt's folder, whole or not at all. What only its job was to know goes."""
+    write_file(folder / RECORD, record.model_dump_json(indent=1))
+    forget(folder)
+
+
+@lru_cache(maxsize=1)
+def _channels() -> TypeAdapter[Any]:
+    from pydantic import FailFast, TypeAdapter
+
+    from caraml.power.model import ChannelEnergy
+
+    return TypeAdapter(Annotated[list[ChannelEnergy], FailFast()])
+
+
+def _look_at_channels(record: dict[str, Any]) -> None:
+    """Raise ``ValidationError`` for the first wrong channel of an energy: the model would tell all faults of all, in gigabytes."""
+    nodes = record.get("nodes")
+    for part in (record, *(nodes if isinstance(nodes, list) else [])):
+        for name in ("energy", "idle") if isinstance(part, dict) else ():
+            energy = part.get(name)
+            if isinstance(energy, dict):
+                _channels().validate_python(energy.get("channels", []))
 
 
 def read_record(path: Path) -> Record:
@@ -191,19 +242,15 @@ def read_record(path: Path) -> Record:
 
     from caraml.results.record import SCHEMA_VERSION, Record
 
-    text = path.read_bytes()
+    text = read_json(path, RECORD_BYTES)
     try:
-        found = json.loads(text).get("schema_version")
+        content = json.loads(text)
+        found = content.get("schema_version")
         if isinstance(found, int) and found > SCHEMA_VERSION:
             raise InputError(f"{path}: schema version {found}, this CARAML reads up to {SCHEMA_VERSION}", "pip install --upgrade caraml")
+        if text.count(b"{") > _MANY:
+            _look_at_channels(content)
+        del content
         return Record.model_validate_json(text)
     except (ValidationError, ValueError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path}: not a CARAML record: {error}") from error
-
-
-def _empty_folder(path: str) -> None:
-    try:
-        os.mkdir(path)  # noqa: PTH102
-    except FileExistsError:  # of a process with our number, long dead
-        shutil.rmtree(path)
-        os.mkdir(path)  # noqa: PTH102
+        raise InputError(f"{path}: not a CARAML record: {in_a_line(error)}") from error

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from caraml.base.limits import POINTS
 from caraml.errors import InputError, nearest
 from caraml.suite.expression import Condition
 from caraml.suite.knobs import Knobs
@@ -20,8 +21,11 @@ from caraml.suite.placement import ModelShape, Placement, misfit
 from caraml.system.model import DeviceClass
 from caraml.tomllines import Location
 
+_NO_GRAPHS = 'compile = "default" or "max-autotune-no-cudagraphs"'
 ParamsOf = Callable[[str], type[BaseModel]]
 """Gives the parameter model of a workload by its name; raises ``InputError`` for an unknown one."""
+SoftwareOf = Callable[[str], str | None]
+"""Gives the plug-in that a workload comes from, with its version; ``None`` for one of CARAML's own."""
 
 _DEFAULTS: dict[str, Any] = {
     "nodes": 1,
@@ -66,15 +70,17 @@ class Plan:
     left_out: int
 
 
-def expand(file: SuiteFile, machine: Machine, params_of: ParamsOf) -> Plan:
+def expand(file: SuiteFile, machine: Machine, params_of: ParamsOf, software_of: SoftwareOf = lambda workload: None) -> Plan:
     """Expand every benchmark of a suite. Raises one ``InputError`` that lists every fault of the suite's values."""
     points: list[PlannedPoint] = []
     faults: list[str] = []
     left_out = 0
     for index, benchmark in enumerate(file.suite.benchmark):
         expansion = _Expansion(file, index, benchmark, machine)
-        planned, excluded = expansion.run(params_of)
+        planned, excluded = expansion.run(params_of, software_of)
         points += planned
+        if len(points) > POINTS:
+            file.document.refuse([file.document.fault(("benchmark", index), len(points), f"at most {POINTS:,} points in a suite")])
         left_out += excluded
         faults += expansion.faults
     if faults:
@@ -89,9 +95,10 @@ class _Expansion:
         self._suite, self._document = file.suite, file.document
         self._benchmark, self._machine = benchmark, machine
         self._location: Location = ("benchmark", index)
+        self._changed = file.changed[index] if file.changed else frozenset()
         self.faults: list[str] = []
 
-    def run(self, params_of: ParamsOf) -> tuple[list[PlannedPoint], int]:
+    def run(self, params_of: ParamsOf, software_of: SoftwareOf) -> tuple[list[PlannedPoint], int]:
         """The points, and how many combinations `where` excludes."""
         asked = self._benchmark.asked(self._machine.device_class)
         repeats, measure = asked.pop("repeats") or 1, asked.pop("measure") or Measure()
@@ -103,6 +110,9 @@ class _Expansion:
         self._check_axes(asked)
         if self.faults or model is None:
             return [], 0
+        if self._too_many(asked, repeats):
+            return [], 0
+        self._software = ", ".join(filter(None, [self._machine.software, software_of(self._benchmark.workload)]))
         planned: list[PlannedPoint] = []
         excluded = 0
         for values in _combinations(asked, self._benchmark.sweep):
@@ -114,7 +124,7 @@ class _Expansion:
                 excluded += 1
                 continue
             skip = _impossible(point, self._machine) or misfit(point, _shape(params))
-            names = {"variant": _variant(asked, values)}
+            names = {"variant": _variant(asked, values, self._changed)}
             planned += [PlannedPoint(point.model_copy(update={**names, "repeat": repeat}), skip) for repeat in range(repeats)]
         return planned, excluded
 
@@ -127,7 +137,7 @@ class _Expansion:
         try:
             return params_of(self._benchmark.workload)
         except InputError as error:
-            self._fault(("workload",), self._benchmark.workload, str(error))
+            self._fault(("workload",), self._benchmark.workload, f"a workload: {error}")
             return None
 
     def _conditions(self) -> list[Condition]:
@@ -161,6 +171,14 @@ class _Expansion:
         lengths = {name: len(values) for name, values in axes.items()}
         if self._benchmark.sweep == "zip" and len(set(lengths.values())) > 1:
             self._fault(("sweep",), "zip", f"lists of one length, but they are {lengths}")
+
+    def _too_many(self, asked: dict[str, Any], repeats: int) -> bool:
+        """Note a fault, before anything is expanded, where the sweep has more combinations than a suite may have points."""
+        lengths = [len(values) for values in _axes(asked).values()]
+        count = repeats * (max(lengths, default=1) if self._benchmark.sweep == "zip" else math.prod(lengths))
+        if count > POINTS:
+            self._fault(("sweep",), count, f"at most {POINTS:,} points, repeats counted; sweep fewer values, or in several suites")
+        return count > POINTS
 
     def _where_stands(self, name: str) -> Location:
         """Location of a value in the file: in the override of this device class if that has it, else in the benchmark itself."""
@@ -208,7 +226,7 @@ class _Expansion:
             system=machine.name,
             device=machine.device,
             device_class=machine.device_class,
-            software=machine.software,
+            software=self._software,
             nodes=nodes,
             devices=devices,
             placement=placement,
@@ -229,13 +247,15 @@ def _axes(asked: dict[str, Any]) -> dict[str, list[Any]]:
     return {name: value for name, value in _flat(asked).items() if isinstance(value, list)}
 
 
-def _variant(asked: dict[str, Any], values: dict[str, Any]) -> str:
-    """The swept parameters of one combination in words: ``efficientnet_b0``, ``layers=4``."""
+def _variant(asked: dict[str, Any], values: dict[str, Any], changed: Collection[str]) -> str:
+    """The swept parameters of one combination in words (``efficientnet_b0``, ``layers=4``), and those that are not as the file says."""
     words = []
-    for name, found in _axes(asked).items():
-        if name.startswith("params.") and any(one != found[0] for one in found):
+    for name, found in _flat(asked).items():
+        swept = isinstance(found, list) and any(one != found[0] for one in found)
+        if name.startswith("params.") and (swept or name in changed):
             value = values[name]
-            words.append(value if isinstance(value, str) else f"{name.removeprefix('params.')}={json.dumps(value)}")
+            plain = isinstance(value, str) and name not in changed
+            words.append(value if plain else f"{name.removeprefix('params.')}={value if isinstance(value, str) else json.dumps(value)}")
     return " ".join(words)
 
 
@@ -278,6 +298,11 @@ def _contradiction(point: Point) -> str | None:
     """Why no machine of this class of device can run a point, or ``None``."""
     if point.compile != "off" and point.params.get("recompute", "off") != "off":
         return 'torch\'s compiled layers cannot be recomputed: params.recompute needs compile = "off"'
+    if point.cuda_graphs and point.placement.split:
+        return f"compile = {point.compile!r} replays CUDA graphs, and those of a divided model do not stay in place: {_NO_GRAPHS}"
+    if point.cuda_graphs and point.accumulation > 1 and point.mode != "inference":
+        what = f"compile = {point.compile!r} replays CUDA graphs, and each overwrites the gradients of the micro-batch before"
+        return f"{what}: {_NO_GRAPHS}, or micro_batch = {point.global_batch // point.dp}"
     if point.precision == "tf32" and point.device_class == "cpu":
         return "tf32 is an arithmetic of GPUs"
     if point.knobs.attention in ("cudnn", "efficient") and point.device_class == "cpu":

@@ -12,18 +12,18 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
+from caraml.base.limits import COUNT
+from caraml.power.model import METHOD_VERSION
 from caraml.suite.knobs import Attention, Knobs
-from caraml.suite.placement import Placement, Schedule
+from caraml.suite.placement import Count, Placement, Schedule
 from caraml.system.model import DeviceClass
-
-METHOD_VERSION = 1
-"""Raised when the way of measuring changes; results of different methods are never taken for the same work."""
 
 Mode = Literal["train", "compute", "data", "inference"]
 """``train``: real input pipeline. ``compute``: batches already on the device. ``data``: the input pipeline alone. ``inference``: real
 input, forward passes only."""
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-Compile = Literal["off", "default", "reduce-overhead", "max-autotune"]
+Compile = Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 
 WORKLOAD_ALIASES = {
     "ap1": "temperature_postprocessing",
@@ -39,7 +39,8 @@ COMMAND_KEYS = ("argv", "env", "cwd", "item", "items", "metrics", "marks", "ener
 """Parameters of the workload `command` that are not the program's own."""
 
 T = TypeVar("T")
-Count = Annotated[int, Field(ge=1)]
+
+Seed = Annotated[int, Field(ge=-COUNT, le=COUNT)]
 
 
 class _Model(BaseModel):
@@ -96,7 +97,7 @@ class Point(_Model):
     suite: str
     benchmark: str
     variant: str = Field("", description="the parameters that the benchmark sweeps, for people")
-    workload: str
+    workload: str = Field(pattern=r"^[^/.][^/]*$")
     params: dict[str, JsonValue]
     system: str = Field(description="name in the catalogue, or `local`")
     device: str = Field(description="what the machine's compute device is, e.g. `NVIDIA H200 x1`")
@@ -111,7 +112,7 @@ class Point(_Model):
     compile: Compile = "off"
     global_batch: Count
     micro_batch: Count = Field(description="samples per copy of the model and forward pass")
-    seed: int = 0
+    seed: Seed = 0
     deterministic: bool = Field(False, description="only algorithms that give the same bits every time; slower on GPUs")
     repeat: int = 0
     measure: Measure = Measure()
@@ -130,6 +131,11 @@ class Point(_Model):
     def accumulation(self) -> int:
         """Micro-batches per optimizer step and copy of the model."""
         return self.global_batch // (self.micro_batch * self.dp)
+
+    @property
+    def cuda_graphs(self) -> bool:
+        """Whether torch replays the kernels of a compiled pass as one graph, whose tensors lie where they lay before."""
+        return self.device_class == "gpu" and self.compile in _WITH_GRAPHS
 
     @property
     def key(self) -> str:
@@ -173,30 +179,46 @@ class Point(_Model):
 class _Asked(_Model):
     """The values of a benchmark that an override may replace. A list is swept."""
 
-    params: dict[str, JsonValue] | None = None
-    nodes: Count | list[Count] | None = None
-    devices: Count | Literal["all"] | list[Count | Literal["all"]] | None = None
-    world: Count | list[Count] | None = None
+    params: dict[str, JsonValue] | None = Field(None, description="parameters of the workload; a list is swept")
+    nodes: Count | list[Count] | None = Field(None, description="number of nodes")
+    devices: Count | Literal["all"] | list[Count | Literal["all"]] | None = Field(
+        None, description="devices per node, one process each; `all`: every device of the machine"
+    )
+    world: Count | list[Count] | None = Field(None, description="devices in all, instead of `nodes`; as many as there are go on a node")
     tp: Count | list[Count] | None = None
     sp: bool | list[bool] | None = None
     pp: Count | list[Count] | None = None
     schedule: Schedule | list[Schedule] | None = None
     fsdp: Count | Literal["all"] | list[Count | Literal["all"]] | None = None
     distributed_optimizer: bool | list[bool] | None = None
-    mode: Mode | list[Mode] | None = None
-    precision: Precision | list[Precision] | None = None
-    compile: Compile | list[Compile] | None = None
+    mode: Mode | list[Mode] | None = Field(
+        None,
+        description="`train`: real input; `compute`: batches stay on the device; `data`: the input pipeline alone; "
+        "`inference`: real input, forward passes only",
+    )
+    precision: Precision | list[Precision] | None = Field(
+        None, description="arithmetic of matrix products; `fp32` never uses TF32, `bf16` and `fp16` are autocast over fp32 weights"
+    )
+    compile: Compile | list[Compile] | None = Field(
+        None, description="mode of `torch.compile`; those with CUDA graphs take one micro-batch per step and whole models only"
+    )
     channels_last: bool | list[bool] | None = None
     fused_optimizer: bool | list[bool] | None = None
     keep_freed_memory: bool | list[bool] | None = None
     attention: Attention | list[Attention] | None = None
-    global_batch: Count | list[Count] | None = None
-    accumulation: Count | list[Count] | None = None
-    micro_batch: Count | list[Count] | None = None
-    seed: int | list[int] | None = None
-    deterministic: bool | list[bool] | None = None
-    repeats: Count | None = None
-    measure: Measure | None = None
+    global_batch: Count | list[Count] | None = Field(None, description="samples per optimizer step over all devices")
+    accumulation: Count | list[Count] | None = Field(
+        None, description="micro-batches per step and copy of the model, instead of `global_batch`, which then grows with the copies"
+    )
+    micro_batch: Count | list[Count] | None = Field(
+        None, description="samples per copy of the model and forward pass; by default the copy's whole share of `global_batch`"
+    )
+    seed: Seed | list[Seed] | None = Field(None, description="of starting weights and of the order of samples")
+    deterministic: bool | list[bool] | None = Field(
+        None, description="only algorithms that give the same bits every time; equal points then have an equal `fingerprint`"
+    )
+    repeats: Count | None = Field(None, description="number of points that repeat the same work")
+    measure: Measure | None = Field(None, description="when a measurement starts and stops")
 
 
 class Override(_Asked):
@@ -206,11 +228,15 @@ class Override(_Asked):
 class Benchmark(_Asked):
     """One `[[benchmark]]` table: a workload and what to sweep."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]*$")
-    workload: Annotated[str, AfterValidator(lambda name: WORKLOAD_ALIASES.get(name, name))]
-    sweep: Literal["product", "zip"] = "product"
-    where: list[str] = []
-    on: dict[DeviceClass, Override] = {}
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]*$", description="begins the label of every point")
+    workload: Annotated[str, AfterValidator(lambda name: WORKLOAD_ALIASES.get(name, name))] = Field(
+        description="what is trained: a name of `caraml list workloads`"
+    )
+    sweep: Literal["product", "zip"] = Field(
+        "product", description="of swept lists, every combination, or one point for each position in lists of equal length"
+    )
+    where: list[str] = Field([], description="conditions on a combination; those that break one are not asked for")
+    on: dict[DeviceClass, Override] = Field({}, description="values that replace these on one class of device, `cpu` or `gpu`")
 
     def asked(self, device_class: DeviceClass) -> dict[str, Any]:
         """The values in force on this class of device; ``params`` and ``measure`` are merged key by key."""
@@ -232,7 +258,7 @@ class Benchmark(_Asked):
 class Suite(_Model):
     """A suite file."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
-    title: str
-    description: str = ""
-    benchmark: list[Benchmark] = Field(min_length=1)
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", description="names the campaign and its files")
+    title: str = Field(description="heads the report")
+    description: str = Field("", description="more about it, for readers of the file")
+    benchmark: list[Benchmark] = Field(min_length=1, description="one table `[[benchmark]]` each")

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from caraml.base.limits import COUNT
+
 if TYPE_CHECKING:
     from caraml.suite.model import Point
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=COUNT)]
 
 INTERLEAVED_STAGES = 2
 """Stages of each pipeline rank under the interleaved schedule; the others have one."""

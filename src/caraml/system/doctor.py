@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import platform
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 from caraml.system import host, nvml, peaks, rocm
 from caraml.system.detect import detect
 from caraml.system.environment import environment
+from caraml.system.limits import cache_home
 from caraml.system.model import System
 
 Status = Literal["ok", "warn", "missing"]
@@ -54,17 +54,19 @@ def checks(output: Path = Path("results")) -> list[Check]:
         _timer(),
         _disk(output),
         _cache(),
-        *(_library(name, why) for name, why in _LIBRARIES.items()),
+        _data(),
+        *(_library(name, why) for name, why in LIBRARIES.items()),
         _tools("container runtime", ("apptainer", "singularity", "podman", "docker", "ch-run", "bwrap")),
         _tools("Slurm", ("sbatch", "srun", "squeue")),
     ]
 
 
-_LIBRARIES = {
+LIBRARIES = {
     "timm": "image models",
     "duckdb": "queries over results",
-    "altair": "figures of the report",
+    "vl-convert-python": "figures of the report",
 }
+"""What is not imported before it is needed, by the name of its distribution."""
 
 
 def _python() -> Check:
@@ -207,10 +209,19 @@ def _disk(output: Path) -> Check:
 
 
 def _cache() -> Check:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "caraml"
+    return _kept("cache", cache_home(), "export XDG_CACHE_HOME=$TMPDIR")
+
+
+def _data() -> Check:
+    chosen = os.environ.get("CARAML_DATA") or Path.home() / ".cache" / "caraml" / "data"
+    return _kept("prepared data", Path(chosen).expanduser(), "export CARAML_DATA=FOLDER, with a folder of yours")
+
+
+def _kept(name: str, folder: Path, fix: str) -> Check:
+    """A folder of what is kept for later runs."""
     if _writable(_existing(folder)):
-        return Check("cache", "ok", str(folder))
-    return Check("cache", "missing", f"{folder} cannot be written to", "export XDG_CACHE_HOME=$TMPDIR")
+        return Check(name, "ok", str(folder))
+    return Check(name, "missing", f"{folder} cannot be written to", fix)
 
 
 def _existing(folder: Path) -> Path:
@@ -230,10 +241,11 @@ def _writable(folder: Path) -> bool:
     return True
 
 
-def _library(name: str, why: str, find: Callable[[str], Any] = importlib.util.find_spec) -> Check:
-    if find(name) is not None:
-        return Check(name, "ok", f"installed ({why})")
-    return Check(name, "missing", f"not installed ({why})", f"{sys.executable} -m pip install {name}")
+def _library(name: str, why: str) -> Check:
+    try:
+        return Check(name, "ok", f"{metadata.version(name)} ({why})")
+    except metadata.PackageNotFoundError:
+        return Check(name, "missing", f"not installed ({why})", f"{sys.executable} -m pip install {name}")
 
 
 def _tools(name: str, commands: tuple[str, ...]) -> Check:

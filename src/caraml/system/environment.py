@@ -17,20 +17,14 @@ from statistics import fmean
 from typing import Any
 
 from caraml import __version__
+from caraml.plugins import installed
 from caraml.system import nvml, rocm
 from caraml.system.files import fields, listing, read, read_int
+from caraml.system.variables import shown
 
 ROOT = Path("/")
 
 _PACKAGES = ("torch", "torchvision", "numpy", "timm", "triton", "pydantic", "nvidia-ml-py")
-
-_VARIABLES = re.compile(
-    r"(CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING|DEVICE_MAX_CONNECTIONS|MODULE_LOADING)|(HIP|ROCR)_VISIBLE_DEVICES"
-    r"|(OMP|KMP|GOMP|MKL|OPENBLAS)_[A-Z_]+|MALLOC_[A-Z_]+|GLIBC_TUNABLES|LD_PRELOAD|NCCL_[A-Z0-9_]+|RCCL_[A-Z0-9_]+|GLOO_[A-Z_]+"
-    r"|UCX_[A-Z0-9_]+|PYTORCH_[A-Z0-9_]+|TORCH_[A-Z0-9_]+|TORCHINDUCTOR_[A-Z_]+|ONEDNN_[A-Z_]+|DNNL_[A-Z_]+|NVIDIA_TF32_OVERRIDE"
-    r"|CARAML_[A-Z_]+)"
-)
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY|AUTH")
 
 _SLURM = (
     "SLURM_JOB_ID",
@@ -66,7 +60,7 @@ _THROTTLE = {
 
 
 def environment(root: Path = ROOT) -> dict[str, Any]:
-    """Versions, clocks, throttling, container, Slurm job, git state and chosen variables, ready for JSON.
+    """Versions (those of plug-ins among them), clocks, throttling, container, Slurm job, git state and chosen variables, ready for JSON.
 
     Unknown values are ``None`` and named in ``missing`` with the reason. CUDA, cuDNN and NCCL versions are there once the process has
     loaded torch.
@@ -74,7 +68,7 @@ def environment(root: Path = ROOT) -> dict[str, Any]:
     missing: dict[str, str] = {}
     gpus, driver = _gpus(root, missing)
     return {
-        "versions": _versions(missing) | {"driver": driver},
+        "versions": installed() | _versions(missing) | {"driver": driver},
         "gpus": gpus,
         "cpu": _cpu_state(root, missing),
         "git": _git(missing),
@@ -87,7 +81,7 @@ def environment(root: Path = ROOT) -> dict[str, Any]:
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that change speed or numbers and are safe to publish."""
-    return {name: environ[name] for name in sorted(environ) if _VARIABLES.fullmatch(name) and not _SECRET.search(name)}
+    return {name: environ[name] for name in sorted(environ) if shown(name)}
 
 
 def container(root: Path, environ: Mapping[str, str]) -> dict[str, str | None] | None:
@@ -121,7 +115,7 @@ def git_state(folder: Path) -> dict[str, Any] | str:
     answers = []
     for question in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
         try:
-            done = subprocess.run([*ask, *question], capture_output=True, text=True, errors="replace", timeout=10, check=False)
+            done = subprocess.run([*ask, *question], capture_output=True, text=True, errors="replace", timeout=10, check=False)  # noqa: S603 -- git in CARAML's own checkout; no shell
         except (OSError, subprocess.SubprocessError) as error:
             return f"git: {error}"
         if done.returncode:

@@ -66,3 +66,22 @@ def cpu_list(cpus: Iterable[int]) -> str:
     starts = [cpu for before, cpu in pairwise([-2, *ordered]) if cpu != before + 1]
     ends = [cpu for cpu, after in pairwise([*ordered, -2]) if after != cpu + 1]
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+
+
+_PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.IGNORECASE)
+"""Domain, bus, device and function: ``00000000:65:00.0`` (NVML), ``0000:65:00.0`` (sysfs, amdsmi), ``65:00.0``."""
+
+
+def names_device(word: str, *names: str) -> bool:
+    """Whether ``word`` is one of a device's names, or the same PCI address in another spelling; one without a function is that of all."""
+    if word.lower() in (name.lower() for name in names):
+        return True
+    asked = _PCI.fullmatch(word)
+    if asked is None:
+        return False
+    domain, bus, slot, function = asked.groups()
+    return any(
+        (int(found[1] or "0", 16), found[2].lower(), found[3].lower()) == (int(domain or "0", 16), bus.lower(), slot.lower())
+        and (function is None or found[4] in (None, function))
+        for found in filter(None, map(_PCI.fullmatch, names))
+    )

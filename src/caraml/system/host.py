@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from caraml.system.files import clean, cpu_list, fields, listing, read, read_int
+from caraml.system.files import clean, cpu_list, cpu_numbers, fields, listing, read, read_int
 from caraml.system.model import Cpu
-from caraml.system.topology import job_mask, numa_cpus
+from caraml.system.topology import job_mask, mask, numa_cpus
 
 ROOT = Path("/")
 
@@ -88,6 +89,29 @@ def cgroup_cpus(root: Path = ROOT) -> float | None:
         if time and every and time > 0:
             quotas.append(time / every)
     return min(quotas, default=None)
+
+
+def cache_bytes(root: Path = ROOT) -> int | None:
+    """Last-level cache of the CPUs that this process may run on: of a cache that others share, its part. ``None`` if nobody tells."""
+    mine = mask()
+    found = {}
+    for number in mine:
+        levels = listing(root / f"sys/devices/system/cpu/cpu{number}/cache", "index[0-9]*")
+        last = max(levels, key=lambda level: read_int(level / "level") or 0, default=None)
+        size = re.fullmatch(r"(\d+)K", read(last / "size") or "") if last is not None else None
+        shared = cpu_numbers(read(last / "shared_cpu_list")) if last is not None else frozenset()
+        if size is None or not shared:
+            return None
+        found[shared] = int(size[1]) * 1024 * len(shared & mine) // len(shared)
+    return sum(found.values()) or None
+
+
+def busy_seconds(cpus: frozenset[int], root: Path = ROOT) -> float | None:
+    """Seconds since boot that these CPUs were at work for any process; ``None`` where the kernel does not tell."""
+    rows = [line.split() for line in (read(root / "proc/stat") or "").splitlines() if re.match(r"cpu\d", line)]
+    user, nice, system, irq, softirq = 1, 2, 3, 6, 7
+    ticks = [sum(int(row[field]) for field in (user, nice, system, irq, softirq)) for row in rows if int(row[0][3:]) in cpus]
+    return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
 
 
 def memory_bytes(root: Path = ROOT) -> int | None:
@@ -185,7 +209,7 @@ def _mac_cpu() -> Cpu:
 def _sysctl(key: str) -> str:
     """One value of macOS's ``sysctl``, empty if there is none."""
     try:
-        done = subprocess.run(["/usr/sbin/sysctl", "-n", key], capture_output=True, timeout=5, check=False)
+        done = subprocess.run(["/usr/sbin/sysctl", "-n", key], capture_output=True, timeout=5, check=False)  # noqa: S603 -- a constant path, with names of ours
     except (OSError, subprocess.SubprocessError):
         return ""
     return clean(done.stdout.decode("utf-8", "replace"))

@@ -25,8 +25,8 @@ class _Model(BaseModel):
 class Figure(_Model):
     """A number that somebody published or measured, never without its unit and its source."""
 
-    value: float = Field(allow_inf_nan=False)
-    unit: str
+    value: float = Field(allow_inf_nan=False, description="the number")
+    unit: str = Field(description="its unit: `FLOP/s`, `B/s`")
     source: str = Field(min_length=1, description="document, and the row of it where that is not obvious")
 
 
@@ -34,22 +34,22 @@ class Device(_Model):
     """One compute device as the framework counts them: a GPU, a GCD of a dual-die package, a MIG instance, or all CPUs of a node."""
 
     model: str = Field(description="name as the driver reports it, e.g. `NVIDIA H200`")
-    kind: DeviceKind
+    kind: DeviceKind = Field(description="what drives it")
     index: int = Field(0, ge=0, description="the driver's number (NVML: order of PCI addresses)")
-    uuid: str | None = None
-    pci_bus_id: str | None = None
-    memory_bytes: int | None = Field(None, ge=0)
+    uuid: str | None = Field(None, description="the driver's identifier of this one device")
+    pci_bus_id: str | None = Field(None, description="PCI address")
+    memory_bytes: int | None = Field(None, ge=0, description="memory of the device")
     tdp_w: float | None = Field(None, gt=0, description="default power limit [W]")
     power_limit_w: float | None = Field(None, gt=0, description="power limit in force now [W]")
     compute_capability: str | None = Field(None, description="`9.0` on NVIDIA, `gfx942` on AMD")
-    multiprocessors: int | None = Field(None, ge=1)
+    multiprocessors: int | None = Field(None, ge=1, description="streaming multiprocessors or compute units")
 
 
 class Cpu(_Model):
     """The host processors of one node."""
 
-    model: str
-    sockets: Count | None = None
+    model: str = Field(description="name as `/proc/cpuinfo` has it")
+    sockets: Count | None = Field(None, description="processor packages of the node")
     cores: Count | None = Field(None, description="physical cores of the node")
     threads: Count | None = Field(None, description="logical CPUs of the node")
     usable_threads: Count | None = Field(None, description="logical CPUs that this process may use: affinity and cgroup quota")
@@ -61,14 +61,14 @@ class Cpu(_Model):
 class Link(_Model):
     """What joins devices, CPUs or nodes. The bandwidth is in one direction: data sheets often print the sum of both."""
 
-    scope: LinkScope
+    scope: LinkScope = Field(description="what it joins")
     name: str = Field(description="e.g. `NVLink 3`, `PCIe 4.0 x16`, `InfiniBand HDR`")
     per: Literal["device", "package", "pair", "node"] = Field(
         description="what the bandwidth is for: each device, each two that it joins, ..."
     )
     bandwidth_bytes_per_s: float | None = Field(None, gt=0, description="in one direction, of all the links that `per` has")
-    latency_s: float | None = Field(None, gt=0)
-    topology: str | None = None
+    latency_s: float | None = Field(None, gt=0, description="of a small message, one way [s]")
+    topology: str | None = Field(None, description="what joins what, e.g. `all to all`, `GPU 0 and 1`")
     source: str = Field(min_length=1, description="where all of this comes from")
 
 
@@ -83,25 +83,25 @@ class Affinity(_Model):
 class System(_Model):
     """One machine: nodes of one kind, what is in a node, and what the data sheets promise per device."""
 
-    name: str
-    aliases: tuple[str, ...] = ()
-    title: str
-    hostname: str | None = None
-    nodes: Count | None = None
-    devices_per_node: Count
+    name: str = Field(description="by which suites and verbs ask for the machine")
+    aliases: tuple[str, ...] = Field((), description="further names")
+    title: str = Field(description="what it is, in a few words")
+    hostname: str | None = Field(None, description="host name, of a machine that was detected")
+    nodes: Count | None = Field(None, description="number of nodes")
+    devices_per_node: Count = Field(description="accelerators of one node, as torch counts them; 1 for a CPU")
     devices: tuple[Device, ...] = Field(min_length=1, description="the devices of one node")
-    cpu: Cpu
+    cpu: Cpu = Field(description="the processors of one node")
     memory_bytes: int | None = Field(None, ge=1, description="host memory of one node that may be used: cgroup limit included")
-    driver: str | None = None
-    os: str | None = None
-    kernel: str | None = None
+    driver: str | None = Field(None, description="version of the accelerators' driver")
+    os: str | None = Field(None, description="operating system")
+    kernel: str | None = Field(None, description="version of the kernel")
     peak: dict[DType, Figure] | None = Field(None, description="dense FLOP/s of one device by dtype")
     memory_bandwidth: Figure | None = Field(None, description="bytes/s of one device's memory")
     links: tuple[Link, ...] = Field((), description="inside a node and between nodes")
     affinity: Affinity | None = Field(None, description="which CPUs each device is attached to")
     container: str | None = Field(None, description="container image or runtime")
     site: Site = Field(Site(), description="scheduler, network, container, software environment")
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = Field((), description="what else is worth knowing")
     sources: dict[str, str] = Field({}, description="where plain figures come from, by key; `devices` covers `devices.tdp_w`")
     missing: dict[str, str] = Field({}, description="why a figure is absent, by key")
 

@@ -1,259 +1,380 @@
-"""What a device can do by measurement: the best matrix product and the best memory stream that torch reaches on it.
+"""What a device can do by measurement: the fastest kernel of each library that torch has for it, and its streams from memory and cache.
 
-The numbers are lower bounds of what the hardware could do and upper bounds of what a training step can hope for. Threads, clocks and
-power limits are taken as they are. Torch is imported when a probe runs.
+Each library has a limit of its own: on some CPUs one multiplies matrices more than twice as fast as the other, and a network uses both.
+The limit is the best of them. Threads, clocks and power limits are taken as they are. Torch is imported when a probe runs.
 """
 
 from __future__ import annotations
 
+import platform
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import pairwise
-from statistics import median, quantiles
-from typing import TYPE_CHECKING, Literal
+from statistics import median
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from caraml.errors import EnvironmentUnfitError, unknown_name
+from caraml.errors import EnvironmentUnfitError
+from caraml.stats import mean_interval
+from caraml.system import host
+from caraml.system.kernels import CONVOLUTION, Kernel, Kind, Shape, array_bytes, check, dense, device_name, precision, streams
 from caraml.system.model import DType
+from caraml.system.topology import mask
 
 if TYPE_CHECKING:
     import torch
 
-METHOD_VERSION = 1
-"""Raised when shapes, data or statistics of a probe change, so that cached results are not mixed."""
+METHOD_VERSION = 2
+"""Raised when kernels, data or statistics of a probe change, so that stored results are not mixed."""
 
-_DTYPES = {"fp64": "float64", "fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-
-Kernel = Literal["copy", "triad"]
-
-Shape = tuple[int, int, int]
-"""(m, k, n): an m x k matrix times a k x n matrix, 2 m k n floating point operations."""
-
-_SHAPES: dict[str, tuple[Shape, ...]] = {
-    # One tall shape each, as the linear layers of a transformer are: tokens x hidden x 4 hidden.
-    "cpu": ((256, 256, 256), (512, 512, 512), (1024, 1024, 1024), (2048, 2048, 2048), (4096, 768, 3072), (4096, 4096, 4096)),
-    "gpu": ((1024,) * 3, (2048,) * 3, (4096,) * 3, (8192,) * 3, (16384, 4096, 16384), (16384,) * 3),
-}
 _FEWEST, _MOST = 3, 200
-"""Repetitions per shape."""
+"""Repetitions of a kernel."""
+_CONFIRMING = 0.4
+"""Share of the time that goes to measuring the best kernels again: the luck by which one was chosen must not count."""
+_FINALISTS, _CLOSE = 3, 0.8
+"""How many are measured again, and from which share of the best on."""
+_ROUNDS = 2
+_LUCK = 1.1
+"""Factor by which a kernel may have been faster when it was tried than the best is in the end; above that it is no luck of the choice."""
+_OTHERS, _UNEVEN = 0.1, 1.25
+"""Share of the CPUs that others may use, and how much longer than the fastest tenth of the repetitions the median may be, before a
+measurement is said to be disturbed."""
+_WINOGRAD, _OVER_PRODUCT = ("cuDNN", "MIOpen"), 1.2
+"""Libraries whose convolutions may do fewer FLOPs than they are counted with (Winograd's algorithm): one that beats matrix products by more
+than this factor does."""
 
 
 class Trial(BaseModel):
-    """One shape of a GEMM probe."""
+    """One kernel of a search. ``rate`` is FLOP/s or bytes/s."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    shape: tuple[int, int, int]
-    repetitions: int
-    flops_per_s: float | None
+    library: str
+    kernel: str
+    shape: Shape
+    rate: float | None
     skipped: str | None = None
 
 
-class ProbeResult(BaseModel):
-    """The best matrix product of a device: median rate of the best shape; ``low`` and ``high`` are its 10 % and 90 % quantiles."""
+class Limit(BaseModel):
+    """The best rate of a device in FLOP/s or bytes/s: the median of one kernel's repetitions with its 95 % interval.
+
+    Of a measurement that was disturbed it is the fastest repetition of any kernel, without an interval: so much the device can do at least.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    flops_per_s: float
-    low: float
-    high: float
-    shape: tuple[int, int, int]
+    kind: Kind
+    rate: float
+    low: float | None
+    high: float | None
+    repetitions: int
+    others: float | None
+    """Share of the CPUs that other processes used meanwhile; ``None`` where nobody can tell."""
+    disturbed: str | None = None
+    """Who disturbed the measurement."""
+    library: str
+    kernel: str
+    shape: Shape
     dtype: DType
     device: str
     threads: int
+    processes: int
+    """That were measured at the same time on the node, each on its part of it."""
     torch_version: str
     seconds: float
+    measured_at: str
+    host: str | None = None
+    """Name of the machine; ``None`` in what earlier versions kept."""
     method_version: int = METHOD_VERSION
-    trials: tuple[Trial, ...]
+    trials: tuple[Trial, ...] = ()
+    """Of the search; none where one kernel alone was measured again."""
+
+    @property
+    def by_library(self) -> dict[str, float]:
+        """The best rate of each library's kernels in the search; the limit's own kernel as it was measured last."""
+        found = {f"{self.library} {self.kernel}": self.rate}
+        for trial in sorted(self.trials, key=lambda trial: -(trial.rate or 0.0)):
+            if trial.rate is not None:
+                found.setdefault(f"{trial.library} {trial.kernel}", trial.rate)
+        return found
+
+    @property
+    def size(self) -> str:
+        """The shape in words."""
+        return f"{self.shape[0] / 2**20:.3g} MiB arrays" if self.kind != "arithmetic" else " x ".join(map(str, self.shape))
 
 
-class BandwidthResult(BaseModel):
-    """The best memory stream of a device [bytes/s], bytes read plus bytes written; quantiles as in ``ProbeResult``."""
+def measure(kind: Kind, device: torch.device | str, dtype: DType = "fp32", *, budget_s: float, processes: int = 1) -> Limit:
+    """The limit of ``device``, found among the kernels of every library within about ``budget_s`` seconds, loading them not counted.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    bytes_per_s: float
-    low: float
-    high: float
-    kernel: Kernel
-    array_bytes: int
-    device: str
-    threads: int
-    torch_version: str
-    seconds: float
-    method_version: int = METHOD_VERSION
-
-
-def measured_peak(device: torch.device | str, dtype: DType, *, budget_s: float = 3.0) -> ProbeResult:
-    """The best FLOP/s of dense matrix products of ``dtype`` on ``device``, found within about ``budget_s`` seconds.
-
-    Matrices hold random numbers: zeros would draw less power and run faster than any training does. Every shape is warmed up; its rate
-    is the median over its repetitions. A shape that the rate so far predicts to be too slow for the budget is skipped, so that formats
-    which a CPU only emulates end in time.
+    Small kernels come first; one that the rate so far predicts to be too slow is skipped, so that formats which a device only emulates
+    end in time.
 
     Raises:
-        EnvironmentUnfitError: the device has no such format, or not enough memory for the smallest shape.
+        EnvironmentUnfitError: the device has no such format, or not enough memory for the smallest kernel.
     """
+    return _measured(kind, device, dtype, budget_s=budget_s, processes=processes)
+
+
+def measure_again(known: Limit, device: torch.device | str, *, budget_s: float) -> Limit:
+    """The same kernel as ``known`` has, measured now.
+
+    Raises:
+        EnvironmentUnfitError: this torch does not have it any more.
+    """
+    return _measured(known.kind, device, known.dtype, budget_s=budget_s, processes=known.processes, known=known)
+
+
+def _measured(
+    kind: Kind, device: torch.device | str, dtype: DType, *, budget_s: float, processes: int, known: Limit | None = None
+) -> Limit:
     import torch
 
     device = torch.device(device)
-    torch_dtype = _torch_dtype(device, dtype)
-    begin = time.monotonic()
-    deadline = begin + budget_s
-    shapes = _SHAPES["cpu" if device.type == "cpu" else "gpu"]
-    trials: list[Trial] = []
-    best_rates: list[float] = []
-    best_shape = shapes[0]
-    with torch.inference_mode(), _matmul_precision(device, dtype):
-        for position, shape in enumerate(shapes):
-            share = max(0.0, deadline - time.monotonic()) / (len(shapes) - position)
-            rates = _gemm_rates(device, torch_dtype, shape, share, median(best_rates) if best_rates else None)
-            if isinstance(rates, str):
-                trials.append(Trial(shape=shape, repetitions=0, flops_per_s=None, skipped=rates))
-                continue
-            trials.append(Trial(shape=shape, repetitions=len(rates), flops_per_s=median(rates)))
-            if not best_rates or median(rates) > median(best_rates):
-                best_rates, best_shape = rates, shape
-    _give_back(device)
-    if not best_rates:
-        raise EnvironmentUnfitError(f"no {dtype} matrix product runs on {device}: {trials[0].skipped}")
-    low, high = _spread(best_rates)
-    return ProbeResult(
-        flops_per_s=median(best_rates),
-        low=low,
-        high=high,
-        shape=best_shape,
-        dtype=dtype,
-        device=_name(device),
-        threads=torch.get_num_threads(),
-        torch_version=torch.__version__,
-        seconds=time.monotonic() - begin,
-        trials=tuple(trials),
-    )
-
-
-def measured_bandwidth(device: torch.device | str, *, budget_s: float = 2.0, array_bytes: int | None = None) -> BandwidthResult:
-    """The best bytes/s of a copy and of a triad ``a = b + s c`` over fp32 arrays of ``array_bytes``, far larger than any cache by default.
-
-    Bytes that the program reads plus bytes that it writes are counted; what a CPU reads in addition before it writes is not.
-
-    Raises:
-        EnvironmentUnfitError: the arrays do not fit into the device's memory.
-    """
-    import torch
-
-    device = torch.device(device)
-    begin = time.monotonic()
-    if array_bytes is None:
-        array_bytes = (128 if device.type == "cpu" else 1024) * 2**20
-    try:
-        rates, kernel = _best_stream(device, array_bytes, budget_s)
-    except RuntimeError as error:  # torch's word for "out of memory"
-        raise EnvironmentUnfitError(f"three arrays of {array_bytes >> 20} MiB do not fit on {device}: {_first_line(error)}") from error
-    _give_back(device)
-    low, high = _spread(rates)
-    return BandwidthResult(
-        bytes_per_s=median(rates),
-        low=low,
-        high=high,
-        kernel=kernel,
-        array_bytes=array_bytes,
-        device=_name(device),
-        threads=torch.get_num_threads(),
-        torch_version=torch.__version__,
-        seconds=time.monotonic() - begin,
-    )
-
-
-def _best_stream(device: torch.device, array_bytes: int, budget_s: float) -> tuple[list[float], Kernel]:
-    """Bytes/s of each repetition of the faster kernel, and which that is."""
-    import torch
-
-    with torch.inference_mode():
-        # Drawing so many numbers takes a CPU longer than streaming them a dozen times: the arrays differ by a factor.
-        a = _random((array_bytes // 4,), torch.float32, device)
-        b, c = a * 2, a * 3
-
-        def copy() -> None:
-            a.copy_(b)
-
-        def triad() -> None:
-            torch.add(b, c, alpha=3.0, out=a)
-
-        copies = [2 * array_bytes / seconds for seconds in _repeat(device, copy, budget_s / 2)]
-        triads = [3 * array_bytes / seconds for seconds in _repeat(device, triad, budget_s / 2)]
-    return (copies, "copy") if median(copies) > median(triads) else (triads, "triad")
-
-
-def _torch_dtype(device: torch.device, dtype: str) -> torch.dtype:
-    import torch
-
-    if dtype not in _DTYPES:
-        raise unknown_name("dtype of the matrix probe", dtype, _DTYPES)
-    if dtype == "tf32" and device.type != "cuda":
-        raise EnvironmentUnfitError(f"tf32 exists on NVIDIA and AMD GPUs only, not on {device}", "ask for fp32")
-    if dtype == "fp64" and device.type == "mps":
-        raise EnvironmentUnfitError("Apple GPUs have no fp64", "ask for fp32")
-    found = getattr(torch, _DTYPES[dtype])
-    assert isinstance(found, torch.dtype)
-    return found
-
-
-@contextmanager
-def _matmul_precision(device: torch.device, dtype: str) -> Iterator[None]:
-    """fp32 products in full precision or as tf32, as asked; put back afterwards."""
-    import torch
-
-    if device.type != "cuda" or dtype not in ("fp32", "tf32"):
-        yield
-        return
-    # Torch refuses a mix of this switch and the newer one per backend; training sets this one.
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def _gemm_rates(device: torch.device, dtype: torch.dtype, shape: Shape, share_s: float, expected: float | None) -> list[float] | str:
-    """FLOP/s of each repetition of one shape within ``share_s`` seconds, or why there is none; ``expected`` is the rate so far."""
-    import torch
-
-    m, k, n = shape
-    flops = 2.0 * m * k * n
-    # Warm-up and trial, then the repetitions; a slow format would otherwise take minutes on the larger shapes.
-    if expected is not None and (_FEWEST + 2) * flops / expected > share_s:
-        return f"would take {(_FEWEST + 2) * flops / expected:.1f} s of {share_s:.1f} s left for it"
-    try:
-        a, b = _random((m, k), dtype, device), _random((k, n), dtype, device)
-        out = torch.empty((m, n), dtype=dtype, device=device)
-
-        def work() -> None:
-            torch.mm(a, b, out=out)
-
-        return [flops / seconds for seconds in _repeat(device, work, share_s)]
-    except RuntimeError as error:  # torch's word for "out of memory" and for "not implemented for this dtype"
-        return _first_line(error)
-
-
-def _repeat(device: torch.device, work: Callable[[], None], share_s: float) -> list[float]:
-    """Seconds of each repetition of ``work``, warmed up, for about ``share_s`` seconds and at least three times."""
-    begin = time.monotonic()
-    _times(device, work, 1)
-    trial_s = _times(device, work, 1)[0]
-    left = share_s - (time.monotonic() - begin)
-    return _times(device, work, max(_FEWEST, min(_MOST, int(left / max(trial_s, 1e-7)))))
-
-
-def _times(device: torch.device, work: Callable[[], None], repetitions: int) -> list[float]:
-    """Seconds of each repetition: by a chain of device events on CUDA and ROCm, else by the monotonic clock."""
-    import torch
-
+    check(device, dtype)
+    with torch.inference_mode(), precision(device, dtype):
+        watch = Stopwatch(device)
+        todo = _kernels(kind, watch, dtype, known)
+        load = CpuLoad() if device.type == "cpu" and processes == 1 else None
+        begin = watch.now()
+        found = search(todo, watch, budget_s)
+        others = load.others() if load is not None else None
+        seconds, rate = watch.now() - begin, found.rate
     if device.type == "cuda":
-        with torch.cuda.device(device):
+        torch.cuda.empty_cache()  # a training in the same process shall find the device as it was
+    kernel, relative, disturbed = found.kernel, found.timing.relative, _disturbed(found, others)
+    if disturbed is not None:
+        kernel, rate, relative = found.quickest.kernel, found.quickest.fastest, None
+    return Limit(
+        kind=kind,
+        rate=rate,
+        low=rate / (1 + relative) if relative is not None else None,
+        high=rate / (1 - relative) if relative is not None else None,
+        repetitions=found.timing.repetitions,
+        others=others,
+        disturbed=disturbed,
+        library=kernel.library,
+        kernel=kernel.name,
+        shape=kernel.shape,
+        dtype=dtype,
+        device=device_name(device),
+        threads=torch.get_num_threads(),
+        processes=processes,
+        torch_version=torch.__version__,
+        seconds=seconds,
+        measured_at=datetime.now(UTC).astimezone().isoformat(timespec="seconds"),
+        host=platform.node(),
+        trials=() if known is not None else tuple(one.told() for one in found.tried),
+    )
+
+
+def _disturbed(found: Search, others: float | None) -> str | None:
+    if others is not None and others > _OTHERS:
+        return f"other processes used {others:.0%} of the CPUs meanwhile"
+    if found.timing.uneven > _UNEVEN:
+        return f"half of its repetitions took {found.timing.uneven:.2g} times as long as the fastest tenth, or longer"
+    before = max(one.rate for one in found.counted)
+    if before > _LUCK * found.rate:
+        return f"the device was {before / found.rate:.2g} times as fast a moment before"
+    return None
+
+
+def _kernels(kind: Kind, watch: Stopwatch, dtype: DType, known: Limit | None) -> list[Kernel]:
+    if kind == "arithmetic":
+        todo = list(dense(watch.device, dtype))
+    else:
+        size = known.shape[0] if known is not None else array_bytes(kind, watch.device, lambda work: watch.during(work, 0.0)[-1])
+        todo = list(streams(watch.device, size))
+    if known is None:
+        return todo
+    return [kernel for kernel in todo if (kernel.library, kernel.name, kernel.shape) == (known.library, known.kernel, known.shape)]
+
+
+# -- the search --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A kernel's repetitions. Times in seconds."""
+
+    seconds: float
+    """Median."""
+    relative: float | None
+    """Half-width of its 95 % interval, relative; ``None`` for fewer than four, or where they differ too much for one."""
+    fastest: float
+    uneven: float
+    """Median over the fastest tenth."""
+    repetitions: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Timing:
+        """Of each repetition's time."""
+        relative, middle, ordered = mean_interval(seconds).relative, median(seconds), sorted(seconds)
+        fast = ordered[len(ordered) // 10]
+        return cls(middle, relative if relative < 1 else None, ordered[0], middle / fast, len(ordered))
+
+
+@dataclass(frozen=True)
+class _Tried:
+    kernel: Kernel
+    timing: Timing | None
+    skipped: str | None = None
+
+    @property
+    def fastest(self) -> float:
+        """Rate of the fastest repetition, which others on the machine disturb least."""
+        return self.kernel.amount / self.timing.fastest if self.timing is not None else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Rate of the median repetition."""
+        return self.kernel.amount / self.timing.seconds if self.timing is not None else 0.0
+
+    def told(self) -> Trial:
+        kernel = self.kernel
+        return Trial(library=kernel.library, kernel=kernel.name, shape=kernel.shape, rate=self.rate or None, skipped=self.skipped)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search found."""
+
+    kernel: Kernel
+    """The fastest."""
+    timing: Timing
+    """By repetitions that did not choose it."""
+    tried: Sequence[_Tried]
+    """Every kernel, in the order in which they were tried."""
+    counted: Sequence[_Tried]
+    """Those that ran and do as many FLOPs as they are counted with; and the fastest as it was measured last."""
+
+    @property
+    def rate(self) -> float:
+        """Of the fastest."""
+        return self.kernel.amount / self.timing.seconds
+
+    @property
+    def quickest(self) -> _Tried:
+        """Whose fastest repetition is the fastest of all."""
+        return max(self.counted, key=lambda one: one.fastest)
+
+
+def search(kernels: Iterable[Kernel], watch: Stopwatch, budget_s: float) -> Search:
+    """The fastest of many kernels.
+
+    Raises:
+        EnvironmentUnfitError: none of them runs.
+    """
+    todo = sorted(kernels, key=lambda kernel: kernel.amount)
+    absent = _absent(todo, watch)
+    deadline = watch.now() + budget_s * (1 - _CONFIRMING)
+    tried: list[_Tried] = []
+    for position, kernel in enumerate(todo):
+        share = max(deadline - watch.now(), 0.0) / (len(todo) - position)
+        rate = max((one.fastest for one in tried if one.kernel.family == kernel.family), default=0.0)
+        if kernel.family in absent:
+            tried.append(_Tried(kernel, None, absent[kernel.family]))
+        elif rate and 2 * kernel.amount / rate > share:  # once to warm up, once that counts
+            tried.append(_Tried(kernel, None, f"would take {2 * kernel.amount / rate:.2g} s of the {share:.2g} s left for it"))
+        else:
+            tried.append(_try(kernel, watch, share))
+    counted = _counted(tried)
+    if not counted:
+        raise EnvironmentUnfitError(f"nothing can be measured: {tried[0].skipped if tried else 'this torch does not have the kernel'}")
+    best, timing = _confirmed(_finalists(counted), watch, budget_s * _CONFIRMING)
+    return Search(best, timing, tried, [*counted, _Tried(best, timing)])
+
+
+def _absent(kernels: Sequence[Kernel], watch: Stopwatch) -> dict[str, str]:
+    """Why families do not run. The smallest kernel of each runs once, so that no library is loaded while time counts."""
+    smallest = {kernel.family: kernel for kernel in reversed(kernels)}
+    absent = {}
+    for family, kernel in smallest.items():
+        try:
+            kernel.make()()
+            watch.wait()
+        except RuntimeError as error:  # torch's word for "out of memory" and "not implemented for this dtype"
+            absent[family] = _first_line(error)
+    return absent
+
+
+def _try(kernel: Kernel, watch: Stopwatch, share_s: float) -> _Tried:
+    try:
+        work = kernel.make()
+        work()
+        return _Tried(kernel, Timing.of(watch.during(work, share_s)))
+    except RuntimeError as error:
+        return _Tried(kernel, None, _first_line(error))
+
+
+def _counted(tried: Sequence[_Tried]) -> list[_Tried]:
+    """Those that ran and do as many FLOPs as they are counted with."""
+    product = max((one.fastest for one in tried if one.kernel.name != CONVOLUTION), default=0.0)
+    return [one for one in tried if one.timing and (one.kernel.library not in _WINOGRAD or one.fastest <= _OVER_PRODUCT * product)]
+
+
+def _finalists(tried: Sequence[_Tried]) -> list[Kernel]:
+    """Those that may be the fastest, best first."""
+    ranked = sorted(tried, key=lambda one: -one.fastest)
+    return [one.kernel for one in ranked[:_FINALISTS] if one.fastest >= _CLOSE * ranked[0].fastest]
+
+
+def _confirmed(finalists: Sequence[Kernel], watch: Stopwatch, budget_s: float) -> tuple[Kernel, Timing]:
+    """The best of the finalists by new repetitions, taken in turns."""
+    found: list[list[float]] = [[] for _ in finalists]
+    for _ in range(_ROUNDS):
+        for kernel, repetitions in zip(finalists, found, strict=True):
+            work = kernel.make()  # anew in each turn: the operands of one kernel fit into memory, those of all need not
+            work()
+            repetitions.extend(watch.during(work, budget_s / (_ROUNDS * len(finalists))))
+    timings = zip(finalists, map(Timing.of, found), strict=True)
+    return max(timings, key=lambda one: one[0].amount / one[1].seconds)
+
+
+# -- the clock ---------------------------------------------------------------------------------------------------------
+
+
+class Stopwatch:
+    """Times work on a device: by a chain of device events on CUDA and ROCm, else by the monotonic clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return time.monotonic()
+
+    def wait(self) -> None:
+        """Until the device has done its work."""
+        import torch
+
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
+    def during(self, work: Callable[[], object], seconds: float) -> list[float]:
+        """Seconds of each repetition within about ``seconds``, at least three unless others take the time."""
+        if self.device.type == "cuda":
+            (once,) = self._chain(work, 1)
+            return self._chain(work, max(_FEWEST, min(_MOST, int(seconds / max(once, 1e-7)))))
+        end, found = self.now() + seconds, list[float]()
+        while len(found) < _MOST and (self.now() < end or (len(found) < _FEWEST and self.now() < end + seconds) or not found):
+            found.append(self._one(work))
+        return found
+
+    def _one(self, work: Callable[[], object]) -> float:
+        begin = time.perf_counter()
+        work()
+        self.wait()
+        return time.perf_counter() - begin
+
+    def _chain(self, work: Callable[[], object], repetitions: int) -> list[float]:
+        import torch
+
+        with torch.cuda.device(self.device):
             events = [torch.cuda.Event(enable_timing=True) for _ in range(repetitions + 1)]
             torch.cuda.synchronize()
             events[0].record()
@@ -262,47 +383,25 @@ def _times(device: torch.device, work: Callable[[], None], repetitions: int) -> 
                 event.record()
             torch.cuda.synchronize()
         return [start.elapsed_time(end) / 1e3 for start, end in pairwise(events)]
-    seconds = []
-    for _ in range(repetitions):
-        begin = time.perf_counter()
-        work()
-        if device.type != "cpu":
-            torch.accelerator.synchronize()
-        seconds.append(time.perf_counter() - begin)
-    return seconds
 
 
-def _random(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Normal random numbers from a generator of our own: the program's random state stays as it is."""
-    import torch
+class CpuLoad:
+    """What other processes use of the CPUs that this one may run on."""
 
-    generator = torch.Generator(device).manual_seed(0)
-    return torch.randn(shape, dtype=torch.float32, device=device, generator=generator).to(dtype)
+    def __init__(self) -> None:
+        self._before = self._now()
 
+    @staticmethod
+    def _now() -> tuple[float, float | None, float]:
+        return time.monotonic(), host.busy_seconds(mask()), time.process_time()
 
-def _give_back(device: torch.device) -> None:
-    """Memory that torch keeps for later, to the driver: a training in the same process shall find the device as it was."""
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def _spread(rates: list[float]) -> tuple[float, float]:
-    deciles = quantiles(rates, n=10, method="inclusive")
-    return deciles[0], deciles[-1]
+    def others(self) -> float | None:
+        """Share of the CPUs since this was made; ``None`` where the kernel does not tell."""
+        (then, busy, own), (now, busy_now, own_now) = self._before, self._now()
+        if busy is None or busy_now is None or now <= then:
+            return None
+        return max((busy_now - busy) - (own_now - own), 0.0) / ((now - then) * max(len(mask()), 1))
 
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n", 1)[0] or type(error).__name__
-
-
-def _name(device: torch.device) -> str:
-    """The device's name as torch reports it; for CPUs, ours."""
-    import torch
-
-    from caraml.system import host
-
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return host.cpu().model if device.type == "cpu" else str(device)

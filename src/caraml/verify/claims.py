@@ -10,8 +10,8 @@ from caraml.results.files import read_table
 from caraml.results.record import Metric, Record, Window
 from caraml.results.store import Store
 from caraml.verify.device import PEAK_FLOPS, PEAK_MEMORY
-from caraml.verify.energy import energy_claims
-from caraml.verify.finding import Finding, fact, number
+from caraml.verify.energy import energy_claims, silence_claims
+from caraml.verify.finding import Finding, fact, number, undecided
 from caraml.verify.workload import BYTES_PER_SAMPLE, FLOPS_PER_ITEM, ITEMS_PER_SAMPLE, Params
 
 EDGE_SECONDS = 0.01
@@ -36,6 +36,8 @@ def claims(record: Record, store: Store) -> list[Finding]:
         found = [fact("ends", "ok", f"{record.status}: {record.reason}", False)]
     else:
         found = _CLAIMS[name](record, store)
+        if "busy_machine" in record.flags:
+            found = [undecided(finding, record.metrics["other_cpu_share"]) for finding in found]
     return [dataclasses.replace(finding, claim=f"{name}: {finding.claim}") for finding in found]
 
 
@@ -138,7 +140,16 @@ def _nodes(record: Record, store: Store) -> list[Finding]:
     return [
         *_rate(record, seconds, slack=SWITCH_SECONDS / seconds),
         fact("raw steps of", f"{point.nodes} ranks", f"ranks {sorted(ranks)}", ranks == everyone),
+        _edges(record),
+        *energy_claims(record, store),
     ]
+
+
+def _edges(record: Record) -> Finding:
+    """The ranks opened the window together."""
+    apart = _window(record).opened_within
+    reason = "not known" if apart is None else None
+    return number("ranks open the window apart by", 0.0, Metric(value=apart, unit="s", reason=reason), EDGE_SECONDS)
 
 
 def _accumulation(record: Record, store: Store) -> list[Finding]:
@@ -201,6 +212,7 @@ _CLAIMS: dict[str, Callable[[Record, Store], list[Finding]]] = {
     "two ranks": _two_ranks,
     "slow rank": _slow_rank,
     "nodes": _nodes,
+    "nodes with a dead sensor": silence_claims,
     "accumulation": _accumulation,
     "skipped updates": _skipped_updates,
     "warm-up": _warm_up,

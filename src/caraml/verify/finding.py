@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rich.table import Table
@@ -12,7 +12,7 @@ from caraml.results.record import Metric
 from caraml.units import human, percent
 
 Verdict = Literal["right", "wrong", "note", "not here"]
-"""``note``: nothing is wrong with the ruler, but the machine is not as quiet or as known as one would wish."""
+"""``note``: nothing is known to be wrong with the ruler, but the machine is not as quiet or as known as one would wish."""
 
 _STYLES = {"right": "green", "wrong": "bold red", "note": "yellow", "not here": "dim"}
 
@@ -33,12 +33,12 @@ class Finding:
 
 
 def number(claim: str, truth: float, metric: Metric | None, slack: float = 0.0) -> Finding:
-    """A published number within its own interval of the truth; ``slack`` is the uncertainty of the truth itself, in the same unit."""
+    """A published number within its interval and bound of the truth; ``slack`` is the uncertainty of the truth itself, in the same unit."""
     if metric is None or metric.value is None:
         reason = (metric.reason if metric else None) or "not measured"
         return Finding(claim, human(truth, metric.unit if metric else "1"), f"nothing: {reason}", "wrong")
     half = 0.0 if metric.low is None or metric.high is None else (metric.high - metric.low) / 2
-    allowed = half + slack
+    allowed = half + (metric.bound or 0.0) + slack
     rounding = 1e-12 * abs(truth)
     verdict: Verdict = "right" if abs(metric.value - truth) <= allowed + rounding else "wrong"
     unit = metric.unit
@@ -50,6 +50,15 @@ def number(claim: str, truth: float, metric: Metric | None, slack: float = 0.0) 
 def fact(claim: str, truth: str, measured: str, holds: bool) -> Finding:
     """Something that is so or not."""
     return Finding(claim, truth, measured, "right" if holds else "wrong")
+
+
+def undecided(finding: Finding, others: Metric) -> Finding:
+    """A wrong number of a window in which others used the CPU tells nothing of the ruler: what took the time is not known."""
+    if finding.verdict != "wrong" or finding.value is None or others.value is None:
+        return finding
+    return replace(
+        finding, verdict="note", measured=f"{finding.measured}; not decided: others used {percent(others.value)} of the CPU time"
+    )
 
 
 def table(findings: list[Finding]) -> Table:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from caraml.engine.device import StepTimer, open_device
-from caraml.engine.neighbours import cpu_time, share_of_others
+from caraml.engine.instruments import cpu_time, share_of_others
 from caraml.power import Meter
 from caraml.results.record import Metric
 from caraml.system import affinity, topology
@@ -108,8 +108,8 @@ def _binding(system: System) -> Finding:
     planned, rule = affinity.plan(count, system, topology.mask())
     if not planned:
         return _absent(claim, rule)
-    commands = [[sys.executable, "-m", "caraml.system.affinity", str(rank), str(count)] for rank in range(count)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
+    commands = [[sys.executable, "-P", "-m", "caraml.system.affinity", str(rank), str(count)] for rank in range(count)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]  # noqa: S603 -- this interpreter with a module of ours
     told = [json.loads(process.communicate(timeout=_CHILD_SECONDS)[0] or "{}") for process in running]
     reasons = sorted({seen["reason"] for seen in told if seen.get("reason")})
     if reasons:

@@ -11,26 +11,31 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from caraml import __version__
+from caraml.base.files import write_file
 from caraml.campaign import Campaign, Options, Watcher
+from caraml.campaign.machine import machine_of
+from caraml.engine.instruments import POWER_SOURCES
 from caraml.launch.base import Launcher
 from caraml.launch.local import LocalLauncher
-from caraml.results.files import write_atomically
+from caraml.power.model import METHOD_VERSION
 from caraml.results.store import Store
-from caraml.suite.load import load_suite
-from caraml.suite.model import METHOD_VERSION
+from caraml.suite.expand import expand
+from caraml.suite.load import SuiteFile, load_suite
 from caraml.system.detect import OVERRIDE, detect
 from caraml.system.model import Device, System
 from caraml.verify.claims import claims
-from caraml.verify.energy import SOURCE
+from caraml.verify.energy import SOURCE, source_of
 from caraml.verify.finding import Finding
 from caraml.verify.machine import machine_findings
-from caraml.worker import POWER_SOURCES
+from caraml.verify.players import play
+from caraml.workloads import params_of
 
 HERE = Path(__file__).parent
 FILE = "verify.json"
 FOLDER = "verify"
 """The known work has a store of its own, so that nobody takes it for a result."""
 NODES = "nodes.toml"
+LOCAL = "local"
 _BATCH = 4
 """Samples of each node in the work that goes over several."""
 
@@ -43,7 +48,7 @@ class Place:
     launcher: Callable[[Path], Launcher]
     """Makes the launcher for a store's folder."""
     nodes: int = 1
-    name: str = "local"
+    name: str = LOCAL
     """The launcher's name."""
 
     @property
@@ -63,15 +68,15 @@ def here() -> Place:
 def prove(out: Path, watcher: Watcher, place: Place | None = None) -> list[Finding]:
     """Every finding, the machine's last. Records stay below ``out/verify`` and the findings in ``out/verify.json``.
 
-    With a ``place`` elsewhere, nothing is said of the machine itself, since this process does not run on it.
+    With a ``place`` that is not this machine, nothing is said of the machine itself, since this process does not run on it.
     """
     store, known = Store(out / FOLDER), place or here()
     with _environment({POWER_SOURCES: SOURCE, OVERRIDE: "cpu"}):
         findings = measure("suite.toml", known.cpus, known, store, watcher)
         if known.nodes > 1:
-            findings += measure(NODES, known.cpus, known, store, watcher)
+            findings += over_nodes(known, store, watcher)
     findings += measure("real.toml", known.system, known, store, watcher)
-    if place is None:
+    if known.name == LOCAL:
         findings += machine_findings(detect())
     else:
         findings.append(Finding("machine", "", f"run caraml verify on a node of {known.system.name} to look at the machine", "not here"))
@@ -93,16 +98,31 @@ def write(path: Path, findings: Sequence[Finding]) -> None:
         "right": right(findings),
         "findings": [asdict(finding) for finding in findings],
     }
-    write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False))
+    write_file(path, json.dumps(content, indent=1, ensure_ascii=False))
 
 
 def measure(suite: str, system: System, place: Place, store: Store, watcher: Watcher) -> list[Finding]:
     """Findings about every point of one of our suites, measured anew."""
-    file = load_suite(str(HERE / suite))
-    if suite == NODES:
-        (benchmark,) = file.suite.benchmark
-        more = benchmark.model_copy(update={"nodes": place.nodes, "global_batch": place.nodes * _BATCH})
-        file = replace(file, suite=file.suite.model_copy(update={"benchmark": [more]}))
+    return _measured(load_suite(str(HERE / suite)), system, place, store, watcher)
+
+
+def over_nodes(place: Place, store: Store, watcher: Watcher) -> list[Finding]:
+    """Findings about work that goes over several nodes with unequal sensors. On this machine alone, processes of it play the nodes."""
+    file, system, findings = load_suite(str(HERE / NODES)), place.cpus, []
+    for benchmark in file.suite.benchmark:
+        wide = benchmark.model_copy(update={"nodes": place.nodes, "global_batch": place.nodes * _BATCH})
+        one = replace(file, suite=file.suite.model_copy(update={"benchmark": [wide]}))
+        with _environment({POWER_SOURCES: source_of(place.nodes, last_dies=benchmark.name != "nodes")}):
+            if place.name != LOCAL:
+                findings += _measured(one, system, place, store, watcher)
+                continue
+            machine = machine_of(system.model_copy(update={"nodes": place.nodes}), "played")
+            records = [play(planned.point, store) for planned in expand(one, machine, params_of).points]
+            findings += [finding for record in records for finding in claims(record, store)]
+    return findings
+
+
+def _measured(file: SuiteFile, system: System, place: Place, store: Store, watcher: Watcher) -> list[Finding]:
     records = Campaign(file, system, store, place.launcher(store.root), watcher, True, Options(launcher=place.name)).run()
     return [finding for record in records for finding in claims(record, store)]
 

@@ -1,4 +1,4 @@
-"""What is trained: one file per workload. A new workload is a file here and a line in :data:`WORKLOADS`."""
+"""What is trained: one file per workload, and those of other packages (entry points ``caraml.workloads``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from importlib import metadata
 
 from pydantic import BaseModel
 
-from caraml.errors import EnvironmentUnfitError, unknown_name
+from caraml.errors import CaramlError, EnvironmentUnfitError, unknown_name
+from caraml.plugins import Plugin, plugins
 from caraml.suite.model import WORKLOAD_ALIASES
 from caraml.workloads.base import Workload
 
@@ -29,16 +30,48 @@ WORKLOADS: dict[str, str] = {
 
 _PROOF = {"known": "caraml.verify.workload"}
 """Work of known truth, for `caraml verify`; nobody trains it, so it is not in the catalogue."""
+_RESERVED = ("own_loop",)
+"""Names under which records of other work stand."""
+
+
+def workload_plugins() -> dict[str, Plugin]:
+    """Workloads that other packages bring, by name; also those that cannot be used."""
+    return plugins("caraml.workloads", (*WORKLOADS, *WORKLOAD_ALIASES, *_PROOF, *_RESERVED))
 
 
 def load_workload(name: str) -> Workload:
-    """The workload of this name. Raises ``InputError`` for an unknown one."""
+    """The workload of this name, CARAML's own or a plug-in's.
+
+    Raises:
+        InputError: an unknown workload, or a plug-in that was refused.
+        EnvironmentUnfitError: a plug-in that cannot be imported.
+    """
     name = WORKLOAD_ALIASES.get(name, name)
     if name in _PROOF:
         return importlib.import_module(_PROOF[name]).WORKLOAD
-    if name not in WORKLOADS:
-        raise unknown_name("workload", name, [*WORKLOADS, *WORKLOAD_ALIASES])
-    return importlib.import_module(f"caraml.workloads.{name}").WORKLOAD
+    if name in WORKLOADS:
+        return importlib.import_module(f"caraml.workloads.{name}").WORKLOAD
+    others = workload_plugins()
+    if name not in others:
+        raise unknown_name("workload", name, [*WORKLOADS, *WORKLOAD_ALIASES, *others])
+    return others[name].load(Workload)
+
+
+def software_of(name: str) -> str | None:
+    """Distribution and version of the plug-in that a workload comes from; ``None`` for one of CARAML's own."""
+    name = WORKLOAD_ALIASES.get(name, name)
+    return None if name in WORKLOADS or name in _PROOF else workload_plugins()[name].package
+
+
+def titles() -> dict[str, str]:
+    """Every workload by name with its title, or with the reason why it cannot be used."""
+    found = dict(WORKLOADS)
+    for plugin in workload_plugins().values():
+        try:
+            found.setdefault(plugin.name, f"{plugin.load(Workload).title} ({plugin.package})")
+        except CaramlError as error:
+            found[f"{plugin.name} (plug-in)"] = error.args[0]
+    return found
 
 
 def params_of(name: str) -> type[BaseModel]:

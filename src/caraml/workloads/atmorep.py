@@ -21,8 +21,8 @@ class Params(WeatherParams):
     """Parameters of the `atmorep` workload."""
 
     preset: Literal["384M", "tiny"] = Field("384M", description="the public three-field setting of 2024, or one for CPUs")
-    learning_rate: float = Field(1e-5, gt=0)
-    weight_decay: float = Field(0.025, ge=0)
+    learning_rate: float = Field(1e-5, gt=0, description="of the optimizer")
+    weight_decay: float = Field(0.025, ge=0, description="of the optimizer")
 
 
 def build(ctx: BuildContext[Params]) -> Task:

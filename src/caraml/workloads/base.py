@@ -62,6 +62,13 @@ class BuildContext(Generic[P]):
         return torch.channels_last if self.knobs.channels_last else torch.contiguous_format
 
     @property
+    def cache_bytes(self) -> int:
+        """Last-level cache of this process's CPUs; 0 where that is not known, and on accelerators, whose tensors are far larger."""
+        from caraml.system.host import cache_bytes
+
+        return (cache_bytes() or 0) if self.device.type == "cpu" else 0
+
+    @property
     def accumulation(self) -> int:
         """Micro-batches of this rank per optimizer step."""
         return 1 if self.global_batch is None else max(self.global_batch // (self.micro_batch * self.world), 1)

@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from caraml.base.limits import PATTERN
 from caraml.errors import InputError, nearest
 from caraml.units import METRICS, unit_of
 from caraml.workloads.base import BuildContext, Workload
@@ -47,13 +48,8 @@ class MetricSpec(_Model):
     @field_validator("pattern")
     @classmethod
     def _compiles(cls, pattern: str | None) -> str | None:
-        if pattern is not None:
-            try:
-                found = re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"a regular expression, but {error}") from error
-            if not found.groups:
-                raise ValueError("a regular expression with a group around the number")
+        if pattern is not None and not _compiled(pattern).groups:
+            raise ValueError("a regular expression with a group around the number")
         return pattern
 
     @model_validator(mode="after")
@@ -74,11 +70,17 @@ class Marks(_Model):
     @field_validator("begin", "end")
     @classmethod
     def _compiles(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"a regular expression, but {error}") from error
+        _compiled(pattern)
         return pattern
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    if len(pattern) > PATTERN:
+        raise ValueError(f"a regular expression of at most {PATTERN} characters, but found {len(pattern):,}")
+    try:
+        return re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"a regular expression, but {error}") from error
 
 
 class Params(BaseModel):
@@ -157,7 +159,7 @@ def filled(template: str, names: Mapping[str, Any]) -> str:
 
 
 def _no_task(context: BuildContext[Params]) -> NoReturn:
-    raise InputError("a command is not trained by the engine", "python -m caraml.workloads.command_worker FOLDER")
+    raise InputError("a command is not trained by the engine", "python -m caraml.worker.command FOLDER")
 
 
 WORKLOAD = Workload(title="any program, measured from outside", params=Params, build=_no_task)

@@ -31,7 +31,7 @@ class Params(WeatherParams):
     rows: int = Field(96, ge=16, multiple_of=8, description="rows of random data; files have their own")
     columns: int = Field(120, ge=16, multiple_of=8, description="columns of random data; files have their own")
     learning_rate: float = Field(5e-5, gt=0, description="of the generator")
-    critic_learning_rate: float = Field(1e-6, gt=0)
+    critic_learning_rate: float = Field(1e-6, gt=0, description="of the critic")
 
 
 def build(ctx: BuildContext[Params]) -> Task:

@@ -20,7 +20,7 @@ class Params(WeatherParams):
 
     rows: int | None = Field(None, ge=4, description="rows of the grid, which files must have; random data have 361 if absent")
     columns: int | None = Field(None, ge=4, description="columns of the grid, which files must have; random data have 720 if absent")
-    learning_rate: float = Field(1e-2, gt=0)
+    learning_rate: float = Field(1e-2, gt=0, description="of the optimizer")
 
 
 def build(ctx: BuildContext[Params]) -> Task:

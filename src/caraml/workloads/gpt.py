@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from caraml.data.loader import MapDataset
     from caraml.models.gpt import GPTConfig
+    from caraml.models.traffic import Traffic
 
 PRESETS: dict[str, dict[str, Any]] = {
     "4M": {"width": 256, "layers": 4, "heads": 4, "sequence_length": 256, "vocab_size": 4096},
@@ -44,14 +45,18 @@ class Params(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    preset: Literal["4M", "30M", "117M", "800M", "800M-16heads", "857M", "13B", "175B"] = "117M"
-    width: int = Field(ge=8)
-    layers: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    sequence_length: int = Field(ge=2)
+    preset: Literal["4M", "30M", "117M", "800M", "800M-16heads", "857M", "13B", "175B"] = Field(
+        "117M", description="named sizes, each of which can be replaced by its own key"
+    )
+    width: int = Field(ge=8, description="width of the hidden states; a multiple of `heads`")
+    layers: int = Field(ge=1, description="number of transformer blocks")
+    heads: int = Field(ge=1, description="number of attention heads")
+    sequence_length: int = Field(ge=2, description="tokens of a sample")
     vocab_size: int = Field(ge=2, description="the tokenizer's; the embedding is padded to a multiple of 64")
-    positions: Literal["learned", "rotary"] = "learned"
-    tied_head: bool = True
+    positions: Literal["learned", "rotary"] = Field(
+        "learned", description="how a token's place is told: a learned table, or rotary embedding"
+    )
+    tied_head: bool = Field(True, description="the head shares its weights with the embedding of the tokens")
     backend: Literal["torch", "megatron"] = Field(
         "torch", description="whose network: ours, or Megatron-Core's in whole copies (needs caraml[megatron])"
     )
@@ -62,13 +67,13 @@ class Params(BaseModel):
     recompute: Literal["off", "selective", "full"] = Field(
         "off", description="what the backward pass computes again: nothing, all but matrix products and attention, or whole layers"
     )
-    learning_rate: float = Field(6e-4, gt=0)
+    learning_rate: float = Field(6e-4, gt=0, description="highest value, which the warm-up ends at and the decay begins at")
     warm_up_steps: int = Field(0, ge=0, description="steps over which the learning rate rises to its full value")
     decay_steps: int | None = Field(
         None, ge=1, description="step at which a cosine has brought the learning rate to a tenth; absent: constant"
     )
-    weight_decay: float = Field(0.1, ge=0)
-    clip_norm: float = Field(1.0, gt=0)
+    weight_decay: float = Field(0.1, ge=0, description="of AdamW, for matrices only")
+    clip_norm: float = Field(1.0, gt=0, description="largest norm of all gradients together")
     start_from: str | None = Field(None, description="folder of a checkpoint to start from, taken at any placement")
     save_to: str | None = Field(None, description="folder for a checkpoint after the last step; mode train only")
 
@@ -114,7 +119,6 @@ def build(ctx: BuildContext[Params]) -> Task:
     import torch
 
     from caraml.models.gpt import GPT, flops_per_token, hardware_flops_per_token, parameter_count
-    from caraml.models.traffic import ADAMW
 
     params, config = ctx.params, config_of(ctx.params)
     with ctx.phase("data"):
@@ -122,12 +126,9 @@ def build(ctx: BuildContext[Params]) -> Task:
     torch.manual_seed(ctx.seed)
     with torch.device("meta" if ctx.divided else ctx.device):
         model: torch.nn.Module = GPT(config) if params.backend == "torch" else _megatron(config)
-    # What recomputation moves again, and what a division sends instead, is not estimated.
-    each, every = traffic_per_token(config) if config.recompute == "off" and not ctx.divided else (None, None)
     facts = Facts(
         item="token",
-        traffic_per_item=each,
-        traffic_per_step=None if every is None else every * ctx.accumulation + ADAMW * parameter_count(config),
+        **_traffic_facts(config, ctx),
         items_per_sample=params.sequence_length,
         parameters=parameter_count(config),
         flops_per_item=flops_per_token(config),
@@ -188,11 +189,23 @@ def _dataset(params: Params, seed: int) -> MapDataset:
     return TokenSamples(IndexedTokens(prefix), params.sequence_length, params.vocab_size)
 
 
-def traffic_per_token(config: GPTConfig) -> tuple[float, float]:
-    """Bytes that forward and backward pass move per token, and per micro-batch besides (see :mod:`caraml.models.traffic`).
+def _traffic_facts(config: GPTConfig, ctx: BuildContext[Params]) -> dict[str, float]:
+    """What a step moves; nothing where it is not estimated: what recomputation moves again, and what a division sends instead."""
+    from caraml.models.gpt import parameter_count
+    from caraml.models.traffic import ADAMW
 
-    Counted for one and for two layers: every further one moves what the second does.
-    """
+    if config.recompute != "off" or ctx.divided:
+        return {}
+    moved, update = network_traffic(config), ADAMW * parameter_count(config)
+    return {
+        "traffic_per_item": moved.per_sample / config.sequence_length,
+        "traffic_per_step": moved.besides * ctx.accumulation + update,
+        "cached_traffic_share": moved.cached_share(ctx.micro_batch, ctx.accumulation, update, ctx.cache_bytes),
+    }
+
+
+def network_traffic(config: GPTConfig) -> Traffic:
+    """What forward and backward pass move. Counted for one and for two layers: every further one moves what the second does."""
     import dataclasses
 
     import torch
@@ -201,15 +214,14 @@ def traffic_per_token(config: GPTConfig) -> tuple[float, float]:
     from caraml.models.gpt import GPT
     from caraml.models.traffic import traffic
 
-    def of(layers: int) -> tuple[float, float]:
+    def of(layers: int) -> Traffic:
         with torch.device("meta"):
             model = GPT(dataclasses.replace(config, layers=layers))
         model.loss = lambda head, hidden, targets: F.cross_entropy(head(hidden).flatten(0, 1), targets.flatten())
         return traffic(model, lambda samples: model(*[torch.empty(samples, config.sequence_length, dtype=torch.long, device="meta")] * 2))
 
-    (one, weights), (two, more) = of(1), of(2)
-    extra = config.layers - 1
-    return (one + extra * (two - one)) / config.sequence_length, weights + extra * (more - weights)
+    further = config.layers - 1
+    return of(1).times(1 - further) + of(2).times(further)
 
 
 def config_of(params: Params) -> GPTConfig:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from caraml.data.images import HeldOut, ImageSamples
+    from caraml.models.traffic import Traffic
 
 IMAGENET_IMAGES = 1_281_167
 """Images of ImageNet's training set, the epoch that energies are scaled to (the CARAML slides use this number and 10^6)."""
@@ -30,8 +31,8 @@ class Params(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = Field("resnet50", description="a network's name in timm; resnet50 is version 1.5")
-    image_size: int = Field(224, ge=32)
-    classes: int = Field(1000, ge=2)
+    image_size: int = Field(224, ge=32, description="height and width of the network's input [pixels]")
+    classes: int = Field(1000, ge=2, description="number of classes that the network tells apart")
     data: Literal["images", "lmdb", "webdataset", "archive", "dali", "synthetic", "synthetic-device"] = Field(
         "images",
         description="image files, one LMDB, tar shards read in place, an archive unpacked by `stage`, image files decoded by DALI, "
@@ -46,14 +47,14 @@ class Params(BaseModel):
     workers: int | None = Field(None, ge=0, description="loader processes; chosen by device and cores if absent")
     bn_span: int = Field(1, ge=1, description="devices over which batch normalisation is taken")
     zero_gamma: bool = Field(True, description="start residual blocks as identities (Goyal et al.); only of networks that have the choice")
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target that is spread over all classes")
     schedule: Literal["constant", "goyal"] = Field(
         "constant", description="goyal: learning rate x global batch / 256, linear warm-up, a tenth at epochs 30, 60 and 80"
     )
     warm_up_epochs: float = Field(5.0, ge=0, description="of schedule `goyal`")
-    learning_rate: float = Field(0.1, gt=0)
-    momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(5e-5, ge=0)
+    learning_rate: float = Field(0.1, gt=0, description="of the optimizer")
+    momentum: float = Field(0.9, ge=0, lt=1, description="of the optimizer")
+    weight_decay: float = Field(5e-5, ge=0, description="of the optimizer")
     epoch_images: int = Field(IMAGENET_IMAGES, ge=1, description="images of the epoch that `energy_per_epoch` speaks of; or 1000000")
 
 
@@ -108,7 +109,8 @@ def build(ctx: BuildContext[Params]) -> Task:
         optimizer=_optimizer(model, ctx, given.source.samples),
         batches=given.source.batches,
         loss=loss,
-        facts=_facts(params, model, given.source, ctx.accumulation),
+        facts=_facts(ctx, model, given.source),
+        predict=lambda net, batch: net(normalized(batch[0])),
         validation=None if held_out is None else lambda: held_out,
         judge=judge,
         damaged=given.damaged,
@@ -135,17 +137,19 @@ def _optimizer(model: torch.nn.Module, ctx: BuildContext[Params], samples: int) 
     return optimizer
 
 
-def _facts(params: Params, model: torch.nn.Module, source: Source, accumulation: int) -> Facts:
+def _facts(ctx: BuildContext[Params], model: torch.nn.Module, source: Source) -> Facts:
     from caraml.models.traffic import SGD_MOMENTUM
 
-    each, every = traffic_per_image(params)
+    params = ctx.params
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    moved, update = network_traffic(params), SGD_MOMENTUM * parameters
     return Facts(
         item="image",
         items_per_sample=1,
         parameters=parameters,
-        traffic_per_item=each,
-        traffic_per_step=every * accumulation + SGD_MOMENTUM * parameters,
+        traffic_per_item=moved.per_sample,
+        traffic_per_step=moved.besides * ctx.accumulation + update,
+        cached_traffic_share=moved.cached_share(ctx.micro_batch, ctx.accumulation, update, ctx.cache_bytes),
         flops_per_item=flops_per_image(params),
         flops_formula=FLOPS_FORMULA,
         bytes_per_sample=3 * params.image_size**2,
@@ -175,8 +179,8 @@ def flops_per_image(params: Params, *, backward: bool = True) -> float:
     return float(counter.get_total_flops())
 
 
-def traffic_per_image(params: Params) -> tuple[float, float]:
-    """Bytes that forward and backward pass move per image, and per micro-batch besides (see :mod:`caraml.models.traffic`)."""
+def network_traffic(params: Params) -> Traffic:
+    """What forward and backward pass move; a sample is an image."""
     import torch
 
     from caraml.models.traffic import traffic

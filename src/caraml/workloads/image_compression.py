@@ -30,7 +30,7 @@ class Params(BaseModel):
     images: int = Field(60_000, ge=16, description="drawn digits in an epoch")
     held_out: int = Field(10_000, ge=1, description="drawn digits to validate with")
     workers: int | None = Field(None, ge=0, description="loader processes; chosen by device and cores if absent")
-    learning_rate: float = Field(1e-3, gt=0)
+    learning_rate: float = Field(1e-3, gt=0, description="of the optimizer")
     epoch_images: int = Field(PEARC_IMAGES, ge=1, description="images of the epoch that `energy_per_epoch` speaks of")
 
 

@@ -41,8 +41,8 @@ class Params(BaseModel):
     vocabulary_size: int = Field(2000, ge=100, description="words of a vocabulary that is trained")
     tokens: int = Field(384, ge=16, le=512, description="tokens per window, question and text together")
     workers: int | None = Field(None, ge=0, description="loader processes; chosen by device and cores if absent")
-    learning_rate: float = Field(3e-5, gt=0)
-    weight_decay: float = Field(0.01, ge=0)
+    learning_rate: float = Field(3e-5, gt=0, description="of the optimizer")
+    weight_decay: float = Field(0.01, ge=0, description="of the optimizer")
 
 
 def build(ctx: BuildContext[Params]) -> Task:

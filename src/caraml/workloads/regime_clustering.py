@@ -31,9 +31,9 @@ class Params(WeatherParams):
     crop: int = Field(280, ge=32, description="height and width of a crop in grid points")
     prototypes: int = Field(40, ge=2, description="clusters of each of the four heads")
     samples: int = Field(SAMPLES_WITHOUT_FILES, ge=1, description="samples in an epoch of random data; files have their own")
-    learning_rate: float = Field(0.3, gt=0)
-    momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(1e-6, ge=0)
+    learning_rate: float = Field(0.3, gt=0, description="of the optimizer")
+    momentum: float = Field(0.9, ge=0, lt=1, description="of the optimizer")
+    weight_decay: float = Field(1e-6, ge=0, description="of the optimizer")
 
 
 def build(ctx: BuildContext[Params]) -> Task:

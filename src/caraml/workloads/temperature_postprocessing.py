@@ -19,7 +19,7 @@ class Params(WeatherParams):
     """Parameters of the `temperature_postprocessing` workload (`ap1`)."""
 
     patch: int = Field(256, ge=32, multiple_of=32, description="height and width of a sample in grid points")
-    learning_rate: float = Field(1e-3, gt=0)
+    learning_rate: float = Field(1e-3, gt=0, description="of the optimizer")
 
 
 def build(ctx: BuildContext[Params]) -> Task:

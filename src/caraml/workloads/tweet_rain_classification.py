@@ -20,8 +20,8 @@ class Params(WeatherParams):
 
     preset: Literal["small", "tiny"] = Field("small", description="DeBERTa-v3-small, or a tiny network of its kind")
     tokens: int = Field(64, ge=4, le=512, description="tokens per text; the report does not say how many")
-    learning_rate: float = Field(3e-5, gt=0)
-    weight_decay: float = Field(0.01, ge=0)
+    learning_rate: float = Field(3e-5, gt=0, description="of the optimizer")
+    weight_decay: float = Field(0.01, ge=0, description="of the optimizer")
 
 
 def build(ctx: BuildContext[Params]) -> Task:

@@ -72,10 +72,10 @@ def run(folder: Path, world: int, jobs: list[dict[str, Any]]) -> Results:
     path = folder / f"world{world}" / "jobs.json"
     path.parent.mkdir()
     path.write_text(json.dumps(jobs).replace("{}/", f"{folder}/"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "caraml.engine.start", f"--devices={world}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
-        [*command, "-m", "tests.engine.parallel.training", str(path)],
+        [*command, "tests.engine.parallel.training", str(path)],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:]

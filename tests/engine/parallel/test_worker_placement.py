@@ -37,7 +37,7 @@ def run(root: Path, point: Point) -> Record:
 
 
 def processes_of(folder: Path) -> dict[int, str]:
-    """Rank (empty for torchrun and the script) of every process that has the attempt's folder on its command line."""
+    """Rank (empty for what starts them) of every process that has the attempt's folder on its command line."""
     found = {}
     for entry in Path("/proc").iterdir():
         try:
@@ -77,7 +77,7 @@ def test_a_pipeline_is_measured_and_its_checkpoint_starts_one_process(tmp_path: 
 @pytest.mark.parametrize("how", ["raises", "killed"])
 def test_a_rank_that_dies_ends_the_point(tmp_path: Path, make_point: MakePoint, how: str) -> None:
     crash = {"crash_at": 3, "crash_on": 1} if how == "raises" else {}
-    measure = SHORT.model_copy(update={"max_steps": 100_000, "min_steps": 100_000})
+    measure = SHORT.model_copy(update={"max_steps": 1_000_000, "min_steps": 1_000_000, "max_seconds": 3600})
     params = {"device": "real", "step_seconds": 0.02, **crash}
     folder, process = start(tmp_path, make_point(workload="known", params=params, devices=2, global_batch=8, measure=measure))
     if how == "killed":
@@ -87,13 +87,13 @@ def test_a_rank_that_dies_ends_the_point(tmp_path: Path, make_point: MakePoint, 
             time.sleep(0.1)
         (victim,) = [pid for pid, rank in processes_of(folder).items() if rank == "1"]
         os.kill(victim, signal.SIGKILL)
-        process.wait(timeout=30)
+        process.wait(timeout=300)
     else:
         guard = threading.Timer(180, process.kill)
         guard.start()
         while not (folder / "failure.json").exists() and process.poll() is None:
             time.sleep(0.05)
-        process.wait(timeout=30)
+        process.wait(timeout=300)
         guard.cancel()
     record = read_record(folder / RECORD)
     assert record.status == "failed"

@@ -1,4 +1,6 @@
-"""Trains a tiny GPT at several placements in one process group: ``torchrun -m tests.engine.parallel.training JOBS.json``.
+"""Trains a tiny GPT at several placements in one process group.
+
+``python -m caraml.engine.start --devices N tests.engine.parallel.training JOBS.json``
 
 A job is ``{"name", "placement", "point", "params", "steps"}``; beside JOBS.json, rank 0 leaves ``losses.json``: for each job the loss of
 each step (mean over copies) and the number of parameters that each rank holds.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from caraml.base.files import write_new
 from caraml.data.weather.fields import smooth
 from caraml.data.weather.netcdf import Layout, NetcdfFiles, find_files, write_netcdf
 from caraml.data.weather.samples import Sample, Split, WeatherSamples, complete, split_files, without_gaps
@@ -105,7 +106,7 @@ def write_lookalike(folder: Path, size: str, seed: int) -> None:
             folder / PATTERN.replace("*", f"1995-{number + 1:02d}"), dict(zip(_DIMENSIONS, shape, strict=True)), variables, chunks=chunks
         )
         sums = sums or {name: [float(v.mean()), max(float(v.std()), 1e-6)] for name, v in values.items()}
-    (folder / NORMALIZATION).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
+    write_new(folder / NORMALIZATION, json.dumps(sums, indent=1) + "\n")
 
 
 def _blurred(field: np.ndarray[Any, Any], side: int = 8) -> np.ndarray[Any, Any]:

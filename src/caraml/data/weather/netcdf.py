@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -15,6 +17,8 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from caraml.base.files import replacing_by_name
+from caraml.base.limits import CHUNK, LINKS, SLICE, opened, too_large
 from caraml.errors import InputError, nearest
 
 Index = int | slice | EllipsisType | tuple[int | slice, ...]
@@ -51,8 +55,14 @@ class _OpenFile:
     """One open file. Values are sliced by h5py: h5netcdf looks up every dimension anew for each slice, a millisecond each time."""
 
     def __init__(self, path: Path) -> None:
-        self._hdf = h5py.File(path, "r")
-        self.layout = h5netcdf.File(self._hdf, "r")
+        with opened(path):
+            self._hdf = h5py.File(path, "r")
+        try:
+            _refuse_links_out(self._hdf, path)
+            self.layout = h5netcdf.File(self._hdf, "r")
+        except BaseException:
+            self._hdf.close()
+            raise
         self._variables: dict[str, _Variable] = {}
 
     def variable(self, name: str) -> _Variable:
@@ -62,7 +72,7 @@ class _OpenFile:
             numbers = {key: float(np.asarray(attributes[key]).reshape(-1)[0]) for key in _PACKING if key in attributes}
             fill = numbers.get("_FillValue", numbers.get("missing_value"))
             values = (fill, numbers.get("scale_factor", 1.0), numbers.get("add_offset", 0.0))
-            self._variables[name] = _Variable(self._hdf[name], *values)
+            self._variables[name] = _Variable(_plain(self._hdf[name]), *values)
         return self._variables[name]
 
     def close(self) -> None:
@@ -71,6 +81,51 @@ class _OpenFile:
         self._hdf.close()
 
 
+def _refuse_links_out(file: h5py.File, path: Path) -> None:
+    """Raise ``InputError`` for a name that stands for something in another file, and for more names than are read; none is followed."""
+    count = itertools.count(1)
+
+    def outward(name: str, link: object) -> InputError | None:
+        if (number := next(count)) > LINKS:
+            return too_large(path, number, LINKS, "names")
+        if isinstance(link, h5py.ExternalLink):
+            return InputError(f"{path}: refused: {name[:200]!r} is a link to another file, {link.filename[:200]!r}")
+        return None
+
+    if (error := file.visititems_links(outward)) is not None:
+        raise error
+
+
+def _plain(data: object) -> h5py.Dataset:
+    """A variable whose values lie in its own file and take bounded memory to unpack.
+
+    Raises:
+        InputError: they lie in another file, need a program of others to unpack, or come in chunks that are larger than is read.
+    """
+    if not isinstance(data, h5py.Dataset):
+        raise InputError("refused: it has no values")
+    if data.is_virtual or data.external:
+        raise InputError("refused: its values lie in another file")
+    plan = data.id.get_create_plist()
+    foreign = [plan.get_filter(number)[0] for number in range(plan.get_nfilters()) if plan.get_filter(number)[0] not in _FILTERS]
+    if foreign:
+        raise InputError(f"refused: its values are packed by filter {foreign[0]}, which is no part of HDF5")
+    if data.chunks and (size := math.prod(data.chunks) * data.dtype.itemsize) > CHUNK:
+        raise too_large("refused", size, CHUNK, "bytes in a chunk")
+    return data
+
+
+def _refuse_large(shape: tuple[int, ...], where: Index) -> None:
+    """Raise ``InputError`` for more values at once than are read, as float32."""
+    parts = where if isinstance(where, tuple) else () if where is ... else (where,)
+    lengths = [1 if isinstance(part, int) else len(range(*part.indices(length))) for part, length in zip(parts, shape, strict=False)]
+    size = 4 * math.prod(lengths) * math.prod(shape[len(parts) :])
+    if size > SLICE:
+        raise too_large("refused", size, SLICE, "bytes to be read at once")
+
+
+_FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32, h5py.h5z.FILTER_SZIP, 5, 6, h5py.h5z.FILTER_LZF}
+"""Filters that HDF5 and h5py bring along; 5 packs bits, 6 scales. Any other would be looked for among plugins."""
 _PACKING = ("_FillValue", "missing_value", "scale_factor", "add_offset")
 
 
@@ -103,12 +158,17 @@ class NetcdfFiles:
         """A slice of a variable of file ``number`` as float32, unpacked as CF conventions have it; missing values are NaN.
 
         Raises:
-            InputError: the file ends before the slice does, or is damaged.
+            InputError: the file ends before the slice does, is damaged, or has no numbers there.
         """
         file = self._file(number)
         try:
             stored = file.variable(variable)
+            if stored.data.dtype.kind not in "iufb":
+                raise InputError(f"refused: found values of type {str(stored.data.dtype)[:100]}, expected numbers")
+            _refuse_large(stored.data.shape, where)
             values = np.asarray(stored.data[where])
+        except InputError as error:
+            raise InputError(f"{self.paths[number]}: variable {variable!r}: {error}") from error
         except _DAMAGE as error:
             raise self._damaged(number, f"variable {variable!r}: {error}") from error
         result = np.asarray(values, dtype=np.float32)
@@ -123,7 +183,11 @@ class NetcdfFiles:
         """A slice of a variable of strings. Errors as :meth:`read`."""
         file = self._file(number)
         try:
-            values = np.atleast_1d(file.variable(variable).data.asstr()[where])
+            data = file.variable(variable).data
+            _refuse_large(data.shape, where)
+            values = np.atleast_1d(data.asstr()[where])
+        except InputError as error:
+            raise InputError(f"{self.paths[number]}: variable {variable!r}: {error}") from error
         except _DAMAGE as error:
             raise self._damaged(number, f"variable {variable!r}: {error}") from error
         return [str(value) for value in values]
@@ -184,7 +248,7 @@ class NetcdfFiles:
     def _damaged(self, number: int, what: str) -> InputError:
         path = self.paths[number]
         what = what if path.exists() else "no such file"
-        return InputError(f"{path}: not readable as NetCDF-4: {what}", "copy or write the file again")
+        return InputError(f"{path}: not readable as NetCDF-4: {' '.join(what.split())}", "copy or write the file again")
 
 
 def find_files(folder: Path, pattern: str) -> list[Path]:
@@ -205,7 +269,7 @@ def write_netcdf(
     attributes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Write one file: dimensions, and variables as ``name: (dimensions, values)``; strings become NetCDF strings."""
-    with h5netcdf.File(path, "w") as file:
+    with replacing_by_name(path, sync="none") as inside, h5netcdf.File(inside, "w") as file:
         file.dimensions = dict(lengths)
         for name, (dimensions, values) in variables.items():
             array = np.asarray(values)

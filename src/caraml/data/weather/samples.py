@@ -18,7 +18,7 @@ Split = Literal["train", "validation"]
 Sample = tuple[torch.Tensor, ...]
 _CHECKED_SAMPLES = 4
 """Samples that are read to count missing values before a run; reading all would be an epoch."""
-_SHARED_MEMORY = Path("/dev/shm")
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- asked how much room it has; nothing is made there
 
 
 class WeatherSamples(torch.utils.data.Dataset[Sample]):

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import yaml
 
+from caraml.base.files import write_new
 from caraml.data.weather.fields import smooth
 from caraml.data.weather.netcdf import Layout, NetcdfFiles, find_files, write_netcdf
 from caraml.data.weather.samples import Sample, Split, WeatherSamples, complete, split_files, without_gaps
@@ -152,7 +153,7 @@ def _write_normalization(path: Path, predictors: Any, static: Any) -> None:
         for names, values in ((PREDICTORS, predictors), (STATIC_PREDICTORS, static))
         for index, name in enumerate(names)
     }
-    path.write_text(yaml.safe_dump(table), encoding="utf-8")
+    write_new(path, yaml.safe_dump(table))
 
 
 def _normalization(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import io
+import os
+import pickle
+import re
+import secrets
 import shutil
-from collections.abc import Sequence
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.utils import _ReaderView
 
+from caraml.base.files import flush, held, intruder, make_folder
+from caraml.base.limits import CHECKPOINT, LINE, read_bytes, too_large
 from caraml.errors import InputError
 
+_ROOM = ".{:016x}.tmp"
+"""Of a checkpoint that is being written, a folder in its own."""
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 """Optimizer state by the names of parameters, so that stages can be put together and parameters divided anew."""
 
@@ -23,27 +39,68 @@ _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 def save(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], folder: Path | None, beside: Path) -> None:
     """Write weights and optimizer state, every process its part, until they are on the disk. Collective.
 
+    The parts are written into a new folder, and renamed when all are whole: what others put under their names is replaced, not followed.
     Without a folder to keep them in they go to ``beside`` and are removed again: only the time is wanted.
+
+    Raises:
+        OSError: they cannot be written, or the folder belongs to somebody else.
     """
     place = folder or beside / "checkpoint"
+    if intruder(place) is None:
+        place = place.resolve()
+    room, first = _new_room(place, next(stages[0].parameters()).device), not dist.is_initialized() or dist.get_rank() == 0
     try:
-        dcp.save(_state(stages, optimizers), checkpoint_id=place)
+        with _plans_between_ranks(), held(room) as written:
+            dcp.save(_state(stages, optimizers), checkpoint_id=written)
+            if first:
+                with held(place) as kept:
+                    for name in sorted(os.listdir(written), key=".metadata".__eq__):  # noqa: PTH208
+                        os.rename(f"{written}/{name}", f"{kept}/{name}")  # noqa: PTH104
+                    flush(kept)
     except CheckpointException as error:  # a BaseException of torch's, which says on which rank what went wrong
         raise OSError(f"the checkpoint cannot be written to {place}: {error}") from error
-    if folder is None and (not dist.is_initialized() or dist.get_rank() == 0):
+    finally:
+        if first:
+            shutil.rmtree(room, ignore_errors=True)
+    if folder is None and first:
         shutil.rmtree(place)
+
+
+def _new_room(place: Path, device: torch.device) -> Path:
+    """A new folder in a folder, made by the first rank, which tells the others its number. Collective."""
+    number, why = secrets.randbits(62), ""
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        try:
+            make_folder(place)
+            with held(place):
+                (place / _ROOM.format(number)).mkdir()
+        except OSError as error:
+            number, why = -1, f": {error.strerror}"
+    if dist.is_initialized():
+        told = torch.tensor([number], device=device)
+        dist.broadcast(told, src=0)
+        number = int(told.item())
+    if number < 0:
+        raise OSError(f"the checkpoint cannot be written to {place}{why}")
+    return place / _ROOM.format(number)
 
 
 def load(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], folder: Path) -> None:
     """Read weights and optimizer state that were saved at this placement or any other of the same model. Collective.
 
+    The checkpoint may be another person's: of its pickled parts only plain data and torch's own descriptions of tensors are read.
+
     Raises:
-        InputError: there is no checkpoint in the folder.
+        InputError: there is no checkpoint in the folder, it holds anything else, or it is not one of this model.
     """
     if not (folder / ".metadata").exists():
         raise InputError(f"no checkpoint in {folder}", "give the folder that `save_to` named in the run that wrote it")
     state = _state(stages, optimizers)
-    dcp.load(state, checkpoint_id=folder)
+    try:
+        with _plans_between_ranks():
+            dcp.load(state, storage_reader=_Reader(folder), planner=_Planner())
+    except CheckpointException as error:
+        raise InputError(f"the checkpoint in {folder} cannot be taken up: {_first_cause(error)}") from error
     for stage, optimizer in zip(stages, optimizers, strict=True):
         weights, moments = get_state_dict(stage, optimizer, options=_FLAT)
         ours = {name: state["model"][name] for name in weights}, {name: state["optimizer"][name] for name in moments}
@@ -57,3 +114,106 @@ def _state(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimiz
         state["model"] |= weights
         state["optimizer"] |= moments
     return state
+
+
+_DESCRIPTIONS = {
+    ("torch.distributed.checkpoint.metadata", name)
+    for name in (
+        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata"),
+        *("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING"),
+    )
+} | {
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath"),
+}
+"""What the description of a checkpoint is made of, by module and name; types of numbers (``torch.float32``) besides."""
+_PART = re.compile(r"__\d+_\d+\.distcp")
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        found = getattr(torch, name, None) if module == "torch" else None
+        if (module, name) in _DESCRIPTIONS or isinstance(found, torch.dtype):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint needs")
+
+
+_PLANS = (
+    *(("torch.distributed.checkpoint.planner", name) for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")),
+    *(("torch.distributed.checkpoint.planner", name) for name in ("BytesIOWriteData", "LoadPlan", "ReadItem", "LoadItemType")),
+    *(("torch.distributed.checkpoint.filesystem", "_StoragePrefix"), ("torch.distributed.checkpoint.storage", "WriteResult")),
+    *(("traceback", "StackSummary"), ("traceback", "FrameSummary")),
+)
+"""What ranks tell each other about a checkpoint, besides its description: who writes and reads what, and what went wrong."""
+_ERRORS = ("builtins", "_pickle", "zipfile", "caraml.errors")
+
+
+class _PlanUnpickler(_Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        error = getattr(sys.modules.get(module), name, None) if module in _ERRORS else None
+        if (module, name) in _PLANS or (isinstance(error, type) and issubclass(error, Exception)):
+            return pickle.Unpickler.find_class(self, module, name)
+        return super().find_class(module, name)
+
+
+@contextmanager
+def _plans_between_ranks() -> Iterator[None]:
+    """Torch pickles the plans of a checkpoint from rank to rank: nothing else is taken."""
+    torch_s = dist.distributed_c10d
+    before, torch_s._unpickler = torch_s._unpickler, _PlanUnpickler
+    try:
+        yield
+    finally:
+        torch_s._unpickler = before
+
+
+class _Part(_ReaderView):
+    """A part of a file as a file. Unlike torch's own it can be entered from its end, where the contents of an archive stand."""
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        return super().seek(self.len + offset if whence == os.SEEK_END else offset, os.SEEK_SET if whence == os.SEEK_END else whence)
+
+
+class _Reader(FileSystemReader):
+    """Reads a checkpoint's description as data only, and its tensors from its own folder only."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        del args
+        path = Path(self._get_metadata_path(kwargs.get("rank")))
+        metadata = _Unpickler(io.BytesIO(read_bytes(path, CHECKPOINT))).load()
+        if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
+            raise pickle.UnpicklingError("it does not describe a checkpoint")
+        for part in metadata.storage_data.values():
+            if not isinstance(part, _StorageInfo) or not _PART.fullmatch(str(part.relative_path)) or part.transform_descriptors:
+                raise pickle.UnpicklingError("a part of it lies elsewhere, or is packed")
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
+
+    def _slice_file(self, file: Any, sinfo: _StorageInfo) -> IO[bytes]:
+        part = cast(IO[bytes], _Part(file, sinfo.offset, sinfo.length))
+        with zipfile.ZipFile(part) as archive:  # torch keeps tensors in archives, and never shrinks them
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+                raise pickle.UnpicklingError("a part of it is packed")
+        part.seek(0)
+        return part
+
+
+class _Planner(dcp.DefaultLoadPlanner):
+    """Reads what is no tensor (learning rates and the like) as plain values."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        if value.getbuffer().nbytes > LINE:
+            raise too_large(read_item.storage_index.fqn, value.getbuffer().nbytes, LINE)
+        plain = io.BytesIO()
+        torch.save(torch.load(value, weights_only=True), plain)
+        plain.seek(0)
+        super().load_bytes(read_item, plain)
+
+
+def _first_cause(error: CheckpointException) -> str:
+    """What went wrong on the first rank that says so, in one line."""
+    cause = next(iter(error.failures.values()))[0]
+    return " ".join(f"{cause}".split())[:400] or type(cause).__name__

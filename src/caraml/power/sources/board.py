@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
+from caraml.base.limits import RECORD
 from caraml.power.model import Channel, Reading
 from caraml.power.source import SourceUnavailable
 
@@ -72,7 +73,7 @@ class IpmiSource:
         self._channels = [_channel(self.name, "node (IPMI DCMI)", window)]
 
     def _ask(self) -> str:
-        done = subprocess.run(DCMI, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(DCMI, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 -- ipmitool with constant arguments
         if done.returncode != 0:
             raise BoardReadError((done.stderr or done.stdout).strip() or f"exit code {done.returncode}")
         return done.stdout
@@ -93,6 +94,20 @@ class IpmiSource:
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+class _SameHost(urllib.request.HTTPRedirectHandler):
+    """Goes where the controller sends it only on the controller itself: the password is for nobody else, and for no open connection."""
+
+    def redirect_request(self, req: urllib.request.Request, *more: Any) -> urllib.request.Request | None:
+        """The request for the new address. Raises ``BoardReadError`` for one elsewhere."""
+        made = super().redirect_request(req, *more)
+        if made is not None and (made.host != req.host or made.type not in {req.type, "https"}):
+            raise BoardReadError(f"it sends on to {made.type}://{made.host}, which is not asked")
+        return made
+
+
+_OPENER = urllib.request.build_opener(_SameHost)
 
 
 class RedfishSource:
@@ -118,12 +133,15 @@ class RedfishSource:
         self._channels = [_channel(self.name, "node (Redfish)", self._window(document))]
 
     def _ask(self) -> dict[str, Any]:
-        request = urllib.request.Request(self._url, headers={"Accept": "application/json"})
+        request = urllib.request.Request(self._url, headers={"Accept": "application/json"})  # noqa: S310 -- the address that the user gave for a power sensor
         user, password = os.environ.get("REDFISH_USER"), os.environ.get("REDFISH_PASSWORD")
         if user and password is not None:
             request.add_header("Authorization", "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode())
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            document = json.load(answer)
+        with _OPENER.open(request, timeout=TIMEOUT_S) as answer:
+            content = answer.read(RECORD + 1)
+        if len(content) > RECORD:
+            raise BoardReadError(f"the answer has more than {RECORD:,} bytes")
+        document = json.loads(content)
         if not isinstance(document, dict):
             raise BoardReadError("the answer is not a Redfish resource")
         return document

@@ -16,6 +16,7 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
+from caraml.base.limits import LINE, LOG_END, opened
 from caraml.errors import InputError
 from caraml.power.model import Channel, Kind, Reading
 from caraml.power.source import SourceUnavailable
@@ -42,7 +43,7 @@ class CsvSource:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._position = 0
-        self._rest = ""
+        self._rest = b""
         self._header: list[str] = []
         self._channels: dict[str, Channel] = {}
         self._newest: dict[str, float] = {}
@@ -93,17 +94,31 @@ class CsvSource:
             )
         return self._channels[outlet]
 
+    def _new_text(self) -> str:
+        """The complete lines below the header that were added, at most so many bytes of them at a time; of what is there in the beginning
+        the end."""
+        with opened(self._path) as (file, size):
+            first = b"" if self._header else file.readline(LINE)
+            if first.endswith(b"\n"):
+                self._header = [cell.strip().lower() for cell in next(csv.reader([first.decode()]))]
+                self._columns()
+                self._position = max(len(first), size - LOG_END)
+            elif not self._header:
+                return ""
+            file.seek(self._position)
+            content = file.read(LOG_END)
+        skipped = bool(first) and self._position > len(first)
+        self._position += len(content)
+        if skipped:  # it begins in the middle of a line
+            content = content.partition(b"\n")[2]
+        lines, _, self._rest = (self._rest + content).rpartition(b"\n")
+        if len(self._rest) > LINE:
+            raise ValueError(f"a line of more than {LINE:,} bytes")
+        return lines.decode()
+
     def _new_rows(self) -> list[Reading]:
         """Readings of the complete lines that were added since the last look."""
-        with self._path.open(newline="") as file:
-            file.seek(self._position)
-            text = self._rest + file.read()
-            self._position = file.tell()
-        lines, _, self._rest = text.rpartition("\n")
-        rows = list(csv.reader(lines.splitlines()))
-        if rows and not self._header:
-            self._header = [cell.strip().lower() for cell in rows.pop(0)]
-            self._columns()
+        rows = list(csv.reader(self._new_text().splitlines()))
         offset = time.monotonic() - time.time()
         when, what, where = self._columns() if self._header else (0, 0, None)
         scale = VALUES[self._header[what]][1] if self._header else 1.0
@@ -127,7 +142,7 @@ class CsvSource:
         self._waiting = []
         try:
             return waiting + self._new_rows()
-        except (OSError, *_BROKEN) as cause:
+        except (OSError, InputError, *_BROKEN) as cause:
             error = f"{type(cause).__name__}: {cause}"
             return waiting + [Reading(c.id, before, before, None, error) for c in self._channels.values()]
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from caraml.errors import InputError
 from caraml.power.model import Channel, Kind, Reading
-from caraml.power.signals import Constant, Signal, Square
+from caraml.power.signals import Constant, Signal, square
 from caraml.power.sources.visible import select
 
-SHAPES = {"constant": Constant, "square": Square}
+MEAN_W = 300.0
+SHAPES: dict[str, Callable[[float], Signal]] = {"constant": Constant, "square": square}
 
 
 class FakeSource:
@@ -22,6 +24,7 @@ class FakeSource:
         update_period_s: the sensors show a new value this often [s]; 0 means always fresh.
         mean_window_s: the power channel averages over this long [s].
         kinds: which channels exist.
+        answers_s: for how long the sensors answer [s].
     """
 
     min_interval_s = 0.0
@@ -35,8 +38,10 @@ class FakeSource:
         mean_window_s: float = 0.0,
         kinds: Sequence[Kind] = ("energy", "power_instant"),
         wrap_j: float | None = None,
+        answers_s: float = math.inf,
     ) -> None:
         self.name = name
+        self._answers_s = answers_s
         self.signal = signal
         self.wanted: Sequence[str] | None = None
         """Devices that were asked for; there is one only."""
@@ -93,6 +98,9 @@ class FakeSource:
         readings = []
         for channel in self._channels:
             before = time.monotonic()
+            if before - self.origin > self._answers_s:
+                readings.append(Reading(channel.id, before, before, None, f"made to go silent after {self._answers_s:g} s"))
+                continue
             value = self.value(channel, before)
             readings.append(Reading(channel.id, before, time.monotonic(), value))
         return readings
@@ -102,10 +110,19 @@ class FakeSource:
 
 
 def create(argument: str, devices: Sequence[str] | None, automatic: bool) -> FakeSource:
-    """``fake``, ``fake:square`` (100 W and 500 W, 1 s) or ``fake:constant`` (300 W)."""
-    shape = argument or "square"
+    """``fake:SHAPE[:WATTS[@SECONDS][/WATTS...]]``: ``constant``, or ``square`` (a third of the mean and five thirds in turn, 1 s).
+
+    The mean is 300 W unless it is given; of several, the ranks of a job take one each in turn. The sensor goes silent after ``SECONDS``.
+    """
+    shape, _, watts = argument.partition(":")
+    shape = shape or "square"
     if shape not in SHAPES:
         raise InputError(f"unknown fake signal {shape!r}; known: {', '.join(sorted(SHAPES))}")
-    source = FakeSource(SHAPES[shape]())
+    given = watts.split("/")
+    mean, _, seconds = given[int(os.environ.get("RANK", "0")) % len(given)].partition("@")
+    try:
+        source = FakeSource(SHAPES[shape](float(mean or MEAN_W)), answers_s=float(seconds or math.inf))
+    except ValueError:
+        raise InputError(f"fake:{argument}: found {watts!r}, expected watts such as 300, 300/500 or 300@2.5") from None
     source.wanted = devices
     return source

@@ -38,7 +38,7 @@ class JobEnergy:
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 -- Slurm's programs, for a job's number; no shell
     if done.returncode != 0:
         raise SlurmReadError(done.stderr.strip() or f"{command[0]} ended with code {done.returncode}")
     return done.stdout
@@ -105,6 +105,7 @@ class SlurmSource:
                 # One number for all nodes of the step: no plausible power is too high for it.
                 max_power_w=1e8,
                 flags=("shared_device",),
+                spans_nodes=True,
             )
         ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from caraml.power.source import UnknownDeviceError
+from caraml.system.files import names_device
 
 
 def select(present: Sequence[str], aliases: Mapping[str, Sequence[str]], wanted: Sequence[str] | None, mask: str | None) -> list[str]:
@@ -39,10 +40,10 @@ def select(present: Sequence[str], aliases: Mapping[str, Sequence[str]], wanted:
 
 
 def _match(word: str, present: Sequence[str], aliases: Mapping[str, Sequence[str]]) -> str | None:
-    """The id that ``word`` names: exactly, or as the beginning of one UUID only."""
+    """The id that ``word`` names: exactly, by PCI address in any spelling, or as the beginning of one UUID only."""
     low = word.lower()
     for device in present:
-        if any(low == alias.lower() for alias in aliases[device]):
+        if names_device(word, *aliases[device]):
             return device
     if low.startswith(("gpu-", "mig-")) and len(low) > 6:
         found = {device for device in present if any(alias.lower().startswith(low) for alias in aliases[device])}

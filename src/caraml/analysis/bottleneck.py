@@ -1,0 +1,167 @@
+"""Where the time of training goes: input, communication, arithmetic, and the rest.
+
+Four shares of the window's time, from what records hold:
+
+* ``input``: the time that the host waited for batches, or, where the same work also ran with its batches on the device already (mode
+  ``compute``), the share by which that is faster: what waiting costs after all overlap.
+* ``communication``: by how much the rate per device is below that of the same work per device on one device. It holds everything that
+  is slower on many devices, imbalance included.
+* ``compute``: MFU against the fastest kernel measured on the device (else against the data sheet): the time that the arithmetic alone
+  would take at that rate.
+* ``memory and overhead``: what is left: memory traffic, launches, kernels that do not multiply matrices. Records do not hold bytes moved;
+  where the same work also ran with a larger batch, the rate there says which it is: overhead fades with a larger batch, traffic does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from caraml.analysis.grouping import axes, without
+from caraml.results.record import Record
+
+Part = Literal["input", "communication", "compute", "memory and overhead"]
+
+CLOSE = 0.05
+"""Shares of the time that are closer than this are not told apart."""
+GROWING = 0.1
+"""Gain in rate by the next larger batch from which overhead is said to be the rest."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of the window's time."""
+
+    part: Part
+    share: float | None
+    """0 to 1; ``None`` if it cannot be told."""
+    because: str
+    """The number that says so, or why there is none."""
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """What limits a run."""
+
+    by: Part | None
+    """The largest share; ``None`` if two shares are too close to tell, or too little is known."""
+    shares: tuple[Share, ...]
+    sentence: str
+
+
+class Partners:
+    """The records among which a run finds its counterparts: the same work in another mode, or on one device."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._modes: dict[object, dict[str, float]] = {}
+        self._single: dict[object, tuple[int, float]] = {}
+        self._batches: dict[object, dict[int, float]] = {}
+        for record in records:
+            rate = record.value("throughput_per_device")
+            if record.status != "ok" or not rate:
+                continue
+            self._modes.setdefault(_but(record, "mode"), {})[record.point.mode] = rate
+            batches = self._batches.setdefault(_but(record, "global_batch", "micro_batch"), {})
+            batches[record.point.global_batch] = max(rate, batches.get(record.point.global_batch, 0.0))
+            key, world = _per_device(record), record.point.world
+            if key not in self._single or world < self._single[key][0]:
+                self._single[key] = (world, rate)
+
+    def in_mode(self, record: Record, mode: str) -> float | None:
+        """Rate per device of the same work in another mode."""
+        return self._modes.get(_but(record, "mode"), {}).get(mode)
+
+    def larger_batch(self, record: Record) -> tuple[int, float] | None:
+        """The next larger batch of the same work, and its rate per device."""
+        batches = self._batches.get(_but(record, "global_batch", "micro_batch"), {})
+        batch = min((batch for batch in batches if batch > record.point.global_batch), default=None)
+        return None if batch is None else (batch, batches[batch])
+
+    def smallest(self, record: Record) -> tuple[int, float] | None:
+        """Devices and rate per device of the same work per device on the fewest devices."""
+        return self._single.get(_per_device(record))
+
+
+def bottleneck(record: Record, partners: Partners) -> Bottleneck:
+    """Where the time of a record's window goes."""
+    shares = [_input(record, partners), _communication(record, partners), _compute(record)]
+    shares.append(_rest(record, partners, shares))
+    return Bottleneck(_largest(shares), tuple(shares), _sentence(_largest(shares), shares))
+
+
+def _but(record: Record, *names: str) -> object:
+    return without(axes(record.point), names)
+
+
+def _per_device(record: Record) -> object:
+    key = without(axes(record.point), ("nodes", "devices", "global_batch"))
+    return key, record.point.global_batch / record.point.world
+
+
+def _input(record: Record, partners: Partners) -> Share:
+    rate, wait = record.value("throughput_per_device"), record.value("data_wait_share")
+    if record.point.mode == "compute":
+        return Share("input", 0.0, "mode compute: the batches are on the device already")
+    without_input = partners.in_mode(record, "compute")
+    if rate and without_input:
+        share = max(1 - rate / without_input, 0.0)
+        return Share("input", share, f"without input (mode compute) the rate changes by {without_input / rate - 1:+.1%}")
+    if wait is None:
+        return Share("input", None, "the wait for batches was not measured")
+    return Share("input", wait, f"the host waited for batches in {wait:.1%} of the window")
+
+
+def _communication(record: Record, partners: Partners) -> Share:
+    if record.point.world == 1:
+        return Share("communication", 0.0, "one device")
+    smallest, rate = partners.smallest(record), record.value("throughput_per_device")
+    if smallest is None or not rate or smallest[0] == record.point.world:
+        return Share("communication", None, "the same batch per device was not run on fewer devices")
+    world, single = smallest
+    devices = "1 device" if world == 1 else f"{world} devices"
+    share = max(1 - rate / single, 0.0)
+    return Share("communication", share, f"rate per device is {rate / single:.1%} of that on {devices}")
+
+
+def _compute(record: Record) -> Share:
+    for name, what in (("mfu_measured", "of the fastest kernel measured on this device"), ("mfu", "of the data sheet's peak")):
+        value = record.value(name)
+        if value is not None:
+            return Share("compute", min(value, 1.0), f"MFU {value:.1%} {what}")
+    metric = record.metrics.get("mfu_measured") or record.metrics.get("mfu")
+    return Share("compute", None, (metric.reason if metric else None) or "arithmetic was not counted")
+
+
+def _rest(record: Record, partners: Partners, shares: Sequence[Share]) -> Share:
+    if shares[2].share is None:
+        return Share("memory and overhead", None, "what is left after arithmetic is not known")
+    left = max(1 - sum(share.share for share in shares if share.share is not None), 0.0)
+    larger, rate = partners.larger_batch(record), record.value("throughput_per_device")
+    text = f"{left:.0%} of the time is left"
+    if larger is not None and rate:
+        gain = larger[1] / rate - 1
+        what = "overhead, which a larger batch spreads" if gain > GROWING else "traffic or slow kernels, which no batch cures"
+        text += f", and with batch {larger[0]} the rate changes by {gain:+.0%}: {what}"
+    return Share("memory and overhead", left, text)
+
+
+def _largest(shares: Sequence[Share]) -> Part | None:
+    if any(share.share is None for share in shares if share.part != "communication"):
+        known = [share for share in shares if share.share is not None and share.share > 0.5]
+        return known[0].part if known else None
+    ranked = sorted((share for share in shares if share.share is not None), key=lambda share: -(share.share or 0.0))
+    first, second = ranked[0].share or 0.0, ranked[1].share or 0.0
+    return ranked[0].part if first - second >= CLOSE else None
+
+
+def _sentence(by: Part | None, shares: Sequence[Share]) -> str:
+    told = "; ".join(share.because for share in shares if share.share is None or share.share > 0)
+    advice = {
+        "input": "input is the limit: more loader processes, faster storage, or less decoding",
+        "communication": "communication is the limit: larger batch per device, or faster links",
+        "compute": "arithmetic is the limit: only lower precision or faster devices help",
+        "memory and overhead": "neither arithmetic nor input nor communication is the limit: memory traffic, launches or slow kernels",
+        None: "no single limit stands out",
+    }[by]
+    return f"{advice} ({told})"

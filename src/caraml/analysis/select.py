@@ -1,0 +1,145 @@
+"""What a user can name as one side of a comparison.
+
+``NAME`` is tried as: a results folder; a suite of the results folder in use; the key or label of a point there, ``NAME/ATTEMPT`` for an
+earlier attempt at it. ``FOLDER:NAME`` looks in another folder, and ``reference:SOURCE/TABLE/RUN`` in the published figures.
+
+A published experiment is one column or row of a table. What its source does not state (precision, compile mode, mostly the batch) is not
+made up: :func:`unstated` names it, and comparisons say "not stated". Runs of one table with equal parameters count as repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from caraml.errors import InputError
+from caraml.reference import SOURCES, Reference
+from caraml.reference import select as select_rows
+from caraml.results.record import Metric, Record
+from caraml.results.store import RECORD, Store, read_record
+from caraml.suite.model import Mode, Point
+from caraml.units import METRICS
+
+PREFIX = "reference:"
+NOT_STATED = "not stated"
+
+_IDS = {"job", "node", "experiment", "jube_id", "jube_wp", "tasks", "cpus", "location", "hardware", "name", "devices_printed"}
+"""Parameters that name a run rather than its work."""
+_UNKNOWN = ("precision", "compile", "knobs", "deterministic", "micro_batch")
+_MODES: dict[str, Mode] = {"train": "train", "compute": "compute", "data": "data", "inference": "inference"}
+
+
+@dataclass(frozen=True)
+class Side:
+    """Records under the name that the user gave."""
+
+    name: str
+    records: tuple[Record, ...]
+
+
+def select(name: str, root: Path) -> Side:
+    """The records that ``name`` stands for; ``root`` is the results folder in use. Raises ``InputError`` if there are none."""
+    if name.startswith(PREFIX):
+        return Side(name, tuple(published(name)))
+    folder, separator, rest = name.rpartition(":")
+    if separator and rest and (Path(folder) / "points").is_dir():
+        return Side(name, tuple(_below(Store(Path(folder)), rest)))
+    records = tuple(Store(Path(name)).records() if (Path(name) / "points").is_dir() else _below(Store(root), name))
+    if not records:
+        raise InputError(f"no results below {name}", "caraml run SUITE --out FOLDER")
+    return Side(name, records)
+
+
+def _below(store: Store, name: str) -> list[Record]:
+    """Records of a suite, or of one point, in a store."""
+    if name in store.suites():
+        return store.records(name)
+    point, separator, attempt = name.rpartition("/")
+    if separator and attempt.isdecimal():
+        return [_attempt(store, point, attempt)]
+    try:
+        return [store.find(name)]
+    except InputError as error:
+        what = f"{name!r} is neither a results folder, nor a suite or point below {store.root}"
+        known = ", ".join(store.suites()) or "none"
+        raise InputError(f"{what} (suites: {known}); {str(error).splitlines()[0]}", "caraml results --out FOLDER lists points") from error
+
+
+def _attempt(store: Store, point: str, attempt: str) -> Record:
+    path = store.folder(store.find(point)).parent / attempt / RECORD
+    if not path.exists():
+        found = sorted(file.parent.name for file in path.parents[1].glob(f"*/{RECORD}") if file.parent.name.isdecimal())
+        raise InputError(f"{point!r} has no attempt {attempt}; it has {', '.join(found)}")
+    return read_record(path)
+
+
+def published(name: str) -> list[Record]:
+    """The experiments of ``reference:SOURCE``, ``reference:SOURCE/TABLE`` or ``reference:SOURCE/TABLE/RUN``.
+
+    Raises ``InputError`` if there is nothing of that name, or nothing that is one of CARAML's metrics.
+    """
+    source, _, rest = name.removeprefix(PREFIX).partition("/")
+    table, _, run = rest.partition("/")
+    rows = [row for row in select_rows(source=source, table=table or None) if not run or str(row.run) == run]
+    groups = groupby(sorted(rows, key=_experiment), key=_experiment)
+    records = [record for _, group in groups if (record := _record(list(group))) is not None]
+    if not records:
+        raise InputError(f"{name}: no published experiment with one of CARAML's metrics", "caraml references lists what there is")
+    return records
+
+
+def unstated(record: Record) -> tuple[str, ...]:
+    """Fields of a published record's point that its source does not state; empty for a record of our own."""
+    if "published" not in record.environment:
+        return ()
+    return _UNKNOWN if "batch" in record.point.params else (*_UNKNOWN, "global_batch")
+
+
+def _experiment(row: Reference) -> tuple[str, str, int, str, int, int, str, str]:
+    where = (row.system, row.devices or 1, row.nodes or 1)
+    return (row.source, row.table, row.run, *where, row.mode, _text(row))
+
+
+def _text(row: Reference) -> str:
+    return repr(sorted((name, str(value)) for name, value in row.parameters.items() if name not in {*_IDS, "boundary"}))
+
+
+def _record(rows: Sequence[Reference]) -> Record | None:
+    """One experiment; ``None`` if it is not of a workload, or none of its numbers is one of our metrics above zero."""
+    first = rows[0]
+    metrics = {
+        row.metric: Metric(value=row.value, unit=row.unit, scope=_scope(row))
+        for row in rows
+        if row.metric in METRICS and row.value is not None and row.value > 0
+    }
+    if not first.workload or not metrics:
+        return None
+    batch, nodes = first.parameters.get("batch"), first.nodes or 1
+    samples = batch if isinstance(batch, int) and batch > 0 else 1
+    point = Point(
+        suite="published",
+        benchmark=first.workload,
+        workload=first.workload,
+        params={name: value for name, value in first.parameters.items() if name not in {*_IDS, "boundary"}},
+        system=first.system or "not stated",
+        device=first.device or "not stated",
+        device_class="gpu",
+        software=SOURCES[first.source],
+        nodes=nodes,
+        devices=max((first.devices or 1) // nodes, 1),
+        mode=_MODES.get(first.mode, "train"),
+        global_batch=samples,
+        micro_batch=samples,
+        repeat=first.run,
+    )
+    environment = {"published": f"{first.source}, {first.table}, run {first.run}"}
+    return Record(
+        key=point.key, attempt=1, point=point, status="ok", started_at="1970-01-01T00:00:00+00:00", metrics=metrics, environment=environment
+    )
+
+
+def _scope(row: Reference) -> str | None:
+    boundary = row.parameters.get("boundary")
+    return str(boundary) if boundary is not None else None

@@ -1,0 +1,1 @@
+"""The ground floor: what every room needs and nothing else. Imports nothing of ours."""

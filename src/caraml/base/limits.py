@@ -1,0 +1,182 @@
+"""How much of files that other people made is taken in: every limit, once, and reading that keeps to it.
+
+Reading one such file takes at most about :data:`MEMORY` and :data:`SECONDS` on top of what the process has already; the tests hold that
+with a file of each kind that was made to take more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from stat import S_ISREG
+from typing import BinaryIO, cast
+
+from caraml.errors import InputError
+
+_MiB = 1 << 20
+
+MEMORY = 512 * _MiB
+"""What reading one file may take at most, in bytes, results of it included."""
+SECONDS = 10.0
+"""What reading one file may take at most, in seconds of computing."""
+
+RECORD = 16 * _MiB
+"""Bytes of one JSON file: a record, a point, a failure, a result of `caraml power`, what stands beside a corpus."""
+LISTING = 16 * _MiB
+"""Bytes of the list of a suite's points."""
+JSON_VALUES, JSON_OBJECTS = 500_000, 50_000
+"""Values (or arrays) and objects of a JSON file, counted by its commas, brackets and braces.
+
+Each can be a fault, and a fault takes far more memory than it."""
+INDEX = 64 * _MiB
+"""Bytes of the index of a store; a larger one is not used."""
+TOML = _MiB
+"""Bytes of a suite or system file."""
+VALUES = 100_000
+"""Values in a TOML file."""
+DEPTH = 32
+"""Tables and arrays within each other in a TOML file, dotted keys counted part by part."""
+KEY = 200
+"""Characters of a key in a TOML file."""
+FAULTS = 50
+"""Faults of a file that are told; of more, only their number."""
+POINTS = 100_000
+"""Points of a suite, and combinations of one benchmark's swept values before conditions."""
+NUMBER = 999_999_999
+"""Highest number of an attempt."""
+NUMBER_KEPT = 1_000_000
+"""Highest number that an attempt brings from an archive: above it, it takes the next free one, so that numbers do not run out."""
+PHASES, FLAGS, METRICS = 20_000, 100, 1_000
+"""Phases, flags and metrics of a record."""
+COUNT = 10**15
+"""What counts may be at most: batches, devices, steps, repeats."""
+MEMBERS = 200_000
+"""Files in an archive of ours, records among them."""
+ZIPPED = 500_000
+"""Files in a zip of data; tar files may have any number, because they are read as they come."""
+DIRECTORY = 32 * _MiB
+"""Bytes of an archive's own list of its files, and of the manifest in one of ours."""
+MEMBER, ARCHIVE = 4 << 30, 256 << 30
+"""Bytes of one unpacked file of an archive of ours that is not read here, such as a log, and of all of them."""
+RATIO, UNPACKED = 100, 64 * _MiB
+"""What is packed may unpack to so many times its size, or to so many bytes if that is more: gzip alone can reach 1,000 times."""
+DOCUMENT = 16 * _MiB
+"""Bytes of a line of JSON Lines, and of a document of plain text: a longer file is several documents."""
+TOKENIZER, TOKENIZER_VALUES, VOCABULARY = 48 * _MiB, 1_600_000, 1_000_000
+"""Bytes of a file of a tokenizer, its values and merges, and its tokens."""
+GROWTH = 16
+"""How many times as long a tokenizer may make a text before it divides it."""
+SQUAD, SQUAD_VALUES, SQUAD_OBJECTS = 64 * _MiB, 2_000_000, 600_000
+"""Bytes, values and objects of a file of questions, unpacked."""
+SQUAD_TEXT = 256 * 10**6
+"""Characters of all its texts, each as often as there are questions on it."""
+DIGITS = 256 * _MiB
+"""Bytes of a file of digits, unpacked."""
+IMAGE = 64 * _MiB
+"""Bytes of a file of an image."""
+PIXELS, PIXELS_OTHER = 64 * 10**6, 25 * 10**6
+"""Pixels of a JPEG, and of an image of another form, which takes more memory to decode."""
+CLASSES, IMAGES = 1_000_000, 2 * 10**7
+"""Classes and images of a set."""
+CHUNK, SLICE = 128 * _MiB, 128 * _MiB
+"""Bytes of a chunk of an HDF5 file, which is unpacked whole, and of the part of a variable that is read at once."""
+LINKS = 10_000
+"""Names in an HDF5 file."""
+CORPUS_ROWS = 10**9
+"""Rows of a Parquet file of text, which is read row by row."""
+WINDOW = 128 * _MiB
+"""Bytes of what was unpacked last that a format may have kept to unpack the next; `xz -9` asks for half of it."""
+CHECKPOINT = 64 * _MiB
+"""Bytes of the description of a checkpoint; its tensors are as large as those of the model that takes them."""
+TABLE = 1 << 30
+"""Bytes of a raw table beside a record."""
+FOOTER = 8 * _MiB
+"""Bytes of the contents table at the end of a Parquet file."""
+ROWS_SCANNED = 200_000_000
+"""Rows of a raw table that is summed up: steps over ranks, power over spans of time."""
+ROWS = 8_640_000
+"""Readings, or rows of a table for SQL, that are taken as they are: a day of 10 ms each."""
+RANK_ROWS = 2_000_000
+"""Steps of all ranks that are compared one by one."""
+CHANNELS = 1_000
+"""Channels of a table of power."""
+STEPS = 8_640_000
+"""Steps of one record: a day of 10 ms each."""
+DATABASE = 256 * _MiB
+"""What DuckDB takes of the memory."""
+JUBE, JUBE_ROWS, JUBE_CELLS = 4 * _MiB, 1_000, 100_000
+"""Bytes, rows and cells of a result table of JUBE: each row becomes a record."""
+MERGED, MERGED_CHANNELS, RANKS = 96 * _MiB, 200_000, 100_000
+"""Bytes and channels of all results of `caraml power` that are merged, and ranks that a result may say there were."""
+OUTPUT = 128 * _MiB
+"""Bytes of what a program printed or wrote, from which its numbers are read."""
+PATTERN = 1000
+"""Characters of a regular expression in a suite."""
+LINE = 64 << 10
+"""Bytes of a small file of one or two lines, and of the end of a log in which a reason is looked for."""
+LOG_END = 4 * _MiB
+"""Bytes of the end of a log that is shown."""
+
+
+def read_bytes(path: Path | str, most: int = RECORD) -> bytes:
+    """A whole file, of at most so many bytes.
+
+    Raises:
+        InputError: it is larger, or no plain file: a pipe would keep its reader waiting, and a device never ends.
+        OSError: it is not there, or cannot be read.
+    """
+    with opened(path) as (file, size):
+        if size > most:
+            raise too_large(path, size, most)
+        return file.read(size)
+
+
+def read_json(path: Path | str, most: int = RECORD) -> bytes:
+    """As :func:`read_bytes` for JSON that a model will check. Raises ``InputError`` also for more values than are read."""
+    return counted(read_bytes(path, most), path)
+
+
+def counted(content: bytes, path: Path | str, values: int = JSON_VALUES, objects: int = JSON_OBJECTS) -> bytes:
+    """JSON as it is. Raises ``InputError`` for more values, arrays or objects than are read."""
+    for mark, limit, what in ((b",", values, "values"), (b"[", values, "arrays"), (b"{", objects, "objects")):
+        if (count := content.count(mark)) > limit:
+            raise too_large(path, count, limit, what)
+    return content
+
+
+def read_text(path: Path | str, most: int = RECORD) -> str:
+    """As :func:`read_bytes`, as text in UTF-8. Raises ``UnicodeDecodeError`` for anything else."""
+    return read_bytes(path, most).decode()
+
+
+def tail(path: Path | str, most: int = LINE) -> str:
+    """The end of a file that may be of any size; what is not UTF-8 in it is replaced. Errors as :func:`read_bytes`."""
+    with opened(path) as (file, size):
+        file.seek(max(0, size - most))
+        return file.read(most).decode("utf-8", errors="replace")
+
+
+@contextmanager
+def opened(path: Path | str) -> Iterator[tuple[BinaryIO, int]]:
+    """A plain file to read, unbuffered, and its size now. Raises as :func:`read_bytes`."""
+    with open(path, "rb", buffering=0, opener=_opener) as file:
+        found = os.fstat(file.fileno())
+        if not S_ISREG(found.st_mode):
+            raise InputError(f"{path}: not a plain file")
+        yield cast(BinaryIO, file), found.st_size
+
+
+def _opener(path: str, flags: int) -> int:
+    del flags
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer opens at once
+
+
+def too_large(path: Path | str, found: float, most: float, what: str = "bytes", done: str = "read") -> InputError:
+    """The error for more of something than is taken in."""
+    return InputError(f"{path}: found {_count(found)} {what}, at most {_count(most)} are {done}")
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if number < 1e18 else f"{number:.3g}"

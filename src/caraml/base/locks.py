@@ -1,0 +1,184 @@
+"""Locks between processes of one user: on files and in folders that nobody else can open, so that nobody else can hold them.
+
+A lock that cannot be had safely (its folder or file belongs to somebody else, it is a link, a pipe, or open to others who hold it) is gone
+without: :attr:`Lock.trouble` says why, and whoever asked decides whether that matters.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from stat import S_ISREG
+
+from caraml.base.files import new_folder_beside, owned
+
+_OTHERS = 0o077
+_WRITABLE_BY_OTHERS = 0o022
+
+
+def user_folder(base: Path) -> Path:
+    """Name of this user's own folder in one that all users of the machine share."""
+    name = f"caraml-{os.geteuid()}"
+    return base if base.name == name and owned(base) else base / name
+
+
+def machine_folder() -> Path:
+    """Where this user's locks on this machine are: a folder that goes with the machine, not with a home that others share."""
+    given = os.environ.get("XDG_RUNTIME_DIR", "")  # batch systems carry it to nodes where there is no such folder
+    return Path(given) / "caraml" if given and owned(given) else user_folder(Path(tempfile.gettempdir()))
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder that only this user can enter, or see that the one that is there is such a folder.
+
+    Raises:
+        PermissionError: it is a link or no folder, belongs to somebody else, or others could write to it; the message says which.
+        OSError: it cannot be made.
+    """
+    os.close(_opened(folder))
+    return folder
+
+
+def keep_temporary_files_private() -> None:
+    """Have this process and its children put temporary files where only this user can enter. Torch keeps compiled code there, under a name
+    that anybody could take first, and runs what it finds."""
+    base = Path(tempfile.gettempdir())
+    try:
+        folder = private_folder(user_folder(base))
+    except OSError:  # somebody has taken the name
+        folder = new_folder_beside(base / "caraml", mode=0o700)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+
+
+class Lock:
+    """A lock on a file. The kernel frees it when its holder ends, however that happens."""
+
+    def __init__(self, path: Path, *, private: bool = True) -> None:
+        """Open the lock's file.
+
+        Args:
+            path: the file; it is made if it is not there, and never emptied.
+            private: its folder must be one that only this user can enter. Otherwise any folder will do, for what several machines share.
+        """
+        self.path = path
+        self.trouble: str | None = None
+        """Why there is no lock to be had, if so; :meth:`take` then goes on without."""
+        self._descriptor = -1
+        self._open_to_others = False
+        try:
+            self._descriptor = self._open(private)
+        except OSError as error:
+            self.trouble = f"{error.filename or path}: {error.strerror or error}"
+
+    def _open(self, private: bool) -> int:
+        folder = _opened(self.path.parent) if private else os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+            try:
+                descriptor = os.open(self.path.name, flags, 0o600, dir_fd=folder)
+            except OSError as error:
+                why = "a link where a lock should be" if error.errno == errno.ELOOP else error.strerror
+                raise OSError(error.errno, why, str(self.path)) from error
+        finally:
+            os.close(folder)
+        found = os.fstat(descriptor)
+        why = _why_not(found, S_ISREG(found.st_mode) and found.st_nlink == 1, "no plain file of one name")
+        if why is not None:
+            os.close(descriptor)
+            raise PermissionError(errno.EPERM, why, str(self.path))
+        self._open_to_others = bool(found.st_mode & _OTHERS)
+        return descriptor
+
+    def take(self, *, wait: bool = False) -> bool:
+        """Take the lock, or go on without where there is none to be had; false while another process of this user holds it.
+
+        Args:
+            wait: wait for the other process rather than return false.
+        """
+        if self.trouble is not None:
+            return True
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if self._open_to_others:  # whoever could open it may hold it for ever
+                return self._without("it was open to other users, and somebody holds it")
+            if not wait:
+                return False
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        except OSError as error:  # a file system without locks
+            return self._without(error.strerror)
+        if self._open_to_others:
+            os.fchmod(self._descriptor, 0o600)
+        return True
+
+    def _without(self, why: str | None) -> bool:
+        self.trouble = f"{self.path}: {why}"
+        return True
+
+    def give(self) -> None:
+        """Let others have it."""
+        if self.trouble is None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def note(self, text: str) -> None:
+        """Write into the lock's file who holds it, for those who wait."""
+        if self._descriptor >= 0:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, text.encode(), 0)
+
+    def noted(self) -> str:
+        """What :meth:`note` wrote, by whichever process."""
+        return os.pread(self._descriptor, 4096, 0).decode("utf-8", errors="replace") if self._descriptor >= 0 else ""
+
+    def close(self, *, remove: bool = False) -> None:
+        """Let others have it, for good; ``remove`` the file where its name is used once."""
+        if self._descriptor < 0:
+            return
+        if remove:
+            with suppress(OSError):
+                self.path.unlink()
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+@contextmanager
+def alone(path: Path, *, private: bool = True) -> Iterator[str | None]:
+    """Hold a lock while the block runs, waiting for it as long as it takes; gives why it runs without, if it does."""
+    lock = Lock(path, private=private)
+    try:
+        lock.take(wait=True)
+        yield lock.trouble
+    finally:
+        lock.close()
+
+
+def _opened(folder: Path) -> int:
+    """A descriptor of a private folder; see :func:`private_folder`."""
+    with suppress(FileExistsError):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise PermissionError(errno.EPERM, "a link or a file where a folder of this user's own should be", str(folder)) from error
+        raise
+    found = os.fstat(descriptor)
+    why = _why_not(found, not found.st_mode & _WRITABLE_BY_OTHERS, "other users can write to it")
+    if why is not None:
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, why, str(folder))
+    if found.st_mode & _OTHERS:
+        os.fchmod(descriptor, 0o700)
+    return descriptor
+
+
+def _why_not(found: os.stat_result, good: bool, why: str) -> str | None:
+    if found.st_uid != os.geteuid():
+        return f"belongs to user {found.st_uid}, not to user {os.geteuid()}, who runs this"
+    return None if good else why

@@ -1,0 +1,165 @@
+"""What a node reads around its steps: power sensors, idle power, CPU time of others, throttling. Opened here and nowhere else.
+
+One process of a node, its local rank 0, has instruments. They are read at the two ends of the window; what they say of it is a
+:class:`NodeSummary` of plain numbers, so that one rank can put those of all nodes together. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from caraml.power import Meter
+from caraml.power.model import WindowEnergy, window_from_dict
+from caraml.system.detect import detect
+from caraml.system.environment import environment
+from caraml.system.throttle import Throttled, shares, throttled
+
+if TYPE_CHECKING:
+    from caraml.engine.ranks import Ranks
+
+POWER_SOURCES = "CARAML_POWER"
+"""Environment variable: comma-separated names of power sources to use instead of all that answer."""
+BUSY_SHARE = 0.05
+"""Share of a host's CPU time used by others above which a window is flagged `busy_machine`."""
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class CpuTime:
+    """CPU seconds since boot: of all processes, and of one process with its living and ended descendants."""
+
+    everyone: float
+    ours: float
+
+
+@dataclass
+class NodeSummary:
+    """What one node's instruments say of a window. Times are the node's monotonic clock."""
+
+    energy: WindowEnergy
+    idle: WindowEnergy | None = None
+    """The baseline: the device is open, nothing runs."""
+    other_cpu_share: float | None = None
+    """Share of the node's CPU time that went to processes which are not the point's; ``None`` where the kernel does not tell."""
+    throttled: Throttled = field(default_factory=dict)
+    """Shares of the window for which each GPU was held back, by reason."""
+    device: str = ""
+    """What computes, in a few words."""
+    cpu: str | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    """Versions, clocks and settings (see ``caraml.system.environment``)."""
+    spans: dict[str, WindowEnergy] = field(default_factory=dict)
+    """Further windows, by name: ``run`` is all that an application would do, ``epochs`` all its epochs."""
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dictionaries, for :meth:`from_data`."""
+        return asdict(self)
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> NodeSummary:
+        """The inverse of :meth:`to_data`."""
+        energy, idle = (None if data[name] is None else window_from_dict(data[name]) for name in ("energy", "idle"))
+        spans = {name: window_from_dict(span) for name, span in data["spans"].items()}
+        return cls(**{**data, "energy": energy, "idle": idle, "spans": spans})
+
+
+class Instruments:
+    """The instruments of this node, running. ``devices`` are the accelerators whose sensors count (see ``Meter``); ``[]``: none."""
+
+    def __init__(self, devices: Sequence[str] | None = None, *, world: int = 1) -> None:
+        chosen = os.environ.get(POWER_SOURCES)
+        self.meter = Meter(sources=chosen.split(",") if chosen else "auto", devices=devices)
+        self.meter.start()
+        self.idle: WindowEnergy | None = None
+        self._gpus = devices
+        self._family = os.getppid() if world > 1 else os.getpid()  # ranks of a node have one parent
+        self._edges: list[tuple[CpuTime | None, Throttled]] = []
+
+    def measure_idle(self, seconds: float) -> None:
+        """Energy of the machine at rest, where it has a sensor: the device is open, nothing runs."""
+        if self.meter.channels and seconds:
+            begin = self.meter.mark()
+            time.sleep(seconds)
+            self.idle = self.meter.energy("idle", begin, self.meter.mark())
+
+    def edge(self) -> float:
+        """At both ends of the window: read every sensor at once, and again where it opens, since the rest takes its time. Returns when."""
+        at = self.meter.mark()
+        self._edges.append((cpu_time(self._family), throttled(self._gpus) if self._gpus else {}))
+        if len(self._edges) == 1:
+            self.meter.mark()
+        return at
+
+    def summary(self, begin: float, end: float, spans: Mapping[str, tuple[float, float]] | None = None) -> NodeSummary:
+        """What was read between two instants, which the edges enclose; without edges only the sensors know something.
+
+        ``spans`` are further stretches, by name, of which the energy is wanted.
+        """
+        opened, closed = self._edges if len(self._edges) == 2 else [(None, {})] * 2
+        share = share_of_others(opened[0], closed[0], end - begin, os.cpu_count() or 1)
+        energy = self.meter.energy("measure", begin, end, self.idle)
+        held_back, system = shares(opened[1], closed[1], end - begin), detect()
+        further = {name: self.meter.energy(name, *span) for name, span in (spans or {}).items()}
+        return NodeSummary(energy, self.idle, share, held_back, system.identity, system.cpu.model, environment(), further)
+
+
+def quiet_baseline(ranks: Ranks, instruments: Instruments | None, seconds: float) -> None:
+    """Measure the idle power of every node while no rank of any does anything. Collective."""
+    ranks.barrier()
+    if instruments is not None:
+        instruments.measure_idle(seconds)
+    ranks.barrier()
+
+
+def on_clock(energy: WindowEnergy | None, origin: float) -> WindowEnergy | None:
+    """The same energy with its edges in seconds after ``origin``."""
+    return None if energy is None else replace(energy, start=energy.start - origin, end=energy.end - origin)
+
+
+def cpu_time(family: int, proc: Path = _PROC) -> CpuTime | None:
+    """A snapshot with ``family`` and its descendants as ours, or ``None`` where the kernel does not tell (no /proc)."""
+    try:
+        first = (proc / "stat").read_text(encoding="ascii").split("\n", 1)[0].split()
+    except OSError:
+        return None
+    ticks = os.sysconf("SC_CLK_TCK")
+    user, nice, system, _idle, _iowait, irq, softirq = (int(value) for value in first[1:8])
+    return CpuTime((user + nice + system + irq + softirq) / ticks, _family(proc, family) / ticks)
+
+
+def share_of_others(begin: CpuTime | None, end: CpuTime | None, seconds: float, cpus: int) -> float | None:
+    """Share of ``cpus`` that others used in the ``seconds`` between two snapshots; ``None`` if one is missing."""
+    if begin is None or end is None or seconds <= 0:
+        return None
+    others = (end.everyone - begin.everyone) - (end.ours - begin.ours)
+    return max(others, 0.0) / (seconds * cpus)
+
+
+def _family(proc: Path, root: int) -> int:
+    """Clock ticks of a process and its descendants."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for folder in proc.iterdir():
+        if not folder.name.isdecimal():
+            continue
+        try:
+            fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        except OSError:  # it ended while we looked
+            continue
+        pid = int(folder.name)
+        parents[pid] = int(fields[1])
+        ticks[pid] = sum(int(value) for value in fields[11:15])  # utime, stime, and those of children that were waited for
+    return sum(value for pid, value in ticks.items() if _descends(pid, root, parents))
+
+
+def _descends(pid: int, root: int, parents: dict[int, int]) -> bool:
+    while pid > 1:
+        if pid == root:
+            return True
+        pid = parents.get(pid, 0)
+    return pid == root

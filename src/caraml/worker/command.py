@@ -1,0 +1,222 @@
+"""One command point: run the program, watch its marks, read the sensors, write the record. Imports no torch.
+
+Runs as ``python -m caraml.worker.command FOLDER``; FOLDER holds ``point.json`` and ``command.json``, what the templates came to.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from caraml.base.limits import SECONDS, read_json
+from caraml.base.patterns import limited
+from caraml.engine.instruments import Instruments, NodeSummary, on_clock
+from caraml.errors import CaramlError, InputError
+from caraml.power.clock import node_key
+from caraml.power.store import ROW
+from caraml.results.files import write_table
+from caraml.results.finish import Failure, note_failure, now
+from caraml.results.metrics import energies
+from caraml.results.progress import ProgressWriter
+from caraml.results.record import Metric, Record, Window
+from caraml.results.run_metrics import whole_run
+from caraml.results.store import write_record
+from caraml.suite.model import Point
+from caraml.system.detect import detect
+from caraml.system.environment import environment
+from caraml.system.variables import PROGRAM, handed_over
+from caraml.worker.command_record import NO_ENERGY, Ran, items_of, names_of, read_metrics, record_of_run
+from caraml.worker.nodes import Nodes, put_together
+from caraml.workloads.command import Marks, Params
+
+COMMAND = "command.json"
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+_BEAT = 1.0
+
+
+class Command(BaseModel):
+    """A point's templates, filled in."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    argv: list[str]
+    env: dict[str, str]
+    unseen: list[str] = []
+    """Variables whose values are in the private folder, or else in the environment of whoever starts this by hand."""
+    cwd: str
+    suite_folder: str
+
+
+class _Marked:
+    """Hands the program's output on, line by line, and notes when the marks came."""
+
+    def __init__(self, marks: Marks, edge: Callable[[], float]) -> None:
+        self._begin, self._end = re.compile(marks.begin), re.compile(marks.end)
+        self._edge = edge
+        self.begin: float | None = None
+        self.end: float | None = None
+
+    def line(self, text: str) -> None:
+        at = time.monotonic()
+        if self.begin is None:
+            if self._found(self._begin, text):
+                self.begin = self._edge()
+        elif self.end is None and self._found(self._end, text):
+            self.end = at
+            self._edge()
+
+    @staticmethod
+    def _found(mark: re.Pattern[str], text: str) -> bool:
+        try:
+            with limited():
+                return mark.search(text) is not None
+        except TimeoutError:
+            raise InputError(f"the mark {mark.pattern!r} needs more than {SECONDS:g} s for one line") from None
+
+
+class CommandWorker:
+    """Runs one command."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.point = Point.model_validate_json(read_json(folder / "point.json"))
+        self.command = Command.model_validate_json(read_json(folder / COMMAND))
+        self.params = Params.model_validate(self.point.params)
+        self._handed_over = handed_over(folder, PROGRAM)
+        for name in self.command.unseen:
+            if name not in self._handed_over and name not in os.environ:
+                raise InputError(f"env.{name}: its value is not kept", f"export {name} first")
+        self._progress = ProgressWriter(folder, time.monotonic())
+        self._instruments: Instruments | None = None
+        self._child: subprocess.Popen[str] | None = None
+
+    def run(self) -> int:
+        """Run and write the record; returns the program's exit code as a shell has it."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, self._hand_on)
+        if self.params.energy:
+            self._progress.write("idle")
+            self._instruments = Instruments()
+            self._instruments.measure_idle(self.point.measure.idle_seconds)
+        self._progress.write("run", item=self.params.item)
+        started_at = now()
+        begin = self._edge() if self.params.marks is None else time.monotonic()
+        code, marked = self._execute()
+        end = self._edge() if self.params.marks is None else time.monotonic()
+        window = None
+        if marked is not None and marked.begin is not None and marked.end is not None:
+            window = (marked.begin - begin, marked.end - begin)
+        ran = Ran(code, started_at, end - begin, doubt=_doubt(marked), window=window)
+        write_record(self.folder, self._record(ran, begin))
+        return code
+
+    def _edge(self) -> float:
+        return self._instruments.edge() if self._instruments is not None else time.monotonic()
+
+    def _execute(self) -> tuple[int, _Marked | None]:
+        marked = _Marked(self.params.marks, self._edge) if self.params.marks is not None else None
+        pipe = subprocess.PIPE if marked is not None else None
+        try:
+            self._child = subprocess.Popen(  # noqa: S603 -- the program of the point: running it is what was asked for; no shell
+                self.command.argv,
+                cwd=self.command.cwd,
+                env={**os.environ, **self.command.env, **self._handed_over},
+                stdin=subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=subprocess.STDOUT if pipe else None,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            print(f"{self.command.argv[0]} in {self.command.cwd}: {error.strerror}", flush=True)
+            return (NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE), marked
+        if marked is not None:
+            assert self._child.stdout is not None
+            try:
+                for line in self._child.stdout:
+                    marked.line(line)
+                    print(line, end="", flush=True)
+            except InputError:
+                self._child.kill()
+                raise
+        while True:
+            try:
+                code = self._child.wait(_BEAT)
+                break
+            except subprocess.TimeoutExpired:
+                self._progress.write("run", item=self.params.item, watts=self._watts())
+        return (128 - code if code < 0 else code), marked
+
+    def _watts(self) -> float | None:
+        return self._instruments.meter.latest_power_w() if self._instruments is not None else None
+
+    def _hand_on(self, number: int, frame: FrameType | None) -> None:
+        """The program gets the signal; what it does then decides how this ends."""
+        if self._child is not None and self._child.poll() is None:
+            self._child.send_signal(number)
+
+    def _record(self, ran: Ran, begin: float) -> Record:
+        rss = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        measured = {"peak_host_memory": Metric(value=rss, unit="B")} if rss else {}
+        extras: dict[str, Any] = {"system": detect().model_dump(mode="json"), "environment": environment()}
+        names = names_of(self.point, self.params, self.folder, self.command.suite_folder)
+        numbers, _ = read_metrics(self.params.metrics, self.folder, names) if not ran.exit_code else ({}, [])
+        items = items_of(self.params, names, numbers)
+        start, end = ran.window or (0.0, ran.seconds or 0.0)
+        if isinstance(items, int) and end > start:
+            window = Window(start=start, end=end, steps=1, samples=self.point.global_batch, items=items, first_step=0)
+            run = (begin, begin + (ran.seconds or 0.0))
+            if self._instruments is None:
+                none = energies(window, self.params.item, None, None)
+                measured |= {name: Metric(value=None, unit=metric.unit, reason=NO_ENERGY) for name, metric in none.items()}
+            else:
+                mine = self._instruments.summary(begin + start, begin + end, {"run": run})
+                nodes = self._nodes(mine, window)
+                measured |= energies(window, self.params.item, nodes.energy, nodes.idle) | whole_run(nodes.spans["run"])
+                shifted = {"energy": on_clock(nodes.energy, begin), "idle": on_clock(nodes.idle, begin)}
+                extras |= {**shifted, "nodes": nodes.each, "files": self._raw_files(begin)}
+        return record_of_run(self.point, self.folder, self.params, names, replace(ran, measured=measured, extras=extras))
+
+    def _nodes(self, mine: NodeSummary, window: Window) -> Nodes:
+        """All nodes of the point. This process is on the first; what the program uses on the others, nobody reads."""
+        others: dict[str, list[NodeSummary]] = {f"node {number} of {self.point.nodes}": [] for number in range(2, self.point.nodes + 1)}
+        return put_together({node_key(): [mine], **others}, {node_key(): [0]}, window)
+
+    def _raw_files(self, begin: float) -> dict[str, str]:
+        assert self._instruments is not None
+        meter = self._instruments.meter
+        meter.stop()
+        return {"power": write_table(self.folder, "power", ROW, meter.rows(begin))} if meter.channels else {}
+
+
+def _doubt(marked: _Marked | None) -> str | None:
+    if marked is None or marked.end is not None:
+        return None
+    return f"the line of the mark `{'end' if marked.begin is not None else 'begin'}` was not printed"
+
+
+def main(folder: Path) -> int:
+    """Run the command of an attempt's folder; returns the exit code for the script."""
+    try:
+        return CommandWorker(folder).run()
+    except CaramlError as error:
+        reason = " ".join(str(error).split())
+        note_failure(folder, Failure(status="failed", reason=reason, rank=0, started_at=now()))
+        print(error, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

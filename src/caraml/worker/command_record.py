@@ -1,0 +1,208 @@
+"""What a command's run amounts to: its numbers, read from what it printed and wrote, and the record around them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from caraml.base.limits import OUTPUT, SECONDS, read_bytes
+from caraml.base.patterns import limited
+from caraml.errors import InputError
+from caraml.results.finish import LOG, death
+from caraml.results.record import Facts, Metric, Phase, Record, Status, Window
+from caraml.suite.model import Point
+from caraml.units import unit_of
+from caraml.workloads.command import POINT_NAMES, MetricSpec, Params, Take, filled
+
+SHORT_WINDOW = 0.1
+"""Seconds below which the delay in seeing the marks matters."""
+_LONGEST = 60
+ONE_RUN = "one run: repeats give the spread"
+NO_ENERGY = "not asked for: `energy = false`"
+
+_BLANK: Record = cast(Any, Record).model_construct(key="", attempt=0, status="ok", started_at="")
+"""What all records of commands are copies of."""
+
+_TAKES: dict[Take, Callable[[Sequence[float]], float]] = {
+    "last": lambda values: values[-1],
+    "first": lambda values: values[0],
+    "mean": statistics.fmean,
+    "median": statistics.median,
+    "sum": math.fsum,
+    "min": min,
+    "max": max,
+}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a program ran. Times in seconds since it was started."""
+
+    exit_code: int
+    """As a shell has it: 128 + number for a signal."""
+    started_at: str
+    seconds: float | None
+    """From start to end; ``None`` with a ``doubt``."""
+    doubt: str | None = None
+    window: tuple[float, float] | None = None
+    """Begin and end of the marked window, if marks were asked for and found."""
+    measured: dict[str, Metric] = field(default_factory=dict)
+    """Further metrics: energy, memory."""
+    extras: dict[str, Any] = field(default_factory=dict)
+    """Further fields of the record."""
+
+
+def names_of(point: Point, params: Params, folder: Path | str, suite_folder: str) -> dict[str, Any]:
+    """What the templates of a point may name."""
+    own = {name: getattr(point, name) for name in POINT_NAMES}
+    return {**own, **params.__pydantic_extra__, "folder": str(folder), "suite_folder": suite_folder}
+
+
+def items_of(params: Params, names: Mapping[str, Any], numbers: Mapping[str, Metric]) -> int | str:
+    """Items of the window, or a sentence that says why they are not known."""
+    if isinstance(params.items, int):
+        return params.items
+    if params.items in numbers:
+        value = numbers[params.items].value
+        if value is None:
+            return f"items: the metric {params.items!r} is not known"
+    else:
+        try:
+            value = float(filled(params.items, names))
+        except ValueError:
+            return f"items: found {filled(params.items, names)!r}, expected a number, a template of one, or the name of a metric"
+    return int(value) if value > 0 else f"items: found {value:g}, expected more than 0"
+
+
+def record_of_run(point: Point, folder: Path, params: Params, names: Mapping[str, Any], ran: Ran) -> Record:
+    """The record of a run that ended. A number that is missing or no number makes it ``invalid``."""
+    if ran.exit_code:
+        return _record(point, folder, ran, "failed", death(folder, ran.exit_code, "program"))
+    numbers, faults = read_metrics(params.metrics, folder, names)
+    items = items_of(params, names, numbers)
+    if isinstance(items, str):
+        faults.append(items)
+    if params.marks is not None and ran.window is None:
+        faults.append(ran.doubt or "the marks were not printed")
+    start, end = ran.window or (0.0, ran.seconds)
+    if faults or end is None or isinstance(items, str) or end <= start:
+        reason = "; ".join(faults) or ran.doubt or "the run took no time that the clock could tell"
+        return _record(point, folder, ran, "invalid", reason, metrics=numbers)
+    window = Window(start=start, end=end, steps=1, samples=point.global_batch, items=items, first_step=0)
+    facts = Facts(item=params.item, items_per_sample=1, parameters=None, flops_per_item=None, flops_formula="not known of a command")
+    metrics = {**_rates(window, point, params.item, ran), **ran.measured, **numbers}
+    flags = ["short_window"] if ran.window is not None and window.seconds < SHORT_WINDOW else []
+    return _record(point, folder, ran, "ok", None, window=window, flags=flags, facts=facts, metrics=metrics)
+
+
+def _record(point: Point, folder: Path, ran: Ran, status: Status, reason: str | None, **fields: Any) -> Record:
+    # The parts are valid by themselves, so that a copy of an empty record will do: checking them once more would take as long as the rest.
+    values = {
+        "key": folder.parent.name.rpartition("-")[2],
+        "attempt": int(folder.name),
+        "point": point,
+        "status": status,
+        "reason": reason,
+        "started_at": ran.started_at,
+        "phases": [Phase(name="run", start=0.0, end=ran.seconds)] if ran.seconds is not None else [],
+    }
+    return _BLANK.model_copy(update={**values, **ran.extras, **fields})
+
+
+def _rates(window: Window, point: Point, item: str, ran: Ran) -> dict[str, Metric]:
+    rate, unit = window.items / window.seconds, unit_of("throughput", item)
+    metrics = {
+        "throughput": Metric(value=rate, unit=unit, n=1, reason=ONE_RUN),
+        "throughput_per_device": Metric(value=rate / point.world, unit=unit, n=1, reason=ONE_RUN),
+        "window_time": Metric(value=window.seconds, unit="s", n=1),
+    }
+    if ran.seconds is not None:
+        metrics["runtime"] = Metric(value=ran.seconds, unit="s", n=1)
+    return metrics
+
+
+def read_metrics(specs: Mapping[str, MetricSpec], folder: Path, names: Mapping[str, Any]) -> tuple[dict[str, Metric], list[str]]:
+    """The program's own numbers, and a sentence for each that could not be had."""
+    numbers: dict[str, Metric] = {}
+    faults = []
+    for name, spec in specs.items():
+        values, fault = _values(spec, folder, names)
+        if not fault and not all(math.isfinite(value) for value in values):
+            fault = "found NaN or infinity"
+        if fault:
+            faults.append(f"metric {name!r}: {fault}")
+        numbers[name] = Metric(
+            value=None if fault else _TAKES[spec.take](values),
+            unit=spec.unit,
+            n=None if fault else len(values),
+            reason=fault or (f"{spec.take} of {len(values)} values" if len(values) > 1 else None),
+        )
+    return numbers, faults
+
+
+def _values(spec: MetricSpec, folder: Path, names: Mapping[str, Any]) -> tuple[list[float], str | None]:
+    """The values of a number in the order in which they stand, or why there are none."""
+    path = folder / (LOG if spec.file is None else filled(spec.file, names))
+    where = "the output" if spec.file is None else str(path)
+    try:
+        text = read_bytes(path, OUTPUT).decode("utf-8", errors="replace")
+    except OSError as error:
+        return [], f"{path}: {error.strerror}"
+    except InputError as error:
+        return [], str(error)
+    if spec.pattern is not None:
+        what = f"pattern {spec.pattern!r}"
+        group: int | str = "value" if "value" in re.compile(spec.pattern).groupindex else 1
+        try:
+            with limited():
+                found: Iterable[Any] = [match[group] for match in re.finditer(spec.pattern, text, re.MULTILINE)]
+        except TimeoutError:
+            return [], f"{what} needs more than {SECONDS:g} s for {where}"
+    elif spec.key is not None:
+        what = f"key {spec.key!r}"
+        found = [value for thing in _objects(text, whole=spec.file is not None) if (value := _inside(thing, spec.key)) is not None]
+    else:
+        assert spec.column is not None
+        what = f"column {spec.column!r}"
+        found = [row[spec.column] for row in csv.DictReader(text.splitlines()) if row.get(spec.column) not in (None, "")]
+    values = []
+    for value in found:
+        try:
+            values.append(float(value))
+        except (TypeError, ValueError, OverflowError):
+            return [], f"{what} gives {f'{value!r}'[:_LONGEST]} in {where}, which is no number"
+    return values, None if values else f"{what} is not in {where}"
+
+
+def _objects(text: str, whole: bool) -> Iterable[JsonValue]:
+    """JSON objects: one a line, or the whole text if that is one."""
+    if whole:
+        try:
+            found = json.loads(text)
+            yield from found if isinstance(found, list) else [found]
+            return
+        except (ValueError, RecursionError):
+            pass  # then it has one a line
+    for line in text.splitlines():
+        if line.lstrip().startswith("{"):
+            try:
+                yield json.loads(line)
+            except (ValueError, RecursionError):
+                continue  # something else that begins with a brace
+
+
+def _inside(thing: Any, path: str) -> Any:
+    for step in path.split("."):
+        if not isinstance(thing, dict):
+            return None
+        thing = thing.get(step)
+    return thing

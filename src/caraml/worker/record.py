@@ -1,0 +1,274 @@
+"""The record of a measured loop: what all ranks measured, taken together, put into metrics, with the raw tables beside it.
+
+Both a training of ours and somebody's own loop end here, on rank 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from caraml.engine.control import judge, seen
+from caraml.engine.instruments import Instruments, on_clock
+from caraml.engine.precision import ARITHMETIC
+from caraml.engine.ranks import Ranks
+from caraml.engine.steps import StepTable
+from caraml.engine.summary import RankSummary
+from caraml.power import Meter
+from caraml.power.model import HEADLINES
+from caraml.power.store import ROW
+from caraml.results.epoch_metrics import epoch_metrics, nominal_epoch
+from caraml.results.files import write_table
+from caraml.results.limits import limit_flags
+from caraml.results.measured import Epoch, Measured, steps_per_epoch
+from caraml.results.metrics import derive, joules
+from caraml.results.record import Bandwidth, Facts, Fingerprint, Metric, Peak, Phase, Record, Window
+from caraml.results.run_metrics import is_input_bound, run_metrics, whole_run, without_wait
+from caraml.suite.model import Point
+from caraml.system.detect import detect
+from caraml.system.environment import environment
+from caraml.system.model import DType, System
+from caraml.worker.nodes import Nodes, put_together
+
+FINGERPRINT_STEP = 4
+"""Whose loss is the fingerprint: three updates stand in it, and every point has at least as many steps."""
+
+_STEP_COLUMNS = ("step", "rank", "phase", "start", "seconds", "data_wait", "loss", "epoch", "batch")
+"""Of the table of steps; ``epoch`` counts from 1, ``batch`` within it from 0, both null where the data has no end."""
+_MOST_NAMED = 20
+
+
+@dataclass(frozen=True)
+class Known:
+    """What rank 0 knows besides what every rank measured. Times are this host's monotonic clock."""
+
+    folder: Path
+    point: Point
+    facts: Facts
+    origin: float
+    """Zero of the record's times."""
+    started_at: str
+    runtime: float
+    phases: Sequence[Phase]
+    probed: Peak
+    files: dict[str, str] = field(default_factory=dict)
+    """Raw tables that are there already, by kind."""
+    bandwidth: Bandwidth | None = None
+    cache: Bandwidth | None = None
+    datasheet: Peak | None = None
+    """Of a device that the workload brought itself; else the system's description has it."""
+    validation_loss: float | None = None
+    afterwards_failed: str | None = None
+    """Why validating or saving failed, if it did."""
+    tells_wait: bool = True
+    """Whether the steps say how long they waited for their input."""
+
+
+def gathered(ranks: Ranks, mine: RankSummary, instruments: Instruments | None, run_began: float) -> list[RankSummary]:
+    """What every rank measured, in rank order, on every rank. Collective.
+
+    Sensors answer for the longest window of any rank, for all epochs if there were such, and for the run from ``run_began`` until now.
+    """
+    longest = max(ranks.gather(mine.end - mine.begin))
+    if instruments is not None:
+        spans = {"run": (run_began, time.monotonic())}
+        if mine.epochs:
+            spans["epochs"] = (mine.epochs[0].begin, mine.epochs[-1].end)
+        mine.node = instruments.summary(mine.begin, mine.begin + longest, spans)
+        instruments.meter.stop()
+    return [RankSummary.from_data(data) for data in ranks.gather(mine.to_data())]
+
+
+def write_readings(ranks: Ranks, everyone: list[RankSummary], meter: Meter | None, folder: Path, origin: float) -> dict[str, str]:
+    """Write the raw readings of every node's sensors beside the record; the files' names, on every rank. Collective.
+
+    ``folder`` and ``origin``, the record's zero, are rank 0's. The others' readings are shifted so that their windows begin with its.
+    """
+    place, zero = ranks.gather([str(folder.absolute()), origin])[0]
+    mine, clocks = everyone[ranks.rank], list(dict.fromkeys(rank.clock for rank in everyone))
+    number, reading = clocks.index(mine.clock), [index for index, rank in enumerate(everyone) if rank.clock == mine.clock and rank.node]
+    name, written = f"power-{number}" if number else "power", None
+    if meter is not None and meter.channels and reading[:1] == [ranks.rank] and Path(place).is_dir():
+        written = write_table(Path(place), name, ROW, meter.rows(mine.begin - everyone[0].begin + zero))
+    return {Path(file).stem: file for file in ranks.gather(written) if file}
+
+
+def make_record(ranks: list[RankSummary], known: Known) -> Record:
+    """The whole record of a loop that was measured. Writes the table of steps into the attempt's folder."""
+    system, surroundings = detect(), environment()
+    known = dataclasses.replace(known, facts=_with_damaged(known.facts, ranks))
+    measured, point = together(ranks, known), known.point
+    nodes = _nodes(ranks, measured.window)
+    datasheet = known.datasheet or _datasheet(system, ARITHMETIC[point.precision])
+    metrics = derive(measured, nodes.energy, nodes.idle, datasheet, known.probed, bandwidth=known.bandwidth, cache=known.cache)
+    metrics["other_cpu_share"] = nodes.other_cpu
+    metrics |= run_metrics(measured, nodes.energy)
+    metrics["throughput_without_wait"] = without_wait(metrics["throughput"], metrics["data_wait_share"].value, point.mode == "train")
+    if known.facts.epoch_items is not None:
+        metrics |= nominal_epoch(metrics["energy_per_item"], known.facts.epoch_items, point.world)
+    metrics |= epoch_metrics(measured, joules(nodes.spans.get("epochs"), *HEADLINES))
+    metrics |= whole_run(nodes.spans.get("run"))
+    surroundings["affinity"] = [rank.affinity for rank in ranks]
+    surroundings["throttled"] = nodes.throttled
+    lost = not np.isfinite(measured.losses).all()
+    return Record(
+        key=point.key,
+        attempt=int(known.folder.name),
+        point=point,
+        status="invalid" if lost else "ok",
+        flags=[*_flags(measured, metrics), *limit_flags(metrics, (known.probed, known.bandwidth, known.cache)), *nodes.flags],
+        started_at=known.started_at,
+        phases=list(known.phases),
+        window=measured.window,
+        fingerprint=_fingerprint(ranks),
+        facts=known.facts,
+        metrics=metrics,
+        peak_datasheet=datasheet,
+        peak_measured=known.probed,
+        bandwidth_measured=known.bandwidth,
+        cache_measured=known.cache,
+        energy=on_clock(nodes.energy, known.origin),
+        idle=on_clock(nodes.idle, known.origin),
+        nodes=nodes.each,
+        system=system.model_dump(mode="json"),
+        environment=surroundings,
+        files={"steps": write_table(known.folder, "steps", _STEP_COLUMNS, _step_rows(ranks, known)), **known.files},
+    )
+
+
+def together(ranks: list[RankSummary], known: Known) -> Measured:
+    """All ranks as one: the slowest counts in every time."""
+    mine, seconds = ranks[0], max(rank.end - rank.begin for rank in ranks)
+    inside = [rank.window_rows for rank in ranks]
+    first, steps = next(index for index, row in enumerate(mine.rows) if row.phase == "measure"), len(inside[0])
+    trained = steps - max(rank.skipped_updates for rank in ranks)
+    samples = trained * known.point.global_batch
+    items = samples * known.facts.items_per_sample
+    if mine.items:
+        samples = items = sum(sum(rank.items[first : first + steps]) for rank in ranks)
+    begin = mine.begin - known.origin
+    losses = np.array([rank.losses for rank in ranks if rank.losses])  # a pipeline's last stage alone sees the loss
+    memory = [rank.device_memory for rank in ranks if rank.device_memory is not None]
+    loss, trains = known.validation_loss, known.point.mode == "train"
+    why = "the workload has no held-out data" if trains else "only mode train validates and saves"
+    if loss is not None and not np.isfinite(loss):
+        loss, why = None, "it was NaN or infinite"
+    waits = known.tells_wait
+    times = _slowest([rank.rows for rank in ranks])
+    shortest, longest = seen(times[first : first + steps])
+    judged = judge(times[1:first], times[first : first + steps], known.point.measure)
+    return Measured(
+        point=known.point,
+        facts=known.facts,
+        window=Window(
+            start=begin,
+            end=begin + seconds,
+            steps=steps,
+            samples=samples,
+            items=items,
+            first_step=first,
+            shortest_seen=shortest,
+            longest_seen=longest,
+            opened_within=_apart(ranks, [rank.begin for rank in ranks], [rank.waits[0] for rank in ranks]),
+            closed_within=_apart(ranks, [rank.end for rank in ranks], [rank.waits[1] for rank in ranks]),
+        ),
+        steps=times,
+        data_wait=max(sum(rows.data_waits) for rows in inside) if waits else None,
+        first_step_time=max(rank.first_step_time for rank in ranks),
+        time_to_first_step=mine.first_step_end - known.origin,
+        device_memory=max(memory, default=None),
+        host_memory=max((rank.host_memory for rank in ranks if rank.host_memory is not None), default=None),
+        losses=losses.mean(axis=0).tolist() if losses.size else [],
+        rank_steps=[float(np.mean(rows.seconds)) for rows in inside],
+        runtime=known.runtime,
+        phases=known.phases,
+        whole_data_wait=max(sum(rank.rows.data_waits) for rank in ranks) if waits else None,
+        validation_loss=loss,
+        no_validation=known.afterwards_failed or why,
+        epochs=list(_epochs(ranks, times)),
+        epochs_seconds=max((rank.epochs[-1].end - rank.epochs[0].begin for rank in ranks if rank.epochs), default=None),
+        flags=sorted({*judged, *(flag for rank in ranks for flag in rank.flags)}),
+    )
+
+
+def _apart(ranks: list[RankSummary], times: list[float], waits: list[float | None]) -> float | None:
+    """How far the ranks' times lie apart [s]. Clocks of different nodes do not compare: there it is what the longest wait allows."""
+    if len({rank.clock for rank in ranks}) == 1:
+        return max(times) - min(times)
+    return None if None in waits else max(wait for wait in waits if wait is not None)
+
+
+def _slowest(ranks: list[StepTable]) -> Sequence[float]:
+    """Of every step, the time of the rank that took longest [s]."""
+    slowest = np.maximum.reduce([np.frombuffer(rows.seconds) for rows in ranks])
+    return array("d", slowest.tobytes())
+
+
+def _epochs(ranks: list[RankSummary], times: Sequence[float]) -> Iterator[Epoch]:
+    start = 0
+    for rows in zip(*(rank.epochs for rank in ranks), strict=True):
+        training = max(row.trained - row.begin for row in rows)
+        whole = max(row.trained - row.begin + row.end - row.resumed for row in rows)
+        one = rows[0]
+        yield Epoch(one.number, whole, training, list(times[start : start + one.steps]), not one.cut, one.loss, one.accuracy)
+        start += one.steps
+
+
+def _nodes(ranks: list[RankSummary], window: Window) -> Nodes:
+    numbers: dict[str, list[int]] = {}
+    for number, rank in enumerate(ranks):
+        numbers.setdefault(rank.clock, []).append(number)
+    summaries = {key: [node for number in members if (node := ranks[number].node) is not None] for key, members in numbers.items()}
+    return put_together(summaries, numbers, window)
+
+
+def _flags(measured: Measured, metrics: dict[str, Metric]) -> list[str]:
+    raised = {
+        "nan_loss": not np.isfinite(measured.losses).all(),
+        "damaged_input": bool(measured.facts.data.get("damaged_files")),
+        "input_bound": is_input_bound(measured.point, metrics),
+    }
+    return [*measured.flags, *(flag for flag, is_so in raised.items() if is_so)]
+
+
+def _step_rows(ranks: list[RankSummary], known: Known) -> Iterator[tuple[Any, ...]]:
+    per_epoch = steps_per_epoch(known.facts, known.point)
+    for number, rank in enumerate(ranks):
+        losses: Iterable[float | None] = rank.losses or repeat(None, len(rank.rows))
+        for index, (row, loss) in enumerate(zip(rank.rows, losses, strict=True)):
+            epoch, batch = (None, None) if per_epoch is None else (index // per_epoch + 1, index % per_epoch)
+            wait = row.data_wait if known.tells_wait else None
+            yield index, number, row.phase, row.start - known.origin, row.seconds, wait, loss, epoch, batch
+
+
+def _with_damaged(facts: Facts, ranks: list[RankSummary]) -> Facts:
+    """``facts`` with the damaged input files of all ranks: their number, and the first of them by name with the reason."""
+    damaged = {name: why for rank in ranks for name, why in rank.damaged.items()}
+    if not damaged:
+        return facts
+    named: dict[str, Any] = dict(sorted(damaged.items())[:_MOST_NAMED])
+    return facts.model_copy(update={"data": {**facts.data, "damaged_files": len(damaged), "damaged": named}})
+
+
+def _fingerprint(ranks: list[RankSummary]) -> Fingerprint | None:
+    """The loss of an early step on every rank; ``None`` in a mode that trains nothing, or in a run that was over before."""
+    seen = [rank.losses for rank in ranks if rank.losses]
+    if not seen or any(len(own) < FINGERPRINT_STEP for own in seen):
+        return None
+    return Fingerprint(step=FINGERPRINT_STEP, losses=[float(own[FINGERPRINT_STEP - 1]).hex() for own in seen])
+
+
+def _datasheet(system: System, dtype: DType) -> Peak:
+    figure = (system.peak or {}).get(dtype)
+    if figure is None:
+        reason = system.missing.get("peak") or f"the data sheet of {system.devices[0].model} has no {dtype}"
+        return Peak(value=None, dtype=dtype, reason=reason)
+    return Peak(value=figure.value, dtype=dtype, source=figure.source)

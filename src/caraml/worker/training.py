@@ -1,0 +1,311 @@
+"""A training of ours: build, warm up, measure, write the record.
+
+Runs as ``python -m caraml.worker FOLDER``, alone or as one of several; FOLDER holds ``point.json``. Rank 0 writes the record. Whatever goes
+wrong is left in ``failure.json`` by the rank that saw it first, and the script around the worker turns that into a record.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from caraml.base.limits import read_json
+from caraml.engine.afterwards import save_model, validate, validation_loss
+from caraml.engine.device import CpuDevice, Device, gpus, open_device
+from caraml.engine.epochs import EpochLoop
+from caraml.engine.instruments import Instruments, quiet_baseline
+from caraml.engine.lifeline import die_with_parent
+from caraml.engine.loop import Hooks, MeasuringLoop, Progress
+from caraml.engine.phases import PhaseLog, process_start
+from caraml.engine.precision import ARITHMETIC, set_attention, set_deterministic, set_matmul_precision
+from caraml.engine.ranks import Ranks
+from caraml.engine.step import make_step
+from caraml.engine.summary import RankSummary
+from caraml.engine.watchdog import Watchdog
+from caraml.errors import CaramlError, InputError, is_out_of_memory
+from caraml.results.finish import Failure, note_failure, note_start, now
+from caraml.results.limits import bandwidth_of, peak_of
+from caraml.results.progress import ProgressWriter
+from caraml.results.record import Bandwidth, Facts, Peak, Record
+from caraml.results.store import write_record
+from caraml.suite.model import Point
+from caraml.system import affinity
+from caraml.worker.record import Known, gathered, make_record, write_readings
+from caraml.workloads import load_workload
+from caraml.workloads.base import BuildContext, Task
+
+if TYPE_CHECKING:
+    from caraml.engine.parallel.divide import Divided
+    from caraml.system.kernels import Kind
+
+_LONGEST_REASON = 400
+
+
+class Worker:
+    """Measures one point in this process."""
+
+    def __init__(self, folder: Path, point: Point) -> None:
+        self.folder, self.point, self.origin = folder, point, process_start()
+        self.started_at = now()
+        self.rank = int(os.environ.get("RANK", "0"))
+        self._progress = ProgressWriter(folder, self.origin) if self.rank == 0 else None
+        self.log = PhaseLog(self.origin, self._say)
+        self._instruments: Instruments | None = None
+        self._facts: Facts | None = None
+        self._hurried = False
+        self._own_device: Any = None
+        self._divided: Divided | None = None
+        self._validation_loss: float | None = None
+        self._afterwards_failed: str | None = None
+
+    def run(self) -> Record | None:
+        """Measure and write the record; returns it on rank 0, ``None`` elsewhere."""
+        with self.log.phase("start"):
+            device, ranks = self._open()
+        with self.log.phase("idle"):
+            quiet_baseline(ranks, self._instruments, self.point.measure.idle_seconds)
+        measured = self._limits(device)
+        device.forget_peak_memory()
+        ranks.barrier()  # a node that had to search for its limits must not lengthen the run of the others
+        run_began = time.monotonic()
+        with self.log.phase("build"):
+            task = self._build(device, ranks)
+            ranks.know_each_other()  # in the groups of its placement, too
+        try:
+            with Watchdog(ranks, self._give_up) as watchdog:
+                step = make_step(task, self.point, device.torch_device, self._divided, watchdog.watch)
+                mine = self._loop(device, ranks, task, watchdog).run(step)
+            mine.device_memory = device.peak_memory()
+            self._validate_and_save(task, device.torch_device, mine)
+            mine.damaged = task.damaged() if task.damaged is not None else {}
+        finally:
+            task.close()
+        mine.host_memory, mine.affinity = CpuDevice().peak_memory(), self._affinity
+        with self.log.phase("save"):
+            everyone = gathered(ranks, mine, self._instruments, run_began)
+            meter = self._instruments.meter if self._instruments is not None else None
+            files = write_readings(ranks, everyone, meter, self.folder, self.origin)
+            record = self._record(everyone, files, *measured) if ranks.rank == 0 else None
+        if record is not None:
+            write_record(self.folder, record)
+        ranks.barrier()  # a rank that went before the record is written and failed would end the one that writes it
+        ranks.leave()
+        return record
+
+    # -- before the window ---------------------------------------------------------------------------------------------
+
+    def _open(self) -> tuple[Device, Ranks]:
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self._affinity = affinity.bind(local_rank, self.point.devices, self.point.system)
+        if self._affinity["bound"]:  # the script's count knows the node, not the cores of this process
+            torch.set_num_threads(min(torch.get_num_threads(), affinity.usable_cpus(self.point.devices)))
+        self._workload = load_workload(self.point.workload)
+        self._params = self._workload.params.model_validate(self.point.params)
+        if self._workload.device is not None:
+            self._own_device = self._workload.device(self._params)
+        device = self._own_device or open_device(self.point.device_class, local_rank)
+        set_matmul_precision(self.point.precision)
+        set_deterministic(self.point.deterministic)
+        set_attention(self.point.knobs.attention)
+        ranks = Ranks.from_environment(self.point.device_class)
+        if local_rank == 0:
+            sensed = gpus(range(self.point.devices)) if device.torch_device.type == "cuda" else []  # idle GPUs do not train a CPU's model
+            self._instruments = Instruments(sensed, world=self.point.world)
+        return device, ranks
+
+    def _limits(self, device: Device) -> tuple[Peak, Bandwidth, Bandwidth | None]:
+        """What the device can do: FLOP/s, bytes/s from memory and, on CPUs, bytes/s from the last-level cache."""
+        dtype = ARITHMETIC[self.point.precision]
+        if self._own_device is not None:
+            return self._own_device.peak(dtype), Bandwidth(value=None, reason="a device of known speed has no memory"), None
+        from caraml.system.limits import looks, must_search
+
+        on_cpu = device.torch_device.type == "cpu"
+        kinds: list[Kind] = ["arithmetic", "memory", "cache"] if on_cpu else ["arithmetic", "memory"]
+        processes = self.point.devices
+        takes_longer = must_search("arithmetic", device.torch_device, dtype, processes=processes)
+        with self.log.phase("full_probe" if takes_longer else "probe"):
+            found = looks(kinds, device.torch_device, dtype, processes=processes, keep=os.environ.get("LOCAL_RANK", "0") == "0")
+        cache = bandwidth_of(found["cache"], "cache") if on_cpu else None
+        return peak_of(found["arithmetic"], dtype), bandwidth_of(found["memory"], "memory"), cache
+
+    def _build(self, device: Device, ranks: Ranks) -> Any:
+        point = self.point
+        mesh = None
+        if point.placement.split:  # what divides models takes as long to import as torch itself: only where it is needed
+            from caraml.engine.parallel.mesh import Mesh
+
+            mesh = Mesh(point, device.torch_device)
+        context = BuildContext(
+            params=self._params,
+            device=device.torch_device,
+            rank=mesh.copy if mesh is not None else ranks.rank,
+            world=point.dp,
+            processes_on_node=point.devices,
+            micro_batch=point.micro_batch,
+            seed=point.seed,
+            phase=self.log.phase,
+            own_device=self._own_device,
+            global_batch=point.global_batch,
+            divided=mesh is not None,
+            knobs=point.knobs,
+        )
+        task = self._workload.build(context)
+        if mesh is not None:
+            from caraml.engine.parallel.divide import divide
+
+            self._divided = divide(task, point, mesh, device.torch_device)
+        if task.start_from is not None:
+            from caraml.engine.parallel import checkpoint
+
+            with self.log.phase("load_checkpoint"):
+                checkpoint.load(*self._parts(task), Path(task.start_from))
+        self._facts = task.facts.in_mode(self.point.mode)
+        return task
+
+    def _loop(self, device: Device, ranks: Ranks, task: Task, watchdog: Watchdog) -> MeasuringLoop:
+        """The loop that the measuring policy asks for: over a span of time, or over epochs."""
+        point, policy = self.point, self.point.measure
+        if policy.epochs is None:
+            return MeasuringLoop(device, ranks, policy, self._hooks())
+        samples = task.facts.samples_per_epoch
+        if samples is None or samples < point.global_batch:
+            length = f"an epoch of {samples or 'unknown'} samples"
+            raise InputError(f"measure.epochs: found {policy.epochs}; {length} has no batch of {point.global_batch}")
+
+        if policy.to_target and (point.mode != "train" or task.validation is None):
+            raise InputError("measure.until_...: nothing to judge by; expected mode train and held-out data", "see params.validation")
+
+        def check() -> tuple[float | None, float | None]:
+            if point.mode != "train":
+                return None, None
+            return validate(task, point.precision, device.torch_device, ranks, watchdog.watch_validation)
+
+        return EpochLoop(device, ranks, policy, self._hooks(), steps=samples // point.global_batch, validate=check)
+
+    def _parts(self, task: Task) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
+        """What this process trains."""
+        return ([task.model], [task.optimizer]) if self._divided is None else (self._divided.stages, self._divided.optimizers)
+
+    # -- while the loop runs -------------------------------------------------------------------------------------------
+
+    def _hooks(self) -> Hooks:
+        edge = self._instruments.edge if self._instruments is not None else lambda: None
+        return Hooks(phase=self.log.phase, progress=self._show, edge=edge, hurry=lambda: self._hurried)
+
+    def hurry(self) -> None:
+        """The job is about to be ended: measure no longer than it takes to say anything."""
+        self._hurried = True
+
+    def _say(self, phase: str) -> None:
+        if self._progress is not None:
+            self._progress.write(phase)
+
+    def _show(self, progress: Progress) -> None:
+        if self._progress is None or self._facts is None:
+            return
+        interval, items = progress.step_time, self.point.global_batch * self._facts.items_per_sample
+        finite = interval is not None and np.isfinite(interval.relative)
+        self._progress.write(
+            progress.phase,
+            steps=progress.steps,
+            rate=items / interval.mean if interval is not None and interval.mean > 0 else None,
+            relative=interval.relative if interval is not None and finite else None,
+            item=self._facts.item,
+            watts=self._instruments.meter.latest_power_w() if self._instruments is not None else None,
+            remaining=progress.remaining,
+        )
+
+    def _give_up(self, hanging: str) -> None:
+        """The watchdog's last word."""
+        reason = f"{hanging} (in phase {self.log.current})"
+        failure = Failure(status="failed", reason=reason, rank=self.rank, started_at=self.started_at, phases=self.log.phases)
+        note_failure(self.folder, failure)
+
+    # -- after the window ----------------------------------------------------------------------------------------------
+
+    def _validate_and_save(self, task: Task, device: torch.device, mine: RankSummary) -> None:
+        """Rank 0 validates and saves what was trained on real input; the others wait at the next agreement. A checkpoint is everyone's."""
+        if mine.epochs:  # every one of them was validated
+            self._validation_loss = mine.epochs[-1].loss
+        together = self._divided is not None or task.save_to is not None
+        if (self.rank != 0 and not together) or self.point.mode != "train":
+            return
+        # What was measured is not lost by what fails now: the failure becomes a reason.
+        try:
+            with self.log.phase("evaluate"):
+                if not mine.epochs and self._divided is None:
+                    self._validation_loss = validation_loss(task, self.point.precision, device)
+            with self.log.phase("save_model"):
+                if together:
+                    from caraml.engine.parallel import checkpoint
+
+                    checkpoint.save(*self._parts(task), Path(task.save_to) if task.save_to else None, self.folder)
+                else:
+                    save_model(task.model, self.folder)
+        except (CaramlError, OSError, RuntimeError) as error:
+            self._afterwards_failed = _in_words(error)
+
+    def _record(
+        self, everyone: list[RankSummary], files: dict[str, str], probed: Peak, bandwidth: Bandwidth, cache: Bandwidth | None
+    ) -> Record:
+        assert self._facts is not None
+        known = Known(
+            folder=self.folder,
+            point=self.point,
+            facts=self._facts,
+            origin=self.origin,
+            started_at=self.started_at,
+            runtime=time.monotonic() - self.origin,
+            phases=self.log.phases,
+            probed=probed,
+            files=files,
+            bandwidth=bandwidth,
+            cache=cache,
+            datasheet=probed if self._own_device is not None else None,
+            validation_loss=self._validation_loss,
+            afterwards_failed=self._afterwards_failed,
+        )
+        return make_record(everyone, known)
+
+
+def _in_words(error: BaseException) -> str:
+    """One line for tables, with the error behind it: some libraries say there what happened, and above it only that something did."""
+    if isinstance(error, CaramlError):
+        words = str(error)
+    else:
+        behind = f", because {type(error.__cause__).__name__}: {error.__cause__}" if error.__cause__ is not None else ""
+        words = f"{type(error).__name__}: {error}{behind}"
+    return " ".join(words.split())[:_LONGEST_REASON]  # the log has it all
+
+
+def main(folder: Path) -> None:
+    """Measure the point of an attempt's folder. What fails is noted there and raised."""
+    point = Point.model_validate_json(read_json(folder / "point.json"))
+    die_with_parent()
+    if os.environ.get("RANK", "0") == "0":
+        note_start(folder)
+    worker = Worker(folder, point)
+    signal.signal(signal.SIGUSR1, lambda number, frame: worker.hurry())  # what `sbatch --signal` sends before the time is over
+    try:
+        worker.run()
+    except BaseException as error:
+        phases = worker.log.phases
+        where = f" (in phase {phases[-1].name})" if phases else ""
+        failure = Failure(
+            status="oom" if is_out_of_memory(error) else "failed",
+            reason=_in_words(error) + where,
+            rank=worker.rank,
+            started_at=worker.started_at,
+            phases=phases,
+            traceback=f"rank {worker.rank}: {traceback.format_exc()}",
+        )
+        note_failure(folder, failure)
+        raise

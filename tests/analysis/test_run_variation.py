@@ -1,0 +1,171 @@
+"""Run-to-run variation: from repeats, or assumed; and that the assumption is what was published."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from statistics import fmean, variance
+
+import pytest
+from run_factory import metric, repeats, run
+
+from caraml.analysis.estimate import Estimate
+from caraml.analysis.grouping import same_work
+from caraml.analysis.run_variation import SESSION_SD, SINGLE_RUN_SD, SMALLEST_SD, TYPICAL_SD, Z95, estimates, ratios, values
+from caraml.analysis.select import published
+from caraml.results.record import Record
+
+
+def sd_of(records: list[Record], metric: str = "throughput") -> float:
+    (found,), _ = estimates([records], metric)
+    assert found is not None and found.sd is not None
+    return found.sd
+
+
+def ratio_of(a: list[Record], b: list[Record], metric: str = "throughput") -> Estimate:
+    (((_, _, ratio),), _) = ratios([(values(a, metric), values(b, metric))], metric)
+    assert ratio is not None
+    return ratio
+
+
+def on_day(day: int, rates: list[float], **changes: object) -> list[Record]:
+    """Repeats that started one after the other on a day."""
+    return [run(rate, repeat=index, started_at=f"2026-10-{day:02}T1{index}:00:00+00:00", **changes) for index, rate in enumerate(rates)]
+
+
+def test_a_single_run_varies_by_what_is_assumed_and_by_its_own_interval() -> None:
+    (found,), sentence = estimates([[run(1000, half=0.02)]], "throughput")
+    assert found is not None and found.value == 1000
+    assert found.sd == pytest.approx(math.hypot(SINGLE_RUN_SD, math.log(1.02 / 0.98) / 2 / Z95))
+    assert "assumed" in sentence
+
+
+def test_repeats_replace_the_assumption_more_the_more_there_are() -> None:
+    spread = [0.99, 1.01] * 2
+    few, many = (sd_of(repeats([1000 * one for one in spread * times], half=1e-4)) * math.sqrt(4 * times) for times in (1, 20))
+    assert many == pytest.approx(0.01, rel=0.05) and few == pytest.approx(0.01, rel=0.35)
+    quiet = sd_of(repeats([1000.0, 1000.0, 1000.0], half=1e-4)) * math.sqrt(3)
+    assert SMALLEST_SD < quiet < TYPICAL_SD, "three equal runs do not show that runs never vary"
+
+
+def test_works_that_vary_alike_speak_for_each_other() -> None:
+    rates = [[990.0, 1010.0], [1002.0, 986.0], [1008.0, 991.0], [1000.0, 1013.0]] * 5
+    groups = [repeats(pair, global_batch=16 * index + 16) for index, pair in enumerate(rates)]
+    together, sentence = estimates(groups, "throughput")
+    assert together[0] is not None and together[0].dof > 10 and "20 degrees of freedom" in sentence
+    (alone,), _ = estimates(groups[:1], "throughput")
+    assert alone is not None and alone.dof < 3
+    single = estimates([*groups, [run(500, global_batch=4000)]], "throughput")[0][-1]
+    assert single is not None and single.sd == pytest.approx(together[0].sd * math.sqrt(2), rel=0.1), "and for work without repeats"
+
+
+def test_work_that_varies_more_is_not_taken_for_quiet() -> None:
+    quiet = [repeats([1000, 1001, 999, 1000], global_batch=16 * index + 16, half=1e-4) for index in range(8)]
+    noisy = repeats([500, 600, 400, 550], global_batch=3200)
+    groups, _ = estimates([*quiet, noisy], "throughput")
+    found = [one for one in groups if one is not None and one.sd is not None]
+    assert all(one.sd < 0.002 for one in found[:-1]) and found[-1].sd > 0.04 and found[-1].dof < 6
+
+
+def test_a_side_that_varies_more_widens_what_few_runs_of_it_say() -> None:
+    quiet = [1000 + 3 * (-1) ** index for index in range(20)]
+    loud = ratio_of(repeats(quiet, half=1e-4), repeats([900, 1100], half=1e-4, software="new"))
+    other = ratio_of(repeats(quiet, half=1e-4), repeats([997, 1003], half=1e-4, software="new"))
+    assert loud.low is not None and loud.low < 0.75 and other.low is not None and other.low > 0.95
+
+
+def test_repeats_of_one_session_are_one_observation() -> None:
+    close = [1000.0, 1001.0, 999.0]
+    at_once = ratio_of(repeats(close), repeats(close, software="new"))
+    days_apart = ratio_of(on_day(1, close), on_day(5, close, software="new"))
+    assert at_once.sd is not None and days_apart.sd is not None
+    assert at_once.sd < 0.005 and days_apart.sd > math.sqrt(2) * SESSION_SD
+    several = (
+        [one for day in (1, 3, 7) for one in on_day(day, close)],
+        [one for day in (2, 4, 8) for one in on_day(day, close, software="n")],
+    )
+    assert (sd := ratio_of(*several).sd) is not None and sd < 0.005, "sessions that agree show that sessions hardly vary"
+    _, sentence = ratios([(values(on_day(1, close), "throughput"), values(on_day(5, close), "throughput"))], "throughput")
+    assert "1.0% from session to session is assumed" in sentence
+
+
+def test_another_machine_may_differ_by_as_much_as_single_runs() -> None:
+    close = [1000.0, 1001.0, 999.0]
+    other = on_day(5, close, software="new", system={"hostname": "elsewhere"})
+    assert (sd := ratio_of(on_day(1, close, system={"hostname": "here"}), other).sd) is not None and sd > math.sqrt(2) * SINGLE_RUN_SD
+
+
+def test_memory_does_not_vary_between_sessions() -> None:
+    sides = [on_day(day, [1.0, 1.0], software=f"v{day}", more={"peak_memory": metric(3e9, "B", None)}) for day in (1, 5)]
+    assert (sd := ratio_of(*sides, "peak_memory").sd) is not None and sd < 2 * SMALLEST_SD
+
+
+def test_a_sensor_s_bound_does_not_shrink_with_repeats() -> None:
+    joules = {"throughput": metric(1.0, "token/s", bound=0.03)}
+    for count in (1, 5):
+        (found,), _ = estimates([repeats([1.0] * count, more=joules)], "throughput")
+        assert found is not None and math.expm1(found.bound) == pytest.approx(0.03, rel=0.05)
+
+
+def test_sensors_cancel_only_where_they_are_the_same() -> None:
+    here, there = (repeats([100.0] * 3, energy=joules, software=name) for name, joules in (("a", 1.0), ("b", 1.08)))
+    ratio = ratio_of(here, there, "energy_per_item")
+    assert ratio.value == pytest.approx(1.08) and ratio.bound >= 0.1 and ratio.p_beyond() == 1.0, (
+        "8 % is what two unknown sensors may differ by"
+    )
+
+
+def test_never_less_than_the_runs_own_intervals_say() -> None:
+    assert sd_of(repeats([1000, 1000, 1000], half=0.05)) * math.sqrt(3) > 0.02
+
+
+def test_what_has_no_interval_and_no_repeats_has_no_error() -> None:
+    (found,), _ = estimates([[run(10, half=None)]], "throughput")
+    assert found is not None and found.sd is None and found.low is None
+    (found,), sentence = estimates([[run(10, more={"peak_memory": metric(3e9, "B", None)})]], "peak_memory")
+    assert found is not None and found.sd is None and "not known" in sentence
+
+
+def test_equal_repeats_of_other_numbers_still_vary_by_rounding() -> None:
+    records = [run(10, repeat=repeat, more={"peak_memory": metric(3e9, "B", None)}) for repeat in range(30)]
+    assert SMALLEST_SD / math.sqrt(30) <= sd_of(records, "peak_memory") < 2 * SMALLEST_SD / math.sqrt(30)
+
+
+def test_missing_and_senseless_values_are_left_out() -> None:
+    assert values([run(10), run(10, more={"loss_last": metric(-1.0, "1")})], "loss_last") == []
+    assert estimates([[]], "throughput")[0] == [None]
+
+
+def published_repeats() -> list[list[float]]:
+    """Logarithms of the time per epoch of MAELSTROM's equal runs: tables 6 to 16 and 35 to 38."""
+    sets: list[list[float]] = []
+    for table in (*range(6, 17), *range(35, 39)):
+        for work in same_work(published(f"reference:maelstrom/{table}")):
+            sets.append([math.log(one.value) for one in values(work, "epoch_time_mean")])
+    return [one for one in sets if len(one) > 1]
+
+
+def polygamma(x: float) -> tuple[float, float]:
+    """Digamma and trigamma by their recurrences and asymptotic series (Abramowitz & Stegun 6.3.18 and 6.4.12)."""
+    first, second = 0.0, 0.0
+    while x < 8:
+        first, second, x = first - 1 / x, second + 1 / x**2, x + 1
+    f = 1 / x**2
+    return first + math.log(x) - 0.5 / x - f * (1 / 12 - f * (1 / 120 - f / 252)), second + 1 / x + f / 2 + f / x * (
+        1 / 6 - f * (1 / 30 - f / 42)
+    )
+
+
+def test_the_constants_are_those_of_the_published_repeats() -> None:
+    sets = published_repeats()
+    assert len(sets) == 27
+    spreads = [(variance(one), (len(one) - 1) / 2) for one in sets]
+    logs = [math.log(square) - polygamma(half)[0] + math.log(half) for square, half in spreads]
+    surplus = variance(logs) - fmean(polygamma(half)[1] for _, half in spreads)
+    dof = 2 * min((x / 100 for x in range(5, 500)), key=lambda x: abs(polygamma(x)[1] - surplus))
+    typical = math.exp((fmean(logs) + polygamma(dof / 2)[0] - math.log(dof / 2)) / 2)
+    assert dof == pytest.approx(1.0, abs=0.1) and typical == pytest.approx(TYPICAL_SD, rel=0.02)
+    pairs = sorted((abs(a - b), 1 / math.comb(len(one), 2)) for one in sets for a, b in itertools.combinations(one, 2))
+    below = itertools.accumulate(weight for _, weight in pairs)
+    reach = next(difference for (difference, _), share in zip(pairs, below, strict=True) if share >= 0.95 * len(sets))
+    assert reach == pytest.approx(Z95 * math.sqrt(2) * SINGLE_RUN_SD, rel=0.01)

@@ -1,0 +1,90 @@
+"""What names can stand for, and what is said when they stand for nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from run_factory import run
+
+from caraml.analysis.compare import compare
+from caraml.analysis.differences import differences
+from caraml.analysis.select import published, select, unstated
+from caraml.errors import InputError
+from caraml.results.record import Record
+from caraml.results.store import Store, write_record
+
+
+def keep(store: Store, record: Record) -> Record:
+    folder = store.new_attempt(record.point)
+    kept = record.model_copy(update={"attempt": int(folder.name)})
+    write_record(folder, kept)
+    return kept
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    store = Store(tmp_path / "mine")
+    records = [keep(store, run(1000)), keep(store, run(1900, global_batch=32))]
+    keep(store, run(1100))
+    store.remember_suite("both", [record.key for record in records])
+    store.remember_suite("one", [records[1].key])
+    other = Store(tmp_path / "other")
+    keep(other, run(500))
+    other.remember_suite("one", [run(500).key])
+    return store
+
+
+def rates(name: str, store: Store) -> list[float | None]:
+    return [record.value("throughput") for record in select(name, store.root).records]
+
+
+def test_folders_suites_points_and_attempts(store: Store, tmp_path: Path) -> None:
+    key = run(1000).key
+    assert rates("both", store) == [1100, 1900]
+    assert rates("one", store) == [1900]
+    assert sorted(rates(str(store.root), store)) == [1100, 1900]
+    assert rates(f"{tmp_path / 'other'}:one", store) == [500]
+    assert rates(f"{tmp_path / 'other'}:{key}", store) == [500]
+    assert rates(key[:6], store) == [1100] and rates(f"{key}/1", store) == [1000] and rates(f"{key}/2", store) == [1100]
+    assert rates("gpt-mini b32", store) == [1900]
+
+
+def test_a_wrong_name_says_what_there_is(store: Store) -> None:
+    with pytest.raises(InputError, match=r"'bothh' is neither .* \(suites: both, one\)"):
+        select("bothh", store.root)
+    with pytest.raises(InputError, match="has no attempt 7; it has 1, 2"):
+        select(f"{run(1000).key}/7", store.root)
+    (store.root / "empty" / "points").mkdir(parents=True)
+    with pytest.raises(InputError, match="no results below"):
+        select(str(store.root / "empty"), store.root)
+
+
+def test_published_tables_are_a_side(store: Store) -> None:
+    """MAELSTROM tables 12 and 13: AP2 on A100 and H100, three runs each on 4, 2 and 1 devices."""
+    found = compare(select("reference:maelstrom/12", store.root), select("reference:maelstrom/13", store.root), ["epoch_time_mean"])
+    assert [(pair.name.split()[-1], [len(keys) for keys in pair.keys]) for pair in found.pairs] == [
+        ("1x4", [3, 3]), ("1x2", [3, 3]), ("1x1", [3, 3])
+    ]  # fmt: skip
+    assert {one.name for one in found.differences} == {"system", "device"}
+    assert {change.verdict for _, change in found.changes} == {"better"}
+    one = published("reference:maelstrom/12/1")
+    assert [record.value("runtime") for record in one] == [227.9508] and one[0].environment["published"] == "maelstrom, Table 12, run 1"
+    assert {record.key for record in one} <= {record.key for record in published("reference:maelstrom/12")}
+
+
+def test_what_a_source_does_not_state_is_not_made_up() -> None:
+    (record,) = published("reference:maelstrom/12/1")
+    assert (
+        set(unstated(record)) == {"precision", "compile", "knobs", "deterministic", "micro_batch", "global_batch"}
+        and unstated(run(1)) == ()
+    )
+    stated = {one.name: one.b for one in differences([run(1)], [record])}
+    assert stated["precision"] == "not stated" and stated["global_batch"] == "not stated" and stated["device"] == "A100"
+
+
+def test_published_names_are_checked() -> None:
+    with pytest.raises(InputError, match="unknown source 'maelstorm'"):
+        published("reference:maelstorm")
+    with pytest.raises(InputError, match="no published experiment"):
+        published("reference:maelstrom/12/77")

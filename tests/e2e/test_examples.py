@@ -1,0 +1,149 @@
+"""The templates of ``examples/`` that the pages about extending CARAML show: each is used as it is written."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import io
+import json
+import os
+import re
+import shutil
+import tokenize
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from caraml.campaign import runner
+from caraml.results.store import Store
+from tests.e2e.conftest import ROOT, Installation, pip
+
+EXAMPLES = ROOT / "examples"
+COUNTING = """
+name = "counting"
+title = "Counting"
+[[benchmark]]
+name = "count"
+workload = "command"
+params = { argv = ["seq", "{n}"], energy = false, n = [10, 1000], item = "number", items = "{n}" }
+"""
+QSUB = """#!/bin/sh
+for script; do :; done
+bash "$script" & echo $!.server
+"""
+QSTAT = """#!/bin/sh
+for job; do :; done
+kill -0 "${job%%.*}" 2>/dev/null && echo "    job_state = R"
+"""
+
+
+def example(name: str) -> ModuleType:
+    """A script of ``examples/`` as a module; its ``main`` is not run."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def plugged(installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Installation:
+    """The environment with the two template packages in it."""
+    folder = tmp_path_factory.mktemp("plug-ins")
+    for name in ("workload", "power_source"):
+        shutil.copytree(EXAMPLES / name, folder / name)
+        pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(folder), str(folder / name))
+    for wheel in folder.glob("*.whl"):
+        installation.install(wheel)
+    return installation
+
+
+@pytest.mark.parametrize(("file", "most"), [("workload/caraml_curves.py", 60), ("power_source/caraml_ina.py", 40)])
+def test_a_template_is_small(file: str, most: int) -> None:
+    """Lines that hold code: no blank ones, comments and docstrings."""
+    text = (EXAMPLES / file).read_text(encoding="utf-8")
+    said = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
+    silent = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    tokens = [token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type not in silent]
+    lines = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
+    assert len(lines - {line for node in said for line in range(node.lineno, (node.end_lineno or 0) + 1)}) <= most
+
+
+@pytest.fixture(scope="module")
+def curves(plugged: Installation, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the suite of the workload's template has run."""
+    folder = tmp_path_factory.mktemp("curves")
+    shutil.copy(EXAMPLES / "workload" / "curves.toml", folder)
+    plugged.run("caraml", "run", "curves.toml", cwd=folder)
+    return folder
+
+
+def test_the_workload_trains_is_listed_and_named_in_the_record(plugged: Installation, curves: Path) -> None:
+    assert "tells rising curves from falling ones (caraml-curves 0.1.0)" in plugged.run("caraml", "list", "workloads", cwd=curves)
+    (record,) = Store(curves / "caraml-results").records("curves")
+    assert record.status == "ok"
+    assert record.point.software.endswith(", caraml-curves 0.1.0")
+    assert record.environment["versions"]["caraml-curves"] == "0.1.0"  # type: ignore[index, call-overload]
+    assert record.item == "curve" and record.metrics["throughput"].unit == "curve/s"
+    assert (record.value("loss_last") or 1) < (record.value("loss_first") or 0) and record.value("loss_validation") is not None
+    assert record.facts is not None and record.facts.flops_per_item == pytest.approx(2 * 2 * (128 * 32 + 2 * 32) + 2 * 2 * 32)
+    assert "curve/s" in plugged.run("caraml", "results", cwd=curves)
+
+
+def test_the_power_source_measures_and_tells_why_it_cannot(plugged: Installation, tmp_path: Path) -> None:
+    chip = tmp_path / "hwmon" / "hwmon0"
+    chip.mkdir(parents=True)
+    (chip / "name").write_text("ina226\n")
+    (chip / "power1_input").write_text("7500000\n")
+    plugged.run(
+        "caraml", "power", "--methods", f"ina:{chip.parent}", "--out", "energy", "--interval", "0.02", "--", "sleep", "0.5", cwd=tmp_path
+    )
+    energy = json.loads((tmp_path / "energy" / "energy.json").read_text(encoding="utf-8"))["energy"]
+    (channel,) = energy["channels"]
+    assert channel["mean_w"] == pytest.approx(7.5) and energy["boundaries"]["node_dc"]["energy_j"] == pytest.approx(
+        7.5 * (energy["end"] - energy["start"]), rel=0.01
+    )
+    listed = plugged.run("caraml", "power", "sources", cwd=tmp_path)
+    assert "INA power monitors of a board" in listed and "no INA power monitor below /sys/class/hwmon" in listed
+
+
+def test_the_system_is_valid(installation: Installation, tmp_path: Path) -> None:
+    shutil.copy(EXAMPLES / "system.toml", tmp_path)
+    assert "describes mine" in installation.run("caraml", "system", "validate", "system.toml", cwd=tmp_path)
+
+
+@pytest.mark.processes
+def test_the_launcher_runs_a_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("qsub", QSUB), ("qstat", QSTAT)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "counting.toml").write_text(COUNTING)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "_SCHEDULER_POLL_SECONDS", 0.1)
+    assert example("launcher").main("counting.toml") == 0
+    records = Store(tmp_path / "caraml-results").records("counting")
+    assert [record.status for record in records] == ["ok", "ok"]
+    handles = [file.read_text(encoding="utf-8") for file in (tmp_path / "caraml-results").glob("points/*/1/handle*")]
+    assert len(handles) == 2 and all("pbs:" in handle for handle in handles)
+
+
+@pytest.mark.processes
+def test_the_launcher_tells_a_job_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "qstat").write_text("#!/bin/sh\nexit 153\n")
+    (tmp_path / "qstat").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    handle = f"pbs:12.server:{tmp_path}"
+    state = example("launcher").PbsLauncher().poll([handle])[handle]
+    assert state.state == "lost" and "12.server" in (state.reason or "")
+
+
+def test_the_metric_is_right_and_printed_for_every_point(curves: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metric = example("metric")
+    assert metric.step_spread(np.linspace(0.9, 1.1, 201)) == pytest.approx(0.18)
+    low, high = metric.bootstrap(np.linspace(0.9, 1.1, 201))
+    assert 0.1 < low < 0.18 < high < 0.2
+    metric.main([str(curves / "caraml-results")])
+    assert re.findall(r"^curves b(\d+) fp32: [\d.]+ % \([\d.]+ to [\d.]+ %\)", capsys.readouterr().out, flags=re.MULTILINE) == ["64"]

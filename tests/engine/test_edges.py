@@ -1,0 +1,126 @@
+"""The window's edges on several ranks: what one rank reads there moves no rate, and how far apart the ranks were is known."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from caraml.engine.epochs import EpochLoop
+from caraml.engine.instruments import quiet_baseline
+from caraml.engine.loop import Hooks, MeasuringLoop
+from caraml.engine.outcome import StepOutcome
+from caraml.engine.ranks import Ranks
+from caraml.engine.summary import RankSummary
+from caraml.results.measured import Measured
+from caraml.results.record import Facts, Peak
+from caraml.suite.model import Measure
+from caraml.worker.record import Known, together
+from tests.conftest import MakePoint
+from tests.engine.together import LATENCY, Meeting, ThreadRanks
+
+STEP = 0.02
+POLICY = Measure(min_seconds=1, max_seconds=3, max_steps=100, min_steps=100, idle_seconds=0)
+EPOCHS = Measure(epochs=3, count_epoch=2)
+
+
+def measured(edge_seconds: float, make_point: MakePoint, policy: Measure = POLICY, apart: float = 0.0) -> Measured:
+    """Two ranks that train together; reading the sensors takes rank 0 so long at either edge."""
+
+    def work(ranks: ThreadRanks) -> RankSummary:
+        def edge() -> None:
+            if ranks.rank == 0:
+                ranks.clock.wait_until(ranks.clock.time + edge_seconds)
+
+        def step() -> StepOutcome:
+            ranks.barrier()  # gradients are exchanged in every step
+            ranks.device.launch(STEP)
+            return StepOutcome(torch.tensor(1.0), 0.0)
+
+        def validate() -> tuple[float, float]:
+            ranks.device.launch(5 * STEP)
+            ranks.barrier()
+            return 1.0, 0.5
+
+        hooks = Hooks(edge=edge)
+        if policy.epochs is None:
+            found = MeasuringLoop(ranks.device, ranks, policy, hooks).run(step)
+        else:
+            found = EpochLoop(ranks.device, ranks, policy, hooks, steps=50, validate=validate).run(step)
+        if apart:
+            found.clock = f"node {ranks.rank}"
+        return RankSummary.from_data(found.to_data())
+
+    point = make_point(devices=2, global_batch=8, measure=policy)
+    facts = Facts(item="thing", items_per_sample=1, parameters=1, flops_per_item=None, flops_formula="known")
+    probed = Peak(value=None, dtype="fp32", reason="not probed")
+    known = Known(Path(), point, facts, origin=0.0, started_at="", runtime=60.0, phases=[], probed=probed)
+    return together(Meeting(2, apart).run(work), known)
+
+
+def rate(run: Measured) -> float:
+    return run.window.items / run.window.seconds
+
+
+def test_a_slow_edge_on_one_rank_moves_no_rate(make_point: MakePoint) -> None:
+    quick, slow = measured(0.0, make_point), measured(0.2, make_point)
+    assert quick.window.steps == slow.window.steps == 100
+    assert rate(slow) == pytest.approx(rate(quick), rel=1e-3)
+    assert list(slow.window_steps) == pytest.approx(list(quick.window_steps), abs=2 * LATENCY), "no step waited for the sensors either"
+
+
+def test_a_slow_edge_moves_no_time_of_an_epoch(make_point: MakePoint) -> None:
+    quick, slow = measured(0.0, make_point, EPOCHS), measured(0.2, make_point, EPOCHS)
+    assert rate(slow) == pytest.approx(rate(quick), rel=1e-3)
+    for before, after in zip(quick.epochs, slow.epochs, strict=True):
+        assert (after.whole, after.training) == pytest.approx((before.whole, before.training), rel=1e-3)
+    assert quick.epochs[1].whole - quick.epochs[1].training == pytest.approx(5 * STEP, abs=10 * LATENCY)
+
+
+@pytest.mark.parametrize("edge_seconds", [0.0, 0.2])
+def test_how_far_apart_the_ranks_were_is_known(edge_seconds: float, make_point: MakePoint) -> None:
+    window = measured(edge_seconds, make_point).window
+    assert window.opened_within is not None and window.opened_within <= LATENCY
+    assert window.closed_within is not None and window.closed_within <= 2 * LATENCY
+
+
+@pytest.mark.parametrize("edge_seconds", [0.0, 0.2])
+def test_between_nodes_it_is_bounded_by_a_barrier_whatever_their_clocks_say(edge_seconds: float, make_point: MakePoint) -> None:
+    window = measured(edge_seconds, make_point, apart=3600.0).window
+    assert window.opened_within == pytest.approx(LATENCY, rel=1e-3)
+    assert window.closed_within is not None and LATENCY * 0.99 <= window.closed_within <= 3 * LATENCY
+
+
+def test_a_rank_that_ends_late_is_seen_where_the_window_closes(make_point: MakePoint) -> None:
+    """Ranks that do not meet in a step, as in inference: the slower one ends later, and that is the window's length."""
+
+    def work(ranks: ThreadRanks) -> RankSummary:
+        def step() -> StepOutcome:
+            ranks.device.launch(STEP * (1 + 0.1 * ranks.rank))
+            return StepOutcome(None, 0.0)
+
+        return MeasuringLoop(ranks.device, ranks, POLICY, Hooks()).run(step)
+
+    quick, slow = Meeting(2).run(work)
+    late = slow.end - quick.end
+    assert late > 0.01
+    waited = quick.waits[1]
+    assert waited is not None and waited == pytest.approx(late + LATENCY)
+
+
+def test_nothing_begins_before_every_idle_power_is_measured() -> None:
+    """A rank without sensors must not start its probe beside the rank that measures the machine at rest."""
+    begun, seen = threading.Event(), []
+
+    class Slow:
+        def measure_idle(self, seconds: float) -> None:
+            seen.append(begun.wait(seconds))
+
+    def work(ranks: Ranks) -> None:
+        quiet_baseline(ranks, Slow() if ranks.rank == 0 else None, 0.3)  # type: ignore[arg-type]
+        begun.set()
+
+    Meeting(2).run(work)
+    assert seen == [False]

@@ -1,0 +1,103 @@
+"""What starts a point's processes: their variables, the folder where they meet, and how they end together."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TELL = """
+import json, os, pathlib, sys
+meet = pathlib.Path(os.environ["CARAML_MEET"])
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CARAML_MEET", "OMP_NUM_THREADS")
+names += ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+told = {name: os.environ.get(name) for name in names}
+told["mode"], told["secret"] = oct(meet.stat().st_mode & 0o777), (meet / "secret").read_bytes().hex()
+pathlib.Path(sys.argv[1], told["RANK"]).write_text(json.dumps(told))
+"""
+SECOND_ENDS = """
+import os, pathlib, signal, sys, time
+if os.environ["RANK"] == "1":
+    while not pathlib.Path(sys.argv[1], "waits").exists(): time.sleep(0.01)
+    {how}
+pathlib.Path(sys.argv[1], "waits").touch()
+time.sleep(300)
+"""
+
+SLEEP = """
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[1], f"pid{os.getpid()}").touch()
+time.sleep(300)
+"""
+
+
+def start(folder: Path, program: str, *options: str, **variables: str) -> subprocess.Popen[str]:
+    (folder / "told.py").write_text(program)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]), **variables}
+    command = [sys.executable, "-m", "caraml.engine.start", *options, "told", str(folder)]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def told(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("[0-9]"))]
+
+
+def test_ranks_know_who_they_are_and_meet_where_nobody_else_can_look(tmp_path: Path) -> None:
+    environment = {"SLURM_PROCID": "7", "OMP_NUM_THREADS": "3", "CARAML_MEET": str(tmp_path)}  # of a job around it: not of this point
+    assert start(tmp_path, TELL, "--devices=2", **environment).wait(300) == 0
+    first, second = told(tmp_path)
+    assert (first["RANK"], second["RANK"]) == ("0", "1") == (first["LOCAL_RANK"], second["LOCAL_RANK"])
+    assert first["WORLD_SIZE"] == first["LOCAL_WORLD_SIZE"] == "2" and first["OMP_NUM_THREADS"] == "3"
+    assert first["CARAML_MEET"] == second["CARAML_MEET"] != str(tmp_path) and first["mode"] == "0o700"
+    assert first["secret"] == second["secret"] and len(first["secret"]) == 64
+    assert not Path(first["CARAML_MEET"]).exists(), "the folder goes with the point"
+    if sys.platform.startswith("linux"):
+        assert first["GLOO_SOCKET_IFNAME"] == first["NCCL_SOCKET_IFNAME"] == "lo"
+
+
+def test_a_node_of_several_has_its_part_of_the_ranks(tmp_path: Path) -> None:
+    meet = tmp_path / "meet"
+    meet.mkdir(mode=0o700)
+    (meet / "secret").write_bytes(b"of the script")
+    environment = {"SLURM_PROCID": "1", "CARAML_MEET": str(meet), "GLOO_SOCKET_IFNAME": "ib0"}
+    assert start(tmp_path, TELL, "--devices=2", "--nodes=3", **environment).wait(300) == 0
+    assert [(one["RANK"], one["LOCAL_RANK"], one["WORLD_SIZE"]) for one in told(tmp_path)] == [("2", "0", "6"), ("3", "1", "6")]
+    assert told(tmp_path)[0]["CARAML_MEET"] == str(meet) and told(tmp_path)[0]["GLOO_SOCKET_IFNAME"] == "ib0"
+    assert meet.exists(), "it belongs to all nodes"
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "words"),
+    [
+        ("sys.exit(3)", 3, "rank 1 .* ended with exit status 3"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "rank 1 .* was killed by SIGKILL"),
+    ],
+)
+def test_the_first_that_fails_ends_the_others(tmp_path: Path, how: str, code: int, words: str) -> None:
+    process = start(tmp_path, SECOND_ENDS.format(how=how), "--devices=2")
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == code
+    assert re.search(words, said), said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_who_is_told_to_end_ends_its_ranks(tmp_path: Path, number: signal.Signals) -> None:
+    process = start(tmp_path, SLEEP, "--devices=2")
+    deadline = time.monotonic() + 300
+    while len(pids := [int(path.name[3:]) for path in tmp_path.glob("pid*")]) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(number)
+    process.communicate(timeout=300)
+    assert process.returncode == 128 + number
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

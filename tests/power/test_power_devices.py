@@ -1,0 +1,98 @@
+"""How torch's GPUs are found among the sensors: by PCI address, since libraries agree on nothing else."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from test_power_sources import opened, use
+
+from caraml.engine.device import CudaDevice, gpus
+from caraml.engine.ranks import Ranks
+from caraml.power import Meter
+from caraml.power.clock import NODE
+from caraml.power.source import create
+from caraml.system.files import names_device
+from caraml.worker import measure as own_loop
+
+
+def torch_sees(monkeypatch: pytest.MonkeyPatch, *devices: dict[str, Any]) -> None:
+    """Let torch list these GPUs."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(**devices[index]))
+
+
+def test_an_amd_gpu_is_found_by_its_address_since_its_uuid_is_spelled_in_two_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch prints HIP's sixteen characters as if they were bytes; amdsmi knows GPU- and the characters."""
+    uuid = "-".join(b"1a2b3c4d5e6f7a8b".hex()[first:last] for first, last in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32)))
+    torch_sees(monkeypatch, {"pci_domain_id": 0, "pci_bus_id": 0xC6, "pci_device_id": 0, "uuid": uuid})
+    found = (("c1", 100), ("c6", 200))
+    devices = [{"bdf": f"0000:{bus}:00.0", "uuid": f"GPU-{bus}1a2b3c4d5e6f7a8b", "watts": watts} for bus, watts in found]
+    use(monkeypatch, "amdsmi", FAKE_AMD=devices)
+    source = create("amdsmi", gpus([0]))
+    channels, values = opened(source)
+    assert {channel.domain for channel in channels.values()} == {"GPU-c61a2b3c4d5e6f7a8b"}
+    assert list(values.values())[-1] == pytest.approx(200)
+
+
+def test_an_nvidia_gpu_is_found_by_its_address_in_nvml_s_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_sees(monkeypatch, {"pci_domain_id": 0, "pci_bus_id": 0x42, "pci_device_id": 0, "uuid": "whatever"})
+    use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": "GPU-a", "pci": "00000000:41:00.0"}, {"uuid": "GPU-b", "pci": "00000000:42:00.0"}])
+    channels, _ = opened(create("nvml", gpus([0])))
+    assert {channel.domain for channel in channels.values()} == {"GPU-b"}
+
+
+def test_a_slice_s_energy_is_that_of_its_gpu_and_said_to_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_sees(monkeypatch, {"pci_domain_id": 0, "pci_bus_id": 0x41, "pci_device_id": 0, "uuid": "slice-0"})
+    use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": "GPU-a", "pci": "00000000:41:00.0", "mig": ["MIG-slice-0", "MIG-slice-1"]}])
+    with Meter(["nvml"], devices=gpus([0]), interval=0.02) as meter, meter.window("w") as window:
+        pass
+    (channel,) = window.energy.channels
+    assert (
+        channel.id == "GPU-a" and {"mig_parent", "shared_device"} <= set(channel.flags) and channel.users == ["MIG-slice-0", "MIG-slice-1"]
+    )
+
+
+def test_without_addresses_the_uuid_has_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_sees(monkeypatch, {"uuid": "5a"})
+    assert gpus([0]) == ["GPU-5a"]
+
+
+class Gpu(CudaDevice):
+    """The fourth GPU that a process sees, without opening it."""
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cuda", 3)
+
+
+def test_a_loop_of_one_s_own_reads_the_gpus_that_its_node_s_ranks_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the first ones that a rank sees: it may use another, and a launcher may show each rank its own alone."""
+    monkeypatch.setenv(NODE, "a")
+    monkeypatch.setattr(own_loop, "_device", Gpu)
+    torch_sees(monkeypatch, *({"pci_domain_id": 0, "pci_bus_id": bus, "pci_device_id": 0} for bus in (1, 2, 3, 4)))
+    assert own_loop._place(Ranks()).gpus == ["0000:04:00"]
+
+    class Four(Ranks):
+        def gather(self, value: Any) -> list[Any]:
+            return [value, ["a", ["0000:05:00"]], ["b", ["0000:04:00"]], ["b", ["0000:05:00"]]]
+
+    place = own_loop._place(Four(rank=0, world=4))
+    assert (place.nodes, place.leads, place.gpus) == (2, True, ["0000:04:00", "0000:05:00"])
+    assert not own_loop._place(Four(rank=1, world=4)).leads
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "same"),
+    [
+        ("0000:c1:00.0", "00000000:C1:00.0", True),
+        ("0000:c1:00", "0000:c1:00.3", True),
+        ("0000:c1:00.1", "0000:c1:00.3", False),
+        ("0001:c1:00", "0000:c1:00.0", False),
+        ("c1:00.0", "0000:c1:00.0", True),
+        ("GPU-a", "gpu-A", True),
+        ("0", "00000000:00:00.0", False),
+    ],
+)
+def test_an_address_has_several_spellings(word: str, name: str, same: bool) -> None:
+    assert names_device(word, name) is same

@@ -1,0 +1,97 @@
+"""What reading a file takes: the call runs in a forked child whose memory and computing time are measured, and limited far above."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from caraml.base.limits import MEMORY, SECONDS
+from caraml.errors import CaramlError
+
+_BACKSTOP = 6 << 30
+"""Bytes of address space beyond what the child starts with, so that a mistake does not take the machine."""
+_BACKSTOP_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Taken:
+    """How a call ended, and what it took at its peak beyond what the process had."""
+
+    refusal: str | None
+    """The error for users; ``None`` if the call returned."""
+    fault: str | None
+    """Any other error, or the signal that ended the child."""
+    memory: int
+    seconds: float
+
+    def within_limits(self) -> None:
+        """Fail the test if it took more than the limits say."""
+        assert self.fault is None, self.fault
+        assert self.memory < MEMORY, f"{self.memory / 2**20:.1f} MiB"
+        assert self.seconds < SECONDS, f"{self.seconds:.1f} s of computing"
+
+    def refused(self, name: str, pattern: str) -> None:
+        """Fail the test unless the call was refused within the limits, by one line that names the file and the limit."""
+        self.within_limits()
+        assert self.refusal is not None, "it was taken"
+        line = self.refusal.partition("\n  next step:")[0]
+        assert "\n" not in line and name in line and re.search(pattern, line), self.refusal
+
+
+def taken(act: Callable[[], object]) -> Taken:
+    """Run ``act`` in a forked child."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _limit()
+        before, begin = _status("VmRSS"), _computed()
+        refusal = fault = None
+        try:
+            act()
+        except CaramlError as error:
+            refusal = str(error)
+        except BaseException as error:  # noqa: BLE001 -- told to the test
+            fault = f"{type(error).__name__}: {error}"[:1000]
+        found = Taken(refusal, fault, _status("VmHWM") - before, _computed() - begin)
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(pickle.dumps(found))
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        content = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if not content:
+        return Taken(None, f"ended by {signal.Signals(os.WTERMSIG(status)).name}", 0, 0.0)
+    found = pickle.loads(content)
+    assert isinstance(found, Taken)
+    return found
+
+
+def _limit() -> None:
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # the threads of the parent are not in a forked child, and would be waited for
+    resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + _BACKSTOP,) * 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(_computed()) + _BACKSTOP_SECONDS,) * 2)
+
+
+def _status(name: str) -> int:
+    text = Path("/proc/self/status").read_text()
+    found = re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)
+    assert found is not None
+    return int(found[1]) << 10
+
+
+def _computed() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime

@@ -1,0 +1,152 @@
+"""`caraml cancel` in folders that say anything: it ends what is ours and what runs the attempt, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from caraml.campaign.stop import cancel
+from caraml.launch import queue
+from caraml.results.claim import CLAIM, HANDLE, RUNNERS, STARTED, Runner, handle_of, myself, start_time
+from caraml.results.listing import Listing
+from caraml.results.store import RECORD, Store, read_record
+from tests.conftest import MakePoint
+from tests.security.users import ATTACKER, needs_two_users
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of this user that has nothing to do with any campaign."""
+    process = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What Slurm was asked."""
+    calls: list[list[str]] = []
+
+    def call(argv: list[str]) -> subprocess.CompletedProcess[str]:
+        calls.append(argv)
+        return subprocess.CompletedProcess(argv, 0, "", "")
+
+    monkeypatch.setattr(queue, "call", call)
+    return calls
+
+
+def attempt(root: Path, make_point: MakePoint, **files: str) -> Path:
+    """An attempt under way in a suite called ``planted``."""
+    store, point = Store(root), make_point()
+    folder = store.new_attempt(point)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    store.remember(Listing(name="planted", points=[(point.key, "label")]))
+    return folder
+
+
+def claim(process: subprocess.Popen[bytes]) -> str:
+    return str(Runner(myself().place, process.pid, start_time(process.pid)))
+
+
+def test_a_process_that_does_not_run_the_attempt_is_left_alone(
+    tmp_path: Path, make_point: MakePoint, bystander: subprocess.Popen[bytes]
+) -> None:
+    handle = f"local:{bystander.pid}:{start_time(bystander.pid)}"
+    folder = attempt(tmp_path, make_point, **{HANDLE: handle, f"{CLAIM}1": "x 1 1"})
+    assert [sentence.split()[0] for sentence in cancel(tmp_path, "planted")] == ["the", "cancelled"]
+    assert bystander.poll() is None
+    assert read_record(folder / RECORD).reason == "cancelled"
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["a claim alone", "with a runner's file"])
+def test_a_process_that_is_no_runner_of_the_folder_is_left_alone(
+    planted: bool, tmp_path: Path, make_point: MakePoint, bystander: subprocess.Popen[bytes]
+) -> None:
+    attempt(tmp_path, make_point, **{f"{CLAIM}1": claim(bystander)})
+    if planted:
+        (tmp_path / RUNNERS).mkdir()
+        (tmp_path / RUNNERS / Runner(myself().place, bystander.pid, start_time(bystander.pid)).file).touch()
+    sentence = next(cancel(tmp_path, "planted"))
+    assert f"left process {bystander.pid} alone" in sentence and bystander.poll() is None
+
+
+def test_a_runner_of_the_folder_is_ended(tmp_path: Path, make_point: MakePoint) -> None:
+    program = "import sys, time; from pathlib import Path; from caraml.results.claim import Heartbeat\n"
+    program += "held = Heartbeat(Path(sys.argv[1])); print(held.runner, flush=True); time.sleep(300)"
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True) as runner:
+        assert runner.stdout is not None
+        attempt(tmp_path, make_point, **{f"{CLAIM}1": runner.stdout.readline().strip()})
+        assert next(cancel(tmp_path, "planted")) == f"ended the runner, process {runner.pid}"
+        assert runner.wait(300) < 0
+
+
+@pytest.mark.parametrize("way", ["absolute", "relative", "inside"])
+def test_a_process_that_runs_the_attempt_is_ended_however_it_was_started(way: str, tmp_path: Path, make_point: MakePoint) -> None:
+    folder = attempt(tmp_path, make_point)
+    (folder / "run.sh").write_text(f"cd {folder}\ntouch there\nsleep 300\n")
+    place, name = {"absolute": ("/", str(folder / "run.sh")), "relative": (tmp_path, str((folder / "run.sh").relative_to(tmp_path)))}.get(
+        way, (folder, "./run.sh")
+    )
+    process = subprocess.Popen(["bash", name], cwd=place, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 300
+        while not (folder / "there").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (folder / STARTED).write_text(f"{process.pid} {start_time(process.pid)} host -\n")
+        assert any("cancelled" in sentence for sentence in cancel(tmp_path, "planted"))
+        assert process.wait(300) < 0
+    finally:
+        process.kill()
+
+
+@needs_two_users
+def test_another_user_s_folder_names_no_process_and_no_job_of_ours(
+    tmp_path: Path, make_point: MakePoint, bystander: subprocess.Popen[bytes], asked: list[list[str]]
+) -> None:
+    runner = subprocess.Popen(["sleep", "300"])
+    try:
+        files = {HANDLE: "slurm:12:/x", f"{CLAIM}1": claim(runner)}
+        folder = attempt(tmp_path, make_point, **files)
+        for path in (folder, *folder.iterdir()):
+            os.chown(path, ATTACKER, ATTACKER)
+        (sentence,) = cancel(tmp_path, "planted")
+        assert f"belongs to user {ATTACKER}" in sentence and str(folder) in sentence
+        assert runner.poll() is None and asked == [] and not (folder / RECORD).exists()
+    finally:
+        runner.kill()
+        runner.wait()
+
+
+@needs_two_users
+@pytest.mark.parametrize("name", [HANDLE, STARTED, f"{CLAIM}1", f"{CLAIM}2"])
+def test_one_file_of_another_user_is_enough(name: str, tmp_path: Path, make_point: MakePoint, asked: list[list[str]]) -> None:
+    folder = attempt(tmp_path, make_point, **{HANDLE: "slurm:12:/x", f"{CLAIM}1": "x 1 1", name: "slurm:12:/x"})
+    os.chown(folder / name, ATTACKER, ATTACKER)
+    assert "belongs to user" in next(cancel(tmp_path, "planted")) and asked == []
+
+
+@pytest.mark.parametrize("job", ["--user=victim", "1 2", "1;2", "all", "-1", "1_[0-9]", "1+pack-x", "\u0661", ""])
+def test_a_job_s_number_is_a_number(job: str, tmp_path: Path, make_point: MakePoint, asked: list[list[str]]) -> None:
+    folder = attempt(tmp_path, make_point, **{HANDLE: f"slurm:{job}:/x", f"{CLAIM}1": "x 1 1"})
+    assert handle_of(folder) is None
+    list(cancel(tmp_path, "planted"))
+    assert asked == []
+
+
+@pytest.mark.parametrize(("handle", "told"), [("slurm:12:/elsewhere", "12"), ("slurm:12_3:/elsewhere", "12_3")])
+def test_a_job_is_ended_as_a_job_and_in_its_own_folder(
+    handle: str, told: str, tmp_path: Path, make_point: MakePoint, asked: list[list[str]]
+) -> None:
+    folder = attempt(tmp_path, make_point, **{HANDLE: handle, f"{CLAIM}1": "x 1 1"})
+    assert handle_of(folder) == f"slurm:{told}:{folder}"
+    list(cancel(tmp_path, "planted"))
+    assert asked == [["scancel", "--quiet", "--", told]]

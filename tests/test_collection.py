@@ -1,0 +1,46 @@
+"""Every process that collects the tests collects the same ones: two at once would otherwise refuse to share them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import COLLECTED
+
+ROOT = Path(__file__).parents[1]
+COLLECT = """
+import sys, time
+later, now = float(sys.argv.pop(1)), time.time
+time.time = lambda: now() + later
+time.sleep(3 if later else 0)  # other clocks, such as datetime's, have gone on by seconds as well
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+def collect(folder: Path, later: float, **environment: str) -> list[str]:
+    """Ids of all tests, collected from ``folder`` by a clock that is ``later`` seconds ahead."""
+    options = ["--collect-only", "-p", "no:cacheprovider", "-p", "no:terminalreporter", "-p", f"{__name__}", str(ROOT / "tests")]
+    command = [sys.executable, "-c", COLLECT, str(later), "-c", str(ROOT / "pyproject.toml"), *options]
+    done = subprocess.run(command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return [ast.literal_eval(line) for line in done.stdout.splitlines()]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Print every id: as a plug-in of the processes that :func:`collect` starts."""
+    sys.stdout.write("".join(f"{name!a}\n" for name in session.config.stash[COLLECTED]))
+
+
+def test_the_tests_are_the_same_for_everyone_at_any_time(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    other = {"PYTHONHASHSEED": "77", "LC_ALL": "C", "TZ": "Asia/Tokyo", "COLUMNS": "40", "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
+    elsewhere = collect(tmp_path, 86_400.0 * 200, **other, CARAML_RESULTS="/no/such", XDG_CONFIG_HOME="/no")
+    here = request.config.stash[COLLECTED]
+    if request.config.args != ["tests"]:  # not all were collected
+        here = collect(ROOT, 0.0, PYTHONHASHSEED="1")
+    assert len(here) > 1000 and elsewhere == here

@@ -1,0 +1,230 @@
+"""The whole worker on a device of known speed: every number of the record is compared with the truth."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NoReturn
+
+import pytest
+
+from caraml.engine.ranks import Ranks
+from caraml.engine.steps import StepRow, StepTable
+from caraml.engine.summary import RankSummary
+from caraml.results.files import read_table
+from caraml.results.finish import finish
+from caraml.results.record import Facts, Peak, Record
+from caraml.results.store import RECORD, Store, read_record
+from caraml.suite.model import Measure, Point
+from caraml.verify import workload as known
+from caraml.verify.device import PEAK_FLOPS
+from caraml.verify.energy import energy_claims
+from caraml.worker import training
+from caraml.worker.record import Known, together
+from caraml.worker.training import Worker
+from tests.conftest import MakePoint
+from tests.engine.together import Meeting
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(root: Path, point: Point, **variables: str) -> Record:
+    """Run the worker as a script would: in processes of its own, failures finished afterwards."""
+    folder = Store(root).new_attempt(point.model_copy(update={"workload": "known"}))
+    command = [sys.executable, "-m", "caraml.worker", str(folder)]
+    if point.world > 1:
+        command[2:2] = ["caraml.engine.start", f"--devices={point.world}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    if done.returncode:
+        finish(folder, done.returncode)
+    assert (folder / RECORD).exists(), done.stderr
+    return read_record(folder / RECORD)
+
+
+def test_known_step_time_comes_out_as_the_rate(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point(params={"step_seconds": 0.05}))
+    truth = 4 * known.ITEMS_PER_SAMPLE / 0.05
+    metrics = record.metrics
+    assert record.status == "ok" and not {"imprecise", "not_steady"} & set(record.flags)
+    assert metrics["throughput"].value == pytest.approx(truth, rel=1e-3)
+    assert metrics["throughput"].low <= truth <= metrics["throughput"].high  # type: ignore[operator]
+    assert metrics["throughput"].unit == "thing/s"
+    assert metrics["step_time_median"].value == pytest.approx(0.05, rel=1e-3)
+    assert metrics["achieved_flops_per_device"].value == pytest.approx(truth * known.FLOPS_PER_ITEM, rel=1e-3)
+    assert metrics["input_bandwidth"].value == pytest.approx(4 * 11 / 0.05, rel=1e-3)
+    assert metrics["peak_memory"].value == 3 * 2**30
+    assert record.window is not None
+    assert record.window.items == record.window.steps * 4 * known.ITEMS_PER_SAMPLE
+    assert record.window.seconds == pytest.approx(record.window.steps * 0.05, rel=1e-3)
+
+
+def test_raw_steps_add_up_to_the_window(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point())
+    steps = read_table(Store(tmp_path).folder(record) / record.files["steps"])
+    inside = [seconds for seconds, phase in zip(steps["seconds"], steps["phase"], strict=True) if phase == "measure"]
+    assert record.window is not None
+    assert len(inside) == record.window.steps
+    assert sum(inside) == pytest.approx(record.window.seconds, rel=1e-3)
+    assert steps["step"].index(record.window.first_step) == steps["phase"].index("measure")
+
+
+def test_two_ranks_double_the_rate(tmp_path: Path, make_point: MakePoint) -> None:
+    alone = run(tmp_path, make_point(params={"step_seconds": 0.05}))
+    both = run(tmp_path, make_point(params={"step_seconds": 0.05}, devices=2, global_batch=8))
+    assert both.value("throughput") == pytest.approx(2 * alone.value("throughput"), rel=2e-3)  # type: ignore[operator]
+    assert both.value("throughput_per_device") == pytest.approx(alone.value("throughput"), rel=2e-3)
+    steps = read_table(Store(tmp_path).folder(both) / both.files["steps"])
+    assert set(steps["rank"]) == {0, 1}
+    first, second = both.environment["affinity"]
+    assert first["cpus"] != second["cpus"] or first["reason"], "on cores of their own, or a reason why not"
+    assert [rank["reason"] for rank in alone.environment["affinity"]] == ["one process alone may use every CPU of the job"]
+
+
+def test_the_slow_rank_sets_the_pace(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point(params={"step_seconds": 0.05, "slow_rank_extra": 0.03}, devices=2, global_batch=8))
+    assert record.value("step_time_median") == pytest.approx(0.08, rel=1e-3)
+    assert record.value("throughput") == pytest.approx(8 * known.ITEMS_PER_SAMPLE / 0.08, rel=2e-3)
+
+
+def test_the_slowest_rank_counts_in_everything(tmp_path: Path, make_point: MakePoint) -> None:
+    def rank(seconds: float, wait: float, loss: float) -> RankSummary:
+        rows = [StepRow("first", 0.0, 9 * seconds, 5.0), *(StepRow("measure", 0.0, seconds, wait) for _ in range(10))]
+        return RankSummary(1.0, 1.0 + 10 * seconds, StepTable(rows), [loss] * 11, 9 * seconds, 0.0, 0)
+
+    point = make_point(devices=2, global_batch=8)
+    facts = Facts(item="thing", items_per_sample=1, parameters=1, flops_per_item=None, flops_formula="known")
+    probed = Peak(value=None, dtype="fp32", reason="not probed")
+    known = Known(tmp_path, point, facts, origin=0.0, started_at="", runtime=60.0, phases=[], probed=probed)
+    quick, slow = rank(0.5, 0.25, 1.0), rank(0.75, 0.125, 3.0)
+    for ranks in ([quick, slow], [slow, quick]):
+        run = together([RankSummary.from_data(each.to_data()) for each in ranks], known)
+        assert list(run.window_steps) == [0.75] * 10 and run.window.seconds == 7.5 and run.first_step_time == 6.75
+        assert run.data_wait == 2.5, "the longest wait, which is not the slow rank's; the first step's is not in the window"
+        assert run.whole_data_wait == 7.5 and run.rank_steps == [rank.window_rows.seconds[0] for rank in ranks]
+        assert run.losses == [2.0] * 11
+
+
+def test_updates_that_overflowed_are_not_trained(tmp_path: Path, make_point: MakePoint) -> None:
+    measure = Measure(min_seconds=1, max_seconds=5, idle_seconds=0, max_steps=40)
+    record = run(tmp_path, make_point(params={"step_seconds": 0.05, "overflow_every": 4}, precision="fp16", measure=measure))
+    window = record.window
+    assert window is not None
+    skipped = len([step for step in range(window.first_step, window.first_step + window.steps) if step % 4 == 0])
+    assert skipped >= 5 and window.samples == 4 * (window.steps - skipped)
+    truth = 4 * known.ITEMS_PER_SAMPLE * (window.steps - skipped) / (0.05 * window.steps)
+    assert record.value("throughput") == pytest.approx(truth, rel=1e-3)
+
+
+def test_utilisation_is_of_the_arithmetic_used(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point(params={"step_seconds": 0.05}, precision="bf16"))
+    truth = 4 * known.ITEMS_PER_SAMPLE * known.FLOPS_PER_ITEM / 0.05 / PEAK_FLOPS["bf16"]
+    assert record.value("mfu") == pytest.approx(truth, rel=1e-3) and record.value("mfu_measured") == pytest.approx(truth, rel=1e-3)
+
+
+SHARP = {"energy", "mean power", "energy time product", "idle power"}
+"""Claims in which chance has no part: others are as vague as the machine is busy."""
+
+
+def test_known_watts(tmp_path: Path, make_point: MakePoint) -> None:
+    """The square wave's integral over the window, in closed form, is within the stated bound of every energy."""
+    measure = Measure(min_seconds=1.2, max_seconds=3, idle_seconds=0.7)
+    point = make_point(params={"device": "asynchronous", "step_seconds": 0.02}, measure=measure)
+    record = run(tmp_path, point, CARAML_POWER="fake:square")
+    found = energy_claims(record, Store(tmp_path))
+    assert len(found) == 7 and all(finding.verdict == "right" for finding in found), found
+    sharp = [finding for finding in found if finding.claim in SHARP]
+    assert len(sharp) == len(SHARP) and all(each.allowed and each.allowed < 0.2 * abs(each.value or 0) for each in sharp), found
+    run_time, phases = record.value("run_time"), {phase.name: phase for phase in record.phases}
+    assert run_time is not None and record.window is not None
+    assert record.window.seconds < phases["measure"].end - phases["build"].start < run_time < record.value("runtime")  # type: ignore[operator]
+    mean = record.value("run_energy") / run_time  # type: ignore[operator]
+    assert 100 < mean < 500 and record.metrics["action"].value is None and record.metrics["action"].reason
+
+
+def test_warm_up_stays_outside_the_window(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point(params={"step_seconds": 0.05, "warm_up_extra": 2.0}))
+    assert record.value("first_step_time") == pytest.approx(2.05, rel=1e-2)
+    assert record.value("throughput") == pytest.approx(4 * known.ITEMS_PER_SAMPLE / 0.05, rel=1e-2)
+
+
+def test_accumulation_counts_every_micro_batch(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point(params={"step_seconds": 0.05}, global_batch=12, micro_batch=4))
+    assert record.value("step_time_median") == pytest.approx(3 * 0.05, rel=1e-2)
+    assert record.value("throughput") == pytest.approx(12 * known.ITEMS_PER_SAMPLE / 0.15, rel=1e-2)
+
+
+def test_drifting_steps_are_flagged(tmp_path: Path, make_point: MakePoint) -> None:
+    measure = Measure(min_seconds=3, max_seconds=5, idle_seconds=0, warm_up_max_seconds=1, target=0.005)
+    record = run(tmp_path, make_point(params={"step_seconds": 0.02, "slope": 0.0005}, measure=measure))
+    assert "not_steady" in record.flags
+
+
+def test_a_device_that_got_hot_is_flagged(tmp_path: Path, make_point: MakePoint) -> None:
+    measure = Measure(min_seconds=4, max_seconds=5, idle_seconds=0)
+    record = run(tmp_path, make_point(params={"step_seconds": 0.02, "slower_from": 150, "slower_by": 1.1}, measure=measure))
+    window = record.window
+    assert window is not None and window.first_step + 20 < 150 < window.first_step + window.steps - 20
+    assert "not_steady" in record.flags
+
+
+def test_out_of_memory_is_a_result(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point(params={"oom_at": 5}))
+    assert record.status == "oom"
+    assert "4.00 GiB" in (record.reason or "") and "warm_up" in (record.reason or "")
+    assert record.phases and record.metrics == {}
+
+
+def test_a_crash_names_its_cause(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point(params={"crash_at": 0}))
+    assert record.status == "failed"
+    assert "ValueError: the model is broken" in (record.reason or "")
+
+
+def test_nan_loss_makes_the_point_invalid(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point(params={"nan_at": 12}))
+    assert record.status == "invalid" and "nan_loss" in record.flags
+    assert record.metrics["loss_last"].value is None and record.metrics["loss_last"].reason
+
+
+def test_one_rank_failing_ends_the_point(tmp_path: Path, make_point: MakePoint) -> None:
+    record = run(tmp_path, make_point(params={"oom_at": 3}, devices=2, global_batch=8))
+    assert record.status == "oom"
+
+
+def test_a_run_begins_when_the_last_node_knows_its_limits(tmp_path: Path, make_point: MakePoint) -> None:
+    """A node that has kept none searches for seconds; the run of the others, and its energy, must not begin meanwhile."""
+    begun, seen = threading.Event(), []
+
+    def work(ranks: Ranks) -> None:
+        worker = Worker(tmp_path, make_point())
+
+        def limits(device: object) -> tuple[()]:
+            if ranks.rank == 1:
+                seen.append(begun.wait(0.3))
+            return ()
+
+        def begin(device: object) -> NoReturn:
+            begun.set()
+            raise StopIteration
+
+        device = SimpleNamespace(forget_peak_memory=lambda: None)
+        worker.__dict__.update(_open=lambda: (device, ranks), _limits=limits, _build=lambda *_: begin(device))
+        with pytest.raises(StopIteration):
+            worker.run()
+
+    Meeting(2).run(work)
+    assert seen == [False]
+
+
+def test_idle_gpus_are_no_sensors_of_a_cpu_s_point(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The headline is the energy of devices where there is one, so theirs would stand for the processor's."""
+    monkeypatch.setenv("CARAML_BIND", "off")
+    asked: list[object] = []
+    monkeypatch.setattr(training, "Instruments", lambda devices, **_: asked.append(devices))
+    Worker(tmp_path, make_point(workload="known"))._open()
+    assert asked == [[]]

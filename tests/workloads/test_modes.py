@@ -1,0 +1,103 @@
+"""Every mode of every workload computes the FLOPs that it declares: one step under torch's own counter against the task's facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from caraml.engine.precision import set_attention
+from caraml.engine.step import make_step
+from caraml.models.conv_flops import CORRECTIONS
+from caraml.suite.model import Mode
+from caraml.workloads import WORKLOADS, load_workload
+from caraml.workloads.base import BuildContext, Task
+from tests.conftest import MakePoint
+
+BATCH = 4
+GPT = {"width": 32, "layers": 2, "heads": 2, "sequence_length": 16, "vocab_size": 100}
+RESIDENT = {"data": "synthetic-device"}
+CASES: dict[str, dict[str, Any]] = {
+    "gpt": {**RESIDENT, **GPT},
+    "gpt rotary, own head": {**RESIDENT, **GPT, "positions": "rotary", "tied_head": False},
+    "gpt computed again": {**RESIDENT, **GPT, "recompute": "full"},
+    "gpt computed again in part": {**RESIDENT, **GPT, "recompute": "selective", "vocab_size": 129, "sequence_length": 37},
+    "image_classification": {**RESIDENT, "model": "resnet10t", "image_size": 32, "classes": 10},
+    "image_classification by attention": {**RESIDENT, "model": "vit_tiny_patch16_224", "image_size": 32, "classes": 10},
+    "image_compression": {"data": "resident", "width": 4, "images": 16, "held_out": 16},
+    "question_answering": {**RESIDENT, "preset": "tiny", "tokens": 32},
+    "temperature_postprocessing": {**RESIDENT, "patch": 32},
+    "tweet_rain_classification": {**RESIDENT, "preset": "tiny", "tokens": 8},
+    "radiation_emulation": RESIDENT,
+    "ensemble_postprocessing": {**RESIDENT, "rows": 16, "columns": 16},
+    "downscaling_gan": {**RESIDENT, "rows": 16, "columns": 16},
+    "regime_clustering": {**RESIDENT, "crop": 32, "prototypes": 4, "samples": 64},
+    "atmorep": {**RESIDENT, "preset": "tiny"},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _attention_by_products() -> Iterator[None]:
+    """Fused kernels compute the scores again in the backward pass, which no convention of MFU counts."""
+    set_attention("math")
+    yield
+    set_attention("auto")
+
+
+@cache
+def built(case: str) -> Task:
+    workload = load_workload(case.split(maxsplit=1)[0])
+    context = BuildContext(
+        params=workload.params.model_validate(CASES[case]),
+        device=torch.device("cpu"),
+        rank=0,
+        world=1,
+        processes_on_node=1,
+        micro_batch=BATCH // 2,
+        seed=0,
+        phase=lambda _: nullcontext(),
+    )
+    return workload.build(context)
+
+
+def counted(step: Any) -> float:
+    """FLOPs of one step by torch's counter, whose attribution to modules is left out: gradients inside a forward pass break it."""
+    counter = FlopCounterMode(display=False, custom_mapping=CORRECTIONS)
+    counter.mod_tracker = SimpleNamespace(parents={"Global"}, __enter__=lambda: None, __exit__=lambda *_: None)  # type: ignore[assignment]
+    with counter:
+        step()
+    return float(counter.get_total_flops())
+
+
+@pytest.mark.parametrize("mode", ["train", "compute", "data", "inference"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
+def test_a_step_computes_what_its_mode_declares(case: str, mode: Mode, make_point: MakePoint) -> None:
+    task, name = built(case), case.split(maxsplit=1)[0]
+    whole = task.own_step is not None and mode in ("train", "compute")  # no accumulation there
+    samples = BATCH // 2 if whole else BATCH
+    point = make_point(workload=name, mode=mode, global_batch=samples, micro_batch=BATCH // 2)
+    step = make_step(task, point, torch.device("cpu"))
+    step()  # the first may do what no other does, as filling a memory bank
+    facts = task.facts.in_mode(mode)
+    each = facts.hardware_flops_per_item or facts.flops_per_item or 0.0
+    assert counted(step) == pytest.approx(each * facts.items_per_sample * samples, rel=1e-6)
+    assert (facts.flops_per_item is None) == (mode == "data")
+
+
+def test_no_workload_is_left_out() -> None:
+    trained = {load_workload(name).title for name in WORKLOADS if name != "command"}
+    assert {load_workload(case.split(maxsplit=1)[0]).title for case in CASES} == trained
+
+
+def test_causal_flops_are_of_the_mode_too() -> None:
+    facts = built("gpt").facts
+    assert facts.causal_flops_per_item is not None
+    assert facts.in_mode("inference").causal_flops_per_item == pytest.approx(facts.causal_flops_per_item / 3)
+    assert facts.in_mode("data").causal_flops_per_item is None
