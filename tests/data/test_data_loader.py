@@ -6,8 +6,9 @@ import itertools
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -150,6 +151,23 @@ def test_closing_ends_the_workers_and_the_stream() -> None:
     assert children() <= before
     assert list(batches) == []
     batches.close()
+
+
+def test_a_worker_that_dies_while_it_hands_over_a_batch_is_named() -> None:
+    """The connection breaks before the death is known: which of the two torch reports used to be a matter of microseconds."""
+    with stream(Positions(100), 4, workers=1) as batches:
+        next(batches)
+        (worker,) = torch.multiprocessing.active_children()
+
+        def cut_off() -> Iterator[None]:
+            threading.Timer(0.3, worker.kill).start()
+            raise ConnectionResetError("reset by peer")
+            yield
+
+        whole, batches._batches = batches._batches, cut_off()
+        with pytest.raises(RuntimeError, match=f"pid {worker.pid}\\) is killed by signal: Killed"):
+            next(batches)
+        batches._batches = whole
 
 
 def test_workers_end_when_their_process_is_killed(start_python: Callable[..., subprocess.Popen[str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Protocol
@@ -17,6 +18,8 @@ Batch = Any
 """A tensor, or lists, tuples and dictionaries of tensors: what torch's default collation makes of samples."""
 _MOST_WORKERS = 16
 """More than feed the fastest device: a worker brings several hundred images per second."""
+_REPORT_OF_A_DEATH = 2.0
+"""Seconds that the kernel has to report a worker's death, also on a busy machine."""
 
 
 class MapDataset(Protocol):
@@ -142,13 +145,23 @@ class Stream(Iterator[Batch]):
         if self._batches is None:
             raise StopIteration
         if self.workers:
-            return self._received(next(self._batches))
+            return self._received(self._from_workers(self._batches))
         # Crops and flips draw from this process's generator: it gets a state of its own for the time, as a worker has.
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self._random_state)
             batch = next(self._batches)
             self._random_state = torch.get_rng_state()
         return self._received(batch)
+
+    @staticmethod
+    def _from_workers(batches: Iterator[Batch]) -> Batch:
+        try:
+            return next(batches)
+        except (ConnectionError, EOFError):
+            # A worker that dies closes its end before the kernel reports its death. Torch's handler of that signal raises what
+            # names the worker and its end; it does so in here, which a bare "connection reset" would otherwise be faster than.
+            time.sleep(_REPORT_OF_A_DEATH)
+            raise
 
     def close(self) -> None:
         """End the workers and wait for them. A closed stream is at its end."""
