@@ -39,6 +39,7 @@ from caraml.system.environment import environment
 from caraml.system.variables import PROGRAM, handed_over
 from caraml.worker.command_record import NO_ENERGY, Ran, items_of, names_of, read_metrics, record_of_run
 from caraml.worker.nodes import Nodes, put_together
+from caraml.worker.remote import OtherNodes
 from caraml.workloads.command import Marks, Params
 
 COMMAND = "command.json"
@@ -62,7 +63,7 @@ class Command(BaseModel):
 class _Marked:
     """Hands the program's output on, line by line, and notes when the marks came."""
 
-    def __init__(self, marks: Marks, edge: Callable[[], float]) -> None:
+    def __init__(self, marks: Marks, edge: Callable[[str], float]) -> None:
         self._begin, self._end = re.compile(marks.begin), re.compile(marks.end)
         self._edge = edge
         self.begin: float | None = None
@@ -72,10 +73,10 @@ class _Marked:
         at = time.monotonic()
         if self.begin is None:
             if self._found(self._begin, text):
-                self.begin = self._edge()
+                self.begin = self._edge("begin")
         elif self.end is None and self._found(self._end, text):
             self.end = at
-            self._edge()
+            self._edge("end")
 
     @staticmethod
     def _found(mark: re.Pattern[str], text: str) -> bool:
@@ -100,6 +101,7 @@ class CommandWorker:
                 raise InputError(f"env.{name}: its value is not kept", f"export {name} first")
         self._progress = ProgressWriter(folder, time.monotonic())
         self._instruments: Instruments | None = None
+        self._others: OtherNodes | None = None
         self._child: subprocess.Popen[str] | None = None
 
     def run(self) -> int:
@@ -109,21 +111,45 @@ class CommandWorker:
         if self.params.energy:
             self._progress.write("idle")
             self._instruments = Instruments()
-            self._instruments.measure_idle(self.point.measure.idle_seconds)
+            self._others = OtherNodes(self.point.nodes - 1) if self.point.nodes > 1 else None
+            self._idle(self._instruments)
         self._progress.write("run", item=self.params.item)
         started_at = now()
-        begin = self._edge() if self.params.marks is None else time.monotonic()
+        begin = self._edge("begin") if self.params.marks is None else self._instant("start")
+        if self._others is not None:
+            self._others.wait()  # their sensors are read before the program starts
         code, marked = self._execute()
-        end = self._edge() if self.params.marks is None else time.monotonic()
+        end = self._edge("end") if self.params.marks is None else self._instant("stop")
         window = None
         if marked is not None and marked.begin is not None and marked.end is not None:
             window = (marked.begin - begin, marked.end - begin)
         ran = Ran(code, started_at, end - begin, doubt=_doubt(marked), window=window)
-        write_record(self.folder, self._record(ran, begin))
+        record = self._record(ran, begin)
+        if self._others is not None:
+            self._others.close()
+        write_record(self.folder, record)
         return code
 
-    def _edge(self) -> float:
+    def _idle(self, instruments: Instruments) -> None:
+        """Idle power of every node, while nothing runs on any."""
+        seconds = self.point.measure.idle_seconds
+        if self._others is not None:
+            self._others.idle(seconds)
+        instruments.measure_idle(seconds)
+        if self._others is not None:
+            self._others.wait(seconds)
+
+    def _edge(self, name: str) -> float:
+        """The window opens or closes, on all nodes; returns when on this one."""
+        if self._others is not None:
+            self._others.edge(name)
         return self._instruments.edge() if self._instruments is not None else time.monotonic()
+
+    def _instant(self, name: str) -> float:
+        """The program starts or has ended, and the window is another; returns when."""
+        if self._others is not None:
+            self._others.mark(name)
+        return time.monotonic()
 
     def _execute(self) -> tuple[int, _Marked | None]:
         marked = _Marked(self.params.marks, self._edge) if self.params.marks is not None else None
@@ -169,6 +195,8 @@ class CommandWorker:
 
     def _record(self, ran: Ran, begin: float) -> Record:
         rss = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        flags: list[str] = []
+        apart: tuple[float | None, float | None] = (None, None)
         measured = {"peak_host_memory": Metric(value=rss, unit="B")} if rss else {}
         extras: dict[str, Any] = {"system": detect().model_dump(mode="json"), "environment": environment()}
         names = names_of(self.point, self.params, self.folder, self.command.suite_folder)
@@ -187,12 +215,20 @@ class CommandWorker:
                 measured |= energies(window, self.params.item, nodes.energy, nodes.idle) | whole_run(nodes.spans["run"])
                 shifted = {"energy": on_clock(nodes.energy, begin), "idle": on_clock(nodes.idle, begin)}
                 extras |= {**shifted, "nodes": nodes.each, "files": self._raw_files(begin)}
-        return record_of_run(self.point, self.folder, self.params, names, replace(ran, measured=measured, extras=extras))
+                if self._others is not None:
+                    flags, apart = nodes.flags, (self._others.apart("begin"), self._others.apart("end"))
+        ran = replace(ran, measured=measured, extras=extras, flags=flags, apart=apart)
+        return record_of_run(self.point, self.folder, self.params, names, ran)
 
     def _nodes(self, mine: NodeSummary, window: Window) -> Nodes:
-        """All nodes of the point. This process is on the first; what the program uses on the others, nobody reads."""
-        others: dict[str, list[NodeSummary]] = {f"node {number} of {self.point.nodes}": [] for number in range(2, self.point.nodes + 1)}
-        return put_together({node_key(): [mine], **others}, {node_key(): [0]}, window)
+        """All nodes of the point; this process is on the first."""
+        if self._others is None:
+            return put_together({node_key(): [mine]}, {node_key(): [0]}, window)
+        run = ("begin", "end") if self.params.marks is None else ("start", "stop")
+        others = self._others.summaries(("begin", "end"), {"run": run})
+        mine = replace(mine, other_cpu_share=None)  # what the program starts by srun is no child of this process
+        first = [mine, *others.pop(node_key(), [])]
+        return put_together({node_key(): first, **others}, {node_key(): [0]}, window)
 
     def _raw_files(self, begin: float) -> dict[str, str]:
         assert self._instruments is not None

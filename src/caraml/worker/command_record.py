@@ -59,6 +59,10 @@ class Ran:
     """Further metrics: energy, memory."""
     extras: dict[str, Any] = field(default_factory=dict)
     """Further fields of the record."""
+    flags: list[str] = field(default_factory=list)
+    """What is to be said of the machine."""
+    apart: tuple[float | None, float | None] = (None, None)
+    """How far apart the nodes opened and closed the window, at most [s]."""
 
 
 def names_of(point: Point, params: Params, folder: Path | str, suite_folder: str) -> dict[str, Any]:
@@ -97,10 +101,12 @@ def record_of_run(point: Point, folder: Path, params: Params, names: Mapping[str
     if faults or end is None or isinstance(items, str) or end <= start:
         reason = "; ".join(faults) or ran.doubt or "the run took no time that the clock could tell"
         return _record(point, folder, ran, "invalid", reason, metrics=numbers)
-    window = Window(start=start, end=end, steps=1, samples=point.global_batch, items=items, first_step=0)
+    opened, closed = ran.apart
+    times = {"start": start, "end": end, "opened_within": opened, "closed_within": closed}
+    window = Window(**times, steps=1, samples=point.global_batch, items=items, first_step=0)
     facts = Facts(item=params.item, items_per_sample=1, parameters=None, flops_per_item=None, flops_formula="not known of a command")
     metrics = {**_rates(window, point, params.item, ran), **ran.measured, **numbers}
-    flags = ["short_window"] if ran.window is not None and window.seconds < SHORT_WINDOW else []
+    flags = [*ran.flags, *(["short_window"] if ran.window is not None and window.seconds < SHORT_WINDOW else [])]
     return _record(point, folder, ran, "ok", None, window=window, flags=flags, facts=facts, metrics=metrics)
 
 

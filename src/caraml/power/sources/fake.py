@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from caraml.errors import InputError
 from caraml.power.model import Channel, Kind, Reading
+from caraml.power.node import rank
 from caraml.power.signals import Constant, Signal, square
 from caraml.power.sources.visible import select
 
@@ -119,7 +120,7 @@ def create(argument: str, devices: Sequence[str] | None, automatic: bool) -> Fak
     if shape not in SHAPES:
         raise InputError(f"unknown fake signal {shape!r}; known: {', '.join(sorted(SHAPES))}")
     given = watts.split("/")
-    mean, _, seconds = given[int(os.environ.get("RANK", "0")) % len(given)].partition("@")
+    mean, _, seconds = given[int(os.environ.get("RANK") or rank() or 0) % len(given)].partition("@")
     try:
         source = FakeSource(SHAPES[shape](float(mean or MEAN_W)), answers_s=float(seconds or math.inf))
     except ValueError:
