@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from itertools import count
+from pathlib import Path
 
 import pytest
 import torch
@@ -151,6 +152,17 @@ def test_others_are_what_is_left_of_everyone() -> None:
     assert share_of_others(begin, end, seconds=10.0, cpus=4) == pytest.approx(12 / 40)
     assert share_of_others(begin, CpuTime(110.0, 40.0), seconds=10.0, cpus=4) == 0
     assert share_of_others(None, end, 1.0, 1) is None
+
+
+def test_cpu_time_that_the_host_gives_to_other_guests_is_others(tmp_path: Path) -> None:
+    def after(stolen: str) -> CpuTime:
+        (tmp_path / "stat").write_text(f"cpu  1000 0 500 9000 0 0 0 {stolen}\nintr 1\n")
+        found = cpu_time(os.getpid(), tmp_path)
+        assert found is not None
+        return found
+
+    assert after("400 0 0").everyone - after("0 0 0").everyone == pytest.approx(400 / os.sysconf("SC_CLK_TCK"))
+    assert after("").everyone == after("0 0 0").everyone, "kernels before 2.6.11 do not count it"
 
 
 def test_cpu_time_counts_this_process_and_its_children() -> None:

@@ -255,7 +255,13 @@ echo $$
 
 def test_a_job_of_a_scheduler_gets_the_values_and_nobody_else(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "bin").mkdir()
-    for name, text in (("sbatch", SBATCH), ("squeue", "#!/bin/sh\n"), ("sacct", "#!/bin/sh\n"), ("scontrol", "#!/bin/sh\n"), ("sinfo", "#!/bin/sh\n")):
+    for name, text in (
+        ("sbatch", SBATCH),
+        ("squeue", "#!/bin/sh\n"),
+        ("sacct", "#!/bin/sh\n"),
+        ("scontrol", "#!/bin/sh\n"),
+        ("sinfo", "#!/bin/sh\n"),
+    ):
         (place / "bin" / name).write_text(text)
         (place / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{place / 'bin'}:{os.environ['PATH']}")

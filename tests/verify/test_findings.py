@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from caraml.power.signals import Constant, Square
 from caraml.results.record import Metric
+from caraml.results.store import Store
+from caraml.suite.load import SuiteFile, load_suite
+from caraml.verify import proof
 from caraml.verify.device import KnownDevice, VirtualClock, asynchronous
 from caraml.verify.energy import signal_origin
-from caraml.verify.finding import Finding, fact, number, undecided
-from caraml.verify.proof import right, write
+from caraml.verify.finding import Finding, fact, number, seen_twice, undecided
+from caraml.verify.proof import HERE, right, write
 
 
 def metric(value: float | None, half: float | None = None) -> Metric:
@@ -29,6 +36,38 @@ def test_a_wrong_number_beside_other_work_is_not_decided_and_a_wrong_fact_is() -
     assert undecided(fact("x", "1", "2", False), others).verdict == "wrong"
     assert undecided(number("x", 1.0, metric(None)), others).verdict == "wrong", "missing is missing"
     assert undecided(number("x", 1.0, metric(1.0)), others).verdict == "right"
+
+
+def test_only_what_is_wrong_twice_is_wrong() -> None:
+    first = [number("a", 1.0, metric(1.0)), number("b", 1.0, metric(1.5)), number("c", 1.0, metric(1.5)), fact("d", "1", "2", False)]
+    second = [number("a", 1.0, metric(2.0)), number("b", 1.0, metric(1.0)), number("c", 1.0, metric(1.4))]
+    a, b, c, d = seen_twice(first, second)
+    assert a == first[0] and c == first[2] and d == first[3], "what the second did not measure stays"
+    assert b.verdict == "note" and b.measured.startswith("1.000 s") and "at first 1.500 s" in b.measured
+
+
+def test_a_disturbed_point_is_measured_once_more_and_a_fault_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, asked = load_suite(str(HERE / "suite.toml")), []
+    monkeypatch.setattr(proof, "claims", lambda record, store: record.found)
+
+    def runs(*values: list[float]) -> Callable[[SuiteFile], list[Any]]:
+        left = [iter(of_one) for of_one in values]
+
+        def run(part: SuiteFile) -> list[Any]:
+            names = [benchmark.name for benchmark in part.suite.benchmark][: len(values)]
+            asked.append(names)
+            each = zip(names, left if len(names) > 1 else left[-1:], strict=True)
+            return [
+                SimpleNamespace(point=SimpleNamespace(benchmark=name), found=[number(name, 1.0, metric(next(of)))]) for name, of in each
+            ]
+
+        return run
+
+    two = replace(file, suite=file.suite.model_copy(update={"benchmark": file.suite.benchmark[:2]}))
+    names = [benchmark.name for benchmark in two.suite.benchmark]
+    assert [one.verdict for one in proof._claimed(two, runs([1.0], [1.5, 1.0]), Store(tmp_path))] == ["right", "note"]
+    assert asked == [names, names[1:]]
+    assert [one.verdict for one in proof._claimed(two, runs([1.0], [1.5, 1.5]), Store(tmp_path))] == ["right", "wrong"]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,8 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class CpuTime:
-    """CPU seconds since boot: of all processes, and of one process with its living and ended descendants."""
+    """CPU seconds since boot: of everyone, other guests of a virtual machine's host included, and of one process with its living and
+    ended descendants."""
 
     everyone: float
     ours: float
@@ -128,8 +129,8 @@ def cpu_time(family: int, proc: Path = _PROC) -> CpuTime | None:
     except OSError:
         return None
     ticks = os.sysconf("SC_CLK_TCK")
-    user, nice, system, _idle, _iowait, irq, softirq = (int(value) for value in first[1:8])
-    return CpuTime((user + nice + system + irq + softirq) / ticks, _family(proc, family) / ticks)
+    user, nice, system, _idle, _iowait, irq, softirq, *stolen = (int(value) for value in first[1:9])
+    return CpuTime((user + nice + system + irq + softirq + sum(stolen)) / ticks, _family(proc, family) / ticks)
 
 
 def share_of_others(begin: CpuTime | None, end: CpuTime | None, seconds: float, cpus: int) -> float | None:

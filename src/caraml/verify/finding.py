@@ -61,6 +61,19 @@ def undecided(finding: Finding, others: Metric) -> Finding:
     )
 
 
+def seen_twice(first: list[Finding], second: list[Finding]) -> list[Finding]:
+    """What was wrong at first, by a second measurement of the same: a fault of the ruler comes again, what disturbed it does not."""
+    again = {finding.claim: finding for finding in second}
+
+    def judged(finding: Finding) -> Finding:
+        other = again.get(finding.claim, finding)
+        if finding.verdict != "wrong" or other.verdict == "wrong":
+            return finding
+        return replace(other, verdict="note", measured=f"{other.measured}; at first {finding.measured}")
+
+    return [judged(finding) for finding in first]
+
+
 def table(findings: list[Finding]) -> Table:
     """The proof for people."""
     shown = Table("claim", "truth", "measured ± allowed", "verdict", box=None, pad_edge=False)
