@@ -43,6 +43,7 @@ T_ROOF, T_DOG, T_ERRORS, T_KNOBS = (
     "tests/suite/test_knobs.py",
 )
 T_MODES = "tests/workloads/test_modes.py::test_a_step_computes_what_its_mode_declares"
+T_PROGRAM = "tests/workloads/test_command.py::test_a_program_on_several_nodes_has_no_energy_but_what_is_known_of_it"
 T_VIEW = f"{T_WORKER}::test_the_slowest_rank_counts_in_everything"
 
 FAULTS = [
@@ -628,9 +629,24 @@ FAULTS = [
     Fault(
         "a program's energy on several nodes is the first one's",
         "worker/command.py",
-        "range(2, self.point.nodes + 1)",
-        "range(0)",
-        ("tests/workloads/test_command.py::test_a_program_on_several_nodes_has_no_energy_but_what_is_known_of_it",),
+        "{node_key(): first, **others}",
+        "{node_key(): first}",
+        (T_PROGRAM,),
+    ),
+    Fault(
+        "a node that says nothing of a program's energy uses none",
+        "worker/remote.py",
+        "return found | {name: [summary] for name, summary in nothing.items()}",
+        "return found",
+        (T_PROGRAM,),
+    ),
+    Fault("CPU time that a host gives to other guests is nobody's", INSTRUMENTS, " + sum(stolen)", "", (T_LOOP,)),
+    Fault(
+        "what is wrong twice is a disturbance",
+        "verify/finding.py",
+        'if finding.verdict != "wrong" or other.verdict == "wrong":',
+        'if finding.verdict != "wrong":',
+        ("tests/verify/test_findings.py",),
     ),
     Fault(
         "a run begins while another node searches",
