@@ -107,7 +107,7 @@ METRICS: dict[str, MetricDefinition] = {
         "{item}s per Wh", "{item}/Wh", "higher", "Items of the window divided by its energy in watt-hours."
     ),
     "mean_power": MetricDefinition("Mean power", "W", "lower", "Energy of the window divided by its wall time."),
-    "idle_power": MetricDefinition("Idle power", "W", "lower", "Mean power of the same channels before the work started."),
+    "idle_power": MetricDefinition("Idle power", "W", "lower", "Mean power of the same channels before the work and after it."),
     "energy_time_product": MetricDefinition(
         "Energy-delay product", "J s", "lower", "Energy of the window times its wall time; of published rows, MAELSTROM's Action."
     ),

@@ -640,6 +640,13 @@ FAULTS = [
         "return found",
         (T_PROGRAM,),
     ),
+    Fault(
+        "drift of the idle power is in no bound",
+        "power/energy.py",
+        "bound_j=max(first, second) + drift",
+        "bound_j=max(first, second)",
+        ("tests/power/test_power_meter.py::test_idle_power_that_drifts_is_in_the_bound",),
+    ),
     Fault("CPU time that a host gives to other guests is nobody's", INSTRUMENTS, " + sum(stolen)", "", (T_LOOP,)),
     Fault(
         "what is wrong twice is a disturbance",

@@ -13,7 +13,8 @@ from sensors import channel
 
 from caraml.errors import InputError
 from caraml.power import Meter, WindowEnergy
-from caraml.power.model import Reading, window_from_dict
+from caraml.power.energy import around, conclude
+from caraml.power.model import ChannelEnergy, Reading, window_from_dict
 from caraml.power.signals import Constant, Square
 from caraml.power.source import SourceUnavailable
 from caraml.power.sources.fake import FakeSource
@@ -101,6 +102,29 @@ def test_idle_is_subtracted_beside_the_gross_number() -> None:
     assert device.idle_j == pytest.approx(device.energy_j, rel=0.1)
     assert device.net_j == pytest.approx(0.0, abs=device.net_bound_j)
     assert device.net_bound_j > device.bound_j
+
+
+def test_idle_power_that_drifts_is_in_the_bound() -> None:
+    """A machine that rests at 100 W before the work and at 130 W after it, and never between."""
+
+    def rest(watts: float, seconds: float, *flags: str) -> WindowEnergy:
+        window = WindowEnergy("idle", 0.0, seconds)
+        joules = watts * seconds
+        window.channels = [
+            ChannelEnergy("gpu", "a GPU", "s", "device", "gpu", energy_j=joules, mean_w=watts, bound_j=0.01 * joules, flags=list(flags))
+        ]
+        conclude(window, set())
+        return window
+
+    before = rest(100.0, 2.0)
+    both = around(before, rest(130.0, 1.0))
+    device = both.boundaries["device"]
+    assert (device.mean_w, device.energy_j, both.duration_s) == (115.0, 230.0, 2.0)
+    assert device.bound_j == pytest.approx(0.01 * 130 * 2 + 15 * 2)
+    assert sum(both.channels[0].bound_parts.values()) == 30.0 and both.valid
+    assert around(before, rest(130.0, 1.0, "too_short")).channels == before.channels
+    assert around(before, WindowEnergy("idle", 0.0, 1.0, reason="gone")).channels == before.channels
+    assert around(rest(100.0, 2.0, "too_short"), rest(130.0, 1.0)).boundaries["device"].valid is False
 
 
 def test_an_idle_window_that_is_too_short_is_not_subtracted() -> None:

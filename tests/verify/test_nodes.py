@@ -17,7 +17,7 @@ from caraml.verify.energy import WATTS, energy_claims, silence_claims, source_of
 from caraml.verify.players import play
 from tests.conftest import MakePoint
 
-POLICY = Measure(min_seconds=1.2, max_seconds=3, idle_seconds=0.5)
+POLICY = Measure(min_seconds=1.2, max_seconds=3, idle_seconds=1.0)
 PARAMS = {"device": "asynchronous", "step_seconds": 0.02}
 
 

@@ -132,7 +132,7 @@ SHARP = {"energy", "mean power", "energy time product", "idle power"}
 
 def test_known_watts(tmp_path: Path, make_point: MakePoint) -> None:
     """The square wave's integral over the window, in closed form, is within the stated bound of every energy."""
-    measure = Measure(min_seconds=1.2, max_seconds=3, idle_seconds=0.7)
+    measure = Measure(min_seconds=1.2, max_seconds=3, idle_seconds=1.0)
     point = make_point(params={"device": "asynchronous", "step_seconds": 0.02}, measure=measure)
     record = run(tmp_path, point, CARAML_POWER="fake:square")
     found = energy_claims(record, Store(tmp_path))
@@ -142,6 +142,8 @@ def test_known_watts(tmp_path: Path, make_point: MakePoint) -> None:
     run_time, phases = record.value("run_time"), {phase.name: phase for phase in record.phases}
     assert run_time is not None and record.window is not None
     assert record.window.seconds < phases["measure"].end - phases["build"].start < run_time < record.value("runtime")  # type: ignore[operator]
+    assert record.idle is not None and "drift" in record.idle.channels[0].bound_parts, "idle power was measured before and after"
+    assert run_time < phases["idle_after"].start - phases["build"].start + 0.1, "what comes after is not of the run"
     mean = record.value("run_energy") / run_time  # type: ignore[operator]
     assert 100 < mean < 500 and record.metrics["action"].value is None and record.metrics["action"].reason
 

@@ -117,7 +117,7 @@ def estimated_kwh(system: System, point_seconds: Sequence[tuple[Point, float]]) 
 def _shortest(point: Point) -> float:
     if point.workload == "command":
         return 0.0
-    return point.measure.min_seconds + point.measure.idle_seconds
+    return point.measure.min_seconds + 2 * point.measure.idle_seconds
 
 
 def _memory(points: Sequence[Point]) -> list[Planned]:

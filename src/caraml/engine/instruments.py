@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caraml.power import Meter
+from caraml.power.energy import around
 from caraml.power.model import WindowEnergy, window_from_dict
 from caraml.system.detect import detect
 from caraml.system.environment import environment
@@ -26,6 +27,8 @@ POWER_SOURCES = "CARAML_POWER"
 """Environment variable: comma-separated names of power sources to use instead of all that answer."""
 BUSY_SHARE = 0.05
 """Share of a host's CPU time used by others above which a window is flagged `busy_machine`."""
+_SETTLING = 1.0
+"""Seconds between the work and the idle baseline after it: boards show power averaged over as long, and clocks fall."""
 _PROC = Path("/proc")
 
 
@@ -82,11 +85,15 @@ class Instruments:
         self._edges: list[tuple[CpuTime | None, Throttled]] = []
 
     def measure_idle(self, seconds: float) -> None:
-        """Energy of the machine at rest, where it has a sensor: the device is open, nothing runs."""
-        if self.meter.channels and seconds:
-            begin = self.meter.mark()
-            time.sleep(seconds)
-            self.idle = self.meter.energy("idle", begin, self.meter.mark())
+        """Energy of the machine at rest, where it has a sensor: the device is open, nothing runs. Called before the work and after it."""
+        if not self.meter.channels or not seconds:
+            return
+        if self.idle is not None:
+            time.sleep(min(seconds, _SETTLING))
+        begin = self.meter.mark()
+        time.sleep(seconds)
+        found = self.meter.energy("idle", begin, self.meter.mark())
+        self.idle = found if self.idle is None else around(self.idle, found)
 
     def edge(self) -> float:
         """At both ends of the window: read every sensor at once, and again where it opens, since the rest takes its time. Returns when."""

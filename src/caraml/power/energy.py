@@ -6,7 +6,7 @@ Pure functions: the same readings always give the same numbers, during a run or 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from caraml.power.counter import counter_energy
 from caraml.power.integral import power_energy
@@ -177,6 +177,31 @@ def subtract_idle(channel: ChannelEnergy, idle: ChannelEnergy | None, duration: 
         channel.net_j = channel.energy_j - channel.idle_j
         if channel.bound_j is not None and idle.bound_j is not None:
             channel.net_bound_j = channel.bound_j + idle.bound_j * duration / idle_duration
+
+
+def around(before: WindowEnergy, after: WindowEnergy) -> WindowEnergy:
+    """One idle baseline from what was measured before the work and after it: the mean power of the two, over the time of the first.
+
+    Idle power drifts while the work warms the machine; half of the difference is added to the bound. A domain that has no valid number
+    after the work keeps its first.
+    """
+    later = {(channel.source, channel.id): channel for channel in after.channels}
+    channels = [
+        _between(channel, later.get((channel.source, channel.id)), before.duration_s, after.duration_s) for channel in before.channels
+    ]
+    whole = replace(before, channels=channels, boundaries={}, reason=None if channels else before.reason)
+    conclude(whole, set(before.flags).difference(*(channel.flags for channel in before.channels)))
+    return whole
+
+
+def _between(before: ChannelEnergy, after: ChannelEnergy | None, duration: float, later: float) -> ChannelEnergy:
+    if after is None or after.mean_w is None or before.mean_w is None or BLOCKING & {*before.flags, *after.flags}:
+        return before
+    drift = abs(after.mean_w - before.mean_w) / 2 * duration
+    first, second = before.bound_j or 0.0, (after.bound_j or 0.0) * duration / later
+    mean = (before.mean_w + after.mean_w) / 2
+    parts = before.bound_parts if first >= second else {name: part * duration / later for name, part in after.bound_parts.items()}
+    return replace(before, energy_j=mean * duration, mean_w=mean, bound_j=max(first, second) + drift, bound_parts={**parts, "drift": drift})
 
 
 def window_energy(

@@ -253,7 +253,7 @@ ENERGY: dict[str, str] = {
     "energy_per_item": "energy / items of the window",
     "items_per_watt_hour": "items of the window × 3600 / energy",
     "mean_power": "energy / window time",
-    "idle_power": "energy of the idle window / its time",
+    "idle_power": "mean of the powers before the work and after it",
     "energy_time_product": "energy × window time",
     "device_energy": "sum over the devices",
     "node_energy": "sensor of the whole node",

@@ -227,7 +227,7 @@ def _over(record: Record, name: str) -> str:
     if name in {"first_step_time", "time_to_first_step", "loss_first"}:
         return "time before the window"
     if name == "idle_power" and record.idle is not None:
-        return f"idle window of {record.idle.duration_s:,.2f} s before the work"
+        return f"idle window of {record.idle.duration_s:,.2f} s before the work and after it"
     of_epochs = name.startswith(("epoch_", "batch_time", "throughput_first", "throughput_later", "accuracy_", "staging_"))
     if name in {"loss_last", "peak_memory"} or record.window is None or of_epochs:
         return "whole run"

@@ -203,7 +203,9 @@ class Record(_Model):
     energy: WindowEnergy | None = Field(
         None, description="energy of the window by channel and boundary, of all nodes together; no number if a node has none"
     )
-    idle: WindowEnergy | None = Field(None, description="energy of the idle baseline")
+    idle: WindowEnergy | None = Field(
+        None, description="energy of the idle baseline: the mean power before the work and after it, over the time before"
+    )
     nodes: list[Node] = Field([], fail_fast=True, description="of a point on several nodes, each by itself")
     system: dict[str, JsonValue] = Field({}, description="the machine, as `caraml system detect --json` describes it")
     environment: dict[str, JsonValue] = Field({}, description="versions, clocks, container, Slurm job, variables, state of the checkout")

@@ -61,7 +61,9 @@ class Measure(_Model):
     max_steps: int | None = Field(None, ge=4, description="most steps in the window")
     warm_up_steps: int = Field(3, ge=3, description="fewest steps before the window, the first step not counted")
     warm_up_max_seconds: float = Field(60.0, gt=0, description="longest warm-up; a series still moving is then flagged `not_steady`")
-    idle_seconds: float = Field(2.0, ge=0, description="length of the idle power baseline; skipped where there is no sensor")
+    idle_seconds: float = Field(
+        2.0, ge=0, description="length of the idle power baseline before the work, and after it; none without a sensor"
+    )
     timeout_seconds: float = Field(1800.0, gt=0, description="wall time after which the point is stopped with status `timeout`")
     epochs: int | None = Field(None, ge=1, description="train exactly so many epochs; the window is one of them instead of a span of time")
     count_epoch: int | None = Field(None, ge=1, description="the epoch that counts, from 1; the last but one if absent")

@@ -120,6 +120,8 @@ class CommandWorker:
             self._others.wait()  # their sensors are read before the program starts
         code, marked = self._execute()
         end = self._edge("end") if self.params.marks is None else self._instant("stop")
+        if self._instruments is not None and not code:
+            self._idle(self._instruments)
         window = None
         if marked is not None and marked.begin is not None and marked.end is not None:
             window = (marked.begin - begin, marked.end - begin)

@@ -110,7 +110,11 @@ class OwnLoop:
     def _conclude(self) -> None:
         mine, ranks = self._loop.summary(), self._ranks
         mine.items, mine.device_memory, mine.host_memory = self._items, self._device.peak_memory(), CpuDevice().peak_memory()
-        everyone = gathered(ranks, mine, self._instruments, self._run_began)
+        run = (self._run_began, time.monotonic())
+        with self._log.phase("idle_after"):
+            self._device.synchronize()
+            quiet_baseline(ranks, self._instruments, self._point.measure.idle_seconds)
+        everyone = gathered(ranks, mine, self._instruments, run)
         first = next(index for index, row in enumerate(mine.rows) if row.phase == "measure")
         steps = zip(*(rank.items[first : first + len(mine.window_rows)] for rank in everyone), strict=True)
         point = self._of_batch(max(map(sum, steps)))

@@ -6,7 +6,6 @@ Both a training of ours and somebody's own loop end here, on rank 0.
 from __future__ import annotations
 
 import dataclasses
-import time
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -72,14 +71,14 @@ class Known:
     """Whether the steps say how long they waited for their input."""
 
 
-def gathered(ranks: Ranks, mine: RankSummary, instruments: Instruments | None, run_began: float) -> list[RankSummary]:
+def gathered(ranks: Ranks, mine: RankSummary, instruments: Instruments | None, run: tuple[float, float]) -> list[RankSummary]:
     """What every rank measured, in rank order, on every rank. Collective.
 
-    Sensors answer for the longest window of any rank, for all epochs if there were such, and for the run from ``run_began`` until now.
+    Sensors answer for the longest window of any rank, for all epochs if there were such, and for the whole ``run``.
     """
     longest = max(ranks.gather(mine.end - mine.begin))
     if instruments is not None:
-        spans = {"run": (run_began, time.monotonic())}
+        spans = {"run": run}
         if mine.epochs:
             spans["epochs"] = (mine.epochs[0].begin, mine.epochs[-1].end)
         mine.node = instruments.summary(mine.begin, mine.begin + longest, spans)

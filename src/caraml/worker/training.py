@@ -88,8 +88,11 @@ class Worker:
         finally:
             task.close()
         mine.host_memory, mine.affinity = CpuDevice().peak_memory(), self._affinity
+        run = (run_began, time.monotonic())
+        with self.log.phase("idle_after"):
+            quiet_baseline(ranks, self._instruments, self.point.measure.idle_seconds)
         with self.log.phase("save"):
-            everyone = gathered(ranks, mine, self._instruments, run_began)
+            everyone = gathered(ranks, mine, self._instruments, run)
             meter = self._instruments.meter if self._instruments is not None else None
             files = write_readings(ranks, everyone, meter, self.folder, self.origin)
             record = self._record(everyone, files, *measured) if ranks.rank == 0 else None
