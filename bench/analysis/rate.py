@@ -21,8 +21,8 @@ from caraml.suite.model import Measure
 
 DEFAULT = Measure()
 """The default policy."""
-SETTLE = CudaDevice.settle_seconds
-"""Shortest warm-up of an accelerator [s]."""
+SETTLE, WINDOW = CudaDevice.settle_seconds, CudaDevice.window_seconds
+"""Shortest warm-up and shortest window of an accelerator [s]."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def measured(machine: Machine, rng: np.random.Generator, policy: Measure, truth:
     series = machine.rank_series(rng, 1.1 * (policy.warm_up_max_seconds + policy.max_seconds) + 30 * machine.step + 5)
     warm = _launched(series[0], (), lambda own, elapsed: warm_up_over(own, elapsed, policy, at_least))
     before, rest = series[:, :warm], series[:, warm:]
-    count = _launched(rest[0], before[0], lambda own, elapsed: look(before[0], own, own.size, elapsed, policy).stop)
+    count = _launched(rest[0], before[0], lambda own, elapsed: look(before[0], own, own.size, elapsed, policy, at_least=WINDOW).stop)
     window = rest[:, :count]
     warm_up, slowest, wall = before.max(axis=0), window.max(axis=0), machine.wall(window)
     flags = judge(warm_up, slowest, policy)

@@ -60,6 +60,18 @@ def test_a_warm_up_gives_clocks_their_time_to_settle(at_most: float, expected: f
     assert CudaDevice.settle_seconds == 15.0 and CpuDevice.settle_seconds == 0.0
 
 
+@pytest.mark.parametrize(("at_most", "expected"), [(60.0, 12.0), (8.0, 8.0)])
+def test_a_window_is_long_enough_to_see_clocks_that_still_move(at_most: float, expected: float) -> None:
+    """Steps that are even, on a device that asks for 12 s: only the time for a window is shorter."""
+    device = fake()
+    device.window_seconds = 12.0
+    measured, progress, _ = measure(device, 0.05, POLICY.model_copy(update={"max_seconds": at_most}))
+    assert expected <= measured.end - measured.begin < expected + 2 and "imprecise" not in measured.flags
+    known = [one.remaining for one in progress if one.remaining is not None]
+    assert 0 < known[len(known) // 2] < expected, "what it says of the time left knows that, too"
+    assert CudaDevice.window_seconds == 20.0 and CpuDevice.window_seconds == 0.0
+
+
 def test_the_device_is_never_waited_for_inside_the_window() -> None:
     device = fake()
     measure(device, 0.05)

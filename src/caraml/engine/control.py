@@ -64,8 +64,12 @@ def settled(seconds: Series, policy: Measure) -> bool:
     return cut < len(seconds) // 2 and abs(drift(seconds[cut:])) <= policy.target
 
 
-def look(warm_up: Series, seconds: Series, launched: int, elapsed: float, policy: Measure) -> Verdict:
-    """Judge a window by its finished steps: stop when precise, steady and long enough, or when the budget is spent."""
+def look(warm_up: Series, seconds: Series, launched: int, elapsed: float, policy: Measure, *, at_least: float = 0.0) -> Verdict:
+    """Judge a window by its finished steps: stop when precise, steady and long enough, or when the budget is spent.
+
+    ``at_least`` is what the device asks of a window [s], beside the policy.
+    """
+    shortest = min(max(policy.min_seconds, at_least), policy.max_seconds)
     out_of_steps = policy.max_steps is not None and launched >= policy.max_steps
     spent = elapsed >= policy.max_seconds or out_of_steps
     if len(seconds) < 4:
@@ -73,9 +77,9 @@ def look(warm_up: Series, seconds: Series, launched: int, elapsed: float, policy
     run = blocks(seconds, warm_up)
     interval = run.interval()
     precise = _precise(interval, run, policy)
-    enough = elapsed >= policy.min_seconds and launched >= policy.min_steps and len(seconds) >= policy.min_steps
+    enough = elapsed >= shortest and launched >= policy.min_steps and len(seconds) >= policy.min_steps
     stop = spent or (precise and enough and is_steady(run, policy))
-    return Verdict(stop, precise, interval, _remaining(interval, launched, elapsed, policy))
+    return Verdict(stop, precise, interval, _remaining(interval, shortest, elapsed, policy))
 
 
 def judge(warm_up: Series, seconds: Series, policy: Measure) -> list[str]:
@@ -124,12 +128,12 @@ def _precise(interval: Interval, run: Blocks, policy: Measure) -> bool:
     return half.interval().relative <= policy.target * math.sqrt(run.n / half.n)
 
 
-def _remaining(interval: Interval, launched: int, elapsed: float, policy: Measure) -> float:
+def _remaining(interval: Interval, shortest: float, elapsed: float, policy: Measure) -> float:
     """The interval shrinks with the square root of the steps, so ``(relative / target)^2`` times as many are needed."""
     growth = (interval.relative / policy.target) ** 2 if math.isfinite(interval.relative) else math.inf
     scarce = FEWEST_EFFECTIVE * interval.n / interval.effective_n if interval.effective_n else math.inf
     steps = max(interval.n * growth, scarce, policy.min_steps)
-    seconds = max(steps * interval.mean, policy.min_seconds)
+    seconds = max(steps * interval.mean, shortest)
     if policy.max_steps is not None:
         seconds = min(seconds, policy.max_steps * interval.mean)
     return max(min(seconds, policy.max_seconds) - elapsed, 0.0)

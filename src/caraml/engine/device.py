@@ -26,6 +26,8 @@ class Device(Protocol):
     torch_device: torch.device
     settle_seconds: float
     """What a warm-up takes at least, for clocks to come down to what power and heat allow."""
+    window_seconds: float
+    """What a window takes at least: clocks that settle over minutes show in none that is shorter."""
 
     def now(self) -> float:
         """The host's monotonic clock."""
@@ -56,7 +58,7 @@ class CpuDevice:
     """The host's own processor."""
 
     torch_device = torch.device("cpu")
-    settle_seconds = 0.0
+    settle_seconds = window_seconds = 0.0
 
     def now(self) -> float:
         """The host's monotonic clock."""
@@ -85,7 +87,7 @@ class CpuDevice:
 class CudaDevice:
     """A CUDA or ROCm GPU."""
 
-    settle_seconds = 15.0
+    settle_seconds, window_seconds = 15.0, 20.0
 
     def __init__(self, index: int) -> None:
         self.torch_device = torch.device("cuda", index)

@@ -155,7 +155,7 @@ class MeasuringLoop:
     def _look_at_window(self) -> None:
         timer = self._timer
         elapsed, before = self._device.now() - self._anchor, self._rows.seconds[1:]
-        verdict = look(before, timer.finished(), timer.launched, elapsed, self._policy)
+        verdict = look(before, timer.finished(), timer.launched, elapsed, self._policy, at_least=self._device.window_seconds)
         self._hooks.progress(Progress("measure", timer.launched, verdict.interval, verdict.remaining))
         cut = not verdict.stop and self._hooks.hurry() and timer.launched >= FEWEST_STEPS
         decision = self._ranks.agree(_CUT if cut else verdict.stop)

@@ -59,7 +59,7 @@ class KnownDevice:
     """A device whose every launch takes the time it is told. The host runs ahead of it by up to ``queue`` seconds."""
 
     torch_device = torch.device("cpu")
-    settle_seconds = 0.0
+    settle_seconds = window_seconds = 0.0
 
     def __init__(self, clock: Clock, launch_cost: float = 0.0, queue: float = 0.25) -> None:
         self.clock, self.launch_cost, self.queue = clock, launch_cost, queue
