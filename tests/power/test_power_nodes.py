@@ -17,7 +17,7 @@ from caraml.errors import InputError
 from caraml.power import Meter
 from caraml.power.clock import ClockOffset, best_offset, offset_at
 from caraml.power.energy import boundary_energy
-from caraml.power.merge import Part, merge
+from caraml.power.merge import Part, displaced, merge, over_nodes
 from caraml.power.model import Boundary, ChannelEnergy, WindowEnergy
 from caraml.power.node import Election, rank, world_size
 from caraml.power.source import SourceUnavailable, create
@@ -57,6 +57,21 @@ def test_nodes_add_up_with_their_bounds() -> None:
     assert total.bound_j == pytest.approx(6.0)
     assert total.mean_w == pytest.approx(60)
     assert total.nodes == {"n1": 300, "n2": 300}
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_node_whose_edges_lie_beside_the_others_has_that_in_its_bound(early: bool) -> None:
+    """Ten seconds at 500 W between two at rest, and a node that opens or closes its window one second away from the others."""
+    first, late = window("n1", {"a": 5000}), window("n2", {"b": 5000}, length=11, start=-1.0 if early else 0.0)
+    late.channels[0].peak_w = 500.0
+    late.flags = ["clock_step"]
+    wider = displaced(late, 1.0)
+    assert wider.channels[0].bound_j == pytest.approx(sum(wider.channels[0].bound_parts.values()) + 50) == pytest.approx(550)
+    assert wider.flags == ["clock_step"] and wider.valid and displaced(late, 0.0) is late
+    truth, boundary = 10_000.0, over_nodes({"n1": first, "n2": wider}).boundaries["device"]
+    assert boundary.energy_j is not None and boundary.bound_j is not None
+    assert 0 < truth - boundary.energy_j <= boundary.bound_j < 0.06 * truth
+    assert displaced(window("n2", {"b": None}), 1.0).boundaries["device"].partial_j == 5.0, "no number, and no bound of it"
 
 
 def test_ranks_of_one_node_count_each_device_once() -> None:

@@ -77,7 +77,7 @@ class Cluster:
 
     def kill_node(self, node: str) -> None:
         """Take a node away as a power cut does: its daemons before its jobs, so that nobody reports their end."""
-        everything = self._processes(node)
+        everything = self.processes(node)
         for process in sorted(everything, key=lambda process: not _command(process).startswith("slurm")):
             _kill(process, signal.SIGKILL)
         self._end(self.folder / "run" / f"slurmd.{node}.pid", "slurmd", signal.SIGKILL)
@@ -163,7 +163,7 @@ class Cluster:
                 raise RuntimeError("\n".join([what, *logs]))
             time.sleep(0.1)
 
-    def _processes(self, node: str) -> list[int]:
+    def processes(self, node: str) -> list[int]:
         """Processes of a node: its daemons and whatever its jobs started share its host name's namespace."""
         try:
             namespace = _namespace(int((self.folder / "run" / f"slurmd.{node}.pid").read_text()))

@@ -8,21 +8,18 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from caraml.launch import queue
 from caraml.launch.base import Job
-from caraml.launch.script import write_script
 from caraml.results.files import read_table
-from caraml.results.store import RECORD, Store, read_record
+from caraml.results.store import Store
 from caraml.suite.model import Measure
-from caraml.system.site import Container, Network, Scheduler, Site, Software
-from caraml.worker.command import COMMAND, Command
+from caraml.system.site import Container, Network, Scheduler, Site
 from tests.debian import install
 from tests.slurm.cluster import CPUS, GPUS, Cluster
-from tests.slurm.conftest import Bench, a_point, make_bench, overlap, real_job, record, until, wait
+from tests.slurm.conftest import Bench, make_bench, overlap, real_job, record, until, wait
 
 SUITE = """
 name = "s"
@@ -348,39 +345,6 @@ def test_a_point_trains_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
     steps = read_table(job.folder / measured.files["steps"])
     assert sorted(set(steps["rank"])) == [0, 1] and measured.window is not None
     assert measured.window.samples == 4 * measured.window.steps
-
-
-@pytest.mark.parametrize(("sensors", "dead"), [("300/500", False), ("300/500@2", True)])
-def test_the_energy_of_a_program_is_that_of_all_its_nodes(cluster: Cluster, tmp_path: Path, sensors: str, dead: bool) -> None:
-    """Made-up sensors of 300, 300 and 500 W; the one of 500 W goes silent in the second case, two seconds after it was opened."""
-    variables = {"CARAML_POWER": f"fake:constant:{sensors}"}
-    site = Site(scheduler=Scheduler(exclusive=False, gpus="none", cpus_per_device=1), software=Software(variables=variables))
-    program = "srun --ntasks=3 --ntasks-per-node=1 true; sleep 1; echo go; srun --ntasks=3 sleep 3; echo end; sleep 0.5"
-    params: dict[str, Any] = {"argv": ["bash", "-c", program], "item": "image", "items": 30, "marks": {"begin": "^go", "end": "^end"}}
-    measure = Measure(idle_seconds=0.5, timeout_seconds=120)
-    point = a_point(workload="command", params=params, nodes=3, global_batch=3, micro_batch=1, measure=measure)
-    folder = Store(tmp_path).new_attempt(point)
-    command = Command(argv=params["argv"], env={}, cwd=str(tmp_path), suite_folder=str(tmp_path))
-    (folder / COMMAND).write_text(command.model_dump_json())
-    launcher = make_bench(tmp_path / "bench").launcher()
-    wait(launcher, launcher.submit([Job(folder, write_script(point, folder, 1, site), 3, 1, 120)]))
-    log = (folder / "worker.log").read_text()
-    measured = read_record(folder / RECORD)
-    assert measured.status == "ok" and measured.window is not None and measured.energy is not None, (measured.reason, log)
-    assert [node.name for node in measured.nodes] == cluster.nodes and measured.window.seconds > 2.9
-    assert 0 < (measured.window.opened_within or 0) < 1 and 0 < (measured.window.closed_within or 0) < 1
-    idle, seconds = measured.metrics["idle_power"], measured.window.seconds
-    energy, run, net = (measured.metrics[name] for name in ("energy", "run_energy", "energy_net"))
-    if dead:
-        assert energy.value is None and "sn3: " in (energy.reason or "") and net.value is None
-        assert 600 * seconds * 0.97 < (measured.energy.boundaries["device"].partial_j or 0) < 1100 * seconds
-    else:
-        assert idle.value == pytest.approx(1100, rel=0.05)
-        assert energy.value == pytest.approx(1100 * seconds, rel=0.03) and energy.bound is not None
-        assert run.value == pytest.approx(1100 * (measured.value("run_time") or 0), rel=0.03) and (net.value or 0) / energy.value < 0.05
-        assert [node.energy and node.energy.boundaries["device"].mean_w for node in measured.nodes] == pytest.approx(
-            [300, 300, 500], rel=0.03
-        )
 
 
 def test_a_point_that_does_not_heed_the_warning_times_out(slow: Slow) -> None:

@@ -174,6 +174,27 @@ def of_one_node(windows: Sequence[WindowEnergy]) -> WindowEnergy:
     return whole
 
 
+def displaced(window: WindowEnergy, seconds: float) -> WindowEnergy:
+    """A node's window whose edges lie up to ``seconds`` beside those that were meant, both together.
+
+    Its bounds have what the node may have used in that time, at the highest power that was seen.
+    """
+    if not window.channels or seconds <= 0:
+        return window
+    channels = [_wider(channel, seconds * max(channel.peak_w or 0.0, channel.mean_w or 0.0)) for channel in window.channels]
+    whole = replace(window, channels=channels, reason=None, boundaries={})
+    conclude(whole, set(window.flags).difference(*(channel.flags for channel in channels)))
+    return whole
+
+
+def _wider(channel: ChannelEnergy, joules: float) -> ChannelEnergy:
+    if channel.bound_j is None:
+        return channel
+    net = None if channel.net_bound_j is None else channel.net_bound_j + joules
+    parts = {**channel.bound_parts, "edges_apart": joules}
+    return replace(channel, bound_j=channel.bound_j + joules, net_bound_j=net, bound_parts=parts)
+
+
 def merge(parts: Sequence[Part], expected: Iterable[str] | None = None) -> MergedEnergy:
     """Add up the windows of one name.
 

@@ -115,9 +115,7 @@ class CommandWorker:
             self._idle(self._instruments)
         self._progress.write("run", item=self.params.item)
         started_at = now()
-        begin = self._edge("begin") if self.params.marks is None else self._instant("start")
-        if self._others is not None:
-            self._others.wait()  # their sensors are read before the program starts
+        begin = self._edge("begin", together=True) if self.params.marks is None else self._instant("start")
         code, marked = self._execute()
         end = self._edge("end") if self.params.marks is None else self._instant("stop")
         if self._instruments is not None and not code:
@@ -126,10 +124,9 @@ class CommandWorker:
         if marked is not None and marked.begin is not None and marked.end is not None:
             window = (marked.begin - begin, marked.end - begin)
         ran = Ran(code, started_at, end - begin, doubt=_doubt(marked), window=window)
-        record = self._record(ran, begin)
+        write_record(self.folder, self._record(ran, begin))
         if self._others is not None:
             self._others.close()
-        write_record(self.folder, record)
         return code
 
     def _idle(self, instruments: Instruments) -> None:
@@ -141,17 +138,27 @@ class CommandWorker:
         if self._others is not None:
             self._others.wait(seconds)
 
-    def _edge(self, name: str) -> float:
-        """The window opens or closes, on all nodes; returns when on this one."""
+    def _edge(self, name: str, together: bool = False) -> float:
+        """The window opens or closes, on all nodes; returns when on this one. ``together``: not before the others."""
         if self._others is not None:
             self._others.edge(name)
-        return self._instruments.edge() if self._instruments is not None else time.monotonic()
+            if together:
+                self._others.wait()
+        at = self._instruments.edge() if self._instruments is not None else time.monotonic()
+        if self._others is not None:
+            self._others.reached(name, at)
+        return at
 
     def _instant(self, name: str) -> float:
-        """The program starts or has ended, and the window is another; returns when."""
+        """The program starts or has ended, and the window is another; returns when. No wait for other nodes is in the run."""
         if self._others is not None:
             self._others.mark(name)
-        return time.monotonic()
+            if name == "start":
+                self._others.wait()
+        at = time.monotonic()
+        if self._others is not None:
+            self._others.reached(name, at)
+        return at
 
     def _execute(self) -> tuple[int, _Marked | None]:
         marked = _Marked(self.params.marks, self._edge) if self.params.marks is not None else None
@@ -213,21 +220,23 @@ class CommandWorker:
                 measured |= {name: Metric(value=None, unit=metric.unit, reason=NO_ENERGY) for name, metric in none.items()}
             else:
                 mine = self._instruments.summary(begin + start, begin + end, {"run": run})
-                nodes = self._nodes(mine, window)
+                whole = self.params.marks is not None and ran.window is None
+                edges = ("start", "stop") if whole else ("begin", "end")
+                nodes = self._nodes(mine, window, edges)
                 measured |= energies(window, self.params.item, nodes.energy, nodes.idle) | whole_run(nodes.spans["run"])
                 shifted = {"energy": on_clock(nodes.energy, begin), "idle": on_clock(nodes.idle, begin)}
                 extras |= {**shifted, "nodes": nodes.each, "files": self._raw_files(begin)}
                 if self._others is not None:
-                    flags, apart = nodes.flags, (self._others.apart("begin"), self._others.apart("end"))
+                    flags, apart = nodes.flags, (self._others.apart(edges[0]), self._others.apart(edges[1]))
         ran = replace(ran, measured=measured, extras=extras, flags=flags, apart=apart)
         return record_of_run(self.point, self.folder, self.params, names, ran)
 
-    def _nodes(self, mine: NodeSummary, window: Window) -> Nodes:
+    def _nodes(self, mine: NodeSummary, window: Window, edges: tuple[str, str]) -> Nodes:
         """All nodes of the point; this process is on the first."""
         if self._others is None:
             return put_together({node_key(): [mine]}, {node_key(): [0]}, window)
         run = ("begin", "end") if self.params.marks is None else ("start", "stop")
-        others = self._others.summaries(("begin", "end"), {"run": run})
+        others = self._others.summaries(edges, {"run": run})
         mine = replace(mine, other_cpu_share=None)  # what the program starts by srun is no child of this process
         first = [mine, *others.pop(node_key(), [])]
         return put_together({node_key(): first, **others}, {node_key(): [0]}, window)

@@ -3,11 +3,13 @@
 The worker on the first node starts them with ``srun`` and writes one instruction a line, which all of them get:
 ``idle SECONDS``, ``edge NAME`` (the window opens or closes), ``mark NAME`` (some other instant), and ``summary WINDOW SPAN ...`` with
 ``NAME=FROM,TO`` of each. Every answer begins with the number of its instruction. Each node measures by its own clock, so clocks are not
-compared: how far apart the edges of the nodes are is known from how long the answers took.
+compared: how far apart the edges of the nodes are is known from how long the answers took, and the bound of the energy has what that may
+be worth. A node that is asked for an answer and does not give it in time counts no more: what it is told would come too late.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -22,6 +24,7 @@ from dataclasses import dataclass, field, replace
 
 from caraml.engine.instruments import Instruments, NodeSummary
 from caraml.power.clock import node_key
+from caraml.power.merge import displaced
 from caraml.power.model import WindowEnergy
 
 START_S = 60.0
@@ -31,6 +34,11 @@ ANSWER_S = 10.0
 _PIECE = 800
 """Characters of a line: srun hands on longer ones in parts, and mixes those of several nodes."""
 _HOST = re.compile(r"[A-Za-z0-9._-]+")
+_HAS_ENDED = re.compile(r": tasks? \d[^:]*: ")
+"""What srun says of a process that ended in another way than it should: ``srun: error: HOST: task 0: Killed``."""
+_LAST_WORDS = 200
+"""Characters of what is quoted of a process that did not answer."""
+_SILENT = "what reads its sensors did not answer"
 
 
 @dataclass
@@ -40,7 +48,26 @@ class _Node:
     host: str = ""
     answered: dict[int, float] = field(default_factory=dict)
     """When each instruction was answered, on this node's clock."""
-    summary: dict[int, str] = field(default_factory=dict)
+    summary: str = ""
+    late: bool = False
+    """Whether an answer that was waited for did not come in time."""
+    words: str = ""
+    """The last that it said on its way to an end."""
+
+
+@dataclass
+class _Instant:
+    """One that all nodes note."""
+
+    number: int
+    """Of the instruction."""
+    sent: float
+    here: float
+    """When this node noted it."""
+
+    def apart(self, node: _Node) -> float:
+        """How far from this node's the instant of another may lie [s]: it came after it was told to, and before it answered."""
+        return max(node.answered[self.number] - self.here, self.here - self.sent)
 
 
 class OtherNodes:
@@ -51,24 +78,28 @@ class OtherNodes:
         self._count, self._hosts = count, _other_hosts()
         self.trouble: str | None = None
         """Why there are none, if so."""
-        self._nodes: dict[str, _Node] = {}
-        self._sent: dict[str, tuple[int, float]] = {}
+        self._nodes = {str(task): _Node() for task in range(count)}
+        self._instants: dict[str, _Instant] = {}
         self._number = 0
         self._changed = threading.Condition()
         self._steps: subprocess.Popen[str] | None = None
         self._ended = False
+        self._words: dict[str, str] = {}
+        """The last that srun said of each host, and by the empty name of none."""
         if len(self._hosts) != count:
             self.trouble = "outside of a Slurm job of all nodes nobody reads its sensors"
             return
         options = ["--overlap", "--label", "--quiet", "--mpi=none", "--cpu-bind=none", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0"]
         where = [f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", f"--nodelist={','.join(self._hosts)}"]
         argv = ["srun", *options, *where, sys.executable, "-P", "-m", "caraml.worker.remote"]
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)  # the program's output is nobody else's
         try:
-            self._steps = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, errors="replace")  # noqa: S603 -- Slurm's own program, with a module of ours
+            self._steps = subprocess.Popen(argv, **pipes, text=True, errors="replace")  # type: ignore[call-overload] # noqa: S603 -- Slurm's own program, with a module of ours
         except OSError as error:
             self.trouble = f"srun, which would start what reads its sensors: {error.strerror}"
             return
-        threading.Thread(target=self._listen, daemon=True).start()
+        for listener in (self._listen, self._listen_to_complaints):
+            threading.Thread(target=listener, daemon=True).start()
         self._wait(0, START_S)
 
     def idle(self, seconds: float) -> None:
@@ -78,53 +109,74 @@ class OtherNodes:
     def edge(self, name: str) -> None:
         """Open or close the window on every node; returns at once."""
         self._say("edge", name)
+        self._noted(name)
 
     def mark(self, name: str) -> None:
         """Note an instant on every node; returns at once."""
         self._say("mark", name)
+        self._noted(name)
+
+    def reached(self, name: str, at: float) -> None:
+        """When this node came to an instant that the others were told of."""
+        self._instants[name].here = at
 
     def wait(self, seconds: float = 0.0) -> None:
-        """Until every node has done what it was told last, which takes ``seconds``."""
+        """Until every node has done what it was told last, which takes ``seconds``. One that has not by then counts no more."""
         self._wait(self._number, seconds + ANSWER_S)
 
     def apart(self, name: str) -> float | None:
-        """How long after this node the last of the others came to an instant, at most [s]."""
-        number, sent = self._sent.get(name, (-1, 0.0))
-        answers = [node.answered.get(number) for node in self._nodes.values()]
-        known = [answer - sent for answer in answers if answer is not None]
-        return max(known) if known and len(known) == self._count else None
+        """How far from this node's an instant of the others may lie [s]; ``None`` where one did not say."""
+        instant, nodes = self._instants[name], self._nodes.values()
+        known = bool(nodes) and all(instant.number in node.answered and not node.late for node in nodes)
+        return max(instant.apart(node) for node in nodes) if known else None
 
     def summaries(self, window: tuple[str, str], spans: Mapping[str, tuple[str, str]]) -> dict[str, list[NodeSummary]]:
         """What each node's sensors say, by node (host and boot id); of a node that said nothing, why its energy is not known."""
-        words = [f"{name}={','.join(span)}" for name, span in {"window": window, **spans}.items()]
-        self._say("summary", *words)
+        ends = {"window": window, **spans}
+        self._say("summary", *(f"{name}={','.join(span)}" for name, span in ends.items()))
         self.wait()
-        heard = [node for node in self._nodes.values() if self._number in node.answered]
+        if self.trouble is not None:
+            return {f"node {number + 2} of {self._count + 1}": [_unknown(self.trouble)] for number in range(self._count)}
+        said = {node.host: node for node in self._nodes.values() if node.host and not node.late}
         found: dict[str, list[NodeSummary]] = {}
-        for node in heard:
-            key, summary = json.loads(node.summary[self._number])
-            found.setdefault(key, []).append(NodeSummary.from_data(summary))
-        if self.trouble is None:
-            why = dict.fromkeys(set(self._hosts) - {node.host for node in heard}, "what reads its sensors did not answer")
-        else:
-            why = {f"node {number + 2} of {self._count + 1}": self.trouble for number in range(self._count)}
-        nothing = {name: NodeSummary(WindowEnergy("measure", 0.0, 1.0, flags=["no_source"], reason=reason)) for name, reason in why.items()}
-        return found | {name: [summary] for name, summary in nothing.items()}
+        for host in self._hosts:
+            key, summary = self._summary(said[host], ends) if host in said else (host, _unknown(self._why_silent(host)))
+            found.setdefault(key, []).append(summary)
+        return found
+
+    def _summary(self, node: _Node, ends: Mapping[str, tuple[str, str]]) -> tuple[str, NodeSummary]:
+        """A node's key and what it measured, with a bound that allows for edges beside this node's."""
+        try:
+            key, data = json.loads(node.summary)
+            summary = NodeSummary.from_data(data)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return node.host, _unknown(f"what reads its sensors is not understood: {type(error).__name__}: {error}"[:_LAST_WORDS])
+        shifts = {name: sum(self._instants[end].apart(node) for end in span) for name, span in ends.items()}
+        further = {name: displaced(span, shifts[name]) for name, span in summary.spans.items()}
+        return key, replace(summary, energy=displaced(summary.energy, shifts["window"]), spans=further)
+
+    def _why_silent(self, host: str) -> str:
+        own = next((node.words for node in self._nodes.values() if node.host == host), "")
+        words = own or self._words.get(host) or (self._words.get("", "") if self._ended else "")
+        return f"{_SILENT}: {words}" if words else _SILENT
 
     def close(self) -> None:
-        """End the processes: they end where nothing more can be said to them."""
+        """End the processes: they end where nothing more can be said to them. Those that do not are ended by srun."""
         if self._steps is None or self._steps.stdin is None:
             return
-        try:
+        with contextlib.suppress(OSError):
             self._steps.stdin.close()
-            self._steps.wait(ANSWER_S)
-        except (OSError, subprocess.TimeoutExpired):
-            self._steps.kill()
-            self._steps.wait()
+        patience = 1.0 if any(node.late for node in self._nodes.values()) else ANSWER_S
+        for end in (self._steps.terminate, self._steps.kill):
+            try:
+                self._steps.wait(patience)
+            except subprocess.TimeoutExpired:
+                end()
+                patience = ANSWER_S
+        self._steps.wait()
 
     def _say(self, word: str, *rest: str) -> None:
         self._number += 1
-        self._sent[rest[0]] = (self._number, time.monotonic())
         if self._steps is None or self._steps.stdin is None:
             return
         try:
@@ -133,14 +185,20 @@ class OtherNodes:
         except OSError:  # they have ended; no answer says so
             pass
 
+    def _noted(self, name: str) -> None:
+        now = time.monotonic()
+        self._instants[name] = _Instant(self._number, now, now)
+
     def _wait(self, number: int, patience: float) -> None:
-        """Until every node has answered an instruction, or nothing more can come."""
+        """Until every node that counts has answered an instruction, or nothing more can come."""
         if self._steps is None:
             return
         with self._changed:
             self._changed.wait_for(
-                lambda: self._ended or sum(number in node.answered for node in self._nodes.values()) == self._count, patience
+                lambda: self._ended or all(number in node.answered or node.late for node in self._nodes.values()), patience
             )
+            for node in self._nodes.values():
+                node.late = node.late or number not in node.answered
 
     def _listen(self) -> None:
         assert self._steps is not None and self._steps.stdout is not None
@@ -148,13 +206,34 @@ class OtherNodes:
             at = time.monotonic()
             task, _, words = line.partition(": ")
             number, _, text = words.rstrip("\n").partition(" ")
-            if not number.isdecimal():
+            node = self._nodes.get(task.strip())
+            if node is None or not number.isdecimal():
                 continue  # words of Slurm's, or of a library
             with self._changed:
-                self._heard(self._nodes.setdefault(task.strip(), _Node()), int(number), text, at)
+                self._heard(node, int(number), text, at)
                 self._changed.notify_all()
         with self._changed:
             self._ended = True
+            self._changed.notify_all()
+
+    def _listen_to_complaints(self) -> None:
+        """Keep the last line of every process, and of what srun says of every host."""
+        assert self._steps is not None and self._steps.stderr is not None
+        for line in self._steps.stderr:
+            task, _, words = line.strip().partition(": ")
+            if task in self._nodes:
+                self._nodes[task].words = words[:_LAST_WORDS]
+            else:
+                about = next((host for host in self._hosts if host in re.findall(_HOST, line)), "")
+                self._words[about] = line.strip()[:_LAST_WORDS]
+                if about and _HAS_ENDED.search(line):
+                    self._lose(about)
+
+    def _lose(self, host: str) -> None:
+        """Nobody waits for a process that has ended."""
+        with self._changed:
+            for node in self._nodes.values():
+                node.late = node.late or node.host == host
             self._changed.notify_all()
 
     @staticmethod
@@ -162,9 +241,13 @@ class OtherNodes:
         if number == 0:
             node.host = text
         if text.startswith("+"):
-            node.summary[number] = node.summary.get(number, "") + text[1:]
+            node.summary += text[1:]
         else:
             node.answered[number] = at
+
+
+def _unknown(reason: str) -> NodeSummary:
+    return NodeSummary(WindowEnergy("measure", 0.0, 1.0, flags=["no_source"], reason=reason))
 
 
 def _other_hosts() -> list[str]:
@@ -180,7 +263,7 @@ def _other_hosts() -> list[str]:
 
 
 def _answers(instruments: Instruments, lines: Iterator[str]) -> Iterator[str]:
-    """Do as told, a line each. The name of an instant that did not come leaves a summary out, which then is unknown."""
+    """Do as told, a line each."""
     instants: dict[str, float] = {}
     for number, line in enumerate(lines, 1):
         word, *rest = line.split()

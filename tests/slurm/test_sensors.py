@@ -1,0 +1,131 @@
+"""The energy of a program on several nodes, by sensors that are made up: one process on each node, started by Slurm, told when to look."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caraml.launch.base import Job
+from caraml.launch.script import write_script
+from caraml.results.finish import LOG
+from caraml.results.record import Record
+from caraml.results.store import RECORD, Store, read_record
+from caraml.suite.model import Measure
+from caraml.system.site import Scheduler, Site, Software
+from caraml.worker.command import COMMAND, Command
+from tests.slurm.cluster import Cluster
+from tests.slurm.conftest import a_point, make_bench, until, wait
+
+WATTS = "300/500"
+MARKS = {"begin": "^go", "end": "^end"}
+
+
+class Program:
+    """A shell program as a point of all nodes."""
+
+    def __init__(self, root: Path, program: str, sensors: str = WATTS, idle: float = 0.2, **params: Any) -> None:
+        variables = {"CARAML_POWER": f"fake:constant:{sensors}"}
+        site = Site(scheduler=Scheduler(exclusive=False, gpus="none", cpus_per_device=1), software=Software(variables=variables))
+        values = {"argv": ["bash", "-c", program], "item": "image", "items": 30, **params}
+        measure = Measure(idle_seconds=idle, timeout_seconds=120)
+        point = a_point(workload="command", params=values, nodes=3, global_batch=3, micro_batch=1, measure=measure)
+        self.folder = Store(root).new_attempt(point)
+        command = Command(argv=values["argv"], env={}, cwd=str(root), suite_folder=str(root))
+        (self.folder / COMMAND).write_text(command.model_dump_json())
+        self._launcher = make_bench(root / "bench").launcher()
+        self.handles = self._launcher.submit([Job(self.folder, write_script(point, self.folder, 1, site), 3, 1, 120)])
+
+    def ended(self) -> Record:
+        """The record, when the job is over."""
+        wait(self._launcher, self.handles)
+        return read_record(self.folder / RECORD)
+
+    def said(self) -> str:
+        """The program's output so far."""
+        log = self.folder / LOG
+        return log.read_text() if log.exists() else ""
+
+
+def readers(cluster: Cluster, node: str) -> list[int]:
+    """Processes that read a node's sensors."""
+    found = []
+    for process in cluster.processes(node):
+        try:
+            words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        found += [process] if b"caraml.worker.remote" in words and words[0] != b"srun" else []
+    return found
+
+
+@pytest.mark.parametrize(("sensors", "dead"), [("300/500", False), ("300/500@2", True)])
+def test_the_energy_of_a_program_is_that_of_all_its_nodes(cluster: Cluster, tmp_path: Path, sensors: str, dead: bool) -> None:
+    """Made-up sensors of 300, 300 and 500 W; the one of 500 W goes silent in the second case, two seconds after it was opened."""
+    program = "srun --ntasks=3 --ntasks-per-node=1 true; sleep 1; echo go; srun --ntasks=3 sleep 3; echo end; sleep 0.5"
+    run = Program(tmp_path, program, sensors, idle=0.5, marks=MARKS)
+    measured = run.ended()
+    assert measured.status == "ok" and measured.window is not None and measured.energy is not None, (measured.reason, run.said())
+    assert [node.name for node in measured.nodes] == cluster.nodes and measured.window.seconds > 2.9
+    opened, closed = measured.window.opened_within or 0, measured.window.closed_within or 0
+    assert 0 < opened < 1 and 0 < closed < 1
+    idle, seconds = measured.metrics["idle_power"], measured.window.seconds
+    energy, whole, net = (measured.metrics[name] for name in ("energy", "run_energy", "energy_net"))
+    if dead:
+        assert energy.value is None and "sn3: " in (energy.reason or "") and net.value is None
+        assert 600 * seconds * 0.97 < (measured.energy.boundaries["device"].partial_j or 0) < 1100 * seconds
+    else:
+        assert idle.value == pytest.approx(1100, rel=0.05)
+        assert energy.value == pytest.approx(1100 * seconds, rel=0.03) and energy.bound is not None
+        assert whole.value == pytest.approx(1100 * (measured.value("run_time") or 0), rel=0.03) and (net.value or 0) / energy.value < 0.05
+        assert [node.energy and node.energy.boundaries["device"].mean_w for node in measured.nodes] == pytest.approx(
+            [300, 300, 500], rel=0.03
+        )
+        apart = [channel.bound_parts.get("edges_apart", 0.0) for channel in measured.energy.channels]
+        assert apart[0] == 0 and max(apart[1:]) <= 520 * (opened + closed) and min(apart[1:]) > 0, "what the edges apart may be worth"
+
+
+def test_a_program_that_fails_has_its_own_last_words(cluster: Cluster, tmp_path: Path) -> None:
+    """Between its marks, so that one end of the window never came; the energy is that of the run, on all nodes."""
+    run = Program(tmp_path, "echo go; sleep 1; echo the real trouble; exit 3", marks=MARKS)
+    measured = run.ended()
+    assert measured.status == "failed" and measured.reason == "program ended with exit status 3: go | the real trouble"
+    assert run.said().split() == ["go", "the", "real", "trouble"]
+    assert measured.energy is not None and [node.name for node in measured.nodes] == cluster.nodes
+    assert measured.energy.boundaries["device"].mean_w == pytest.approx(1100, rel=0.1)
+
+
+def test_a_node_whose_sensors_hang_is_missing_and_costs_the_run_no_time(cluster: Cluster, tmp_path: Path) -> None:
+    """Stopped while its idle power is measured, and for good: it is waited for before the program starts, and ended with the job."""
+    run = Program(tmp_path, "sleep 1", idle=2)
+    until(lambda: bool(readers(cluster, "sn3")) and '"idle"' in (run.folder / "progress.jsonl").read_text())
+    time.sleep(0.5)
+    for process in readers(cluster, "sn3"):
+        os.kill(process, signal.SIGSTOP)
+    measured = run.ended()
+    assert measured.status == "ok" and measured.window is not None
+    assert 1 <= measured.window.seconds < 5, "an answer is waited for ten seconds"
+    energy = measured.metrics["energy"]
+    assert energy.value is None and (energy.reason or "").startswith("sn3: what reads its sensors did not answer")
+    assert measured.window.opened_within is None
+    until(lambda: not any(readers(cluster, node) for node in cluster.nodes))
+
+
+def test_a_node_whose_reader_is_killed_is_missing_by_name(cluster: Cluster, tmp_path: Path) -> None:
+    run = Program(tmp_path, "echo go; until [ -e go-on ]; do sleep 0.1; done; echo end", marks=MARKS)
+    until(lambda: "go" in run.said().split())
+    for process in readers(cluster, "sn2"):
+        os.kill(process, signal.SIGKILL)
+    (tmp_path / "go-on").touch()
+    measured = run.ended()
+    assert measured.status == "ok" and run.said().split() == ["go", "end"], "nobody else's words are among the program's"
+    energy = measured.metrics["energy"]
+    assert (
+        energy.value is None
+        and "sn2: what reads its sensors did not answer: " in (energy.reason or "")
+        and "illed" in (energy.reason or "")
+    )
