@@ -129,6 +129,8 @@ seconds = {{ file = "{{folder}}/t.csv", column = "seconds", unit = "s", take = "
         ('params = { argv = ["true"], energy = false, items = "many" }', "invalid", "expected a number"),
         ('params = { argv = ["echo", "B"], marks = { begin = "^B", end = "^E" } }', "invalid", "mark `end`"),
         ('params = { argv = ["sh", "-c", "kill -9 $$"] }', "failed", "SIGKILL"),
+        ('params = { argv = ["sleep", "30"] }\nmeasure = { idle_seconds = 0, timeout_seconds = 2 }', "timeout", "no result after 2 s"),
+        ('params = { argv = ["sleep", "30"], energy = false }\nmeasure = { timeout_seconds = 1 }', "timeout", "no result after 1 s"),
     ],
 )  # fmt: skip
 def test_what_goes_wrong_is_said(tmp_path: Path, body: str, status: str, words: str) -> None:

@@ -156,7 +156,7 @@ export -f node
 
 # Slurm warns with USR1 before the time is over, and ends a job with TERM.
 warned='' ended='' caught='' step=''
-trap 'warned=1 caught=1; scancel --signal=USR1 "$SLURM_JOB_ID"' USR1
+trap 'warned=1 caught=1; {_warning(point)}' USR1
 trap 'ended=1 caught=1; kill "$step"' TERM
 {_srun(point, folder, site, gpu)}bash -c node >>{LOG} 2>&1 &
 step=$!
@@ -275,6 +275,11 @@ def _srun(point: Point, folder: Path, site: Site, gpu: bool) -> str:
     options += [f"--cpu-bind={scheduler.cpu_bind}"] if scheduler.cpu_bind else []
     options += batch.gpus(scheduler, point.devices) if gpu else []
     return folded(["srun", *options, *scheduler.srun_extra]) + " "
+
+
+def _warning(point: Point) -> str:
+    """Tells the worker that its time is nearly over. A command's worker is no step of the job; the steps are its program's."""
+    return 'kill -USR1 "$step"' if point.workload == "command" else 'scancel --signal=USR1 "$SLURM_JOB_ID"'
 
 
 def _requeue(scheduler: Scheduler) -> str:

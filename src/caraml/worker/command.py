@@ -27,7 +27,7 @@ from caraml.errors import CaramlError, InputError
 from caraml.power.clock import node_key
 from caraml.power.store import ROW
 from caraml.results.files import write_table
-from caraml.results.finish import Failure, note_failure, now
+from caraml.results.finish import Failure, death, note_failure, now
 from caraml.results.metrics import energies
 from caraml.results.progress import ProgressWriter
 from caraml.results.record import Metric, Record, Window
@@ -45,6 +45,9 @@ from caraml.workloads.command import Marks, Params
 COMMAND = "command.json"
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 _BEAT = 1.0
+_MOMENT = 0.1
+_ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
+"""Signals that a launcher sends before it ends a point: cancelled, or out of time."""
 
 
 class Command(BaseModel):
@@ -103,9 +106,14 @@ class CommandWorker:
         self._instruments: Instruments | None = None
         self._others: OtherNodes | None = None
         self._child: subprocess.Popen[str] | None = None
+        self._told: set[int] = set()
+        """Signals that came for this process and its program."""
 
     def run(self) -> int:
-        """Run and write the record; returns the program's exit code as a shell has it."""
+        """Run and write the record; returns the program's exit code as a shell has it.
+
+        Of a program that was told to end, and did, whoever told it knows why; there is no record here.
+        """
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._hand_on)
         if self.params.energy:
@@ -118,6 +126,8 @@ class CommandWorker:
         begin = self._edge("begin", together=True) if self.params.marks is None else self._instant("start")
         code, marked = self._execute()
         end = self._edge("end") if self.params.marks is None else self._instant("stop")
+        if code and self._is_told_to_end():
+            return self._cut_off(code, started_at)
         if self._instruments is not None and not code:
             self._idle(self._instruments)
         window = None
@@ -199,8 +209,21 @@ class CommandWorker:
 
     def _hand_on(self, number: int, frame: FrameType | None) -> None:
         """The program gets the signal; what it does then decides how this ends."""
+        self._told.add(number)
         if self._child is not None and self._child.poll() is None:
             self._child.send_signal(number)
+
+    def _is_told_to_end(self) -> bool:
+        """The program may have had the signal a moment before this process."""
+        if not self._told:
+            time.sleep(_MOMENT)
+        return bool(self._told & _ENDING)
+
+    def _cut_off(self, code: int, started_at: str) -> int:
+        if signal.SIGUSR1 in self._told:
+            reason = f"it was warned that its time would soon be over: {death(self.folder, code, 'program')}"
+            note_failure(self.folder, Failure(status="timeout", reason=reason, rank=0, started_at=started_at))
+        return code
 
     def _record(self, ran: Ran, begin: float) -> Record:
         rss = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
