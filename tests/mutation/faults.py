@@ -636,9 +636,16 @@ FAULTS = [
     Fault(
         "a node that says nothing of a program's energy uses none",
         "worker/remote.py",
-        "return found | {name: [summary] for name, summary in nothing.items()}",
-        "return found",
+        "[_unknown(self.trouble)] for number in range(self._count)}",
+        "[_unknown(self.trouble)] for number in range(0)}",
         (T_PROGRAM,),
+    ),
+    Fault(
+        "edges of nodes that lie apart are in no bound",
+        MERGE,
+        "bound_j=channel.bound_j + joules,",
+        "bound_j=channel.bound_j,",
+        ("tests/power/test_power_nodes.py",),
     ),
     Fault(
         "drift of the idle power is in no bound",

@@ -100,6 +100,7 @@ def test_a_program_that_fails_has_its_own_last_words(cluster: Cluster, tmp_path:
     assert measured.energy.boundaries["device"].mean_w == pytest.approx(1100, rel=0.1)
 
 
+@pytest.mark.usefixtures("real_start")
 def test_a_node_whose_sensors_hang_is_missing_and_costs_the_run_no_time(cluster: Cluster, tmp_path: Path) -> None:
     """Stopped while its idle power is measured, and for good: it is waited for before the program starts, and ended with the job."""
     run = Program(tmp_path, "sleep 1", idle=2)
@@ -116,6 +117,7 @@ def test_a_node_whose_sensors_hang_is_missing_and_costs_the_run_no_time(cluster:
     until(lambda: not any(readers(cluster, node) for node in cluster.nodes))
 
 
+@pytest.mark.usefixtures("real_start")
 def test_a_node_whose_reader_is_killed_is_missing_by_name(cluster: Cluster, tmp_path: Path) -> None:
     run = Program(tmp_path, "echo go; until [ -e go-on ]; do sleep 0.1; done; echo end", marks=MARKS)
     until(lambda: "go" in run.said().split())
