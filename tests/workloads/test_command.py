@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -163,6 +164,17 @@ def test_energy_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert power == pytest.approx(Constant().watts, rel=0.05) and energy == pytest.approx(power * seconds)
     assert record.value("energy_per_item") == pytest.approx(energy / 5) and record.idle is not None
     assert record.files["power"] and record.energy.end - record.energy.start == pytest.approx(seconds)
+
+
+@pytest.mark.usefixtures("real_start")
+@pytest.mark.parametrize(("argv", "large"), [(["true"], False), ([sys.executable, "-c", "import time; x = b'1' * 400_000_000"], True)])
+def test_the_memory_of_a_program_is_not_that_of_what_started_it(tmp_path: Path, argv: list[str], large: bool) -> None:
+    (record,) = run(tmp_path, f"params = {{ argv = {json.dumps(argv)} }}\nmeasure = {{ idle_seconds = 0 }}")
+    memory = record.metrics["peak_host_memory"]
+    if large:
+        assert memory.value is not None and 400e6 < memory.value < 600e6
+    else:
+        assert memory.value is None and "hide it" in (memory.reason or "")
 
 
 def test_a_program_on_several_nodes_has_no_energy_but_what_is_known_of_it(

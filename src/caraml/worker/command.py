@@ -37,6 +37,7 @@ from caraml.suite.model import Point
 from caraml.system.detect import detect
 from caraml.system.environment import environment
 from caraml.system.variables import PROGRAM, handed_over
+from caraml.units import human
 from caraml.worker.command_record import NO_ENERGY, Ran, items_of, names_of, read_metrics, record_of_run
 from caraml.worker.nodes import Nodes, put_together
 from caraml.worker.remote import OtherNodes
@@ -106,6 +107,8 @@ class CommandWorker:
         self._instruments: Instruments | None = None
         self._others: OtherNodes | None = None
         self._child: subprocess.Popen[str] | None = None
+        self._resident = 0
+        """Largest resident set of what this process had started before the program [B]."""
         self._told: set[int] = set()
         """Signals that came for this process and its program."""
 
@@ -173,6 +176,7 @@ class CommandWorker:
     def _execute(self) -> tuple[int, _Marked | None]:
         marked = _Marked(self.params.marks, self._edge) if self.params.marks is not None else None
         pipe = subprocess.PIPE if marked is not None else None
+        self._resident = _largest_resident(resource.RUSAGE_CHILDREN)
         try:
             self._child = subprocess.Popen(  # noqa: S603 -- the program of the point: running it is what was asked for; no shell
                 self.command.argv,
@@ -226,10 +230,9 @@ class CommandWorker:
         return code
 
     def _record(self, ran: Ran, begin: float) -> Record:
-        rss = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         flags: list[str] = []
         apart: tuple[float | None, float | None] = (None, None)
-        measured = {"peak_host_memory": Metric(value=rss, unit="B")} if rss else {}
+        measured = {"peak_host_memory": self._peak_memory()}
         extras: dict[str, Any] = {"system": detect().model_dump(mode="json"), "environment": environment()}
         names = names_of(self.point, self.params, self.folder, self.command.suite_folder)
         numbers, _ = read_metrics(self.params.metrics, self.folder, names) if not ran.exit_code else ({}, [])
@@ -254,6 +257,13 @@ class CommandWorker:
         ran = replace(ran, measured=measured, extras=extras, flags=flags, apart=apart)
         return record_of_run(self.point, self.folder, self.params, names, ran)
 
+    def _peak_memory(self) -> Metric:
+        """The largest resident set of a process of the program. The kernel counts in what its parent had when it was started."""
+        highest, hidden = _largest_resident(resource.RUSAGE_CHILDREN), max(self._resident, _largest_resident(resource.RUSAGE_SELF))
+        if highest > hidden:
+            return Metric(value=highest, unit="B")
+        return Metric(value=None, unit="B", reason=f"at most the {human(hidden, 'B')} of what started it, which hide it")
+
     def _nodes(self, mine: NodeSummary, window: Window, edges: tuple[str, str]) -> Nodes:
         """All nodes of the point; this process is on the first."""
         if self._others is None:
@@ -269,6 +279,10 @@ class CommandWorker:
         meter = self._instruments.meter
         meter.stop()
         return {"power": write_table(self.folder, "power", ROW, meter.rows(begin))} if meter.channels else {}
+
+
+def _largest_resident(whose: int) -> int:
+    return resource.getrusage(whose).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _doubt(marked: _Marked | None) -> str | None:
