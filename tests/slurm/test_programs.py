@@ -20,26 +20,33 @@ from caraml.suite.model import Measure
 from caraml.system.site import Scheduler, Site, Software
 from caraml.worker.command import COMMAND, Command
 from tests.slurm.cluster import Cluster
-from tests.slurm.conftest import a_point, make_bench, until, wait
+from tests.slurm.conftest import Bench, a_point, make_bench, record, until, wait
 
 WATTS = "300/500"
 MARKS = {"begin": "^go", "end": "^end"}
 
 
+def program_of(root: Path, program: str, *, sensors: str = WATTS, nodes: int = 3, idle: float = 0.2, seed: int = 0, **params: Any) -> Job:
+    """A job of a shell program with its attempt's folder below ``root``."""
+    variables = {"CARAML_POWER": f"fake:constant:{sensors}"}
+    site = Site(scheduler=Scheduler(exclusive=False, gpus="none", cpus_per_device=1), software=Software(variables=variables))
+    values = {"argv": ["bash", "-c", program], "item": "image", "items": 30, **params}
+    measure = Measure(idle_seconds=idle, timeout_seconds=120)
+    point = a_point(workload="command", params=values, nodes=nodes, global_batch=nodes, micro_batch=1, measure=measure, seed=seed)
+    folder = Store(root).new_attempt(point)
+    command = Command(argv=values["argv"], env={}, cwd=str(root), suite_folder=str(root))
+    (folder / COMMAND).write_text(command.model_dump_json())
+    return Job(folder, write_script(point, folder, 1, site), nodes, 1, 120)
+
+
 class Program:
-    """A shell program as a point of all nodes."""
+    """A shell program as a point of all nodes, in the queue."""
 
     def __init__(self, root: Path, program: str, sensors: str = WATTS, idle: float = 0.2, **params: Any) -> None:
-        variables = {"CARAML_POWER": f"fake:constant:{sensors}"}
-        site = Site(scheduler=Scheduler(exclusive=False, gpus="none", cpus_per_device=1), software=Software(variables=variables))
-        values = {"argv": ["bash", "-c", program], "item": "image", "items": 30, **params}
-        measure = Measure(idle_seconds=idle, timeout_seconds=120)
-        point = a_point(workload="command", params=values, nodes=3, global_batch=3, micro_batch=1, measure=measure)
-        self.folder = Store(root).new_attempt(point)
-        command = Command(argv=values["argv"], env={}, cwd=str(root), suite_folder=str(root))
-        (self.folder / COMMAND).write_text(command.model_dump_json())
+        job = program_of(root, program, sensors=sensors, idle=idle, **params)
+        self.folder = job.folder
         self._launcher = make_bench(root / "bench").launcher()
-        self.handles = self._launcher.submit([Job(self.folder, write_script(point, self.folder, 1, site), 3, 1, 120)])
+        self.handles = self._launcher.submit([job])
 
     def ended(self) -> Record:
         """The record, when the job is over."""
@@ -148,3 +155,15 @@ def test_a_program_is_warned_of_its_time_limit_and_its_steps_are_not(cluster: Cl
     ended = run.ended()
     assert run.said().split() == ["go", "warned", "done"]
     assert ended.status == "timeout" and "warned that its time" in (ended.reason or "") and "exit status 7" in (ended.reason or "")
+
+
+def test_a_program_of_a_shared_job_is_cancelled_and_the_others_go_on(bench: Bench) -> None:
+    """It is no step of the job, which would be cancelled by itself."""
+    jobs = [program_of(bench.root, f"echo go; sleep {seconds}", nodes=1, seed=seconds) for seconds in (60, 1)]
+    launcher = bench.launcher(pack=2)
+    handles = launcher.submit(jobs)
+    until(lambda: (jobs[0].folder / LOG).exists() and "go" in (jobs[0].folder / LOG).read_text())
+    launcher.cancel(handles[:1])
+    states = wait(launcher, handles, seconds=40)
+    assert [state.state for state in states] == ["ended", "ended"] and states[0].exit_code and states[1].exit_code == 0
+    assert not (jobs[0].folder / RECORD).exists() and record(jobs[1]).status == "ok"

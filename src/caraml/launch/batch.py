@@ -17,6 +17,12 @@ START_UP_SECONDS = 120
 SLURM_LOG = "slurm.log"
 CANCELLED = "cancelled"
 """File that keeps a point from being started by a job that runs several."""
+EXIT = "exit"
+"""File that a scheduled point leaves behind at its very end: its exit code."""
+LOOK = "USR2"
+"""Signal to a job that runs several: the point that runs now may have been cancelled."""
+_ENDED = 143
+"""Exit code of what was ended by TERM."""
 PREFIX = "#SBATCH "
 
 
@@ -186,6 +192,7 @@ limits=({limits})
 over='' child=''
 trap 'over=1; [ -z "$child" ] || kill -USR1 "$child"' USR1
 trap 'over=1; [ -z "$child" ] || kill -TERM "$child"' TERM
+trap '[ -z "$child" ] || [ ! -e "$point/{CANCELLED}" ] || kill -TERM "$child"' {LOOK}
 for number in "${{!points[@]}}"; do
   point=${{points[number]}}
   if [ -n "$over" ] || [ -e "$point/{CANCELLED}" ]; then continue; fi
@@ -196,6 +203,7 @@ for number in "${{!points[@]}}"; do
   until wait "$child" || ! kill -0 "$child" 2>/dev/null; do :; done
   kill "$watcher" 2>/dev/null
   child=''
+  if [ -e "$point/{CANCELLED}" ] && [ ! -e "$point/{EXIT}" ]; then echo {_ENDED} >"$point/{EXIT}"; fi
 done
 """
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from caraml.base.files import write_file
 from caraml.engine.start import MEET, PEER, SECRET
 from caraml.launch import batch, container
+from caraml.launch.batch import EXIT
 from caraml.results.claim import GATE
 from caraml.results.finish import FAILURE, LOG
 from caraml.results.store import RECORD
@@ -20,8 +21,6 @@ from caraml.system.site import Scheduler, Site
 from caraml.system.variables import SITE, check_name, concealed, loading
 
 SCRIPT = "run.sh"
-EXIT = "exit"
-"""File that a scheduled point leaves behind at its very end: its exit code."""
 
 _MEET = ".meet"
 _READABLE = 110

@@ -16,8 +16,8 @@ from caraml.base.files import make_folder, touch, write_file, write_once
 from caraml.base.limits import tail
 from caraml.launch import batch, queue
 from caraml.launch.base import Job, JobState
-from caraml.launch.batch import CANCELLED, SLURM_LOG, SlurmOptions
-from caraml.launch.script import EXIT, step_name
+from caraml.launch.batch import CANCELLED, EXIT, SLURM_LOG, SlurmOptions
+from caraml.launch.script import step_name
 from caraml.results.finish import LOG
 from caraml.results.store import RECORD
 from caraml.system.site import Scheduler
@@ -205,7 +205,10 @@ class SlurmLauncher:
         for (job, pack), folders in packed.items():
             mates = batch.points_of(self._folder / f"{pack}.sh")
             everything = all((mate / CANCELLED).exists() or (mate / EXIT).exists() for mate in mates)
-            alone += [job] if everything else _steps(job, folders)
+            steps = [job] if everything else _steps(job, folders)
+            alone += steps
+            if not steps and any(map(_runs, folders)):  # a program is no step of its job
+                queue.call(["scancel", "--quiet", "--batch", f"--signal={batch.LOOK}", "--", job])
         for begin in range(0, len(alone), _IDS_PER_CALL):
             queue.call(["scancel", "--quiet", "--", *alone[begin : begin + _IDS_PER_CALL]])
 
@@ -217,10 +220,14 @@ def _steps(job: str, folders: Sequence[Path]) -> list[str]:
     for _ in range(_LOOKS):
         done = queue.call(["squeue", "--steps", f"--jobs={job}", "--noheader", "--format=%i|%j"])
         found = [step for step, _, name in (line.strip().partition("|") for line in done.stdout.splitlines()) if name in names]
-        if found or not any((folder / LOG).exists() and not (folder / EXIT).exists() for folder in folders):
+        if found or not any(map(_runs, folders)):
             break
         time.sleep(_LOOK_SECONDS)
     return found
+
+
+def _runs(folder: Path) -> bool:
+    return (folder / LOG).exists() and not (folder / EXIT).exists()
 
 
 def _pack_of(handle: str) -> str:
