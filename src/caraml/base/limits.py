@@ -168,6 +168,34 @@ def opened(path: Path | str) -> Iterator[tuple[BinaryIO, int]]:
         yield cast(BinaryIO, file), found.st_size
 
 
+def files_below(folder: Path | str, seen: set[tuple[int, int]] | None = None) -> Iterator[str]:
+    """Every plain file below a folder, wherever links lead; pipes, sockets and devices are left out.
+
+    Args:
+        folder: where to begin.
+        seen: the folders that were looked into before, to which those of this one are added.
+
+    Raises:
+        InputError: a folder cannot be read, or links lead into one for the second time: there might be no end.
+    """
+    seen, folders = set() if seen is None else seen, [os.fspath(folder)]
+    while folders:
+        here = folders.pop()
+        try:
+            found = os.stat(here)
+            if (found.st_dev, found.st_ino) in seen:
+                raise InputError(f"{here}: a link leads into a folder for the second time", "remove the link: nothing is read twice")
+            seen.add((found.st_dev, found.st_ino))
+            with os.scandir(here) as entries:
+                for entry in entries:
+                    if entry.is_dir():
+                        folders.append(entry.path)
+                    elif entry.is_file():
+                        yield entry.path
+        except OSError as error:
+            raise InputError(f"{here}: cannot be read: {error.strerror or error}") from error
+
+
 def _opener(path: str, flags: int) -> int:
     del flags
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer opens at once

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from caraml.base.limits import IMAGE, read_bytes, read_json
+from caraml.base.limits import IMAGE, files_below, read_bytes, read_json
 from caraml.data.image_generator import FACTS_FILE
 from caraml.errors import InputError
 
@@ -58,7 +58,9 @@ class FolderStore:
             raise InputError(f"{root}: no image folder ({error.strerror or error})", _HINT) from error
         if not self.classes:
             raise InputError(f"{root}: no image folder (found no folder of a class in it)", _HINT)
-        found = [sorted(_images_below(os.path.join(root, name))) for name in self.classes]  # noqa: PTH118  # a million Path objects are slow
+        seen: set[tuple[int, int]] = set()
+        below = (files_below(os.path.join(root, name), seen) for name in self.classes)  # noqa: PTH118  # a million Path objects are slow
+        found = [sorted(path for path in paths if path.lower().endswith(SUFFIXES)) for paths in below]
         empty = [name for name, paths in zip(self.classes, found, strict=True) if not paths]
         if empty:
             raise InputError(
@@ -89,15 +91,6 @@ class FolderStore:
             "bytes_from": "all files" if len(chosen) == len(self._paths) else f"the mean of {len(chosen)} files",
             "generated": json.loads(read_json(facts)) if facts.is_file() else None,
         }
-
-
-def _images_below(folder: str) -> list[str]:
-    return [
-        os.path.join(parent, name)  # noqa: PTH118
-        for parent, _, names in os.walk(folder, followlinks=True)
-        for name in names
-        if name.lower().endswith(SUFFIXES)
-    ]
 
 
 def number_classes(names: Sequence[str], source: Path) -> tuple[list[str], npt.NDArray[np.int64]]:

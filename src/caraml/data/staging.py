@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from caraml.base.files import write_new
-from caraml.base.limits import ZIPPED
+from caraml.base.limits import ZIPPED, files_below
 from caraml.base.locks import alone, private_folder, user_folder
 from caraml.base.packed import unpacking, zip_of
 from caraml.data.store import build_folder
@@ -33,6 +33,8 @@ SQUASH_SUFFIXES = (".sqsh", ".squashfs", ".sqfs")
 ARCHIVE_SUFFIXES = (*TAR_SUFFIXES, ".zip", *SQUASH_SUFFIXES)
 _NOTE = "staged.json"
 _CONTENT = "content"
+_LONGEST = 1000
+"""Characters of a name in an archive, folders included."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ def stage(source: Path, to: Path, *, unpack: bool) -> Staged:
     source = source.resolve()
     if not source.exists():
         raise InputError(f"{source}: no such file or folder to stage")
+    if not (source.is_file() or source.is_dir()):
+        raise InputError(f"{source}: neither a plain file nor a folder")
     if unpack and not (source.is_file() and is_archive(source)):
         raise InputError(f"{source}: no archive; expected a file whose name ends in one of {', '.join(ARCHIVE_SUFFIXES)}")
     stat = source.stat()
@@ -108,20 +112,27 @@ def _fill(folder: Path, source: Path, unpack: bool) -> None:
         if unpack:
             _unpack(source, content)
         elif source.is_dir():
-            shutil.copytree(source, content)
+            content.mkdir()
+            for path in files_below(source):
+                target = content / Path(path).relative_to(source)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, target)
         else:
             content.mkdir()
             shutil.copy2(source, content)
+        size = _bytes_below(content)
     except OSError as error:
         raise EnvironmentUnfitError(f"{folder.parent}: staging {source} failed: {error}", "free space there, or stage elsewhere") from error
-    size = sum(path.stat().st_size for path in content.rglob("*") if path.is_file())
     write_new(folder / _NOTE, json.dumps({"source": str(source), "seconds": time.monotonic() - begin, "bytes": size}))
 
 
 def _need_room(folder: Path, source: Path) -> None:
     """Images hardly shrink in an archive, so the archive's own size is what will be needed at least."""
-    paths = source.rglob("*") if source.is_dir() else [source]
-    _refuse_full(folder, source, sum(path.stat().st_size for path in paths if path.is_file()))
+    _refuse_full(folder, source, _bytes_below(source) if source.is_dir() else source.stat().st_size)
+
+
+def _bytes_below(folder: Path) -> int:
+    return sum(os.stat(path).st_size for path in files_below(folder))  # noqa: PTH116 -- a million Path objects are slow
 
 
 def _refuse_full(folder: Path, source: Path, needed: int) -> None:
@@ -142,8 +153,6 @@ def _unpack(source: Path, content: Path) -> None:
             _unpack_squash(source, content)
         else:
             _unpack_tar(source, content)
-    except getattr(tarfile, "FilterError", ()) as error:  # Python before 3.11.4 has none
-        raise InputError(f"{source}: not unpacked: {error}", "an archive of images has no such members: do not trust it") from error
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, NotImplementedError, zlib.error, lzma.LZMAError) as error:
         raise InputError(f"{source}: damaged archive: {error}", "copy it again") from error
 
@@ -151,22 +160,26 @@ def _unpack(source: Path, content: Path) -> None:
 def _unpack_tar(source: Path, content: Path) -> None:
     """As a stream, so that a list of millions of members is never in memory."""
     with unpacking(source) as file, tarfile.open(fileobj=file, mode="r|") as archive:
-        if hasattr(tarfile, "data_filter"):  # refuses members that would land outside
-            archive.extractall(content, members=_one_by_one(archive), filter="data")
-        else:
-            members = (_plain_member(source, member) for member in _one_by_one(archive))
-            archive.extractall(content, members=members)  # noqa: S202 -- every member was looked at
+        archive.extraction_filter = lambda member, _: member  # Python's own filters let links out in many of its releases
+        members = (_plain_member(source, member) for member in _one_by_one(archive))
+        archive.extractall(content, members=members)  # noqa: S202 -- every member was looked at
 
 
 def _plain_member(source: Path, member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """What Python before 3.11.4 may unpack: files and folders below the destination, with this user as the owner and plain rights."""
+    """Files and folders below the destination, with this user as the owner and plain rights: without links nothing leads out of it."""
     member.name = member.name.lstrip("/")
-    if ".." in PurePosixPath(member.name).parts or not (member.isreg() or member.isdir()):
-        reason = "would land outside the destination, or is a link or a device"
-        raise InputError(f"{source}: not unpacked: {member.name[:200]!r} {reason}", "do not trust this archive, or use Python 3.12")
+    if not (member.isreg() or member.isdir()):
+        raise InputError(f"{source}: not unpacked: {member.name[:200]!r} is a link or a device", "pack plain files: caraml data pack does")
+    _refuse_outside(source, member.name)
     member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
-    member.mode = 0o755 if member.isdir() else 0o644
+    member.mode, member.mtime = 0o755 if member.isdir() else 0o644, 0
     return member
+
+
+def _refuse_outside(source: Path, name: str) -> None:
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or len(name) > _LONGEST:
+        raise InputError(f"{source}: not unpacked: {name[:200]!r} would land outside the destination, or is too long", "do not trust this archive")
 
 
 def _one_by_one(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
@@ -178,9 +191,7 @@ def _one_by_one(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 def _unpack_zip(source: Path, content: Path) -> None:
     with zip_of(source, ZIPPED) as archive:
         for name in archive.namelist():
-            path = PurePosixPath(name.replace("\\", "/"))
-            if path.is_absolute() or ".." in path.parts:
-                raise InputError(f"{source}: not unpacked: {name[:200]!r} would land outside the destination", "do not trust this archive")
+            _refuse_outside(source, name)
         _refuse_full(content, source, sum(entry.file_size for entry in archive.infolist()))
         archive.extractall(content)  # noqa: S202 -- a zip archive, whose names were looked at above
 
@@ -194,5 +205,5 @@ def _unpack_squash(source: Path, content: Path) -> None:
     if done.returncode:
         raise InputError(f"{source}: not readable as SquashFS: {' '.join(done.stderr.split())[-200:]}")
     for path in content.rglob("*"):
-        if path.is_symlink() and not path.resolve().is_relative_to(content.resolve()):
-            raise InputError(f"{source}: not unpacked: {path.name!r} is a link out of the archive", "do not trust this archive")
+        if not (path.is_file() or path.is_dir()) or not path.resolve().is_relative_to(content.resolve()):
+            raise InputError(f"{source}: not unpacked: {path.name!r} is a device or a link out of the archive", "do not trust this archive")
