@@ -230,7 +230,9 @@ def test_pipes_and_devices_are_no_data(tmp_path: Path, image_folder: tuple[Path,
     (inside / "more").symlink_to(image_folder[0] / inside.name)  # a folder of somewhere else is read as before
     staged = stage(tmp_path / "set", tmp_path / "local", unpack=False)
     twice = len(FolderStore(tmp_path / "set").labels)
-    assert len(FolderStore(staged.path).labels) == twice == image_folder[1].images + sum(1 for _ in (image_folder[0] / inside.name).iterdir())
+    assert (
+        len(FolderStore(staged.path).labels) == twice == image_folder[1].images + sum(1 for _ in (image_folder[0] / inside.name).iterdir())
+    )
     assert not list(staged.path.rglob("pipe.jpg")) and not list(staged.path.rglob("zero.jpg"))
     with pytest.raises(InputError, match="neither a plain file nor a folder"):
         stage(inside / "pipe.jpg", tmp_path / "local", unpack=False)

@@ -13,7 +13,7 @@ from record_factory import HOSTILE, NO_SENSOR, UNICODE, broken_record, full_stor
 
 from caraml.report.page import page, write_report
 from caraml.report.rows import HEADLINE, unpack
-from caraml.results.record import FLAGS, Record
+from caraml.results.record import FLAGS, Metric, Record
 from caraml.results.store import Store
 from caraml.units import METRICS
 
@@ -282,3 +282,11 @@ def test_written_whole_with_its_folder(store: Store, records: list[Record], tmp_
 
 def test_nothing_of_the_machines_folders_is_on_the_page(html: str, store: Store) -> None:
     assert str(store.root) not in html
+
+
+def test_records_of_a_sweep_with_a_total_rate_only_are_drawn(tmp_path: Path) -> None:
+    """Who writes records by other means may leave out the rate per device."""
+    metrics = {"throughput": Metric(value=1.0, unit="image/s")}
+    points = [make_point(global_batch=size) for size in (8, 16)]
+    records = [Record(key=point.key, attempt=1, point=point, status="ok", started_at="x", metrics=metrics) for point in points]
+    assert write_report(Store(tmp_path), records, tmp_path / "page.html", "t").stat().st_size

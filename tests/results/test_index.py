@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 from pathlib import Path
@@ -75,6 +76,18 @@ def test_a_damaged_index_is_made_anew(tmp_path: Path, make_point: MakePoint, con
     Store(tmp_path).rows()
     (tmp_path / FILE).write_bytes(content)
     assert [row["throughput"] for row in Store(tmp_path).rows()] == [1.0]
+
+
+@pytest.mark.parametrize("row", [None, [], "x", {}, {"label": "x"}, "lists"], ids=str)
+def test_rows_that_are_none_are_read_from_the_records(row: object, tmp_path: Path, make_point: MakePoint) -> None:
+    measured(Store(tmp_path), make_point(), 1.0)
+    age(tmp_path)
+    expected = Store(tmp_path).rows()
+    head, first, *rest = (tmp_path / FILE).read_bytes().splitlines()
+    name, attempt, stamp, _, known = json.loads(first)
+    false = {key: [] for key in known} if row == "lists" else row
+    (tmp_path / FILE).write_bytes(b"\n".join([head, json.dumps([name, attempt, stamp, True, false]).encode(), *rest]))
+    assert Store(tmp_path).rows() == expected
 
 
 def test_a_damaged_record_is_told_not_hidden(tmp_path: Path, make_point: MakePoint) -> None:

@@ -196,3 +196,14 @@ def test_progress_is_read_line_by_line(tmp_path: Path) -> None:
 def test_writing_into_a_missing_folder_fails_loudly(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_file(tmp_path / "no" / "x", "text")
+
+
+def test_a_damaged_failure_stops_nobody_from_finishing_an_attempt(tmp_path: Path, make_point: MakePoint) -> None:
+    folder = Store(tmp_path).new_attempt(make_point())
+    (folder / "failure.json").write_text("{}")
+    finish(folder, 1, "failed", "cancelled")
+    assert read_record(folder / RECORD).reason == "cancelled"
+    other = Store(tmp_path).new_attempt(make_point())
+    (other / "point.json").write_text("{}")
+    with pytest.raises(InputError, match=r"point\.json: not a point"):
+        finish(other, 1)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ import pytest
 from caraml.analysis.raw import read_power, read_ranks, read_steps
 from caraml.base import limits
 from caraml.base.limits import read_bytes, read_text, tail
+from caraml.cli import main
+from caraml.data.tokens import read_index
+from caraml.data.weather import downscaling, temperature
 from caraml.errors import InputError
 from caraml.power.model import ChannelEnergy
 from caraml.results.listing import read_listing
@@ -206,3 +211,48 @@ CSV_BOMBS = {
 def test_tables_of_text_that_ask_for_much(name: str, tmp_path: Path) -> None:
     (tmp_path / "steps.csv").write_text(CSV_BOMBS[name])
     taken(lambda: read_steps(tmp_path / "steps.csv")).refused("steps.csv", ".")
+
+
+# -- what should be a file or a folder and is none ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file", "loop"])
+@pytest.mark.parametrize("place", ["points", "points/x-0123456789abcdef", "suites/s.json"])
+def test_something_else_in_the_place_of_a_folder_or_file_is_named(
+    place: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / place
+    path.parent.mkdir(exist_ok=True)
+    {"pipe": os.mkfifo, "file": Path.touch, "loop": lambda path: path.symlink_to(path.name)}[kind](path)
+    monkeypatch.setattr(sys, "argv", ["caraml", "status", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        main()
+    told = capsys.readouterr()
+    assert "Traceback" not in told.err and (path.stem in told.err or "no campaign" in told.out + told.err), told
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x" * (limits.LINE + 1), "at most 65,536 are read"),
+        ("[" * 20_000, "not readable"),
+        ("a: 2001-99-99", "not readable"),
+        ("a: &a [x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefgh")) + "{}: *h", "found "),
+    ],
+    ids=["long", "deep", "no date", "many times itself"],
+)
+def test_a_normalization_that_asks_for_much_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "norm"
+    for module in (temperature, downscaling):
+        name = temperature.PREDICTORS[0]
+        path.write_text(text.replace("{}", name))
+        found = taken(lambda module=module: module._normalization(path))  # type: ignore[misc]
+        found.within_limits()
+        assert found.refusal is not None and (words in found.refusal or module is downscaling) and len(found.refusal) < 1000
+
+
+def test_pipes_are_no_corpus_and_no_normalization(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for read in (read_index, temperature._normalization, downscaling._normalization):
+        with pytest.raises(InputError, match="not a plain file"):
+            read(tmp_path / "pipe")

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from caraml.base.files import TRUSTED_FOLDERS, intruder, make_folder
 from caraml.cli import app
 from caraml.errors import InputError
+from caraml.system.catalogue import list_systems
 from tests.security.users import ATTACKER, VICTIM, as_user, needs_two_users, own_folder
 
 pytestmark = [pytest.mark.processes, needs_two_users]
@@ -167,3 +168,18 @@ def test_a_user_without_a_name_has_folders_of_its_own(shared: Path) -> None:
         return [intruder(home / "a" / "b"), (home / "a").stat().st_mode & 0o777, intruder(beside)]
 
     assert as_user(VICTIM, look) == [None, 0o755, (str(beside), f"belongs to user {ATTACKER}")]
+
+
+@needs_two_users
+def test_systems_of_another_user_beside_a_suite_of_one_s_own_are_not_read(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their setup lines would run; who may write the suite itself needs none."""
+    suite, lines = shared / "suite.toml", 'extends = "jedi"\nname = "jedi"\n[site.software]\nsetup = ["theirs"]\n'
+    suite.write_text("")
+    (own_folder(shared, "systems", ATTACKER) / "jedi.toml").write_text(lines)
+    with pytest.raises(InputError, match=f"systems: not read, because .* belongs to user {ATTACKER}"):
+        list_systems(suite)
+    monkeypatch.setenv(TRUSTED_FOLDERS, str(shared / "systems"))
+    assert any("theirs" in system.site.software.setup for system in list_systems(suite))
+    monkeypatch.delenv(TRUSTED_FOLDERS)
+    os.chown(suite, ATTACKER, ATTACKER)
+    assert any("theirs" in system.site.software.setup for system in list_systems(suite))

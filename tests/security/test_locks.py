@@ -157,6 +157,22 @@ def test_an_old_lock_that_others_could_open_is_not_waited_for(tmp_path: Path) ->
         assert trouble is None and path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_a_private_folder_lies_where_nobody_else_can_rename_it(mode: int, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may rename the folder puts another in its place after it was looked at: with staged data, or code that torch runs."""
+    shared.chmod(mode)
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    monkeypatch.setenv("TMPDIR", str(shared))
+    keep_temporary_files_private()
+    sticky = bool(mode & 0o1000)
+    assert Path(tempfile.gettempdir()).is_relative_to(shared) is sticky and Path(os.environ["TMPDIR"]).stat().st_mode & 0o777 == 0o700
+    if sticky:
+        assert private_folder(shared / "own").is_dir()
+    else:
+        with pytest.raises(PermissionError, match="every user may write to it"):
+            private_folder(shared / "own")
+
+
 @needs_two_users
 @pytest.mark.parametrize("taken", [False, True])
 def test_temporary_files_go_where_nobody_else_can_put_any(taken: bool, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:

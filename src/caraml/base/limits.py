@@ -182,7 +182,7 @@ def files_below(folder: Path | str, seen: set[tuple[int, int]] | None = None) ->
     while folders:
         here = folders.pop()
         try:
-            found = os.stat(here)
+            found = os.stat(here)  # noqa: PTH116 -- a million Path objects are slow
             if (found.st_dev, found.st_ino) in seen:
                 raise InputError(f"{here}: a link leads into a folder for the second time", "remove the link: nothing is read twice")
             seen.add((found.st_dev, found.st_ino))

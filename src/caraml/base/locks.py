@@ -15,10 +15,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from stat import S_ISREG
 
-from caraml.base.files import new_folder_beside, owned
+from caraml.base.files import intruder, make_folder, new_folder_beside, owned
 
 _OTHERS = 0o077
 _WRITABLE_BY_OTHERS = 0o022
+_SHARED = Path("/tmp")  # noqa: S108 -- sticky on every machine: only owners rename what is in it
 
 
 def user_folder(base: Path) -> Path:
@@ -37,7 +38,8 @@ def private_folder(folder: Path) -> Path:
     """Make a folder that only this user can enter, or see that the one that is there is such a folder.
 
     Raises:
-        PermissionError: it is a link or no folder, belongs to somebody else, or others could write to it; the message says which.
+        PermissionError: it is a link or no folder, belongs to somebody else, or others could write to it or put theirs in its place; the
+            message says which.
         OSError: it cannot be made.
     """
     os.close(_opened(folder))
@@ -48,6 +50,8 @@ def keep_temporary_files_private() -> None:
     """Have this process and its children put temporary files where only this user can enter. Torch keeps compiled code there, under a name
     that anybody could take first, and runs what it finds."""
     base = Path(tempfile.gettempdir())
+    if intruder(f"{base}/.") is not None:  # others could rename what is in it
+        base = _SHARED
     try:
         folder = private_folder(user_folder(base))
     except OSError:  # somebody has taken the name
@@ -160,8 +164,10 @@ def alone(path: Path, *, private: bool = True) -> Iterator[str | None]:
 def _opened(folder: Path) -> int:
     """A descriptor of a private folder; see :func:`private_folder`."""
     with suppress(FileExistsError):
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.parent)
         folder.mkdir(mode=0o700)
+    if (found := intruder(f"{folder.parent}/.")) is not None:
+        raise PermissionError(errno.EPERM, found[1], found[0])
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:

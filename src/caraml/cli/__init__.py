@@ -16,8 +16,9 @@ from caraml.cli import run, memory, campaign, results, compare, references, mach
 from caraml.cli.app import app, say
 from caraml.errors import CaramlError, ExitCode
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-"""What a disk says that is full or not ours to write to; any other failure of the system is a fault of ours and shows its trace."""
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
+"""What a disk says that is full or not ours to write to, or has something else where a file or folder should be; any other failure of the
+system is a fault of ours and shows its trace."""
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ class LmdbStore:
         if process != os.getpid():
             if environment is not None:
                 environment.close()
-            if not self.path.exists():
+            if not self._file().is_file():
                 raise InputError(f"{self.path}: no such LMDB")
             # No lock: nobody writes. No read-ahead: images are read in random order.
             environment = _lmdb().open(path, readonly=True, lock=False, readahead=False, meminit=False, subdir=self.path.is_dir())

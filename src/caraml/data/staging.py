@@ -179,7 +179,9 @@ def _plain_member(source: Path, member: tarfile.TarInfo) -> tarfile.TarInfo:
 def _refuse_outside(source: Path, name: str) -> None:
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or len(name) > _LONGEST:
-        raise InputError(f"{source}: not unpacked: {name[:200]!r} would land outside the destination, or is too long", "do not trust this archive")
+        raise InputError(
+            f"{source}: not unpacked: {name[:200]!r} would land outside the destination, or is too long", "do not trust this archive"
+        )
 
 
 def _one_by_one(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

@@ -11,7 +11,6 @@ Both files may come from anywhere: every figure of the header is checked against
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from caraml.base.files import replacing
+from caraml.base.limits import opened
 from caraml.errors import InputError
 
 if TYPE_CHECKING:
@@ -89,8 +89,7 @@ def read_index(path: Path) -> TokenIndex:
         InputError: if the file is missing, no index of this format, or contradicts itself or its size.
     """
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        with opened(path) as (file, size):
             header = file.read(_HEADER.size)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})", "a corpus is the pair PREFIX.bin and PREFIX.idx") from error

@@ -18,7 +18,8 @@ def over_batch(records: Sequence[Record]) -> tuple[list[Figure], list[str]]:
     figures, single = [], []
     for name, group in works([record for record in records if record.value("throughput") is not None]).items():
         lines = families(group, ("batch",))
-        if any(len({record.point.global_batch for record in line}) > 1 for line in lines.values()):
+        swept = any(len({record.point.global_batch for record in line}) > 1 for line in lines.values())
+        if swept and any(RATE.of([record]) is not None for record in group):
             figures.append(_panels(name, lines))
         else:
             single += group

@@ -7,17 +7,18 @@ campaign.
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from caraml.base.files import write_file
 from caraml.base.limits import read_json
 from caraml.base.limits import tail as tail_of
+from caraml.errors import InputError, in_a_line
 from caraml.results.record import Phase, Record, Status
 from caraml.results.store import RECORD, write_record
 from caraml.suite.model import Point
@@ -59,9 +60,12 @@ def finish(folder: Path, exit_code: int, status: Status | None = None, reason: s
     """Write the record of an attempt that has none yet. ``status`` and ``reason``, when given, are the launcher's word and go first."""
     if (folder / RECORD).exists():
         return
-    point = Point.model_validate_json(read_json(folder / "point.json"))
+    try:
+        point = Point.model_validate_json(read_json(folder / "point.json"))
+    except ValidationError as error:
+        raise InputError(f"{folder / 'point.json'}: not a point: {in_a_line(error)}") from error
     failure = None
-    if (folder / FAILURE).exists():
+    with suppress(FileNotFoundError, ValidationError):  # a damaged one is as good as none
         failure = Failure.model_validate_json(read_json(folder / FAILURE))
     starved = failure is None and _killed_for_memory(folder)
     record = Record(
@@ -115,5 +119,5 @@ if __name__ == "__main__":
     try:
         status, reason = (TypeAdapter(Status).validate_python(sys.argv[3]), sys.argv[4]) if len(sys.argv) > 4 else (None, None)
         finish(Path(sys.argv[1]), int(sys.argv[2]), status, reason)
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, InputError) as error:
         sys.exit(f"the attempt in {sys.argv[1]} cannot be finished: {error}")

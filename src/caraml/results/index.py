@@ -20,7 +20,7 @@ from pydantic_core import from_json, to_json
 from caraml.base.files import owned, replacing
 from caraml.base.limits import INDEX, read_bytes
 from caraml.errors import InputError
-from caraml.results.rows import Scalar, row_of
+from caraml.results.rows import ALWAYS, Scalar, row_of
 
 if TYPE_CHECKING:
     from caraml.results.record import Record
@@ -30,6 +30,7 @@ RECORD = "record.json"
 _VERSION = 2
 _RACY_NS = 2_000_000_000
 """A folder that changed this recently may change again without its time showing it."""
+_SCALARS = {str, int, float, type(None)}
 _ATTEMPT = re.compile(r"[1-9][0-9]{0,8}")
 
 Stamp = tuple[int, int, int]
@@ -58,11 +59,13 @@ class Index:
     def load(self) -> None:
         """Read the file; a missing or damaged one is an empty one."""
         self.entries = {}
-        with suppress(OSError, ValueError, TypeError, IndexError, InputError):
+        with suppress(OSError, ValueError, TypeError, AttributeError, IndexError, InputError):
             lines = read_bytes(self._root / FILE, INDEX).splitlines()
             if from_json(lines[0]) == {"caraml_index": _VERSION}:
                 for line in lines[1:]:
                     name, attempt, stamp, certain, row = from_json(line)
+                    if not (row.keys() >= ALWAYS and set(map(type, row.values())) <= _SCALARS):
+                        raise ValueError("no row of a record")
                     self.entries[name] = Entry(attempt, tuple(stamp), certain, row)
 
     def note(self, name: str, record: Record) -> None:

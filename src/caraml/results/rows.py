@@ -41,6 +41,9 @@ _OF_POINT = tuple(
     }
 )
 
+ALWAYS = frozenset({*_OF_POINT, "key", "attempt", "status", "flags", "item", "started_at", "schema_version", "method_version"})
+"""Columns that every row has."""
+
 
 def row_of(record: Record) -> dict[str, Scalar]:
     """The row of a record, without the columns that are unknown."""

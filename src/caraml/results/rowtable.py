@@ -30,10 +30,11 @@ def fill(connection: duckdb.DuckDBPyConnection, table: str, rows: Iterable[Mappi
         file.flush()
         if file.tell():
             kinds = ", ".join(f"'{name}': '{kind}'" for name, kind in TYPES.items())
-            connection.execute(
-                f"INSERT INTO {table} SELECT * FROM read_json(?, format='newline_delimited', columns={{{kinds}}})",  # noqa: S608 -- names of ours; the path is a parameter, or quoted where a view takes none
-                [file.name],
-            )
+            with reading(connection, Path(file.name), "holds a record that no table can have"):
+                connection.execute(
+                    f"INSERT INTO {table} SELECT * FROM read_json(?, format='newline_delimited', columns={{{kinds}}})",  # noqa: S608 -- names of ours; the path is a parameter
+                    [file.name],
+                )
 
 
 def fill_from_parquet(connection: duckdb.DuckDBPyConnection, name: str, path: Path) -> None:

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from caraml.base.files import TRUSTED_FOLDERS, intruder
 from caraml.errors import InputError, nearest, unknown_name
 from caraml.system import overlay, peaks
 from caraml.system.detect import detect
@@ -82,9 +83,22 @@ def system_file(path: Path, beside: Path | None = None) -> System:
 
 
 def user_folders(beside: Path | None = None) -> list[Path]:
-    """Where a user's systems are looked for: the configuration folder, then the folder ``systems`` beside the suite's file."""
+    """Where a user's systems are looked for: the configuration folder, then the folder ``systems`` beside the suite's file.
+
+    Raises:
+        InputError: others could write into the second, whose setup lines would run as this user, but not into the suite.
+    """
     config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return [config / "caraml" / "systems", *([beside.resolve().parent / "systems"] if beside else [])]
+    if beside is None:
+        return [config / "caraml" / "systems"]
+    folder = beside.resolve().parent / "systems"
+    found = intruder(folder)
+    if found is not None and intruder(beside) is None:
+        raise InputError(
+            f"{folder}: not read, because its systems may have lines that run as you, and others could write them: {': '.join(found)}",
+            f"move your suite to a folder of your own or, if you trust them, export {TRUSTED_FOLDERS}={found[0]}",
+        )
+    return [config / "caraml" / "systems", folder]
 
 
 @cache

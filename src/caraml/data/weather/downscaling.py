@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import json
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import numpy as np
 import torch
 
 from caraml.base.files import write_new
+from caraml.base.limits import LINE, read_text
 from caraml.data.weather.fields import smooth
 from caraml.data.weather.netcdf import Layout, NetcdfFiles, find_files, write_netcdf
 from caraml.data.weather.samples import Sample, Split, WeatherSamples, complete, split_files, without_gaps
-from caraml.errors import InputError
+from caraml.errors import InputError, in_a_line
 
 INPUTS = (
     "hsurf_tar",
@@ -119,11 +121,11 @@ def _blurred(field: np.ndarray[Any, Any], side: int = 8) -> np.ndarray[Any, Any]
 def _normalization(path: Path) -> dict[str, tuple[float, float]]:
     """Mean and standard deviation by variable."""
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not readable: {error}", 'it holds `"variable": [mean, standard deviation]`') from error
+        table = json.loads(read_text(path, LINE))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not readable: {in_a_line(error)}", 'it holds `"variable": [mean, standard deviation]`') from error
     for name in (*INPUTS, TARGETS[0]):
         pair = table.get(name) if isinstance(table, dict) else None
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(value, int | float) for value in pair) and pair[1] > 0):
-            raise InputError(f"{path}: {name}: found {pair!r}; expected [mean, standard deviation above 0]")
+            raise InputError(f"{path}: {name}: found {reprlib.repr(pair):.100}; expected [mean, standard deviation above 0]")
     return {name: (pair[0], pair[1]) for name, pair in table.items()}

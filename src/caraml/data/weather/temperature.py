@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 import yaml
 
 from caraml.base.files import write_new
+from caraml.base.limits import LINE, read_text
 from caraml.data.weather.fields import smooth
 from caraml.data.weather.netcdf import Layout, NetcdfFiles, find_files, write_netcdf
 from caraml.data.weather.samples import Sample, Split, WeatherSamples, complete, split_files, without_gaps
-from caraml.errors import InputError
+from caraml.errors import InputError, in_a_line
 
 PREDICTORS = (
     "air_temperature_0.1_2m",
@@ -159,13 +161,15 @@ def _write_normalization(path: Path, predictors: Any, static: Any) -> None:
 def _normalization(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Means and standard deviations (14,) in the order of the predictors."""
     try:
-        table = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: not readable: {error}", "it holds `name: [mean, standard deviation]` for each predictor") from error
+        table = yaml.safe_load(read_text(path, LINE))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise InputError(
+            f"{path}: not readable: {in_a_line(error)}", "it holds `name: [mean, standard deviation]` for each predictor"
+        ) from error
     pairs = []
     for name in (*PREDICTORS, *STATIC_PREDICTORS):
         pair = table.get(name) if isinstance(table, dict) else None
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(value, int | float) for value in pair) and pair[1] > 0):
-            raise InputError(f"{path}: {name}: found {pair!r}; expected [mean, standard deviation above 0]")
+            raise InputError(f"{path}: {name}: found {reprlib.repr(pair):.100}; expected [mean, standard deviation above 0]")
         pairs.append(pair)
     return np.array([mean for mean, _ in pairs], np.float32), np.array([std for _, std in pairs], np.float32)
