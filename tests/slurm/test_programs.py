@@ -26,17 +26,20 @@ WATTS = "300/500"
 MARKS = {"begin": "^go", "end": "^end"}
 
 
-def program_of(root: Path, program: str, *, sensors: str = WATTS, nodes: int = 3, idle: float = 0.2, seed: int = 0, **params: Any) -> Job:
+def program_of(root: Path, program: str, *, sensors: str = WATTS, nodes: int = 3, idle: float = 0.2, gpus: int = 0, **params: Any) -> Job:
     """A job of a shell program with its attempt's folder below ``root``."""
     variables = {"CARAML_POWER": f"fake:constant:{sensors}"}
-    site = Site(scheduler=Scheduler(exclusive=False, gpus="none", cpus_per_device=1), software=Software(variables=variables))
+    scheduler = Scheduler(exclusive=False, gpus="gres" if gpus else "none", cpus_per_device=1)
+    site = Site(scheduler=scheduler, software=Software(variables=variables))
     values = {"argv": ["bash", "-c", program], "item": "image", "items": 30, **params}
     measure = Measure(idle_seconds=idle, timeout_seconds=120)
-    point = a_point(workload="command", params=values, nodes=nodes, global_batch=nodes, micro_batch=1, measure=measure, seed=seed)
+    kind = {"device_class": "gpu", "devices": gpus} if gpus else {}
+    batch = nodes * max(gpus, 1)
+    point = a_point(workload="command", params=values, nodes=nodes, global_batch=batch, micro_batch=1, measure=measure, **kind)
     folder = Store(root).new_attempt(point)
     command = Command(argv=values["argv"], env={}, cwd=str(root), suite_folder=str(root))
     (folder / COMMAND).write_text(command.model_dump_json())
-    return Job(folder, write_script(point, folder, 1, site), nodes, 1, 120)
+    return Job(folder, write_script(point, folder, 1, site), nodes, point.devices, 120)
 
 
 class Program:
@@ -159,7 +162,7 @@ def test_a_program_is_warned_of_its_time_limit_and_its_steps_are_not(cluster: Cl
 
 def test_a_program_of_a_shared_job_is_cancelled_and_the_others_go_on(bench: Bench) -> None:
     """It is no step of the job, which would be cancelled by itself."""
-    jobs = [program_of(bench.root, f"echo go; sleep {seconds}", nodes=1, seed=seconds) for seconds in (60, 1)]
+    jobs = [program_of(bench.root, f"echo go; sleep {seconds}", nodes=1) for seconds in (60, 1)]
     launcher = bench.launcher(pack=2)
     handles = launcher.submit(jobs)
     until(lambda: (jobs[0].folder / LOG).exists() and "go" in (jobs[0].folder / LOG).read_text())
@@ -167,3 +170,14 @@ def test_a_program_of_a_shared_job_is_cancelled_and_the_others_go_on(bench: Benc
     states = wait(launcher, handles, seconds=40)
     assert [state.state for state in states] == ["ended", "ended"] and states[0].exit_code and states[1].exit_code == 0
     assert not (jobs[0].folder / RECORD).exists() and record(jobs[1]).status == "ok"
+
+
+def test_programs_of_a_shared_job_see_the_gpus_they_asked_for(bench: Bench) -> None:
+    """They have no steps with a share of the job's: a program of one GPU would have the two of its neighbour, and their energy."""
+    jobs = [program_of(bench.root, 'echo "$CUDA_VISIBLE_DEVICES"', nodes=1, gpus=count) for count in (1, 2, 1)]
+    launcher = bench.launcher(pack=3)
+    handles = launcher.submit(jobs)
+    assert {state.exit_code for state in wait(launcher, handles)} == {0}
+    assert [len((job.folder / LOG).read_text().strip().split(",")) for job in jobs] == [1, 2, 1]
+    numbers = [handle.split(":")[1].partition("+")[0] for handle in handles]
+    assert numbers[0] == numbers[2] != numbers[1]

@@ -158,16 +158,24 @@ def pack_minutes(jobs: Sequence[Job], scheduler: Scheduler) -> int:
 
 
 def packs(jobs: Sequence[Job], scheduler: Scheduler, most: int) -> list[list[Job]]:
-    """Jobs that share an allocation: equal node count, at most ``most``, and together no longer than the partition allows."""
+    """Jobs that share an allocation: equal node count, at most ``most``, and together no longer than the partition allows.
+
+    A program has all devices of its job, and their energy is its: it shares one with programs of as many devices alone.
+    """
     groups: list[list[Job]] = []
-    for job in sorted(jobs, key=lambda job: job.nodes):
+    for job in sorted(jobs, key=_needs):
         group = groups[-1] if groups else []
-        fits = bool(group) and group[0].nodes == job.nodes and len(group) < most
+        fits = bool(group) and _needs(group[0]) == _needs(job) and len(group) < most
         if fits and (scheduler.max_minutes is None or pack_minutes([*group, job], scheduler) <= scheduler.max_minutes):
             group.append(job)
         else:
             groups.append([job])
     return groups
+
+
+def _needs(job: Job) -> tuple[int, int]:
+    """Nodes, and the devices of a program; the step of any other point has its own share of the job's."""
+    return job.nodes, job.devices if job.folder.parent.name.startswith("command-") else 0
 
 
 def array_script(jobs: Sequence[Job], head: Sequence[str], options: SlurmOptions, logs: Path) -> str:
