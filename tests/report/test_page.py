@@ -14,7 +14,7 @@ from record_factory import HOSTILE, NO_SENSOR, UNICODE, broken_record, full_stor
 from caraml.report.page import page, write_report
 from caraml.report.rows import HEADLINE, unpack
 from caraml.results.record import FLAGS, Metric, Record
-from caraml.results.store import Store
+from caraml.results.store import Store, write_record
 from caraml.units import METRICS
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -289,4 +289,6 @@ def test_records_of_a_sweep_with_a_total_rate_only_are_drawn(tmp_path: Path) -> 
     metrics = {"throughput": Metric(value=1.0, unit="image/s")}
     points = [make_point(global_batch=size) for size in (8, 16)]
     records = [Record(key=point.key, attempt=1, point=point, status="ok", started_at="x", metrics=metrics) for point in points]
+    for record in records:
+        write_record(Store(tmp_path).new_attempt(record.point), record)
     assert write_report(Store(tmp_path), records, tmp_path / "page.html", "t").stat().st_size

@@ -13,7 +13,6 @@ SOURCE = Path(__file__).parents[2] / "src" / "caraml"
 HELPERS = {"base/files.py", "base/locks.py"}
 
 EXCEPTIONS = {
-    ("data/staging.py", "copytree"): "into a folder of 0700 below one that only this user can enter",
     ("data/staging.py", "copy2"): "as above",
     ("data/staging.py", "extractall"): "as above",
     ("engine/parallel/checkpoint.py", "save"): "torch writes a checkpoint's many files by name, into a new folder that is held open",

@@ -166,8 +166,8 @@ def _opened(folder: Path) -> int:
     with suppress(FileExistsError):
         make_folder(folder.parent)
         folder.mkdir(mode=0o700)
-    if (found := intruder(f"{folder.parent}/.")) is not None:
-        raise PermissionError(errno.EPERM, found[1], found[0])
+    if (other := intruder(f"{folder.parent}/.")) is not None:
+        raise PermissionError(errno.EPERM, other[1], other[0])
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
