@@ -13,13 +13,15 @@ import duckdb
 import pytest
 
 import caraml
+from caraml.analysis.advise import advise
 from caraml.base import limits
 from caraml.power.merge import merge_folder
 from caraml.power.model import WindowEnergy
+from caraml.report.terminal import results_table
 from caraml.results import files
 from caraml.results.jube import read_table
-from caraml.results.record import Phase, Record
-from caraml.results.store import Store, write_record
+from caraml.results.record import Metric, Phase, Record, Window
+from caraml.results.store import Store, read_record, write_record
 from tests.conftest import MakePoint
 from tests.security.taken import Taken, taken
 
@@ -171,3 +173,32 @@ def test_a_table_that_verify_takes_into_lists_is_bounded(tmp_path: Path) -> None
     with duckdb.connect() as connection:
         connection.execute(f"COPY (SELECT 0.5 AS seconds, 'x' AS phase FROM range(20000000)) TO '{tmp_path}/steps.parquet'")
     taken(lambda: files.read_table(tmp_path / "steps.parquet")).refused("steps.parquet", "20,000,000 rows, at most 500,000")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"metrics": {"throughput": {"value": 1e308, "unit": "x"}}}, "which nobody measured"),
+        ({"metrics": {"throughput": {"value": 1.0, "low": 5e-324, "unit": "x"}}}, "which nobody measured"),
+        ({"metrics": {"throughput": {"value": 1.0, "unit": "x" * 10_001}}}, "10,001 characters of a name"),
+        ({"point": {"benchmark": "x" * 3_000_000}}, "characters of a name"),
+    ],
+    ids=["large", "small", "unit", "label"],
+)
+def test_records_of_numbers_and_names_that_nothing_can_show_are_refused(
+    changes: dict[str, Any], words: str, tmp_path: Path, make_point: MakePoint
+) -> None:
+    """As the numbers and names of records; three megabytes of a label took two gigabytes of a page, and minutes of a table."""
+    point = make_point()
+    content = json.loads(Record(key=point.key, attempt=1, point=point, status="ok", started_at="x").model_dump_json())
+    content["point"] |= changes.get("point", {})
+    (tmp_path / "record.json").write_text(json.dumps(content | {key: value for key, value in changes.items() if key != "point"}))
+    taken(lambda: read_record(tmp_path / "record.json")).refused("record.json", words)
+
+
+def test_a_window_of_nothing_and_a_rate_below_nothing_are_shown(tmp_path: Path, make_point: MakePoint) -> None:
+    rate = {"throughput": Metric(value=-1.0, unit="x"), "node_energy": Metric(value=1.0, unit="J")}
+    points = [make_point(global_batch=size) for size in (4, 8)]
+    window = Window(start=0, end=1, first_step=0, steps=0, samples=0, items=0)
+    records = [Record(key=p.key, attempt=1, point=p, status="ok", started_at="x", metrics=rate, window=window) for p in points]
+    assert results_table(records) and advise(records) == []

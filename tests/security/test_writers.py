@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "caraml"
 HELPERS = {"base/files.py", "base/locks.py"}
 
 EXCEPTIONS = {
-    ("data/staging.py", "copy2"): "as above",
+    ("data/staging.py", "copy2"): "into a folder of 0700 below one that only this user can enter",
     ("data/staging.py", "extractall"): "as above",
     ("engine/parallel/checkpoint.py", "save"): "torch writes a checkpoint's many files by name, into a new folder that is held open",
     ("results/rowtable.py", "NamedTemporaryFile"): "made exclusively, with a random name, and readable for this user only",

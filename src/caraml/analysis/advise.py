@@ -146,7 +146,7 @@ def _names(works: Sequence[Sequence[Record]]) -> list[str]:
 
 
 def _advice(name: str, work: Sequence[Record], partners: Partners, within: float) -> Advice | None:
-    groups = same_work([record for record in work if record.status == "ok" and record.value("throughput")])
+    groups = same_work([record for record in work if record.status == "ok" and (record.value("throughput") or 0) > 0])
     if len(groups) < 2:
         return None
     choices, sentence = _choices(groups, partners)

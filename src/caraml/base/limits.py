@@ -50,6 +50,10 @@ NUMBER_KEPT = 1_000_000
 """Highest number that an attempt brings from an archive: above it, it takes the next free one, so that numbers do not run out."""
 PHASES, FLAGS, METRICS = 20_000, 100, 1_000
 """Phases, flags and metrics of a record."""
+LARGEST = 1e100
+"""Largest number of a metric; one that is not 0 is larger than its inverse, so that what is made of two or three stays a number."""
+NAME = 10_000
+"""Characters of a name, label or unit in a record."""
 COUNT = 10**15
 """What counts may be at most: batches, devices, steps, repeats."""
 MEMBERS = 200_000

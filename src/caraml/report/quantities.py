@@ -55,7 +55,11 @@ def _per_item(name: str) -> Callable[[Record], Metric | None]:
     """An energy of the window over the items of the window [J/item]."""
 
     def value(record: Record) -> Metric | None:
-        return _scaled(record.metrics.get(name), 1 / record.window.items, f"J/{record.item}") if record.window else None
+        return (
+            _scaled(record.metrics.get(name), 1 / record.window.items, f"J/{record.item}")
+            if record.window and record.window.items
+            else None
+        )
 
     return value
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from caraml.base.files import TRUSTED_FOLDERS, intruder, make_folder, new_folder_beside, who_else, write_file, write_new
+from caraml.base.limits import LARGEST, NAME, read_json, too_large
 from caraml.base.limits import RECORD as RECORD_BYTES
-from caraml.base.limits import read_json
 from caraml.errors import InputError, in_a_line
 from caraml.results.index import RECORD, Index, attempts
 from caraml.results.listing import Listing, read_listing
@@ -236,6 +236,19 @@ def _look_at_channels(record: dict[str, Any]) -> None:
                 _channels().validate_python(energy.get("channels", []))
 
 
+def _refuse_monsters(record: Record, path: Path) -> None:
+    """Raise ``InputError`` for names that fill tables and pages, and for numbers whose products or inverses are none."""
+    point = record.point
+    units = (word for name, metric in record.metrics.items() for word in (name, metric.unit))
+    longest = max(map(len, (point.label, point.suite, point.system, point.device, point.software, record.item, record.started_at, *units)))
+    if longest > NAME:
+        raise too_large(path, longest, NAME, "characters of a name")
+    for name, metric in record.metrics.items():
+        for number in (metric.value, metric.low, metric.high, metric.bound):
+            if number and not 1 / LARGEST < abs(number) < LARGEST:
+                raise InputError(f"{path}: {name}: found {number:g}, which nobody measured")
+
+
 def read_record(path: Path) -> Record:
     """Read one record. Raises ``InputError`` for a file that is not a record, or one written by a newer CARAML."""
     from pydantic import ValidationError
@@ -251,6 +264,8 @@ def read_record(path: Path) -> Record:
         if text.count(b"{") > _MANY:
             _look_at_channels(content)
         del content
-        return Record.model_validate_json(text)
+        record = Record.model_validate_json(text)
+        _refuse_monsters(record, path)
+        return record
     except (ValidationError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(f"{path}: not a CARAML record: {in_a_line(error)}") from error
