@@ -144,7 +144,15 @@ def test_the_window_lies_between_the_marks(tmp_path: Path) -> None:
     (record,) = run(tmp_path, f'params = {{ argv = ["{sys.executable}", "-c", "{program}"], marks = {{ begin = "^go$", end = "^end$" }} }}')
     assert record.status == "ok" and record.window is not None, record.reason
     runtime = record.value("runtime")
-    assert runtime is not None and 0.3 <= record.window.seconds < runtime - 0.5
+    assert runtime is not None and 0.2 <= record.window.seconds < runtime - 0.5
+
+
+def test_what_a_program_leaves_behind_is_no_part_of_its_run(tmp_path: Path) -> None:
+    """It holds the output open, where the marks are looked for, for three seconds more."""
+    program = "echo go; sleep 0.3; echo end; sleep 3 & exit 0"
+    (record,) = run(tmp_path, f'params = {{ argv = ["sh", "-c", "{program}"], marks = {{ begin = "^go$", end = "^end$" }} }}')
+    assert record.status == "ok" and record.window is not None, record.reason
+    assert record.window.seconds <= (record.value("runtime") or 0) < 2.5
 
 
 def test_a_window_too_short_for_its_marks_is_flagged(tmp_path: Path) -> None:

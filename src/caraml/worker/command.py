@@ -11,6 +11,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -107,6 +108,8 @@ class CommandWorker:
         self._instruments: Instruments | None = None
         self._others: OtherNodes | None = None
         self._child: subprocess.Popen[str] | None = None
+        self._gone: float | None = None
+        """When the program was over, where its output is read: that may go on."""
         self._resident = 0
         """Largest resident set of what this process had started before the program [B]."""
         self._told: set[int] = set()
@@ -128,7 +131,7 @@ class CommandWorker:
         started_at = now()
         begin = self._edge("begin", together=True) if self.params.marks is None else self._instant("start")
         code, marked = self._execute()
-        end = self._edge("end") if self.params.marks is None else self._instant("stop")
+        end = self._edge("end") if marked is None else self._instant("stop", self._over(marked))
         if code and self._is_told_to_end():
             return self._cut_off(code, started_at)
         if self._instruments is not None and not code:
@@ -162,13 +165,16 @@ class CommandWorker:
             self._others.reached(name, at)
         return at
 
-    def _instant(self, name: str) -> float:
-        """The program starts or has ended, and the window is another; returns when. No wait for other nodes is in the run."""
+    def _instant(self, name: str, at: float | None = None) -> float:
+        """The program starts or has ended, and the window is another; returns when. No wait for other nodes is in the run.
+
+        ``at`` is when it was so on this node, if that is over: the others are told as late, and their bounds have it.
+        """
         if self._others is not None:
             self._others.mark(name)
             if name == "start":
                 self._others.wait()
-        at = time.monotonic()
+        at = time.monotonic() if at is None else at
         if self._others is not None:
             self._others.reached(name, at)
         return at
@@ -193,6 +199,8 @@ class CommandWorker:
             return (NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE), marked
         if marked is not None:
             assert self._child.stdout is not None
+            watcher = threading.Thread(target=self._see_it_end, args=(self._child,), daemon=True)
+            watcher.start()
             try:
                 for line in self._child.stdout:
                     marked.line(line)
@@ -200,6 +208,7 @@ class CommandWorker:
             except InputError:
                 self._child.kill()
                 raise
+            watcher.join()
         while True:
             try:
                 code = self._child.wait(_BEAT)
@@ -207,6 +216,15 @@ class CommandWorker:
             except subprocess.TimeoutExpired:
                 self._progress.write("run", item=self.params.item, watts=self._watts())
         return (128 - code if code < 0 else code), marked
+
+    def _see_it_end(self, child: subprocess.Popen[str]) -> None:
+        """What a program leaves behind holds its output open, and is no part of the run."""
+        child.wait()
+        self._gone = time.monotonic()
+
+    def _over(self, marked: _Marked) -> float | None:
+        """When the program was over; not before its last mark, which may be read a moment later."""
+        return None if self._gone is None else max(self._gone, marked.end or 0.0)
 
     def _watts(self) -> float | None:
         return self._instruments.meter.latest_power_w() if self._instruments is not None else None
