@@ -15,6 +15,7 @@ import pytest
 import caraml
 from caraml.analysis.advise import advise
 from caraml.base import limits
+from caraml.errors import InputError
 from caraml.power.merge import merge_folder
 from caraml.power.model import WindowEnergy
 from caraml.report.terminal import results_table
@@ -202,3 +203,14 @@ def test_a_window_of_nothing_and_a_rate_below_nothing_are_shown(tmp_path: Path, 
     window = Window(start=0, end=1, first_step=0, steps=0, samples=0, items=0)
     records = [Record(key=p.key, attempt=1, point=p, status="ok", started_at="x", metrics=rate, window=window) for p in points]
     assert results_table(records) and advise(records) == []
+
+
+@pytest.mark.parametrize("name", ["*", "?", "[b]"])
+def test_a_raw_file_whose_name_stands_for_others_is_not_read(name: str, tmp_path: Path) -> None:
+    """The others may be links to anything."""
+    kept = tmp_path / files.write_table(tmp_path, "a", ["step"], [[1]])
+    kept.rename(tmp_path / f"{name}.parquet")
+    assert name != "[b]" or files.read_table(tmp_path / f"{name}.parquet") == {"step": [1]}, "nothing else has this name"
+    (tmp_path / "b.parquet").symlink_to(tmp_path / f"{name}.parquet")
+    with pytest.raises(InputError, match="stands for other files"):
+        files.read_table(tmp_path / f"{name}.parquet")

@@ -94,6 +94,8 @@ def table(connection: duckdb.DuckDBPyConnection, path: Path, most: int = ROWS_SC
     found = path.stat()
     if not S_ISREG(found.st_mode):
         raise InputError(f"{path}: not a plain file")
+    if set("*?[") & set(str(path)) and connection.execute("SELECT file FROM glob(?)", [str(path)]).fetchall() not in ([], [(str(path),)]):
+        raise InputError(f"{path}: not read: its name stands for other files, too")  # for DuckDB, also where there is a file of this name
     if size is not None and found.st_size > size:
         raise too_large(path, found.st_size, size)
     if path.suffix != ".parquet":
