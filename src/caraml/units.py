@@ -122,7 +122,9 @@ METRICS: dict[str, MetricDefinition] = {
     "time_to_first_step": MetricDefinition(
         "Time to first step", "s", "lower", "From the start of the worker to the end of the first step."
     ),
-    "runtime": MetricDefinition("Total runtime", "s", "neither", "From the start of the worker until its model is saved."),
+    "runtime": MetricDefinition(
+        "Total runtime", "s", "neither", "From the start of the worker until its model is saved; of a command, the program's run."
+    ),
     "training_time": MetricDefinition("Training", "s", "neither", "All steps: the first one, warm-up and window."),
     "loading_time": MetricDefinition(
         "Loading", "s", "lower", "Preparing the input, and waiting for batches in all steps; the longest wait over ranks."

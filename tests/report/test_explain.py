@@ -37,6 +37,15 @@ def test_a_window_says_which_changes_its_intervals_speak_of() -> None:
     assert source(old, "throughput").endswith("(the wider of batch means and AR(1))")
 
 
+def test_numbers_of_a_program_are_not_explained_as_a_training_s() -> None:
+    record = make_record(watts=100.0)
+    program = record.model_copy(update={"point": record.point.model_copy(update={"workload": "command"})})
+    assert source(program, "throughput").endswith(", of one run of the program")
+    assert source(program, "runtime").endswith("from the program's start to its end") and source(record, "runtime").endswith(
+        "worker's process"
+    )
+
+
 def test_input_bound_comes_with_its_numbers() -> None:
     record = make_record(watts=100.0)
     bound = Metric(value=250.0, unit="image/s", reason="input-bound: 20 % of the window was spent waiting for batches")

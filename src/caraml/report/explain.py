@@ -123,6 +123,8 @@ def _steps(record: Record) -> str:
 def _throughput(record: Record) -> str:
     assert record.window is not None
     amount = f"{record.window.items:,} {record.item}s / {record.window.seconds:,.3f} s"
+    if record.point.workload == "command":
+        return f"{amount}, of one run of the program"
     return f"{amount}; the interval is that of the mean step time ({_estimate(record)})"
 
 
@@ -215,7 +217,11 @@ SOURCES: dict[str, Callable[[Record], str]] = {
     "peak_memory": _memory,
     "loss_first": _losses,
     "loss_last": _losses,
-    "runtime": lambda record: "monotonic clock, from the start of the worker's process",
+    "runtime": lambda record: (
+        "monotonic clock, from the program's start to its end"
+        if record.point.workload == "command"
+        else "monotonic clock, from the start of the worker's process"
+    ),
     "training_time": lambda record: "sum of all step times, the slowest rank of each step",
     "loading_time": lambda record: "phase `data`, plus host time in the loader's next call over all steps, largest over ranks",
     "throughput_without_wait": lambda record: "throughput / (1 - data wait); input-bound if the wait is above 10 % of the window",
