@@ -181,10 +181,12 @@ def test_a_table_that_verify_takes_into_lists_is_bounded(tmp_path: Path) -> None
     [
         ({"metrics": {"throughput": {"value": 1e308, "unit": "x"}}}, "which nobody measured"),
         ({"metrics": {"throughput": {"value": 1.0, "low": 5e-324, "unit": "x"}}}, "which nobody measured"),
+        ({"phases": [{"name": "run", "start": 0.0, "end": -1e308}]}, "which nobody measured"),
+        ({"energy": {"name": "measure", "start": 0.0, "end": 1.0, "channels": [{"peak_w": 1e300}]}}, "which nobody measured"),
         ({"metrics": {"throughput": {"value": 1.0, "unit": "x" * 10_001}}}, "10,001 characters of a name"),
         ({"point": {"benchmark": "x" * 3_000_000}}, "characters of a name"),
     ],
-    ids=["large", "small", "unit", "label"],
+    ids=["large", "small", "a phase", "a channel", "unit", "label"],
 )
 def test_records_of_numbers_and_names_that_nothing_can_show_are_refused(
     changes: dict[str, Any], words: str, tmp_path: Path, make_point: MakePoint

@@ -51,7 +51,7 @@ NUMBER_KEPT = 1_000_000
 PHASES, FLAGS, METRICS = 20_000, 100, 1_000
 """Phases, flags and metrics of a record."""
 LARGEST = 1e100
-"""Largest number of a metric; one that is not 0 is larger than its inverse, so that what is made of two or three stays a number."""
+"""Largest number of a record; one that is not 0 is larger than its inverse, so that what is made of two or three stays a number."""
 NAME = 10_000
 """Characters of a name, label or unit in a record."""
 COUNT = 10**15

@@ -236,17 +236,21 @@ def _look_at_channels(record: dict[str, Any]) -> None:
                 _channels().validate_python(energy.get("channels", []))
 
 
-def _refuse_monsters(record: Record, path: Path) -> None:
-    """Raise ``InputError`` for names that fill tables and pages, and for numbers whose products or inverses are none."""
+def _number(text: str) -> float:
+    """A number of a record. Raises ``ValueError`` for one whose products or inverse are none."""
+    value = float(text)
+    if value and not 1 / LARGEST < abs(value) < LARGEST:
+        raise ValueError(f"found {text:.40}, which nobody measured")
+    return value
+
+
+def _refuse_long_names(record: Record, path: Path) -> None:
+    """Raise ``InputError`` for names that fill tables and pages."""
     point = record.point
     units = (word for name, metric in record.metrics.items() for word in (name, metric.unit))
     longest = max(map(len, (point.label, point.suite, point.system, point.device, point.software, record.item, record.started_at, *units)))
     if longest > NAME:
         raise too_large(path, longest, NAME, "characters of a name")
-    for name, metric in record.metrics.items():
-        for number in (metric.value, metric.low, metric.high, metric.bound):
-            if number and not 1 / LARGEST < abs(number) < LARGEST:
-                raise InputError(f"{path}: {name}: found {number:g}, which nobody measured")
 
 
 def read_record(path: Path) -> Record:
@@ -257,7 +261,7 @@ def read_record(path: Path) -> Record:
 
     text = read_json(path, RECORD_BYTES)
     try:
-        content = json.loads(text)
+        content = json.loads(text, parse_float=_number)
         found = content.get("schema_version")
         if isinstance(found, int) and found > SCHEMA_VERSION:
             raise InputError(f"{path}: schema version {found}, this CARAML reads up to {SCHEMA_VERSION}", "pip install --upgrade caraml")
@@ -265,7 +269,7 @@ def read_record(path: Path) -> Record:
             _look_at_channels(content)
         del content
         record = Record.model_validate_json(text)
-        _refuse_monsters(record, path)
+        _refuse_long_names(record, path)
         return record
     except (ValidationError, ValueError, AttributeError, RecursionError) as error:
         raise InputError(f"{path}: not a CARAML record: {in_a_line(error)}") from error
