@@ -22,7 +22,7 @@ from caraml.data.text import (
     standard_library_sources,
 )
 from caraml.data.tokens import IndexedTokens
-from caraml.errors import InputError
+from caraml.errors import EnvironmentUnfitError, InputError
 
 GPT2 = Path(__file__).parents[3] / "shared" / "data" / "gpt2-tokenizer"
 TEXTS = [f"Document {i}: the quick brown fox, {'über ' * (i % 7)}\n  and 𝄞 line two.\r\n" for i in range(40)]
@@ -198,3 +198,9 @@ def test_the_default_corpus_is_this_pythons_library_and_is_prepared_once(tmp_pat
     written = prepared.prefix.with_name("corpus.bin").stat().st_mtime_ns
     assert default_text_corpus(4096) == prepared
     assert prepared.prefix.with_name("corpus.bin").stat().st_mtime_ns == written
+
+
+def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("some words")
+    with pytest.raises(EnvironmentUnfitError, match=r"words\.txt: data cannot be written here"):
+        prepare_text([tmp_path / "words.txt"], tmp_path / "words.txt" / "corpus")

@@ -59,7 +59,7 @@ def prepared_once(key: Mapping[str, Any], build: Callable[[Path], object]) -> Pa
         build(folder)
         write_new(folder / "key.json", json.dumps(key, sort_keys=True, indent=2) + "\n")
 
-    _make_parent(final)
+    make_parent(final)
     # Only a saving: the rename decides. Where the lock cannot be had (some parallel file systems have none, or it is another user's), each
     # process builds for itself.
     with alone(final.parent / f".{final.name}.lock", private=False):
@@ -80,7 +80,7 @@ def build_folder(final: Path, build: Callable[[Path], object]) -> None:
     """
     if final.exists() and not final.is_dir():
         raise InputError(f"{final} is a file; expected a folder or a free name")
-    _make_parent(final)
+    make_parent(final)
     partial = final.parent / f".{final.name}{_PARTIAL}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     partial.mkdir(mode=0o755)
     try:
@@ -96,7 +96,8 @@ def build_folder(final: Path, build: Callable[[Path], object]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _make_parent(final: Path) -> None:
+def make_parent(final: Path) -> None:
+    """Make the folder of what will be written. Raises ``EnvironmentUnfitError`` where nothing can be written."""
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(final.parent, os.W_OK | os.X_OK):

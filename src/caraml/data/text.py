@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from caraml.base.files import write_file
 from caraml.base.limits import GROWTH, TOKENIZER, TOKENIZER_VALUES, VOCABULARY, counted, read_bytes, too_large
 from caraml.data.documents import read_documents, text_files
-from caraml.data.store import prepared_once
+from caraml.data.store import make_parent, prepared_once
 from caraml.data.tokens import IndexedTokensWriter, idx_path
 from caraml.errors import EnvironmentUnfitError, InputError, in_a_line
 
@@ -115,11 +115,12 @@ def prepare_text(
 
     Raises:
         InputError: for inputs, tokenizers and vocabularies that are missing, damaged or empty.
+        EnvironmentUnfitError: nothing can be written there.
     """
     # Loader workers are forked later; without a word from us the library warns about its own threads in each of them.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     files = text_files(inputs)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_parent(out)
     if tokenizer is None:
         encoder = _train_tokenizer(_all_documents(files, text_key), vocab_size)
         origin = f"byte-level BPE trained on the text, tokenizers {version('tokenizers')}"
