@@ -30,7 +30,7 @@ def prepare_text(
 
 @prepare_app.command("images")
 def prepare_images(
-    out: Annotated[Path, typer.Option("--out", help="Folder to write; it must not exist.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write, new or empty.")],
     classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 10,
     per_class: Annotated[int, typer.Option(min=1, help="Images per class.")] = 100,
     seed: Annotated[int, typer.Option(help="Same seed, same images.")] = 0,
