@@ -26,19 +26,23 @@ import torch  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from caraml.base.files import write_file  # noqa: E402
+from caraml.base.format import human, percent  # noqa: E402
 from caraml.campaign import Campaign  # noqa: E402
-from caraml.engine.device import CudaDevice, StepTimer  # noqa: E402
+from caraml.engine.device import AcceleratorDevice, StepTimer, accelerator_type, open_device  # noqa: E402
 from caraml.engine.precision import autocast, set_matmul_precision  # noqa: E402
 from caraml.launch.local import LocalLauncher  # noqa: E402
-from caraml.models.gpt import GPT, GPTConfig  # noqa: E402
-from caraml.models.loss import linear_cross_entropy  # noqa: E402
-from caraml.results.progress import ProgressLine  # noqa: E402
 from caraml.results.record import Record  # noqa: E402
+from caraml.results.status import ProgressLine  # noqa: E402
 from caraml.results.store import Store  # noqa: E402
 from caraml.suite.load import load_suite  # noqa: E402
 from caraml.suite.model import Point, Precision  # noqa: E402
 from caraml.system.detect import detect  # noqa: E402
-from caraml.units import human, percent  # noqa: E402
+from caraml.system.streams import pins  # noqa: E402
+from caraml.workloads.gpt.model import (  # noqa: E402
+    GPT,
+    GPTConfig,
+    linear_cross_entropy,
+)
 
 STEPS = 5
 SMALL = GPTConfig(vocab_size=512, sequence_length=128, width=128, layers=2, heads=2)
@@ -84,7 +88,7 @@ def gpt_losses(device: torch.device, precision: Precision, compiled: bool = Fals
 def image_losses(device: torch.device, precision: Precision) -> list[float]:
     """The same for a small convolution network of timm, channels last, with the batch of images normalised on the device."""
     from caraml.compat import make_torchvision_importable
-    from caraml.data.images import normalize_images
+    from caraml.workloads.image_classification.images import normalize_images
 
     make_torchvision_importable()
     import timm
@@ -131,7 +135,7 @@ def prefetch_deviation(device: torch.device) -> float:
 
     dataset = synthetic_tokens(1000, 64, samples=400)
     truth = stream(dataset, 8, workers=0, seed=3)
-    loaded = stream(dataset, 8, workers=2, pin_memory=device.type == "cuda", seed=3)
+    loaded = stream(dataset, 8, workers=2, pin_memory=pins(device), seed=3)
     arrived, worst, busy = to_device(loaded, device), 0, torch.randn(512, 512, device=device)
     for _ in range(50):
         batch = next(arrived)
@@ -141,19 +145,35 @@ def prefetch_deviation(device: torch.device) -> float:
     return float(worst)
 
 
-def clock_deviation(device: torch.device) -> float:
+def clock_deviation(device: torch.device, size: int = 4096, steps: int = 100) -> float:
     """Sum of step times by device events against the host's clock over the same synchronised stretch, relative."""
-    clock, matrix = CudaDevice(device.index or 0), torch.randn(4096, 4096, device=device)
+    clock, matrix = open_device("gpu", device.index or 0), torch.randn(size, size, device=device)
     for _ in range(5):
         matrix @ matrix
     clock.synchronize()
     begin = clock.now()
     timer = StepTimer(clock)
-    for _ in range(100):
+    for _ in range(steps):
         matrix @ matrix
         timer.step_ended()
     clock.synchronize()
     return abs(sum(timer.finished()) / (clock.now() - begin) - 1)
+
+
+def interface_deviation(device: torch.device, size: int = 4096, steps: int = 100) -> float:
+    """Step times by torch's interface for all accelerators against those by the device's own, marks of both around the same products."""
+    clocks = open_device("gpu", device.index or 0), AcceleratorDevice(device.type, device.index or 0)
+    matrix = torch.randn(size, size, device=device)
+    for _ in range(5):  # the device is busy when the first marks come
+        matrix @ matrix
+    timers = [StepTimer(clock) for clock in clocks]
+    for _ in range(steps):
+        matrix @ matrix
+        for timer in timers:
+            timer.step_ended()
+    clocks[1].synchronize()
+    own, general = (sum(timer.finished()) for timer in timers)
+    return max(abs(general / own - 1), abs((clocks[1].peak_memory() or 0) / (clocks[0].peak_memory() or 1) - 1))
 
 
 def correctness(device: torch.device) -> Iterator[Check]:
@@ -168,7 +188,9 @@ def correctness(device: torch.device) -> Iterator[Check]:
     yield Check("prefetched batches as the loader made them", prefetch_deviation(device), 0)
     if device.type == "cuda":
         yield Check("GPT, fp32, compiled: losses as on the CPU", largest_relative(gpt_losses(device, "fp32", compiled=True), truth), 1e-4)
+    if device.type != "cpu":
         yield Check("device events against the host's clock", clock_deviation(device), 0.01)
+        yield Check("torch's interface for all accelerators: step times and peak memory", interface_deviation(device), 0.01)
 
 
 class Lines:
@@ -253,21 +275,22 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder of the small tables (default: results)")
     options = parser.parse_args()
     deadline = time.monotonic() + 60 * options.minutes
-    if not torch.cuda.is_available():
-        say("torch sees no GPU; next step: caraml doctor")
+    kind = accelerator_type()
+    if kind is None:
+        say("torch sees no GPU and no other accelerator; next step: caraml doctor")
         return 3
     system = detect()
     folder = options.out / re.sub(r"[^a-z0-9]+", "-", system.identity.lower()).strip("-")
     title = f"{system.identity}, torch {torch.__version__}, driver {system.driver}"
     checks: list[Check] = []
-    for check in correctness(torch.device("cuda", 0)):
+    for check in correctness(torch.device(kind, 0)):
         say(f"{'holds' if check.holds else 'FAILS'}  {check.claim}: {check.deviation:.2g} (allowed {check.allowed:g})")
         checks.append(check)
     write(folder, title, checks, [], [])
     if not all(check.holds for check in checks):
         say("the device does not compute what it should; nothing is timed")
         return 1
-    torch.cuda.empty_cache()
+    torch.accelerator.empty_cache()
     campaign = Campaign(
         load_suite(str(ROOT / "bench" / "gpu.toml")), system, Store(Path("caraml-results")), LocalLauncher(), Lines(), again=True
     )

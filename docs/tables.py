@@ -101,8 +101,7 @@ def keys(model: type[BaseModel], *, defaults: dict[str, str] | None = None, mean
 def benchmark() -> str:
     """Keys of a ``[[benchmark]]``; placement and knobs are explained where they are used."""
     from caraml.suite.expand import _DEFAULTS
-    from caraml.suite.knobs import Knobs
-    from caraml.suite.model import Benchmark
+    from caraml.suite.model import Benchmark, Knobs
     from caraml.suite.placement import Placement
 
     inner = {**Placement.model_fields, **Knobs.model_fields}
@@ -143,13 +142,12 @@ def plain(docstring: str | None) -> str:
 
 def metrics() -> str:
     """Every metric: name, unit, which direction is better, definition, and what an energy is computed from."""
-    from caraml.report.explain import ENERGY
-    from caraml.units import METRICS
+    from caraml.metrics.definitions import METRICS
 
     rows = []
     for name, metric in METRICS.items():
         better = "" if metric.better == "neither" else metric.better
-        how = f" Computed from: {ENERGY[name]}." if name in ENERGY else ""
+        how = f" Computed from: {metric.source}." if metric.sensor else ""
         rows.append([f"`{name}`", metric.unit.format(item="item"), better, f"{metric.definition.format(item='item')}{how}"])
     return table(["metric", "unit", "better", "definition"], rows)
 
@@ -163,10 +161,9 @@ def flags() -> str:
 
 def power_flags() -> str:
     """Flags of an energy, and whether the number is valid with them."""
-    from caraml.power.model import BLOCKING
-    from caraml.report.explain import POWER_FLAGS
+    from caraml.power.model import BLOCKING, ENERGY_FLAGS
 
-    rows = [[f"`{name}`", "no" if name in BLOCKING else "yes", meaning] for name, meaning in POWER_FLAGS.items()]
+    rows = [[f"`{name}`", "no" if name in BLOCKING else "yes", meaning] for name, meaning in ENERGY_FLAGS.items()]
     return table(["flag", "number valid", "meaning"], rows)
 
 
@@ -196,9 +193,9 @@ def attribute_docs(path: Path) -> Iterator[tuple[str, object, str]]:
 
 def exit_codes() -> str:
     """Exit codes with their meaning."""
-    from caraml.errors import ExitCode
+    from caraml.base.errors import ExitCode
 
-    docs = {name: text for name, _, text in attribute_docs(PACKAGE / "errors.py")}
+    docs = {name: text for name, _, text in attribute_docs(PACKAGE / "base" / "errors.py")}
     return table(["code", "meaning"], [[f"`{int(one)}`", docs[one.name]] for one in ExitCode])
 
 
@@ -288,9 +285,18 @@ def _measure() -> str:
     return keys(Measure)
 
 
+def devices() -> str:
+    """What was tested on which family of accelerators."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    import devices_table
+
+    return table(devices_table.head(), devices_table.rows())
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "benchmark": benchmark,
     "commands": commands,
+    "devices": devices,
     "exit-codes": exit_codes,
     "flags": flags,
     "limits": limits,
@@ -302,7 +308,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "statuses": statuses,
     "suite": _suite_keys,
     "suites": suites,
-    "system": lambda: models("caraml.system.model", "System", "Device", "Cpu", "Link", "Affinity", "Figure"),
+    "system": lambda: models("caraml.system.model", "System", "DeviceModel", "Cpu", "Link", "Affinity", "Figure"),
     "variables": variables,
     "workloads": workloads,
 }

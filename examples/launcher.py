@@ -10,10 +10,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from caraml.base.errors import EnvironmentUnfitError
 from caraml.campaign import Campaign, exit_code
-from caraml.errors import EnvironmentUnfitError
 from caraml.launch.base import Job, JobState
-from caraml.report.live import LogLines
+from caraml.report.progress import LogLines
 from caraml.results.store import RECORD, Store
 from caraml.suite.load import load_suite
 from caraml.system.catalogue import load_system

@@ -15,7 +15,7 @@ from record_factory import broken_record, make_point, make_record, save
 
 import caraml
 from caraml.api import Results
-from caraml.errors import EnvironmentUnfitError, InputError
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.results.store import Store
 
 RECIPES = sorted((Path(__file__).parents[1] / "examples" / "recipes").glob("*.py"))

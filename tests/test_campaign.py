@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from caraml.base.errors import ExitCode
 from caraml.base.files import write_file
+from caraml.base.toml import parse_toml
 from caraml.campaign import Campaign, exit_code
-from caraml.errors import ExitCode
 from caraml.launch.base import Job, JobState
-from caraml.results.progress import ProgressLine
 from caraml.results.record import Record, Status
+from caraml.results.status import ProgressLine
 from caraml.results.store import Store, read_record, write_record
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import Point, Suite
 from caraml.system.detect import detect
-from caraml.tomlfile import parse_toml
 
 SUITE = """
 name = "s"

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from bench.campaign.kill import torment
-from caraml.campaign.flight import find
-from caraml.campaign.turn import Turn
+from caraml.campaign.attempt import find
+from caraml.campaign.machine import DeviceLock
 from caraml.results.claim import (
     CLAIM,
     HANDLE,
@@ -161,19 +161,19 @@ def test_a_broken_claim_is_nobody_s(tmp_path: Path, make_point: MakePoint) -> No
 
 def test_one_at_a_time_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    first, second, other = Turn("GPU", "suite a"), Turn("GPU", "suite b"), Turn("another GPU", "suite c")
-    assert first.take() and other.take() and not second.take()
+    first, second, other = DeviceLock("GPU", "suite a"), DeviceLock("GPU", "suite b"), DeviceLock("another GPU", "suite c")
+    assert first.acquire() and other.acquire() and not second.acquire()
     first.runs("local:1:not-its-start")
     assert "suite a" in second.holder()
-    first.give()
-    assert second.take()
+    first.release()
+    assert second.acquire()
     child = subprocess.Popen(["sleep", "60"])
     second.runs(f"local:{child.pid}:{start_time(child.pid)}")
     second.close()  # killed; its job goes on
-    assert not first.take()
+    assert not first.acquire()
     child.kill()
     child.wait()
-    assert first.take()
+    assert first.acquire()
 
 
 def test_two_campaigns_on_one_folder_share_the_work(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from caraml.base.errors import InputError
+from caraml.base.toml import parse_toml
 from caraml.campaign.settings import with_settings
-from caraml.errors import InputError
 from caraml.results.store import Store
 from caraml.suite.expand import Machine, expand
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import Suite
-from caraml.tomlfile import parse_toml
 from caraml.workloads import params_of
 
 SUITE = """name = "verbs"

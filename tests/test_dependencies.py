@@ -116,7 +116,7 @@ def _names(node: ast.AST) -> Iterable[str]:
 def imported(*folders: str) -> set[str]:
     """Top-level modules that the files of these folders import, wherever in a file, less Python's own and the folders' own."""
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    own = {path.stem for path in files} | {*folders, "caraml"}
+    own = {path.parent.name if path.name == "__init__.py" else path.stem for path in files} | {*folders, "caraml"}
     names = {
         name.split(".")[0] for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for name in _names(node)
     }

@@ -6,6 +6,7 @@ import html
 import importlib.util
 import logging
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
@@ -15,23 +16,22 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from pydantic import BaseModel
 
+from caraml.base.errors import ExitCode
 from caraml.cli.app import app
-from caraml.errors import ExitCode
-from caraml.power.model import BLOCKING
-from caraml.report.explain import POWER_FLAGS
-from caraml.results.record import FLAGS, STATUSES, Bandwidth, Facts, Fingerprint, Metric, Peak, Phase, Record, Window
-from caraml.suite.knobs import Knobs
+from caraml.metrics.definitions import METRICS
+from caraml.metrics.model import Bandwidth, Facts, Metric, Peak, Phase, Window
+from caraml.power.model import BLOCKING, ENERGY_FLAGS
+from caraml.results.record import FLAGS, STATUSES, Fingerprint, Record
 from caraml.suite.load import catalog_suites
-from caraml.suite.model import Benchmark, Measure, Suite
+from caraml.suite.model import Benchmark, Knobs, Measure, Suite
 from caraml.suite.placement import Placement
-from caraml.system.model import Affinity, Cpu, Device, Figure, Link, System
+from caraml.system.model import Affinity, Cpu, DeviceModel, Figure, Link, System
 from caraml.system.site import Container, Network, Scheduler, Site, Software
-from caraml.units import METRICS
 from caraml.workloads import WORKLOADS, load_workload
 
 ROOT = Path(__file__).parents[1]
 RECORD: tuple[type[BaseModel], ...] = (Record, Metric, Window, Phase, Facts, Peak, Bandwidth, Fingerprint)
-SYSTEM: tuple[type[BaseModel], ...] = (System, Device, Cpu, Link, Affinity, Figure, Site, Scheduler, Network, Container, Software)
+SYSTEM: tuple[type[BaseModel], ...] = (System, DeviceModel, Cpu, Link, Affinity, Figure, Site, Scheduler, Network, Container, Software)
 MODELS: dict[str, type[BaseModel]] = {
     **{name: load_workload(name).params for name in WORKLOADS},
     **{model.__name__: model for model in (Suite, Measure, Knobs, Placement, *RECORD, *SYSTEM)},
@@ -150,7 +150,7 @@ def test_tables_have_every_name_that_the_code_has(tables: ModuleType) -> None:
     expected: dict[str, list[str]] = {
         "metrics": list(METRICS),
         "flags": list(FLAGS),
-        "power-flags": list(POWER_FLAGS),
+        "power-flags": list(ENERGY_FLAGS),
         "statuses": list(STATUSES),
         "exit-codes": [str(int(code)) for code in ExitCode],
         "suites": catalog_suites(),
@@ -164,6 +164,19 @@ def test_tables_have_every_name_that_the_code_has(tables: ModuleType) -> None:
     assert {
         name for name, row in re.findall(r"^\| `(\w+)` \| (no|yes)", tables.TABLES["power-flags"](), re.MULTILINE) if row == "no"
     } == BLOCKING
+
+
+def test_the_matrix_of_devices_claims_tests_that_exist(tables: ModuleType) -> None:
+    assert tables.TABLES["devices"]().count("emulated") > 50
+    matrix = sys.modules["devices_table"]
+    assert len(matrix.TITLES) == len(matrix.COLUMNS)
+    for feature, tests in matrix.FEATURES.items():
+        assert set(tests) <= set(matrix.COLUMNS), feature
+        for test in set(tests.values()) - {matrix.NOT_THERE}:
+            path, _, name = test.partition("::")
+            name, _, parameters = name.partition("[")
+            text = (ROOT / path).read_text(encoding="utf-8")
+            assert f"def {name}(" in text and parameters.removesuffix("]") in text, test
 
 
 def test_every_variable_of_caraml_is_explained(tables: ModuleType) -> None:

@@ -139,6 +139,11 @@ def pauses(length: float, gap: float, *, periodic: bool = False) -> Layer:
     return draw
 
 
+def waves(amplitude: float, period: float) -> Layer:
+    """A sine of ``period`` [s] from a random phase, as of fans or of a room's temperature."""
+    return lambda rng, times: amplitude * np.sin(2 * math.pi * (times / period + rng.random()))
+
+
 def drift(per_minute: float) -> Layer:
     """Steps that grow by ``per_minute`` for ever: there is no level."""
     return lambda rng, times: per_minute * times / 60
@@ -253,6 +258,8 @@ def bench() -> list[Machine]:
         Machine("pauses of 10 s every 300 s at random", (quiet, pauses(10, 300)), slowest=300.0),
         Machine("drift of 3 % a minute", (quiet, drift(0.03)), slowest=math.inf, level=False),
         Machine("drift of 0.3 % a minute at 0.1 % noise", (steps(0.001), drift(0.003)), slowest=math.inf, level=False),
+        Machine("waves of 1 %, 2 minutes long", (quiet, waves(0.01, 120)), slowest=120.0),
+        Machine("steps of 5 s, normal 0.3 %", (steps(0.003),), step=5.0),
         Machine("steps of 5 s, normal 2 %", (quiet,), step=5.0),
         Machine("steps of 5 s, lognormal 0.3", (steps(0.3, lognormal(0.3)),), step=5.0),
     ]

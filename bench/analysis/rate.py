@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from noise import Array, Machine, Shape, ar1, bench, lognormal, student, white
 
+from caraml.base.stats import mean_interval, quantile_interval
 from caraml.engine.control import judge, look, seen, steps_until_next_look, warm_up_over
 from caraml.engine.device import CudaDevice
-from caraml.results.limits import over
-from caraml.results.record import Metric, Peak
-from caraml.stats import mean_interval, quantile_interval
+from caraml.metrics.model import Metric, Peak
+from caraml.metrics.roofline import over
 from caraml.suite.model import Measure
 
 DEFAULT = Measure()

@@ -22,8 +22,7 @@ from pathlib import Path
 from scale import RUN, timed
 
 from caraml.results.archive import MANIFEST, ROWS
-from caraml.results.rows import Scalar
-from caraml.results.rowtable import write_parquet
+from caraml.results.rows import Scalar, write_parquet
 
 QUERIES = (
     "select count(*) from records",

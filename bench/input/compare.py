@@ -26,12 +26,11 @@ from typing import Any
 import torch
 
 from caraml.compat import make_torchvision_importable
-from caraml.data.image_store import FolderStore
-from caraml.data.images import ImageSamples, default_image_folder
-from caraml.data.lmdb_store import LmdbStore
 from caraml.data.loader import stream
-from caraml.data.pack import pack_images
-from caraml.data.tar_store import TarStore
+from caraml.workloads.image_classification.images import ImageSamples, default_image_folder
+from caraml.workloads.image_classification.lmdb_store import LmdbStore
+from caraml.workloads.image_classification.store import FolderStore, pack_images
+from caraml.workloads.image_classification.tar_store import TarStore
 
 BATCH = 64
 

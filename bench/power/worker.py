@@ -49,7 +49,7 @@ def caraml() -> Callable[[], Stop]:
 def caraml_power() -> Callable[[], Stop]:
     """CARAML's meter on the power reading alone, as for devices that have no counter."""
     from caraml.power import Meter
-    from caraml.power.energy import Measured, domain_energy
+    from caraml.power.energy import ChannelReadings, domain_energy
 
     meter = Meter(["nvml"])
     meter.start()
@@ -61,7 +61,7 @@ def caraml_power() -> Callable[[], Stop]:
             end = meter.mark()
             meter.energy("w", begin, end)
             channel = next(c for c in meter.channels if c.kind != "energy")
-            found = domain_energy([Measured(channel, meter.store.series(channel.id))], begin, end)
+            found = domain_energy([ChannelReadings(channel, meter.store.series(channel.id))], begin, end)
             return found.energy_j, found.bound_j, not {"too_short", "partial_coverage"} & set(found.flags)
 
         return stop

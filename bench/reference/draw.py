@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +11,44 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from caraml.report.svg import CONFIG, GRID, SHAPES, TEXT
-
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07a00", "#3a9bd9", "#1b1f24")
 """Colours of the page in light mode, two of them darker for small marks; people who confuse colours can tell them apart."""
-INK = {TEXT: "#1b1f24", GRID: "#e3e6eb"}
+INK, GRID = "#1b1f24", "#e3e6eb"
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross")
+CONFIG: Mapping[str, Any] = {
+    "background": "#fff",
+    # A wide font measures the labels, so that no browser's own font needs more room.
+    "font": "DejaVu Sans, Verdana, sans-serif",
+    "padding": {"left": 4, "right": 14, "top": 6, "bottom": 4},
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": INK,
+        "titleColor": INK,
+        "domainColor": INK,
+        "tickColor": INK,
+        "gridColor": GRID,
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "labelOverlap": "greedy",
+        "labelSeparation": 8,
+        "tickCount": 5,
+    },
+    "axisX": {"grid": False, "titlePadding": 8},
+    # The y title lies flat above its axis: easier to read and never cut by the edge.
+    "axisY": {
+        "minExtent": 30,
+        "domain": False,
+        "ticks": False,
+        "titleAngle": 0,
+        "titleAlign": "left",
+        "titleAnchor": "end",
+        "titleX": 0,
+        "titleY": -10,
+        "titleBaseline": "bottom",
+    },
+    "text": {"fontSize": 12, "fill": INK},
+}
 PANEL = {"width": 330, "height": 240}
 MARKER: dict[str, Any] = {"size": 55, "opacity": 1, "strokeWidth": 1.5, "filled": True}
 LEGEND: dict[str, Any] = {
@@ -172,11 +204,8 @@ def _names(**more: Any) -> alt.Axis:
 
 
 def _drawn(chart: Any, title: str) -> str:
-    """The finished file: the page's style with its colours filled in, on white, and with a title for those who cannot see it."""
-    style = json.dumps(dict(CONFIG))
-    for stand_in, colour in INK.items():
-        style = style.replace(stand_in, colour)
-    svg = vl_convert.vegalite_to_svg({**chart.to_dict(), "config": {**json.loads(style), "background": "#fff"}}, vl_version="6.4")
+    """The finished file: on white, and with a title for those who cannot see it."""
+    svg = vl_convert.vegalite_to_svg({**chart.to_dict(), "config": dict(CONFIG)}, vl_version="6.4")
     svg = re.sub(r'(?<= d=")[^"]*|(?<= transform=")[^"]*', lambda place: _short(place.group()), svg)
     head = re.match(r"<svg[^>]*>", svg)
     assert head is not None, "vl-convert draws an SVG"

@@ -26,11 +26,11 @@ import torch
 
 from caraml.engine.device import CpuDevice
 from caraml.engine.loop import Hooks, MeasuringLoop, Progress
-from caraml.engine.outcome import StepOutcome
 from caraml.engine.ranks import Ranks
+from caraml.engine.steps import StepOutcome
 from caraml.launch.script import environment_of
 from caraml.power import Meter
-from caraml.results.progress import ProgressWriter
+from caraml.results.status import ProgressWriter
 from caraml.suite.model import Measure
 from caraml.verify.energy import SOURCE
 

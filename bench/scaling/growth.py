@@ -118,8 +118,8 @@ def long_run(steps: int) -> dict[str, float]:
     import torch
 
     from caraml.engine.loop import Hooks, MeasuringLoop
-    from caraml.engine.outcome import StepOutcome
     from caraml.engine.ranks import Ranks
+    from caraml.engine.steps import StepOutcome
     from caraml.results.files import write_table
     from caraml.suite.model import Measure
     from caraml.verify.device import KnownDevice, VirtualClock
@@ -146,20 +146,20 @@ def long_run(steps: int) -> dict[str, float]:
 
 def long_metering(readings: int) -> dict[str, float]:
     """In this process: memory held by so many readings of two channels at 100 ms, and the highest while they become energy and a table."""
-    from caraml.power.energy import Measured, window_energy
+    from caraml.power.energy import ChannelReadings, window_energy
     from caraml.power.model import Channel, Reading
-    from caraml.power.store import ROW, Store
+    from caraml.power.store import ROW, ReadingStore
     from caraml.results.files import write_table
 
     one = {"source": "bench", "boundary": "device", "label": "bench", "domain": "bench", "hardware": "bench", "update_period_s": 0.1}
     channels = [Channel(id=kind, kind=kind, **one) for kind in ("energy", "power_instant")]  # type: ignore[arg-type]
-    before, store = _resident(), Store()
+    before, store = _resident(), ReadingStore()
     store.register(channels)
     for index in range(readings):
         t = index * 0.1
         store.add([Reading("energy", t, t + 1e-4, 300 * t), Reading("power_instant", t, t + 1e-4, 300.0 + index % 7)])
     held, begin = _resident() - before, time.process_time()
-    series = [Measured(channel, store.series(channel.id)) for channel in channels]
+    series = [ChannelReadings(channel, store.series(channel.id)) for channel in channels]
     energy = window_energy("measure", series, 1.0, t - 1.0)
     concluded = time.process_time() - begin
     with tempfile.TemporaryDirectory() as folder:

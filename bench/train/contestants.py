@@ -79,8 +79,7 @@ def caraml(spec: Spec) -> None:
 
 def point_of(spec: Spec) -> Any:
     """The point that CARAML would measure."""
-    from caraml.suite.knobs import Knobs
-    from caraml.suite.model import Point
+    from caraml.suite.model import Knobs, Point
 
     return Point(
         suite="bench",

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from caraml.results.record import Facts
 from caraml.workloads.base import BuildContext, Task, Workload
 
 POINTS = 128
@@ -48,8 +47,8 @@ def build(ctx: BuildContext[Params]) -> Task:
     import torch
     from torch.nn import functional as F
 
-    from caraml.models.flops import forward_and_training_flops
-    from caraml.workloads.source import open_source
+    from caraml.workloads.base import counted_facts, open_source
+    from caraml.workloads.flops import forward_and_training_flops
 
     params = ctx.params
     with ctx.phase("data"):
@@ -67,18 +66,8 @@ def build(ctx: BuildContext[Params]) -> Task:
     model = network().to(ctx.device)
     with torch.device("meta"):  # FLOPs are counted on shapes; nothing is computed
         twin, shapes = network(), (torch.empty(2, POINTS), torch.zeros(2, dtype=torch.long))
-        forward, training = forward_and_training_flops(lambda: loss(twin, shapes), 2)
-    facts = Facts(
-        item="curve",
-        items_per_sample=1,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-        flops_per_item=training,
-        forward_flops_per_item=forward,
-        flops_formula="torch's formulas over one forward and backward pass",
-        bytes_per_sample=4 * POINTS,
-        samples_per_epoch=source.samples,
-        data=source.description,
-    )
+        flops = forward_and_training_flops(lambda: loss(twin, shapes), 2)
+    facts = counted_facts("curve", model, source, flops, bytes_per_sample=4 * POINTS)
     optimizer = torch.optim.Adam(model.parameters(), lr=params.learning_rate, fused=ctx.fused)
 
     def validation() -> Any:

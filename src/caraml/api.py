@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 from caraml.analysis.raw import Steps, Trace, raw_file, read_power, read_steps
 from caraml.analysis.table import COLUMNS, RAW, Scalar, insert_raw, rows, units
-from caraml.errors import EnvironmentUnfitError, InputError, unknown_name
-from caraml.report.browse import results_below
-from caraml.results.record import Metric, Record
+from caraml.base.errors import EnvironmentUnfitError, InputError, unknown_name
+from caraml.metrics.model import Metric
+from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Point
 
@@ -54,7 +54,7 @@ class Result:
         return self.store.folder(self.record)
 
     def value(self, metric: str) -> float | None:
-        """Value of a metric in the unit of :mod:`caraml.units`, or ``None`` if it is missing or unknown."""
+        """Value of a metric in the unit of :mod:`caraml.metrics.definitions`, or ``None`` if it is missing or unknown."""
         return self.record.value(metric)
 
     def metric(self, name: str) -> Metric:
@@ -141,7 +141,7 @@ class Results(Sequence[Result]):
         Raises ``InputError`` for a raw file that is no such table or larger than is read.
         """
         from caraml.base.database import connected
-        from caraml.results.rowtable import fill
+        from caraml.results.rows import fill
 
         scratch = tempfile.TemporaryDirectory(prefix="caraml-sql-")
         connection = connected(Path(scratch.name))
@@ -181,7 +181,7 @@ class Results(Sequence[Result]):
         _need("polars")
         import polars
 
-        from caraml.results.rowtable import TYPES
+        from caraml.results.rows import TYPES
 
         kinds = {"VARCHAR": polars.String, "BIGINT": polars.Int64, "DOUBLE": polars.Float64}
         return polars.DataFrame(self.rows, schema={name: kinds[TYPES[name]] for name in COLUMNS})
@@ -205,6 +205,8 @@ def load(*paths: str | os.PathLike[str], suite: str | None = None, every_attempt
 
 
 def _load(path: Path, suite: str | None, every_attempt: bool) -> Iterator[Result]:
+    from caraml.report.server import results_below
+
     stores = [Store(folder) for folder in results_below(path)] if path.is_dir() else []
     if suite is not None:
         stores = [store for store in stores if suite in store.suites()]

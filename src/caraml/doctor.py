@@ -11,16 +11,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caraml.errors import CaramlError
-from caraml.plugins import Plugin
+from caraml.base.errors import CaramlError
+from caraml.base.format import human, percent
+from caraml.base.plugins import Plugin
 from caraml.power.doctor import available_sources
 from caraml.power.source import SourceEntry, source_plugins
-from caraml.system import doctor
+from caraml.system import doctor, families
 from caraml.system.detect import detect
 from caraml.system.doctor import Check
 from caraml.system.environment import environment
 from caraml.system.model import DType
-from caraml.units import human, percent
 from caraml.workloads import workload_plugins
 from caraml.workloads.base import Workload
 
@@ -42,13 +42,16 @@ def limit_checks() -> list[Check]:
     """What one device reaches, by arithmetic and by library: measured now in short, or searched for in seconds where nothing is kept."""
     try:
         import torch
-    except (ImportError, OSError):
+    except (ImportError, OSError, RuntimeError):
         return []  # the system's checks say why
+    from caraml.engine.device import accelerator_type
     from caraml.system.limits import looks
 
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
-    dtypes: tuple[DType, ...] = ("fp32", "tf32", "bf16", "fp16") if on_gpu else ("fp32", "bf16", "fp16")
+    kind = accelerator_type() if families.forced() != "cpu" else None
+    on_gpu, device = kind is not None, torch.device(f"{kind}:0" if kind else "cpu")
+    known = families.family_of(kind).arithmetic if kind else families.PLAIN
+    wanted: tuple[DType, ...] = ("fp32", "tf32", "bf16", "fp16")
+    dtypes = [dtype for dtype in wanted if dtype in known]
     found = [_limit(f"limit: {dtype}", looks(["arithmetic"], device, dtype)["arithmetic"], "FLOP/s") for dtype in dtypes]
     streams = looks(["memory"] if on_gpu else ["memory", "cache"], device)
     return found + [_limit(f"limit: {kind}", one, "B/s") for kind, one in streams.items()]

@@ -6,7 +6,8 @@ from typing import Any
 
 from record_factory import make_point
 
-from caraml.results.record import Facts, Metric, Record
+from caraml.metrics.model import Facts, Metric
+from caraml.results.record import Record
 
 
 def metric(value: float, unit: str, half: float | None = 0.005, **more: Any) -> Metric:

@@ -10,7 +10,7 @@ from caraml.analysis.advise import advise, differs, pareto
 from caraml.analysis.bottleneck import Partners, bottleneck
 from caraml.analysis.estimate import Estimate
 from caraml.results.record import Record
-from caraml.suite.knobs import Knobs
+from caraml.suite.model import Knobs
 
 
 def sweep(rates: dict[int, float], joules: dict[int, float] | None = None, **changes: object) -> list[Record]:

@@ -9,7 +9,7 @@ import pytest
 from record_factory import make_record, save
 
 from caraml.analysis.raw import raw_file, read_power, read_steps
-from caraml.errors import InputError
+from caraml.base.errors import InputError
 from caraml.results.files import write_table
 from caraml.results.store import Store
 

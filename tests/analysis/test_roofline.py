@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from caraml.analysis.roofline import roofline
-from caraml.results.record import Bandwidth, Metric
+from caraml.metrics.model import Bandwidth, Metric
 from tests.report.record_factory import broken_record, make_record
 
 

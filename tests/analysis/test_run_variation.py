@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
+from datetime import UTC, datetime, timedelta
 from statistics import fmean, variance
 
+import numpy as np
 import pytest
 from run_factory import metric, repeats, run
 
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.grouping import same_work
-from caraml.analysis.run_variation import SESSION_SD, SINGLE_RUN_SD, SMALLEST_SD, TYPICAL_SD, Z95, estimates, ratios, values
+from caraml.analysis.observations import SESSION_SD, SINGLE_RUN_SD, SMALLEST_SD, TYPICAL_SD, Z95, Value, values
+from caraml.analysis.run_variation import Array, estimates, estimates_of, ratios
 from caraml.analysis.select import published
+from caraml.base.stats import holm
 from caraml.results.record import Record
 
 
@@ -36,7 +40,7 @@ def on_day(day: int, rates: list[float], **changes: object) -> list[Record]:
 def test_a_single_run_varies_by_what_is_assumed_and_by_its_own_interval() -> None:
     (found,), sentence = estimates([[run(1000, half=0.02)]], "throughput")
     assert found is not None and found.value == 1000
-    assert found.sd == pytest.approx(math.hypot(SINGLE_RUN_SD, math.log(1.02 / 0.98) / 2 / Z95))
+    assert found.reach == pytest.approx(math.hypot(Z95 * SINGLE_RUN_SD, math.log(1.02 / 0.98) / 2))
     assert "assumed" in sentence
 
 
@@ -56,7 +60,46 @@ def test_works_that_vary_alike_speak_for_each_other() -> None:
     (alone,), _ = estimates(groups[:1], "throughput")
     assert alone is not None and alone.dof < 3
     single = estimates([*groups, [run(500, global_batch=4000)]], "throughput")[0][-1]
-    assert single is not None and single.sd == pytest.approx(together[0].sd * math.sqrt(2), rel=0.1), "and for work without repeats"
+    assert single is not None and single.reach == pytest.approx(Z95 * SINGLE_RUN_SD, rel=0.02), "but not for work without repeats"
+
+
+def at(log: float, day: int = 0) -> Value:
+    """A rate of e^log, measured on a day."""
+    return Value(math.exp(log), 1e-4, host="here", time=datetime(2026, 10, 1, tzinfo=UTC) + timedelta(days=day))
+
+
+def calls_worse(rng: np.random.Generator, sds: Array, repeated: int) -> bool:
+    """Whether any of some works is called worse by its rate although nothing changed; the first few were run three times."""
+    pairs = [
+        ([at(x) for x in sd * rng.standard_normal(runs)], [at(x) for x in sd * rng.standard_normal(runs)])
+        for sd, runs in zip(sds, [3] * repeated + [1] * (len(sds) - repeated), strict=True)
+    ]
+    found = [one for _, _, one in ratios(pairs, "throughput")[0] if one is not None]
+    return any(p < 0.05 and one.value < 1 for p, one in zip(holm([one.p_beyond() for one in found]), found, strict=True))
+
+
+def test_single_runs_of_many_works_raise_no_false_alarm() -> None:
+    """With normal tails 28 % of comparisons of 50 works that vary as the published ones had a "worse"; promised are 5 %."""
+    rng, published_sds = np.random.default_rng(3), np.sqrt([variance(one) for one in published_repeats()])
+    assert sum(calls_worse(rng, rng.choice(published_sds, 50), 0) for _ in range(60)) <= 6
+
+
+def test_repeats_of_one_quiet_work_say_nothing_of_others() -> None:
+    """They were taken for all works: 75 % of comparisons with twenty others of 2 % had a "worse"."""
+    rng = np.random.default_rng(3)
+    assert sum(calls_worse(rng, np.array([5e-4] + 20 * [0.02]), 1) for _ in range(20)) <= 2
+    three, one = [Value(7.0, None), Value(7.1, None), Value(7.2, None)], [Value(7.0, None)]
+    assert [found and found.sd is None for found in estimates_of([three, one], "peak_memory")[0]] == [False, True]
+
+
+def test_what_a_session_does_to_all_works_is_seen_once() -> None:
+    """Two days a side, 1 % from day to day: 82 % of the intervals of twenty works held the truth, now 91 %; of three days 86 % and 94 %."""
+    rng = np.random.default_rng(5)
+    for shared in (True, False):
+        shifts = 0.01 * rng.standard_normal((2, 2) if shared else (20, 2, 2)) + 0.001 * rng.standard_normal((20, 2, 2))
+        pairs = [tuple([at(x, 2 * day + side) for day, x in enumerate(logs)] for side, logs in enumerate(work)) for work in shifts]
+        dofs = [one.dof for _, _, one in ratios(pairs, "throughput")[0] if one is not None]
+        assert len(dofs) == 20 and all((1.9 < dof < 2.5) if shared else dof > 5 for dof in dofs)
 
 
 def test_work_that_varies_more_is_not_taken_for_quiet() -> None:

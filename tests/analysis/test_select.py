@@ -10,7 +10,7 @@ from run_factory import run
 from caraml.analysis.compare import compare
 from caraml.analysis.differences import differences
 from caraml.analysis.select import published, select, unstated
-from caraml.errors import InputError
+from caraml.base.errors import InputError
 from caraml.results.record import Record
 from caraml.results.store import Store, write_record
 

@@ -11,9 +11,10 @@ import pytest
 from record_factory import NO_SENSOR, broken_record, full_store, make_point, make_record, save
 
 from caraml.analysis import table
-from caraml.errors import InputError
+from caraml.base.errors import InputError
+from caraml.metrics.definitions import METRICS
+from caraml.metrics.energy import ENERGY_METRICS
 from caraml.results.store import Store
-from caraml.units import ENERGY_METRICS, METRICS
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from caraml.results.record import Metric, Record
+from caraml.metrics.model import Metric
+from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.expand import Machine, expand
 from caraml.suite.load import load_suite

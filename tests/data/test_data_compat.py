@@ -20,7 +20,8 @@ def test_what_a_broken_torchvision_breaks_works_in_a_fresh_interpreter(run_pytho
 def test_preparing_and_reading_text_need_no_torch(run_python: Callable[..., str]) -> None:
     printed = run_python(
         "import sys\n"
-        "import caraml.data.text, caraml.data.tokens, caraml.data.store, caraml.data.image_generator\n"
+        "import caraml.workloads.gpt.text, caraml.workloads.gpt.tokens, caraml.data.store\n"
+        "import caraml.workloads.image_classification.generator\n"
         "print(*[name for name in ('torch', 'torchvision', 'tokenizers', 'duckdb', 'PIL') if name in sys.modules])\n"
     )
     assert printed.strip() == ""

@@ -14,13 +14,20 @@ import pytest
 import torch
 from PIL import Image
 
+from caraml.base.errors import InputError
 from caraml.compat import make_torchvision_importable
-from caraml.data.decode import Box, Damaged, central_crop, decode_crop, random_crop
-from caraml.data.image_generator import ImageFolderFacts, _draw_size, generate_image_folder
-from caraml.data.image_store import FolderStore
-from caraml.data.images import IMAGENET_MEAN, IMAGENET_STD, HeldOut, ImageSamples, image_folder_dataset, normalize_images
 from caraml.data.loader import stream
-from caraml.errors import InputError
+from caraml.workloads.image_classification.decode import Box, Damaged, central_crop, decode_crop, random_crop
+from caraml.workloads.image_classification.generator import ImageFolderFacts, _draw_size, generate_image_folder
+from caraml.workloads.image_classification.images import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    HeldOut,
+    ImageSamples,
+    image_folder_dataset,
+    normalize_images,
+)
+from caraml.workloads.image_classification.store import FolderStore
 from tests.data.hostile_images import DAMAGED, WHOLE, write_hostile_folder
 
 

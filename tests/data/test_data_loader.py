@@ -17,12 +17,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caraml.data.image_generator import ImageFolderFacts
-from caraml.data.images import image_folder_dataset
+from caraml.base.errors import InputError
 from caraml.data.loader import EndlessBatches, default_workers, stream, to_device
 from caraml.data.synthetic import device_batches, synthetic_images, synthetic_tokens
-from caraml.data.tokens import IndexedTokens, IndexedTokensWriter, TokenSamples
-from caraml.errors import InputError
+from caraml.workloads.gpt.tokens import IndexedTokens, IndexedTokensWriter, TokenSamples
+from caraml.workloads.image_classification.generator import ImageFolderFacts
+from caraml.workloads.image_classification.images import image_folder_dataset
 
 
 class Positions(torch.utils.data.Dataset[int]):

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caraml.data.squad import Question, SquadWindows, read_squad, train_word_pieces
-from caraml.data.squad_generator import default_squad, generate_squad
-from caraml.errors import InputError
+from caraml.base.errors import InputError
+from caraml.workloads.question_answering.data import Question, SquadWindows, default_squad, generate_squad, read_squad, train_word_pieces
 
 TEXT = "The river Ill rises in Austria and ends in the Rhine near the town of Feldkirch."
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.data.store import build_folder, data_home, prepared_once
-from caraml.errors import EnvironmentUnfitError, InputError
 
 BUILDER = """
 import os, time

@@ -18,16 +18,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caraml.data.image_generator import ImageFolderFacts
-from caraml.data.image_input import Form, open_store
-from caraml.data.image_store import FolderStore, ImageStore
-from caraml.data.images import ImageSamples
-from caraml.data.lmdb_store import LmdbStore
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.data.loader import stream
-from caraml.data.pack import pack_images
 from caraml.data.staging import stage, unstage
-from caraml.data.tar_store import TarStore, write_shards
-from caraml.errors import EnvironmentUnfitError, InputError
+from caraml.workloads.image_classification.generator import ImageFolderFacts
+from caraml.workloads.image_classification.images import Form, ImageSamples, open_store
+from caraml.workloads.image_classification.lmdb_store import LmdbStore
+from caraml.workloads.image_classification.store import FolderStore, ImageStore, pack_images
+from caraml.workloads.image_classification.tar_store import TarStore, write_shards
 
 squashfs = pytest.mark.skipif(shutil.which("mksquashfs") is None or shutil.which("unsquashfs") is None, reason="needs squashfs-tools")
 

@@ -12,17 +12,10 @@ import duckdb
 import pytest
 import zstandard
 
-from caraml.data.documents import read_documents, text_files
-from caraml.data.text import (
-    END_OF_TEXT,
-    PreparedText,
-    default_text_corpus,
-    load_tokenizer,
-    prepare_text,
-    standard_library_sources,
-)
-from caraml.data.tokens import IndexedTokens
-from caraml.errors import EnvironmentUnfitError, InputError
+from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.workloads.gpt.documents import read_documents, text_files
+from caraml.workloads.gpt.text import END_OF_TEXT, PreparedText, default_text_corpus, load_tokenizer, prepare_text, standard_library_sources
+from caraml.workloads.gpt.tokens import IndexedTokens
 
 GPT2 = Path(__file__).parents[3] / "shared" / "data" / "gpt2-tokenizer"
 TEXTS = [f"Document {i}: the quick brown fox, {'über ' * (i % 7)}\n  and 𝄞 line two.\r\n" for i in range(40)]

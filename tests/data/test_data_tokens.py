@@ -13,8 +13,8 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from caraml.data.tokens import DTYPE_CODES, IndexedTokens, IndexedTokensWriter, TokenSamples, read_index, token_dtype
-from caraml.errors import InputError
+from caraml.base.errors import InputError
+from caraml.workloads.gpt.tokens import DTYPE_CODES, IndexedTokens, IndexedTokensWriter, TokenSamples, read_index, token_dtype
 
 OSCAR = Path(__file__).parents[3] / "shared" / "data" / "oscar_text_document.idx"
 

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from caraml.data.weather import prepare_weather
-from caraml.data.weather.atmosphere import FIELDS, AtmosphereSamples, cut, masked_tokens
-from caraml.data.weather.downscaling import DownscalingSamples
-from caraml.data.weather.ensemble import EnsembleSamples
-from caraml.data.weather.netcdf import Layout, NetcdfFiles, write_netcdf
-from caraml.data.weather.radiation import RadiationSamples
-from caraml.data.weather.regimes import RegimeSamples, random_crop
-from caraml.data.weather.samples import Cached
-from caraml.data.weather.temperature import FORECAST, TemperatureSamples
-from caraml.data.weather.tweets import TweetSamples, word_ids
-from caraml.errors import InputError
+from caraml.base.errors import InputError
+from caraml.workloads.atmorep.data import FIELDS, AtmosphereSamples, cut, masked_tokens
+from caraml.workloads.downscaling_gan.data import DownscalingSamples
+from caraml.workloads.ensemble_postprocessing.data import EnsembleSamples
+from caraml.workloads.radiation_emulation.data import RadiationSamples
+from caraml.workloads.regime_clustering.data import RegimeSamples, random_crop
+from caraml.workloads.temperature_postprocessing.data import FORECAST, TemperatureSamples
+from caraml.workloads.tweet_rain_classification.data import TweetSamples, word_ids
+from caraml.workloads.weather.lookalikes import prepare_weather
+from caraml.workloads.weather.netcdf import Layout, NetcdfFiles, write_netcdf
+from caraml.workloads.weather.samples import Cached
 
 GRID = Layout({"t": ("time", "y", "x")}, {"y": 4})
 
@@ -93,7 +93,7 @@ def test_missing_inputs_are_counted_and_missing_targets_refused(tmp_path: Path) 
 
 
 def test_radiation_look_alikes_close_the_energy_budget(ap3: Path) -> None:
-    from caraml.models.radiation import absorbed_flux
+    from caraml.workloads.radiation_emulation.model import absorbed_flux
 
     sca, _, _, _, pressure, heating, fluxes = RadiationSamples(ap3)[3]
     top, down, up = fluxes

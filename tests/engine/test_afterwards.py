@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from caraml.engine.afterwards import validation_loss
-from caraml.results.record import Facts
+from caraml.engine.validation import validation_loss
+from caraml.metrics.model import Facts
 from caraml.workloads.base import VALIDATION_BATCHES, Task
 
 

@@ -11,11 +11,10 @@ import torch
 from caraml.engine.epochs import EpochLoop
 from caraml.engine.instruments import quiet_baseline
 from caraml.engine.loop import Hooks, MeasuringLoop
-from caraml.engine.outcome import StepOutcome
 from caraml.engine.ranks import Ranks
+from caraml.engine.steps import StepOutcome
 from caraml.engine.summary import RankSummary
-from caraml.results.measured import Measured
-from caraml.results.record import Facts, Peak
+from caraml.metrics.model import Facts, Measured, Peak
 from caraml.suite.model import Measure
 from caraml.worker.record import Known, together
 from tests.conftest import MakePoint

@@ -10,8 +10,8 @@ import torch
 
 from caraml.engine.epochs import EpochLoop
 from caraml.engine.loop import Hooks, Progress
-from caraml.engine.outcome import StepOutcome
 from caraml.engine.ranks import Ranks
+from caraml.engine.steps import StepOutcome
 from caraml.engine.summary import RankSummary
 from caraml.suite.model import Measure
 from caraml.verify.device import KnownDevice, VirtualClock

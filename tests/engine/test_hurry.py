@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from caraml.engine.loop import Hooks, MeasuringLoop
-from caraml.engine.outcome import StepOutcome
 from caraml.engine.ranks import Ranks
+from caraml.engine.steps import StepOutcome
 from caraml.engine.summary import RankSummary
 from caraml.suite.model import Measure
 from caraml.verify.device import KnownDevice, VirtualClock

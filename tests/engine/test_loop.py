@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -12,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from caraml.engine.device import CpuDevice, CudaDevice, StepTimer
+from caraml.engine.device import AHEAD, CpuDevice, CudaDevice, StepTimer
 from caraml.engine.instruments import CpuTime, cpu_time, share_of_others
 from caraml.engine.loop import Hooks, MeasuringLoop, Progress
-from caraml.engine.outcome import StepOutcome
 from caraml.engine.phases import PhaseLog, process_start
 from caraml.engine.ranks import Ranks
+from caraml.engine.steps import StepOutcome
 from caraml.engine.summary import RankSummary
 from caraml.suite.model import Measure
 from caraml.verify.device import KnownDevice, VirtualClock
@@ -77,6 +78,21 @@ def test_the_device_is_never_waited_for_inside_the_window() -> None:
     measure(device, 0.05)
     # Twice around the first step, once after warm-up, once at each end of the window: none depends on the number of steps.
     assert device.synchronised == 5
+
+
+def test_a_window_closes_soon_after_it_is_decided_whatever_the_queue_holds() -> None:
+    """A driver that takes any number of launches; the device needs five times as long as the host."""
+    device = KnownDevice(VirtualClock(1000.0), launch_cost=0.01, queue=math.inf)
+    looks: list[float] = []
+
+    def step() -> StepOutcome:
+        device.launch(0.05)
+        return StepOutcome(torch.tensor(0.0), 0.0)
+
+    hooks = Hooks(progress=lambda progress: looks.append(device.now()))
+    measured = MeasuringLoop(device, Ranks(), POLICY, hooks).run(step)
+    assert measured.end - looks[-1] <= AHEAD + 0.05 and measured.end - measured.begin <= POLICY.max_seconds + 2 * AHEAD
+    assert all(row.seconds == pytest.approx(0.05) for row in measured.window_rows[1:]), "the device is never out of work"
 
 
 def test_launch_times_are_not_taken_for_step_times() -> None:

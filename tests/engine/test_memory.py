@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from caraml.engine.fitting import planned_of, smallest_that_fit
-from caraml.engine.live import kept_and_peaks
-from caraml.engine.memory import memory_plan
+from caraml.base.errors import InputError
+from caraml.engine.memory import kept_and_peaks, memory_plan, planned_of, smallest_that_fit
 from caraml.engine.ranks import Ranks
-from caraml.errors import InputError
-from caraml.models.gpt_division import stage_on_meta
 from caraml.suite.model import Point
 from caraml.suite.placement import ModelShape, Placement
 from caraml.workloads.gpt import Params, config_of
+from caraml.workloads.gpt.division import stage_on_meta
 from tests.conftest import MakePoint
 from tests.engine.parallel.training import measured_peak, train
 

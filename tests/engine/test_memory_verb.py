@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from caraml.base.errors import InputError
 from caraml.cli.app import app
-from caraml.cli.memory import memory  # noqa: F401  -- registers the verb
-from caraml.cli.run import plan  # noqa: F401
-from caraml.errors import InputError
+from caraml.cli.run import (
+    memory,  # noqa: F401  -- registers the verb
+    plan,  # noqa: F401
+)
 
 
 def invoke(*arguments: str, verb: str = "memory") -> str:

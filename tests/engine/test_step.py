@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from caraml.engine.step import make_step
-from caraml.results.record import Facts
+from caraml.metrics.model import Facts
 from caraml.workloads.base import Task
 from tests.conftest import MakePoint
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from caraml.engine.afterwards import validate
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import RESIDENT_BATCHES, make_step
+from caraml.engine.validation import validate
 from caraml.engine.watchdog import PATIENCE as PATIENCE_VARIABLE
-from caraml.engine.watchdog import Sign, Verdict, Watchdog
-from caraml.results.record import Facts
+from caraml.engine.watchdog import HangVerdict, Sign, Watchdog
+from caraml.metrics.model import Facts
 from caraml.suite.model import Mode
 from caraml.workloads.base import Task
 from tests.conftest import MakePoint
@@ -23,7 +23,7 @@ from tests.conftest import MakePoint
 PATIENCE = 100.0
 
 
-def run(verdict: Verdict, seconds: int, signs: list[Sign], moving: set[int], alive: set[int], *, start: int = 0) -> str | None:
+def run(verdict: HangVerdict, seconds: int, signs: list[Sign], moving: set[int], alive: set[int], *, start: int = 0) -> str | None:
     """Ranks in ``moving`` fetch a batch a second, those in ``alive`` look around; the first verdict within ``seconds``."""
     for now in range(start, start + seconds):
         for rank, sign in enumerate(signs):
@@ -40,18 +40,18 @@ def signs(places: list[str], batches: int = 0) -> list[Sign]:
 
 
 def test_ranks_that_move_are_left_alone() -> None:
-    assert run(Verdict(3, PATIENCE), 1000, signs(["step"] * 3), {0, 1, 2}, {0, 1, 2}) is None
+    assert run(HangVerdict(3, PATIENCE), 1000, signs(["step"] * 3), {0, 1, 2}, {0, 1, 2}) is None
 
 
 def test_a_stopped_process_is_named_after_a_share_of_the_patience() -> None:
-    verdict, ranks = Verdict(3, PATIENCE), signs(["step"] * 3)
+    verdict, ranks = HangVerdict(3, PATIENCE), signs(["step"] * 3)
     assert run(verdict, 20, ranks, {0, 1, 2}, {0, 1, 2}) is None
     assert run(verdict, 39, ranks, set(), {0, 2}, start=20) is None
     assert run(verdict, 10, ranks, set(), {0, 2}, start=59) == "rank 1 left no sign of life for 40 s"
 
 
 def test_the_rank_whose_input_hangs_is_named() -> None:
-    verdict, ranks = Verdict(3, PATIENCE), signs(["step"] * 3)
+    verdict, ranks = HangVerdict(3, PATIENCE), signs(["step"] * 3)
     run(verdict, 20, ranks, {0, 1, 2}, {0, 1, 2})
     ranks[2].place = "data"
     ranks[0].batches += 1  # the others have fetched the next batch and wait in the step
@@ -61,14 +61,14 @@ def test_the_rank_whose_input_hangs_is_named() -> None:
 
 def test_a_rank_that_sees_rank_0_only_misses_it_but_never_blames_it_for_a_step() -> None:
     """Rank 0 waits in its step for a rank whose input hangs, and whoever watches rank 0 alone may be the first to look."""
-    verdict, seen = Verdict(1, PATIENCE, all_ranks=False), signs(["step"])
+    verdict, seen = HangVerdict(1, PATIENCE, all_ranks=False), signs(["step"])
     assert run(verdict, 20, seen, {0}, {0}) is None
     assert run(verdict, 1000, seen, set(), {0}, start=20) is None
     assert run(verdict, 60, seen, set(), set(), start=1020) == "rank 0 left no sign of life for 40 s"
 
 
 def test_a_hang_that_nobody_stands_out_in_says_so() -> None:
-    verdict, ranks = Verdict(2, PATIENCE), signs(["step"] * 2)
+    verdict, ranks = HangVerdict(2, PATIENCE), signs(["step"] * 2)
     run(verdict, 20, ranks, {0, 1}, {0, 1})
     assert (run(verdict, 120, ranks, set(), {0, 1}, start=20) or "").endswith(
         "ranks 0, 1 in the step after micro-batch 20; no rank stands out"
@@ -76,12 +76,12 @@ def test_a_hang_that_nobody_stands_out_in_says_so() -> None:
 
 
 def test_compiling_may_take_as_long_as_it_likes() -> None:
-    assert run(Verdict(2, PATIENCE), 10_000, signs(["step"] * 2, batches=1), set(), {0, 1}) is None
-    assert run(Verdict(2, PATIENCE), 10_000, signs(["build"] * 2), set(), {0, 1}) is None
+    assert run(HangVerdict(2, PATIENCE), 10_000, signs(["step"] * 2, batches=1), set(), {0, 1}) is None
+    assert run(HangVerdict(2, PATIENCE), 10_000, signs(["build"] * 2), set(), {0, 1}) is None
 
 
 def test_long_steps_get_twenty_of_them() -> None:
-    verdict, (rank,) = Verdict(1, PATIENCE), signs(["step"])
+    verdict, (rank,) = HangVerdict(1, PATIENCE), signs(["step"])
     for step in range(10):  # 30 s each
         rank.batches += 1
         assert run(verdict, 30, [rank], set(), {0}, start=30 * step) is None
@@ -92,7 +92,7 @@ def test_long_steps_get_twenty_of_them() -> None:
 
 
 def test_a_rank_that_has_not_joined_is_waited_for_twice_as_long_and_then_named() -> None:
-    verdict = Verdict(2, PATIENCE, start=50.0)
+    verdict = HangVerdict(2, PATIENCE, start=50.0)
     said = {now: verdict.hears([Sign(now, now, "step"), None], float(now)) for now in range(50, 300)}
     assert all(said[now] is None for now in range(50, 251))
     assert said[251] == "rank 1 left no sign of life for 200 s"
@@ -153,7 +153,7 @@ def test_a_validation_that_outlasts_the_patience_is_left_alone() -> None:
     for dog in dogs:
         list(itertools.islice(dog.watch(itertools.repeat(0)), 10))
     judged = [dogs[0].watch_validation(range(1000)), dogs[1].watch_validation(range(999))]
-    verdict, now = Verdict(2, PATIENCE), 0.0
+    verdict, now = HangVerdict(2, PATIENCE), 0.0
     for _ in range(1001):
         for batches in judged:
             next(batches, None)
@@ -165,7 +165,7 @@ def test_a_validation_that_outlasts_the_patience_is_left_alone() -> None:
 
 
 def test_a_rank_that_hangs_in_validation_is_named() -> None:
-    verdict, ranks = Verdict(2, PATIENCE), signs(["step"] * 2)
+    verdict, ranks = HangVerdict(2, PATIENCE), signs(["step"] * 2)
     run(verdict, 20, ranks, {0, 1}, {0, 1})
     ranks[1].place = "validation batch 7"
     assert run(verdict, 120, ranks, set(), {0, 1}, start=20) == "no step for 100 s: rank 1 in validation batch 7"

@@ -51,11 +51,20 @@ def memory_group(megabytes: int) -> Iterator[Path]:
         folder.rmdir()
 
 
+HUGE = {"global_batch": 512, "micro_batch": 512, "params": {"preset": "4M", "data": "synthetic-device"}, "mode": "compute"}
+
+
+def test_a_point_that_is_too_large_ends_before_the_memory_does(victim: Victim) -> None:
+    code, said = victim.run(victim.suite(HUGE, workload="gpt"), CARAML_MEMORY_GIB="2")
+    (record,) = victim.records()
+    assert (code, record.status) == (0, "oom"), said
+    assert "the worker may take 2.00 GiB" in (record.reason or "") and "CARAML_MEMORY_GIB" in (record.reason or "")
+
+
 def test_a_point_that_the_kernel_kills_for_its_memory_is_out_of_memory(victim: Victim) -> None:
-    huge = {"global_batch": 512, "micro_batch": 512, "params": {"preset": "4M", "data": "synthetic-device"}, "mode": "compute"}
-    suite = victim.suite(huge, workload="gpt")
+    suite = victim.suite(HUGE, workload="gpt")
     with memory_group(700) as group:
-        runner = victim.start(suite)
+        runner = victim.start(suite, CARAML_MEMORY_GIB="off")
         (group / "cgroup.procs").write_text(str(runner.pid))
         said, _ = runner.communicate(timeout=120)
         (record,) = victim.records()

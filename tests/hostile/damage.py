@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from caraml.errors import CaramlError
+from caraml.base.errors import CaramlError
 
 EXAMPLES = "FUZZ_EXAMPLES"
 """Variable with the number of examples of each test; more than the default looks for what is not known yet, so each run tries others."""

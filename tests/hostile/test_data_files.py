@@ -22,12 +22,12 @@ import pytest
 from hypothesis import given
 from PIL import Image
 
-from caraml.data.decode import Damaged, central_crop, decode_crop
-from caraml.data.digits import mnist
-from caraml.data.lmdb_store import LmdbStore, write_lmdb
+from caraml.base.errors import CaramlError
 from caraml.data.staging import stage
-from caraml.data.tar_store import TarStore
-from caraml.errors import CaramlError
+from caraml.workloads.image_classification.decode import Damaged, central_crop, decode_crop
+from caraml.workloads.image_classification.lmdb_store import LmdbStore, write_lmdb
+from caraml.workloads.image_classification.tar_store import TarStore
+from caraml.workloads.image_compression.data import mnist
 from tests.hostile.damage import EXAMPLES, FUZZ, NASTY, Edit, damaged, edits, refuses_damage, verdict_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")

@@ -17,21 +17,17 @@ from hypothesis import given
 
 from caraml.analysis.table import query, rows
 from caraml.base.database import database, reading, table
+from caraml.base.errors import CaramlError
 from caraml.campaign import machine_of
-from caraml.data.documents import read_documents
-from caraml.data.squad import read_squad
-from caraml.data.squad_generator import generate_squad
-from caraml.data.text import PreparedText, load_tokenizer, prepare_text
-from caraml.data.tokens import bin_path, idx_path
-from caraml.errors import CaramlError
+from caraml.metrics.model import Metric
 from caraml.power.merge import merge_folder
 from caraml.power.sources.csvfile import CsvSource
 from caraml.report.page import write_report
 from caraml.report.terminal import record_view, results_table
 from caraml.results.archive import pack, unpack
 from caraml.results.jube import read_table as read_jube
-from caraml.results.progress import ProgressReader
-from caraml.results.record import Metric, Record
+from caraml.results.record import Record
+from caraml.results.status import ProgressReader
 from caraml.results.store import RECORD, Store, read_record, write_record
 from caraml.suite.expand import expand
 from caraml.suite.load import CATALOG as SUITES
@@ -41,6 +37,10 @@ from caraml.system.catalogue import system_file
 from caraml.system.detect import detect
 from caraml.system.peaks import CATALOG as SYSTEMS
 from caraml.workloads import params_of
+from caraml.workloads.gpt.documents import read_documents
+from caraml.workloads.gpt.text import PreparedText, load_tokenizer, prepare_text
+from caraml.workloads.gpt.tokens import bin_path, idx_path
+from caraml.workloads.question_answering.data import generate_squad, read_squad
 from tests.conftest import MakePoint
 from tests.hostile.damage import FUZZ, Edit, damaged, edits, refuses_damage
 
@@ -125,7 +125,7 @@ def test_damaged_parquet(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", [".bin", ".idx", ".json"])
 def test_damaged_corpora(tmp_path: Path, part: str) -> None:
-    from caraml.data.tokens import IndexedTokens
+    from caraml.workloads.gpt.tokens import IndexedTokens
 
     source = tmp_path / "a.txt"
     source.write_text("to be or not to be " * 50)

@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-from caraml.data.weather import prepare_weather
-from caraml.errors import CaramlError
+from caraml.base.errors import CaramlError
+from caraml.workloads.weather.lookalikes import prepare_weather
 from tests.hostile.damage import NASTY, Edit, damaged, verdict_of
 
 TRIALS = 60
 
 
 def open_radiation(folder: Path) -> Any:
-    from caraml.data.weather.radiation import RadiationSamples
+    from caraml.workloads.radiation_emulation.data import RadiationSamples
 
     return RadiationSamples(folder)
 
 
 def open_tweets(folder: Path) -> Any:
-    from caraml.data.weather.tweets import TweetSamples
+    from caraml.workloads.tweet_rain_classification.data import TweetSamples
 
     return TweetSamples(folder, 16, 100)
 

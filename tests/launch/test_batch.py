@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caraml.errors import EnvironmentUnfitError, InputError
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.launch import batch, queue
 from caraml.launch.base import Job
 from caraml.launch.batch import START_UP_SECONDS, Request, SlurmOptions
+from caraml.launch.launchers import PrintLauncher
 from caraml.launch.prepare import faults, set_up
-from caraml.launch.printer import PrintLauncher
 from caraml.launch.script import write_script
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.finish import finish

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from caraml.errors import EnvironmentUnfitError, InputError
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.launch.container import PROGRAMS, build_command, check, digest, image_of, pull_command, runtime_called, wrap
 from caraml.launch.script import write_script
 from caraml.results.store import RECORD, Store, read_record

@@ -16,7 +16,7 @@ from caraml.launch.base import Job
 from caraml.launch.local import LocalLauncher
 from caraml.launch.script import command_of, environment_of, write_script
 from caraml.results.store import RECORD, Store, read_record
-from caraml.suite.knobs import Knobs
+from caraml.suite.model import Knobs
 from tests.conftest import MakePoint
 
 

@@ -22,31 +22,109 @@ class Fault:
 LOOP, DEVICE, CONTROL, STEP = (f"engine/{name}.py" for name in ("loop", "device", "control", "step"))
 RECORD, INSTRUMENTS, NODES = "worker/record.py", "engine/instruments.py", "worker/nodes.py"
 MERGE = "power/merge.py"
-METRICS, STATS, MODEL = "results/metrics.py", "stats.py", "suite/model.py"
-T_COVERAGE = "tests/test_stats_coverage.py"
+METRICS, ENERGY_METRICS, STATS, MODEL = "metrics/window.py", "metrics/energy.py", "base/stats.py", "suite/model.py"
+T_COVERAGE = "tests/base/test_stats_coverage.py"
 T_LOOP, T_DEVICE, T_CONTROL, T_STEP = (f"tests/engine/test_{name}.py" for name in ("loop", "device", "control", "step"))
 T_WORKER, T_METRICS, T_STATS, T_EXPAND = (
     "tests/worker/test_training.py",
-    "tests/results/test_metrics.py",
-    "tests/test_stats.py",
+    "tests/metrics/test_window.py",
+    "tests/base/test_stats.py",
     "tests/suite/test_expand.py",
 )
 T_NODES = "tests/worker/test_nodes.py"
 T_EDGES = "tests/engine/test_edges.py"
-KERNELS, PROBE, LIMITS, ROOFLINE = "system/kernels.py", "system/probe.py", "system/limits.py", "results/limits.py"
+KERNELS, PROBE, LIMITS, ROOFLINE = "system/kernels.py", "system/probe.py", "system/limits.py", "metrics/roofline.py"
 WATCHDOG = "engine/watchdog.py"
 T_PROBE, T_LIMITS, T_THROTTLE = (f"tests/system/test_system_{name}.py" for name in ("probe", "limits", "throttle"))
 T_ROOF, T_DOG, T_ERRORS, T_KNOBS = (
-    "tests/results/test_limits.py",
+    "tests/metrics/test_roofline.py",
     "tests/engine/test_watchdog.py",
-    "tests/test_errors.py",
+    "tests/base/test_errors.py",
     "tests/suite/test_knobs.py",
 )
 T_MODES = "tests/workloads/test_modes.py::test_a_step_computes_what_its_mode_declares"
 T_PROGRAM = "tests/workloads/test_command.py::test_a_program_on_several_nodes_has_no_energy_but_what_is_known_of_it"
 T_VIEW = f"{T_WORKER}::test_the_slowest_rank_counts_in_everything"
+T_ACCELERATOR = "tests/accelerator/test_engine.py"
 
 FAULTS = [
+    Fault(
+        "accelerator: no synchronisation where the window closes",
+        LOOP,
+        "        self._device.synchronize()\n        self._window = self._window[0], self._device.now()\n",
+        "        self._window = self._window[0], self._device.now()\n",
+        (f"{T_ACCELERATOR}::test_the_engine[a_window_is_exactly_its_steps]",),
+    ),
+    Fault(
+        "accelerator: nothing is waited for",
+        DEVICE,
+        "torch.accelerator.synchronize(self.torch_device)",
+        "pass",
+        (f"{T_ACCELERATOR}::test_the_engine[a_window_is_exactly_its_steps]",),
+    ),
+    Fault(
+        "accelerator: an event is read before it has happened",
+        DEVICE,
+        "return float(first.elapsed_time(last)) / 1e3 if last.query() else None",
+        "return float(first.elapsed_time(last)) / 1e3",
+        (f"{T_ACCELERATOR}::test_the_engine[events_are_asked_and_not_waited_for]",),
+    ),
+    Fault(
+        "accelerator: the host runs ahead without end",
+        DEVICE,
+        "if len(self._pending) > ahead + 1:",
+        "if False:",
+        (f"{T_ACCELERATOR}::test_the_engine[a_window_is_exactly_its_steps]",),
+    ),
+    Fault(
+        "accelerator: a batch is used before it has been copied",
+        "data/loader.py",
+        "        self._side.join()\n",
+        "",
+        (f"{T_ACCELERATOR}::test_the_engine[copies_ahead_overlap_and_are_waited_for]",),
+    ),
+    Fault(
+        "accelerator: the next batch is copied over the one in use",
+        "data/loader.py",
+        "        _each_tensor(batch, self._side.lend)\n",
+        "",
+        (f"{T_ACCELERATOR}::test_the_engine[copies_ahead_overlap_and_are_waited_for]",),
+    ),
+    Fault(
+        "accelerator: copies stand in the model's queue",
+        "data/loader.py",
+        "with self._side.launching():",
+        "if True:",
+        (f"{T_ACCELERATOR}::test_the_engine[copies_ahead_overlap_and_are_waited_for]",),
+    ),
+    Fault(
+        "accelerator: every process takes the first device",
+        DEVICE,
+        "AcceleratorDevice(kind, local_rank)",
+        "AcceleratorDevice(kind, 0)",
+        (f"{T_ACCELERATOR}::test_the_engine[each_process_has_its_device]",),
+    ),
+    Fault(
+        "accelerator: what a process makes goes to the first device",
+        DEVICE,
+        "        torch.accelerator.set_device_index(index)\n",
+        "",
+        (f"{T_ACCELERATOR}::test_the_engine[each_process_has_its_device]",),
+    ),
+    Fault(
+        "accelerator: a failure takes what was measured",
+        "worker/training.py",
+        "                worker.rescue()\n",
+        "                pass\n",
+        ("tests/accelerator/test_worker.py::test_a_device_that_is_lost_in_the_window_takes_nothing_that_was_measured",),
+    ),
+    Fault(
+        "accelerator: a probe keeps the memory",
+        PROBE,
+        '(torch.cuda if device.type == "cuda" else torch.accelerator).empty_cache()',
+        "pass",
+        (f"{T_ACCELERATOR}::test_the_engine[a_probe_leaves_the_device_as_it_was]",),
+    ),
     Fault(
         "no synchronisation where the window opens",
         LOOP,
@@ -99,24 +177,24 @@ FAULTS = [
     ),
     Fault(
         "Action by the energy of the devices",
-        "results/run_metrics.py",
-        "    node = joules(run, *_NODE_BOUNDARIES)\n",
+        "metrics/run.py",
+        "    node = joules(run, *NODE)\n",
         "    node = joules(run, *HEADLINES)\n",
-        ("tests/results/test_run_metrics.py",),
+        ("tests/metrics/test_run.py",),
     ),
     Fault(
         "time to solution of the counted epoch",
-        "results/epoch_metrics.py",
+        "metrics/epochs.py",
         "Metric(value=run.epochs_seconds,",
         "Metric(value=run.window.seconds,",
-        ("tests/results/test_epoch_metrics.py",),
+        ("tests/metrics/test_epochs.py",),
     ),
     Fault(
         "median batch with the first and the last",
-        "results/epoch_metrics.py",
+        "metrics/epochs.py",
         "inner = row.batches[1:-1]",
         "inner = row.batches[:]",
-        ("tests/results/test_epoch_metrics.py",),
+        ("tests/metrics/test_epochs.py",),
     ),
     Fault(
         "scaling by epochs without validation",
@@ -127,10 +205,10 @@ FAULTS = [
     ),
     Fault(
         "the largest peak of those that are known",
-        "results/run_metrics.py",
+        ENERGY_METRICS,
         "    if energy is None or devices.value is None:\n",
         '    if energy is None or "device" not in energy.boundaries:\n',
-        ("tests/results/test_run_metrics.py",),
+        ("tests/metrics/test_run.py",),
     ),
     Fault(
         "a label hides what a setting changed",
@@ -250,7 +328,9 @@ FAULTS = [
     Fault(
         "events' milliseconds taken for seconds", DEVICE, "first.elapsed_time(last) / 1e3 if", "first.elapsed_time(last) if", (T_DEVICE,)
     ),
-    Fault("unfinished events are read", DEVICE, "/ 1e3 if last.query() else None", "/ 1e3", (T_DEVICE,)),
+    Fault(
+        "unfinished events are read", DEVICE, "elapsed_time(last) / 1e3 if last.query() else None", "elapsed_time(last) / 1e3", (T_DEVICE,)
+    ),
     Fault(
         "steps are timed from the window's begin",
         DEVICE,
@@ -258,6 +338,7 @@ FAULTS = [
         "            del self._pending[1]\n",
         (T_LOOP,),
     ),
+    Fault("the host runs ahead without end", DEVICE, "self._device.wait(self._pending[-ahead - 1])", "pass", (T_LOOP,)),
     Fault("resident kilobytes taken for bytes", DEVICE, 'unit = 1 if sys.platform == "darwin" else 1024', "unit = 1", (T_LOOP,)),
     Fault("warm-up is over before it settled", CONTROL, "cut < len(seconds) // 2 and", "cut <= len(seconds) // 2 and", (T_CONTROL,)),
     Fault(
@@ -370,7 +451,7 @@ FAULTS = [
     ),
     Fault(
         "MFU of all devices over one device's peak",
-        METRICS,
+        ROOFLINE,
         "facts.flops_per_item * window.items / measured.point.world",
         "facts.flops_per_item * window.items",
         (T_METRICS,),
@@ -379,8 +460,8 @@ FAULTS = [
     Fault(
         "rate is the mean of rates",
         METRICS,
-        "_rate(window.items, window.seconds, unit_of",
-        "_rate(window.items / window.steps * float(np.mean([1 / t for t in measured.window_steps])), 1.0, unit_of",
+        "_rate(window.items, window.seconds, f",
+        "_rate(window.items / window.steps * float(np.mean([1 / t for t in measured.window_steps])), 1.0, f",
         (T_METRICS,),
     ),
     Fault(
@@ -400,18 +481,24 @@ FAULTS = [
     Fault("shortest and longest step swapped", METRICS, '"step_time_min": seconds(min(', '"step_time_min": seconds(max(', (T_METRICS,)),
     Fault("quantiles of the step time swapped", METRICS, '"step_time_p5": 0.05', '"step_time_p5": 0.95', (T_METRICS,)),
     Fault("percentiles of steps that are too few", METRICS, "if ordered.size * min(share, 1 - share) < 1:", "if False:", (T_METRICS,)),
-    Fault("an idle baseline that is not valid is subtracted", METRICS, " or not baseline.valid:", ":", (T_METRICS,)),
-    Fault("joules taken for watt-hours", METRICS, "_inverse(per_item, JOULES_PER_WATT_HOUR,", "_inverse(per_item, 1.0,", (T_METRICS,)),
+    Fault("an idle baseline that is not valid is subtracted", ENERGY_METRICS, " or not baseline.valid:", ":", (T_METRICS,)),
+    Fault(
+        "joules taken for watt-hours",
+        ENERGY_METRICS,
+        "_inverse(per_item, JOULES_PER_WATT_HOUR,",
+        "_inverse(per_item, 1.0,",
+        (T_METRICS,),
+    ),
     Fault(
         "idle energy not scaled to the window",
-        METRICS,
+        ENERGY_METRICS,
         "net = boundary.energy_j - watts * window.seconds",
         "net = boundary.energy_j - baseline.energy_j",
         (T_METRICS,),
     ),
     Fault(
         "ends of items per watt-hour swapped",
-        METRICS,
+        ENERGY_METRICS,
         "low = numerator / metric.high if metric.high else None\n",
         "low = numerator / metric.low if metric.low else None\n",
         (T_METRICS,),
@@ -536,19 +623,21 @@ FAULTS = [
     Fault("everything comes from the cache", ROOFLINE, "share = facts.cached_traffic_share or 0.0", "share = 1.0", (T_ROOF,)),
     Fault(
         "a cache holds any kernel's data",
-        "models/traffic.py",
+        "workloads/traffic.py",
         "min(each * samples + rest, cache)",
         "min(each * samples + rest, 1e18)",
-        ("tests/models/test_traffic.py",),
+        ("tests/workloads/test_traffic.py",),
     ),
     Fault(
         "inference counts training's FLOPs",
-        "results/record.py",
+        "metrics/model.py",
         "flops = self.forward_flops_per_item if",
         "flops = self.flops_per_item if",
         (T_MODES,),
     ),
-    Fault("inference computes the head's gradients", "models/loss.py", "        if not wanted:\n", "        if False:\n", (T_MODES,)),
+    Fault(
+        "inference computes the head's gradients", "workloads/gpt/model.py", "        if not wanted:\n", "        if False:\n", (T_MODES,)
+    ),
     Fault(
         "inference runs one micro-batch of several",
         STEP,
@@ -558,7 +647,7 @@ FAULTS = [
     ),
     Fault(
         "attention counted once",
-        "models/gpt.py",
+        "workloads/gpt/model.py",
         "+ 12.0 * config.layers * config.width * seen",
         "+ 6.0 * config.layers * config.width * seen",
         (T_MODES,),
@@ -584,10 +673,10 @@ FAULTS = [
         '            self._sign.place = f"{VALIDATION} {index}"\n            self._sign.batches += 1\n',
         (T_DOG,),
     ),
-    Fault("validation is not watched", "engine/afterwards.py", "for batch in watch(own)]", "for batch in own]", (T_DOG,)),
-    Fault("cuBLAS without memory has failed", "errors.py", '    "alloc_failed",', '    "no such words",', (T_ERRORS,)),
-    Fault("a host without memory has failed", "errors.py", '    "can\'t allocate memory",', '    "no such words",', (T_ERRORS,)),
-    Fault("the cause of an error is not asked", "errors.py", "        seen = seen.__cause__\n", "        seen = None\n", (T_ERRORS,)),
+    Fault("validation is not watched", "engine/validation.py", "for batch in watch(own)]", "for batch in own]", (T_DOG,)),
+    Fault("cuBLAS without memory has failed", "base/errors.py", '    "alloc_failed",', '    "no such words",', (T_ERRORS,)),
+    Fault("a host without memory has failed", "base/errors.py", '    "can\'t allocate memory",', '    "no such words",', (T_ERRORS,)),
+    Fault("the cause of an error is not asked", "base/errors.py", "        seen = seen.__cause__\n", "        seen = None\n", (T_ERRORS,)),
     Fault(
         "power capping is a fault",
         "system/throttle.py",
@@ -671,9 +760,9 @@ FAULTS = [
     ),
     Fault(
         "idle GPUs are a CPU's devices",
-        "worker/training.py",
-        'if device.torch_device.type == "cuda" else []',
-        'if device.torch_device.type == "cuda" else None',
+        DEVICE,
+        'if device.type == "cpu":\n        return []',
+        'if device.type == "cpu":\n        return None',
         (f"{T_WORKER}::test_idle_gpus_are_no_sensors_of_a_cpu_s_point",),
     ),
     Fault(
@@ -691,7 +780,7 @@ FAULTS = [
         ("tests/worker/test_measure.py::test_one_rank_of_several_that_failed_is_not_all_of_them",),
     ),
     Fault("the limit of other cores", LIMITS, "processes, *_share_of_host(mask()))", "processes)", (T_LIMITS,)),
-    Fault("selective recomputation repeats attention", "models/gpt.py", "    _aten.bmm.default,\n", "", (T_MODES,)),
+    Fault("selective recomputation repeats attention", "workloads/gpt/model.py", "    _aten.bmm.default,\n", "", (T_MODES,)),
     Fault(
         "a GPU is warm after six steps",
         CONTROL,

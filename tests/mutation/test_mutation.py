@@ -14,7 +14,9 @@ def test_every_fault_fits_the_source_and_names_real_tests(fault: Fault) -> None:
     assert fault.new != fault.old
     for test in fault.tests:
         path, _, name = test.partition("::")
-        assert f"def {name}" in (ROOT / path).read_text(encoding="utf-8")
+        name, _, parameters = name.partition("[")
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert f"def {name}" in text and parameters.removesuffix("]") in text
 
 
 def test_there_are_many_faults_of_different_names() -> None:
@@ -30,9 +32,9 @@ def test_a_planted_fault_is_noticed() -> None:
 @pytest.mark.processes
 def test_a_harmless_edit_is_a_survivor_and_a_stranger_is_told() -> None:
     harmless = Fault(
-        "harmless", "results/metrics.py", '"""All metrics of one measured window."""', '"""All."""', ("tests/results/test_metrics.py",)
+        "harmless", "metrics/window.py", '"""All metrics of one measured window."""', '"""All."""', ("tests/metrics/test_window.py",)
     )
-    stranger = Fault("stranger", "results/metrics.py", "text that is not there", "", ())
+    stranger = Fault("stranger", "metrics/window.py", "text that is not there", "", ())
     said: list[str] = []
     assert run([harmless, stranger], said.append) == 1
     assert said[0].startswith("does not fit") and said[1].startswith("SURVIVED")
@@ -41,6 +43,6 @@ def test_a_harmless_edit_is_a_survivor_and_a_stranger_is_told() -> None:
 
 @pytest.mark.processes
 def test_tests_that_fail_anyway_prove_nothing() -> None:
-    failing = Fault("failing", "results/metrics.py", '"""All metrics of one measured window."""', "", ("tests/mutation/run.py::main",))
+    failing = Fault("failing", "metrics/window.py", '"""All metrics of one measured window."""', "", ("tests/mutation/run.py::main",))
     with pytest.raises(RuntimeError, match="failing: "):
         caught(failing)

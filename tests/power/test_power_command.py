@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from caraml.errors import InputError
+from caraml.base.errors import InputError
 from caraml.power.__main__ import main
 from caraml.power.command import _Child, check_methods, measure, run_command, watch
 from caraml.power.model import window_from_dict
 from caraml.power.result import read_readings
 from caraml.power.source import source_names
-from caraml.power.trace import thin, ticks
+from caraml.power.store import ReadingStore
+from caraml.power.trace import downsampled, svg
 
 MODULES = Path(__file__).resolve().parents[1] / "fakes" / "power" / "modules"
 
@@ -69,7 +70,7 @@ def test_energy_of_a_command_is_right_and_written(tmp_path: Path) -> None:
     assert {f.name for f in outcome.files} == {"energy.json", "energy.csv", "readings.csv", "power.svg"}
     columns = read_readings(tmp_path / "readings.csv")
     assert len(columns["value"]) > 20
-    assert "polyline" in (tmp_path / "power.svg").read_text()
+    assert (tmp_path / "power.svg").read_text().count('stroke="#') > 3, "axis, grid, line and legend"
 
 
 @pytest.mark.parametrize("fmt", ["json", "parquet"])
@@ -295,12 +296,12 @@ def test_the_live_line_shows_watts_on_a_terminal(tmp_path: Path) -> None:
     os.close(parent)
 
 
-def test_round_ticks_and_thinned_lines_keep_the_peak() -> None:
-    assert ticks(10.0) == [0, 2, 4, 6, 8, 10]
-    assert ticks(0.37) == pytest.approx([0, 0.1, 0.2, 0.3])
+def test_a_picture_keeps_the_peak_and_says_where_nothing_was_read() -> None:
     points = [(float(i), 500.0 if i == 7777 else 100.0) for i in range(20000)]
-    assert max(w for _, w in thin(points)) == 500.0
-    assert len(thin(points)) <= 1600
+    assert max(w for _, w in downsampled(points)) == 500.0
+    assert len(downsampled(points)) <= 1600
+    empty = svg(ReadingStore(), 0.0, 1.0, "sleep <1>")
+    assert "no power reading in this window" in empty and "power [W]: sleep &lt;1&gt;" in empty and "NaN" not in empty
 
 
 def test_import_is_light() -> None:

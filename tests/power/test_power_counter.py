@@ -12,24 +12,24 @@ from hypothesis import strategies as st
 from sensors import channel, instants, sampled
 
 from caraml.power.counter import counter_energy, unwrap
-from caraml.power.energy import Measured, domain_energy, window_energy
+from caraml.power.energy import ChannelReadings, domain_energy, window_energy
 from caraml.power.integral import power_energy
 from caraml.power.model import Channel, WindowEnergy
-from caraml.power.series import Series
 from caraml.power.signals import Constant, Square, Telegraph
+from caraml.power.store import ReadingSeries
 
 WINDOW = (10.0, 20.0)
 RAPL = channel("energy", update_period_s=0.001, resolution=61e-6, wrap_j=262143.0, max_power_w=400.0, boundary="cpu")
 
 
-def regular(sensor: Channel, watts: float = 250.0, start: float = 0.0, end: float = 30.0, step: float = 0.1) -> Series:
+def regular(sensor: Channel, watts: float = 250.0, start: float = 0.0, end: float = 30.0, step: float = 0.1) -> ReadingSeries:
     count = int((end - start) / step)
     return sampled(sensor, Constant(watts), [start + step * k for k in range(count)])
 
 
-def changed(series: Series, change: Callable[[float, float], float | None]) -> Series:
+def changed(series: ReadingSeries, change: Callable[[float, float], float | None]) -> ReadingSeries:
     """The readings with other values; those for which ``change`` says ``None`` are lost."""
-    result = Series()
+    result = ReadingSeries()
     for t, value in zip(series.t, series.value, strict=True):
         new = change(t, value)
         if new is not None:
@@ -135,7 +135,7 @@ def test_repeated_values_of_a_power_sensor_are_readings() -> None:
 def test_a_sensor_that_dies_leaves_a_part_and_no_total(kind: str) -> None:
     sensor = RAPL if kind == "energy" else channel("power_instant")
     series = changed(regular(sensor), lambda t, v: v if t < 16 else None)
-    view = domain_energy([Measured(sensor, series, error="GPU is lost")], *WINDOW)
+    view = domain_energy([ChannelReadings(sensor, series, error="GPU is lost")], *WINDOW)
     assert view.energy_j is None
     assert view.partial_j == pytest.approx(250 * 6, rel=0.02)
     assert view.coverage == pytest.approx(0.6, abs=0.02)
@@ -162,7 +162,7 @@ def test_a_window_of_few_updates_is_too_short() -> None:
 
 def test_a_window_within_one_step_of_a_counter_is_not_zero() -> None:
     counter, power = channel("energy", update_period_s=0.1), channel("power_instant", update_period_s=0.1)
-    views = [Measured(counter, regular(counter)), Measured(power, regular(power))]
+    views = [ChannelReadings(counter, regular(counter)), ChannelReadings(power, regular(power))]
     found = domain_energy(views, 10.01, 10.03)
     assert found.energy_j == pytest.approx(5.0, rel=0.01)
     assert found.method == "power_integral"
@@ -171,7 +171,7 @@ def test_a_window_within_one_step_of_a_counter_is_not_zero() -> None:
 
 def test_counter_and_power_that_contradict_each_other_are_flagged() -> None:
     counter, power = channel("energy", update_period_s=0.02), channel("power_instant")
-    views = [Measured(counter, regular(counter, 250.0)), Measured(power, regular(power, 440.0))]
+    views = [ChannelReadings(counter, regular(counter, 250.0)), ChannelReadings(power, regular(power, 440.0))]
     found = domain_energy(views, *WINDOW)
     assert found.crosscheck_ratio == pytest.approx(1.76)
     assert "counter_power_mismatch" in found.flags
@@ -195,10 +195,10 @@ def window_of(start: float, end: float, seed: int, parents: bool = False) -> Win
     part = channel("energy", update_period_s=0.02, domain="part", parent="whole", id="p")
     load = Telegraph(dwell=0.5, seed=seed, length=60)
     times = instants(0.0, 40.0, 0.1, draw.random, whole)
-    views = [Measured(whole, sampled(whole, load, [t + 3 for t in times]))]
+    views = [ChannelReadings(whole, sampled(whole, load, [t + 3 for t in times]))]
     if parents:
         share = sampled(part, Telegraph(low=40.0, high=200.0, dwell=0.5, seed=seed, length=60), [t + 3 for t in times])
-        views.append(Measured(part, share))
+        views.append(ChannelReadings(part, share))
     return window_energy("w", views, start, end)
 
 

@@ -12,7 +12,7 @@ from test_power_sources import opened, use
 from caraml.engine.device import CudaDevice, gpus
 from caraml.engine.ranks import Ranks
 from caraml.power import Meter
-from caraml.power.clock import NODE
+from caraml.power.node import NODE
 from caraml.power.source import create
 from caraml.system.files import names_device
 from caraml.worker import measure as own_loop

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from sensors import channel
 
-from caraml.errors import InputError
+from caraml.base.errors import InputError
 from caraml.power import Meter, WindowEnergy
 from caraml.power.energy import around, conclude
 from caraml.power.model import ChannelEnergy, Reading, window_from_dict
 from caraml.power.signals import Constant, Square
 from caraml.power.source import SourceUnavailable
 from caraml.power.sources.fake import FakeSource
-from caraml.power.store import Store
+from caraml.power.store import ReadingStore
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -167,7 +167,7 @@ def test_raw_readings_are_kept_as_columns() -> None:
 
 
 def test_a_failed_reading_stands_in_its_place_without_a_value() -> None:
-    store, one = Store(), channel("power_instant")
+    store, one = ReadingStore(), channel("power_instant")
     store.register([one])
     values: list[float | None] = [1.0, None, 3.0]
     store.add([Reading(one.id, t, t + 0.5, value, None if value else "busy") for t, value in enumerate(values)])
@@ -257,10 +257,10 @@ def test_a_wall_clock_that_is_set_changes_nothing_but_a_flag(monkeypatch: pytest
 
 
 def test_a_machine_that_slept_gives_no_valid_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    from caraml.power import clock
+    from caraml.power import node
 
     slept = [0.0]
-    monkeypatch.setattr(clock, "suspended_s", lambda: slept[0])
+    monkeypatch.setattr(node, "suspended_s", lambda: slept[0])
     with Meter([FakeSource(Constant())], interval=0.02) as meter, meter.window("work") as window:
         time.sleep(0.3)
         slept[0] = 60.0

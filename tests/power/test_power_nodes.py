@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from caraml.errors import InputError
+from caraml.base.errors import InputError
 from caraml.power import Meter
-from caraml.power.clock import ClockOffset, best_offset, offset_at
 from caraml.power.energy import boundary_energy
 from caraml.power.merge import Part, displaced, merge, over_nodes
 from caraml.power.model import Boundary, ChannelEnergy, WindowEnergy
-from caraml.power.node import Election, rank, world_size
+from caraml.power.node import Election, job, rank, world_size
 from caraml.power.source import SourceUnavailable, create
 from caraml.power.sources import board, slurm
 
@@ -105,15 +104,6 @@ def test_a_boundary_that_one_node_lacks_is_not_a_total() -> None:
     assert merged.boundaries["cpu"].total_j is None
 
 
-def test_starts_are_compared_on_one_clock() -> None:
-    here = Part("n1", window("n1", {"a": 1}, start=1000.0))
-    there = Part("n2", window("n2", {"a": 1}, start=50.0), [ClockOffset(949.0, 0.001, 40.0), ClockOffset(951.0, 0.002, 60.0)])
-    merged = merge([here, there])
-    assert merged.skew_s == pytest.approx(0.0)
-    assert merged.skew_half_width_s == pytest.approx(0.004)
-    assert merge([here, Part("n2", there.window)]).skew_s is None
-
-
 def test_only_windows_of_one_name_are_merged() -> None:
     other = window("n2", {"a": 1})
     other.name = "test"
@@ -121,20 +111,6 @@ def test_only_windows_of_one_name_are_merged() -> None:
         merge([Part("n1", window("n1", {"a": 1})), Part("n2", other)])
     with pytest.raises(InputError):
         merge([])
-
-
-def test_the_quickest_exchange_gives_the_offset() -> None:
-    found = best_offset([(0.0, 105.0, 1.0), (10.0, 110.02, 10.02), (20.0, 125.0, 25.0)])
-    assert found.offset_s == pytest.approx(100.01)
-    assert found.half_width_s == pytest.approx(0.01)
-
-
-def test_a_drifting_clock_is_followed() -> None:
-    offsets = [ClockOffset(1.0, 0.001, 0.0), ClockOffset(1.1, 0.003, 100.0)]
-    assert offset_at(offsets, 50.0).offset_s == pytest.approx(1.05)
-    assert offset_at(offsets, 500.0).offset_s == pytest.approx(1.1)
-    assert offset_at(offsets, 50.0).half_width_s == 0.003
-    assert offset_at(offsets, 500.0).half_width_s == pytest.approx(0.043)
 
 
 def test_one_process_per_node_is_elected(tmp_path: Path) -> None:
@@ -346,3 +322,11 @@ def test_slurm_energy_of_a_step_and_of_a_job(monkeypatch: pytest.MonkeyPatch) ->
     assert slurm.job_energy("77").energy_j is None
     answer(monkeypatch, slurm, "", code=1, error="sacct: error: Slurm accounting storage is disabled")
     assert "disabled" in (slurm.job_energy("77").reason or "")
+
+
+def test_mpirun_inside_a_slurm_job_is_believed_before_slurm() -> None:
+    slurm = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_NNODES": "4"}
+    mpi = {"OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_NAMESPACE": "prterun@1"}
+    assert (rank(slurm | mpi), world_size(slurm | mpi)) == (7, 8)
+    assert job(slurm | mpi) == "5.prterun@1"
+    assert rank(slurm) == 0

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import trees
 
-from caraml.errors import InputError
+from caraml.base.errors import InputError
 from caraml.power import Meter
-from caraml.power.energy import Measured, window_energy
+from caraml.power.energy import ChannelReadings, window_energy
 from caraml.power.model import Channel, Reading, WindowEnergy
-from caraml.power.series import Series
 from caraml.power.source import BUILT_IN, Source, SourceUnavailable, create
 from caraml.power.sources.cray import CraySource
 from caraml.power.sources.rapl import RaplSource
+from caraml.power.store import ReadingSeries
 
 MODULES = Path(__file__).resolve().parents[1] / "fakes" / "power" / "modules"
 
@@ -51,11 +51,11 @@ def energy_at_constant_power(channels: list[Channel], watts: dict[str, float]) -
     """A 10 s window in which every domain draws a known constant power."""
     measured = []
     for c in channels:
-        series = Series()
+        series = ReadingSeries()
         for k in range(140):
             t = -2 + 0.1 * k
             series.add(t, t, watts[c.domain] * (t if c.kind == "energy" else 1) + (1e6 if c.kind == "energy" else 0))
-        measured.append(Measured(c, series))
+        measured.append(ChannelReadings(c, series))
     return window_energy("w", measured, 0.0, 10.0)
 
 

@@ -12,8 +12,8 @@ from caraml.power import integral
 from caraml.power.counter import counter_energy
 from caraml.power.integral import power_energy
 from caraml.power.model import Channel
-from caraml.power.series import Estimate, Series
 from caraml.power.signals import Constant, Exponential, Ramp, Signal, Square, Telegraph
+from caraml.power.store import ReadingSeries, SeriesEstimate
 
 PHASES = 200
 LENGTH = 10.0
@@ -40,7 +40,7 @@ SENSORS: dict[str, Channel] = {
 }
 
 
-def estimate(sensor: Channel, series: Series, window: tuple[float, float]) -> Estimate:
+def estimate(sensor: Channel, series: ReadingSeries, window: tuple[float, float]) -> SeriesEstimate:
     if sensor.kind == "energy":
         return counter_energy(series, sensor, *window)
     return power_energy(series, sensor, *window, interval=0.1)

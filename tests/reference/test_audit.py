@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from audit import BATCHES, Check, checks, disagreements, main
+from claims import CLAIMS
 
 from caraml.reference import load
-from caraml.reference.audit import BATCHES, Check, checks, disagreements
-from caraml.reference.claims import CLAIMS
-from caraml.reference.spans import exact
+from caraml.reference.rows import exact
 
 KNOWN = {
     ("caraml", "batch over epoch_energy_per_device"): 2,
@@ -139,3 +140,17 @@ def test_the_page_states_the_counts(found: list[Check]) -> None:
     text = (Path(__file__).parents[2] / "docs" / "published.md").read_text(encoding="utf-8")
     assert f"Of {len(list(checks()))} comparisons {len(found)} disagree" in text
     assert f"{len(load()):,} numbers" in text
+
+
+def test_the_script_lists_every_disagreement_and_counts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["audit.py"])
+    main()
+    text = capsys.readouterr().out
+    assert "1602 comparisons of printed with recomputed numbers; 183 disagree" in text
+    assert sum(line.lstrip().startswith(("run", "printed")) for line in text.splitlines()) == 183
+    assert "printed 21,547 images/s    recomputed 14,287       +51 %" in text
+    monkeypatch.setattr(sys, "argv", ["audit.py", "pearc"])
+    main()
+    pearc = capsys.readouterr().out
+    assert "28 comparisons of printed with recomputed numbers; 13 disagree" in pearc
+    assert "maelstrom" not in pearc

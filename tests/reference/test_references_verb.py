@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from caraml.analysis.table import query
+from caraml.base.errors import InputError
 from caraml.cli import app
-from caraml.errors import InputError
 from caraml.reference import FIELDS, load
 from caraml.results.store import Store
 
@@ -44,18 +44,6 @@ def test_files_hold_every_column() -> None:
     content = json.loads(references("--source", "pearc", "--table", "4", "--metric", "throughput", "--json"))["rows"]
     assert [row["value"] for row in content][-1] == 21547
     assert json.loads(content[0]["parameters"]) == {"batch": 512}
-
-
-def test_the_audit_lists_every_disagreement_and_counts() -> None:
-    text = references("--audit")
-    assert "1602 comparisons of printed with recomputed numbers; 183 disagree" in text
-    assert sum(line.lstrip().startswith(("run", "printed")) for line in text.splitlines()) == 183
-    assert "printed 21,547 images/s    recomputed 14,287       +51 %" in text
-    rows = list(csv.DictReader(io.StringIO(references("--audit", "--csv"))))
-    assert len(rows) == 183
-    pearc = references("--audit", "--source", "pearc")
-    assert "28 comparisons of printed with recomputed numbers; 13 disagree" in pearc
-    assert "maelstrom" not in pearc
 
 
 def test_a_wrong_filter_is_told() -> None:

@@ -6,12 +6,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from vocabulary import PUBLISHED, unit_fits
 
-from caraml.errors import InputError
+from caraml.base.errors import InputError
+from caraml.metrics.definitions import METRICS
 from caraml.reference import FIELDS, SOURCES, load, paths, select
 from caraml.reference.rows import parse
-from caraml.reference.vocabulary import PUBLISHED, unit_fits
-from caraml.units import METRICS
 from caraml.workloads import WORKLOADS
 
 OTHER_WORKLOADS = {"image_compression", "question_answering", ""}

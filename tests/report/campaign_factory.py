@@ -11,7 +11,8 @@ from typing import Any
 import duckdb
 from record_factory import WARM_UP, broken_record, make_point, make_record
 
-from caraml.results.record import Metric, Record
+from caraml.metrics.model import Metric
+from caraml.results.record import Record
 from caraml.results.store import Store, write_record
 from caraml.suite.model import Point
 

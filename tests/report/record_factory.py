@@ -6,11 +6,11 @@ import math
 from pathlib import Path
 from typing import Any
 
+from caraml.metrics.model import Facts, Measured, Metric, Peak, Phase, Window
+from caraml.metrics.window import derive
 from caraml.power.model import BoundaryEnergy, ChannelEnergy, WindowEnergy
 from caraml.results.files import write_table
-from caraml.results.measured import Measured
-from caraml.results.metrics import derive
-from caraml.results.record import Facts, Metric, Peak, Phase, Record, Window
+from caraml.results.record import Record
 from caraml.results.store import Store, write_record
 from caraml.suite.model import Point
 

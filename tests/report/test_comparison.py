@@ -10,9 +10,10 @@ from rich.console import Console
 
 from caraml.analysis.compare import compare
 from caraml.analysis.estimate import Estimate
-from caraml.analysis.laws import Law, Limit
+from caraml.analysis.laws import EfficiencyLimit, Law
 from caraml.analysis.select import Side
-from caraml.report.comparison import Section, change, comparison_sections, estimated, law_text, markdown, terminal
+from caraml.report.comparison import change, comparison_sections, estimated, law_text
+from caraml.report.section import Section, markdown, terminal
 
 
 def printed(sections: list[Section], width: int = 80) -> str:
@@ -42,18 +43,18 @@ def test_an_estimate_carries_its_interval() -> None:
 @pytest.mark.parametrize(
     ("limit", "words"),
     [
-        (Limit(0.8, 13.5, 13.0, 15.9, False), "below efficiency 80 % beyond 14 devices (from 13 to 16)"),
-        (Limit(0.8, 40.0, 30.0, None, True), "beyond 40 devices (from 30 on), extrapolated beyond what was measured"),
-        (Limit(0.8, None, 90.0, None, True), "efficiency 80 % is never reached by this fit (extrapolated)"),
+        (EfficiencyLimit(0.8, 13.5, 13.0, 15.9, False), "below efficiency 80 % beyond 14 devices (from 13 to 16)"),
+        (EfficiencyLimit(0.8, 40.0, 30.0, None, True), "beyond 40 devices (from 30 on), extrapolated beyond what was measured"),
+        (EfficiencyLimit(0.8, None, 90.0, None, True), "efficiency 80 % is never reached by this fit (extrapolated)"),
     ],
 )
-def test_an_extrapolated_limit_says_so(limit: Limit, words: str) -> None:
+def test_an_extrapolated_limit_says_so(limit: EfficiencyLimit, words: str) -> None:
     law = Law("Amdahl", 0.02, 0.01, 0.03, 0.5, (), (), (), (), limit)
     assert words in law_text(law) and law_text(law).startswith("Amdahl: serial share 2.0 % (1.0 to 3.0 %); ")
 
 
 def test_a_law_that_does_not_fit_says_so() -> None:
-    law = Law("Gustafson", 0.02, 0.01, 0.03, 0.001, (), (), (), (), Limit(0.8, 13.5, 13.0, 15.9, False))
+    law = Law("Gustafson", 0.02, 0.01, 0.03, 0.001, (), (), (), (), EfficiencyLimit(0.8, 13.5, 13.0, 15.9, False))
     assert "which does not describe these rates" in law_text(law)
 
 

@@ -12,13 +12,10 @@ import pytest
 from campaign_factory import campaign
 from record_factory import UNICODE, broken_record, full_store, make_point, make_record, save
 
-from caraml.errors import InputError
-from caraml.report.export import csv_text, markdown, write_figures
-from caraml.report.page import page
-from caraml.report.rows import unpack
-from caraml.report.sections import sections
-from caraml.report.standalone import standalone
-from caraml.report.tables import safe_cells
+from caraml.base.chart_file import standalone
+from caraml.base.errors import InputError
+from caraml.report.document import csv_text, figure_sections, markdown, safe_cells, write_figures
+from caraml.report.page import page, unpack
 from caraml.results.record import Record
 from caraml.results.store import Store
 
@@ -66,10 +63,10 @@ def test_no_attack_becomes_markup_in_the_page(attacked: tuple[str, Store, list[R
 
 def test_no_attack_becomes_markup_in_a_drawing(attacked: tuple[str, Store, list[Record]]) -> None:
     _, store, records = attacked
-    figures = [figure for section in sections(store, records) for figure in section.figures]
+    figures = [figure for section in figure_sections(store, records) for figure in section.figures]
     assert figures
     for figure in figures:
-        tree = ElementTree.fromstring(standalone(figure))
+        tree = ElementTree.fromstring(standalone(figure.drawings, figure.title, figure.legend, figure.key))
         names = {element.tag.rpartition("}")[2] for element in tree.iter()}
         assert names <= {"svg", "g", "path", "rect", "text", "title", "desc", "line", "defs", "clipPath"}, names
         assert not [name for element in tree.iter() for name in element.attrib if name.lower().startswith("on") or "href" in name]
@@ -123,7 +120,7 @@ def test_markdown_has_the_page_s_numbers(tmp_path: Path) -> None:
 def test_every_figure_is_a_file(tmp_path: Path, kind: str, magic: bytes) -> None:
     store = campaign(tmp_path / "store", points=8)
     paths = write_figures(store, store.records(), tmp_path / "figures", kind)
-    expected = [figure.slug for section in sections(store, store.records()) for figure in section.figures]
+    expected = [figure.slug for section in figure_sections(store, store.records()) for figure in section.figures]
     assert [path.stem[3:] for path in paths] == expected
     for path in paths:
         assert path.read_bytes().startswith(magic)

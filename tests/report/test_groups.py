@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from record_factory import broken_record, make_point, make_record
 
-from caraml.report.energies import front
-from caraml.report.groups import families, first, item_of, wide_range, works
-from caraml.report.quantities import ACTION, ENERGY, HOUR, RATE, TIME
+from caraml.base.chart import wide_range
+from caraml.report.figures import front
+from caraml.report.grouping import ACTION, ENERGY, HOUR, RATE, TIME, families, first, item_of, works
 
 
 def test_works_are_named_by_what_tells_them_apart() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from record_factory import make_point, make_record
 
-from caraml.base.text import printable
-from caraml.report.flatten import flat
-from caraml.report.labels import clipped, labels
-from caraml.report.numbers import interval, plain, written
-from caraml.report.thin import LIMIT, distribution, thinned
-from caraml.results.record import Metric
+from caraml.base.format import printable
+from caraml.metrics.model import Metric
+from caraml.report.grouping import clipped, labels
+from caraml.report.numbers import flat, interval, plain, written
+from caraml.report.series import LIMIT, distribution, downsampled
 
 
 @pytest.mark.parametrize(
@@ -76,15 +75,14 @@ def test_control_characters_are_taken_out() -> None:
     assert printable("a\x1b[31mb\u202e\nü😀") == "a\ufffd[31mb\ufffd\ufffdü😀"
 
 
-def test_thinning_keeps_the_extremes() -> None:
-    points = [(float(i), float(i % 100)) for i in range(100_000)]
-    points[54_321] = (54_321.0, 1e6)
-    points[777] = (777.0, -1e6)
-    short = thinned(points)
+def test_downsampling_keeps_the_extremes() -> None:
+    xs, ys = [float(i) for i in range(100_000)], [float(i % 100) for i in range(100_000)]
+    ys[54_321], ys[777] = 1e6, -1e6
+    short = downsampled(xs, ys)
     assert len(short) <= LIMIT
     assert {(54_321.0, 1e6), (777.0, -1e6)} <= set(short)
     assert short == sorted(short)
-    assert thinned(points[:LIMIT]) == points[:LIMIT]
+    assert downsampled(xs[:LIMIT], ys[:LIMIT]) == list(zip(xs[:LIMIT], ys[:LIMIT], strict=True))
 
 
 def test_distribution_is_the_share_at_or_below() -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from record_factory import HOSTILE, NO_SENSOR, UNICODE, broken_record, full_store, make_point, make_record, save
 
-from caraml.report.page import page, write_report
-from caraml.report.rows import HEADLINE, unpack
-from caraml.results.record import FLAGS, Metric, Record
+from caraml.metrics.definitions import METRICS
+from caraml.metrics.model import Metric
+from caraml.report.document import HEADLINE
+from caraml.report.page import page, unpack, write_report
+from caraml.results.record import FLAGS, Record
 from caraml.results.store import Store, write_record
-from caraml.units import METRICS
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 

@@ -8,8 +8,8 @@ import pytest
 from record_factory import full_store, make_point, make_record, save
 from typer.testing import CliRunner
 
+from caraml.base.errors import InputError
 from caraml.cli import app
-from caraml.errors import InputError
 from caraml.results.store import Store
 
 

@@ -8,9 +8,10 @@ import pytest
 from record_factory import make_point, make_record
 from rich.console import Console
 
-from caraml.report.rooflines import rooflines
+from caraml.metrics.model import Bandwidth, Metric
+from caraml.report.figures import rooflines
 from caraml.report.terminal import results_table
-from caraml.results.record import Bandwidth, Metric, Record
+from caraml.results.record import Record
 
 
 def placed(intensity: float, share: float, scope: str, **point: object) -> Record:
@@ -35,7 +36,7 @@ def test_a_figure_for_each_arithmetic_and_a_reason_for_every_other_point() -> No
     assert [row[-2:] for row in figures[0].rows] == [["memory", "50.0 %"], ["arithmetic", "80.0 %"]]
     assert [row[-2:] for row in figures[1].rows] == [["memory", "25.0 %"]]
     assert len(notes) == 1 and notes[0].startswith("Not placed, 1 of 4: ")
-    assert figures[0].svg.startswith("<svg") and "50.0 %" in figures[0].svg
+    assert figures[0].drawings[0].svg.startswith("<svg") and "50.0 %" in figures[0].drawings[0].svg
 
 
 def test_nothing_to_place_is_said() -> None:

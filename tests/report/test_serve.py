@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from record_factory import HOSTILE, full_store, make_point, make_record, save
 
-from caraml.errors import EnvironmentUnfitError, InputError
-from caraml.report.browse import Shelf, raw_path
-from caraml.report.serve import Server
+from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.report.server import ResultsTree, Server, raw_path
 from caraml.results.store import Store
 
 SECRET = "only for the owner"
@@ -42,7 +41,7 @@ def root(drawn: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(root: Path) -> Iterator[Server]:
-    with Server(Shelf(root), port=0) as found:
+    with Server(ResultsTree(root), port=0) as found:
         thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield found
@@ -147,7 +146,7 @@ def test_links_out_of_the_folder_are_not_followed(server: Server, root: Path) ->
     folder.symlink_to(outside)
     assert ask(server, f"{home(server)}raw/laptop/{record.key}/record.json")[0] == 404
     assert record.key not in ask(server, f"{home(server)}page/laptop/all")[1]
-    shelf = Shelf(root)
+    shelf = ResultsTree(root)
     assert raw_path(shelf, "laptop", record.key, "record.json") is None
 
 
@@ -192,7 +191,7 @@ def test_it_listens_on_the_loopback_interface_only(server: Server) -> None:
 
 def test_a_taken_port_says_so(server: Server, root: Path) -> None:
     with pytest.raises(EnvironmentUnfitError, match=f"port {server.server_port} is in use(.|\n)*--port 0"):
-        Server(Shelf(root), server.server_port)
+        Server(ResultsTree(root), server.server_port)
 
 
 def test_a_broken_record_costs_its_campaign_only(server: Server, root: Path) -> None:
@@ -210,7 +209,7 @@ def test_a_broken_record_costs_its_campaign_only(server: Server, root: Path) -> 
 
 def test_hostile_folder_names_stay_text(tmp_path: Path) -> None:
     save(Store(tmp_path / HOSTILE.replace("/", "_")), make_record())
-    with Server(Shelf(tmp_path), port=0) as server:
+    with Server(ResultsTree(tmp_path), port=0) as server:
         text = server.index().decode()
     assert "<script>" not in text
     assert "&lt;script&gt;" in text
@@ -218,4 +217,4 @@ def test_hostile_folder_names_stay_text(tmp_path: Path) -> None:
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not a folder"):
-        Shelf(tmp_path / "nothing")
+        ResultsTree(tmp_path / "nothing")

@@ -10,11 +10,12 @@ from record_factory import HOSTILE, NO_SENSOR, broken_record, make_point, make_r
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from caraml.report.rows import rows
+from caraml.metrics.definitions import METRICS
+from caraml.metrics.model import Metric
+from caraml.report.document import HEADLINE, result_rows
 from caraml.report.terminal import record_view, results_table
-from caraml.results.record import FLAGS, Metric, Record
+from caraml.results.record import FLAGS, Record
 from caraml.results.store import Store
-from caraml.units import METRICS
 
 
 def text_of(renderable: RenderableType, width: int) -> str:
@@ -68,8 +69,8 @@ def test_a_meter_of_the_whole_node_alone_is_shown_and_said_to_be_that() -> None:
     record.metrics["node_energy"] = Metric(value=record.window.items * 0.02, unit="J", bound=record.window.items * 0.001, scope="node_dc")
     text = flat(text_of(results_table([record]), 80))
     assert "[1] energy of the whole node, which has the only sensor: " in text
-    (row,) = rows(Store(Path("results")), [record], {record.key: "gpt"})
-    (cell,) = (cell for cell in row.cells if cell.metric == "energy_per_item")
+    (row,) = result_rows(Store(Path("results")), [record], {record.key: "gpt"})
+    cell = row.cells[HEADLINE.index("energy_per_item")]
     assert cell.text == "20.0 mJ/token, ± at most 1.0 mJ/token (node)" and cell.value is None
     assert all(word in text for word in cell.text.replace(",", "").split())
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from record_factory import make_point, make_record, save
 
-from caraml.report.rows import pack, unpack
-from caraml.report.svg import render, size_of
-from caraml.report.traces import LEVELS, MOST_BINS, read_traces
+from caraml.report.page import pack, unpack
+from caraml.report.series import LEVELS, MOST_BINS, power_figure, read_traces
 from caraml.results.files import write_table
 from caraml.results.record import Record
 from caraml.results.store import Store
@@ -29,7 +28,7 @@ def test_extremes_survive(tmp_path: Path) -> None:
     store, record = store_with(tmp_path, [("GPU-0", "power_instant", i / 1000, value) for i, value in enumerate(watts)])
     found, faults = read_traces(store, [record])
     assert faults == []
-    trace = found[record.key]
+    trace = found[record.key].packed()
     (channel,) = trace["c"]
     lows = [low * channel["q"] for low in channel["l"]]
     highs = [low + high * channel["q"] for low, high in zip(lows, channel["h"], strict=True)]
@@ -41,9 +40,28 @@ def test_extremes_survive(tmp_path: Path) -> None:
     assert sorted(highs)[-2] < 310, "one span holds the spike"
 
 
+def test_a_figure_of_few_readings_draws_each_of_them(tmp_path: Path) -> None:
+    store, record = store_with(tmp_path, [("GPU-0", "power_instant", i / 20, 300.0 + i) for i in range(400)])
+    figure = power_figure(record, "point", read_traces(store, [record])[0][record.key])
+    assert figure is not None
+    assert "Drawn from" not in figure.note
+    assert figure.drawings[0].body.count("L") == 399
+    assert figure.columns == ["channel", "time", "lowest", "highest"]
+    assert figure.rows[0][2:] == ["300 W", "300 W"] and figure.rows[-1][2:] == ["699 W", "699 W"]
+
+
+def test_a_figure_of_many_readings_keeps_the_extremes_and_says_so(tmp_path: Path) -> None:
+    watts = [900.0 if i == 5_123 else 3.0 if i == 777 else 300.0 + i % 7 for i in range(20_000)]
+    store, record = store_with(tmp_path, [("GPU-0", "power_instant", i / 1000, value) for i, value in enumerate(watts)])
+    figure = power_figure(record, "point", read_traces(store, [record])[0][record.key])
+    assert figure is not None
+    assert "Drawn from the lowest and highest value of 300 bins" in figure.note
+    assert "3.00 W to 900 W" in figure.drawings[0].summary
+
+
 def test_a_counter_becomes_power(tmp_path: Path) -> None:
     store, record = store_with(tmp_path, [("GPU-0", "energy", i / 20, 250.0 * i / 20) for i in range(400)])
-    (channel,) = read_traces(store, [record])[0][record.key]["c"]
+    (channel,) = read_traces(store, [record])[0][record.key].packed()["c"]
     assert channel["k"] == "slope of the counter"
     assert {round(low * channel["q"]) for low in channel["l"]} == {250}
     assert not any(channel["h"])
@@ -52,7 +70,7 @@ def test_a_counter_becomes_power(tmp_path: Path) -> None:
 def test_a_counter_that_starts_again_gives_no_negative_power(tmp_path: Path) -> None:
     values = [250.0 * i / 20 for i in range(200)] + [250.0 * i / 20 for i in range(200)]
     store, record = store_with(tmp_path, [("GPU-0", "energy", i / 20, value) for i, value in enumerate(values)])
-    (channel,) = read_traces(store, [record])[0][record.key]["c"]
+    (channel,) = read_traces(store, [record])[0][record.key].packed()["c"]
     assert min(channel["l"]) > 0
 
 
@@ -74,22 +92,3 @@ def test_what_is_packed_can_be_unpacked() -> None:
     assert "<" not in packed
     assert unpack(packed) == {**content, "text": "</script><b>\N{REPLACEMENT CHARACTER}µ"}
     assert pack(content) == packed, "the same content gives the same page"
-
-
-def test_a_drawing_says_once_what_its_marks_share() -> None:
-    layer = {
-        "data": {"name": "d"},
-        "mark": {"type": "point", "filled": True, "fill": "#5e0001"},
-        "encoding": {
-            "x": {"field": "x", "type": "quantitative"},
-            "y": {"field": "y", "type": "quantitative"},
-            "description": {"field": "d", "type": "nominal"},
-        },
-    }
-    rows = [{"x": i, "y": i, "d": f'mark {i} fill="x" <&>'} for i in range(20)]
-    drawn = render({"layer": [layer], "datasets": {"d": rows}, "width": 100, "height": 100}, "Title <1>", "all of \x07it")
-    assert drawn.count('fill="var(--s1)"') == 1
-    assert drawn.count("data-tip=") == 20
-    assert 'data-tip="mark 3 fill=&quot;x&quot; &lt;&amp;&gt;"' in drawn
-    assert "<title>Title &lt;1&gt;</title><desc>all of \N{REPLACEMENT CHARACTER}it</desc>" in drawn
-    assert size_of(drawn)[0] > 100

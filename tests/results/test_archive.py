@@ -20,12 +20,13 @@ from typer.testing import CliRunner
 
 from caraml.analysis.table import query
 from caraml.base import limits
+from caraml.base.errors import InputError
 from caraml.cli import app
-from caraml.errors import InputError
+from caraml.metrics.model import Metric
 from caraml.results import archive as module
 from caraml.results.archive import MANIFEST, pack, unpack
 from caraml.results.jube import read_table
-from caraml.results.record import Metric, Record
+from caraml.results.record import Record
 from caraml.results.store import Store, write_record
 from tests.conftest import MakePoint
 from tests.security.taken import taken

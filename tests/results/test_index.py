@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from caraml.errors import InputError
+from caraml.base.errors import InputError
+from caraml.metrics.model import Metric
 from caraml.results.index import FILE
-from caraml.results.record import Metric, Record, Status
+from caraml.results.record import Record, Status
 from caraml.results.rows import COLUMNS
 from caraml.results.store import Store, write_record
 from caraml.suite.model import Point

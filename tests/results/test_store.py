@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from caraml.base.errors import InputError
 from caraml.base.files import write_file
-from caraml.errors import InputError
+from caraml.metrics.model import Metric
 from caraml.results.files import read_table, write_table
 from caraml.results.finish import Failure, finish, note_failure, skipped
-from caraml.results.progress import ProgressReader, ProgressWriter
-from caraml.results.record import Metric, Record
+from caraml.results.record import Record
+from caraml.results.status import ProgressReader, ProgressWriter
 from caraml.results.store import RECORD, Store, read_record, write_record
 from caraml.suite.model import Point
 from tests.conftest import MakePoint

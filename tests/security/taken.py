@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from caraml.base.errors import CaramlError
 from caraml.base.limits import MEMORY, SECONDS
-from caraml.errors import CaramlError
 
 _BACKSTOP = 6 << 30
 """Bytes of address space beyond what the child starts with, so that a mistake does not take the machine."""

@@ -16,17 +16,18 @@ import pytest
 
 from caraml.analysis.raw import read_power, read_ranks, read_steps
 from caraml.base import limits
+from caraml.base.errors import InputError
 from caraml.base.limits import read_bytes, read_text, tail
+from caraml.base.toml import load_toml, read_toml
 from caraml.cli import main
-from caraml.data.tokens import read_index
-from caraml.data.weather import downscaling, temperature
-from caraml.errors import InputError
 from caraml.power.model import ChannelEnergy
 from caraml.results.listing import read_listing
 from caraml.results.record import Record
 from caraml.results.store import read_record
 from caraml.suite.model import Suite
-from caraml.tomlfile import load_toml, read_toml
+from caraml.workloads.downscaling_gan import data as downscaling
+from caraml.workloads.gpt.tokens import read_index
+from caraml.workloads.temperature_postprocessing import data as temperature
 from tests.conftest import MakePoint
 from tests.security.taken import taken
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
+from caraml.base.errors import InputError
 from caraml.engine.parallel import checkpoint
-from caraml.errors import InputError
 from tests.security.users import ATTACKER, as_user, needs_two_users, own_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

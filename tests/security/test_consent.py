@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from caraml.base.toml import parse_toml
 from caraml.campaign.machine import machine_of
 from caraml.cli import app
 from caraml.results.listing import Listing, read_listing
 from caraml.suite.expand import expand
 from caraml.suite.load import suite_of
 from caraml.system.catalogue import load_system
-from caraml.tomlfile import parse_toml
 from caraml.workloads import params_of, software_of
 from tests.security.users import ATTACKER, ROOT, needs_two_users
 

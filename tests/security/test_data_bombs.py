@@ -21,15 +21,15 @@ import pytest
 import zstandard
 
 from caraml.base import limits
-from caraml.data.decode import central_crop, decode_crop
-from caraml.data.digits import mnist
-from caraml.data.documents import read_documents
-from caraml.data.images import image_folder_dataset
-from caraml.data.lmdb_store import LmdbStore
-from caraml.data.squad import read_squad
 from caraml.data.staging import stage
-from caraml.data.tar_store import TarStore
-from caraml.data.text import PreparedText, load_tokenizer, prepare_text
+from caraml.workloads.gpt.documents import read_documents
+from caraml.workloads.gpt.text import PreparedText, load_tokenizer, prepare_text
+from caraml.workloads.image_classification.decode import central_crop, decode_crop
+from caraml.workloads.image_classification.images import image_folder_dataset
+from caraml.workloads.image_classification.lmdb_store import LmdbStore
+from caraml.workloads.image_classification.tar_store import TarStore
+from caraml.workloads.image_compression.data import mnist
+from caraml.workloads.question_answering.data import read_squad
 from tests.security.taken import taken
 
 FAR = "unpacks to more than 67,108,864 bytes, the most that are read of a file of its size"
@@ -435,7 +435,7 @@ def test_hdf5_that_asks_for_much_is_refused(name: str, tmp_path: Path) -> None:
     import h5netcdf
     import h5py
 
-    from caraml.data.weather.netcdf import Layout, NetcdfFiles
+    from caraml.workloads.weather.netcdf import Layout, NetcdfFiles
 
     change, words = HDF[name]
     for path in (tmp_path / "a.nc", tmp_path / "other.nc"):

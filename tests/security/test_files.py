@@ -11,19 +11,17 @@ import pytest
 from typer.testing import CliRunner
 
 from caraml.base import files
-from caraml.campaign.flight import note_handle
+from caraml.base.errors import InputError
+from caraml.campaign.attempt import note_handle
 from caraml.cli import app
-from caraml.errors import InputError
-from caraml.power.exchange import Address
-from caraml.power.partners import publish
 from caraml.power.result import ResultFolder
 from caraml.results.archive import pack
 from caraml.results.claim import RUNNERS, Runner, alive, myself, take_over
 from caraml.results.files import write_table
 from caraml.results.finish import Failure, note_failure
 from caraml.results.listing import Listing
-from caraml.results.progress import ProgressWriter
 from caraml.results.record import Record
+from caraml.results.status import ProgressWriter
 from caraml.results.store import Store, write_record
 from caraml.suite.model import Point
 from tests.conftest import MakePoint
@@ -67,7 +65,6 @@ ACTIONS: dict[str, tuple[list[str], Action]] = {
     "remember a suite": (["suites/.s.json.PID.tmp"], lambda root, point: Store(root).remember(Listing(name="s", points=[(point.key, "")]))),
     "pack": ([".all.zip.tmp"], lambda root, point: _packed(root, point)),  # noqa: PLW0108 -- defined below
     "measure a command": (["readings.csv", ".energy.json.PID"], lambda root, point: ResultFolder(root, "csv", None)),
-    "tell an address": ([".clock.PID"], lambda root, point: publish(root / ".clock", Address("n", [], 1, "secret"))),
 }
 
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner, Result
 
+from caraml.base.errors import InputError
 from caraml.base.files import TRUSTED_FOLDERS, intruder, make_folder
 from caraml.cli import app
-from caraml.errors import InputError
 from caraml.system.catalogue import list_systems
 from tests.security.users import ATTACKER, VICTIM, as_user, needs_two_users, own_folder
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from caraml.base.locks import Lock, alone, keep_temporary_files_private, machine_folder, private_folder, user_folder
-from caraml.campaign.turn import Turn
+from caraml.campaign.machine import DeviceLock
 from caraml.power.node import Election
 from tests.security.users import ATTACKER, VICTIM, as_user, needs_two_users, own_folder
 
@@ -95,7 +95,7 @@ def everybody_s(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return shared
 
 
-LOCKS = {"device": lambda: Turn("GPU", "suite a"), "power": lambda: Election("job 1")}
+LOCKS = {"device": lambda: DeviceLock("GPU", "suite a"), "power": lambda: Election("job 1")}
 
 
 @needs_two_users
@@ -111,7 +111,7 @@ def test_a_folder_made_by_another_user_beforehand_stops_nobody(name: str, everyb
     as_user(ATTACKER, plant)
     lock = LOCKS[name]()
     assert f"{folder}: belongs to user {ATTACKER}" in str(lock.trouble)
-    assert lock.take() if isinstance(lock, Turn) else lock.elected
+    assert lock.acquire() if isinstance(lock, DeviceLock) else lock.elected
     assert list(folder.iterdir()) == []
     lock.close()
 

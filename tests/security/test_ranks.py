@@ -219,15 +219,16 @@ def _text(path: Path) -> str:
 
 IMPOSTOR = """
 import os, pathlib, pickle, sys
+import torch
 import torch.distributed as dist
 from caraml.engine.ranks import Ranks
-from caraml.errors import EnvironmentUnfitError
+from caraml.base.errors import EnvironmentUnfitError
 
 if os.environ["RANK"] == "1":  # came to the door first, but cannot read what is behind it
     true = pathlib.Path.read_bytes
     pathlib.Path.read_bytes = lambda path: b"a guess" if path.name == "secret" else true(path)
 try:
-    Ranks.from_environment("cpu")
+    Ranks.from_environment(torch.device("cpu"))
 except EnvironmentUnfitError as error:
     pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(str(error))
 """
@@ -241,12 +242,13 @@ def test_who_does_not_know_the_secret_is_no_rank(tmp_path: Path) -> None:
 
 GATHER = """
 import dataclasses, json, os, pathlib, pickle, sys
+import torch
 import torch.distributed as dist
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import StepRow, StepTable
 from caraml.engine.summary import EpochRow, RankSummary
 
-ranks = Ranks.from_environment("cpu")
+ranks = Ranks.from_environment(torch.device("cpu"))
 rank = ranks.rank
 row = StepRow("measure", 1.5 + rank, 0.1, 0.0)
 times = dict.fromkeys([f.name for f in dataclasses.fields(EpochRow) if f.type == "float"], 1.5)

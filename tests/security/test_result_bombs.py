@@ -15,13 +15,14 @@ import pytest
 import caraml
 from caraml.analysis.advise import advise
 from caraml.base import limits
-from caraml.errors import InputError
+from caraml.base.errors import InputError
+from caraml.metrics.model import Metric, Phase, Window
 from caraml.power.merge import merge_folder
 from caraml.power.model import WindowEnergy
 from caraml.report.terminal import results_table
 from caraml.results import files
 from caraml.results.jube import read_table
-from caraml.results.record import Metric, Phase, Record, Window
+from caraml.results.record import Record
 from caraml.results.store import Store, read_record, write_record
 from tests.conftest import MakePoint
 from tests.security.taken import Taken, taken

@@ -21,15 +21,15 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner, Result
 
+from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.base.toml import parse_toml
 from caraml.cli import app
-from caraml.errors import EnvironmentUnfitError, InputError
 from caraml.results.listing import read_listing
 from caraml.results.record import Record
 from caraml.results.store import Store
 from caraml.suite.load import suite_of
 from caraml.system.site import Container, Scheduler
 from caraml.system.variables import FOLDER, digest, hand_over, shown
-from caraml.tomlfile import parse_toml
 
 TOKENS = {name: f"t0k-{name}-{{}}'\"$x" for name in ("ONE", "SWEPT", "OVER", "SET", "OF_CALLER", "IN_SITE")}
 """Each with what templates, shells and TOML would spell in another way."""

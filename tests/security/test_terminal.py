@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from caraml.base.text import printable
+from caraml.base.format import printable
 from caraml.cli import app, main
+from caraml.metrics.model import Metric
 from caraml.results.listing import Listing
-from caraml.results.record import Metric, Record
+from caraml.results.record import Record
 from caraml.results.store import Store, write_record
 from tests.conftest import MakePoint
 from tests.security.users import ROOT
@@ -96,7 +97,7 @@ def test_a_terminal_s_tables_keep_their_own_colours_only(root: Path, monkeypatch
 def test_a_campaign_s_lines_are_lines(make_point: MakePoint) -> None:
     import io
 
-    from caraml.report.live import LogLines
+    from caraml.report.progress import LogLines
 
     stream = io.StringIO()
     LogLines(stream).started(make_point(benchmark=f"a{EVIL}\nb"), 0, 1)

@@ -16,8 +16,8 @@ EXCEPTIONS = {
     ("data/staging.py", "copy2"): "into a folder of 0700 below one that only this user can enter",
     ("data/staging.py", "extractall"): "as above",
     ("engine/parallel/checkpoint.py", "save"): "torch writes a checkpoint's many files by name, into a new folder that is held open",
-    ("results/rowtable.py", "NamedTemporaryFile"): "made exclusively, with a random name, and readable for this user only",
-    ("results/rowtable.py", "write_parquet"): "into a temporary folder, 0700, or what `replacing_by_name` gave",
+    ("results/rows.py", "NamedTemporaryFile"): "made exclusively, with a random name, and readable for this user only",
+    ("results/rows.py", "write_parquet"): "into a temporary folder, 0700, or what `replacing_by_name` gave",
     ("results/archive.py", "open"): "a member of an archive, whose file `replacing` opened",
 }
 """File and call, and why it may."""

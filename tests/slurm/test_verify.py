@@ -9,7 +9,8 @@ import pytest
 from caraml.launch.batch import SlurmOptions
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.store import Store
-from caraml.system.detect import OVERRIDE, detect
+from caraml.system.detect import detect
+from caraml.system.families import OVERRIDE
 from caraml.system.site import Network, Scheduler, Site
 from caraml.verify.proof import Place, over_nodes
 from tests.slurm.cluster import Cluster

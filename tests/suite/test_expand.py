@@ -7,12 +7,12 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from caraml.errors import InputError, unknown_name
+from caraml.base.errors import InputError, unknown_name
+from caraml.base.toml import parse_toml
 from caraml.suite.expand import Machine, Plan, expand
 from caraml.suite.load import SuiteFile, catalog_suites, load_suite
 from caraml.suite.model import Measure, Point, Suite
 from caraml.system.model import DeviceClass
-from caraml.tomlfile import parse_toml
 from caraml.workloads import params_of as real_params_of
 
 

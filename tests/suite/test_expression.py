@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from caraml.errors import InputError
+from caraml.base.errors import InputError
 from caraml.suite.expression import Condition
 
 VALUES = {"global_batch": 64, "devices": 4, "precision": "bf16", "width": 768}

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from caraml.base.errors import InputError
+from caraml.base.toml import parse_toml
 from caraml.engine.precision import set_attention
 from caraml.engine.step import make_step
-from caraml.errors import InputError
 from caraml.launch.script import environment_of
 from caraml.suite.expand import Machine, PlannedPoint, expand
-from caraml.suite.knobs import Knobs
 from caraml.suite.load import SuiteFile
-from caraml.suite.model import Suite
+from caraml.suite.model import Knobs, Suite
 from caraml.system.model import DeviceClass
-from caraml.tomlfile import parse_toml
 from caraml.workloads import load_workload, params_of
 from caraml.workloads.base import BuildContext, Task
 from tests.conftest import MakePoint

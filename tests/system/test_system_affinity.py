@@ -21,7 +21,7 @@ from caraml.system.affinity import SWITCH, cores_for, plan
 from caraml.system.catalogue import load_system
 from caraml.system.detect import detect
 from caraml.system.files import cpu_list, cpu_numbers
-from caraml.system.model import Affinity, Cpu, Device, System
+from caraml.system.model import Affinity, Cpu, DeviceModel, System
 from caraml.system.topology import Core, cores, device_affinity, neighbours
 
 BUSES = ["0000:03:00.0", "0000:44:00.0", "0000:84:00.0", "0000:C4:00.0"]
@@ -29,7 +29,7 @@ BUSES = ["0000:03:00.0", "0000:44:00.0", "0000:84:00.0", "0000:C4:00.0"]
 
 def machine(devices: int = 4, kind: str = "cuda", near: Affinity | None = None) -> System:
     """A node with as many devices, at the addresses of ``BUSES`` as NVML spells them."""
-    tables = tuple(Device(model="X", kind=kind, index=i, pci_bus_id=f"0000{BUSES[i]}") for i in range(devices))
+    tables = tuple(DeviceModel(model="X", kind=kind, index=i, pci_bus_id=f"0000{BUSES[i]}") for i in range(devices))
     return System(name="m", title="M", devices_per_node=devices, devices=tables, cpu=Cpu(model="C"), affinity=near)
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from caraml.errors import InputError
+from caraml.base.errors import InputError
+from caraml.base.toml import load_toml
 from caraml.system import peaks
 from caraml.system.catalogue import list_systems, load_system
 from caraml.system.files import cpu_numbers
 from caraml.system.model import Figure
-from caraml.tomlfile import load_toml
 
 
 def peak(model: str, dtype: str) -> float | None:

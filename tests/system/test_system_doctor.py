@@ -9,11 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_machine import Tree
 from fake_nvml import FakeGpu, FakeNvml, fake_torch
 
 from caraml.data.store import data_home
-from caraml.system import doctor
+from caraml.system import doctor, families
+from caraml.system.detect import detect
 from caraml.system.doctor import checks
+from caraml.system.families.family import TorchBuild
 
 Install = Callable[..., FakeNvml]
 H200 = FakeGpu("NVIDIA H200")
@@ -40,6 +43,26 @@ def test_driver_against_torch(
     assert check.status == status
     assert words in check.found
     assert check.fix or status == "ok"
+
+
+def test_other_accelerators(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = TorchBuild("2.13.0+cpu")
+    monkeypatch.setattr(families, "installed_torch", lambda: build)
+    system, card = detect(tree({})), "sys/class/drm/card0/device"
+    files: dict[str, str | bytes] = {
+        "sys/module/habanalabs/version": "1",
+        f"{card}/vendor": "0x8086",
+        f"{card}/uevent": "PCI_SLOT_NAME=0000:00:02.0",
+        f"{card}/drm/renderD128/dev": "",
+    }
+    closed, loaded = doctor._accelerators(system, tree(files))
+    assert (closed.name, closed.status, closed.found) == ("driver of Intel GPU", "warn", "1 cannot be opened: /dev/dri/renderD128")
+    assert (loaded.name, loaded.status, loaded.found) == ("driver of Intel Gaudi", "warn", "/sys/module/habanalabs is there, and no device")
+    integrated, _ = doctor._accelerators(system, tree({**files, "dev/dri/renderD128": ""}))
+    assert "Intel integrated graphics is not measured: torch 2.13.0+cpu, built for CPUs only" in integrated.found
+    assert integrated.status == "warn" and "whl/xpu" in (integrated.fix or "")
+    unfit, *_ = doctor._accelerators(system, tree({"dev/davinci0": ""}))
+    assert unfit.status == "missing" and "cannot drive it" in unfit.found
 
 
 def test_others_on_the_gpu(nvml: Install) -> None:

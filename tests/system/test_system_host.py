@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 from fake_machine import Tree, processors
 
+from caraml.base.errors import InputError
 from caraml.system import host
 
 EPYC = "processor : 0\nmodel name\t: AMD EPYC 7742 64-Core Processor\nflags\t\t: fpu avx2 amx_bf16\ncpu MHz : 2250.0\n"
@@ -135,3 +138,41 @@ def test_cpus_at_work_are_those_asked_for(tree: Tree) -> None:
     assert host.busy_seconds(frozenset({0, 1}), root) == pytest.approx((500 + 1000) / ticks)
     assert host.busy_seconds(frozenset({10}), root) == pytest.approx(205 / ticks)
     assert host.busy_seconds(frozenset({0}), tree({"proc/cpuinfo": EPYC}) / "nowhere") is None
+
+
+def test_free_memory_is_the_least_that_host_and_groups_leave(tree: Tree) -> None:
+    files = {
+        "proc/meminfo": "MemTotal: 8000000 kB\nMemAvailable: 4000000 kB\n",
+        "proc/self/cgroup": "0::/slurm/job_1\n",
+        "sys/fs/cgroup/slurm/job_1/memory.max": "max\n",
+        "sys/fs/cgroup/slurm/memory.max": "1000000000\n",
+        "sys/fs/cgroup/slurm/memory.current": "900000000\n",
+        "sys/fs/cgroup/slurm/memory.stat": "anon 600000000\nactive_file 100000000\ninactive_file 200000000\n",
+    }
+    assert host.free_memory(tree({})) is None
+    assert host.free_memory(tree(files)) == 400_000_000  # the cache of files gives way
+    assert host.free_memory(tree({**files, "sys/fs/cgroup/slurm/memory.max": "max\n"})) == 4_096_000_000
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("asked", "fails"), [("1", True), ("off", False)])
+def test_an_allocation_beyond_the_limit_fails(asked: str, fails: bool) -> None:
+    code = "import mmap\nfrom caraml.system.host import limit_memory\nprint(limit_memory(1))\nheld = bytearray(3 << 30)\n"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, host.MEMORY: asked}, capture_output=True, text=True, check=False)
+    assert ("MemoryError" in done.stderr) == fails and done.stdout.strip() == (str(2**30) if fails else "None")
+
+
+@pytest.mark.parametrize("asked", ["two", "0", "-1", "inf", "nan"])
+def test_a_limit_that_is_no_number_is_told(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    monkeypatch.setenv(host.MEMORY, asked)
+    with pytest.raises(InputError, match="expected a number of GiB above 0, or off"):
+        host.limit_memory(1)
+
+
+def test_processes_of_a_node_share_what_is_free(monkeypatch: pytest.MonkeyPatch, tree: Tree) -> None:
+    taken: list[tuple[int, int]] = []
+    monkeypatch.delenv(host.MEMORY, raising=False)
+    monkeypatch.setattr("resource.setrlimit", lambda _, limits: taken.append(limits))
+    monkeypatch.setattr("resource.getrlimit", lambda _: (-1, -1))
+    root = tree({"proc/meminfo": "MemAvailable: 1000000 kB\n", "proc/self/status": "VmData:   500000 kB\n"})
+    assert host.limit_memory(4, root) == 512_000_000 + int(1_024_000_000 * (1 - host.SPARED)) // 4 == taken[0][0]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from caraml.base.errors import EnvironmentUnfitError
 from caraml.doctor import limit_checks
-from caraml.errors import EnvironmentUnfitError
 from caraml.system import limits, topology
 from caraml.system.limits import Look, cache_home, known, look, looks
 from caraml.system.probe import Limit, Trial

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from caraml.errors import InputError
+from caraml.base.errors import InputError
 from caraml.system import peaks
 from caraml.system.catalogue import described, list_systems, load_system
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from caraml.errors import EnvironmentUnfitError, InputError
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.system import kernels, probe
 from caraml.system.kernels import CONVOLUTION, Kernel, array_bytes, dense, streams
 from caraml.system.probe import Limit, Stopwatch, Timing, measure, measure_again, search
@@ -174,7 +174,7 @@ def test_every_library_of_this_torch_is_asked(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_kernels_compute_what_they_count() -> None:
     """FLOPs by torch's own formulas; the prepacked layer is a private operator and has none."""
-    from caraml.models.flops import count_flops
+    from caraml.workloads.flops import count_flops
 
     for kernel in dense(CPU, "fp32"):
         if kernel.amount < 1e9 and kernel.name != "linear layer":

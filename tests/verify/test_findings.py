@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from caraml.metrics.model import Metric
 from caraml.power.signals import Constant, Square
-from caraml.results.record import Metric
 from caraml.results.store import Store
 from caraml.suite.load import SuiteFile, load_suite
 from caraml.verify import proof

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from caraml.engine.instruments import POWER_SOURCES
-from caraml.power.clock import NODE
+from caraml.power.node import NODE
 from caraml.results.record import Record
 from caraml.results.store import Store
 from caraml.suite.model import Measure
 from caraml.verify.energy import WATTS, energy_claims, silence_claims, source_of
-from caraml.verify.players import play
+from caraml.verify.proof import play
 from tests.conftest import MakePoint
 
 POLICY = Measure(min_seconds=1.2, max_seconds=3, idle_seconds=1.0)

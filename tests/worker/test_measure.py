@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import time
@@ -13,8 +14,8 @@ from typing import Any
 import pytest
 
 import caraml
+from caraml.base.errors import InputError
 from caraml.engine.ranks import Ranks
-from caraml.errors import InputError
 from caraml.power.signals import Constant
 from caraml.results.files import read_table
 from caraml.results.record import Record
@@ -58,6 +59,17 @@ def test_rate_and_energy_are_those_of_the_window(tmp_path: Path, monkeypatch: py
     assert begin == pytest.approx(record.window.start)
     assert record.metrics["data_wait_share"].value is None and record.metrics["data_wait_share"].reason
     assert (record.point.workload, record.point.params, record.item) == ("own_loop", {"name": "known", "a": 1}, "image")
+
+
+def test_a_rate_of_uneven_items_is_not_called_precise(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    with caraml.measure("uneven", out=tmp_path, policy=QUICK) as m:
+        while m.step(draw.choice((1, 1, 1, 200))):
+            time.sleep(0.02)
+    record = only(tmp_path)
+    rate = record.metrics["throughput"]
+    assert "imprecise" in record.flags and rate.value is not None
+    assert rate.high is None or rate.high > 1.1 * rate.value
 
 
 def test_equal_loops_are_repeats_of_one_point(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 from caraml.engine.instruments import NodeSummary
 from caraml.engine.steps import StepRow, StepTable
 from caraml.engine.summary import RankSummary
+from caraml.metrics.energy import energies
+from caraml.metrics.model import Window
 from caraml.power.energy import boundary_energy, subtract_idle
 from caraml.power.model import Boundary, ChannelEnergy, WindowEnergy
-from caraml.results.metrics import energies
-from caraml.results.record import Window
 from caraml.worker.nodes import NO_PROCESS, Nodes, put_together
 
 WINDOW = Window(start=10.0, end=20.0, steps=5, samples=500, items=1000, first_step=1)

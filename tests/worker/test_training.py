@@ -15,9 +15,10 @@ import pytest
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import StepRow, StepTable
 from caraml.engine.summary import RankSummary
+from caraml.metrics.model import Facts, Peak
 from caraml.results.files import read_table
 from caraml.results.finish import finish
-from caraml.results.record import Facts, Peak, Record
+from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Measure, Point
 from caraml.verify import workload as known

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from caraml.base.errors import InputError
+from caraml.base.toml import parse_toml
 from caraml.campaign import Campaign, Options
-from caraml.errors import InputError
 from caraml.launch.local import LocalLauncher
 from caraml.power.signals import Constant
-from caraml.report.live import LogLines
+from caraml.report.progress import LogLines
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import COMMAND_KEYS, Measure, Suite
 from caraml.system.detect import detect
-from caraml.tomlfile import parse_toml
 from caraml.worker.command import COMMAND, Command
 from caraml.workloads.command import Params, filled
 from tests.conftest import MakePoint

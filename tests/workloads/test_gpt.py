@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 
-from caraml.models.flops import count_flops
-from caraml.models.gpt import GPT, GPTConfig, flops_per_token, hardware_flops_per_token, parameter_count
-from caraml.models.gpt_division import layers_of_stage, stage_on_meta
+from caraml.workloads.flops import count_flops
 from caraml.workloads.gpt import Params, config_of
+from caraml.workloads.gpt.division import layers_of_stage, stage_on_meta
+from caraml.workloads.gpt.model import GPT, GPTConfig, flops_per_token, hardware_flops_per_token, parameter_count
 
 
 def params(**values: object) -> Params:

@@ -13,11 +13,11 @@ import torch.multiprocessing as mp
 from torch.nn import functional as F
 
 from caraml.engine.step import OwnStep
-from caraml.models.regimes import MemoryBank
-from caraml.results.record import Facts
+from caraml.metrics.model import Facts
 from caraml.suite.model import Point
 from caraml.workloads.base import Task
 from caraml.workloads.regime_clustering import clustering_step
+from caraml.workloads.regime_clustering.model import MemoryBank
 
 SAMPLES, BATCH, WIDTH, HEADS = 24, 8, 6, [3, 4]
 STEPS = 2 * SAMPLES // BATCH

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from caraml.models.ensemble import gaussian_crps
-from caraml.models.temperature import pinball_loss
 from caraml.workloads import WORKLOADS, load_workload
+from caraml.workloads.ensemble_postprocessing.model import gaussian_crps
+from caraml.workloads.temperature_postprocessing.model import pinball_loss
 from tests.workloads.weather_training import Trained, train
 
 pytestmark = pytest.mark.slow

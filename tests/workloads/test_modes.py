@@ -14,10 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from caraml.engine.precision import set_attention
 from caraml.engine.step import make_step
-from caraml.models.conv_flops import CORRECTIONS
 from caraml.suite.model import Mode
 from caraml.workloads import WORKLOADS, load_workload
 from caraml.workloads.base import BuildContext, Task
+from caraml.workloads.flops import CORRECTIONS
 from tests.conftest import MakePoint
 
 BATCH = 4

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from caraml.errors import EnvironmentUnfitError
+from caraml.base.errors import EnvironmentUnfitError
 from caraml.workloads import params_of
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from caraml.base.format import JOULES_PER_WATT_HOUR
 from caraml.launch.script import write_script
 from caraml.results.files import read_table
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Measure, Point
-from caraml.units import JOULES_PER_WATT_HOUR
 from caraml.workloads.gpt import Params as GptParams
 from caraml.workloads.image_classification import Params as ImageParams
 from caraml.workloads.image_classification import flops_per_image

@@ -15,13 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
-from caraml.data.image_generator import generate_image_folder
-from caraml.data.pack import pack_images
-from caraml.data.squad_generator import generate_squad
-from caraml.engine.afterwards import validate
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
-from caraml.errors import EnvironmentUnfitError, InputError
+from caraml.engine.validation import validate
 from caraml.launch.script import write_script
 from caraml.results.files import read_table
 from caraml.results.store import RECORD, Store, read_record
@@ -29,10 +26,12 @@ from caraml.suite.model import Measure, Point
 from caraml.workloads import load_workload
 from caraml.workloads.base import BuildContext, Task
 from caraml.workloads.image_classification import Params as ImageParams
-from caraml.workloads.image_classification import _network, flops_per_image
+from caraml.workloads.image_classification import _network, flops_per_image, follow, goyal_rate
+from caraml.workloads.image_classification.generator import generate_image_folder
+from caraml.workloads.image_classification.store import pack_images
 from caraml.workloads.question_answering import Params as QuestionParams
 from caraml.workloads.question_answering import flops_per_item
-from caraml.workloads.schedule import follow, goyal_rate
+from caraml.workloads.question_answering.data import generate_squad
 from tests.conftest import MakePoint
 
 CPU = torch.device("cpu")
@@ -103,8 +102,8 @@ def test_the_autoencoder_learns_to_reconstruct_digits() -> None:
 
 
 def test_the_autoencoder_compresses_fourfold_at_the_cost_of_equal_stages() -> None:
-    from caraml.models.compression import CompressionAutoencoder
-    from caraml.models.flops import count_flops
+    from caraml.workloads.flops import count_flops
+    from caraml.workloads.image_compression.model import CompressionAutoencoder
 
     with torch.device("meta"):
         model, image = CompressionAutoencoder(), torch.empty(1, 1, 28, 28)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from caraml.analysis.bottleneck import Bottleneck, Partners, bottleneck
+from caraml.analysis.bottleneck import Diagnosis, Partners, bottleneck
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.grouping import axes, grouped, same_work, short, varying, without
 from caraml.analysis.run_variation import estimates
@@ -52,7 +52,7 @@ class Choice:
     """[J/item]; ``None`` without a sensor."""
     action: Estimate | None
     """Energy times time, both per item [J s/item²]: proportional to the Action of any fixed amount of work."""
-    bottleneck: Bottleneck
+    bottleneck: Diagnosis
     """Where its time goes."""
 
     def cost(self, goal: Goal) -> Estimate | None:

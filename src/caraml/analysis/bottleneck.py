@@ -41,7 +41,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Bottleneck:
+class Diagnosis:
     """What limits a run."""
 
     by: Part | None
@@ -83,11 +83,11 @@ class Partners:
         return self._single.get(_per_device(record))
 
 
-def bottleneck(record: Record, partners: Partners) -> Bottleneck:
+def bottleneck(record: Record, partners: Partners) -> Diagnosis:
     """Where the time of a record's window goes."""
     shares = [_input(record, partners), _communication(record, partners), _compute(record)]
     shares.append(_rest(record, partners, shares))
-    return Bottleneck(_largest(shares), tuple(shares), _sentence(_largest(shares), shares))
+    return Diagnosis(_largest(shares), tuple(shares), _sentence(_largest(shares), shares))
 
 
 def _but(record: Record, *names: str) -> object:

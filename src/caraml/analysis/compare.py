@@ -21,12 +21,13 @@ from typing import Literal
 from caraml.analysis.differences import Difference, differences
 from caraml.analysis.estimate import Estimate, smallest_change
 from caraml.analysis.grouping import axes, grouped, names, without
-from caraml.analysis.run_variation import Means, ratios, values
+from caraml.analysis.observations import values
+from caraml.analysis.run_variation import Means, ratios
 from caraml.analysis.select import Side
-from caraml.errors import InputError, unknown_name
+from caraml.base.errors import InputError, unknown_name
+from caraml.base.stats import holm
+from caraml.metrics.definitions import METRICS
 from caraml.results.record import Record
-from caraml.stats import holm
-from caraml.units import METRICS
 
 Verdict = Literal["better", "worse", "same", "indistinguishable", "unknown"]
 ALPHA = 0.05

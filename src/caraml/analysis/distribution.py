@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from caraml.analysis.raw import RankSteps, Steps
+from caraml.base.stats import mean_interval
 from caraml.results.record import Record
-from caraml.stats import mean_interval, t_critical
 
 CLEAR = 0.4
 """Least height of the curve above its chord for an elbow. Normally distributed times stay below 0.3 (95 % of series of 20 to 1,000 steps);
@@ -85,7 +85,7 @@ def elbow(times: Sequence[float]) -> Elbow | None:
 def median_error(times: Sequence[float]) -> float | None:
     """Relative standard error of the median step, from the order statistics around it; ``None`` for fewer than 20 steps.
 
-    The number of independent steps is that of :func:`caraml.stats.mean_interval`.
+    The number of independent steps is that of :func:`caraml.base.stats.mean_interval`.
     """
     if len(times) < FEWEST:
         return None
@@ -105,13 +105,11 @@ def ranks(steps: RankSteps) -> list[RankTime]:
         return []
     count, mean = len(seconds), float(seconds.mean())
     behind = (seconds - np.median(seconds, axis=0)) / mean
+    behind -= np.median(behind.mean(axis=1))  # of skewed times every rank's mean is above the step's median
     slowest = np.bincount(seconds.argmax(axis=0), minlength=count) / seconds.shape[1]
-    wider = t_critical(1 - 0.025 / count, math.inf) / t_critical(0.975, math.inf)
     found = []
     for rank in range(count):
-        interval = mean_interval(behind[rank])
-        half = interval.half_width * wider
-        low, high = interval.mean - half, interval.mean + half
-        wait = float(waits[rank].mean()) / mean
-        found.append(RankTime(rank, interval.mean, low, high, float(slowest[rank]), wait, low > 0 and interval.mean > SLOW))
+        interval = mean_interval(behind[rank], 1 - 0.05 / count)
+        wait, slow = float(waits[rank].mean()) / mean, interval.low > 0 and interval.mean > SLOW
+        found.append(RankTime(rank, interval.mean, interval.low, interval.high, float(slowest[rank]), wait, slow))
     return sorted(found, key=lambda one: -one.excess)

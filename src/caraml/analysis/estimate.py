@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from caraml.stats import t_critical, t_tail
+from caraml.base.stats import t_critical, t_tail
 
 CONFIDENCE = 0.95
 _LARGEST = 500.0

@@ -9,7 +9,7 @@ squared deviations from the segments' means, in units of the noise, plus a penal
   neighbours. What lasts for fewer results than half of them is therefore no level.
 
 The newest level needs ``FIRM`` results; one of two is said to be provisional, and one alone is no change. The penalty was found by
-simulation (``bench/analysis/history.py``).
+simulation (``bench/analysis/verdicts.py``).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 
 from caraml.analysis.differences import Difference, compare_facts, facts
 from caraml.analysis.grouping import axes, grouped, names, without
-from caraml.analysis.run_variation import SMALLEST_SD, values
-from caraml.errors import InputError, unknown_name
+from caraml.analysis.observations import SMALLEST_SD, values
+from caraml.base.errors import InputError, unknown_name
+from caraml.metrics.definitions import METRICS
 from caraml.results.record import Record
 from caraml.results.store import RECORD, read_record
-from caraml.units import METRICS
 
 _MAY_CHANGE = ("software",)
 """Axes in which the attempts of one series may differ: what may have changed over time."""
@@ -46,6 +46,9 @@ NEIGHBOURS = 2
 """Results on either side whose median tells whether one is far off."""
 FAR = 3.0
 """Standard deviations from that median beyond which a result counts no more."""
+FAR_NEIGHBOURS, JUMPS = 0.15, 4
+"""Share, and number, of the differences of neighbours that may be far beyond the others for another reason than noise. Where more are, they
+are the noise: so it is of results with two levels, most of which are nearly the same."""
 _LAGS = (7, 14)
 """Distance of results that resemble each other no more; a week, so that weekdays cancel."""
 
@@ -53,7 +56,7 @@ _UNKNOWN = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class Entry:
+class HistoryEntry:
     """One attempt."""
 
     time: datetime
@@ -92,7 +95,7 @@ class Series:
     device: str
     metric: str
     unit: str
-    entries: tuple[Entry, ...]
+    entries: tuple[HistoryEntry, ...]
     """By time."""
     changes: tuple[ChangePoint, ...]
     note: str | None
@@ -157,13 +160,13 @@ def _series(name: str, records: Sequence[Record], metric: str) -> Series:
     return Series(name, point.system, point.device, metric, records[0].metrics[metric].unit, entries, tuple(found), note, newest)
 
 
-def _entry(record: Record, metric: str) -> Entry:
+def _entry(record: Record, metric: str) -> HistoryEntry:
     found = record.metrics[metric]
     assert found.value is not None
-    return Entry(_time(record), found.value, found.low, found.high, record.key, record.attempt, record.point.software)
+    return HistoryEntry(_time(record), found.value, found.low, found.high, record.key, record.attempt, record.point.software)
 
 
-def _level(entries: Sequence[Entry]) -> float:
+def _level(entries: Sequence[HistoryEntry]) -> float:
     return math.exp(median(math.log(entry.value) for entry in entries))
 
 
@@ -217,15 +220,18 @@ def _noise(x: NDArray[np.float64], floor: float) -> tuple[float, float]:
     """
     last = max(min(_LAGS[1], x.size // 2), 2)
     apart = np.concatenate([x[lag:] - x[:-lag] for lag in range(max(min(_LAGS[0], last // 2 + 1), 1), last + 1)])
-    near, far = _mean_square(np.diff(x)), _mean_square(apart)
+    usual = max(1 - max(FAR_NEIGHBOURS, JUMPS / (x.size - 1)), 0.5)
+    near, far = _mean_square(np.diff(x), usual), _mean_square(apart)
     memory = 1 - near / far if far > 0 else 0.0
     memory = min(max((x.size * memory + MEMORY_WEIGHT * MEMORY) / (x.size + MEMORY_WEIGHT), 0.0), 0.9)
     square = max(near / 2 / (1 - memory), floor**2, 1e-24)
     return math.sqrt(square), math.sqrt(square * (1 + memory) / (1 - memory))
 
 
-def _mean_square(differences: NDArray[np.float64]) -> float:
-    """Mean square of normal differences, the far ones left out."""
+def _mean_square(differences: NDArray[np.float64], share: float = 0.5) -> float:
+    """Mean square of normal differences, the far ones left out: by their median, or by the quantile at ``share`` if that says more."""
+    from scipy.special import ndtri
+
     size = np.abs(differences)
-    near = size[size <= 3 * 1.4826 * float(np.median(size))]
+    near = size[size <= 3 * max(float(np.quantile(size, each)) / float(ndtri((1 + each) / 2)) for each in (0.5, share))]
     return float(np.mean(near**2)) / 0.9733  # share of a normal variance that lies within three deviations

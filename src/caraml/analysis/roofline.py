@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from caraml.results.limits import fed_bandwidth
+from caraml.metrics.roofline import fed_bandwidth
 from caraml.results.record import Record
 
 Limit = Literal["arithmetic", "memory", "cache"]

@@ -9,7 +9,9 @@ in memory, another temperature, another neighbour on the network. That shows onl
   works are, and how much more the second side varies than the first. Works that vary alike speak for each other, others for themselves;
 * where each side has one session only, rates and energies are taken to vary from session to session by ``SESSION_SD`` besides on one
   machine, on several by ``SINGLE_RUN_SD``;
-* where nothing was repeated, a number with an interval is taken to vary by ``SINGLE_RUN_SD`` besides, and one without is not judged;
+* work that was not repeated is taken to vary as much as repeats of other works say, and by ``SINGLE_RUN_SD`` at least, with the tails of
+  Student's t; a number without an interval is then not judged;
+* what a session did to all works is one observation, however many works there are;
 * never less than the records' own intervals say.
 
 ``TYPICAL_SD`` and ``SINGLE_RUN_SD`` come from repeats that others published: the time per epoch of the 27 sets of three to six equal runs
@@ -21,170 +23,36 @@ is the reach of two normal errors of 2.3 %. ``SESSION_SD`` is an assumption; not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from functools import cached_property
-from statistics import fmean, variance
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from caraml.analysis.estimate import Estimate
+from caraml.analysis.observations import (
+    SINGLE_RUN_DOF,
+    SINGLE_RUN_SD,
+    TYPICAL_SD,
+    Z95,
+    Observations,
+    Value,
+    is_known_kind,
+    most_dof,
+    observations,
+    sessions_of,
+    values,
+)
+from caraml.base.stats import t_critical
 from caraml.results.record import Record
 
 Array: TypeAlias = NDArray[np.float64]
 
-TYPICAL_SD = 0.0056
-SINGLE_RUN_SD = 0.023
-SESSION_SD = 0.01
-SESSION_PAUSE = timedelta(hours=6)
-"""Time between the starts of two runs on one machine from which on they are of different sessions."""
-SMALLEST_SD = 5e-4
-"""Relative spread below which repeats count as equal: what is left is rounding."""
-SENSOR_ACCURACY = 0.05
-"""Systematic relative error of a power sensor whose record does not say it."""
-Z95 = 1.959964
-
-_ENERGIES = ("energy", "device_energy", "node_energy", "run_energy", "run_node_energy", "items_per_watt_hour", "mean_power")
-_RATES = ("throughput", "step_time_mean", "epoch_time_mean", "run_time", "achieved_flops", "mfu", "input_bandwidth", *_ENERGIES)
-
-
-def is_known_kind(metric: str) -> bool:
-    """True for rates, their times and energies: the kinds of number that the published repeats speak of."""
-    return metric.startswith(_RATES)
-
-
-@dataclass(frozen=True)
-class Value:
-    """One number of one run."""
-
-    value: float
-    error: float | None
-    """Relative standard error by the record's own interval; ``None`` if it has none."""
-    bound: float = 0.0
-    """How far the logarithm may be off besides, at most."""
-    accuracy: float = 0.0
-    """Systematic relative error of its sensor: the same for all runs that ``sensors`` read."""
-    sensors: str | None = None
-    """What tells the sensors from others; ``None``: not known."""
-    host: str = ""
-    time: datetime | None = None
-    """When the run started; a run of unknown time is a session of its own."""
-
-
-def values(records: Iterable[Record], metric: str) -> list[Value]:
-    """The metric of every record that has it above zero."""
-    found = []
-    for record in records:
-        one = record.metrics.get(metric)
-        if one is None or one.value is None or one.value <= 0:
-            continue
-        error = None
-        if one.low is not None and one.high is not None and 0 < one.low <= one.high:
-            error = math.log(one.high / one.low) / 2 / Z95
-        share = min((one.bound or 0.0) / one.value, 0.99)
-        accuracy, sensors = _sensors(record, one.scope) if metric.startswith(_ENERGIES) else (0.0, None)
-        host = str(record.system.get("hostname") or record.system.get("host") or "")
-        found.append(Value(one.value, error, -math.log1p(-share), accuracy, sensors, host, _started(record)))
-    return found
-
-
-def _sensors(record: Record, scope: str | None) -> tuple[float, str | None]:
-    """Accuracy and identity of the sensors that a record's energy was read from."""
-    boundary = record.energy.boundaries.get(scope or "") if record.energy is not None else None
-    if boundary is None:
-        return SENSOR_ACCURACY, None
-    host = record.system.get("hostname") or record.system.get("host")
-    accuracy = SENSOR_ACCURACY if boundary.accuracy is None else boundary.accuracy
-    return accuracy, f"{host}: {', '.join(sorted(boundary.channels))}" if host else None
-
-
-def _started(record: Record) -> datetime | None:
-    if "published" in record.environment:
-        return None
-    try:
-        return datetime.fromisoformat(record.started_at).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """The independent observations of one group of repeats: logarithms of runs, or of means of sessions."""
-
-    logs: tuple[float, ...]
-    within: float
-    """Variance of the mean by the records' own intervals; the least that it can be."""
-    known: bool
-    """Whether every run has an interval of its own."""
-    sessions: float
-    """Variance of the mean that is assumed for the state of its only session; 0 where several show it, or where it cancels."""
-
-    @cached_property
-    def mean(self) -> float:
-        return fmean(self.logs)
-
-    @property
-    def dof(self) -> int:
-        return len(self.logs) - 1
-
-    @cached_property
-    def square(self) -> float:
-        """Variance of one observation, at least what rounding makes."""
-        return max(variance(self.logs), SMALLEST_SD**2) if self.dof else 0.0
-
-
-_Pair: TypeAlias = tuple[_Cell | None, _Cell | None]
+_Pair: TypeAlias = tuple[Observations | None, Observations | None]
 """Both sides of a work; the second is ``None`` where there are no sides."""
 Means: TypeAlias = tuple[Estimate | None, Estimate | None, Estimate | None]
 """First, second, and second over first."""
-
-
-def _sessions(found: Iterable[Value]) -> dict[int, int]:
-    """A number of the session of every value, by its ``id``."""
-    ordered = sorted(found, key=lambda one: (one.time is None, one.host, one.time.timestamp() if one.time else 0.0))
-    numbers: dict[int, int] = {}
-    last: Value | None = None
-    number = 0
-    for one in ordered:
-        follows = last is not None and last.host == one.host and last.time is not None and one.time is not None
-        number += not (follows and one.time - last.time < SESSION_PAUSE)  # type: ignore[operator, union-attr]
-        numbers[id(one)], last = number, one
-    return numbers
-
-
-def _cells(groups: Sequence[Sequence[Value]], known: bool) -> list[_Cell | None]:
-    """The observations of groups that are set against each other; ``None`` for an empty one.
-
-    ``known``: of a kind that the state of a machine changes. Memory and losses are not.
-    """
-    number = _sessions(one for group in groups for one in group)
-    by_session: list[dict[int, list[Value]]] = []
-    for group in groups:
-        sessions: dict[int, list[Value]] = {}
-        for one in group:
-            sessions.setdefault(number[id(one)], []).append(one)
-        by_session.append(sessions)
-    everywhere = {session for sessions in by_session for session in sessions}
-    several = any(len(sessions) > 1 for sessions in by_session)
-    hosts = {one.host for group in groups for one in group}
-    assumed = (SESSION_SD if len(hosts) == 1 else SINGLE_RUN_SD) ** 2 if known and not several and len(everywhere) > 1 else 0.0
-    cells: list[_Cell | None] = []
-    for group, sessions in zip(groups, by_session, strict=True):
-        if not group:
-            cells.append(None)
-            continue
-        errors = [one.error for one in group if one.error is not None]
-        within = fmean(error**2 for error in errors) / len(group) if errors else 0.0
-        if several:
-            logs = tuple(fmean(math.log(one.value) for one in session) for session in sessions.values())
-        else:
-            logs = tuple(math.log(one.value) for one in group)
-        cells.append(_Cell(logs, within, len(errors) == len(group), assumed))
-    return cells
-
 
 # -- what all repeats say together ------------------------------------------------------------------------------------------------------
 
@@ -291,6 +159,8 @@ class _Variation:
     """``None``: nothing was repeated."""
     known: bool
     works: int
+    most_dof: float
+    """Of any error that was learnt."""
 
     def mean(self, pair: _Pair, side: int, group: Sequence[Value]) -> Estimate | None:
         """The mean of one side of a work."""
@@ -299,25 +169,28 @@ class _Variation:
             return None
         value, bound = (group[0].value if len(group) == 1 else math.exp(cell.mean)), _bound(group)
         share = 1 / len(cell.logs)
-        if self.learnt is not None:
-            error = self.learnt.error(pair, (share, 0.0) if side == 0 else (0.0, share))
-            return Estimate(value, *_widened(error, cell.within, cell.sessions), bound)
-        sd = math.sqrt(SINGLE_RUN_SD**2 + cell.within) if self.known and cell.known else None
-        return Estimate(value, sd, bound=bound)
+        alone = Estimate(value, *_single(cell.within), bound) if self.known and cell.known else Estimate(value, None, bound=bound)
+        if self.learnt is None:
+            return alone
+        sd, dof = self.learnt.error(pair, (share, 0.0) if side == 0 else (0.0, share))
+        found = Estimate(value, *_widened((sd, min(dof, self.most_dof)), cell.within, cell.sessions), bound)
+        repeated = any(one is not None and one.dof for one in pair)
+        return found if repeated or (alone.sd is not None and found.reach > alone.reach) else alone
 
     def ratio(self, pair: _Pair, a: Estimate | None, b: Estimate | None) -> Estimate | None:
         """Second over first, without a bound."""
         first, second = pair
         if first is None or second is None or a is None or b is None:
             return None
-        if self.learnt is None:
+        if self.learnt is None or not (first.dof or second.dof):
             return b.over(a)
         error = self.learnt.error(pair, (1 / len(first.logs), 1 / len(second.logs)))
         if self.works == 1 and min(first.dof, second.dof) == 1:
             error = max(error, self._lone(first, second), key=lambda one: Estimate(1.0, *one).reach)
+        error = error[0], min(error[1], self.most_dof)
         return Estimate(b.value / a.value, *_widened(error, first.within + second.within, first.sessions + second.sessions))
 
-    def _lone(self, first: _Cell, second: _Cell) -> tuple[float, float]:
+    def _lone(self, first: Observations, second: Observations) -> tuple[float, float]:
         """Welch's test with the published spread as half an observation on each side: two runs alone tell little."""
         weight, earned = (TYPICAL_SD**2, _LONE_EARNED) if self.known else (0.0, 0.0)
         squares = [(weight + cell.dof * cell.square) / (earned + cell.dof) / len(cell.logs) for cell in (first, second)]
@@ -331,11 +204,13 @@ def _variation(pairs: Sequence[_Pair], metric: str) -> tuple[_Variation, str]:
     cells = [cell for pair in pairs for cell in pair if cell is not None]
     dof = sum(cell.dof for cell in cells)
     learnt = _learn(pairs, known) if dof else None
-    found = _Variation(learnt, known, len(pairs))
+    found = _Variation(learnt, known, len(pairs), most_dof(cells))
     if learnt is None:
         assumed = f"{SINGLE_RUN_SD:.1%} from run to run is assumed" if known else "so its run-to-run variation is not known"
         return found, f"nothing was repeated{':' if known else ','} {assumed}"
     words = f"from repeats: typically {learnt.typical:.2%} from one to the next, {dof} degree{'s' if dof > 1 else ''} of freedom"
+    if known and any(any(pair) and not any(cell and cell.dof for cell in pair) for pair in pairs):
+        words += f"; {SINGLE_RUN_SD:.1%} from run to run is assumed of work that was run once"
     if not 0.67 < learnt.ratio < 1.5:
         words += f"; B varies {learnt.ratio:.1f} times as much as A"
     assumed_square = max(cell.sessions for cell in cells)
@@ -352,7 +227,8 @@ def ratios(pairs: Sequence[tuple[Sequence[Value], Sequence[Value]]], metric: str
 
     The second and the first are not taken to vary equally. ``None`` for an empty group, and for a ratio with one.
     """
-    cells = [_cells(pair, is_known_kind(metric)) for pair in pairs]
+    nights = sessions_of(one for pair in pairs for group in pair for one in group)
+    cells = [observations(pair, is_known_kind(metric), nights) for pair in pairs]
     variation, sentence = _variation([(first, second) for first, second in cells], metric)
     found: list[Means] = []
     for (one, other), (first, second) in zip(cells, pairs, strict=True):
@@ -366,7 +242,7 @@ def ratios(pairs: Sequence[tuple[Sequence[Value], Sequence[Value]]], metric: str
 
 def estimates_of(groups: Sequence[Sequence[Value]], metric: str) -> tuple[list[Estimate | None], str]:
     """For each group of repeats its mean; and where the errors come from, as a sentence."""
-    cells = _cells(groups, is_known_kind(metric))
+    cells = observations(groups, is_known_kind(metric), sessions_of(one for group in groups for one in group))
     variation, sentence = _variation([(cell, None) for cell in cells], metric)
     return [variation.mean((cell, None), 0, group) for cell, group in zip(cells, groups, strict=True)], sentence
 
@@ -374,6 +250,12 @@ def estimates_of(groups: Sequence[Sequence[Value]], metric: str) -> tuple[list[E
 def estimates(groups: Sequence[Sequence[Record]], metric: str) -> tuple[list[Estimate | None], str]:
     """As :func:`estimates_of`, of a metric of records."""
     return estimates_of([values(group, metric) for group in groups], metric)
+
+
+def _single(within: float) -> tuple[float, float]:
+    """Standard deviation and degrees of freedom of a single run: the 95 % interval of two normal errors, with the tails of Student's t."""
+    sd, dof = _widened((SINGLE_RUN_SD, SINGLE_RUN_DOF), 0.0, within)
+    return sd * Z95 / t_critical(0.975, dof), dof
 
 
 def _widened(found: tuple[float, float], least: float, besides: float) -> tuple[float, float]:

@@ -20,8 +20,9 @@ from caraml.analysis.distribution import Elbow, RankTime, batches, elbow, median
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.grouping import axes, grouped, names, same_work, without
 from caraml.analysis.laws import Law, Name, fit
+from caraml.analysis.observations import Value, values
 from caraml.analysis.raw import raw_file, read_ranks, read_steps
-from caraml.analysis.run_variation import Value, estimates, estimates_of, values
+from caraml.analysis.run_variation import estimates, estimates_of
 from caraml.results.record import Record
 from caraml.results.store import Store
 
@@ -81,7 +82,7 @@ class StepView:
 
 
 @dataclass(frozen=True)
-class Family:
+class ScalingFamily:
     """Records that differ in the number of devices only."""
 
     name: str
@@ -100,7 +101,7 @@ class Family:
         return next((curve for curve in self.curves if curve.basis == basis), None)
 
 
-def scaling(records: Sequence[Record], store: Store | None = None, efficiency: float | None = EFFICIENCY) -> list[Family]:
+def scaling(records: Sequence[Record], store: Store | None = None, efficiency: float | None = EFFICIENCY) -> list[ScalingFamily]:
     """Every family of two or more sizes among ``records``. With a store the median batch has an interval, from the raw steps.
 
     Where one number of devices was run on different numbers of nodes, the fewest nodes count. Without an ``efficiency`` no laws are fitted.
@@ -114,7 +115,7 @@ def scaling(records: Sequence[Record], store: Store | None = None, efficiency: f
         curves = [curve for basis in BASES if (curve := _curve(basis, kind, sizes, store, efficiency)) is not None]
         first = sizes[0][0]
         everyone = tuple(record for size in sizes for record in size)
-        families.append(Family(name, kind, first.point.workload, first.point.device, first.item, everyone, tuple(curves)))
+        families.append(ScalingFamily(name, kind, first.point.workload, first.point.device, first.item, everyone, tuple(curves)))
     return [family for family in families if family.curves]
 
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from caraml.errors import InputError
+from caraml.base.errors import InputError
+from caraml.metrics.definitions import METRICS
+from caraml.metrics.model import Metric
 from caraml.reference import SOURCES, Reference
 from caraml.reference import select as select_rows
-from caraml.results.record import Metric, Record
+from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Mode, Point
-from caraml.units import METRICS
 
 PREFIX = "reference:"
 NOT_STATED = "not stated"

@@ -1,6 +1,6 @@
 """Records as flat tables: one row per record, one column per number, and SQL over them.
 
-Column names are the metric names of :mod:`caraml.units`; ``NAME_low`` and ``NAME_high`` are the ends of the interval. Numbers are in the
+Column names are the names of metrics; ``NAME_low`` and ``NAME_high`` are the ends of the interval. Numbers are in the
 units of :func:`units`, unscaled. The columns are the same for every set of records, so a query never depends on what was measured.
 """
 
@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from caraml.analysis.raw import raw_file
 from caraml.base.database import database, reading, table
+from caraml.base.errors import InputError
 from caraml.base.limits import ROWS
-from caraml.errors import InputError
+from caraml.metrics.definitions import METRICS, unit_of
 from caraml.reference import FIELDS, paths
-from caraml.results.rows import COLUMNS, INTEGERS, NUMBERS, TEXT, Scalar, row_of
-from caraml.results.rowtable import fill, fill_from_parquet
+from caraml.results.rows import COLUMNS, INTEGERS, NUMBERS, TEXT, Scalar, fill, fill_from_parquet, row_of
 from caraml.results.store import Store
-from caraml.units import METRICS, unit_of
 
 if TYPE_CHECKING:
     import duckdb

@@ -11,8 +11,8 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
+from caraml.base.errors import InputError
 from caraml.base.limits import DATABASE, FOOTER, LINE, MEMORY, ROWS_SCANNED, SECONDS, TABLE, too_large
-from caraml.errors import InputError
 
 if TYPE_CHECKING:
     import duckdb

@@ -7,13 +7,16 @@ with a file of each kind that was made to take more.
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from stat import S_ISREG
-from typing import BinaryIO, cast
+from types import FrameType
+from typing import BinaryIO, NoReturn, cast
 
-from caraml.errors import InputError
+from caraml.base.errors import InputError
 
 _MiB = 1 << 20
 
@@ -212,3 +215,26 @@ def too_large(path: Path | str, found: float, most: float, what: str = "bytes", 
 
 def _count(number: float) -> str:
     return f"{number:,.0f}" if number < 1e18 else f"{number:.3g}"
+
+
+@contextmanager
+def limited(seconds: float = SECONDS) -> Iterator[None]:
+    """Raise ``TimeoutError`` once the process has computed for so long in the block: Python's patterns look for signals as they search.
+
+    Signals reach the main thread only: in any other the block has all the time it wants.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, _over)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _over(number: int, frame: FrameType | None) -> NoReturn:
+    del number, frame
+    raise TimeoutError

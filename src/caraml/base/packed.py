@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
+from caraml.base.errors import InputError, in_a_line
 from caraml.base.limits import DIRECTORY, MEMBERS, RATIO, UNPACKED, WINDOW, opened, too_large
-from caraml.errors import InputError, in_a_line
 
 _BLOCK = 1 << 18
 _ENTRY = b"PK\x01\x02"

@@ -4,8 +4,8 @@ A campaign keeps no state of its own: what is done, and who does the rest, stand
 the holes and goes on with jobs that still run.
 """
 
+from caraml.campaign.attempt import Watcher
 from caraml.campaign.machine import machine_of
 from caraml.campaign.runner import Campaign, Options, exit_code
-from caraml.campaign.watch import Watcher
 
 __all__ = ["Campaign", "Options", "Watcher", "exit_code", "machine_of"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import select
 import time
@@ -10,13 +11,23 @@ from contextlib import ExitStack
 from importlib import metadata
 
 from caraml import __version__
+from caraml.base.format import GIB
+from caraml.base.locks import Lock, machine_folder
+from caraml.results.claim import start_time
 from caraml.suite.expand import Machine
+from caraml.system.families import refusal
 from caraml.system.model import System
-from caraml.units import GIB
 
 
 def machine_of(system: System, launcher: str = "slurm") -> Machine:
-    """What expansion must know of a system. Launcher ``local`` reaches the node that it is on, the others all that there are."""
+    """What expansion must know of a system. Launcher ``local`` reaches the node that it is on, the others all that there are.
+
+    Raises:
+        EnvironmentUnfitError: this machine has an accelerator that its torch cannot drive, or two kinds to choose from.
+    """
+    unfit = refusal() if "devices" in system.missing else None
+    if unfit is not None:
+        raise unfit
     cpu = system.device_class == "cpu"
     memory = system.devices[0].memory_bytes
     return Machine(
@@ -49,3 +60,50 @@ def wait_for(handles: Iterable[str], seconds: float) -> None:
             poll.poll(seconds * 1000)
         else:
             time.sleep(seconds)
+
+
+class DeviceLock:
+    """A lock on this machine's compute device, shared by all campaigns of a user. The kernel frees it when its holder ends.
+
+    The file names who holds the lock, for those who wait.
+    """
+
+    def __init__(self, device: str, what: str) -> None:
+        self._what = " ".join(what.split())
+        self._lock = Lock(machine_folder() / f"device-{hashlib.sha256(device.encode()).hexdigest()[:12]}.lock")
+
+    @property
+    def trouble(self) -> str | None:
+        """Why this machine gives no such lock, so that campaigns do not wait for each other; else ``None``."""
+        return self._lock.trouble
+
+    def acquire(self) -> bool:
+        """Take the lock; false while another campaign has it, or a job runs on whose runner was killed."""
+        if not self._lock.take():
+            return False
+        if _job_lives(self.holder()):
+            self._lock.give()
+            return False
+        return True
+
+    def runs(self, handle: str) -> None:
+        """Note what runs now, so that the lock stays taken if this process is killed."""
+        self._lock.note(f"process {os.getpid()}: {self._what}\n{handle}\n")
+
+    def release(self) -> None:
+        """Let the others take it."""
+        self._lock.give()
+
+    def holder(self) -> str:
+        """Who has the lock: a line in words, and the handle of the job."""
+        return self._lock.noted()
+
+    def close(self) -> None:
+        """Let the others take it, for good."""
+        self._lock.close()
+
+
+def _job_lives(text: str) -> bool:
+    """Whether the local job in a lock's text still runs."""
+    parts = text.rpartition("\nlocal:")[2].strip().split(":")
+    return len(parts) > 1 and parts[0].isdecimal() and bool(parts[1]) and start_time(int(parts[0])) == parts[1]

@@ -15,11 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caraml.campaign.flight import accepted
-from caraml.campaign.light import filled_command, references
+from caraml.base.errors import InputError
+from caraml.campaign.attempt import accepted, filled_command, lacking, references
 from caraml.campaign.runner import Campaign
-from caraml.campaign.unseen import lacking
-from caraml.errors import InputError
 from caraml.launch.base import Job
 from caraml.launch.prepare import faults
 from caraml.launch.slurm import SlurmLauncher
@@ -30,7 +28,7 @@ from caraml.worker.command_record import names_of
 from caraml.workloads.command import Params, filled
 
 if TYPE_CHECKING:
-    from caraml.engine.fitting import Planned
+    from caraml.engine.memory import Planned
 
 JOULES_PER_KWH = 3.6e6
 
@@ -123,7 +121,7 @@ def _shortest(point: Point) -> float:
 def _memory(points: Sequence[Point]) -> list[Planned]:
     if not any(point.workload == "gpt" for point in points):
         return []  # nothing below is imported for nothing: it needs torch
-    from caraml.engine.fitting import planned_of
+    from caraml.engine.memory import planned_of
 
     return planned_of(points)
 

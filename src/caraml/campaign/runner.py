@@ -12,23 +12,38 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from caraml.base.errors import CaramlError, EnvironmentUnfitError, ExitCode, InputError
 from caraml.base.files import write_file, write_new
-from caraml.campaign import light
-from caraml.campaign.flight import Flight, Work, accepted, find, finish_attempt, gist, note_handle, wait_until_visible
-from caraml.campaign.launchers import launcher_of
-from caraml.campaign.machine import machine_of, wait_for
-from caraml.campaign.turn import Turn
-from caraml.campaign.unseen import hand_to, lacking
-from caraml.campaign.watch import Watcher
-from caraml.errors import CaramlError, EnvironmentUnfitError, ExitCode, InputError
+from caraml.campaign.attempt import (
+    PointTask,
+    RunningPoint,
+    Shells,
+    Watcher,
+    accepted,
+    conclude,
+    filled_command,
+    find,
+    finish_attempt,
+    hand_to,
+    is_light,
+    lacking,
+    note_handle,
+    ran,
+    references,
+    script,
+    summary_record,
+    wait_until_visible,
+)
+from caraml.campaign.machine import DeviceLock, machine_of, wait_for
 from caraml.launch.base import Job, JobState, Launcher
+from caraml.launch.launchers import launcher_of
 from caraml.launch.prepare import set_up
 from caraml.launch.script import SCRIPT, write_script
 from caraml.results.claim import CLAIM, Heartbeat
 from caraml.results.finish import finish, now, skipped
 from caraml.results.listing import Listing
-from caraml.results.progress import ProgressReader
 from caraml.results.record import Record
+from caraml.results.status import ProgressReader
 from caraml.results.store import POINT, RECORD, Store, read_record
 from caraml.suite.expand import Plan, PlannedPoint, expand
 from caraml.suite.load import SuiteFile
@@ -77,16 +92,16 @@ class Campaign:
     again: bool = False
     """Measure also what has a result already; earlier results are kept beside."""
     options: Options = Options()
-    turn: Turn | None = None
+    device: DeviceLock | None = None
     """One at a time on this machine's device; for a launcher that starts jobs here."""
     say: Callable[[str], None] = lambda text: None
     """Is told, in a sentence, what the campaign waits for."""
-    _shells: light.Shells = field(default_factory=light.Shells, init=False)
+    _shells: Shells = field(default_factory=Shells, init=False)
     _others: dict[str, Launcher] = field(default_factory=dict, init=False)
     """Launchers of jobs that an earlier campaign started in another way."""
-    _waiting: deque[Work] = field(default_factory=deque, init=False)
-    _flying: dict[str, Flight] = field(default_factory=dict, init=False)
-    _busy: deque[Work] = field(default_factory=deque, init=False)
+    _waiting: deque[PointTask] = field(default_factory=deque, init=False)
+    _running: dict[str, RunningPoint] = field(default_factory=dict, init=False)
+    _busy: deque[PointTask] = field(default_factory=deque, init=False)
     _records: dict[int, Record] = field(default_factory=dict, init=False)
     _said: set[str] = field(default_factory=set, init=False)
     _total: int = field(default=0, init=False)
@@ -142,17 +157,17 @@ class Campaign:
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
-    def _work(self, index: int, planned: PlannedPoint) -> Work:
+    def _work(self, index: int, planned: PlannedPoint) -> PointTask:
         point = planned.point
         key, commanded = planned.key or point.key, None
         if point.workload == "command":
             params = Params.model_validate(point.params)
             commanded = params if self._is_light(params) else None
-        return Work(index, planned, key, f"{point.workload}-{key}", point.label, commanded)
+        return PointTask(index, planned, key, f"{point.workload}-{key}", point.label, commanded)
 
-    def _settle(self, work: deque[Work], total: int) -> list[Record]:
+    def _settle(self, work: deque[PointTask], total: int) -> list[Record]:
         """Give every point its record; ``work`` is used up, so that ten thousand points are not kept twice."""
-        self._waiting, self._busy, self._flying, self._records = work, deque(), {}, {}
+        self._waiting, self._busy, self._running, self._records = work, deque(), {}, {}
         self._total = total
         try:
             with ExitStack() as stack:
@@ -174,7 +189,7 @@ class Campaign:
 
     def _loop(self) -> None:
         try:
-            while self._waiting or self._flying or self._busy:
+            while self._waiting or self._running or self._busy:
                 self._launch()
                 if self.options.detach and not self._waiting:
                     return
@@ -186,27 +201,27 @@ class Campaign:
                     self._saved = time.monotonic()
         except BaseException as error:
             # What a scheduler holds goes on; what runs here would be without anybody who ends it.
-            if self.launcher.slots is not None and self._flying:
+            if self.launcher.slots is not None and self._running:
                 for launcher in (self.launcher, self._shells):
-                    launcher.cancel([handle for handle, flight in self._flying.items() if flight.launcher is launcher])
+                    launcher.cancel([handle for handle, running in self._running.items() if running.launcher is launcher])
                 with suppress(OSError):  # a full disk
-                    for flight in self._flying.values():
-                        finish_attempt(flight.work, flight.folder, 1, "failed", f"the campaign was stopped ({type(error).__name__})")
+                    for running in self._running.values():
+                        finish_attempt(running.work, running.folder, 1, "failed", f"the campaign was stopped ({type(error).__name__})")
             raise
         finally:
-            if self.turn is not None:
-                self.turn.give()
+            if self.device is not None:
+                self.device.release()
 
     # -- launching -----------------------------------------------------------------------------------------------------
 
     def _launch(self) -> None:
         """Launch as many as the launcher takes."""
         slots = self.launcher.slots
-        batch: list[tuple[Work, Path]] = []
-        while self._waiting and (slots is None or len(self._flying) + len(batch) < slots):
+        batch: list[tuple[PointTask, Path]] = []
+        while self._waiting and (slots is None or len(self._running) + len(batch) < slots):
             work = self._waiting[0]
             number = self._open(work)
-            if number is not None and work.planned.skip is None and not self._our_turn(bool(batch)):
+            if number is not None and work.planned.skip is None and not self._has_device(bool(batch)):
                 return
             self._waiting.popleft()
             folder = self._prepare(work, number) if number is not None else None
@@ -215,16 +230,16 @@ class Campaign:
         if batch:
             self._submit(batch)
 
-    def _our_turn(self, ours: bool) -> bool:
+    def _has_device(self, ours: bool) -> bool:
         """Whether the machine's device is ours to use."""
-        if self.turn is None or self._flying or ours or self.turn.take():
-            if self.turn is not None and self.turn.trouble is not None:
-                self._say_once(f"not waiting for other campaigns on this device: {self.turn.trouble}")
+        if self.device is None or self._running or ours or self.device.acquire():
+            if self.device is not None and self.device.trouble is not None:
+                self._say_once(f"not waiting for other campaigns on this device: {self.device.trouble}")
             return True
-        self._say_once(f"waiting for the device, which {self.turn.holder().partition(chr(10))[0]} uses")
+        self._say_once(f"waiting for the device, which {self.device.holder().partition(chr(10))[0]} uses")
         return False
 
-    def _open(self, work: Work) -> int | None:
+    def _open(self, work: PointTask) -> int | None:
         """Look at what a point has; the number of the attempt that must be made, if one must."""
         found = find(self.store, work.name, self._heart.runner, self.options.launcher)
         anew = self.again or self.options.only is not None
@@ -239,7 +254,7 @@ class Campaign:
             return found.attempts + 1
         return None
 
-    def _adopt(self, work: Work, folder: Path, handle: str) -> None:
+    def _adopt(self, work: PointTask, folder: Path, handle: str) -> None:
         launcher = self._launcher_of(handle)
         if work.light is None and launcher.poll([handle])[handle].state == "lost":
             # It ended while nobody looked and left no word, as on a full disk: noted, and tried anew.
@@ -247,7 +262,7 @@ class Campaign:
             self._waiting.append(work)
             return
         self.watcher.started(work.planned.point, work.index, self._total)
-        self._flying[handle] = self._flight(work, folder, handle, launcher)
+        self._running[handle] = self._running_point(work, folder, handle, launcher)
 
     def _launcher_of(self, handle: str) -> Launcher:
         """Ours, if it can have started the job."""
@@ -256,11 +271,11 @@ class Campaign:
             return self.launcher
         return self._others.setdefault(kind, launcher_of(handle, self.store.root))
 
-    def _flight(self, work: Work, folder: Path, handle: str, launcher: Launcher) -> Flight:
+    def _running_point(self, work: PointTask, folder: Path, handle: str, launcher: Launcher) -> RunningPoint:
         reader = None if work.light is not None else ProgressReader(folder)
-        return Flight(work, folder, handle, work.planned.point.measure.timeout_seconds, launcher, reader=reader)
+        return RunningPoint(work, folder, handle, work.planned.point.measure.timeout_seconds, launcher, reader=reader)
 
-    def _prepare(self, work: Work, number: int) -> Path | None:
+    def _prepare(self, work: PointTask, number: int) -> Path | None:
         """Make a new attempt, claimed by us, with all that its job needs; ``None`` when nothing is left to launch."""
         point, skip = work.planned.point, work.planned.skip
         folder = self.store.claim_attempt(point, work.name, number, lambda attempt: self._first_files(work, attempt))
@@ -279,11 +294,11 @@ class Campaign:
         self._done(work, read_record(folder / RECORD))
         return None
 
-    def _first_files(self, work: Work, attempt: Path) -> dict[str, str]:
+    def _first_files(self, work: PointTask, attempt: Path) -> dict[str, str]:
         files = {f"{CLAIM}1": str(self._heart.runner)}
         if work.light is not None and work.planned.skip is None:  # its record will have the point, and nobody else asks
             title = f"{work.label}; point {work.key}, attempt {attempt.name}"
-            return {**files, SCRIPT: light.script(work.planned.point, work.light, title, str(attempt.absolute()), self.suite_folder)}
+            return {**files, SCRIPT: script(work.planned.point, work.light, title, str(attempt.absolute()), self.suite_folder)}
         return {**files, POINT: work.planned.point.model_dump_json(indent=1)}
 
     def write_script(self, point: Point, folder: Path) -> Path:
@@ -292,11 +307,11 @@ class Campaign:
         home = folder.absolute()
         if params is not None and self._is_light(params):
             title = f"{point.label}; point {point.key}, attempt {folder.name}"
-            write_new(f"{home}/{SCRIPT}", light.script(point, params, title, str(home), self.suite_folder), mode=0o755)
+            write_new(f"{home}/{SCRIPT}", script(point, params, title, str(home), self.suite_folder), mode=0o755)
             return folder / SCRIPT
         if params is not None:
-            argv, env, cwd = light.filled_command(params, names_of(point, params, home, self.suite_folder))
-            command = Command(argv=argv, env=env, unseen=light.references(params), cwd=cwd, suite_folder=self.suite_folder)
+            argv, env, cwd = filled_command(params, names_of(point, params, home, self.suite_folder))
+            command = Command(argv=argv, env=env, unseen=references(params), cwd=cwd, suite_folder=self.suite_folder)
             write_file(folder / COMMAND, command.model_dump_json(indent=1), sync="none")
         site = self.system.site
         if self.launcher.slots is not None:  # it runs where it is started, whatever scheduler the machine has
@@ -305,9 +320,9 @@ class Campaign:
         return write_script(point, folder, cpu.usable_threads or cpu.threads or 1, site, self.system.devices[0].kind)
 
     def _is_light(self, params: Params) -> bool:
-        return light.is_light(params) and self.launcher.slots is not None and self.system.site.container.runtime == "none"
+        return is_light(params) and self.launcher.slots is not None and self.system.site.container.runtime == "none"
 
-    def _submit(self, batch: list[tuple[Work, Path]]) -> None:
+    def _submit(self, batch: list[tuple[PointTask, Path]]) -> None:
         for work, _ in batch:
             self.watcher.started(work.planned.point, work.index, self._total)
         for launcher, some in (
@@ -316,11 +331,11 @@ class Campaign:
         ):
             jobs = [self._job(work.planned.point, folder) for work, folder in some]
             for (work, folder), handle in zip(some, launcher.submit(jobs) if jobs else [], strict=True):
-                self._flying[handle] = self._flight(work, folder, handle, launcher)
+                self._running[handle] = self._running_point(work, folder, handle, launcher)
                 if work.light is None:  # the others announce themselves, and end in no time
                     note_handle(folder, handle)
-                    if self.turn is not None:
-                        self.turn.runs(handle)
+                    if self.device is not None:
+                        self.device.runs(handle)
 
     @staticmethod
     def _job(point: Point, folder: Path) -> Job:
@@ -330,41 +345,41 @@ class Campaign:
 
     def _look(self) -> None:
         """Wait a little, then see which jobs have ended."""
-        if not self._flying:
+        if not self._running:
             if self._waiting or self._busy:
                 time.sleep(_POLL_SECONDS)
             return
-        wait_for(self._flying, _POLL_SECONDS if self.launcher.slots is not None else _SCHEDULER_POLL_SECONDS)
+        wait_for(self._running, _POLL_SECONDS if self.launcher.slots is not None else _SCHEDULER_POLL_SECONDS)
         for handle, state in self._poll().items():
-            flight = self._flying[handle]
-            line = flight.reader.latest() if flight.reader is not None else None
+            running = self._running[handle]
+            line = running.reader.latest() if running.reader is not None else None
             if line is not None:
-                self.watcher.progress(flight.work.planned.point, line)
+                self.watcher.progress(running.work.planned.point, line)
             if state.state in ("ended", "lost"):
-                del self._flying[handle]
-                self._conclude(flight, state)
-            elif self.launcher.slots is not None and flight.look(state):
-                flight.launcher.cancel([handle])
-                del self._flying[handle]
-                finish_attempt(flight.work, flight.folder, 1, "timeout", f"no result after {flight.timeout:g} s")
-                self._done(flight.work, read_record(flight.folder / RECORD))
-        if not self._flying and self.turn is not None:
-            self.turn.give()
+                del self._running[handle]
+                self._conclude(running, state)
+            elif self.launcher.slots is not None and running.look(state):
+                running.launcher.cancel([handle])
+                del self._running[handle]
+                finish_attempt(running.work, running.folder, 1, "timeout", f"no result after {running.timeout:g} s")
+                self._done(running.work, read_record(running.folder / RECORD))
+        if not self._running and self.device is not None:
+            self.device.release()
 
     def _poll(self) -> dict[str, JobState]:
         states: dict[str, JobState] = {}
         for launcher in (self.launcher, self._shells, *self._others.values()):
-            handles = [handle for handle, flight in self._flying.items() if flight.launcher is launcher]
+            handles = [handle for handle, running in self._running.items() if running.launcher is launcher]
             states |= launcher.poll(handles) if handles else {}
         return states
 
-    def _conclude(self, flight: Flight, state: JobState) -> None:
+    def _conclude(self, running: RunningPoint, state: JobState) -> None:
         """See that an attempt whose job is over has its record."""
-        work, folder = flight.work, flight.folder
-        how = light.ran(str(folder)) if work.light is not None else None
+        work, folder = running.work, running.folder
+        how = ran(str(folder)) if work.light is not None else None
         if work.light is not None and how is not None:
             names = names_of(work.planned.point, work.light, folder, self.suite_folder)
-            record = light.conclude(work.planned.point, work.light, folder, names, replace(how, extras=self._surroundings))
+            record = conclude(work.planned.point, work.light, folder, names, replace(how, extras=self._surroundings))
             write_file(f"{folder}/{RECORD}", record.__pydantic_serializer__.to_json(record, indent=1), sync="file")
             self._done(work, record)
             return
@@ -377,7 +392,7 @@ class Campaign:
 
     def _look_at_busy(self) -> None:
         """Take up points that others had, once they are done or dead."""
-        if self._flying and self.launcher.slots is not None:
+        if self._running and self.launcher.slots is not None:
             return
         for _ in range(len(self._busy)):
             work = self._busy.popleft()
@@ -391,9 +406,9 @@ class Campaign:
             else:
                 self._waiting.append(work)
 
-    def _done(self, work: Work, record: Record, reused: bool = False) -> None:
-        # Of very many records only the gist stays in memory; the store has the rest.
-        self._records[work.index] = record if self._total <= _MANY else gist(work, record)
+    def _done(self, work: PointTask, record: Record, reused: bool = False) -> None:
+        # Of very many records only the summary_record stays in memory; the store has the rest.
+        self._records[work.index] = record if self._total <= _MANY else summary_record(work, record)
         self.store.index.note(work.name, record)
         self.watcher.finished(record, reused)
 

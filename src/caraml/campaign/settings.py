@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from caraml.errors import InputError, nearest
+from caraml.base.errors import InputError, nearest
+from caraml.base.toml import TomlDocument
 from caraml.suite.load import SuiteFile, without_values
 from caraml.suite.model import Benchmark, Measure, Suite
-from caraml.tomlfile import TomlDocument
 
 _NOT_VALUES = {"name", "workload", "on"}
 

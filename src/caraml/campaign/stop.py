@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from caraml.base.errors import InputError
 from caraml.base.limits import LOG_END, tail
-from caraml.campaign.launchers import launcher_of
-from caraml.errors import InputError
+from caraml.launch.launchers import launcher_of
 from caraml.results.claim import Runner, myself, runs_here, somebody_else, start_time
 from caraml.results.finish import finish
 from caraml.results.listing import Listing
-from caraml.results.standing import OPEN, UNHAPPY, Standing, pick, standings
+from caraml.results.status import OPEN, UNHAPPY, Standing, pick, standings
 from caraml.results.store import POINT, Store, attempts
 
 _PATIENCE = 15.0

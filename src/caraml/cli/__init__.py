@@ -10,11 +10,11 @@ from types import FrameType
 
 # Files register their verbs when they are imported; help shows them in this order.
 # isort: off
-from caraml.cli import run, memory, campaign, results, compare, references, machine, container, data  # noqa: F401
+from caraml.cli import run, campaign, results, compare, check, machine, data  # noqa: F401
 
 # isort: on
+from caraml.base.errors import CaramlError, ExitCode
 from caraml.cli.app import app, say
-from caraml.errors import CaramlError, ExitCode
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
 """What a disk says that is full or not ours to write to, or has something else where a file or folder should be; any other failure of the

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from caraml import __version__
-from caraml.base.text import printable
-from caraml.errors import InputError
+from caraml.base.errors import InputError
+from caraml.base.format import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

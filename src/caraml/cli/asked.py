@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, cast, get_args
 
 import typer
 
+from caraml.base.errors import InputError, unknown_name
 from caraml.base.files import open_to_append
-from caraml.base.text import printable
+from caraml.base.format import printable
+from caraml.base.toml import parse_toml
 from caraml.campaign import Campaign, Options, Watcher, exit_code
-from caraml.campaign.launchers import Name, default_name, launcher
+from caraml.campaign.machine import DeviceLock
 from caraml.campaign.preview import programs
 from caraml.campaign.settings import with_settings
-from caraml.campaign.turn import Turn
 from caraml.cli.app import console, say
-from caraml.errors import InputError, unknown_name
 from caraml.launch.batch import SlurmOptions
-from caraml.report.live import LiveTable, LogLines
+from caraml.launch.launchers import Name, default_name, launcher
+from caraml.report.progress import LiveTable, LogLines
 from caraml.results.record import Record
 from caraml.results.store import Store
 from caraml.suite.load import SuiteFile, load_suite, suite_of
 from caraml.system.catalogue import load_system
 from caraml.system.model import System
-from caraml.tomlfile import parse_toml
 from caraml.workloads import params_of
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Asked:
                 only=self.only,
                 imported=self.stranger,
             ),
-            Turn(system.identity, what) if name == "local" else None,
+            DeviceLock(system.identity, what) if name == "local" else None,
             note,
         )
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from caraml.base.errors import ExitCode, InputError
 from caraml.cli.app import RESULTS, Out, app, say
-from caraml.errors import ExitCode, InputError
 
 
 @app.command()
@@ -19,8 +19,8 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Look again every few seconds until everything is done.")] = False,
 ) -> None:
     """Say where the points of campaigns stand; looks at files, so it works from any host and after any crash."""
-    from caraml.report.status import listings, status_text, watch_status
-    from caraml.results.standing import UNHAPPY
+    from caraml.report.progress import listings, status_text, watch_status
+    from caraml.results.status import UNHAPPY
 
     found = listings(out, suite)
     if watch:

@@ -1,4 +1,4 @@
-"""Verbs over several results: compare, scaling, history, advise."""
+"""Verbs over several results: compare, scaling, history, advise, references."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from caraml.base.errors import ExitCode, InputError
 from caraml.cli.app import RESULTS, Out, app, console, records_of, say
-from caraml.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
-    from caraml.report.comparison import Section
+    from caraml.report.section import Section
+
 
 AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
 
@@ -109,10 +110,38 @@ def advise(
 
 
 def _print(sections: Sequence[Section], markdown: bool) -> None:
-    from caraml.report.comparison import markdown as as_markdown
-    from caraml.report.comparison import terminal
+    from caraml.report.section import markdown as as_markdown
+    from caraml.report.section import terminal
 
     if markdown:
         say(as_markdown(sections))
     else:
         console().print(terminal(sections))
+
+
+@app.command()
+def references(
+    *,
+    source: Annotated[str | None, typer.Option(help="caraml, maelstrom, pearc or epicure.")] = None,
+    table: Annotated[str | None, typer.Option(help='Table of the source: 17, or a name such as "text 4.3.1".')] = None,
+    system: Annotated[str | None, typer.Option(help="Machine, for example jureca-a100.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Workload, for example radiation_emulation.")] = None,
+    metric: Annotated[str | None, typer.Option(help="Metric, for example throughput.")] = None,
+    mode: Annotated[str | None, typer.Option(help="train, compute, data or inference.")] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values, every column.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="JSON, every column.")] = False,
+) -> None:
+    """Print published results. Without a filter: which tables there are."""
+    from caraml.analysis.table import to_csv, to_json
+    from caraml.reference import load, select
+    from caraml.reference.listing import full_lines, overview, rows_text
+
+    wanted = {"source": source, "table": table, "system": system, "workload": workload, "metric": metric, "mode": mode}
+    rows = select(load(), **wanted)
+    if csv or json:
+        columns, lines = full_lines(rows)
+        say((to_csv if csv else to_json)(columns, lines), nl=False)
+    elif any(wanted.values()):
+        say(rows_text(rows))
+    else:
+        say(overview(rows))

@@ -22,7 +22,7 @@ def prepare_text(
     text_key: Annotated[str, typer.Option(help="Field that holds a document's text.")] = "text",
 ) -> None:
     """Tokenise documents into Megatron's indexed format."""
-    from caraml.data.text import prepare_text as prepare
+    from caraml.workloads.gpt.text import prepare_text as prepare
 
     done = prepare(inputs, out, tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key)
     say(f"{done.prefix}: {done.documents:,} documents, {done.tokens:,} tokens, vocabulary {done.vocab_size:,}")
@@ -36,7 +36,7 @@ def prepare_images(
     seed: Annotated[int, typer.Option(help="Same seed, same images.")] = 0,
 ) -> None:
     """Draw a small image folder with ImageNet's distribution of sizes."""
-    from caraml.data.images import generate_image_folder
+    from caraml.workloads.image_classification.images import generate_image_folder
 
     done = generate_image_folder(out, classes, per_class, seed)
     say(f"{out}: {done.images:,} images in {done.classes:,} classes, {done.bytes:,} bytes")
@@ -50,7 +50,7 @@ def prepare_weather(
     seed: Annotated[int, typer.Option(help="Same seed, same files.")] = 0,
 ) -> None:
     """Write look-alike NetCDF files of a weather and climate application."""
-    from caraml.data.weather import prepare_weather as prepare
+    from caraml.workloads.weather.lookalikes import prepare_weather as prepare
 
     done = prepare(application, out, size, seed)
     say(f"{out}: {done.files:,} files, {done.bytes:,} bytes")
@@ -63,7 +63,7 @@ def pack(
     shard: Annotated[int, typer.Option(min=1, help="Images per tar shard.")] = 10_000,
 ) -> None:
     """Write an image folder as one LMDB, as tar shards or as an archive."""
-    from caraml.data.pack import pack_images
+    from caraml.workloads.image_classification.store import pack_images
 
     done = pack_images(folder, out, shard)
     say(f"{out}: {done.images:,} images in {done.files:,} {'file' if done.files == 1 else 'files'}, {done.bytes:,} bytes")

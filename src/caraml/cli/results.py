@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from caraml.base.errors import InputError
 from caraml.base.files import owned
 from caraml.cli.app import RESULTS, Out, app, console, records_of, rows_of, say
-from caraml.errors import InputError
 
 if TYPE_CHECKING:
     from caraml.results.record import Record
@@ -39,8 +39,9 @@ def results(
 ) -> None:
     """Print results: a table, CSV, JSON, or the answer to an SQL query."""
     from caraml.analysis.table import COLUMNS, query, to_csv, to_json, units_of_items
-    from caraml.report.status import MANY, rows_text
-    from caraml.report.tables import query_table, safe_cells
+    from caraml.report.document import safe_cells
+    from caraml.report.progress import MANY, rows_text
+    from caraml.report.tables import query_table
     from caraml.results.store import Store
 
     store = Store(out)
@@ -62,7 +63,7 @@ def results(
         columns, lines = list(COLUMNS), [tuple(map(row.get, COLUMNS)) for row in rows]
         column_units = units_of_items({str(row["item"]) for row in rows})
     if csv:
-        from caraml.report.tables import safe_cells
+        from caraml.report.document import safe_cells
 
         lines = [tuple(safe_cells(line)) for line in lines]
     if csv or json:
@@ -111,8 +112,8 @@ def report(
     beside = to or _place(out)
     name, title = suite or "all", (store.listing(suite).title or suite) if suite else "All results"
     if format in (Format.PDF, Format.PNG, Format.SVG):
-        from caraml.report.export import write_figures
-        from caraml.report.numbers import count
+        from caraml.base.format import count
+        from caraml.report.document import write_figures
 
         written = write_figures(store, records, to or beside / f"{name}-figures", format.value)
         say(f"{count(len(written), 'figure')} in {written[0].parent}")
@@ -135,7 +136,7 @@ def _place(out: Path) -> Path:
 
 def _write_text(store: Store, records: list[Record], format: Format, path: Path, title: str) -> None:
     from caraml.base.files import write_file
-    from caraml.report.export import csv_text, markdown
+    from caraml.report.document import csv_text, markdown
     from caraml.report.page import page
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,10 +149,9 @@ def _write_text(store: Store, records: list[Record], format: Format, path: Path,
 
 
 def _serve(out: Path, port: int | None) -> None:
-    from caraml.report.browse import Shelf
-    from caraml.report.serve import PORT, Server
+    from caraml.report.server import PORT, ResultsTree, Server
 
-    with Server(Shelf(out), PORT if port is None else port) as server:
+    with Server(ResultsTree(out), PORT if port is None else port) as server:
         say(f"{server.url}\nOnly this machine can open it, and only with this address. Ctrl+C ends it.")
         with suppress(KeyboardInterrupt):
             server.serve_forever()

@@ -1,14 +1,19 @@
-"""Verbs that measure: plan, run, verify, power."""
+"""Verbs that measure, or say what a measurement needs: plan, run, verify, power, memory."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from caraml.base.errors import ExitCode, InputError
 from caraml.cli.app import RESULTS, Out, app, console, say
-from caraml.errors import ExitCode
+
+if TYPE_CHECKING:
+    from caraml.engine.memory import Planned
+    from caraml.system.model import System
+
 
 SuiteName = Annotated[str, typer.Argument(help="Name of a suite (see `caraml list suites`) or path of a suite file.")]
 SystemName = Annotated[str, typer.Option("--system", help="Machine that the points run on (`caraml list systems`), or path of its file.")]
@@ -33,8 +38,8 @@ def plan(  # noqa: PLR0917 -- options, which nobody gives by position
     """Say what a run would do: points, time, energy, disk, scripts, and what will be refused. Nothing runs."""
     from caraml.campaign.preview import preview
     from caraml.cli.asked import Asked
-    from caraml.report.live import LogLines
-    from caraml.report.preview import preview_view
+    from caraml.report.progress import LogLines
+    from caraml.report.tables import preview_view
 
     campaign = Asked(suite, out, system, launcher, tuple(settings or ()), again).campaign(LogLines(sys.stdout), say)
     found = preview(campaign)
@@ -76,7 +81,7 @@ def verify(
 ) -> None:
     """Check the measurement: measure work of known truth, here or through a scheduler, and compare every number with the truth."""
     from caraml.cli.asked import place_of
-    from caraml.report.live import LiveTable, LogLines
+    from caraml.report.progress import LiveTable, LogLines
     from caraml.verify.finding import table
     from caraml.verify.proof import FILE, prove, right
 
@@ -97,3 +102,63 @@ def power(context: typer.Context) -> None:
     from caraml.power.__main__ import main as measure
 
     raise typer.Exit(measure(context.args))
+
+
+@app.command()
+def memory(
+    name: Annotated[str, typer.Argument(help="Suite whose points are planned, or workload whose placements are tried: gpt.")],
+    system: SystemName = "local",
+    settings: Settings = None,
+) -> None:
+    """Say what each device's memory will hold before anything runs, and which placements fit."""
+    from caraml.report.tables import memory_table
+    from caraml.system.catalogue import load_system
+    from caraml.workloads import WORKLOADS
+
+    machine = load_system(system)
+    planned = _fitting(name, machine, settings or []) if name in WORKLOADS else _suite(name, machine, settings or [])
+    console().print(memory_table(planned, machine))
+
+
+def _suite(name: str, machine: System, settings: list[str]) -> list[Planned]:
+    """The points of a suite whose memory can be planned, those included that the machine has too few nodes for."""
+    from caraml.campaign.runner import machine_of
+    from caraml.campaign.settings import with_settings
+    from caraml.engine.memory import planned_of
+    from caraml.suite.expand import expand
+    from caraml.suite.load import load_suite
+    from caraml.workloads import params_of
+
+    file = with_settings(load_suite(name), settings, params_of)
+    found = planned_of(planned.point for planned in expand(file, machine_of(machine), params_of).points)
+    if not found:
+        raise InputError(f"suite {name!r} has no point of workload 'gpt' that can be placed", "caraml memory gpt --system SYSTEM")
+    return found
+
+
+def _fitting(name: str, machine: System, settings: list[str]) -> list[Planned]:
+    """The placements of a workload on the fewest devices of a machine."""
+    from caraml.base.toml import parse_toml
+    from caraml.campaign.runner import machine_of
+    from caraml.campaign.settings import with_settings
+    from caraml.engine.memory import MOST_DEVICES, smallest_that_fit
+    from caraml.suite.expand import expand
+    from caraml.suite.load import suite_of
+    from caraml.workloads import params_of
+
+    if name != "gpt":
+        raise InputError(f"memory is planned for workload 'gpt', not for {name!r}", f"caraml memory gpt --system {machine.name}")
+    room = machine.devices[0].memory_bytes
+    if room is None:
+        raise InputError(f"{machine.name} does not say how much memory a device has", "add devices.memory_bytes to its file")
+    document = parse_toml(f'name = "memory"\ntitle = "-"\n[[benchmark]]\nname = "{name}"\nworkload = "{name}"\n{_DEFAULTS}', "memory")
+    file = with_settings(suite_of(document), settings, params_of)
+    point = expand(file, machine_of(machine), params_of).points[0].point.model_copy(update={"suite": ""})
+    shape = params_of(name).model_validate(point.params).model_shape()  # type: ignore[attr-defined]
+    found = smallest_that_fit(point, shape, room, machine.devices_per_node)
+    if not found:
+        raise InputError(f"no placement on up to {MOST_DEVICES} devices of {machine.name} fits", "--set params.recompute=full")
+    return found
+
+
+_DEFAULTS = 'accumulation = 1\nmicro_batch = 1\nprecision = "bf16"\nparams = { data = "synthetic-device" }\n'

@@ -1,5 +1,4 @@
-"""What a model is fed: tokens, images and synthetic samples, and the loader that brings them to the device.
+"""What several workloads share of their input: the loader, synthetic samples, staging, and the store of prepared data.
 
-``store`` says where prepared data lives; ``text``, ``tokens`` and ``images`` prepare and read it; ``synthetic`` makes it up;
-``loader`` turns any of them into an endless stream of batches. Reading, writing and preparing text need no torch.
+What only one workload reads stands in its folder below :mod:`caraml.workloads`. Reading, writing and preparing text need no torch.
 """

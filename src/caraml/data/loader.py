@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from caraml.errors import InputError
+from caraml.base.errors import InputError
 from caraml.system.affinity import usable_cpus
+from caraml.system.streams import SideStream, side_stream
 
 Batch = Any
 """A tensor, or lists, tuples and dictionaries of tensors: what torch's default collation makes of samples."""
@@ -226,30 +227,31 @@ def stream(
 
 
 def to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """The same batches on ``device``; on a CUDA or ROCm device the next one is copied while the current one is used.
+    """The same batches on ``device``; on an accelerator with several streams the next one is copied while the current one is used.
 
     The copies overlap with the model's work only if ``batches`` are in pinned memory.
     """
-    if device.type == "cuda":
-        return _CudaPrefetcher(batches, device)
     if device.type == "cpu":
         return batches
+    side = side_stream(device)
+    if side is not None:
+        return _Prefetcher(batches, device, side)
     return (_each_tensor(batch, lambda tensor: tensor.to(device, non_blocking=True)) for batch in batches)
 
 
-class _CudaPrefetcher(Iterator[Batch]):
+class _Prefetcher(Iterator[Batch]):
     """Copies one batch ahead on a stream beside the one on which the model runs."""
 
-    def __init__(self, batches: Iterator[Batch], device: torch.device) -> None:
+    def __init__(self, batches: Iterator[Batch], device: torch.device, side: SideStream) -> None:
         self._batches = batches
         self._device = device
-        self._side = torch.cuda.Stream(device)
+        self._side = side
         self._ahead: Batch | None = None
         self._started = False
 
     def _copy_ahead(self) -> None:
         batch = next(self._batches, None)
-        with torch.cuda.stream(self._side):
+        with self._side.launching():
             self._ahead = None if batch is None else _each_tensor(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
 
     def __next__(self) -> Batch:
@@ -259,10 +261,8 @@ class _CudaPrefetcher(Iterator[Batch]):
         batch = self._ahead
         if batch is None:
             raise StopIteration
-        main = torch.cuda.current_stream(self._device)
-        main.wait_stream(self._side)
-        # The memory belongs to the side stream; without this it could be given to the next copy while the model reads it.
-        _each_tensor(batch, lambda tensor: tensor.record_stream(main))
+        self._side.join()
+        _each_tensor(batch, self._side.lend)
         self._copy_ahead()
         return batch
 

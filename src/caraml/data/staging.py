@@ -21,12 +21,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import write_new
 from caraml.base.limits import ZIPPED, files_below
 from caraml.base.locks import alone, private_folder, user_folder
 from caraml.base.packed import unpacking, zip_of
 from caraml.data.store import build_folder
-from caraml.errors import EnvironmentUnfitError, InputError
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 SQUASH_SUFFIXES = (".sqsh", ".squashfs", ".sqfs")

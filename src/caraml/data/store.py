@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import flush, write_new
 from caraml.base.locks import alone
-from caraml.errors import EnvironmentUnfitError, InputError
 
 DATA_VARIABLE = "CARAML_DATA"
 """Environment variable: folder of the data that CARAML prepares, instead of `~/.cache/caraml/data`; on a cluster, a shared one."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caraml.stats import Blocks, Interval, Series, blocks, drift, warm_up_length
+from caraml.base.stats import Blocks, Interval, Series, blocks, drift, warm_up_length
 from caraml.suite.model import Measure
 
 FEWEST_EFFECTIVE = 30

@@ -1,23 +1,32 @@
 """The device behind the measuring loop: its clock, its end-of-work, its memory.
 
-An accelerator works behind the host's back. Marks are therefore put into its queue (CUDA and HIP events) and read later; on a CPU, where
-work is done when the call returns, a mark is the time itself. Tests put a device of known speed in this place.
+An accelerator works behind the host's back. Marks are therefore put into its queue (events) and read later; on a CPU, where work is done
+when the call returns, a mark is the time itself. NVIDIA's and AMD's GPUs have code of their own; every other accelerator that torch knows
+goes through ``torch.accelerator``. Tests put a device of known speed in this place, or an emulated accelerator behind torch.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 import time
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
 
-from caraml.errors import EnvironmentUnfitError
+from caraml.base.errors import EnvironmentUnfitError
+from caraml.system import families
 from caraml.system.model import DeviceClass
+
+AHEAD = 0.5
+"""Seconds of steps by which the host may run ahead of the device."""
+_FEWEST_AHEAD, _MOST_AHEAD = 2, 1000
+"""Steps that it always may, and never more than."""
 
 
 class Device(Protocol):
@@ -45,12 +54,16 @@ class Device(Protocol):
         """Time from one mark to a later one; ``None`` while the device has not come to the later one."""
         ...
 
+    def wait(self, mark: Any) -> None:
+        """Return when the device has come to a mark."""
+        ...
+
     def forget_peak_memory(self) -> None:
         """Begin anew with ``peak_memory``, where the device can."""
         ...
 
     def peak_memory(self) -> int | None:
-        """Highest memory in use so far."""
+        """Highest memory in use so far; ``None`` where the device does not tell."""
         ...
 
 
@@ -74,6 +87,9 @@ class CpuDevice:
     def between(self, first: float, last: float) -> float:
         """Difference of two times."""
         return last - first
+
+    def wait(self, mark: float) -> None:
+        """It has been."""
 
     def forget_peak_memory(self) -> None:
         """The kernel keeps the highest resident set for the life of a process."""
@@ -111,6 +127,10 @@ class CudaDevice:
         """Device time between two events; asks, does not wait."""
         return first.elapsed_time(last) / 1e3 if last.query() else None
 
+    def wait(self, mark: torch.cuda.Event) -> None:
+        """Until the device has come to the event."""
+        mark.synchronize()
+
     def forget_peak_memory(self) -> None:
         """Begin anew, so that what came before the model does not count."""
         torch.cuda.reset_peak_memory_stats(self.torch_device)
@@ -120,18 +140,113 @@ class CudaDevice:
         return torch.cuda.max_memory_allocated(self.torch_device)
 
 
+class AcceleratorDevice:
+    """Any other accelerator that torch knows, built in or by a plug-in."""
+
+    settle_seconds, window_seconds = CudaDevice.settle_seconds, CudaDevice.window_seconds
+
+    def __init__(self, device_type: str, index: int) -> None:
+        self.torch_device = torch.device(device_type, index)
+        torch.accelerator.set_device_index(index)
+        self._timed = self._events_tell_time()
+
+    def _events_tell_time(self) -> bool:
+        try:
+            first, last = self._event(), self._event()
+            last.synchronize()
+            return first.elapsed_time(last) >= 0
+        except (RuntimeError, NotImplementedError, ValueError):  # as torch's backends say that they have no such events
+            return False
+
+    def _event(self) -> torch.Event:
+        event = torch.Event(self.torch_device, enable_timing=True)
+        event.record(torch.accelerator.current_stream(self.torch_device))
+        return event
+
+    def now(self) -> float:
+        """The host's monotonic clock."""
+        return time.monotonic()
+
+    def synchronize(self) -> None:
+        """Wait for all streams of the device."""
+        torch.accelerator.synchronize(self.torch_device)
+
+    def mark(self) -> torch.Event | float:
+        """An event in the current stream. Where events do not tell time, the device is waited for, and the mark is the time itself."""
+        if self._timed:
+            return self._event()
+        self.synchronize()
+        return self.now()
+
+    def between(self, first: Any, last: Any) -> float | None:
+        """Device time between two marks; asks, does not wait."""
+        if not self._timed:
+            return float(last - first)
+        return float(first.elapsed_time(last)) / 1e3 if last.query() else None
+
+    def wait(self, mark: Any) -> None:
+        """Until the device has come to the event."""
+        if self._timed:
+            mark.synchronize()
+
+    def forget_peak_memory(self) -> None:
+        """Begin anew, where the device's allocator counts."""
+        with suppress(RuntimeError):
+            torch.accelerator.reset_peak_memory_stats(self.torch_device)
+
+    def peak_memory(self) -> int | None:
+        """Most bytes that tensors held at one time; ``None`` where the device's allocator does not count."""
+        try:
+            return torch.accelerator.max_memory_allocated(self.torch_device) or None
+        except RuntimeError:
+            return None
+
+
 def open_device(device_class: DeviceClass, local_rank: int) -> Device:
-    """The device of this process. Raises ``EnvironmentUnfitError`` when the point wants a GPU and torch sees none."""
+    """The device of this process, of the kind that ``CARAML_DEVICE`` names, or that torch has.
+
+    Raises:
+        EnvironmentUnfitError: the point wants an accelerator, and torch sees none, or fewer than processes.
+    """
     if device_class == "cpu":
         return CpuDevice()
-    if not torch.cuda.is_available():
-        raise EnvironmentUnfitError("the point wants a GPU, but torch sees none", "caraml doctor")
-    count = torch.cuda.device_count()
+    kind = accelerator_type()
+    if kind is None:
+        unfit = families.refusal()
+        if unfit is not None:
+            raise unfit
+        raise EnvironmentUnfitError("the point wants an accelerator, but torch sees none", "caraml doctor")
+    family, count = families.family_of(kind), torch.get_device_module(kind).device_count()
     if local_rank >= count:
+        variables = " or ".join(family.variables) or "the variables of its plug-in"
+        hidden = ", ".join(f"{name}={os.environ[name]}" for name in family.variables if name in os.environ)
         raise EnvironmentUnfitError(
-            f"local rank {local_rank} has no GPU: torch sees {count}", "check CUDA_VISIBLE_DEVICES and the launcher"
+            f"local rank {local_rank} has no {family.title}: torch sees {count}" + (f", with {hidden}" if hidden else ""),
+            f"check {variables}, and how many processes the launcher starts on a node",
         )
-    return CudaDevice(local_rank)
+    return CudaDevice(local_rank) if kind == "cuda" else AcceleratorDevice(kind, local_rank)
+
+
+def accelerator_type() -> str | None:
+    """Torch's name for the accelerators that are measured: the one that ``CARAML_DEVICE`` asks for, else torch's own choice."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if families.forced() == "cuda" or (found is None and torch.cuda.is_available()):
+        return "cuda" if torch.cuda.is_available() else None
+    return found.type if found is not None else None
+
+
+def collectives(device: torch.device) -> str:
+    """The library by which processes on such devices exchange tensors, as torch calls it.
+
+    Raises:
+        EnvironmentUnfitError: torch knows none.
+    """
+    try:
+        return torch.distributed.get_default_backend_for_device(device)
+    except ValueError as error:
+        raise EnvironmentUnfitError(
+            f"torch knows no collectives between devices of type {device.type!r}: {error}", "measure one device per point"
+        ) from error
 
 
 def gpus(indices: Iterable[int]) -> list[str]:
@@ -148,8 +263,22 @@ def gpus(indices: Iterable[int]) -> list[str]:
     return found
 
 
+def sensors_of(device: torch.device, count: int) -> list[str] | None:
+    """Of the first ``count`` devices of this node, by what their power sensors are found: see ``caraml.power.Meter``. None (``[]``) for a
+    CPU, whose idle neighbours do not count, and for some of several devices of which torch tells no address."""
+    if device.type == "cpu":
+        return []
+    if device.type == "cuda":
+        return gpus(range(count))
+    return None if torch.get_device_module(device).device_count() == count else []
+
+
 class StepTimer:
-    """A chain of marks: the end of one step is the start of the next. Finished steps are read without waiting for the device."""
+    """A chain of marks: the end of one step is the start of the next. Finished steps are read without waiting for the device.
+
+    The host may run ahead of the device by ``AHEAD`` seconds of steps, and always by two: then a window ends soon after somebody has
+    decided so, whatever the driver's queue holds, and the device never runs out of work because of it.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -158,13 +287,23 @@ class StepTimer:
         self._seconds = array("d")
 
     def step_ended(self) -> None:
-        """Put the mark that ends the current step."""
+        """Put the mark that ends the current step; wait if the host is too far ahead."""
         self._pending.append(self._device.mark())
+        if len(self._pending) > _FEWEST_AHEAD + 1:
+            self.finished()
+            ahead = max(_FEWEST_AHEAD, int(AHEAD / max(self._seconds[-1], AHEAD / _MOST_AHEAD)) if self._seconds else 0)
+            if len(self._pending) > ahead + 1:
+                self._device.wait(self._pending[-ahead - 1])
 
     @property
     def launched(self) -> int:
         """Steps whose end has been marked."""
         return len(self._seconds) + len(self._pending) - 1
+
+    @property
+    def read(self) -> Sequence[float]:
+        """Times of the steps that are known to have finished; the device is not asked."""
+        return self._seconds
 
     def finished(self) -> Sequence[float]:
         """Times of the steps that the device has finished by now, in order."""

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from caraml.base.stats import mean_interval
 from caraml.engine.control import steps_until_next_look
 from caraml.engine.device import Device
 from caraml.engine.loop import FEWEST_STEPS, Hooks, MeasuringLoop, Progress
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import StepPhase
 from caraml.engine.summary import EpochRow, RankSummary
-from caraml.stats import mean_interval
 from caraml.suite.model import Measure
 
 Validate = Callable[[], tuple[float | None, float | None]]

@@ -1,8 +1,9 @@
 """The measuring loop: first step, warm-up, and one window whose two ends are the edges of rate, time and energy.
 
 Whoever trains tells it where each step ends (:meth:`MeasuringLoop.step_ended`); it decides when to look, where the window opens and
-closes. Inside the window nothing waits for the device and nothing is printed; ranks exchange one integer at each look. The wall time of the
-window runs from one synchronisation to the next on every rank, and the slowest rank's time counts.
+closes. Inside the window nothing waits for the device, unless the host is far ahead of it, and nothing is printed; ranks exchange one
+integer at each look. The wall time of the window runs from one synchronisation to the next on every rank, and the slowest rank's time
+counts.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 
+from caraml.base.stats import Interval
 from caraml.engine.control import look, steps_until_next_look, warm_up_over
 from caraml.engine.device import Device, StepTimer
-from caraml.engine.outcome import Step, StepOutcome
 from caraml.engine.ranks import Ranks
-from caraml.engine.steps import Outcomes, StepPhase, StepRow, StepTable
+from caraml.engine.steps import Outcomes, Step, StepOutcome, StepPhase, StepRow, StepTable
 from caraml.engine.summary import RankSummary
-from caraml.stats import Interval
 from caraml.suite.model import Measure
 
 FEWEST_STEPS = 4
@@ -59,6 +59,7 @@ class MeasuringLoop:
         self._first_step = (0.0, 0.0)
         self._window = (0.0, 0.0)
         self._waits: tuple[float | None, float | None] = (None, None)
+        self._look: Callable[[], None] = lambda: None
         self.done = False
         """Whether the window is closed: steps after it are not measured."""
 
@@ -102,6 +103,18 @@ class MeasuringLoop:
         inside = (index for index, row in enumerate(self._rows) if row.phase == "measure" and index > 0)
         skipped = sum(scales[index] < scales[index - 1] for index in inside) if scales else 0
         return RankSummary(*self._window, self._rows, losses, *self._first_step, skipped, self._flags, waits=self._waits)
+
+    def so_far(self) -> StepTable:
+        """The steps that are known to have finished. Does not ask the device: it may be what has failed."""
+        rows = StepTable(self._rows)
+        if self._look in (self._look_at_warm_up, self._look_at_window) and not self.done:
+            phase: StepPhase = "measure" if self._look == self._look_at_window else "warm_up"
+            start = self._anchor
+            waits = self._outcomes.data_waits[self._first_outcome :]
+            for seconds, data_wait in zip(self._timer.read, waits, strict=False):
+                rows.append(StepRow(phase, start, seconds, data_wait))
+                start += seconds
+        return rows
 
     @property
     def steps(self) -> int:

@@ -1,26 +1,33 @@
 """What a point needs of each device's memory, before anything runs: parameters by arithmetic, activations from the layers themselves.
 
-One layer and the end of the network are run on tensors without content, with the widths that tensor parallelism leaves them
-(:mod:`caraml.engine.live`): what they keep for the backward pass is counted, not taken from a formula, so that recomputation, autocast's
-copies of weights and the chunked loss are what they are. Left out: the driver's context, the libraries' own buffers, fragmentation.
+One layer and the end of the network are run on tensors without content, with the widths that tensor parallelism leaves them: what they
+keep for the backward pass is counted, not taken from a formula, so that recomputation, autocast's copies of weights and the chunked loss
+are what they are. Left out: the driver's context, the libraries' own buffers, fragmentation.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from caraml.engine.live import kept_and_peaks
+from caraml.base.errors import InputError
 from caraml.engine.parallel.divide import sharded
-from caraml.engine.parallel.pipeline import stages_of_rank
-from caraml.errors import InputError
-from caraml.models.gpt import Block, GPTConfig, chunked_loss
-from caraml.models.gpt_division import layers_of_stage
 from caraml.suite.model import Point, Precision
+from caraml.suite.placement import ModelShape, Placement, impossible
+from caraml.system.model import System
 from caraml.workloads.gpt import Params, config_of
+from caraml.workloads.gpt.division import layers_of_stage
+from caraml.workloads.gpt.model import Block, GPTConfig, chunked_loss
 
 _HALF: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _FLOAT = 4
@@ -73,7 +80,7 @@ def memory_plan(point: Point) -> MemoryPlan:
 
 def _of_rank(point: Point, config: GPTConfig, rank: int) -> MemoryPlan:
     placement, micro = point.placement, _Micro.of(point, config)
-    stages = [layers_of_stage(config.layers, stage, placement.stages) for stage in stages_of_rank(placement, rank)]
+    stages = [layers_of_stage(config.layers, stage, placement.stages) for stage in placement.stages_of(rank)]
     layers = sum(map(len, stages))
     first, last = stages[0].start == 0, stages[-1].stop == config.layers
     layer, ends = _layer_parameters(config, placement.tp), _end_parameters(config, placement.tp, first, last)
@@ -130,7 +137,7 @@ def _received(point: Point, config: GPTConfig, rank: int) -> int:
     if placement.pp == 1:
         return 0
     states = _FLOAT * point.micro_batch * config.sequence_length * config.width // (placement.tp if placement.sp else 1)
-    held = stages_of_rank(placement, rank)
+    held = placement.stages_of(rank)
     inward = sum(stage > 0 for stage in held) + sum(stage < placement.stages - 1 for stage in held)
     return inward * point.accumulation * states
 
@@ -215,3 +222,128 @@ def _shared(block: Block, config: GPTConfig, tp: int, part: int) -> Block:
         for outward in (block.attention.out, block.mlp_down):
             outward.register_forward_hook(lambda module, given, out: out[:, : out.shape[1] // part].clone())
     return block
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the storages that operators make, from their making until nobody holds them any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.peak = 0, 0
+        self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def forget_peak(self) -> None:
+        """Begin anew with ``peak``."""
+        self.peak = self.now
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {id(_storage(leaf)) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and id(_storage(leaf)) not in given:
+                self._add(_storage(leaf))
+        return out
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        if storage in self._seen:
+            return
+        self._seen.add(storage)
+        size = storage.nbytes()
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._drop, size)
+
+    def _drop(self, size: int) -> None:
+        self.now -= size
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
+
+
+def kept_and_peaks(build: Callable[[], tuple[Callable[[], torch.Tensor], Any]], dtype: torch.dtype | None) -> tuple[int, int, int]:
+    """What forward and backward passes need beside what ``build`` made. Nothing is computed and next to no memory used.
+
+    Args:
+        build: makes the modules and inputs; returns the forward pass and whatever must stay alive.
+        dtype: type of autocast around the forward pass; ``None`` for none.
+
+    Returns:
+        Bytes kept between the passes (result included), the forward pass's peak, and the backward pass's peak, which counts what was
+        kept and the gradients of parameters made so far.
+    """
+    with FakeTensorMode():
+        forward, alive = build()
+        with LiveBytes() as live:
+            with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+                result = forward()
+            kept, forward_peak = live.now, live.peak
+            live.forget_peak()
+            gradient = torch.empty_like(result)
+            result.backward(gradient)
+            backward_peak = live.peak
+    del alive
+    return kept, forward_peak, backward_peak
+
+
+USABLE = 0.9
+"""Share of a device's memory that a plan may fill; the rest is left to the driver, the libraries' buffers and fragmentation."""
+MOST_DEVICES = 4096
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A point and what it needs of each device."""
+
+    point: Point
+    plan: MemoryPlan
+
+    def fits(self, memory: float) -> bool:
+        """Whether it fits devices of ``memory`` bytes."""
+        return self.plan.peak <= USABLE * memory
+
+
+def planned_of(points: Iterable[Point]) -> list[Planned]:
+    """The plans of those points whose memory can be planned and whose placement can be."""
+    return [Planned(point, memory_plan(point)) for point in points if is_planned(point) and _possible(point)]
+
+
+def _possible(point: Point) -> bool:
+    shape = Params.model_validate(point.params).model_shape()
+    return shape is not None and impossible(point, shape) is None
+
+
+def room(system: System, point: Point) -> float | None:
+    """Bytes that a process of ``point`` has for itself; ``None`` if the system does not say. Processes on a CPU share its memory."""
+    memory = system.devices[0].memory_bytes
+    return memory if memory is None or system.device_class != "cpu" else memory / point.devices
+
+
+def smallest_that_fit(point: Point, shape: ModelShape, memory: float, devices_per_node: int) -> list[Planned]:
+    """The placements on the fewest devices (a power of two) of ``memory`` bytes that fit, the emptiest device first; the point gives
+    everything but placement, devices and batch. Nothing up to ``MOST_DEVICES`` fits: an empty list."""
+    world = 1
+    while world <= MOST_DEVICES:
+        planned = [Planned(one, memory_plan(one)) for one in _on(point, shape, world, devices_per_node)]
+        fitting = [one for one in planned if one.fits(memory)]
+        if fitting:
+            return sorted(fitting, key=lambda one: one.plan.peak)
+        world *= 2
+    return []
+
+
+def _on(point: Point, shape: ModelShape, world: int, devices_per_node: int) -> Iterator[Point]:
+    """Points on ``world`` devices in every placement that can be. Tensor parallelism stays inside a node and takes the sequence too."""
+    devices = min(world, devices_per_node)
+    powers = [2**power for power in range(world.bit_length()) if world % 2**power == 0]
+    for tp, pp in itertools.product((n for n in powers if n <= devices_per_node), powers):
+        if world % (tp * pp) or world % devices:
+            continue
+        dp = world // (tp * pp)
+        for sharing in ({}, {"distributed_optimizer": True}, {"fsdp": dp}) if dp > 1 else ({},):
+            placement = Placement.of({"tp": tp, "pp": pp, "sp": tp > 1, **sharing})
+            batch = max(point.accumulation, pp) * point.micro_batch * dp
+            values = {"nodes": world // devices, "devices": devices, "placement": placement, "global_batch": batch}
+            candidate = point.model_copy(update=values)
+            if impossible(candidate, shape) is None:
+                yield candidate

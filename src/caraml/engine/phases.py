@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from caraml.results.record import Phase
+from caraml.metrics.model import Phase
 
 
 def process_start() -> float:

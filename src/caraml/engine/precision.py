@@ -6,14 +6,26 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from caraml.suite.knobs import Attention
-from caraml.suite.model import Precision
+from caraml.base.errors import EnvironmentUnfitError
+from caraml.suite.model import Attention, Precision
+from caraml.system.families import family_of
 from caraml.system.model import DType
 
 ARITHMETIC: dict[Precision, DType] = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"}
 """Peak figure that the utilisation of each precision is compared with."""
 
 _AUTOCAST: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def check_precision(precision: Precision, device: torch.device) -> None:
+    """Raise ``EnvironmentUnfitError`` for a precision that an accelerator lacks: it would be measured in another one."""
+    if device.type == "cpu":
+        return
+    family = family_of(device.type)
+    if ARITHMETIC[precision] not in family.arithmetic:
+        raise EnvironmentUnfitError(f"precision: found {precision!r}, which {device.type} devices lack", "ask for fp32 or bf16")
+    if precision in _AUTOCAST and not torch.amp.is_autocast_available(device.type):
+        raise EnvironmentUnfitError(f"precision: found {precision!r}; torch has no autocast for {device.type} devices", "ask for fp32")
 
 
 def set_matmul_precision(precision: Precision) -> None:

@@ -7,11 +7,13 @@ each other numbers, text and plain structures of them; nothing that one sends ma
 from __future__ import annotations
 
 import base64
+import contextlib
 import hmac
 import json
 import os
 import pickle
 import socket
+import struct
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -20,11 +22,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import write_file
+from caraml.engine.device import collectives
 from caraml.engine.start import MEET, PEER, SECRET
-from caraml.errors import EnvironmentUnfitError, InputError
-from caraml.power.exchange import interface_addresses
-from caraml.system.model import DeviceClass
 
 _AGREEMENT_TIMEOUT = timedelta(minutes=10)
 _PROOF_BYTES = 32
@@ -49,20 +50,19 @@ class Ranks:
         self.rank, self.world, self.local_rank, self._hosts = rank, world, local_rank, hosts
 
     @classmethod
-    def from_environment(cls, device_class: DeviceClass) -> Ranks:
-        """Join the processes that ``caraml.engine.start`` has started, or stand alone.
+    def from_environment(cls, device: torch.device) -> Ranks:
+        """Join the processes that ``caraml.engine.start`` has started, or stand alone. The model's tensors will be on ``device``.
 
         Raises:
             InputError: something else has started them.
-            EnvironmentUnfitError: another user has got between them.
+            EnvironmentUnfitError: another user has got between them, or torch has no collectives for the device.
         """
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if world == 1:
             return cls()
         dist.distributed_c10d._unpickler = PlainUnpickler
         rank, timeout = int(os.environ["RANK"]), _AGREEMENT_TIMEOUT
-        backend = "nccl" if device_class == "gpu" else "gloo"
-        dist.init_process_group(backend, store=_store(rank, world), rank=rank, world_size=world, timeout=timeout)
+        dist.init_process_group(collectives(device), store=_store(rank, world), rank=rank, world_size=world, timeout=timeout)
         ranks = cls(rank, world, int(os.environ.get("LOCAL_RANK", "0")), dist.new_group(backend="gloo", timeout=timeout))
         ranks.know_each_other()
         return ranks
@@ -207,3 +207,20 @@ def _packed(value: Any) -> bytes:
 
 def _unpacked(packed: bytes) -> Any:
     return json.loads(packed, object_hook=lambda part: base64.b64decode(part[_BYTES]) if part.keys() == {_BYTES} else part)
+
+
+_ADDRESS_OF_INTERFACE = 0x8915
+"""Linux: the ioctl ``SIOCGIFADDR``."""
+
+
+def interface_addresses() -> dict[str, str]:
+    """IPv4 address of every network interface that has one."""
+    import fcntl
+
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # the interface has no address
+                answer = fcntl.ioctl(asking.fileno(), _ADDRESS_OF_INTERFACE, struct.pack("256s", name.encode()))
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LambdaLR
 
-from caraml.engine.outcome import Step, StepOutcome
+from caraml.base.errors import InputError
 from caraml.engine.precision import autocast, gradient_scaler
-from caraml.engine.rate import rates
-from caraml.errors import InputError
+from caraml.engine.steps import Step, StepOutcome
 from caraml.suite.model import Point
 from caraml.workloads.base import Task
 
 if TYPE_CHECKING:
     from caraml.engine.parallel.divide import Divided
+
 
 Watch = Callable[[Iterator[Any]], Iterator[Any]]
 """Gives back the same batches, and notes that they are taken."""
@@ -179,6 +180,11 @@ def _wrapped(model: torch.nn.Module, point: Point, device: torch.device) -> torc
         # The module itself is compiled in place, so that DDP stays outermost and its no_sync() is at hand.
         model.compile(mode=None if point.compile == "default" else point.compile)
     if point.world > 1:
-        ids = [device.index] if device.type == "cuda" else None
+        ids = None if device.type == "cpu" else [device.index]
         return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
     return model
+
+
+def rates(optimizers: Sequence[torch.optim.Optimizer], factor: Callable[[int], float] | None) -> list[LambdaLR]:
+    """Schedules that multiply each optimizer's learning rate by ``factor(step)``; none for a constant rate."""
+    return [] if factor is None else [LambdaLR(optimizer, factor) for optimizer in optimizers]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Literal, get_args, overload
 
 import torch
-
-from caraml.engine.outcome import StepOutcome
 
 StepPhase = Literal["first", "warm_up", "measure", "after"]
 _PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
@@ -145,3 +143,19 @@ class _Scalars:
         rest = [torch.stack(self._latest).float()] if self._latest else []
         values: list[float] = torch.cat([*self._blocks, *rest]).tolist() if self._blocks or rest else []
         return values
+
+
+@dataclass
+class StepOutcome:
+    """What a step leaves behind without being asked to finish."""
+
+    loss: torch.Tensor | None
+    """Mean loss of the step's micro-batches, on the device; ``None`` in a mode that trains nothing, and on a process that does not see the
+    loss."""
+    data_wait: float
+    """Seconds that the host waited for batches."""
+    scale: torch.Tensor | None = None
+    """Loss scale after the step, on the device; a fall means that the update was skipped."""
+
+
+Step = Callable[[], StepOutcome]

@@ -7,7 +7,7 @@ from typing import Any
 
 from caraml.engine.instruments import NodeSummary
 from caraml.engine.steps import StepTable
-from caraml.power.clock import node_key
+from caraml.power.node import node_key
 
 
 @dataclass(frozen=True)

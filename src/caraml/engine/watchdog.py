@@ -6,8 +6,10 @@ taken, and whether it waits for one or goes through held-out ones. No collective
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
@@ -54,7 +56,7 @@ class Sign:
         return cls(int(looks), int(batches), place)
 
 
-class Verdict:
+class HangVerdict:
     """What the signs of all ranks say over time: policy without processes, so that it can be tested by itself."""
 
     def __init__(self, world: int, patience: float, start: float = 0.0, *, all_ranks: bool = True) -> None:
@@ -154,7 +156,7 @@ class Watchdog:
         self._sign.place = "step"
 
     def _run(self) -> None:
-        verdict = Verdict(len(self._watched), self._patience, time.monotonic(), all_ranks=self._ranks.rank == 0)
+        verdict = HangVerdict(len(self._watched), self._patience, time.monotonic(), all_ranks=self._ranks.rank == 0)
         while not self._over.wait(min(self._patience * SILENCE / 8, 10.0)):
             self._sign.looks += 1
             hanging = verdict.hears(self._signs(), time.monotonic())
@@ -178,3 +180,20 @@ class Watchdog:
 
 def _key(rank: int) -> str:
     return f"caraml/alive/{rank}"
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends, however that ends.
+
+    A parent that is killed alone would leave the ranks behind, waiting for each other on the device. Only Linux can do this; elsewhere
+    nothing happens.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended while we asked
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from caraml.errors import InputError
+from caraml.base.errors import InputError
 from caraml.launch.base import Job
 from caraml.system.site import Scheduler
 

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from caraml.errors import EnvironmentUnfitError, InputError, unknown_name
+from caraml.base.errors import EnvironmentUnfitError, InputError, unknown_name
 from caraml.system.site import Container, ContainerRuntime
 
 Gpus = Literal["cuda", "rocm"]

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import make_folder, open_new, touch, write_file
 from caraml.base.locks import alone
-from caraml.errors import EnvironmentUnfitError, InputError
 from caraml.launch import batch, container
 from caraml.launch.script import exports
 from caraml.suite.model import Point

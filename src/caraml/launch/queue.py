@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from caraml.errors import EnvironmentUnfitError
+from caraml.base.errors import EnvironmentUnfitError
 
 Standing = Literal["waiting", "running", "over"]
 

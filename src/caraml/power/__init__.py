@@ -32,7 +32,7 @@ Energy is in joules, power in watts, time in seconds of the monotonic clock; not
 
 from __future__ import annotations
 
-from caraml.power.meter import Meter, Window
+from caraml.power.meter import Meter, MeterWindow
 from caraml.power.model import BoundaryEnergy, Channel, ChannelEnergy, Reading, WindowEnergy
 from caraml.power.source import Source, SourceEntry, SourceUnavailable, source_names
 
@@ -41,11 +41,11 @@ __all__ = [
     "Channel",
     "ChannelEnergy",
     "Meter",
+    "MeterWindow",
     "Reading",
     "Source",
     "SourceEntry",
     "SourceUnavailable",
-    "Window",
     "WindowEnergy",
     "source_names",
 ]

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from caraml.base.text import printable
-from caraml.errors import CaramlError
+from caraml.base.errors import CaramlError
+from caraml.base.format import printable
 from caraml.power.command import exit_like, measure, watch
 
 PROGRAM = "caraml power"

@@ -13,19 +13,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from caraml.base.errors import InputError, unknown_name
 from caraml.base.files import write_file
-from caraml.base.text import printable
-from caraml.errors import InputError, unknown_name
+from caraml.base.format import printable
 from caraml.power import node
 from caraml.power.meter import Meter
 from caraml.power.model import WindowEnergy
-from caraml.power.result import Format, Result, ResultFolder
+from caraml.power.result import CommandResult, Format, ResultFolder
 from caraml.power.source import entries, source_names
-
-if TYPE_CHECKING:
-    from caraml.power.partners import Partner
 
 FORWARDED = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGCONT") if hasattr(signal, name)
@@ -125,28 +122,16 @@ def measure(
     meter = Meter("auto" if methods is None and (not election or election.elected) else names, devices, interval)
     folder = ResultFolder(out or _default_folder(), fmt, rank)
     meter.listen(folder.add)
-    result = Result(list(argv), WindowEnergy("command", 0.0, 0.0), rank=rank, world_size=node.world_size())
+    result = CommandResult(list(argv), WindowEnergy("command", 0.0, 0.0), rank=rank, world_size=node.world_size())
     folder.write(result)
-    clocks = _clocks(folder, result, elected=election is not None and election.elected)
     try:
-        return _measured(meter, folder, result, idle_s, clocks=clocks, devices=devices)
+        return _measured(meter, folder, result, idle_s, devices)
     finally:
         if election:
             election.close()
 
 
-def _clocks(folder: ResultFolder, result: Result, *, elected: bool) -> Partner | None:
-    """This rank's part in comparing the clocks of the nodes, if there can be several."""
-    if result.rank is None or (result.world_size or 1) <= 1:
-        return None
-    from caraml.power.partners import partner
-
-    return partner(folder.folder, result.rank, node.node_count(), elected=elected)
-
-
-def _measured(
-    meter: Meter, folder: ResultFolder, result: Result, idle_s: float, *, clocks: Partner | None, devices: Sequence[str] | None
-) -> Outcome:
+def _measured(meter: Meter, folder: ResultFolder, result: CommandResult, idle_s: float, devices: Sequence[str] | None) -> Outcome:
     """Start the meter, run the command inside a window, write the result."""
     with meter:
         try:
@@ -160,8 +145,6 @@ def _measured(
             with meter.window("idle") as quiet:
                 time.sleep(idle_s)
             result.idle = quiet.energy
-        if clocks is not None:
-            clocks.begin()
         child = _Child(result.command)
         start = meter.mark()
         with LiveLine(meter, start):
@@ -171,15 +154,12 @@ def _measured(
     result.channels, result.missing_sources = meter.channels, meter.reasons
     _conclude(result, code, child.trouble)
     files = _write(meter, folder, result)
-    if clocks is not None:
-        result.clock = clocks.finish()
-        _write_again(folder, result)
     _report(result, files, folder.trouble)
     exit_code = code if code >= 0 else 128 - code
     return Outcome(exit_code, -code if code < 0 else None, result.energy, files)
 
 
-def _conclude(result: Result, code: int, trouble: str | None) -> None:
+def _conclude(result: CommandResult, code: int, trouble: str | None) -> None:
     """Status and validity: the energy of a command that was killed is known, but it is not the command's."""
     result.status = "finished"
     result.exit_code, result.signal = (code, None) if code >= 0 else (128 - code, -code)
@@ -269,7 +249,7 @@ def _default_folder() -> Path:
     return Path("caraml-power") / name
 
 
-def _write(meter: Meter, folder: ResultFolder, result: Result) -> list[Path]:
+def _write(meter: Meter, folder: ResultFolder, result: CommandResult) -> list[Path]:
     """Write result and picture. If that fails now, the result goes to standard error: it must not be lost."""
     try:
         files = folder.finish(result)
@@ -286,15 +266,7 @@ def _write(meter: Meter, folder: ResultFolder, result: Result) -> list[Path]:
         return []
 
 
-def _write_again(folder: ResultFolder, result: Result) -> None:
-    """Add what became known after the result was written. The file that is there stays if that fails."""
-    try:
-        folder.write(result)
-    except OSError as error:
-        print(f"caraml power: clocks not added to {folder.path}: {error.strerror}", file=sys.stderr)
-
-
-def _report(result: Result, files: list[Path], trouble: str | None) -> None:
+def _report(result: CommandResult, files: list[Path], trouble: str | None) -> None:
     """A short table on standard error."""
     energy = result.energy
     lines = [f"caraml power: {energy.duration_s:.3f} s, exit code {result.exit_code}"]
@@ -313,15 +285,13 @@ def _report(result: Result, files: list[Path], trouble: str | None) -> None:
     if "fake" in energy.flags:
         lines.append("  these numbers are made up: the source is fake")
     lines += [f"  {trouble}"] if trouble else []
-    if result.clock is not None and result.clock.reason and "clock" in result.clock.reason:
-        lines.append(f"  {result.clock.reason}")
     lines.append(f"  written: {', '.join(str(f) for f in files) or 'nothing'}")
     print(printable("\n".join(lines), lines=True), file=sys.stderr, flush=True)
 
 
 def watch(methods: Sequence[str] | None = None, interval: float = 0.1, seconds: float | None = None, every: float = 1.0) -> int:
     """Print the power of every domain once per ``every`` seconds, until interrupted or for ``seconds``. Exit code 3: no sensor."""
-    from caraml.power.live import channel_power
+    from caraml.power.meter import channel_power
 
     check_methods(methods or ())
     with Meter("auto" if methods is None else list(methods), None, interval) as meter:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from caraml.power.model import Channel
-from caraml.power.series import Estimate, Series, doubles, interpolate, silent, usable_shift
+from caraml.power.store import ReadingSeries, SeriesEstimate, doubles, interpolate, silent, usable_shift
 
 DEFAULT_MAX_POWER_W = {"device": 2000.0, "module": 4000.0, "cpu": 1500.0, "node_dc": 40000.0, "node_ac": 40000.0}
 """No plausible power is higher, where the sensor does not say."""
@@ -55,7 +55,7 @@ def _increment(delta: float, dt: float, channel: Channel) -> tuple[float | None,
     return (delta if 0 <= delta <= limit else None), doubtful
 
 
-def unwrap(series: Series, channel: Channel) -> Counter:
+def unwrap(series: ReadingSeries, channel: Channel) -> Counter:
     """Turn a counter that wraps, restarts and glitches into one that only rises.
 
     A decrease is a wrap only if the energy that it implies is plausible; everything else is a restart, and the interval
@@ -95,7 +95,7 @@ def _slope(counter: Counter, start: float, end: float) -> float | None:
     return (counter.energy[right] - counter.energy[left]) / span if span > 0 else None
 
 
-def _local_power(counter: Counter, power: Series | None, at: float, reach: float) -> tuple[float, float]:
+def _local_power(counter: Counter, power: ReadingSeries | None, at: float, reach: float) -> tuple[float, float]:
     """Lowest and highest power near ``at`` [W], from both sides of it and from the power channel if there is one.
 
     A slope over five update periods is off by up to a fifth, because its ends may be one period old.
@@ -162,14 +162,14 @@ def _longest_repeat(counter: Counter, channel: Channel) -> float:
     return longest
 
 
-def counter_energy(series: Series, channel: Channel, start: float, end: float, power: Series | None = None) -> Estimate:
+def counter_energy(series: ReadingSeries, channel: Channel, start: float, end: float, power: ReadingSeries | None = None) -> SeriesEstimate:
     """Energy between ``start`` and ``end`` by counter difference.
 
     ``power`` is the power channel of the same domain, if there is one: it tells how high the load was at the edges.
     Parts of the bound: ``steps`` (age of the readings), ``edges`` (interpolation), ``timing`` (length of the calls),
     ``resolution``, ``gaps`` (restarts and standstill, at the highest power seen).
     """
-    estimate = Estimate()
+    estimate = SeriesEstimate()
     why = silent(series, start, end)
     counter = unwrap(series, channel)
     if why or len(counter.t) < 2:
@@ -195,7 +195,7 @@ def counter_energy(series: Series, channel: Channel, start: float, end: float, p
     return estimate
 
 
-def _partial(estimate: Estimate, counter: Counter, start: float, end: float, why: str) -> Estimate:
+def _partial(estimate: SeriesEstimate, counter: Counter, start: float, end: float, why: str) -> SeriesEstimate:
     """The energy of the part that was seen, kept apart from the energy of the window, which is unknown."""
     estimate.reason = why
     estimate.flags.add("partial_coverage")
@@ -208,7 +208,7 @@ def _partial(estimate: Estimate, counter: Counter, start: float, end: float, why
     return estimate
 
 
-def _count_defects(estimate: Estimate, counter: Counter, channel: Channel, window: tuple[float, float], highest: float) -> None:
+def _count_defects(estimate: SeriesEstimate, counter: Counter, channel: Channel, window: tuple[float, float], highest: float) -> None:
     """Flags and bound of restarts, possible missed wraps, standstill and shortness."""
     start, end = window
     lost = sum(max(0.0, min(b, end) - max(a, start)) for a, b in counter.cuts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from caraml.power.period import observe
+from caraml.power.sampler import observe
 from caraml.power.source import create, entries
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from caraml.power.counter import counter_energy
 from caraml.power.integral import power_energy
 from caraml.power.model import BLOCKING, BOUNDARIES, BoundaryEnergy, Channel, ChannelEnergy, WindowEnergy
-from caraml.power.series import Estimate, Series
+from caraml.power.store import ReadingSeries, SeriesEstimate
 
 MISMATCH = 0.10
 """Counter and power integral that differ by more than this, and by more than both bounds, contradict each other."""
@@ -20,17 +20,17 @@ NO_SOURCE = "no power sensor"
 
 
 @dataclass(slots=True)
-class Measured:
+class ChannelReadings:
     """One channel with its readings around a window, and how many were missed inside it."""
 
     channel: Channel
-    series: Series
+    series: ReadingSeries
     missed: int = 0
     error: str | None = None
     interval_s: float = 0.1
 
 
-def domain_energy(views: list[Measured], start: float, end: float) -> ChannelEnergy:
+def domain_energy(views: list[ChannelReadings], start: float, end: float) -> ChannelEnergy:
     """Energy of one domain from all channels that show it: the counter is the result, power the cross-check."""
     counter = next((m for m in views if m.channel.kind == "energy"), None)
     powers = sorted((m for m in views if m.channel.kind != "energy"), key=lambda m: m.channel.kind != "power_instant")
@@ -61,7 +61,7 @@ def domain_energy(views: list[Measured], start: float, end: float) -> ChannelEne
     return result
 
 
-def _described(measured: Measured, estimate: Estimate, start: float, end: float) -> ChannelEnergy:
+def _described(measured: ChannelReadings, estimate: SeriesEstimate, start: float, end: float) -> ChannelEnergy:
     """The estimate in the words of the record."""
     channel = measured.channel
     known = estimate.energy_j is not None
@@ -91,7 +91,7 @@ def _described(measured: Measured, estimate: Estimate, start: float, end: float)
     )
 
 
-def _crosscheck(result: ChannelEnergy, by_counter: Estimate, by_power: Estimate) -> None:
+def _crosscheck(result: ChannelEnergy, by_counter: SeriesEstimate, by_power: SeriesEstimate) -> None:
     """Compare counter and integral; contradiction beyond both bounds makes the number invalid."""
     if not by_counter.energy_j or by_power.energy_j is None:
         return
@@ -206,7 +206,7 @@ def _between(before: ChannelEnergy, after: ChannelEnergy | None, duration: float
 
 def window_energy(
     name: str,
-    measured: list[Measured],
+    measured: list[ChannelReadings],
     start: float,
     end: float,
     *,
@@ -226,7 +226,7 @@ def window_energy(
         window.flags = sorted({"no_source", *flags})
         window.reason = f"{NO_SOURCE}: {'; '.join(reasons) if reasons else 'none was asked for'}"
         return window
-    domains: dict[tuple[str, str], list[Measured]] = {}
+    domains: dict[tuple[str, str], list[ChannelReadings]] = {}
     for m in measured:
         domains.setdefault((m.channel.source, m.channel.domain), []).append(m)
     window.channels = [domain_energy(views, start, end) for views in domains.values()]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from caraml.power.model import Channel
-from caraml.power.series import Estimate, Series, interpolate, silent, usable_shift
+from caraml.power.store import ReadingSeries, SeriesEstimate, interpolate, silent, usable_shift
 
 MIN_READINGS = 10
 """A window with fewer readings than this is too short for its number to be used."""
@@ -81,19 +81,19 @@ def trapezoid(t: list[float], power: list[float]) -> float:
     return sum((b - a) * (p + q) / 2 for (a, p), (b, q) in pairwise(zip(t, power, strict=True)))
 
 
-def power_energy(series: Series, channel: Channel, start: float, end: float, interval: float) -> Estimate:
+def power_energy(series: ReadingSeries, channel: Channel, start: float, end: float, interval: float) -> SeriesEstimate:
     """Energy between ``start`` and ``end`` by integration of power sampled about every ``interval`` seconds.
 
     Parts of the bound: ``sampling`` (see ``sampling_bound``), ``lag`` (age and averaging at the edges), ``timing``,
     ``resolution``, ``gaps`` (missing readings, at the lowest to the highest power seen), ``blind`` (time that a
     part-time sensor does not observe).
     """
-    estimate = Estimate()
+    estimate = SeriesEstimate()
     why = silent(series, start, end)
     if why or len(series) < 2:
         return _partial(estimate, series, start, end, why or "the sensor gave one reading only")
     shift = usable_shift(channel.age_s, series, end)
-    dated = Series(array("d", (t - shift for t in series.t)), series.half, series.value)
+    dated = ReadingSeries(array("d", (t - shift for t in series.t)), series.half, series.value)
     t, power = _closed(dated, start, end)
     low, high = min(power), max(power)
     duration = end - start
@@ -120,7 +120,7 @@ def power_energy(series: Series, channel: Channel, start: float, end: float, int
     return estimate
 
 
-def _closed(series: Series, start: float, end: float) -> tuple[list[float], list[float]]:
+def _closed(series: ReadingSeries, start: float, end: float) -> tuple[list[float], list[float]]:
     """The readings strictly inside the window, with interpolated points at its edges."""
     inside = [(t, p) for t, p in zip(series.t, series.value, strict=True) if start < t < end]
     edges = [(at, interpolate(series.t, series.value, at)) for at in (start, end)]
@@ -134,7 +134,9 @@ def _gaps(t: Sequence[float], start: float, end: float, longest: float) -> list[
     return [(a, b) for a, b in pairs if b > a]
 
 
-def _count_defects(estimate: Estimate, series: Series, channel: Channel, window: tuple[float, float], *, interval: float) -> None:
+def _count_defects(
+    estimate: SeriesEstimate, series: ReadingSeries, channel: Channel, window: tuple[float, float], *, interval: float
+) -> None:
     """Flags and bound of missing readings, of sensors that are blind in between or average, and of shortness."""
     start, end = window
     low, high = min(series.value), max(series.value)
@@ -159,7 +161,7 @@ def _count_defects(estimate: Estimate, series: Series, channel: Channel, window:
         estimate.flags.add("too_short")
 
 
-def _partial(estimate: Estimate, series: Series, start: float, end: float, why: str) -> Estimate:
+def _partial(estimate: SeriesEstimate, series: ReadingSeries, start: float, end: float, why: str) -> SeriesEstimate:
     """The energy of the part that was seen, kept apart from the energy of the window, which is unknown."""
     estimate.reason = why
     estimate.flags.add("partial_coverage")

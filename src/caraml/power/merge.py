@@ -9,9 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from caraml.base.errors import InputError, in_a_line
 from caraml.base.limits import MERGED, MERGED_CHANNELS, RANKS, read_json, too_large
-from caraml.errors import InputError, in_a_line
-from caraml.power.clock import ClockOffset, drift, offset_at
 from caraml.power.energy import added, boundary_energy, conclude
 from caraml.power.model import BOUNDARIES, BoundaryEnergy, ChannelEnergy, WindowEnergy
 
@@ -31,11 +30,6 @@ class Part:
     name: str
     """Rank or host, for messages."""
     window: WindowEnergy
-    offsets: list[ClockOffset] = field(default_factory=list)
-    """Offset of the reference node's clock against this one's, measured at start and end; empty on the reference, and
-    where another rank of the node measured it."""
-    reference: str | None = None
-    """The reference node's host and boot id, if this rank knows it."""
 
 
 @dataclass(slots=True)
@@ -65,16 +59,6 @@ class MergedEnergy:
     """Parts that were expected and are not there."""
     valid: bool = False
     reason: str | None = None
-    skew_s: float | None = None
-    """Largest difference between the nodes' starts of the window, on one clock [s]; ``None`` if offsets are unknown."""
-    skew_half_width_s: float | None = None
-    drift_s: float | None = None
-    """The most that the clock of a node moved against the reference's during the command [s]."""
-    clock_reason: str | None = None
-    """Why ``skew_s`` is not known."""
-    flags: list[str] = field(default_factory=list)
-    """``clock_drift``: a clock moved faster than clocks should, so ``skew_s`` may be wrong by up to ``drift_s``. No energy
-    depends on it, since every node measures by its own clock."""
 
 
 def over_nodes(windows: Mapping[str, WindowEnergy]) -> WindowEnergy:
@@ -228,41 +212,7 @@ def merge(parts: Sequence[Part], expected: Iterable[str] | None = None) -> Merge
     else:
         merged.valid = total.valid
         merged.reason = None if total.valid else total.reason or "no node has a power sensor"
-    _skew(merged, parts)
     return merged
-
-
-def _skew(merged: MergedEnergy, parts: Sequence[Part]) -> None:
-    """Compare the starts of the window on the reference node's clock."""
-    if len(merged.nodes) < 2:
-        return
-    offsets: dict[str, list[ClockOffset]] = {node: [] for node in merged.nodes}
-    for part in parts:
-        offsets[part.window.node or part.name] += part.offsets
-    offsets = {node: _ends(found) for node, found in offsets.items()}
-    references = {p.reference for p in parts if p.reference is not None}
-    unmeasured = {node for node, found in offsets.items() if not found}
-    if len(references) > 1:
-        merged.clock_reason = f"clocks were compared with different nodes: {', '.join(sorted(references))}"
-        return
-    if len(unmeasured - references) > (0 if references else 1):
-        merged.clock_reason = f"clock not compared: {', '.join(sorted(unmeasured - references))}"
-        return
-    starts, widths = [], [0.0]
-    for part in parts:
-        found = offsets[part.window.node or part.name]
-        offset = offset_at(found, part.window.start) if found else None
-        starts.append(part.window.start + (offset.offset_s if offset else 0.0))
-        widths.append(offset.half_width_s if offset else 0.0)
-    merged.skew_s, merged.skew_half_width_s = max(starts) - min(starts), 2 * max(widths)
-    drifts = [drift(found) for found in offsets.values() if len(found) > 1]
-    merged.drift_s = max((moved for moved, _ in drifts), key=abs, default=None)
-    merged.flags = ["clock_drift"] if any(beyond for _, beyond in drifts) else []
-
-
-def _ends(offsets: Sequence[ClockOffset]) -> list[ClockOffset]:
-    """The first and the last measurement, which say all."""
-    return list(dict.fromkeys(choose(offsets, key=lambda offset: offset.at) for choose in (min, max))) if offsets else []
 
 
 def merge_folder(folder: Path) -> MergedEnergy:
@@ -306,16 +256,14 @@ def _number(text: str) -> float:
 
 def _part(document: dict[str, Any], stem: str) -> Part:
     """A result as one part. Raises ``ValueError``, ``KeyError``, ``TypeError`` or ``AttributeError`` for what is none."""
-    rank, energy, clock = document["rank"], document["energy"], document.get("clock") or {}
+    rank, energy = document["rank"], document["energy"]
     window = _reader(WindowEnergy).validate_python({**energy, "channels": [], "boundaries": {}})
     window.channels = [_reader(ChannelEnergy).validate_python(channel) for channel in energy.get("channels", [])]
     given = energy.get("boundaries", {})
     window.boundaries = {name: _reader(BoundaryEnergy).validate_python(given[name]) for name in BOUNDARIES if name in given}
     if window.boundaries and not window.duration_s > 0:
         raise ValueError(f"found a window of {window.duration_s:g} s")
-    offsets = [_reader(ClockOffset).validate_python(clock[phase]) for phase in ("start", "end") if clock.get(phase)]
-    reference = _reader(str).validate_python(clock.get("reference") or "") or None
-    return Part(f"rank {_reader(int).validate_python(rank)}" if rank is not None else stem, window, offsets, reference)
+    return Part(f"rank {_reader(int).validate_python(rank)}" if rank is not None else stem, window)
 
 
 @cache

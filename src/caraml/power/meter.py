@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ContextDecorator
 from types import TracebackType
 
-from caraml.errors import InputError
-from caraml.power.clock import ClockLog, node_key
-from caraml.power.energy import Measured, window_energy
-from caraml.power.live import latest_power
+from caraml.base.errors import InputError
+from caraml.power.energy import ChannelReadings, window_energy
 from caraml.power.model import Channel, Reading, WindowEnergy
-from caraml.power.sampling import Sampling, ThreadSampling
+from caraml.power.node import ClockLog, node_key
+from caraml.power.sampling import Sampling
 from caraml.power.source import Source, create, source_names
-from caraml.power.store import ROW, Row, Store
+from caraml.power.store import ROW, ReadingStore, Row
 
 TAIL_S = 0.5
 """How long beyond its age a reading after the window's end is waited for [s]."""
@@ -25,7 +24,7 @@ TAIL_SHARE = 0.1
 SHORTEST_INTERVAL_S = 0.001
 
 
-class Window(ContextDecorator):
+class MeterWindow(ContextDecorator):
     """A named stretch of time. Windows may nest, overlap, and be used as decorators (one window per call)."""
 
     def __init__(self, meter: Meter, name: str, idle: WindowEnergy | None = None) -> None:
@@ -36,10 +35,10 @@ class Window(ContextDecorator):
         """``time.monotonic()`` at entry [s]."""
         self.end: float | None = None
 
-    def _recreate_cm(self) -> Window:
-        return Window(self._meter, self.name, self._idle)
+    def _recreate_cm(self) -> MeterWindow:
+        return MeterWindow(self._meter, self.name, self._idle)
 
-    def __enter__(self) -> Window:
+    def __enter__(self) -> MeterWindow:
         self._meter.windows.append(self)
         self.start = self._meter.mark()
         return self
@@ -67,7 +66,6 @@ class Meter:
         devices: ids of accelerators (``GPU-…`` UUID, PCI address, index); ``None`` keeps to what the environment makes
             visible to this process (``CUDA_VISIBLE_DEVICES`` and the like), ``["all"]`` takes all of the node.
         interval: length of a sampling interval [s]; one reading at a random instant in each.
-        process: sample in a process of its own, so that a busy interpreter cannot delay readings. Needs names, not objects.
         offset: where in its interval a reading falls (0 to 1); random unless a test wants otherwise.
     """
 
@@ -77,41 +75,21 @@ class Meter:
         devices: Sequence[str] | None = None,
         interval: float = 0.1,
         *,
-        process: bool = False,
         offset: Callable[[], float] | None = None,
     ) -> None:
         if not interval >= SHORTEST_INTERVAL_S:
             raise InputError(f"sampling interval is {interval!r} s, expected at least {SHORTEST_INTERVAL_S} s")
         self.interval = interval
-        self.windows: list[Window] = []
+        self.windows: list[MeterWindow] = []
         self.clock = ClockLog()
-        self.store = Store()
+        self.store = ReadingStore()
         self._running = False
         self._marks: tuple[float, float] | None = None
         """The first and the last mark [s]."""
         self._automatic = sources == "auto"
-        self._sampling = self._choose(sources, devices, process, offset)
-
-    def _choose(
-        self,
-        sources: str | Sequence[str | Source],
-        devices: Sequence[str] | None,
-        process: bool,
-        offset: Callable[[], float] | None,
-    ) -> Sampling:
-        automatic = self._automatic
-        wanted = source_names(auto_only=True) if automatic else [sources] if isinstance(sources, str) else list(sources)
-        names = [s for s in wanted if isinstance(s, str)]
-        if process:
-            if len(names) < len(wanted) or offset is not None:
-                raise InputError("a sampler process needs the names of sources, not objects")
-            for name in names:
-                create(name, devices, automatic)  # an unknown name is told here, not in the child
-            from caraml.power.process import ProcessSampling
-
-            return ProcessSampling(names, devices, self.interval, self.store, automatic)
-        made = [create(s, devices, automatic) if isinstance(s, str) else s for s in wanted]
-        return ThreadSampling(made, self.interval, self.store, offset)
+        wanted = source_names(auto_only=True) if sources == "auto" else [sources] if isinstance(sources, str) else list(sources)
+        made = [create(s, devices, self._automatic) if isinstance(s, str) else s for s in wanted]
+        self._sampling = Sampling(made, self.interval, self.store, offset)
 
     def start(self) -> None:
         """Open the sources and begin to sample. Returns after the first reading of each."""
@@ -148,7 +126,7 @@ class Meter:
 
     def check_devices(self, devices: Sequence[str] | None) -> None:
         """Raise an ``InputError`` with those that exist, if accelerators were asked for that no source knows. After ``start``."""
-        if isinstance(self._sampling, ThreadSampling) and devices is not None and list(devices) != ["all"]:
+        if devices is not None and list(devices) != ["all"]:
             self._sampling.check_devices(devices)
 
     def mark(self) -> float:
@@ -161,9 +139,9 @@ class Meter:
             self.clock.note()
         return at
 
-    def window(self, name: str, idle: WindowEnergy | None = None) -> Window:
+    def window(self, name: str, idle: WindowEnergy | None = None) -> MeterWindow:
         """A context manager, or decorator, that marks its start and end; its ``energy`` is there afterwards."""
-        return Window(self, name, idle)
+        return MeterWindow(self, name, idle)
 
     def energy(self, name: str, start: float, end: float, idle: WindowEnergy | None = None) -> WindowEnergy:
         """Energy between two monotonic instants [s] while the meter ran.
@@ -205,14 +183,14 @@ class Meter:
         reasons = [reason for reason in self.reasons if not any(reason.startswith(f"{name}: ") for name in absent)]
         return [*reasons, f"not on this machine: {', '.join(absent)}"] if absent else reasons
 
-    def _measured(self, start: float, end: float) -> list[Measured]:
+    def _measured(self, start: float, end: float) -> list[ChannelReadings]:
         """Every channel with its readings in the window and some way beyond."""
         found = []
         for channel in self.channels:
             interval = self._sampling.interval(channel)
             margin = max(10 * channel.update_period_s, 2 * channel.mean_window_s, 4 * interval)
             found.append(
-                Measured(
+                ChannelReadings(
                     channel,
                     self.store.series(channel.id, start - margin, end + margin),
                     self.store.missed(channel, start, end),
@@ -240,3 +218,50 @@ class Meter:
             self._sampling.request(end + tail)
         timeout = max(end + max(tails) - time.monotonic(), 0.0) + TAIL_S
         self.store.wait_until(lambda: all(reached(c) or not self._sampling.expects(c) for c in waiting), timeout)
+
+
+SPAN_S = 1.0
+"""Power of a counter is its slope over about this long [s]."""
+
+STALE_S = 1.0
+"""A channel whose newest reading is older than its span and this is silent [s]."""
+
+
+def channel_power(channel: Channel, store: ReadingStore, interval: float) -> float | None:
+    """Newest power of one channel [W]; ``None`` if it has been silent."""
+    now = time.monotonic()
+    newest = store.last_value(channel.id)
+    span = max(SPAN_S, 3 * interval, 5 * channel.update_period_s)
+    if newest is None or now - newest[0] > span + STALE_S:
+        return None
+    if channel.kind != "energy":
+        return newest[1]
+    series = store.series(channel.id, now - span)
+    if len(series) < 2 or series.t[-1] - series.t[0] < max(2 * channel.update_period_s, interval / 2):
+        return None
+    rise = series.value[-1] - series.value[0]
+    if rise < 0:
+        return None
+    return rise / (series.t[-1] - series.t[0])
+
+
+def latest_power(store: ReadingStore, interval: Callable[[Channel], float]) -> float | None:
+    """Sum over accelerators (at module level where that is known), else processors, else the node [W]."""
+    powers: dict[tuple[str, str], tuple[Channel, float]] = {}
+    for channel in sorted(store.channels.values(), key=lambda c: c.kind == "energy"):
+        power = channel_power(channel, store, interval(channel))
+        if power is not None:
+            powers.setdefault((channel.source, channel.domain), (channel, power))
+    for boundaries in (("module", "device"), ("cpu",), ("node_dc",), ("node_ac",)):
+        seen = [pair for pair in powers.values() if pair[0].boundary in boundaries]
+        if seen:
+            return sum(_one_view(seen, hardware, boundaries) for hardware in {channel.hardware for channel, _ in seen})
+    return None
+
+
+def _one_view(seen: list[tuple[Channel, float]], hardware: str, boundaries: tuple[str, ...]) -> float:
+    """Power of one class of hardware [W], from one source at the outermost boundary."""
+    members = [(c, power) for c, power in seen if c.hardware == hardware]
+    boundary, source = min({(c.boundary, c.source) for c, _ in members}, key=lambda key: (boundaries.index(key[0]), key[1]))
+    view = {c.domain: (c, power) for c, power in members if c.boundary == boundary and c.source == source}
+    return sum(power for c, power in view.values() if c.parent not in view)

@@ -49,6 +49,28 @@ Flag = Literal[
     "fake",
 ]
 
+ENERGY_FLAGS: dict[str, str] = {
+    "no_source": "no sensor could be read; the reason says what would help",
+    "unreadable": "a sensor exists but this user may not read it",
+    "masked": "a sensor exists but is hidden from this container",
+    "partial_coverage": "readings are missing in the window; `partial_j` is the energy of the part that was seen",
+    "reset": "the counter started again inside the window",
+    "frozen": "the sensor repeated one value for longer than its update period",
+    "wrap_ambiguous": "the counter may have wrapped more often than the readings can tell",
+    "too_short": "fewer than ten updates of the sensor fit into the window",
+    "aliasing_possible": "a load that repeats with the sensor's own instants would not be noticed; repeat with another length of step",
+    "mean_sensor": "the sensor shows a running mean, not the power of the instant",
+    "module_scope": "the sensor includes more than the accelerator: its host chip or memory",
+    "shared_device": "the sensor covers other users as well; `users` names them",
+    "mig_parent": "the sensor speaks of the whole GPU, not of the partition that was used",
+    "dual_die_parent": "the sensor speaks of both dies of the package",
+    "counter_power_mismatch": "the counter and the integral of power differ by more than 10 % and by more than their bounds",
+    "clock_step": "the wall clock was set while the window was open; nothing is computed from it",
+    "suspended": "the machine was suspended inside the window",
+    "estimated": "a model, not a sensor",
+    "fake": "made up by a source for demonstrations",
+}
+
 BLOCKING: frozenset[str] = frozenset(
     {
         "no_source",

@@ -1,19 +1,74 @@
-"""Who am I among the processes of a job: node, rank, and which one of a node's processes measures what they share."""
+"""This node and its clocks: its name, which of its processes reads shared sensors, and proof that no clock was disturbed."""
 
 from __future__ import annotations
 
 import os
+import socket
+import time
+from array import array
+from bisect import bisect_right
 from collections.abc import Mapping
 from pathlib import Path
 
 from caraml.base.locks import Lock, machine_folder
 
+STEP_S = 0.5
+"""The wall clock moved against the monotonic one by more than this: it was set [s]."""
+
+SUSPEND_S = 0.05
+"""The boot clock moved against the monotonic one by more than this: the machine slept [s]."""
+
+
+NODE = "CARAML_NODE"
+"""Environment variable: what this node is called instead. Processes of one host that have different ones count as nodes of their own."""
+
+
+def node_key() -> str:
+    """Host name and boot id: the same for all processes of one node until it restarts."""
+    if os.environ.get(NODE):
+        return os.environ[NODE]
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()}:{boot.read_text().strip() if boot.exists() else 'unknown'}"
+
+
+def suspended_s() -> float:
+    """Time that the machine has slept since it was started, up to a constant [s]; 0 where the kernel does not tell."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic() if hasattr(time, "CLOCK_BOOTTIME") else 0.0
+
+
+class ClockLog:
+    """Offsets of wall and boot clock against the monotonic one, noted now and then."""
+
+    def __init__(self) -> None:
+        self._t, self._wall, self._boot = array("d"), array("d"), array("d")
+        self.note()
+
+    def note(self) -> None:
+        """Compare the clocks now."""
+        now = time.monotonic()
+        self._wall.append(time.time() - now)
+        self._boot.append(suspended_s())
+        self._t.append(now)
+
+    def wall(self, t: float) -> float:
+        """Wall time of a monotonic instant [s since 1970], by the comparison before it."""
+        return t + self._wall[max(bisect_right(self._t, t) - 1, 0)]
+
+    def flags(self, start: float, end: float) -> list[str]:
+        """``clock_step`` if the wall clock was set, ``suspended`` if the machine slept, between the two instants."""
+        first, last = max(bisect_right(self._t, start) - 1, 0), min(bisect_right(self._t, end), len(self._t) - 1)
+        found = []
+        for offsets, limit, flag in ((self._wall, STEP_S, "clock_step"), (self._boot, SUSPEND_S, "suspended")):
+            seen = offsets[first : last + 1]
+            if max(seen) - min(seen) > limit:
+                found.append(flag)
+        return found
+
+
 # What mpirun says comes first: inside a Slurm job its daemons are Slurm's tasks, and what those say is inherited.
 RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
-LOCAL_SIZE = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
 JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 STEP = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "SLURM_STEP_ID")
 
@@ -31,16 +86,6 @@ def rank(environment: Mapping[str, str] = os.environ) -> int | None:
 def world_size(environment: Mapping[str, str] = os.environ) -> int | None:
     """Number of ranks that the launcher started."""
     return _number(SIZE, environment)
-
-
-def node_count(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Number of nodes on which the launcher started ranks; ``None`` where it does not say."""
-    size, local = world_size(environment), _number(LOCAL_SIZE, environment)
-    if size and local:
-        return -(-size // local)
-    # Slurm counts the nodes of the job, of which another launcher need not use all.
-    foreign = any(name in environment for name in RANK if name.startswith(("OMPI", "PMI_")))
-    return None if foreign else _number(NODES, environment)
 
 
 def job(environment: Mapping[str, str] = os.environ) -> str:

@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import open_new, replacing_by_name, write_file
-from caraml.errors import EnvironmentUnfitError, InputError
-from caraml.power.clock import ClockRecord
 from caraml.power.model import Channel, ChannelEnergy, Reading, WindowEnergy
 
 SCHEMA = 1
@@ -26,7 +25,7 @@ Format = Literal["csv", "json", "parquet"]
 
 
 @dataclass(slots=True)
-class Result:
+class CommandResult:
     """What is known about one measured command; written as ``energy.json``."""
 
     command: list[str]
@@ -41,8 +40,6 @@ class Result:
     reason: str | None = "the measurement did not come to its end"
     rank: int | None = None
     world_size: int | None = None
-    clock: ClockRecord | None = None
-    """How this node's clock compares with the first rank's; ``None`` if there is one rank only."""
     missing_sources: list[str] = field(default_factory=list)
     channels: list[Channel] = field(default_factory=list)
     readings: str | None = None
@@ -93,7 +90,7 @@ class ResultFolder:
             except OSError as problem:
                 self.trouble = f"{self.raw}: {problem.strerror}"
 
-    def write(self, result: Result) -> None:
+    def write(self, result: CommandResult) -> None:
         """Write the result under a temporary name and rename it: it exists whole or not at all."""
         result.readings = self.raw.name
         write_file(self.path, json.dumps(asdict(result), indent=1, allow_nan=False))
@@ -107,7 +104,7 @@ class ResultFolder:
         with contextlib.suppress(OSError):  # others use the folder too
             self.folder.rmdir()
 
-    def finish(self, result: Result) -> list[Path]:
+    def finish(self, result: CommandResult) -> list[Path]:
         """Close the readings, bring them into the wanted format, write the result. Returns what was written."""
         with self._lock:
             try:

@@ -4,57 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from caraml.power.model import Channel
 from caraml.power.sampler import STALLED_S, Offset, Sampler
 from caraml.power.source import Source, UnknownDeviceError, entries
-from caraml.power.store import Store
+from caraml.power.store import ReadingStore
 
 OPEN_TIMEOUT_S = 10.0
 """A driver without persistence mode may take seconds to wake its devices; longer than this is a fault [s]."""
 
 
-class Sampling(Protocol):
-    """What a meter needs from whoever reads the sensors."""
-
-    store: Store
-
-    @property
-    def reasons(self) -> list[str]:
-        """Why sources are not read, or no longer read."""
-
-    @property
-    def closed(self) -> set[str]:
-        """Flags of sensors that are there but not for this process: ``unreadable``, ``masked``."""
-
-    @property
-    def absent(self) -> list[str]:
-        """Names of sources whose sensors do not exist on this machine."""
-
-    def start(self) -> None:
-        """Open the sources and take a first reading of each."""
-
-    def read_now(self) -> None:
-        """Read every channel now and wait for it, but not for a sensor that hangs."""
-
-    def request(self, at: float) -> None:
-        """Have every channel read at ``at`` (monotonic seconds) and when its readings have aged to show ``at``."""
-
-    def expects(self, channel: Channel) -> bool:
-        """Will further readings of this channel come?"""
-
-    def interval(self, channel: Channel) -> float:
-        """Sampling interval of the channel [s]."""
-
-    def stop(self) -> None:
-        """End sampling and close the sources; returns within about two seconds whatever the sensors do."""
-
-
-class ThreadSampling:
+class Sampling:
     """One sampler thread per source."""
 
-    def __init__(self, sources: list[Source], interval: float, store: Store, offset: Offset | None = None) -> None:
+    def __init__(self, sources: list[Source], interval: float, store: ReadingStore, offset: Offset | None = None) -> None:
         self.store = store
         self._base_interval = interval
         self._samplers = [Sampler(source, interval, store, offset) for source in sources]

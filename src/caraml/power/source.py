@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from caraml.errors import CaramlError, EnvironmentUnfitError, InputError, unknown_name
-from caraml.plugins import Plugin, plugins
+from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError, unknown_name
+from caraml.base.plugins import Plugin, plugins
 from caraml.power.model import Channel, Reading
 
 

@@ -6,9 +6,8 @@ import json
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from caraml.reference.audit import Check, checks
+from caraml.base.format import human
 from caraml.reference.rows import FIELDS, SOURCES, Reference
-from caraml.units import human, significant
 
 Cell = str | int | float | None
 Lines = tuple[list[str], list[tuple[Cell, ...]]]
@@ -45,15 +44,15 @@ def _line(row: Reference, notes: list[str]) -> str:
             notes.append(row.note)
         mark = f" [{notes.index(row.note) + 1}]"
     whole = row.unit == "1" and row.value is not None and row.value.is_integer()
-    value, printed = f"{row.value:,.0f}" if whole else human(row.value, row.unit, 4), _printed(row)
-    as_printed = "" if printed.replace(" s", "") in value else f"printed {printed}"
+    value, printed = f"{row.value:,.0f}" if whole else human(row.value, row.unit, 4), as_printed(row)
+    shown = "" if printed.replace(" s", "") in value else f"printed {printed}"
     facts = " ".join(f"{key}={value}" for key, value in row.parameters.items() if key not in LEFT_OUT)
     device = f"{row.devices} x {row.device}" if row.devices and row.device else row.device
     where = f"{row.run or '':<3}{device:<15}"
-    return f"  {where} {row.metric:<22} {value:<16} {as_printed:<22} {facts}{mark}".rstrip()
+    return f"  {where} {row.metric:<22} {value:<16} {shown:<22} {facts}{mark}".rstrip()
 
 
-def _printed(row: Reference) -> str:
+def as_printed(row: Reference) -> str:
     return f"{row.printed} {row.printed_unit}".strip()
 
 
@@ -77,42 +76,3 @@ def _names(values: Iterable[str]) -> str:
     """The name that all have, or how many there are."""
     names = [name for name in dict.fromkeys(values) if name]
     return names[0] if len(names) == 1 else f"{len(names)} different" if names else ""
-
-
-def audit_lines(rows: Sequence[Reference]) -> Lines:
-    """The disagreements about these rows."""
-    columns = ["source", "table", "run", "metric", "printed", "recomputed", "difference", "rule"]
-    found = [check for check in about(rows) if not check.holds]
-    return columns, [
-        (*(c.printed.source, c.printed.table, c.printed.run, c.printed.metric), *(_printed(c.printed), *_outcome(c), c.rule)) for c in found
-    ]
-
-
-def audit_text(rows: Sequence[Reference]) -> str:
-    """The disagreements about these rows, those of one rule together, and how many comparisons were made."""
-    found = about(rows)
-    failed = [check for check in found if not check.holds]
-    lines = []
-    for (source, table, metric, rule), group in groupby(failed, lambda c: (c.printed.source, c.printed.table, c.printed.metric, c.rule)):
-        checked = list(group)
-        about_it = f" ({checked[0].printed.note})" if table.startswith("text") and checked[0].printed.note else ""
-        lines.append(f"{source} {table}: {metric}, expected: {rule}{about_it}")
-        for check in checked:
-            where = f"run {check.printed.run}" if check.printed.run else ""
-            value, difference = _outcome(check)
-            lines.append(f"    {where:<8}printed {_printed(check.printed):<18} recomputed {value:<12} {difference}")
-    return "\n".join([*lines, f"{len(found)} comparisons of printed with recomputed numbers; {len(failed)} disagree"])
-
-
-def _outcome(check: Check) -> tuple[str, str]:
-    sign = "+" if check.difference > 0 else "-"
-    difference = "identical" if check.relation == "unlike" else f"{sign}{significant(abs(100 * check.difference), 2)} %"
-    return significant(check.recomputed, 5), difference
-
-
-def about(rows: Iterable[Reference]) -> list[Check]:
-    """The comparisons whose printed number is one of these rows; those of one table and rule stand together."""
-    wanted = set(map(id, rows))
-    found = [check for check in checks() if id(check.printed) in wanted]
-    order = {key: place for place, key in enumerate(dict.fromkeys((c.printed.source, c.printed.table, c.rule) for c in found))}
-    return sorted(found, key=lambda c: order[c.printed.source, c.printed.table, c.rule])

@@ -1,77 +1,24 @@
-"""Results over several records as tables: of `caraml compare`, `scaling`, `history` and `advise`, for a terminal or as Markdown."""
+"""Results over several records as sections: of `caraml compare`, `scaling`, `history` and `advise`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from caraml.analysis.advise import Advice, Best, Choice, differs
 from caraml.analysis.compare import Change, Comparison, Gate
 from caraml.analysis.differences import Difference
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.history import Series
-from caraml.analysis.laws import Law, Limit
-from caraml.analysis.scaling import Cell, Curve, Family, StepView
-from caraml.base.text import printable
-from caraml.report.numbers import count, scaled, written
-from caraml.results.record import Metric
-from caraml.units import significant, title_of
+from caraml.analysis.laws import EfficiencyLimit, Law
+from caraml.analysis.scaling import Cell, Curve, ScalingFamily, StepView
+from caraml.base.format import count, prefixed, significant
+from caraml.metrics.definitions import title_of
+from caraml.metrics.model import Metric
+from caraml.report.numbers import written
+from caraml.report.section import Section
 
-STYLES = {"worse": "bold red", "better": "green", "same": "", "unknown": "dim", "indistinguishable": ""}
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading, a table, and sentences below it; any of them may be empty."""
-
-    title: str = ""
-    columns: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def terminal(sections: Iterable[Section]) -> RenderableType:
-    """Sections for a terminal."""
-    parts: list[RenderableType] = []
-    for section in sections:
-        if section.title:
-            parts.append(Text(f"{printable(section.title)}", style="bold"))
-        if section.rows:
-            table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-            for column in section.columns:
-                table.add_column(column, overflow="fold")
-            for row in section.rows:
-                table.add_row(*(Text(printable(cell), style=STYLES.get(cell, "")) for cell in row))
-            parts.append(table)
-        parts += [Text(printable(note)) for note in section.notes]
-        parts.append(Text(""))
-    return Group(*parts)
-
-
-def markdown(sections: Iterable[Section]) -> str:
-    """Sections as Markdown."""
-    lines: list[str] = []
-    for section in sections:
-        if section.title:
-            lines += [f"### {_cell(section.title)}", ""]
-        if section.rows:
-            lines += [_row(section.columns), _row(["---"] * len(section.columns)), *map(_row, section.rows), ""]
-        lines += [f"- {_cell(note)}" for note in section.notes]
-        lines += [""] if section.notes else []
-    return "\n".join(lines)
-
-
-def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(map(_cell, cells))} |"
-
-
-def _cell(text: str) -> str:
-    return printable(text).replace("|", "\\|").replace("<", "&lt;")
+VERDICTS = ("worse", "better", "same", "unknown", "indistinguishable")
 
 
 def estimated(estimate: Estimate | None, unit: str) -> str:
@@ -118,7 +65,7 @@ def comparison_sections(comparison: Comparison, every: bool = False) -> list[Sec
         if rows:
             runs = f"runs of A: {len(pair.keys[0])}, of B: {len(pair.keys[1])}"
             sections.append(Section(f"{pair.name} ({runs})", ("metric", "A", "B", "B against A", "shown from", "verdict"), rows))
-    sections.append(Section("Verdict", (), (), tuple(_change_notes(comparison, hidden))))
+    sections.append(Section("Verdict", notes=tuple(_change_notes(comparison, hidden))))
     if comparison.lost or comparison.unmatched:
         missing = tuple((one.name, one.side, one.reason) for one in (*comparison.lost, *comparison.unmatched))
         sections.append(Section("No result on one side", ("work", "side", "why"), missing))
@@ -143,7 +90,7 @@ def _change_cells(one: Change, margin: float) -> tuple[str, ...]:
 
 def _change_notes(comparison: Comparison, hidden: int) -> Iterable[str]:
     changes = [one for _, one in comparison.changes]
-    counts = {verdict: sum(one.verdict == verdict for one in changes) for verdict in STYLES}
+    counts = {verdict: sum(one.verdict == verdict for one in changes) for verdict in VERDICTS}
     yield ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
     if hidden:
         yield f"{hidden} numbers without a better or worse are not listed; --all lists them"
@@ -176,7 +123,9 @@ def gate_lines(gate: Gate, comparison: Comparison) -> tuple[list[str], bool]:
 # -- scaling -----------------------------------------------------------------------------------------------------------
 
 
-def scaling_sections(families: Sequence[Family], cells: Sequence[tuple[str, Sequence[Cell]]], views: Sequence[StepView]) -> list[Section]:
+def scaling_sections(
+    families: Sequence[ScalingFamily], cells: Sequence[tuple[str, Sequence[Cell]]], views: Sequence[StepView]
+) -> list[Section]:
     """Curves and laws of every family, the matrices of time and energy, and the single steps."""
     sections = [_curve(family, curve) for family in families for curve in family.curves]
     for title, found in cells:
@@ -194,7 +143,7 @@ def scaling_sections(families: Sequence[Family], cells: Sequence[tuple[str, Sequ
     return sections
 
 
-def _curve(family: Family, curve: Curve) -> Section:
+def _curve(family: ScalingFamily, curve: Curve) -> Section:
     unit = {"training": f"{family.item}/s", "median batch": "sample/s", "epoch": "epoch/s"}[curve.basis]
     rows = tuple(
         (
@@ -227,7 +176,7 @@ def _share(share: float) -> str:
     return significant(100 * share, 2)
 
 
-def _limit(limit: Limit) -> str:
+def _limit(limit: EfficiencyLimit) -> str:
     share = f"efficiency {100 * limit.efficiency:g} %"
     if limit.devices is None:
         return f"{share} is never reached by this fit (extrapolated)"
@@ -242,7 +191,7 @@ def _elbow(view: StepView) -> tuple[str, str, str]:
     found = view.elbow
     if found is None:
         return "none", "", ""
-    factor, unit = scaled(found.seconds, "s")
+    factor, unit = prefixed(found.seconds, "s")
     return f"{significant(found.seconds / factor)} {unit}", f"{100 * found.share:.0f} %", f"{100 * found.cost:.1f} %"
 
 

@@ -1,20 +1,16 @@
-"""How a number with its uncertainty is written: ``1,234 ± 5 token/s``."""
+"""How a number with its uncertainty is written, ``1,234 ± 5 token/s``, and nested settings as lines of text."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
-from caraml.results.record import Metric
-from caraml.units import GIB, METRICS, significant
+from pydantic import JsonValue
 
-SHARES = frozenset(
-    {"mfu", "mfu_measured", "hfu", "rank_imbalance", "share_of_limit", *(name for name in METRICS if name.endswith("_share"))}
-)
-"""Metrics of unit 1 that people read as a percentage."""
-COUNTS = frozenset({"steps"})
+from caraml.base.format import prefixed, significant
+from caraml.metrics.definitions import METRICS
+from caraml.metrics.model import Metric
 
-_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
-_PREFIXED = ("s", "J", "W", "FLOP/s", "B/s", "J s", "Wh")
 PERCENT_FROM = 100.0
 MOST_DECIMALS = 3
 """From this half-width on, or with more decimals than that, a percentage is shorter and clearer than the absolute figure."""
@@ -23,20 +19,9 @@ WIDE, LOPSIDED = 0.1, 1.2
 """Half-width over value, and longer over shorter side, from which both ends of an interval are written."""
 
 
-def scaled(value: float, unit: str) -> tuple[float, str]:
-    """The factor to divide by and the unit to write so that ``value`` reads well: ``(1e-3, "ms")`` for 0.012 s."""
-    if unit == "B":
-        return GIB, "GiB"
-    if unit in _PREFIXED or unit.startswith("J/"):
-        for factor, prefix in _PREFIXES:
-            if abs(value) >= factor:
-                return factor, f"{prefix}{unit}"
-    return 1.0, "" if unit == "1" else unit
-
-
 def counted(value: float, unit: str) -> tuple[float, str]:
-    """Like :func:`scaled`, and for counts a power of ten that leaves at most four digits before the point."""
-    factor, written = scaled(value, unit)
+    """Like :func:`~caraml.base.format.prefixed`, and for counts a power of ten that leaves at most four digits before the point."""
+    factor, written = prefixed(value, unit)
     if factor != 1.0 or value < 1e4:
         return factor, written
     return (1e6, f"10⁶ {unit}") if value >= 1e7 else (1e3, f"10³ {unit}")
@@ -94,15 +79,10 @@ def plain(name: str, value: float | None, unit: str, digits: int | None = None) 
     """A number without uncertainty."""
     if value is None:
         return "–"
-    if name in COUNTS:
+    if _shown(name) == "count":
         return f"{value:,.0f}"
     factor, unit = _scale(name, value, unit)
     return f"{_rounded(value / factor, digits or _digits(value / factor))} {unit}".rstrip()
-
-
-def count(number: int, noun: str) -> str:
-    """``1 device``, ``1,024 devices``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def interval(name: str, metric: Metric) -> str | None:
@@ -117,8 +97,12 @@ def interval(name: str, metric: Metric) -> str | None:
     return f"{low:,.{decimals}f} to {high:,.{decimals}f} {unit}".rstrip()
 
 
+def _shown(name: str) -> str:
+    return METRICS[name].shown if name in METRICS else "plain"
+
+
 def _scale(name: str, value: float, unit: str) -> tuple[float, str]:
-    return (0.01, "%") if name in SHARES else scaled(value, unit)
+    return (0.01, "%") if _shown(name) == "percent" else prefixed(value, unit)
 
 
 def _rounded(value: float, digits: int) -> str:
@@ -134,3 +118,19 @@ def _digits(value: float) -> int:
 def _error_digits(half: float) -> int:
     """One digit of an uncertainty, two if the first is a 1, as is usual in physics."""
     return 2 if half / 10 ** math.floor(math.log10(half)) < 1.95 else 1
+
+
+def flat(values: Mapping[str, JsonValue], prefix: str = "") -> list[tuple[str, str]]:
+    """``{"cpu": {"cores": 8}}`` as ``("cpu.cores", "8")``.
+
+    What is null or empty is left out; the elements of a list of tables are numbered.
+    """
+    lines: list[tuple[str, str]] = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            lines += flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list) and any(isinstance(element, dict) for element in value):
+            lines += flat({str(index): element for index, element in enumerate(value)}, f"{prefix}{name}.")
+        elif value not in (None, [], ""):
+            lines.append((f"{prefix}{name}", ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
+    return lines

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caraml import __version__
+from caraml.base.chart import WIDTH, Drawing
+from caraml.base.chart_file import symbol
 from caraml.base.files import write_file
-from caraml.base.text import printable
+from caraml.base.format import printable
+from caraml.metrics.definitions import METRICS, title_of
 from caraml.power.model import METHOD_VERSION
-from caraml.report.explain import ENERGY_FIX, definition, energy_reason, flag_meaning
-from caraml.report.flatten import flat
-from caraml.report.labels import labels
-from caraml.report.rows import HEADLINE, Row, everything, flags, heading, pack, rows
-from caraml.report.sections import sections
-from caraml.report.svg import WIDTH, size_of, symbol
-from caraml.report.traces import read_traces
+from caraml.report.document import (
+    HEADLINE,
+    ResultRow,
+    cell,
+    environment,
+    figure_sections,
+    flags,
+    folder_of,
+    result_rows,
+    summary,
+    unfinished,
+)
+from caraml.report.grouping import labels
+from caraml.report.numbers import flat
+from caraml.report.provenance import ENERGY_FIX, definition, energy_reason, flag_meaning, flag_text, source, uncertainty, window_text
+from caraml.report.series import PowerTrace, read_traces
 from caraml.results.record import FLAGS, SCHEMA_VERSION, Record
 from caraml.results.store import Store
-from caraml.units import METRICS
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -44,22 +57,12 @@ def page(store: Store, records: Sequence[Record], title: str, *, home: str = "",
     from markupsafe import Markup
 
     script = "".join(_asset(name) for name in SCRIPTS)
-    return (
-        environment()
-        .get_template("page.html.jinja")
-        .render(
-            **_content(store, records),
-            title=title,
-            home=home,
-            raw=raw,
-            policy=policy(script),
-            style=style(),
-            script=Markup(script),  # noqa: S704 -- files of this package
-        )
-    )
+    own = {"title": title, "home": home, "raw": raw, "policy": policy(script), "style": style()}
+    template = templates().get_template("page.html.jinja")
+    return template.render(**_content(store, records), **own, script=Markup(script))  # noqa: S704 -- files of this package
 
 
-def environment() -> Environment:
+def templates() -> Environment:
     """Templates that escape every text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -72,9 +75,9 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=_visible,
     )
-    made.filters["svg"] = Markup  # only for drawings made by caraml.report.svg, whose texts are escaped
-    made.filters["wide"] = lambda drawing: size_of(drawing)[0] > WIDE
-    made.globals["symbol"] = symbol
+    # Only for drawings made by caraml.base.chart, whose texts are escaped.
+    made.filters["svg"] = lambda drawing: Markup(drawing.svg if isinstance(drawing, Drawing) else drawing)  # noqa: S704 -- as above
+    made.globals |= {"symbol": symbol, "wide": WIDE}
     return made
 
 
@@ -83,7 +86,7 @@ def _visible(value: Any) -> Any:
     from markupsafe import Markup
 
     if isinstance(value, str) and not isinstance(value, Markup):
-        return "\n".join(map(printable, value.split("\n")))
+        return printable(value, lines=True)
     return value
 
 
@@ -106,22 +109,22 @@ def _asset(name: str) -> str:
 
 def _content(store: Store, records: Sequence[Record]) -> dict[str, Any]:
     named = labels(records)
-    table = rows(store, records, named)
+    table = result_rows(store, records, named)
     traces, faults = read_traces(store, records)
     used = {flag for record in records for flag in flags(record)}
-    names = dict.fromkeys([*HEADLINE, *(name for record in records for name in record.metrics)])
+    names = _metrics(records)
+    missing = unfinished(table)
     return {
         "rows": table,
-        "unfinished": [row for row in table if row.status != "ok"],
         "choices": _choices(table),
         "several": len({row.machine for row in table}) > 1,
-        "headings": [(name, heading(name), definition(name)) for name in HEADLINE],
-        "sections": sections(store, records),
+        "headings": [(name, title_of(name), definition(name)) for name in HEADLINE],
+        "sections": [*([missing] if missing.rows else []), *figure_sections(store, records)],
         "trace_faults": faults,
-        "packed": pack(everything(store, records, named, traces)),
+        "packed": pack(_everything(store, records, named, traces)),
         "summary": summary(records),
-        "environment": _environment(records, named),
-        "definitions": [(name, heading(name), METRICS[name].unit if name in METRICS else "", definition(name)) for name in names],
+        "environment": environment(records, named),
+        "definitions": [(name, title_of(name), METRICS[name].unit if name in METRICS else "", definition(name)) for name in names],
         "flags": [(flag, flag_meaning(flag)) for flag in sorted(used | FLAGS.keys())],
         "energy_reasons": sorted({reason for record in records if (reason := energy_reason(record))}),
         "energy_fix": ENERGY_FIX,
@@ -129,50 +132,57 @@ def _content(store: Store, records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _choices(table: Sequence[Row]) -> list[tuple[str, str, list[str]]]:
+def _metrics(records: Sequence[Record]) -> list[str]:
+    """Every metric that the page names."""
+    return list(dict.fromkeys([*HEADLINE, *(name for record in records for name in record.metrics)]))
+
+
+def _choices(table: Sequence[ResultRow]) -> list[tuple[str, str, list[str]]]:
     """What the table can be narrowed by: name, title and values, where there are at least two."""
     values = {name: list(dict.fromkeys(getattr(row, name) for row in table)) for name in ("status", "workload", "machine")}
     return [(name, name.capitalize(), column) for name, column in values.items() if len(column) > 1]
 
 
-def summary(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """The lines below the title: what ran where, when, on which software."""
-    dates = sorted(record.started_at[:16].replace("T", " ") for record in records)
-    when = " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "–"
-    statuses = [record.status for record in records]
-    outcome = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
-    return [
-        ("Suite", _joined(record.point.suite for record in records)),
-        ("Machine", _joined(f"{record.point.device} ({record.point.system})" for record in records)),
-        ("Date", when),
-        ("Software", _joined(record.point.software for record in records)),
-        ("Points", outcome or "none"),
-    ]
+def _everything(store: Store, records: Sequence[Record], named: Mapping[str, str], traces: Mapping[str, PowerTrace]) -> dict[str, Any]:
+    """All that the page tells of single points when it is asked: definitions once, and by key each point with its numbers and power."""
+    return {
+        "metrics": {name: [title_of(name), definition(name)] for name in _metrics(records)},
+        "points": {record.key: _point(store, record, named[record.key], traces.get(record.key)) for record in records},
+    }
 
 
-def _joined(values: Iterable[str]) -> str:
-    return "; ".join(dict.fromkeys(map(printable, values))) or "–"
+def _point(store: Store, record: Record, label: str, trace: PowerTrace | None) -> dict[str, Any]:
+    window = record.window
+    return {
+        "label": label,
+        "status": record.status,
+        "reason": record.reason or "",
+        "flags": [(flag, flag_text(record, flag)) for flag in flags(record)],
+        "window": window_text(record),
+        "span": [window.start, window.end] if window else None,
+        "folder": folder_of(store, record),
+        "files": ["record.json", *record.files.values()],
+        "facts": flat(record.facts.model_dump(mode="json")) if record.facts is not None else [],
+        "numbers": [_number(record, name) for name in record.metrics],
+        "trace": trace.packed() if trace is not None else None,
+    }
 
 
-MOST_POINTS, MOST_VALUES = 6, 12
-"""Points that the environment names where values differ, of more their number; and values that it lists."""
+def _number(record: Record, name: str) -> list[Any]:
+    """Metric, title, what is written, exact value, uncertainty, boundary, source, note."""
+    metric = record.metrics[name]
+    known = metric.value is not None
+    about = uncertainty(name, metric) if known else "", metric.scope or "", source(record, name) if known else "", metric.reason or ""
+    return [name, title_of(name, record.item), cell(record, name).text, metric.value, *about]
 
 
-def _environment(records: Sequence[Record], named: dict[str, str]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Every setting once, with its value; where points differ, each value with the points that have it."""
-    found: dict[str, dict[str, list[str]]] = {}
-    told = [record for record in records if record.environment or record.system]
-    for record in told:
-        for name, value in flat({"system": record.system, **record.environment}):
-            found.setdefault(name, {}).setdefault(value, []).append(named[record.key])
+def pack(content: dict[str, Any]) -> str:
+    """``content`` as base64 of gzip of JSON: a tenth of its size, and letters that no HTML parser takes for markup."""
+    text = printable(json.dumps(content, separators=(",", ":"), ensure_ascii=False))  # JSON spells control characters out
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
 
-    def points(having: list[str]) -> str:
-        if len(having) == len(told):
-            return ""
-        return ", ".join(having) if len(having) <= MOST_POINTS else f"{len(having)} points, such as {having[0]}"
 
-    def values(found: dict[str, list[str]]) -> list[tuple[str, str]]:
-        shown = [(value, points(having)) for value, having in list(found.items())[:MOST_VALUES]]
-        return [*shown, (f"and {len(found) - MOST_VALUES} further values", "")] if len(found) > MOST_VALUES else shown
-
-    return [(name, values(having)) for name, having in found.items()]
+def unpack(packed: str) -> dict[str, Any]:
+    """What :func:`pack` packed."""
+    content: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed)))
+    return content

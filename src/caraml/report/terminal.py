@@ -10,17 +10,16 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from caraml.base.text import printable
+from caraml.base.format import count, human, printable
+from caraml.metrics.definitions import title_of
+from caraml.metrics.model import Metric
 from caraml.power.model import WindowEnergy
-from caraml.report.explain import ENERGY_FIX, definition, energy_reason, flag_meaning, flag_text, source, uncertainty, window_text
-from caraml.report.flatten import flat
-from caraml.report.labels import labels
-from caraml.report.numbers import count, plain, written
-from caraml.report.quantities import node_only
-from caraml.results.record import Metric, Record
-from caraml.units import METRICS, human, title_of
+from caraml.report.grouping import labels, node_only
+from caraml.report.numbers import flat, plain, written
+from caraml.report.provenance import ENERGY_FIX, definition, energy_reason, flag_meaning, flag_text, source, uncertainty, window_text
+from caraml.report.section import STYLES
+from caraml.results.record import Record
 
-STYLES = {"ok": "green", "skipped": "dim", "oom": "yellow", "timeout": "yellow", "invalid": "red", "failed": "bold red"}
 WIDE = 110
 """From this width on no number is wrapped and flags are named in the row."""
 COLUMN_WIDTHS = (
@@ -203,7 +202,7 @@ def _metrics(record: Record) -> Table:
     table.add_column(min_width=20, max_width=34, overflow="fold")
     table.add_column(ratio=1, overflow="fold")
     for name, metric in record.metrics.items():
-        title = title_of(name, record.item) if name in METRICS else name
+        title = title_of(name, record.item)
         value = _text(written(name, metric), "bold" if metric.value is not None else "")
         if metric.value is not None:
             value.append(

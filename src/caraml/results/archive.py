@@ -26,15 +26,15 @@ from typing import IO, BinaryIO, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from caraml import __version__
+from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line
 from caraml.base.files import make_folder, making, new_folder_beside, replacing, write_file, write_new
 from caraml.base.limits import ARCHIVE, DIRECTORY, LISTING, MEMBER, MEMBERS, NUMBER_KEPT, TABLE, counted, too_large
 from caraml.base.limits import RECORD as RECORD_BYTES
 from caraml.base.packed import zip_of
-from caraml.errors import EnvironmentUnfitError, InputError, in_a_line
 from caraml.results.claim import CLAIM, HANDLE
 from caraml.results.listing import Listing, read_listing
 from caraml.results.record import Record
-from caraml.results.rowtable import write_parquet
+from caraml.results.rows import write_parquet
 from caraml.results.store import POINT, RECORD, Store, attempts, read_record
 
 MANIFEST, ROWS = "manifest.json", "records.parquet"

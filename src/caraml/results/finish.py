@@ -15,11 +15,12 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from caraml.base.errors import InputError, in_a_line
 from caraml.base.files import write_file
 from caraml.base.limits import read_json
 from caraml.base.limits import tail as tail_of
-from caraml.errors import InputError, in_a_line
-from caraml.results.record import Phase, Record, Status
+from caraml.metrics.model import Phase
+from caraml.results.record import Record, Status
 from caraml.results.store import RECORD, write_record
 from caraml.suite.model import Point
 from caraml.system.files import read_int
@@ -30,6 +31,7 @@ LOG = "worker.log"
 _OOM_KILLS = ".oom_kills"
 _STARVED = "the kernel killed a process of the point: the host memory that it may use was full"
 _TAIL_LINES = 3
+_TABLES = (".parquet", ".csv")
 
 
 class Failure(BaseModel):
@@ -45,10 +47,12 @@ class Failure(BaseModel):
     traceback: str | None = None
 
 
-def note_failure(folder: Path, failure: Failure) -> None:
-    """Leave a failure behind, unless another rank was first: the first cause is the one that matters."""
-    if not (folder / FAILURE).exists():
-        write_file(folder / FAILURE, failure.model_dump_json(indent=1))
+def note_failure(folder: Path, failure: Failure) -> bool:
+    """Leave a failure behind, unless another rank was first: the first cause is the one that matters. Whether this was it."""
+    if (folder / FAILURE).exists():
+        return False
+    write_file(folder / FAILURE, failure.model_dump_json(indent=1))
+    return True
 
 
 def now() -> str:
@@ -77,6 +81,7 @@ def finish(folder: Path, exit_code: int, status: Status | None = None, reason: s
         started_at=failure.started_at if failure else now(),
         phases=failure.phases if failure else [],
         traceback=failure.traceback if failure else None,
+        files={name: file.name for name in ("steps", "power") for file in sorted(folder.glob(f"{name}.*")) if file.suffix in _TABLES},
     )
     write_record(folder, record)
 

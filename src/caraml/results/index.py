@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import from_json, to_json
 
+from caraml.base.errors import InputError
 from caraml.base.files import owned, replacing
 from caraml.base.limits import INDEX, read_bytes
-from caraml.errors import InputError
 from caraml.results.rows import ALWAYS, Scalar, row_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ Stamp = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class IndexEntry:
     """The newest record of a point. ``certain``: the folder's time is old enough to show any later change."""
 
     attempt: int
@@ -53,7 +53,7 @@ class Index:
     def __init__(self, root: Path, read: Callable[[Path], Record]) -> None:
         self._root, self._read = root, read
         self._points = root / "points"
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, IndexEntry] = {}
         self._dirty = False
 
     def load(self) -> None:
@@ -66,11 +66,11 @@ class Index:
                     name, attempt, stamp, certain, row = from_json(line)
                     if not (row.keys() >= ALWAYS and set(map(type, row.values())) <= _SCALARS):
                         raise ValueError("no row of a record")
-                    self.entries[name] = Entry(attempt, tuple(stamp), certain, row)
+                    self.entries[name] = IndexEntry(attempt, tuple(stamp), certain, row)
 
     def note(self, name: str, record: Record) -> None:
         """Take up a record of an attempt that this process has seen to its end: nobody makes a newer one in the same instant."""
-        self.entries[name] = Entry(record.attempt, self._stamp(name, record.attempt), True, row_of(record))
+        self.entries[name] = IndexEntry(record.attempt, self._stamp(name, record.attempt), True, row_of(record))
         self._dirty = True
 
     def refresh(self) -> None:
@@ -123,7 +123,7 @@ class Index:
             else:
                 row = row_of(self._read(self._points / name / str(attempt) / RECORD))
             self._dirty |= known is None or (attempt, stamp, certain) != (known.attempt, known.stamp, known.certain)
-            self.entries[name] = Entry(attempt, stamp, certain, row)
+            self.entries[name] = IndexEntry(attempt, stamp, certain, row)
             return
         if self.entries.pop(name, None) is not None:
             self._dirty = True

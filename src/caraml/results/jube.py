@@ -16,11 +16,12 @@ from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
 
+from caraml.base.errors import InputError, in_a_line
 from caraml.base.limits import JUBE, JUBE_CELLS, JUBE_ROWS, METRICS, read_text, too_large
-from caraml.errors import InputError, in_a_line
+from caraml.metrics.model import Facts, Metric
 from caraml.results.archive import Done
 from caraml.results.listing import Listing
-from caraml.results.record import Facts, Metric, Record
+from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, attempts, folder_name, read_record, write_record
 from caraml.suite.model import Point
 

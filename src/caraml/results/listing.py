@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line
 from caraml.base.limits import LISTING, read_json
-from caraml.errors import EnvironmentUnfitError, InputError, in_a_line
 from caraml.system.variables import digest
 
 _UNKNOWN = "another user, another machine or an earlier version"

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from caraml.base import limits
+from caraml.metrics.energy import ENERGY_METRICS
+from caraml.metrics.model import Bandwidth, Facts, FrozenModel, Metric, Peak, Phase, Window
 from caraml.power.model import METHOD_VERSION, WindowEnergy
-from caraml.suite.model import Mode, Point
-from caraml.units import ENERGY_METRICS
+from caraml.suite.model import Point
 
 SCHEMA_VERSION = 1
 
@@ -49,120 +50,14 @@ FLAGS: dict[str, str] = {
 }
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Metric(_Model):
-    """One number: value, unit, 95 % interval, bound, and where it holds. ``value`` is null only with a ``reason``."""
-
-    value: float | None = Field(description="the number; null with a `reason` where it is not known")
-    unit: str = Field(description="`1` for shares and counts")
-    low: float | None = Field(None, description="lower end of the 95 % confidence interval: what chance does to the number")
-    high: float | None = Field(None, description="upper end")
-    bound: float | None = Field(
-        None, description="the number may be off by at most this besides, because its sensor is: no chance, so no repeats make it smaller"
-    )
-    n: int | None = Field(None, description="number of observations behind the interval")
-    scope: str | None = Field(None, description="energy boundary or device that the number speaks of")
-    reason: str | None = Field(None, description="why the value, or its interval, is not known")
-
-
-class Phase(_Model):
-    """A named interval of the worker's life."""
-
-    name: str = Field(description="`build`, `data`, `first_step`, `warm_up`, `measure`, ...")
-    start: float = Field(description="[s]")
-    end: float = Field(description="[s]")
-
-
-class Window(_Model):
-    """The one window over which rate, time and energy are measured."""
-
-    start: float = Field(description="[s]")
-    end: float = Field(description="[s]")
-    steps: int = Field(description="optimizer steps")
-    samples: int = Field(description="samples over all devices")
-    items: int = Field(description="items over all devices; what one item is stands in the workload's facts")
-    first_step: int = Field(description="index of the window's first step in `steps`")
-    shortest_seen: float | None = Field(None, description="shortest time constant of changes that the interval speaks of: a step")
-    longest_seen: float | None = Field(None, description="longest: a twentieth of the window; slower changes are not in the interval")
-    opened_within: float | None = Field(None, description="how far apart the ranks opened it [s]; over several nodes at most so far")
-    closed_within: float | None = Field(None, description="how far apart the ranks closed it [s]; over several nodes at most so far")
-
-    @property
-    def seconds(self) -> float:
-        """Wall time of the window."""
-        return self.end - self.start
-
-
-class Facts(_Model):
-    """What is known of the work before it runs."""
-
-    item: str = Field(description="what is counted: `token`, `image`, `sample`, ...")
-    items_per_sample: int = Field(description="items in one sample of a batch")
-    parameters: int | None = Field(description="weights of the model; null where nobody knows, as of a command")
-    flops_per_item: float | None = Field(description="analytic forward + backward FLOPs per item, without recomputation")
-    flops_formula: str = Field(description="how the FLOPs were counted")
-    forward_flops_per_item: float | None = Field(None, description="FLOPs of the forward pass alone, what mode `inference` does")
-    causal_flops_per_item: float | None = Field(None, description="flops_per_item with only what a causal mask leaves of attention")
-    hardware_flops_per_item: float | None = Field(None, description="flops_per_item and what is computed again to save memory")
-    traffic_per_item: float | None = Field(None, description="estimated bytes that forward and backward move per item, at 4 bytes a number")
-    traffic_per_step: float | None = Field(None, description="bytes that a step moves besides, whatever its batch: weights and optimizer")
-    cached_traffic_share: float | None = Field(None, description="share of that traffic which the last-level cache can serve at best")
-    bytes_per_sample: int | None = Field(None, description="bytes of one sample as it comes to the device")
-    samples_per_epoch: int | None = Field(None, description="samples of the data set over all ranks; an epoch is one pass over them")
-    epoch_items: int | None = Field(
-        None, description="items of the nominal epoch that energies are scaled to, such as ImageNet's 1,281,167"
-    )
-    data: dict[str, JsonValue] = Field({}, description="provenance of the input: kind, path, number of items, hash")
-
-    def in_mode(self, mode: Mode) -> Facts:
-        """What is known of the work in a mode: inference goes forward only and reading computes nothing, so neither may count more."""
-        if mode in ("train", "compute"):
-            return self
-        flops = self.forward_flops_per_item if mode == "inference" else None
-        seen = self.causal_flops_per_item
-        causal = None if flops is None or seen is None or not self.flops_per_item else seen * flops / self.flops_per_item
-        none = dict.fromkeys(("hardware_flops_per_item", "traffic_per_item", "traffic_per_step", "cached_traffic_share"))
-        return self.model_copy(update={**none, "flops_per_item": flops, "causal_flops_per_item": causal})
-
-
-class _Limit(_Model):
-    """What one device can do at most."""
-
-    value: float | None = Field(description="[FLOP/s], dense; of a stream [B/s]")
-    source: str | None = Field(None, description="document, or how it was measured")
-    low: float | None = Field(None, description="lower end of the interval of what was measured")
-    high: float | None = Field(None, description="upper end")
-    reason: str | None = Field(None, description="why it is not known")
-    kernel: str | None = Field(None, description="library and kernel that reached it, where it was measured")
-    shape: list[int] = Field([], description="of the kernel's operands; of a stream, the bytes of one array")
-    measured_at: str | None = Field(None, description="ISO 8601; before the run where its own look was disturbed or in short")
-    disturbed: str | None = Field(None, description="why what this run measured of it is in doubt")
-
-
-class Peak(_Limit):
-    """A device's peak arithmetic rate in FLOP/s, for one device."""
-
-    dtype: str = Field(description="arithmetic that it holds for")
-    by_kernel: dict[str, float] = Field({}, description="FLOP/s of the best kernel of each library")
-
-
-class Bandwidth(_Limit):
-    """A device's bandwidth in bytes/s, read plus written, for one device."""
-
-    level: Literal["memory", "cache"] = Field("memory", description="where the data lie: in memory, or in the last-level cache")
-
-
-class Fingerprint(_Model):
+class Fingerprint(FrozenModel):
     """The loss of one early step, to the last bit: equal work on equal devices and software must agree, or a device corrupts silently."""
 
     step: int = Field(description="counted from 1, the first step included")
     losses: list[str] = Field(description="loss of each rank in rank order, as hexadecimal floating point")
 
 
-class Node(_Model):
+class Node(FrozenModel):
     """One of several nodes: what its sensors said and what it is. On the record's clock every node's window begins at one instant."""
 
     name: str = Field(description="host name; with the boot id where that is not enough")
@@ -178,7 +73,7 @@ class Node(_Model):
     state: dict[str, JsonValue] = Field({}, description="clocks and settings of its CPU and GPUs")
 
 
-class Record(_Model):
+class Record(FrozenModel):
     """Everything about one attempt at a point."""
 
     schema_version: int = Field(SCHEMA_VERSION, description="version of this layout")

@@ -19,13 +19,14 @@ import shlex
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from caraml.base.errors import InputError, in_a_line
 from caraml.base.files import TRUSTED_FOLDERS, intruder, make_folder, new_folder_beside, who_else, write_file, write_new
 from caraml.base.limits import LARGEST, NAME, read_json, too_large
 from caraml.base.limits import RECORD as RECORD_BYTES
-from caraml.errors import InputError, in_a_line
 from caraml.results.index import RECORD, Index, attempts
 from caraml.results.listing import Listing, read_listing
 from caraml.results.rows import Scalar
@@ -125,6 +126,10 @@ class Store:
         """The newest whole record of a point, or ``None``."""
         return next((found for folder in self.points.glob(f"*-{key}") if (found := latest_in(folder)) is not None), None)
 
+    def newest(self, key: str, most: int) -> list[Record]:
+        """The newest whole records of a point, the newest first."""
+        return [record for folder in self.points.glob(f"*-{key}") for record in records_in(folder, most)]
+
     def suites(self) -> list[str]:
         """Names of the suites that were run into this folder."""
         return sorted(path.stem for path in (self.root / "suites").glob("*.json"))
@@ -204,11 +209,13 @@ def folder_name(point: Point) -> str:
 
 def latest_in(folder: Path) -> Record | None:
     """The newest whole record in a point's folder, or ``None``."""
-    for number in sorted(attempts(folder) or (), reverse=True):
-        path = folder / str(number) / RECORD
-        if path.exists():
-            return read_record(path)
-    return None
+    return next(iter(records_in(folder, 1)), None)
+
+
+def records_in(folder: Path, most: int) -> list[Record]:
+    """The newest whole records in a point's folder, the newest first."""
+    paths = (folder / str(number) / RECORD for number in sorted(attempts(folder) or (), reverse=True))
+    return [read_record(path) for path in islice((path for path in paths if path.exists()), most)]
 
 
 def write_record(folder: Path, record: Record) -> None:

@@ -11,15 +11,14 @@ from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from caraml.base.errors import InputError, nearest
 from caraml.base.limits import POINTS
-from caraml.errors import InputError, nearest
+from caraml.base.toml_lines import Location
 from caraml.suite.expression import Condition
-from caraml.suite.knobs import Knobs
 from caraml.suite.load import SuiteFile
-from caraml.suite.model import Benchmark, Measure, Point
+from caraml.suite.model import Benchmark, Knobs, Measure, Point
 from caraml.suite.placement import ModelShape, Placement, misfit
 from caraml.system.model import DeviceClass
-from caraml.tomllines import Location
 
 _NO_GRAPHS = 'compile = "default" or "max-autotune-no-cudagraphs"'
 ParamsOf = Callable[[str], type[BaseModel]]

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from caraml.errors import unknown_name
+from caraml.base.errors import unknown_name
+from caraml.base.toml import Location, TomlDocument, read_toml
 from caraml.suite.model import Point, Suite
 from caraml.system.variables import hidden
-from caraml.tomlfile import Location, TomlDocument, read_toml
 
 CATALOG = Path(__file__).parent / "catalog"
 

@@ -65,6 +65,10 @@ class Placement(BaseModel):
         """Stages of the pipeline over all its ranks."""
         return self.pp * (INTERLEAVED_STAGES if self.schedule == "interleaved" else 1)
 
+    def stages_of(self, rank: int) -> list[int]:
+        """Stages that a pipeline rank holds: one, or every ``pp``-th under the interleaved schedule."""
+        return list(range(rank, self.stages, self.pp))
+
     def shards(self, dp: int) -> int:
         """Devices over which one set of optimizer state is spread."""
         return dp if self.distributed_optimizer else self.fsdp

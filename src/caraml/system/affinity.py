@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from caraml.errors import InputError
+from caraml.base.errors import InputError
 from caraml.system import topology
 from caraml.system.catalogue import load_system
 from caraml.system.detect import detect

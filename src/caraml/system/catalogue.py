@@ -12,12 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from caraml.base.errors import InputError, nearest, unknown_name
 from caraml.base.files import TRUSTED_FOLDERS, intruder
-from caraml.errors import InputError, nearest, unknown_name
+from caraml.base.toml import TomlDocument, read_toml
 from caraml.system import overlay, peaks
 from caraml.system.detect import detect
 from caraml.system.model import System
-from caraml.tomlfile import TomlDocument, read_toml
 
 LOCAL = "local"
 

@@ -8,8 +8,8 @@ from datetime import date
 from typing import Any, NamedTuple
 
 from caraml import __version__
+from caraml.base.format import human
 from caraml.system.model import System
-from caraml.units import human
 
 _OF_THIS_JOB = {"usable_threads"}
 _OF_THIS_DEVICE = {"index", "uuid", "pci_bus_id", "power_limit_w"}

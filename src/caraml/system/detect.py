@@ -1,7 +1,7 @@
 """What machine this is. Needs neither torch nor root rights, and survives whatever is missing.
 
-Torch is not imported, but where the process has loaded it already, what only torch knows is added: multiprocessors, and GPUs
-whose driver does not show them to us.
+Torch is imported only where it alone can name an accelerator that it drives (``caraml.system.families``). Where the process has loaded it
+already, what else it knows is added: multiprocessors, and GPUs whose driver does not show them to us.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from caraml.system import host, nvml, peaks, rocm
+from caraml.base.errors import EnvironmentUnfitError
+from caraml.system import families, host, nvml, peaks, rocm
 from caraml.system.environment import container, environment
-from caraml.system.files import fields, listing, read
-from caraml.system.model import Affinity, Cpu, Device, DeviceClass, Figure, System, cpu_identity, device_identity
+from caraml.system.families.cuda import by_kernel
+from caraml.system.files import read
+from caraml.system.model import Affinity, Cpu, DeviceClass, DeviceModel, Figure, System, cpu_identity, device_identity
 from caraml.system.topology import device_affinity
 from caraml.system.visible import CUDA, ROCM, visible
 
 __all__ = ["detect", "device_class", "environment", "fast_identity"]
 
 ROOT = Path("/")
-OVERRIDE = "CARAML_DEVICE"
-"""Environment variable: ``cpu`` makes a machine with GPUs measure its CPUs."""
 
 
 def detect(root: Path = ROOT) -> System:
@@ -35,11 +35,14 @@ def detect(root: Path = ROOT) -> System:
     """
     missing: dict[str, str] = {}
     cpu, memory = host.cpu(root), host.memory_bytes(root)
-    gpus, driver = ([], None) if _forced_cpu(os.environ) else _gpus(root, missing)
+    gpus, driver = ([], None) if families.forced() == "cpu" else _gpus(root, missing)
     devices = gpus or [_cpu_device(cpu, memory)]
     model = devices[0].model
     if not gpus:
         driver, missing["driver"] = None, "no GPU in use"
+    unfit = families.refusal(root)
+    if unfit is not None:
+        missing["devices"] = unfit.args[0]
     peak, bandwidth = _sheet(model, missing)
     _explain(missing, cpu, memory)
     kind = container(root, os.environ)
@@ -81,36 +84,26 @@ def device_class(root: Path = ROOT) -> DeviceClass:
     return "gpu" if _gpu_models(root) else "cpu"
 
 
-def _forced_cpu(environ: Mapping[str, str]) -> bool:
-    return environ.get(OVERRIDE, "").strip().lower() == "cpu"
-
-
 def _gpu_models(root: Path) -> list[str]:
     """The names of the GPUs in use, by the cheapest way that tells them; none if CPUs are to be used."""
-    if _forced_cpu(os.environ):
+    if families.forced() == "cpu":
         return []
-    kernel = _nvidia_by_kernel(root)
+    kernel = by_kernel(root).devices if _nvidia_counts(root) else ()
     # A MIG instance is known to NVML only.
     if kernel and "MIG-" not in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
         return [device.model for device in visible(kernel, CUDA, os.environ)]
     return [device.model for device in _gpus(root, {})[0]]
 
 
-def _nvidia_by_kernel(root: Path) -> list[Device]:
-    """The GPUs that the NVIDIA kernel module lists and whose device files this process may open."""
-    found = []
-    for path in listing(root / "proc/driver/nvidia/gpus", "*/information"):
-        info = fields(read(path))
-        node = root / f"dev/nvidia{info.get('Device Minor', '')}"
-        if info.get("Model") and os.access(node, os.R_OK | os.W_OK):
-            bus = info.get("Bus Location")
-            found.append(Device(model=info["Model"], kind="cuda", uuid=info.get("GPU UUID"), pci_bus_id=bus))
-    return sorted(found, key=lambda device: device.pci_bus_id or "")
+def _nvidia_counts(root: Path) -> bool:
+    """Whether NVIDIA's driver may be asked: where it shows nothing, NVML may still."""
+    family = families.measured(root)
+    return families.forced() in ("", "cuda") and (family is None or family.kind == "cuda" or not families.driven(family))
 
 
-def _gpus(root: Path, missing: dict[str, str]) -> tuple[list[Device], str | None]:
+def _gpus(root: Path, missing: dict[str, str]) -> tuple[list[DeviceModel], str | None]:
     """The GPUs in use and their driver's version: NVIDIA's, else AMD's, else those that only torch sees."""
-    with nvml.session() as nv:
+    with nvml.session() if _nvidia_counts(root) else nullcontext("not asked: other accelerators are measured") as nv:
         if isinstance(nv, str):
             missing["nvml"] = nv
         else:
@@ -119,14 +112,15 @@ def _gpus(root: Path, missing: dict[str, str]) -> tuple[list[Device], str | None
             missing.update(nv.missing)
             if devices:
                 return _with_torch(devices, missing), driver
-    amd = visible(rocm.gpus(root), ROCM, os.environ)
+    amd = visible(rocm.gpus(root), ROCM, os.environ) if families.forced() in ("", "cuda") else []
     if amd:
         missing["devices.compute_capability"] = "not shown by the amdgpu driver"
         return _with_torch(amd, missing), rocm.driver(root)
-    return _only_torch_sees(), None
+    others, loaded = _only_torch_sees(root), families.driver_folder(root)
+    return others, read(root / loaded / "version") if others and loaded else None
 
 
-def _with_torch(devices: list[Device], missing: dict[str, str]) -> list[Device]:
+def _with_torch(devices: list[DeviceModel], missing: dict[str, str]) -> list[DeviceModel]:
     """The devices with what only torch tells, where it is loaded and sees as many."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
@@ -138,11 +132,11 @@ def _with_torch(devices: list[Device], missing: dict[str, str]) -> list[Device]:
     missing.pop("devices.compute_capability", None)
     told = _torch_cuda(torch)
     # Torch may number the GPUs in another order than the driver.
-    by_uuid = {device.uuid: device for device in told}
-    return [_merged(device, by_uuid.get(device.uuid, other)) for device, other in zip(devices, told, strict=True)]
+    by_uuid = {_plain(device.uuid): device for device in told}
+    return [_merged(device, by_uuid.get(_plain(device.uuid), other)) for device, other in zip(devices, told, strict=True)]
 
 
-def _merged(device: Device, told: Device) -> Device:
+def _merged(device: DeviceModel, told: DeviceModel) -> DeviceModel:
     """The driver's facts, completed by torch's."""
     return device.model_copy(
         update={
@@ -153,15 +147,30 @@ def _merged(device: Device, told: Device) -> Device:
     )
 
 
-def _torch_cuda(torch: Any) -> list[Device]:
+def _plain(uuid: str | None) -> str | None:
+    """A UUID without what says whose it is: torch names neither a GPU nor a slice of one, and amdgpu gives the bare number."""
+    return None if uuid is None else uuid.lower().removeprefix("gpu-").removeprefix("mig-").removeprefix("0x")
+
+
+def _uuid(told: object) -> str:
+    """The UUID of a GPU by torch, which prints the sixteen characters that HIP gives as if they were bytes."""
+    text = str(told)
+    with suppress(ValueError):
+        characters = bytes.fromhex(text.replace("-", "")).decode("ascii")
+        text = characters if re.fullmatch(r"[0-9a-f]{16}", characters) else text
+    slices = os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
+    return f"{'MIG' if slices else 'GPU'}-{text}"
+
+
+def _torch_cuda(torch: Any) -> list[DeviceModel]:
     """NVIDIA or AMD GPUs by torch alone: no power limits, no PCI addresses."""
     hip = bool(torch.version.hip)
     return [
-        Device(
+        DeviceModel(
             model=p.name,
             kind="rocm" if hip else "cuda",
             index=i,
-            uuid=f"GPU-{p.uuid}" if hasattr(p, "uuid") else None,
+            uuid=_uuid(p.uuid) if hasattr(p, "uuid") else None,
             memory_bytes=p.total_memory,
             compute_capability=p.gcnArchName.partition(":")[0] if hip else f"{p.major}.{p.minor}",
             multiprocessors=p.multi_processor_count,
@@ -170,24 +179,20 @@ def _torch_cuda(torch: Any) -> list[Device]:
     ]
 
 
-def _only_torch_sees() -> list[Device]:
-    """GPUs that no driver of ours shows (Apple, Intel, or NVIDIA where NVML is missing), known where torch is loaded."""
+def _only_torch_sees(root: Path) -> list[DeviceModel]:
+    """Accelerators that no driver of ours shows: those of torch's other backends, and NVIDIA's where NVML is missing."""
     torch: Any = sys.modules.get("torch")
-    if torch is None:
-        return []
-    if torch.cuda.is_available():
+    if torch is not None and torch.cuda.is_available() and families.forced() in ("", "cuda"):
         return _torch_cuda(torch)
-    if torch.backends.mps.is_available():
-        return [Device(model=f"{host.cpu().model} GPU", kind="mps", memory_bytes=torch.mps.recommended_max_memory())]
-    if not torch.xpu.is_available():
+    try:
+        return families.torch_s_devices(root)
+    except EnvironmentUnfitError:  # told by `families.refusal`
         return []
-    properties = [torch.xpu.get_device_properties(i) for i in range(torch.xpu.device_count())]
-    return [Device(model=p.name, kind="xpu", index=i, memory_bytes=p.total_memory) for i, p in enumerate(properties)]
 
 
-def _cpu_device(cpu: Cpu, memory: int | None) -> Device:
+def _cpu_device(cpu: Cpu, memory: int | None) -> DeviceModel:
     """All CPUs of the node as the one device that a process computes on."""
-    return Device(model=cpu.model, kind="cpu", memory_bytes=memory)
+    return DeviceModel(model=cpu.model, kind="cpu", memory_bytes=memory)
 
 
 def _sheet(model: str, missing: dict[str, str]) -> tuple[dict[Any, Figure] | None, Figure | None]:

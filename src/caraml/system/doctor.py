@@ -14,9 +14,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from caraml.system import host, nvml, peaks, rocm
+from caraml.base.errors import in_a_line
+from caraml.system import families, host, nvml, peaks, rocm
 from caraml.system.detect import detect
 from caraml.system.environment import environment
+from caraml.system.families.family import AUTOLOAD
 from caraml.system.limits import cache_home
 from caraml.system.model import System
 
@@ -44,7 +46,7 @@ def checks(output: Path = Path("results")) -> list[Check]:
     return [
         _python(),
         torch_check,
-        _gpus(torch),
+        *_devices(torch, system),
         _peak(system),
         _cores(torch),
         _governor(state),
@@ -64,7 +66,7 @@ def checks(output: Path = Path("results")) -> list[Check]:
 LIBRARIES = {
     "timm": "image models",
     "duckdb": "queries over results",
-    "vl-convert-python": "figures of the report",
+    "vl-convert-python": "figures of the report as PDF and PNG",
 }
 """What is not imported before it is needed, by the name of its distribution."""
 
@@ -79,6 +81,8 @@ def _torch() -> tuple[Any, Check]:
         torch: Any = importlib.import_module("torch")
     except (ImportError, OSError) as error:
         return None, Check("torch", "missing", f"cannot be imported: {error}", f"{sys.executable} -m pip install torch")
+    except RuntimeError as error:  # as torch says that a plug-in of it failed
+        return None, Check("torch", "missing", f"cannot be imported: {in_a_line(error)}", f"repair that plug-in, or export {AUTOLOAD}=0")
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}" if torch.version.hip else "CPU only"
     return torch, Check("torch", "ok", f"{torch.__version__}, built for {build}, {torch.get_num_threads()} threads")
 
@@ -108,6 +112,32 @@ def _gpus(torch: Any) -> Check:
     return Check(
         "GPU", "missing", f"{found}: the driver may be older than torch's CUDA", "compare `nvidia-smi` with the line of torch above"
     )
+
+
+def _devices(torch: Any, system: System) -> list[Check]:
+    gpus, others = _gpus(torch), _accelerators(system)
+    return others if others and gpus.found.startswith("none") else [gpus, *others]
+
+
+def _accelerators(system: System, root: Path = Path("/")) -> list[Check]:
+    """What other accelerators there are, and what keeps them from being measured; no check where drivers show none."""
+    found = []
+    unfit = families.refusal(root)
+    if unfit is not None:
+        found.append(Check("accelerator", "missing", unfit.args[0], unfit.hint))
+    if system.device_class == "gpu" and system.devices[0].kind not in ("cuda", "rocm"):
+        found.append(Check("accelerator", "ok", f"{system.identity}, by torch's backend for {system.devices[0].kind}"))
+    for family in families.FAMILIES:
+        shown, name = family.by_driver(root), f"driver of {family.title}"
+        if shown.closed and not shown.devices:
+            files = ", ".join(shown.closed[:4])
+            fix = "have the scheduler or the container give them to this process, or ask for the group that owns them"
+            found.append(Check(name, "warn", f"{len(shown.closed)} cannot be opened: {files}", fix))
+        elif shown.loaded and not shown.devices:
+            found.append(Check(name, "warn", f"{shown.loaded} is there, and no device", "dmesg, for what the driver says of its devices"))
+        elif shown.devices and family.kind != system.devices[0].kind and unfit is None and not families.forced():
+            found.append(Check(name, "warn", f"{shown.devices[0].model} is not measured: {families.why_not(family)}", family.fix))
+    return found
 
 
 _TORCH_WITH_GPU = "pip install torch --index-url https://download.pytorch.org/whl/cu130, or the index that https://pytorch.org names"

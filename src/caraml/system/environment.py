@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from caraml import __version__
-from caraml.plugins import installed
+from caraml.base.plugins import installed
 from caraml.system import nvml, rocm
 from caraml.system.files import fields, listing, read, read_int
 from caraml.system.variables import shown

@@ -6,9 +6,11 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from caraml.base.errors import InputError
 from caraml.system.files import clean, cpu_list, cpu_numbers, fields, listing, read, read_int
 from caraml.system.model import Cpu
 from caraml.system.topology import job_mask, mask, numa_cpus
@@ -127,6 +129,51 @@ def memory_bytes(root: Path = ROOT) -> int | None:
         limits.append(read_int(folder / "memory.limit_in_bytes") or 0)
     # A v1 group without a limit holds a number near 2^63, which the host's own size undercuts.
     return min((limit for limit in limits if 0 < limit < 2**60), default=None)
+
+
+def free_memory(root: Path = ROOT) -> int | None:
+    """Bytes that processes here may still take: of the host, or less where a cgroup says so; ``None`` where the kernel does not tell."""
+    available = re.match(r"(\d+) kB", fields(read(root / "proc/meminfo")).get("MemAvailable", ""))
+    found = [int(available[1]) * 1024] if available else []
+    for controller, most, used in (("", "memory.max", "memory.current"), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes")):
+        for folder in _cgroup_folders(root, controller):
+            limit, taken = read_int(folder / most), read_int(folder / used)
+            if limit is not None and taken is not None and limit < 2**60:
+                cached = re.findall(r"^(?:in)?active_file (\d+)$", read(folder / "memory.stat") or "", re.MULTILINE)
+                found.append(max(limit - taken + sum(map(int, cached)), 0))  # the cache of files goes where others need its room
+    return min(found, default=None)
+
+
+MEMORY = "CARAML_MEMORY_GIB"
+"""Environment variable: most memory of a worker on a CPU; ``off`` for no limit."""
+SPARED = 0.03
+"""Share of the free memory that no worker takes."""
+
+
+def limit_memory(processes: int, root: Path = ROOT) -> int | None:
+    """Have allocations of this process fail before memory is full, so that it ends with a reason; returns its limit in bytes.
+
+    Otherwise the kernel ends a process of its choice, on a shared node perhaps another user's. Each of ``processes`` on this node may take
+    an equal part of what is free now. Private memory that may be written counts, touched or not (``RLIMIT_DATA``; Linux 4.7 and later).
+    ``None`` where no limit is wanted, or what is free is not known.
+    """
+    import resource
+
+    asked, free = os.environ.get(MEMORY, ""), free_memory(root)
+    if asked == "off" or not (asked or free) or not sys.platform.startswith("linux"):
+        return None
+    has = re.match(r"(\d+) kB", fields(read(root / "proc/self/status")).get("VmData", "0 kB"))
+    taken = int(has[1]) * 1024 if has else 0
+    try:
+        limit = int(float(asked) * 2**30) if asked else taken + int((free or 0) * (1 - SPARED)) // processes
+    except (ValueError, OverflowError):
+        limit = 0
+    if limit <= 0:
+        raise InputError(f"{MEMORY}: found {asked!r}, expected a number of GiB above 0, or off")
+    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
+    return limit
 
 
 def oom_kills(root: Path = ROOT) -> int | None:

@@ -12,8 +12,9 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
-from caraml.errors import EnvironmentUnfitError, unknown_name
+from caraml.base.errors import EnvironmentUnfitError, unknown_name
 from caraml.system import host
+from caraml.system.families import family_of
 from caraml.system.model import DType
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def array_bytes(kind: Kind, device: torch.device, seconds_of: Callable[[Callable
         return cache // 8
     if kind == "cache":
         raise EnvironmentUnfitError("the caches of a GPU are not measured")
-    size, most = 2**26, torch.cuda.mem_get_info(device)[0] // 8 if device.type == "cuda" else _MOST_ARRAY
+    size, most = 2**26, (_free_bytes(device) or 8 * _MOST_ARRAY) // 8
     while 2 * size <= most:
         array = torch.empty(size, dtype=torch.uint8, device=device)
         if seconds_of(partial(array.copy_, torch.empty_like(array))) >= _LONG_PASS:
@@ -162,14 +163,27 @@ def array_bytes(kind: Kind, device: torch.device, seconds_of: Callable[[Callable
     return size
 
 
+def _free_bytes(device: torch.device) -> int | None:
+    """Free memory of an accelerator; ``None`` where torch does not know."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        return torch.accelerator.get_memory_info(device)[0]
+    except (RuntimeError, AttributeError):
+        return None
+
+
 def check(device: torch.device, dtype: DType) -> None:
     """Raise what is wrong with asking this device for this format: ``InputError`` or ``EnvironmentUnfitError``."""
     if dtype not in _DTYPES:
         raise unknown_name("dtype of the matrix probe", dtype, _DTYPES)
-    if dtype == "tf32" and device.type != "cuda":
+    family = family_of(device.type)
+    if dtype == "tf32" and (device.type == "cpu" or dtype not in family.arithmetic):
         raise EnvironmentUnfitError(f"tf32 exists on NVIDIA and AMD GPUs only, not on {device}", "ask for fp32")
-    if dtype == "fp64" and device.type == "mps":
-        raise EnvironmentUnfitError("Apple GPUs have no fp64", "ask for fp32")
+    if device.type != "cpu" and dtype not in family.arithmetic:
+        raise EnvironmentUnfitError(f"{family.title}s have no {dtype}", "ask for fp32")
 
 
 @contextmanager
@@ -202,6 +216,7 @@ def device_name(device: torch.device) -> str:
     """The device's name as torch reports it; for CPUs, ours."""
     import torch
 
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return host.cpu().model if device.type == "cpu" else str(device)
+    if device.type == "cpu":
+        return host.cpu().model
+    named = getattr(torch.get_device_module(device), "get_device_name", None)
+    return str(named(device)) if named is not None else str(device)

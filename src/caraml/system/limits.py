@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from caraml.base.errors import CaramlError
 from caraml.base.files import write_file
-from caraml.errors import CaramlError
 from caraml.system import host
 from caraml.system.kernels import Kind, device_name
 from caraml.system.model import DType

@@ -10,7 +10,8 @@ from caraml.system.site import Site
 
 DType = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
 """Number formats that peaks are given for; ``tf32`` is fp32 data multiplied on tensor cores with a 10 bit mantissa."""
-DeviceKind = Literal["cpu", "cuda", "rocm", "mps", "xpu", "ipu"]
+DeviceKind = Literal["cpu", "cuda", "rocm", "mps", "xpu", "hpu", "npu", "mtia", "ipu", "other"]
+"""``other`` is an accelerator that torch drives by a plug-in of its own name."""
 DeviceClass = Literal["cpu", "gpu"]
 LinkScope = Literal["device-device", "cpu-device", "cpu-cpu", "node-node"]
 Count = Annotated[int, Field(ge=1)]
@@ -30,7 +31,7 @@ class Figure(_Model):
     source: str = Field(min_length=1, description="document, and the row of it where that is not obvious")
 
 
-class Device(_Model):
+class DeviceModel(_Model):
     """One compute device as the framework counts them: a GPU, a GCD of a dual-die package, a MIG instance, or all CPUs of a node."""
 
     model: str = Field(description="name as the driver reports it, e.g. `NVIDIA H200`")
@@ -89,7 +90,7 @@ class System(_Model):
     hostname: str | None = Field(None, description="host name, of a machine that was detected")
     nodes: Count | None = Field(None, description="number of nodes")
     devices_per_node: Count = Field(description="accelerators of one node, as torch counts them; 1 for a CPU")
-    devices: tuple[Device, ...] = Field(min_length=1, description="the devices of one node")
+    devices: tuple[DeviceModel, ...] = Field(min_length=1, description="the devices of one node")
     cpu: Cpu = Field(description="the processors of one node")
     memory_bytes: int | None = Field(None, ge=1, description="host memory of one node that may be used: cgroup limit included")
     driver: str | None = Field(None, description="version of the accelerators' driver")

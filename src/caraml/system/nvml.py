@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from caraml.system.files import clean
-from caraml.system.model import Device
+from caraml.system.model import DeviceModel
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Nvml:
         except self.library.NVMLError:
             return None
 
-    def device(self, index: int, handle: Any) -> Device:
+    def device(self, index: int, handle: Any) -> DeviceModel:
         """One GPU or MIG instance as a ``Device``; what NVML does not tell is ``None`` and named in ``missing``."""
         key = f"devices[{index}]"
         pci = self.ask(f"{key}.pci_bus_id", "nvmlDeviceGetPciInfo", handle)
@@ -79,7 +79,7 @@ class Nvml:
         limit_mw = self.ask(f"{key}.power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", handle)
         capability = self.ask(f"{key}.compute_capability", "nvmlDeviceGetCudaComputeCapability", handle)
         bus = getattr(pci, "busId", None)
-        return Device(
+        return DeviceModel(
             model=self.ask(f"{key}.model", "nvmlDeviceGetName", handle) or "unknown NVIDIA GPU",
             kind="cuda",
             index=index,

@@ -7,14 +7,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from caraml.errors import nearest
-from caraml.system.model import Affinity, Cpu, Device, System
-from caraml.tomlfile import Location, TomlDocument
+from caraml.base.errors import nearest
+from caraml.base.toml import Location, TomlDocument
+from caraml.system.model import Affinity, Cpu, DeviceModel, System
 
 Table = dict[str, Any]
 
 _NEED_SOURCE = ("nodes", "devices_per_node", "devices", "cpu", "memory_bytes", "affinity")
-_TABLES: dict[str, type[BaseModel]] = {"devices": Device, "cpu": Cpu, "affinity": Affinity}
+_TABLES: dict[str, type[BaseModel]] = {"devices": DeviceModel, "cpu": Cpu, "affinity": Affinity}
 _NAMES = {"model", "kind", "index", "uuid", "pci_bus_id"}
 """Fields that name a device and are no figures."""
 _WHOLE = ("affinity", "links")

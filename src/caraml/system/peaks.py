@@ -14,9 +14,9 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from caraml.errors import nearest
+from caraml.base.errors import nearest
+from caraml.base.toml import load_toml
 from caraml.system.model import DType, Figure
-from caraml.tomlfile import load_toml
 
 CATALOG = Path(__file__).parent / "catalog"
 

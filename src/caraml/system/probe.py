@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from caraml.errors import EnvironmentUnfitError
-from caraml.stats import mean_interval
+from caraml.base.errors import EnvironmentUnfitError
+from caraml.base.stats import mean_interval
 from caraml.system import host
 from caraml.system.kernels import CONVOLUTION, Kernel, Kind, Shape, array_bytes, check, dense, device_name, precision, streams
 from caraml.system.model import DType
@@ -144,8 +144,9 @@ def _measured(
         found = search(todo, watch, budget_s)
         others = load.others() if load is not None else None
         seconds, rate = watch.now() - begin, found.rate
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # a training in the same process shall find the device as it was
+    if device.type != "cpu":
+        # A training in the same process shall find the device as it was.
+        (torch.cuda if device.type == "cuda" else torch.accelerator).empty_cache()
     kernel, relative, disturbed = found.kernel, found.timing.relative, _disturbed(found, others)
     if disturbed is not None:
         kernel, rate, relative = found.quickest.kernel, found.quickest.fastest, None
@@ -352,8 +353,8 @@ class Stopwatch:
         """Until the device has done its work."""
         import torch
 
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
+        if self.device.type != "cpu":  # beside a plug-in, CUDA is not torch's current accelerator
+            (torch.cuda if self.device.type == "cuda" else torch.accelerator).synchronize(self.device)
 
     def during(self, work: Callable[[], object], seconds: float) -> list[float]:
         """Seconds of each repetition within about ``seconds``, at least three unless others take the time."""

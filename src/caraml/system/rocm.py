@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from caraml.system.files import listing, read, read_int
-from caraml.system.model import Device
+from caraml.system.model import DeviceModel
 
 ROOT = Path("/")
 _AMD = "0x1002"
@@ -16,7 +16,7 @@ def present(root: Path = ROOT) -> bool:
     return (root / "dev/kfd").exists()
 
 
-def gpus(root: Path = ROOT) -> list[Device]:
+def gpus(root: Path = ROOT) -> list[DeviceModel]:
     """Every AMD GPU (on dual-die packages: every die, as ROCm counts them), in the order of PCI addresses."""
     if not present(root):
         return []
@@ -36,10 +36,10 @@ def _slot(folder: Path) -> str:
     return next((line.partition("=")[2] for line in lines if line.startswith("PCI_SLOT_NAME=")), "")
 
 
-def _gpu(index: int, folder: Path) -> Device:
+def _gpu(index: int, folder: Path) -> DeviceModel:
     hwmon = next(iter(listing(folder / "hwmon", "hwmon[0-9]*")), folder / "hwmon")
     cap_uw, default_uw = read_int(hwmon / "power1_cap"), read_int(hwmon / "power1_cap_default")
-    return Device(
+    return DeviceModel(
         model=read(folder / "product_name") or f"unknown AMD GPU {read(folder / 'device') or ''}".strip(),
         kind="rocm",
         index=index,

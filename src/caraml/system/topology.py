@@ -9,7 +9,7 @@ from pathlib import Path
 
 from caraml.system import nvml
 from caraml.system.files import cpu_list, cpu_numbers, listing, read, read_int
-from caraml.system.model import Affinity, Device, System
+from caraml.system.model import Affinity, DeviceModel, System
 
 ROOT = Path("/")
 
@@ -92,7 +92,7 @@ def neighbours(affinity: Affinity, system: System, root: Path = ROOT) -> list[fr
     return [frozenset(cpu for cpu in present if socket(cpu, root) == wanted) for wanted in affinity.sockets]
 
 
-def device_affinity(devices: Sequence[Device], root: Path = ROOT) -> Affinity | str:
+def device_affinity(devices: Sequence[DeviceModel], root: Path = ROOT) -> Affinity | str:
     """The CPUs next to each GPU, by /sys or else by NVML; a sentence where neither tells for every one."""
     lists = [_by_sys(device, root) for device in devices]
     if not all(lists) and root == ROOT:
@@ -108,17 +108,17 @@ def _folder(cpu: int, root: Path) -> Path:
     return root / f"sys/devices/system/cpu/cpu{cpu}"
 
 
-def _pci(device: Device, root: Path) -> Path:
+def _pci(device: DeviceModel, root: Path) -> Path:
     """NVML writes the PCI domain with eight digits, the kernel with four."""
     domain, _, rest = (device.pci_bus_id or "").lower().partition(":")
     return root / "sys/bus/pci/devices" / f"{domain[-4:]}:{rest}"
 
 
-def _by_sys(device: Device, root: Path) -> frozenset[int]:
+def _by_sys(device: DeviceModel, root: Path) -> frozenset[int]:
     return cpu_numbers(read(_pci(device, root) / "local_cpulist")) if device.pci_bus_id else frozenset()
 
 
-def _by_nvml(devices: Sequence[Device]) -> list[frozenset[int]]:
+def _by_nvml(devices: Sequence[DeviceModel]) -> list[frozenset[int]]:
     words = (max((cpu for cpus in numa_cpus().values() for cpu in cpus), default=1023) // 64) + 1
     with nvml.session() as nv:
         if isinstance(nv, str):

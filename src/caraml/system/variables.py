@@ -19,10 +19,10 @@ from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import write_new, write_once
 from caraml.base.limits import RECORD, read_bytes
 from caraml.base.locks import private_folder
-from caraml.errors import EnvironmentUnfitError, InputError
 
 FOLDER = ".private"
 """In an attempt's folder: what only its user can open."""

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Callable
 
 from caraml.analysis.table import rows
+from caraml.metrics.model import Metric, Window
 from caraml.results.files import read_table
-from caraml.results.record import Metric, Record, Window
+from caraml.results.record import Record
 from caraml.results.store import Store
 from caraml.verify.device import PEAK_FLOPS, PEAK_MEMORY
 from caraml.verify.energy import energy_claims, silence_claims

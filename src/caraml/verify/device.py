@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from caraml.results.record import Peak
+from caraml.metrics.model import Peak
 from caraml.system.model import DType
 
 PEAK_MEMORY = 3 * 2**30
@@ -90,6 +90,10 @@ class KnownDevice:
     def between(self, first: float, last: float) -> float | None:
         """Time from one mark to a later one; ``None`` while the device has not come to the later one."""
         return last - first if last <= self.clock.now() else None
+
+    def wait(self, mark: float) -> None:
+        """Return when the device has come to the mark."""
+        self.clock.wait_until(mark)
 
     def forget_peak_memory(self) -> None:
         """The peak is a constant."""

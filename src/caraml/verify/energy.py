@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from caraml.base.format import JOULES_PER_WATT_HOUR, human
 from caraml.power.model import WindowEnergy
 from caraml.power.signals import Signal, Square, square
 from caraml.results.files import read_table
 from caraml.results.record import Record
 from caraml.results.store import Store
-from caraml.units import JOULES_PER_WATT_HOUR, human
 from caraml.verify.finding import Finding, fact, number
 from caraml.verify.workload import ITEMS_PER_SAMPLE
 

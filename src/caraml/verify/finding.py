@@ -8,8 +8,8 @@ from typing import Literal
 from rich.table import Table
 from rich.text import Text
 
-from caraml.results.record import Metric
-from caraml.units import human, percent
+from caraml.base.format import human, percent
+from caraml.metrics.model import Metric
 
 Verdict = Literal["right", "wrong", "note", "not here"]
 """``note``: nothing is known to be wrong with the ruler, but the machine is not as quiet or as known as one would wish."""

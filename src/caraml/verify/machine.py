@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
+from caraml.base.format import human, percent
 from caraml.engine.device import StepTimer, open_device
 from caraml.engine.instruments import cpu_time, share_of_others
+from caraml.metrics.model import Metric
 from caraml.power import Meter
-from caraml.results.record import Metric
 from caraml.system import affinity, topology
 from caraml.system.environment import environment
 from caraml.system.model import System
-from caraml.units import human, percent
 from caraml.verify.energy import SOURCE
 from caraml.verify.finding import Finding, Verdict, fact, number
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -12,24 +16,28 @@ from functools import partial
 from pathlib import Path
 
 from caraml import __version__
-from caraml.base.files import write_file
+from caraml.base.files import open_new, write_file
 from caraml.campaign import Campaign, Options, Watcher
 from caraml.campaign.machine import machine_of
 from caraml.engine.instruments import POWER_SOURCES
+from caraml.engine.start import LOOPBACK, MEET, PEER, own_folder
 from caraml.launch.base import Launcher
 from caraml.launch.local import LocalLauncher
 from caraml.power.model import METHOD_VERSION
+from caraml.power.node import NODE
+from caraml.results.finish import LOG, finish
 from caraml.results.record import Record
-from caraml.results.store import Store
+from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.expand import Machine, expand
 from caraml.suite.load import SuiteFile, load_suite
-from caraml.system.detect import OVERRIDE, detect
-from caraml.system.model import Device, System
+from caraml.suite.model import Point
+from caraml.system.detect import detect
+from caraml.system.families import OVERRIDE
+from caraml.system.model import DeviceModel, System
 from caraml.verify.claims import claims
 from caraml.verify.energy import SOURCE, source_of
 from caraml.verify.finding import Finding, seen_twice
 from caraml.verify.machine import machine_findings
-from caraml.verify.players import play
 from caraml.workloads import params_of
 
 HERE = Path(__file__).parent
@@ -58,7 +66,7 @@ class Place:
         """The system without its accelerators: a device of known speed needs none."""
         if self.system.device_class == "cpu":
             return self.system
-        cpu = Device(model=self.system.cpu.model, kind="cpu")
+        cpu = DeviceModel(model=self.system.cpu.model, kind="cpu")
         return self.system.model_copy(update={"devices": (cpu,), "devices_per_node": 1, "affinity": None})
 
 
@@ -158,3 +166,40 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+_LOOK_SECONDS = 0.05
+
+
+def play(point: Point, store: Store, delays: tuple[float, ...] = ()) -> Record:
+    """Measure a point of several nodes here and return its record; node ``i`` comes ``delays[i]`` seconds late."""
+    folder, meet = store.new_attempt(point), own_folder()
+    children = []
+    try:
+        with open_new(folder / LOG) as log:
+            for number in range(point.nodes):
+                place = {MEET: str(meet), PEER: "localhost", "SLURM_PROCID": str(number), NODE: f"node-{number + 1}"}
+                network = {"GLOO_SOCKET_IFNAME": LOOPBACK, "CARAML_BIND": "off"}
+                command = ["caraml.engine.start", f"--nodes={point.nodes}", f"--devices={point.devices}", "caraml.worker", str(folder)]
+                late = ["sh", "-c", f'sleep {delays[number]}; exec "$0" "$@"'] if number < len(delays) else []
+                argv = [*late, sys.executable, "-P", "-m", *command]
+                children.append(subprocess.Popen(argv, env={**os.environ, **network, **place}, stdout=log, stderr=log))  # noqa: S603 -- this interpreter with a module of ours
+            _wait(children, point.measure.timeout_seconds)
+    finally:
+        for child in children:
+            child.kill()
+        shutil.rmtree(meet, ignore_errors=True)
+    if not (folder / RECORD).exists():
+        codes = [child.wait() for child in children]
+        finish(folder, next((code for code in codes if code), 1))
+    return read_record(folder / RECORD)
+
+
+def _wait(children: list[subprocess.Popen[bytes]], longest: float) -> None:
+    """Until all have ended, one has failed, or the time is over."""
+    deadline = time.monotonic() + longest
+    while time.monotonic() < deadline:
+        codes = [child.poll() for child in children]
+        if all(code == 0 for code in codes) or any(codes):
+            return
+        time.sleep(_LOOK_SECONDS)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from caraml.results.record import Facts
+from caraml.metrics.model import Facts
 from caraml.workloads.base import BuildContext, Task, Workload
 
 if TYPE_CHECKING:

@@ -21,24 +21,24 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from caraml.base.limits import SECONDS, read_json
-from caraml.base.patterns import limited
+from caraml.base.errors import CaramlError, InputError
+from caraml.base.format import human
+from caraml.base.limits import SECONDS, limited, read_json
 from caraml.engine.instruments import Instruments, NodeSummary, on_clock
-from caraml.errors import CaramlError, InputError
-from caraml.power.clock import node_key
+from caraml.metrics.energy import energies
+from caraml.metrics.model import Metric, Window
+from caraml.metrics.run import whole_run
+from caraml.power.node import node_key
 from caraml.power.store import ROW
 from caraml.results.files import write_table
 from caraml.results.finish import Failure, death, note_failure, now
-from caraml.results.metrics import energies
-from caraml.results.progress import ProgressWriter
-from caraml.results.record import Metric, Record, Window
-from caraml.results.run_metrics import whole_run
+from caraml.results.record import Record
+from caraml.results.status import ProgressWriter
 from caraml.results.store import write_record
 from caraml.suite.model import Point
 from caraml.system.detect import detect
 from caraml.system.environment import environment
 from caraml.system.variables import PROGRAM, handed_over
-from caraml.units import human
 from caraml.worker.command_record import NO_ENERGY, Ran, items_of, names_of, read_metrics, record_of_run
 from caraml.worker.nodes import Nodes, put_together
 from caraml.worker.remote import OtherNodes

@@ -14,13 +14,13 @@ from typing import Any, cast
 
 from pydantic import JsonValue
 
-from caraml.base.limits import OUTPUT, SECONDS, read_bytes
-from caraml.base.patterns import limited
-from caraml.errors import InputError
+from caraml.base.errors import InputError
+from caraml.base.limits import OUTPUT, SECONDS, limited, read_bytes
+from caraml.metrics.definitions import unit_of
+from caraml.metrics.model import Facts, Metric, Phase, Window
 from caraml.results.finish import LOG, death
-from caraml.results.record import Facts, Metric, Phase, Record, Status, Window
+from caraml.results.record import Record, Status
 from caraml.suite.model import Point
-from caraml.units import unit_of
 from caraml.workloads.command import POINT_NAMES, MetricSpec, Params, Take, filled
 
 SHORT_WINDOW = 0.1

@@ -20,21 +20,22 @@ import torch.distributed as dist
 from pydantic import JsonValue
 
 from caraml import __version__
-from caraml.engine.device import CpuDevice, CudaDevice, Device, gpus
+from caraml.base.errors import InputError, is_out_of_memory
+from caraml.base.format import human, percent
+from caraml.engine.device import AcceleratorDevice, CpuDevice, CudaDevice, Device, accelerator_type, gpus
 from caraml.engine.instruments import Instruments, quiet_baseline
 from caraml.engine.loop import FEWEST_STEPS, Hooks, MeasuringLoop
-from caraml.engine.outcome import StepOutcome
 from caraml.engine.phases import PhaseLog
 from caraml.engine.ranks import Ranks
-from caraml.errors import InputError, is_out_of_memory
-from caraml.power.clock import node_key
+from caraml.engine.steps import StepOutcome
+from caraml.metrics.model import Facts, Peak
+from caraml.power.node import node_key
 from caraml.results.finish import now
-from caraml.results.record import Facts, Peak, Record, Status
+from caraml.results.record import Record, Status
 from caraml.results.store import Store, write_record
 from caraml.suite.model import Measure, Point, Precision
 from caraml.system.detect import detect
 from caraml.system.environment import environment
-from caraml.units import human, percent
 from caraml.worker.record import Known, gathered, make_record, write_readings
 
 RESULTS = "CARAML_RESULTS"
@@ -207,7 +208,7 @@ def measure(
         params={"name": name, **(params or {})},
         system=system.name,
         device=system.identity,
-        device_class="gpu" if isinstance(_device(), CudaDevice) else "cpu",
+        device_class="cpu" if isinstance(_device(), CpuDevice) else "gpu",
         software=f"caraml {__version__}, torch {metadata.version('torch')}",
         nodes=place.nodes,
         devices=ranks.world // place.nodes,
@@ -243,8 +244,15 @@ def _place(ranks: Ranks) -> _Place:
 
 
 def _device() -> Device:
-    """The GPU that this process uses, if it uses one, else the CPU."""
-    return CudaDevice(torch.cuda.current_device()) if torch.cuda.is_available() and torch.cuda.is_initialized() else CpuDevice()
+    """The accelerator that this process uses, if it uses one, else the CPU."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return CudaDevice(torch.cuda.current_device())
+    kind = accelerator_type()
+    if kind in (None, "cuda"):
+        return CpuDevice()
+    device = AcceleratorDevice(kind, torch.accelerator.current_device_index())
+    holds = getattr(torch.get_device_module(kind), "current_allocated_memory", device.peak_memory)  # Apple's keeps no peak
+    return device if holds() else CpuDevice()
 
 
 def _ranks() -> Ranks:

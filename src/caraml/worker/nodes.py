@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from caraml.engine.instruments import BUSY_SHARE, NodeSummary, on_clock
+from caraml.metrics.model import Metric, Window
 from caraml.power.merge import of_one_node, over_nodes
 from caraml.power.model import WindowEnergy
-from caraml.results.record import Metric, Node, Window
+from caraml.results.record import Node
 from caraml.system.throttle import Throttled, slowed_down
 
 NO_BASELINE = "no idle baseline was measured"

@@ -19,18 +19,19 @@ from caraml.engine.control import judge, seen
 from caraml.engine.instruments import Instruments, on_clock
 from caraml.engine.precision import ARITHMETIC
 from caraml.engine.ranks import Ranks
-from caraml.engine.steps import StepTable
+from caraml.engine.steps import StepRow, StepTable
 from caraml.engine.summary import RankSummary
+from caraml.metrics.energy import joules, nominal_epoch
+from caraml.metrics.epochs import epoch_metrics
+from caraml.metrics.model import Bandwidth, Epoch, Facts, Measured, Metric, Peak, Phase, Window, steps_per_epoch
+from caraml.metrics.roofline import limit_flags
+from caraml.metrics.run import is_input_bound, run_metrics, whole_run, without_wait
+from caraml.metrics.window import at_mean_items, derive
 from caraml.power import Meter
 from caraml.power.model import HEADLINES
 from caraml.power.store import ROW
-from caraml.results.epoch_metrics import epoch_metrics, nominal_epoch
 from caraml.results.files import write_table
-from caraml.results.limits import limit_flags
-from caraml.results.measured import Epoch, Measured, steps_per_epoch
-from caraml.results.metrics import derive, joules
-from caraml.results.record import Bandwidth, Facts, Fingerprint, Metric, Peak, Phase, Record, Window
-from caraml.results.run_metrics import is_input_bound, run_metrics, whole_run, without_wait
+from caraml.results.record import Fingerprint, Record
 from caraml.suite.model import Point
 from caraml.system.detect import detect
 from caraml.system.environment import environment
@@ -100,6 +101,12 @@ def write_readings(ranks: Ranks, everyone: list[RankSummary], meter: Meter | Non
     return {Path(file).stem: file for file in ranks.gather(written) if file}
 
 
+def write_steps(folder: Path, rank: int, rows: Iterable[StepRow], origin: float) -> str:
+    """Write the table of steps of one rank that has no more than their times; the file's name."""
+    told = ((index, rank, row.phase, row.start - origin, row.seconds, row.data_wait, None, None, None) for index, row in enumerate(rows))
+    return write_table(folder, "steps", _STEP_COLUMNS, told)
+
+
 def make_record(ranks: list[RankSummary], known: Known) -> Record:
     """The whole record of a loop that was measured. Writes the table of steps into the attempt's folder."""
     system, surroundings = detect(), environment()
@@ -163,7 +170,9 @@ def together(ranks: list[RankSummary], known: Known) -> Measured:
     waits = known.tells_wait
     times = _slowest([rank.rows for rank in ranks])
     shortest, longest = seen(times[first : first + steps])
-    judged = judge(times[1:first], times[first : first + steps], known.point.measure)
+    each = [sum(items) for items in zip(*(rank.items for rank in ranks), strict=True)]
+    even = at_mean_items(times, each, slice(first, first + steps)) if len(set(each)) > 1 else []
+    judged = judge((even or times)[1:first], (even or times)[first : first + steps], known.point.measure)
     return Measured(
         point=known.point,
         facts=known.facts,
@@ -195,6 +204,7 @@ def together(ranks: list[RankSummary], known: Known) -> Measured:
         epochs=list(_epochs(ranks, times)),
         epochs_seconds=max((rank.epochs[-1].end - rank.epochs[0].begin for rank in ranks if rank.epochs), default=None),
         flags=sorted({*judged, *(flag for rank in ranks for flag in rank.flags)}),
+        even_steps=even,
     )
 
 

@@ -10,34 +10,39 @@ import os
 import signal
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from caraml.base.errors import CaramlError, InputError, is_out_of_memory
+from caraml.base.format import human
 from caraml.base.limits import read_json
-from caraml.engine.afterwards import save_model, validate, validation_loss
-from caraml.engine.device import CpuDevice, Device, gpus, open_device
+from caraml.engine.device import CpuDevice, Device, open_device, sensors_of
 from caraml.engine.epochs import EpochLoop
 from caraml.engine.instruments import Instruments, quiet_baseline
-from caraml.engine.lifeline import die_with_parent
 from caraml.engine.loop import Hooks, MeasuringLoop, Progress
 from caraml.engine.phases import PhaseLog, process_start
-from caraml.engine.precision import ARITHMETIC, set_attention, set_deterministic, set_matmul_precision
+from caraml.engine.precision import ARITHMETIC, check_precision, set_attention, set_deterministic, set_matmul_precision
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
 from caraml.engine.summary import RankSummary
-from caraml.engine.watchdog import Watchdog
-from caraml.errors import CaramlError, InputError, is_out_of_memory
+from caraml.engine.validation import save_model, validate, validation_loss
+from caraml.engine.watchdog import Watchdog, die_with_parent
+from caraml.metrics.model import Bandwidth, Facts, Peak
+from caraml.metrics.roofline import bandwidth_of, peak_of
+from caraml.power.store import ROW
+from caraml.results.files import write_table
 from caraml.results.finish import Failure, note_failure, note_start, now
-from caraml.results.limits import bandwidth_of, peak_of
-from caraml.results.progress import ProgressWriter
-from caraml.results.record import Bandwidth, Facts, Peak, Record
+from caraml.results.record import Record
+from caraml.results.status import ProgressWriter
 from caraml.results.store import write_record
 from caraml.suite.model import Point
 from caraml.system import affinity
-from caraml.worker.record import Known, gathered, make_record, write_readings
+from caraml.system.host import MEMORY, limit_memory
+from caraml.worker.record import Known, gathered, make_record, write_readings, write_steps
 from caraml.workloads import load_workload
 from caraml.workloads.base import BuildContext, Task
 
@@ -46,6 +51,8 @@ if TYPE_CHECKING:
     from caraml.system.kernels import Kind
 
 _LONGEST_REASON = 400
+_NO_STACK = "can't start new thread"
+"""What Python says where the limit of memory leaves no room for a thread's stack."""
 
 
 class Worker:
@@ -62,6 +69,7 @@ class Worker:
         self._hurried = False
         self._own_device: Any = None
         self._divided: Divided | None = None
+        self._measuring: MeasuringLoop | None = None
         self._validation_loss: float | None = None
         self._afterwards_failed: str | None = None
 
@@ -81,7 +89,8 @@ class Worker:
         try:
             with Watchdog(ranks, self._give_up) as watchdog:
                 step = make_step(task, self.point, device.torch_device, self._divided, watchdog.watch)
-                mine = self._loop(device, ranks, task, watchdog).run(step)
+                self._measuring = self._loop(device, ranks, task, watchdog)
+                mine = self._measuring.run(step)
             mine.device_memory = device.peak_memory()
             self._validate_and_save(task, device.torch_device, mine)
             mine.damaged = task.damaged() if task.damaged is not None else {}
@@ -114,13 +123,13 @@ class Worker:
         if self._workload.device is not None:
             self._own_device = self._workload.device(self._params)
         device = self._own_device or open_device(self.point.device_class, local_rank)
+        check_precision(self.point.precision, device.torch_device)
         set_matmul_precision(self.point.precision)
         set_deterministic(self.point.deterministic)
         set_attention(self.point.knobs.attention)
-        ranks = Ranks.from_environment(self.point.device_class)
+        ranks = Ranks.from_environment(device.torch_device)
         if local_rank == 0:
-            sensed = gpus(range(self.point.devices)) if device.torch_device.type == "cuda" else []  # idle GPUs do not train a CPU's model
-            self._instruments = Instruments(sensed, world=self.point.world)
+            self._instruments = Instruments(sensors_of(device.torch_device, self.point.devices), world=self.point.world)
         return device, ranks
 
     def _limits(self, device: Device) -> tuple[Peak, Bandwidth, Bandwidth | None]:
@@ -143,7 +152,7 @@ class Worker:
         point = self.point
         mesh = None
         if point.placement.split:  # what divides models takes as long to import as torch itself: only where it is needed
-            from caraml.engine.parallel.mesh import Mesh
+            from caraml.engine.parallel.divide import Mesh
 
             mesh = Mesh(point, device.torch_device)
         context = BuildContext(
@@ -232,6 +241,14 @@ class Worker:
         failure = Failure(status="failed", reason=reason, rank=self.rank, started_at=self.started_at, phases=self.log.phases)
         note_failure(self.folder, failure)
 
+    def rescue(self) -> None:
+        """Write what was measured before a failure: this rank's steps, and the readings of its sensors. Losses are left on the device."""
+        rows = self._measuring.so_far() if self._measuring is not None else ()
+        if rows:
+            write_steps(self.folder, self.rank, rows, self.origin)
+        if self._instruments is not None and self._instruments.meter.channels:
+            write_table(self.folder, "power", ROW, self._instruments.meter.rows(self.origin))
+
     # -- after the window ----------------------------------------------------------------------------------------------
 
     def _validate_and_save(self, task: Task, device: torch.device, mine: RankSummary) -> None:
@@ -296,19 +313,25 @@ def main(folder: Path) -> None:
     if os.environ.get("RANK", "0") == "0":
         note_start(folder)
     worker = Worker(folder, point)
+    limit = None
     signal.signal(signal.SIGUSR1, lambda number, frame: worker.hurry())  # what `sbatch --signal` sends before the time is over
     try:
+        limit = limit_memory(point.devices) if point.device_class == "cpu" else None
         worker.run()
     except BaseException as error:
         phases = worker.log.phases
         where = f" (in phase {phases[-1].name})" if phases else ""
+        full = is_out_of_memory(error) or (limit is not None and _NO_STACK in str(error))
+        of = f"; the worker may take {human(limit, 'B')} ({MEMORY} sets another limit)" if full and limit else ""
         failure = Failure(
-            status="oom" if is_out_of_memory(error) else "failed",
-            reason=_in_words(error) + where,
+            status="oom" if full else "failed",
+            reason=_in_words(error) + where + of,
             rank=worker.rank,
             started_at=worker.started_at,
             phases=phases,
             traceback=f"rank {worker.rank}: {traceback.format_exc()}",
         )
-        note_failure(folder, failure)
+        if note_failure(folder, failure):
+            with suppress(OSError, CaramlError):  # the failure is what is to be told
+                worker.rescue()
         raise

@@ -1,4 +1,4 @@
-"""What is trained: one file per workload, and those of other packages (entry points ``caraml.workloads``)."""
+"""What is trained: a folder per workload, and those of other packages (entry points ``caraml.workloads``)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from importlib import metadata
 
 from pydantic import BaseModel
 
-from caraml.errors import CaramlError, EnvironmentUnfitError, unknown_name
-from caraml.plugins import Plugin, plugins
+from caraml.base.errors import CaramlError, EnvironmentUnfitError, unknown_name
+from caraml.base.plugins import Plugin, plugins
 from caraml.suite.model import WORKLOAD_ALIASES
 from caraml.workloads.base import Workload
 

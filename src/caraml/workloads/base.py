@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from pydantic import BaseModel
 
-from caraml.results.record import Facts
-from caraml.suite.knobs import Knobs
+from caraml.metrics.model import Facts
+from caraml.suite.model import Knobs
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.tensor.parallel import ParallelStyle
+
+    from caraml.data.loader import MapDataset
+
 
 P = TypeVar("P", bound=BaseModel)
 
@@ -168,3 +171,90 @@ class Workload(Generic[P]):
     """Names of packages that must be importable besides those that CARAML always brings."""
     device: Callable[[P], Any] | None = None
     """Makes a device of known speed and known peak in place of the machine's (or returns ``None`` to keep that): for proving the ruler."""
+
+
+@dataclass(frozen=True)
+class BatchSource:
+    """Endless batches on the device, where they come from, and how to end their workers."""
+
+    batches: Iterator[Any]
+    description: dict[str, Any]
+    close: Callable[[], None]
+    samples: int
+    """In an epoch, over all ranks."""
+    validation: Callable[[], Iterator[Any]] | None = None
+    """The held-out batches, if there are any."""
+
+
+def open_source(dataset: MapDataset, ctx: BuildContext[Any], *, workers: int | None, resident: bool) -> BatchSource:
+    """Stream ``dataset`` in micro-batches of this rank through the loader or, if ``resident``, repeat a few batches kept on the device.
+
+    ``workers`` of ``None`` lets the loader choose by device and cores.
+    """
+    from caraml.data.loader import stream, to_device
+    from caraml.data.synthetic import device_batches
+    from caraml.system.streams import pins
+
+    description = {**cast(Any, dataset).describe(), "resident": resident}
+    if resident:
+        return BatchSource(device_batches(dataset, ctx.micro_batch, ctx.device, rank=ctx.rank), description, lambda: None, len(dataset))
+    count = loader_workers(ctx, workers)
+    batches = stream(
+        dataset,
+        ctx.micro_batch,
+        workers=count,
+        pin_memory=pins(ctx.device),
+        seed=ctx.seed,
+        rank=ctx.rank,
+        world_size=ctx.world,
+        batches_per_step=ctx.accumulation,
+    )
+    return BatchSource(to_device(batches, ctx.device), {**description, "loader_workers": count}, batches.close, len(dataset))
+
+
+def loader_workers(ctx: BuildContext[Any], asked: int | None) -> int:
+    """The number of loader processes of this rank: as asked, else by device and cores."""
+    from caraml.data.loader import default_workers
+
+    return default_workers(ctx.device.type, ctx.processes_on_node) if asked is None else asked
+
+
+COUNTED = (
+    "torch's FLOP formulas summed over one forward and backward pass on the meta device: "
+    "2 FLOPs per multiply-add of matrix products, convolutions and attention"
+)
+
+
+def counted_facts(
+    item: str,
+    model: torch.nn.Module,
+    source: BatchSource,
+    flops: tuple[float, float],
+    *,
+    bytes_per_sample: int,
+    formula: str = COUNTED,
+    epoch_items: int | None = None,
+) -> Facts:
+    """The facts of a workload that counts one ``item`` per sample and has its FLOPs from torch.
+
+    Args:
+        item: what a sample is called.
+        model: whose parameters are counted, frozen ones included.
+        source: of the training batches.
+        flops: of one item forward, and forward with backward, by :func:`caraml.workloads.flops.forward_and_training_flops`.
+        bytes_per_sample: of a sample as it comes to the device.
+        formula: how the FLOPs were counted.
+        epoch_items: items of the nominal epoch that energies are scaled to.
+    """
+    return Facts(
+        item=item,
+        items_per_sample=1,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        forward_flops_per_item=flops[0],
+        flops_per_item=flops[1],
+        flops_formula=formula,
+        bytes_per_sample=bytes_per_sample,
+        samples_per_epoch=source.samples,
+        epoch_items=epoch_items,
+        data=source.description,
+    )

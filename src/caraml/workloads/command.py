@@ -14,9 +14,9 @@ from typing import Any, Literal, NoReturn, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from caraml.base.errors import InputError, nearest
 from caraml.base.limits import PATTERN
-from caraml.errors import InputError, nearest
-from caraml.units import METRICS, unit_of
+from caraml.metrics.definitions import METRICS, unit_of
 from caraml.workloads.base import BuildContext, Workload
 
 Value = bool | int | float | str

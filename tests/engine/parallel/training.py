@@ -21,8 +21,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from caraml.engine.parallel import checkpoint
-from caraml.engine.parallel.divide import divide
-from caraml.engine.parallel.mesh import Mesh
+from caraml.engine.parallel.divide import Mesh, divide
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
 from caraml.suite.model import Point
@@ -111,7 +110,7 @@ def measured_peak(wanted: bool) -> Iterator[Callable[[], int]]:
 
 
 def main(path: Path) -> None:
-    ranks = Ranks.from_environment("cpu")
+    ranks = Ranks.from_environment(torch.device("cpu"))
     results = {}
     for job in json.loads(path.read_text()):
         with measured_peak(bool(job.get("memory"))) as peak:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from caraml.power.model import Channel, Kind
-from caraml.power.series import Series
 from caraml.power.signals import Signal
+from caraml.power.store import ReadingSeries
 
 
 def channel(kind: Kind = "energy", **known: Any) -> Channel:
@@ -49,9 +49,9 @@ def instants(start: float, end: float, interval: float, offset: Callable[[], flo
     return sorted([*regular, *(edge + age for edge in (start, end) for age in (1e-4, sensor.age_s + 1e-6))])
 
 
-def sampled(sensor: Channel, signal: Signal, times: list[float], phase: float = 0.0) -> Series:
+def sampled(sensor: Channel, signal: Signal, times: list[float], phase: float = 0.0) -> ReadingSeries:
     """Readings at ``times``, each taking 40 µs."""
-    series = Series()
+    series = ReadingSeries()
     for t in times:
         series.add(t - 2e-5, t + 2e-5, shown(sensor, signal, t, phase))
     return series
@@ -65,7 +65,7 @@ def observed(
     *,
     interval: float = 0.1,
     offset: Callable[[], float] | None = None,
-) -> Series:
+) -> ReadingSeries:
     """Readings of a meter that samples at random instants (or where ``offset`` says) around ``window``."""
     times = instants(*window, interval, offset or draw.random, sensor)
     return sampled(sensor, signal, times, phase=draw.random() * sensor.update_period_s)

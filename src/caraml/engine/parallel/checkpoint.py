@@ -26,9 +26,9 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.utils import _ReaderView
 
+from caraml.base.errors import InputError
 from caraml.base.files import flush, held, intruder, make_folder
 from caraml.base.limits import CHECKPOINT, LINE, read_bytes, too_large
-from caraml.errors import InputError
 
 _ROOM = ".{:016x}.tmp"
 """Of a checkpoint that is being written, a folder in its own."""
@@ -148,7 +148,7 @@ _PLANS = (
     *(("traceback", "StackSummary"), ("traceback", "FrameSummary")),
 )
 """What ranks tell each other about a checkpoint, besides its description: who writes and reads what, and what went wrong."""
-_ERRORS = ("builtins", "_pickle", "zipfile", "caraml.errors")
+_ERRORS = ("builtins", "_pickle", "zipfile", "caraml.base.errors")
 
 
 class _PlanUnpickler(_Unpickler):

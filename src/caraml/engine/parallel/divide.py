@@ -1,24 +1,135 @@
 """This process's part of a divided model: stages with memory, starting values and optimizers, each strategy applied in its turn.
 
 The order is the library's: tensor parallelism on the meta device, memory, compilation of the layers, then FSDP or DDP around them.
+
+The processes of a point are one grid, from outside to inside: pipeline stages, parameter copies, shards, tensor parallelism. Ranks that
+talk most are neighbours: those of one tensor-parallel group sit on one node as long as it has devices enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
-from caraml.engine.parallel import data_parallel, fsdp
-from caraml.engine.parallel.mesh import Mesh
-from caraml.engine.parallel.pipeline import stages_of_rank
-from caraml.engine.parallel.tensor import share_layers
-from caraml.errors import InputError
+from caraml.base.errors import InputError
 from caraml.suite.model import Point
+from caraml.suite.placement import Placement
 from caraml.workloads.base import Division, Task
+
+
+def share_layers(stage: nn.Module, division: Division, tp: DeviceMesh, sequence_parallel: bool) -> None:
+    """Divide the parameters of a stage on the meta device, and have its loss computed where the logits are."""
+    parallelize_module(stage, tp, division.tensor_plan(stage, sequence_parallel))
+    division.complete(stage)
+    if hasattr(stage, "loss"):
+        setattr(stage, "loss", vocabulary_parallel_loss)  # noqa: B010  -- a function, which torch's types do not expect on a module
+
+
+def vocabulary_parallel_loss(head: nn.Module, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of logits whose vocabulary is divided; nobody ever holds a whole row. Needs :func:`around_step`."""
+    logits = head(hidden)  # (B, T, V), V divided
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    return loss.to_local() if isinstance(loss, DTensor) else loss
+
+
+def around_step(tp: int) -> AbstractContextManager[None]:
+    """What forward and backward passes of a step run in."""
+    return loss_parallel() if tp > 1 else nullcontext()
+
+
+Materialise = Callable[[nn.Module, str], None]
+"""Gives the parameters of a module memory and their starting values; the text is the prefix of their names."""
+
+
+def shard(stage: nn.Module, layers: dict[str, nn.Module], sharing: DeviceMesh, keep_whole: bool, materialise: Materialise) -> None:
+    """Shard a stage layer by layer. Each layer gets its memory just before, so that no device ever holds the whole stage.
+
+    ``keep_whole`` leaves parameters gathered between the passes of a step, as a distributed optimizer has it; otherwise they are
+    gathered for each pass and dropped after it. A mesh of two axes holds copies (outer) of shards (inner).
+    """
+    for name, layer in layers.items():
+        materialise(layer, f"{name}.")
+        fully_shard(layer, mesh=sharing, reshard_after_forward=not keep_whole)
+    materialise(stage, "")
+    fully_shard(stage, mesh=sharing, reshard_after_forward=not keep_whole)
+
+
+def exchange_shards(stage: nn.Module, last: bool, keep_whole: bool, save_memory: bool) -> None:
+    """Before a micro-batch's passes: gradients are exchanged after the last one only, or with ``save_memory`` after each, so that nobody
+    keeps whole ones; with ``keep_whole``, parameters are gathered once per step."""
+    if isinstance(stage, FSDPModule):
+        stage.set_requires_gradient_sync(last or save_memory)
+        stage.set_is_last_backward(last)
+        if keep_whole:
+            stage.set_reshard_after_backward(last)
+
+
+def copies(stage: nn.Module, dp: DeviceMesh, device: torch.device) -> nn.Module:
+    """The stage inside DDP over its copies. Parameters must be plain tensors: those that tensor parallelism divides go through FSDP."""
+    ids = None if device.type == "cpu" else [device.index]
+    return DistributedDataParallel(stage, device_ids=ids, process_group=dp.get_group(), gradient_as_bucket_view=True)
+
+
+def exchange_copies(stage: nn.Module, last: bool) -> AbstractContextManager[None]:
+    """Keep DDP quiet in all micro-batches but the last."""
+    if isinstance(stage, DistributedDataParallel) and not last:
+        return stage.no_sync()
+    return nullcontext()
+
+
+AXES = ("pp", "replicate", "shard", "tp")
+
+
+class Mesh:
+    """The grid, and this process's place on it."""
+
+    def __init__(self, point: Point, device: torch.device) -> None:
+        self.placement: Placement = point.placement
+        shards = self.placement.shards(point.dp)
+        sizes = (self.placement.pp, point.dp // shards, shards, self.placement.tp)
+        self._grid = init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
+        self._dp = self._grid["replicate", "shard"]._flatten("dp")
+
+    @property
+    def tp(self) -> DeviceMesh:
+        """The devices that share a layer with this one."""
+        return self._grid["tp"]
+
+    @property
+    def pp(self) -> DeviceMesh:
+        """The devices that hold the other stages of this copy."""
+        return self._grid["pp"]
+
+    @property
+    def dp(self) -> DeviceMesh:
+        """The devices that hold the same part of the other copies."""
+        return self._dp
+
+    @property
+    def sharing(self) -> DeviceMesh:
+        """What ``fully_shard`` works on: shards alone, or copies of shards."""
+        return self._grid["shard"] if self._grid["replicate"].size() == 1 else self._grid["replicate", "shard"]
+
+    @property
+    def pipeline(self) -> dist.ProcessGroup:
+        """The group of the pipeline."""
+        return self.pp.get_group()
+
+    @property
+    def copy(self) -> int:
+        """Which copy of the model this process works for."""
+        return self._dp.get_local_rank()
 
 
 @dataclass(frozen=True)
@@ -35,7 +146,7 @@ def divide(task: Task, point: Point, mesh: Mesh, device: torch.device) -> Divide
     division, placement = task.division, point.placement
     if division is None:
         raise InputError(f"workload {point.workload!r} is trained in whole copies only", "leave out tp, pp and fsdp")
-    indices = stages_of_rank(placement, mesh.pp.get_local_rank())
+    indices = placement.stages_of(mesh.pp.get_local_rank())
     stages = [_stage(division.stage(index, placement.stages), division, point, mesh, device) for index in indices]
     return Divided(stages, [division.optimizer(together(stage.parameters())) for stage in stages], mesh)
 
@@ -55,10 +166,10 @@ def _stage(stage: nn.Module, division: Division, point: Point, mesh: Mesh, devic
         for layer in layers.values():  # its forward, so that the hooks of FSDP stay outside the graph
             layer.forward = torch.compile(layer.forward, mode=None if point.compile == "default" else point.compile)
     if sharded(point):
-        fsdp.shard(stage, layers, mesh.sharing, placement.distributed_optimizer, materialise)
+        shard(stage, layers, mesh.sharing, placement.distributed_optimizer, materialise)
         return stage
     materialise(stage, "")
-    return data_parallel.copies(stage, mesh.dp, device) if point.dp > 1 else stage
+    return copies(stage, mesh.dp, device) if point.dp > 1 else stage
 
 
 def sharded(point: Point) -> bool:

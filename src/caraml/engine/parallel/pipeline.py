@@ -10,18 +10,12 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 
-from caraml.engine.parallel.mesh import Mesh
+from caraml.engine.parallel.divide import Mesh
 from caraml.engine.precision import autocast
 from caraml.suite.model import Point
-from caraml.suite.placement import Placement
 from caraml.workloads.base import Division
 
 LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def stages_of_rank(placement: Placement, rank: int) -> list[int]:
-    """Stages that a pipeline rank holds: one, or every ``pp``-th under the interleaved schedule."""
-    return list(range(rank, placement.stages, placement.pp))
 
 
 class Pipeline:
@@ -29,7 +23,7 @@ class Pipeline:
 
     def __init__(self, stages: Sequence[nn.Module], division: Division, point: Point, mesh: Mesh, *, device: torch.device, loss: LossOf):
         placement = point.placement
-        indices = stages_of_rank(placement, mesh.pp.get_local_rank())
+        indices = placement.stages_of(mesh.pp.get_local_rank())
         self.first, self.last = 0 in indices, placement.stages - 1 in indices
         tokens, *inner_shape = division.hidden
         states = (tokens // placement.tp if placement.sp else tokens, *inner_shape)

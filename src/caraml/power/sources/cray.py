@@ -14,7 +14,7 @@ from pathlib import Path
 
 from caraml.power.model import Boundary, Channel, Kind, Reading
 from caraml.power.source import SourceUnavailable
-from caraml.power.sources.files import FileSource, Found, numbered, read_text
+from caraml.power.sources.files import FileSource, SensorFile, numbered, read_text
 
 ROOT = Path("/sys/cray/pm_counters")
 UPDATE_PERIOD_S = 0.1
@@ -33,14 +33,14 @@ class CraySource(FileSource):
         self._root, self._drm = root, drm
         self._startup: str | None = None
 
-    def find(self) -> Iterator[Found]:
+    def find(self) -> Iterator[SensorFile]:
         """A counter and a power channel per part that the node controller measures."""
         if not self._root.exists():
             raise SourceUnavailable(f"{self._root} does not exist: not an HPE Cray EX node")
         self._startup = read_text(self._root / "startup")
         files = {p.name: p for p in self._root.iterdir() if FILE.match(p.name)}
         for name in sorted(files, key=lambda n: (numbered(n), n)):
-            yield Found(self._channel(name, set(files)), files[name], scale=1.0)
+            yield SensorFile(self._channel(name, set(files)), files[name], scale=1.0)
 
     def _channel(self, name: str, present: set[str]) -> Channel:
         match = FILE.match(name)

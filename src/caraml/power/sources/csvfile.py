@@ -16,8 +16,8 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
+from caraml.base.errors import InputError
 from caraml.base.limits import LINE, LOG_END, opened
-from caraml.errors import InputError
 from caraml.power.model import Channel, Kind, Reading
 from caraml.power.source import SourceUnavailable
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from caraml.power.model import Channel, Kind
-from caraml.power.sources.files import MICRO, FileSource, Found, numbered, read_number, read_text
+from caraml.power.sources.files import MICRO, FileSource, SensorFile, numbered, read_number, read_text
 from caraml.power.sources.visible import select
 
 ROOT = Path("/sys/class/drm")
@@ -30,7 +30,7 @@ class DrmSource(FileSource):
         self.name = name
         self._drivers, self._devices, self._root = drivers, devices, root
 
-    def find(self) -> Iterator[Found]:
+    def find(self) -> Iterator[SensorFile]:
         """The sensors of every card that is visible to this process, by PCI address."""
         cards: dict[str, Path] = {}
         for card in sorted(self._root.glob("card*"), key=lambda d: numbered(d.name)):
@@ -44,23 +44,23 @@ class DrmSource(FileSource):
         for pci in select(list(cards), aliases, self._devices, mask if self.name == "amdgpu" else None):
             yield from self._intel(pci, cards[pci]) if self.name == "intel" else self._amd(pci, cards[pci])
 
-    def _amd(self, pci: str, hwmon: Path) -> Iterator[Found]:
+    def _amd(self, pci: str, hwmon: Path) -> Iterator[SensorFile]:
         # The second die of a dual-die card has a device but no power file: its package is the first die's.
         options: dict[str, tuple[Kind, float]] = {"power1_input": ("power_instant", 0.0), "power1_average": ("power_mean", AMD_WINDOW_S)}
         for file, (kind, window) in options.items():
             if read_number(hwmon / file) is not None:
                 cap = read_number(hwmon / "power1_cap_max", MICRO)
-                yield Found(self._channel(pci, pci, kind, window=window, period=AMD_PERIOD_S, max_power=cap), hwmon / file)
+                yield SensorFile(self._channel(pci, pci, kind, window=window, period=AMD_PERIOD_S, max_power=cap), hwmon / file)
                 return
 
-    def _intel(self, pci: str, hwmon: Path) -> Iterator[Found]:
+    def _intel(self, pci: str, hwmon: Path) -> Iterator[SensorFile]:
         card, package = hwmon / "energy1_input", hwmon / "energy2_input"
         limit = read_number(hwmon / "power1_max", MICRO) or read_number(hwmon / "power1_rated_max", MICRO)
         if card.exists():
-            yield Found(self._channel(pci, pci, "energy", period=INTEL_PERIOD_S, max_power=limit), card)
+            yield SensorFile(self._channel(pci, pci, "energy", period=INTEL_PERIOD_S, max_power=limit), card)
         if package.exists():
             inner = self._channel(pci, f"{pci}:package", "energy", period=INTEL_PERIOD_S, max_power=limit, parent=pci)
-            yield Found(inner, package)
+            yield SensorFile(inner, package)
 
     def _channel(
         self,

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from caraml.errors import InputError
+from caraml.base.errors import InputError
 from caraml.power.model import Channel, Kind, Reading
 from caraml.power.node import rank
 from caraml.power.signals import Constant, Signal, square

@@ -35,7 +35,7 @@ class FileSensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SensorFile:
     """A sensor file, what it measures, and the factor from its unit to J or W."""
 
     channel: Channel
@@ -55,7 +55,7 @@ class FileSource:
         self._channels: list[Channel] = []
         self._sensors: dict[str, FileSensor] = {}
 
-    def find(self) -> Iterator[Found]:
+    def find(self) -> Iterator[SensorFile]:
         """All sensors of this family, readable or not. Raises ``SourceUnavailable`` if there can be none."""
         raise NotImplementedError
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from caraml.power.model import Boundary, Channel
-from caraml.power.sources.files import FileSource, Found, numbered, read_number, read_text
+from caraml.power.sources.files import FileSource, SensorFile, numbered, read_number, read_text
 
 ROOT = Path("/sys/class/hwmon")
 DEFAULT_INTERVAL_S = 0.05
@@ -29,7 +29,7 @@ class GraceSource(FileSource):
         super().__init__()
         self._root = root
 
-    def find(self) -> Iterator[Found]:
+    def find(self) -> Iterator[SensorFile]:
         """One power channel per rail."""
         rails: dict[tuple[str, str], Path] = {}
         for hwmon in sorted(self._root.glob("hwmon*"), key=lambda d: numbered(d.name)):
@@ -37,7 +37,7 @@ class GraceSource(FileSource):
             if match and (hwmon / "device" / "power1_average").exists():
                 rails[match[1], match[2]] = hwmon / "device"
         for (rail, socket), device in rails.items():
-            yield Found(self._channel(rail, socket, device, rails), device / "power1_average")
+            yield SensorFile(self._channel(rail, socket, device, rails), device / "power1_average")
 
     def _channel(self, rail: str, socket: str, device: Path, rails: dict[tuple[str, str], Path]) -> Channel:
         window = read_number(device / "power1_average_interval", 1e-3) or DEFAULT_INTERVAL_S

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from caraml.power.model import Boundary, Channel
 from caraml.power.source import SourceUnavailable
-from caraml.power.sources.files import MICRO, FileSource, Found, numbered, read_number, read_text
+from caraml.power.sources.files import MICRO, FileSource, SensorFile, numbered, read_number, read_text
 
 ROOT = Path("/sys/class/powercap")
 UPDATE_PERIOD_S = 0.001
@@ -39,7 +39,7 @@ class RaplSource(FileSource):
         self._drop_dead()
         self._merge_mirrors()
 
-    def find(self) -> Iterator[Found]:
+    def find(self) -> Iterator[SensorFile]:
         """Packages and the domains inside them, without twins, in the order of their numbers."""
         zones = {d.name: d for d in self._root.glob("intel-rapl:*")}
         for package in list(zones.values()):
@@ -48,7 +48,7 @@ class RaplSource(FileSource):
         if not found:
             raise self._why_absent()
         for zone in sorted(found, key=lambda d: numbered(d.name)):
-            yield Found(self._channel(zone), zone / "energy_uj")
+            yield SensorFile(self._channel(zone), zone / "energy_uj")
 
     def _why_absent(self) -> SourceUnavailable:
         if not self._root.exists():

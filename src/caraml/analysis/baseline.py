@@ -1,0 +1,161 @@
+"""What a user accepts as reference: which work on which machine, with the numbers of all its runs and their interval."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from caraml.analysis.differences import facts
+from caraml.analysis.grouping import axes, without
+from caraml.analysis.observations import values
+from caraml.analysis.run_variation import estimates_of
+from caraml.base.errors import InputError
+from caraml.power.model import METHOD_VERSION
+from caraml.results.baseline import AcceptedMetric, AcceptedPoint, AcceptedRun, Baseline
+from caraml.results.record import Record
+from caraml.suite.model import Point
+from caraml.system.model import System
+
+METRICS_KEPT = ("throughput", "energy_per_item", "step_time_mean")
+"""What a baseline keeps of every run."""
+_ELSEWHERE = ("software", "system", "device", "device_class")
+"""Axes that are no work: what a check is about, and the machine, which is compared by itself."""
+
+
+# -- what is the same work on the same machine ---------------------------------------------------------------------------------------------
+
+
+def work_of(point: Point) -> str:
+    """Hash of everything that decides a point's work; neither the machine nor the software nor the number of the repeat."""
+    return hashlib.sha256(json.dumps(without(axes(point), _ELSEWHERE)).encode()).hexdigest()[:16]
+
+
+def machine_of_record(record: Record) -> dict[str, str]:
+    """What makes the machine of a record another one. Nodes of a named system take turns: only a detected machine has a host."""
+    point, system = record.point, record.system
+    cpu = system.get("cpu")
+    model = str(cpu.get("model")) if isinstance(cpu, dict) else ""
+    return _machine(point.system, point.device, str(system.get("hostname") or ""), model)
+
+
+def machine_of_system(system: System) -> dict[str, str]:
+    """The same of a machine before anything runs."""
+    return _machine(system.name, system.identity, system.hostname or "", system.cpu.model)
+
+
+def _machine(system: str, device: str, host: str, cpu: str) -> dict[str, str]:
+    found = {"system": system, "device": device} | ({"host": host, "cpu": cpu} if system == "local" else {})
+    return {name: value for name, value in found.items() if value}
+
+
+def refuse_other_machine(baseline: Baseline, machine: Mapping[str, str]) -> None:
+    """Raise ``InputError`` where the baseline was measured on another machine or by another method, with what differs."""
+    apart = [
+        f"{name}: {theirs!r} then, {machine[name]!r} now"
+        for name, theirs in baseline.machine.items()
+        if name in machine and theirs != machine[name]
+    ]
+    if apart:
+        raise InputError(
+            f"baseline {baseline.name!r} is of another machine: {'; '.join(apart)}",
+            "caraml accept a campaign of this machine; caraml compare sets two machines against each other",
+        )
+    if baseline.method_version != METHOD_VERSION:
+        raise InputError(
+            f"baseline {baseline.name!r} was measured by method {baseline.method_version}, this CARAML measures by {METHOD_VERSION}",
+            "measure and accept it anew",
+        )
+
+
+# -- accept --------------------------------------------------------------------------------------------------------------------------------
+
+
+def accept(records: Sequence[Record], suite: str, name: str) -> Baseline:
+    """A baseline of the runs of a campaign. Raises ``InputError`` where nothing has a result, or several machines have."""
+    good = [record for record in records if record.status == "ok"]
+    if not good:
+        raise InputError(f"suite {suite} has no result to accept", f"caraml status {suite} says why")
+    machines = {json.dumps(machine_of_record(record)): machine_of_record(record) for record in good}
+    if len(machines) > 1:
+        listed = "; ".join(", ".join(one.values()) for one in machines.values())
+        raise InputError(f"suite {suite} has results of {len(machines)} machines: {listed}", "accept a folder with results of one")
+    if {record.method_version for record in good} != {METHOD_VERSION}:
+        raise InputError(f"suite {suite} was measured by another method than this CARAML's", f"caraml run {suite} --again")
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(work_of(record.point), []).append(record)
+    groups = {work: _without_unusual(group) for work, group in groups.items()}
+    kept = {metric: _accepted_metric(metric, groups) for metric in METRICS_KEPT}
+    points = [
+        AcceptedPoint(
+            work=work,
+            label=label_of(group[0].point),
+            reason=None if any(record.status == "ok" for record in group) else why_not(group[0]),
+            flags=sorted({flag for record in group if record.status == "ok" for flag in record.flags}),
+            metrics={metric: found for metric in METRICS_KEPT if (found := kept[metric].get(work)) is not None},
+        )
+        for work, group in groups.items()
+    ]
+    return Baseline(
+        method_version=METHOD_VERSION,
+        name=name,
+        suite=suite,
+        accepted_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        newest_run=max(good, key=started).started_at,
+        machine=machine_of_record(good[0]),
+        facts=surroundings(good),
+        points=points,
+    )
+
+
+def _without_unusual(group: Sequence[Record]) -> list[Record]:
+    """Repeats without those that have a flag which most do not have: something disturbed them."""
+    counts = Counter(flag for record in good_of(group) for flag in set(record.flags))
+    unusual = {flag for flag, count in counts.items() if 2 * count < len(good_of(group))}
+    return [record for record in group if not unusual & set(record.flags)] or list(group)
+
+
+def _accepted_metric(metric: str, groups: Mapping[str, Sequence[Record]]) -> dict[str, AcceptedMetric]:
+    """One metric of every piece of work that has it."""
+    having = {work: found for work, group in groups.items() if (found := values(good_of(group), metric))}
+    means, _ = estimates_of(list(having.values()), metric) if having else ([], "")
+    kept = {}
+    for (work, runs), mean in zip(having.items(), means, strict=True):
+        first = next(record.metrics[metric] for record in good_of(groups[work]) if values([record], metric))
+        ends = (mean.value, mean.low, mean.high) if mean is not None else (None, None, None)
+        accepted = [AcceptedRun(**{**vars(one), "time": one.time.isoformat() if one.time else None}) for one in runs]
+        kept[work] = AcceptedMetric(unit=first.unit, scope=first.scope, mean=ends[0], low=ends[1], high=ends[2], runs=accepted)
+    return kept
+
+
+def surroundings(records: Sequence[Record]) -> dict[str, str]:
+    """Facts that all records agree in and that are no part of the work: driver, versions, settings."""
+    found = [facts(record) for record in records]
+    own = {name for record in records for name in axes(record.point)} - {"software"}
+    return {name: value for name, value in found[0].items() if name not in own and all(one.get(name) == value for one in found)}
+
+
+def good_of(records: Iterable[Record]) -> list[Record]:
+    """Those with a result."""
+    return [record for record in records if record.status == "ok"]
+
+
+def label_of(point: Point) -> str:
+    """The label of all repeats of a point."""
+    return point.model_copy(update={"repeat": 0}).label
+
+
+def why_not(record: Record) -> str:
+    """Why a record has no result."""
+    return f"{record.status}: {record.reason or 'no reason given'}"
+
+
+def started(record: Record) -> datetime:
+    """When it was measured; before all others where it does not say so."""
+    try:
+        return datetime.fromisoformat(record.started_at).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return datetime.min.replace(tzinfo=UTC)

@@ -1,0 +1,400 @@
+"""Is it still as fast? A verdict for each point against an accepted baseline, and one for all.
+
+What is tested are the ratios of :mod:`caraml.analysis.run_variation`, with their run-to-run variation. Two of each number: the runs of
+this check over the accepted ones, and those of the last ``NIGHTS`` nights together, which show a small loss that lasts. A loss of the last
+nights counts only while this check shows at least half of it, so that what was mended is not reported for days. Earlier nights also tell
+how much runs vary.
+
+"Worse" has to be significant after Holm's correction for all these tests, of which the rates and the energies have half of ``ALPHA``
+each, so that fewer than one healthy night in 200 have one; and the loss must not be shown to be smaller than the tolerance (the lower of
+two one-sided tests, Schuirmann). "Same" is a loss of the tolerance that is excluded, and what shows neither is undecided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Literal, TypeAlias
+
+from caraml.analysis.baseline import good_of, label_of, started, surroundings, why_not, work_of
+from caraml.analysis.compare import family
+from caraml.analysis.differences import Difference, compare_facts
+from caraml.analysis.estimate import Estimate, smallest_change
+from caraml.analysis.observations import Value, sessions_of, values
+from caraml.analysis.run_variation import ratios
+from caraml.base.errors import ExitCode, InputError
+from caraml.base.stats import holm
+from caraml.metrics.definitions import METRICS, title_of
+from caraml.power.model import METHOD_VERSION
+from caraml.results.baseline import AcceptedMetric, AcceptedPoint, Baseline
+from caraml.results.record import Record
+from caraml.results.store import Store
+from caraml.suite.expand import PlannedPoint
+
+CheckVerdict: TypeAlias = Literal["worse", "undecided", "better", "same", "not judged"]
+FlagPolicy: TypeAlias = Literal["strict", "warn", "ignore"]
+
+ALPHA = 0.01
+"""Probability of any false "worse" or "better" each time that a suite is judged; half of it is false "worse"."""
+EXCLUDED = 0.05
+"""Probability with which a loss of the tolerance is called excluded of one number."""
+WITHIN = 0.02
+NIGHTS = 5
+_NO_MATTER = {"disturbed_probe", "limit_too_low"}
+"""Flags that speak of the device's limits, on which no number that is judged depends."""
+_MOST_ATTEMPTS = 50
+"""Attempts at a point that are read to find the last nights."""
+
+
+@dataclass(frozen=True)
+class CheckedMetric:
+    """One number of a point against the baseline."""
+
+    metric: str
+    unit: str
+    ratio: Estimate | None
+    """New over accepted: of this check, or of the last nights together where these decided."""
+    runs: tuple[int, int]
+    """Accepted runs, and new ones behind the ratio."""
+    nights: int
+    """Nights that the new runs are of."""
+    verdict: CheckVerdict
+    reason: str | None = None
+
+    now: Estimate | None = None
+    """The ratio of this check alone."""
+
+    @property
+    def loss(self) -> float:
+        """How much worse it is, as a share: of the rate what is missing, of times and energies what they have more."""
+        return self.loss_of(self.ratio)
+
+    def loss_of(self, ratio: Estimate | None) -> float:
+        """The same of another ratio of this number; 0 of none."""
+        if ratio is None:
+            return 0.0
+        return 1 - ratio.value if METRICS[self.metric].better == "higher" else ratio.value - 1
+
+
+@dataclass(frozen=True)
+class CheckedPoint:
+    """One point of a check."""
+
+    label: str
+    verdict: CheckVerdict
+    metrics: tuple[CheckedMetric, ...]
+    notes: tuple[str, ...]
+    keys: frozenset[str]
+    failed: bool = False
+    """Whether it has no result."""
+
+    @property
+    def headline(self) -> CheckedMetric | None:
+        """The number that decided."""
+        return next((one for one in self.metrics if one.verdict == self.verdict), next(iter(self.metrics), None))
+
+
+@dataclass(frozen=True)
+class SuiteCheck:
+    """All points of a suite against a baseline."""
+
+    suite: str
+    baseline: Baseline
+    within: float
+    points: tuple[CheckedPoint, ...]
+    differences: tuple[Difference, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def verdict(self) -> CheckVerdict:
+        """The worst of the points'."""
+        found = {one.verdict for one in self.points}
+        order: tuple[CheckVerdict, ...] = ("worse", "undecided", "better", "same")
+        return next((one for one in order if one in found), "undecided")
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What the process says."""
+        return {"worse": ExitCode.WORSE, "undecided": ExitCode.UNDECIDED}.get(self.verdict, ExitCode.OK)
+
+
+@dataclass
+class WorkRuns:
+    """The runs of one piece of work."""
+
+    label: str
+    keys: frozenset[str]
+    accepted: AcceptedPoint
+    newest: list[Record] = field(default_factory=list)
+    earlier: list[Record] = field(default_factory=list)
+    """By time, since the baseline."""
+
+
+def works_of(points: Sequence[PlannedPoint], baseline: Baseline) -> tuple[list[WorkRuns], tuple[str, ...]]:
+    """The suite's work with its place in the baseline, and what to know about the rest.
+
+    Raises ``InputError`` for work that the baseline does not have.
+    """
+    known = {point.work: point for point in baseline.points}
+    keys: dict[str, set[str]] = {}
+    labels: dict[str, str] = {}
+    for planned in points:
+        work = work_of(planned.point)
+        if planned.skip is None or work in known:
+            keys.setdefault(work, set()).add(planned.key or planned.point.key)
+            labels.setdefault(work, label_of(planned.point))
+    lacking = [labels[work] for work in keys if work not in known]
+    if lacking:
+        listed = ", ".join(lacking[:5]) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
+        raise InputError(
+            f"baseline {baseline.name!r} lacks {len(lacking)} of {len(keys)} points of the suite: {listed}",
+            f"run the suite and accept it: caraml accept {baseline.suite} --as {baseline.name} --replace",
+        )
+    gone = [point.label for point in baseline.points if point.work not in keys]
+    notes = (f"the suite lacks {len(gone)} of {len(known)} points of the baseline: {', '.join(gone[:5])}",) if gone else ()
+    return [WorkRuns(labels[work], frozenset(found), known[work]) for work, found in keys.items()], notes
+
+
+def accepted_until(baseline: Baseline) -> datetime:
+    """When the newest accepted run started. Raises ``InputError`` where the baseline does not say it."""
+    found = _parsed(baseline.newest_run)
+    if found is None:
+        raise InputError(f"baseline {baseline.name!r}: newest_run: found {baseline.newest_run:.40}, expected a time", "accept it anew")
+    return found
+
+
+def add_history(works: Sequence[WorkRuns], store: Store, baseline: Baseline) -> None:
+    """Give every piece of work its attempts since the baseline that are on disk, the newest of each key left out as ``newest``."""
+    since = accepted_until(baseline)
+    for work in works:
+        new = {(record.key, record.attempt) for record in work.newest}
+        found = [record for key in sorted(work.keys) for record in store.newest(key, _MOST_ATTEMPTS)]
+        kept = (one for one in found if one.status == "ok" and (one.key, one.attempt) not in new and started(one) > since)
+        work.earlier = sorted(kept, key=started)
+
+
+def settle(
+    works: Sequence[WorkRuns],
+    judge: Callable[[Sequence[WorkRuns]], Sequence[CheckedPoint]],
+    measure: Callable[[frozenset[str]], Sequence[Record]],
+    retries: int,
+) -> Sequence[CheckedPoint]:
+    """Judge, and measure again what is undecided, at most ``retries`` times, and what is worse, once; without ``retries`` nothing.
+
+    New runs of what was undecided, or flagged, join the others. What was worse stays so if the new runs by themselves show at least half of
+    the loss; otherwise they are judged alone, because something passing disturbed the first. What failed is not tried again.
+    """
+    found = list(judge(works))
+    confirmed: dict[int, CheckedPoint] = {}
+    for left in range(retries, -1 if retries else 0, -1):
+        asked = ("worse", "undecided") if left else ("worse",)
+        doubtful = {i: one for i, one in enumerate(found) if one.verdict in asked and not one.failed and i not in confirmed}
+        if not doubtful:
+            break
+        records = measure(frozenset().union(*(works[index].keys for index in doubtful)))
+        for index, one in doubtful.items():
+            new = [record for record in records if record.key in works[index].keys]
+            works[index].newest = new if one.verdict == "worse" else [*works[index].newest, *new]
+        found = list(judge(works))
+        confirmed |= {index: one for index, one in doubtful.items() if one.verdict == "worse" and _again(one, found[index])}
+        for index, one in confirmed.items():
+            found[index] = replace(one, notes=(*one.notes, "found again when it was measured again"))
+    return found
+
+
+def _again(before: CheckedPoint, after: CheckedPoint) -> bool:
+    """Whether new runs show at least half of a loss that was found before."""
+    first = before.headline
+    second = next((one for one in after.metrics if first is not None and one.metric == first.metric), None)
+    return first is not None and second is not None and second.loss_of(second.now) >= first.loss_of(first.ratio) / 2
+
+
+def judged(works: Sequence[WorkRuns], flags: FlagPolicy = "strict", within: float = WITHIN, nights: int = NIGHTS) -> list[CheckedPoint]:
+    """A verdict for every piece of work."""
+    usable = [_usable(work, flags) for work in works]
+    found: list[list[CheckedMetric]] = [[] for _ in works]
+    places = [(index, metric) for index, work in enumerate(works) if usable[index] for metric in _judged_metrics(work.accepted)]
+    families = [[one for one in places if (family(one[1]) == "energy") == energy] for energy in (False, True)]
+    for some in families:
+        runs = [
+            (_accepted_values(works[index].accepted.metrics[metric]), *_values_of(usable[index], works[index], metric, flags, nights))
+            for index, metric in some
+        ]
+        alpha = ALPHA / (1 + all(families))
+        for (index, _), one in zip(some, judge_numbers([metric for _, metric in some], runs, alpha, within), strict=True):
+            found[index].append(_with_unit(one, works[index], usable[index]))
+    return [_point(work, good, numbers, flags) for work, good, numbers in zip(works, usable, found, strict=True)]
+
+
+Runs: TypeAlias = tuple[Sequence[Value], Sequence[Value], Sequence[Value]]
+"""Of one number of one point: the accepted ones, those of this check, and those of the nights before it."""
+
+
+def judge_numbers(metrics: Sequence[str], runs: Sequence[Runs], alpha: float, within: float) -> list[CheckedMetric]:
+    """Verdicts on one family of numbers, which have ``alpha`` together: of each its metric and its runs."""
+    found: list[list[Estimate | None]] = [[None, None] for _ in runs]
+    for metric in dict.fromkeys(metrics):
+        places = [index for index, one in enumerate(metrics) if one == metric]
+        some = [runs[index] for index in places]
+        before = [(earlier, ()) for _, _, earlier in some if len(earlier) > 1]  # they tell how much runs vary
+        alone = ratios([*((accepted, new) for accepted, new, _ in some), *before], metric)[0]
+        history = any(earlier for _, _, earlier in some)
+        lately = ratios([(accepted, (*earlier, *new)) for accepted, new, earlier in some], metric)[0] if history else alone
+        for place, index in enumerate(places):
+            found[index] = [alone[place][2], lately[place][2] if runs[index][2] else None]
+    tests = [(index, which) for index, pair in enumerate(found) for which in (0, 1) if pair[which] is not None]
+    estimates = [one for pair in found for one in pair if one is not None]
+    adjusted = dict(zip(tests, holm([one.p_beyond() if one.sd else 1.0 for one in estimates]), strict=True))
+    shown = {test for test, p in adjusted.items() if p < alpha}
+    each = alpha / max(len(tests), 1)
+    return [
+        _Number(metric, some, now, lately, (index, 0) in shown, (index, 1) in shown, within, each).judged()
+        for index, (metric, some, (now, lately)) in enumerate(zip(metrics, runs, found, strict=True))
+    ]
+
+
+@dataclass(frozen=True)
+class _Number:
+    """One number with what was tested."""
+
+    metric: str
+    runs: Runs
+    now: Estimate | None
+    """By this check alone."""
+    lately: Estimate | None
+    """By the last nights together; ``None`` without any."""
+    now_shown: bool
+    lately_shown: bool
+    """Whether the change is significant."""
+    within: float
+    alpha: float
+    """The error that this test has to itself."""
+
+    def judged(self) -> CheckedMetric:
+        """The verdict."""
+        now, lately = self.now, self.lately
+        if now is None or now.sd is None:
+            return self._said(now, "undecided", "not measured" if now is None else "one run has no error: measure repeats")
+        lasts = lately is not None and self.lately_shown and self._harm(now) >= self._harm(lately) / 2 > 0
+        for one, shown in ((now, self.now_shown), (lately, lasts)):
+            if one is not None and shown and not self._excluded(one):
+                return self._said(one, "worse" if self._harm(one) > 0 else "better")
+        for one, shown in ((now, self.now_shown), (lately, self.lately_shown)):
+            if one is not None and self._excluded(one) and self._harm(now) < self._least:
+                return self._said(one, "better" if shown and self._harm(one) < 0 else "same")
+        if now.bound >= self._least:
+            reason = f"the sensors may be off by ±{math.expm1(now.bound):.1%}, more than the tolerance"
+            return self._said(now, "not judged", reason)
+        smallest = smallest_change(now.sd, now.dof, self.alpha, now.bound)
+        words = f"these runs show changes from {smallest:.1%} on" if smallest < 1 else "these runs vary too much to show anything"
+        return self._said(now, "undecided", f"a loss of {self.within:.1%} is not excluded; {words}")
+
+    @property
+    def _least(self) -> float:
+        """The tolerance as a logarithm."""
+        return -math.log1p(-self.within) if METRICS[self.metric].better == "higher" else math.log1p(self.within)
+
+    def _harm(self, one: Estimate) -> float:
+        """How much worse it is, as a logarithm."""
+        return -math.log(one.value) if METRICS[self.metric].better == "higher" else math.log(one.value)
+
+    def _excluded(self, one: Estimate) -> bool:
+        """Whether a loss of the tolerance is shown not to be there."""
+        return one.sd is not None and self._harm(one) + one.bound + one.reach_of(2 * EXCLUDED) < self._least
+
+    def _said(self, one: Estimate | None, verdict: CheckVerdict, reason: str | None = None) -> CheckedMetric:
+        accepted, new, earlier = self.runs
+        new = (*earlier, *new) if one is self.lately and one is not None else new
+        nights = len(set(sessions_of(new).values()))
+        return CheckedMetric(self.metric, "", one, (len(accepted), len(new)), nights, verdict, reason, self.now)
+
+
+def _judged_metrics(accepted: AcceptedPoint) -> list[str]:
+    rates = [metric for metric in ("throughput", "step_time_mean") if metric in accepted.metrics]
+    return [*rates[:1], *(metric for metric in ("energy_per_item",) if metric in accepted.metrics)]
+
+
+def _doubtful(record: Record, accepted: AcceptedPoint) -> list[str]:
+    """Flags of a run that no accepted run has."""
+    return [flag for flag in record.flags if flag not in _NO_MATTER and flag not in accepted.flags]
+
+
+def _usable(work: WorkRuns, flags: FlagPolicy) -> list[Record]:
+    good = good_of(work.newest)
+    return good if flags != "strict" else [record for record in good if not _doubtful(record, work.accepted)]
+
+
+def _accepted_values(found: AcceptedMetric) -> list[Value]:
+    return [Value(**{**vars(one), "time": _parsed(one.time)}) for one in found.runs]
+
+
+def _parsed(text: str | None) -> datetime | None:
+    try:
+        return None if text is None else datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _values_of(
+    newest: Sequence[Record], work: WorkRuns, metric: str, flags: FlagPolicy, nights: int
+) -> tuple[Sequence[Value], Sequence[Value]]:
+    """The numbers of this check, and of the nights before it; of other units or energy boundaries none."""
+    accepted = work.accepted.metrics[metric]
+
+    def comparable(records: Iterable[Record]) -> list[Record]:
+        alike = (
+            record for record in records if (one := record.metrics.get(metric)) and (one.unit, one.scope) == (accepted.unit, accepted.scope)
+        )
+        return [record for record in alike if record.method_version == METHOD_VERSION]
+
+    now = values(comparable(newest), metric)
+    earlier = values(comparable(one for one in work.earlier if flags != "strict" or not _doubtful(one, work.accepted)), metric)
+    session = sessions_of([*earlier, *now])
+    last = set(sorted(set(session.values()))[-nights:])
+    return now, [one for one in earlier if session[id(one)] in last] if nights > 1 else []
+
+
+def _with_unit(one: CheckedMetric, work: WorkRuns, newest: Sequence[Record]) -> CheckedMetric:
+    """The number with its unit, and why it is not there if it is not."""
+    accepted, reason = work.accepted.metrics[one.metric], one.reason
+    if one.ratio is None:
+        found = newest[0].metrics.get(one.metric)
+        if found is None or found.value is None:
+            reason = f"not measured any more: {(found.reason if found else None) or 'no value'}"
+        else:
+            now = f"{found.unit}{f' ({found.scope})' if found.scope else ''}"
+            reason = f"not comparable: {accepted.unit}{f' ({accepted.scope})' if accepted.scope else ''} then, {now} now"
+    return replace(one, unit=accepted.unit, reason=reason)
+
+
+def _point(work: WorkRuns, usable: Sequence[Record], numbers: Sequence[CheckedMetric], flags: FlagPolicy) -> CheckedPoint:
+    """The verdict on a point from those on its numbers."""
+    good, lost = good_of(work.newest), [record for record in work.newest if record.status != "ok"]
+    notes = []
+    if work.accepted.reason is not None:
+        verdict: CheckVerdict = "better" if good else "not judged"
+        notes.append(f"the baseline has no result: {work.accepted.reason}" + ("; now there is one" if good else ""))
+        return CheckedPoint(work.label, verdict, (), tuple(notes), work.keys)
+    if not work.newest:
+        return CheckedPoint(work.label, "undecided", (), ("not measured since the baseline was accepted",), work.keys)
+    if not good:
+        return CheckedPoint(work.label, "worse", (), (f"no result: {why_not(lost[-1])}",), work.keys, failed=True)
+    if lost:
+        notes.append(f"{len(lost)} of {len(work.newest)} runs have no result: {why_not(lost[-1])}")
+    flagged = [record for record in good if _doubtful(record, work.accepted)]
+    if flagged and flags != "ignore":
+        names = ", ".join(sorted({flag for record in flagged for flag in _doubtful(record, work.accepted)}))
+        notes.append(f"{len(flagged)} of {len(good)} runs flagged {names}: {'left out' if flags == 'strict' else 'used all the same'}")
+    found = {one.verdict for one in numbers}
+    order: tuple[CheckVerdict, ...] = ("worse", "undecided", "better", "same", "not judged")
+    verdict = next((one for one in order if one in found), "undecided") if usable else "undecided"
+    notes += [f"{title_of(one.metric)}: {one.reason}" for one in numbers if one.reason]
+    return CheckedPoint(work.label, verdict, tuple(numbers), tuple(notes), work.keys)
+
+
+def changed_since(baseline: Baseline, records: Sequence[Record]) -> tuple[Difference, ...]:
+    """What differs between now and then besides the numbers."""
+    good = good_of(records)
+    return tuple(compare_facts([baseline.facts], [surroundings(good)])) if good else ()

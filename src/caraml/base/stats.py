@@ -1,0 +1,241 @@
+"""Statistics of step-time series: steady state, confidence intervals, drift; and the tails of distributions that other rooms need.
+
+Steps of a training loop are neither independent nor normal, there are often few of them, and a machine changes on all scales of time. How
+much the mean of a series is off is seen in its slowest changes: the power of cosines of half a period, one, one and a half ... over the
+whole series (Mueller 2004; Lazarus, Lewis, Stock and Watson 2018). Of independent steps all cosines have the same power; where the slowest
+ones have more than the others there are slow changes, and those slower than the series are expected to be stronger still.
+``bench/analysis/rate.py`` tries all of it on the noise of machines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Series: TypeAlias = Sequence[float] | NDArray[np.float64]
+
+COSINES = 64
+"""Most cosines that are looked at: the slower ones of a long series."""
+SLOWEST = 12
+"""How many of them stand for what is slow."""
+DRIFTING = 0.01
+"""Error of the test whether the very slowest has more power than the ``SLOWEST`` after it, as of a trend or a jump."""
+BLOCKS = 512
+"""Steps of a long series are first averaged to about so many blocks: what is slow is not changed by that."""
+ALIKE = 1e-6
+"""Relative spread below which steps are the same: what is left is the rounding of clocks, which has stretches of no spread at all."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its two-sided confidence interval, in the unit of the series."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+    effective_n: float
+
+    @property
+    def half_width(self) -> float:
+        """Half the interval's length, in the unit of the series."""
+        return (self.high - self.low) / 2
+
+    @property
+    def relative(self) -> float:
+        """Half-width over mean; infinite for a zero mean."""
+        return self.half_width / abs(self.mean) if self.mean else math.inf
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The steps of a window and of what came before it; of many steps the means of equal blocks, which keep all that is slow."""
+
+    means: NDArray[np.float64]
+    """Mean of every block, those before the window first. What is left over is dropped at the beginning of either part."""
+    inside: NDArray[np.float64]
+    """Variance of the steps within each block."""
+    size: int
+    """Steps in a block."""
+    window: int
+    """Blocks before the window."""
+    n: int
+    """Steps in the window."""
+    mean: float
+    """Of the window's steps."""
+    highest: float
+    lowest: float
+
+    @cached_property
+    def steady(self) -> Blocks:
+        """The window with as much of what came before it as looks steady together with it; of few blocks the window alone, since the cut
+        would find the quietest stretch of them."""
+        cut = min(_cut(self.means), self.window) if self.window else 0
+        if self.means.size < 2 * SLOWEST:
+            cut = self.window
+        return replace(self, means=self.means[cut:], inside=self.inside[cut:], window=self.window - cut)
+
+    @property
+    def first_half(self) -> Blocks:
+        """As it was when the window had half its steps."""
+        return self._part(0, self.window, (self.window + self.means.size) // 2)
+
+    @property
+    def settled(self) -> Blocks | None:
+        """The rest of a window that begins with steps which are better dropped as warm-up; else None."""
+        cut = _cut(self.means)
+        return self._part(cut, cut, self.means.size) if cut > self.window else None
+
+    def _part(self, begin: int, window: int, end: int) -> Blocks:
+        """Some of the blocks, with a window from block ``window`` on."""
+        n, mean = (end - window) * self.size, float(self.means[window:end].mean())
+        return replace(self, means=self.means[begin:end], inside=self.inside[begin:end], window=window - begin, n=n, mean=mean)
+
+    def interval(self, confidence: float = 0.95) -> Interval:
+        """Of the window's mean: see :func:`mean_interval`."""
+        if self.n < 4:
+            return Interval(self.mean, -math.inf, math.inf, self.n, 0.0)
+        known, n = self.steady, self.n
+        count = known.means.size * known.size
+        alone = float(known.inside.mean() + known.means.var()) * count / (count - 1)
+        if alone <= (ALIKE * self.mean) ** 2:
+            half = math.sqrt(alone)
+            return Interval(self.mean, self.mean - half, self.mean + half, n, float(n))
+        variance, quantile = _long_run(known, (1 + confidence) / 2)
+        edge = (self.highest - self.mean) / n  # pauses in time with each other add up to nothing, but for the one at the window's end
+        half = max(quantile * math.sqrt(variance / n), edge)
+        return Interval(self.mean, self.mean - half, self.mean + half, n, n * (min(alone / variance, 1.0) if variance else 1.0))
+
+    @cached_property
+    def waves(self) -> NDArray[np.float64]:
+        """Amplitudes of the slowest cosines over all of it; the square of each estimates n times the variance of the mean of n steps."""
+        from scipy.fft import dct
+
+        return np.asarray(math.sqrt(self.size) * dct(self.means - self.means.mean(), norm="ortho")[1 : COSINES + 1])
+
+    @property
+    def drift(self) -> float:
+        """See :func:`drift`."""
+        mean = float(self.means.mean())
+        if self.means.size <= SLOWEST + 1 or not mean:
+            return 0.0
+        waves = self.waves[: SLOWEST + 1]
+        rest = max(math.sqrt(float(waves[1:] @ waves[1:]) / SLOWEST), ALIKE * abs(mean))
+        if t_tail(float(waves[0]) / rest, SLOWEST) > DRIFTING:
+            return 0.0
+        return float(-2 * math.sqrt(2 / (self.means.size * self.size)) * waves[0]) / mean
+
+
+def blocks(series: Series, before: Series = ()) -> Blocks:
+    """Blocks of a series and of the values just before it. Raises ``ValueError`` for an empty series."""
+    x, earlier = np.asarray(series, dtype=np.float64), np.asarray(before, dtype=np.float64)
+    if not x.size:
+        raise ValueError("an interval of the mean needs at least one value")
+    size = max((x.size + earlier.size) // BLOCKS, 1)
+    parts = [part[part.size % size :].reshape(-1, size) for part in (earlier, x)]
+    means = np.concatenate([part.sum(axis=1) for part in parts]) / size
+    squares = np.concatenate([np.einsum("ij,ij->i", part, part) for part in parts]) / size
+    inside = np.maximum(squares - means * means, 0.0)
+    return Blocks(means, inside, size, len(parts[0]), x.size, float(x.mean()), float(x.max()), float(x.min()))
+
+
+def mean_interval(series: Series, confidence: float = 0.95, *, before: Series = ()) -> Interval:
+    """Mean of a series with its confidence interval, which allows for memory between steps and for slow changes.
+
+    ``before``: the values just before the series. From where both together are steady they help to tell how much the machine changes, since
+    slow changes show in a long series only. Fewer than four values carry no usable variance: the interval is then infinite, which no stop
+    rule accepts. Raises ``ValueError`` for an empty series.
+    """
+    return blocks(series, before).interval(confidence)
+
+
+def _long_run(known: Blocks, probability: float) -> tuple[float, float]:
+    """n times the variance of the mean of n values, and Student's quantile that goes with it.
+
+    From all cosines together or from the slowest alone, whichever gives the wider interval. What grows from fast to slow within the series
+    is expected to grow on beyond it: the power of the slowest counts as much more as the square root of what it has above the others.
+    """
+    powers = known.waves**2
+    every, quantile = float(powers.mean()), t_critical(probability, powers.size)
+    if powers.size < 2 * SLOWEST:
+        return every, quantile
+    slow, rest = float(powers[:SLOWEST].mean()), float(powers[SLOWEST:].mean())
+    slow, own = max(slow, slow * math.sqrt(slow / rest) if rest else slow), t_critical(probability, SLOWEST)
+    return max((every, quantile), (slow, own), key=lambda one: one[0] * one[1] ** 2)
+
+
+def warm_up_length(series: Series) -> int:
+    """Number of leading values to drop so that the rest looks steady: MSER (White 1997), of a long series to a five-hundredth of it.
+
+    The cut minimises the squared standard error of what remains, searched over the first half: a minimum at the very edge of the search
+    means that the series has not settled, so callers treat a cut of ``n // 2`` as "not yet".
+    """
+    if len(series) < 4:
+        return len(series) // 2
+    found = blocks(series)
+    cut = _cut(found.means)
+    return len(series) // 2 if cut == found.means.size // 2 else cut * found.size
+
+
+def _cut(x: NDArray[np.float64]) -> int:
+    """Index in the first half from which the rest of x has the least standard error of its mean."""
+    n, mean = x.size, float(x.mean())
+    centred, remaining = (x - mean)[::-1], np.arange(1.0, n + 1)
+    variance = np.maximum((centred * centred).cumsum() / remaining - (centred.cumsum() / remaining) ** 2, (ALIKE * mean) ** 2)
+    return int((variance / remaining)[::-1][: n // 2 + 1].argmin())
+
+
+def drift(series: Series) -> float:
+    """By how much a series moves from one end to the other beyond chance, relative to its mean; 0 where it does not.
+
+    A trend, or a jump in the middle two thirds, shows in the slowest cosine, which then has more power than those after it (t test at
+    ``DRIFTING``). The difference between the two ends of that cosine is what moved.
+    """
+    return blocks(series).drift if len(series) else 0.0
+
+
+def quantile_interval(ordered: Series, share: float, independent: float | None = None) -> tuple[float, float] | None:
+    """95 % confidence interval of the quantile at ``share``: two order statistics, whatever the distribution (Conover 1999, 3.2).
+
+    ``ordered``: the values in rising order, worth ``independent`` of them (if absent, all). None where they are too few for that: of the
+    median fewer than 6, of the 95th percentile fewer than 72.
+    """
+    from scipy.special import bdtr
+
+    n = len(ordered)
+    m = n if independent is None else max(min(int(independent), n), 1)
+    below = bdtr(np.arange(m + 1), m, share)  # probability that so many of them, or fewer, lie below the quantile
+    first, last = int(np.searchsorted(below, 0.025)), int(np.searchsorted(below, 0.975)) + 1
+    if first < 1 or last > m:
+        return None
+    return float(ordered[(first - 1) * n // m]), float(ordered[-(-last * n // m) - 1])
+
+
+def t_tail(t: float, dof: float) -> float:
+    """Two-sided tail of Student's t: the probability of a value farther from 0 than ``t``. Infinite ``dof`` is the normal distribution."""
+    from scipy.special import stdtr
+
+    return float(2 * stdtr(dof, -abs(t)))
+
+
+def t_critical(probability: float, dof: float) -> float:
+    """Student's t quantile at ``probability``, for any ``dof`` > 0."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(dof, probability))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values corrected for their number (Holm 1979): below 0.05, any one of them is wrong with a probability of at most 5 %."""
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    adjusted, largest = [1.0] * len(p_values), 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, min((len(p_values) - rank) * p_values[index], 1.0))
+        adjusted[index] = largest
+    return adjusted

@@ -1,0 +1,311 @@
+"""TOML files checked against a pydantic model, with every fault at once and the line it is on.
+
+``load_toml`` is what most callers need. ``read_toml`` gives the document and its line numbers to callers that check more than one
+model can say: they collect ``document.fault(...)`` and ``document.faults(...)`` and end with ``document.refuse(faults)``.
+
+TOML already has types, so values are checked strictly: ``"4"`` is no integer and ``1`` is no boolean. An array may fill a tuple or a
+set, a string a path or an enum.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from caraml.base.errors import InputError, nearest
+from caraml.base.limits import DEPTH, FAULTS, KEY, TOML, VALUES, read_text, too_large
+from caraml.base.toml_lines import Location, key_lines
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_DEEP = re.compile(rf"""^[ \t]*\[{{0,2}}(?:[ \t]*(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.){{{DEPTH}}}""", re.MULTILINE)
+"""A dotted key of more parts than are read: found before parsing, which takes as long for each key below it."""
+_LONGEST_FOUND = 60
+"""Characters of a faulty value that are shown."""
+
+
+@dataclass(frozen=True)
+class TomlDocument:
+    """A TOML file that parsed: its name as shown in errors, its content, and the line on which each key stands (from 1)."""
+
+    name: str
+    data: dict[str, Any]
+    lines: dict[Location, int] = field(repr=False)
+    text: str = field(default="", repr=False)
+
+    def line(self, location: Location) -> int:
+        """The line of ``location``; if that is not in the file, the line of the closest table or array around it."""
+        while location and location not in self.lines:
+            location = location[:-1]
+        return self.lines.get(location, 1)
+
+    def fault(self, location: Location, found: object, expected: str, guess: str | None = None) -> str:
+        """One fault in words: ``file:line: key: found X, expected Y (did you mean Z?)``. A ``found`` of ``None`` is an absent key."""
+        suggestion = f" (did you mean {guess!r}?)" if guess else ""
+        return f"{self.name}:{self.line(location)}: {key_name(location)}: found {shown(found)}, expected {expected}{suggestion}"
+
+    def validate(self, model: type[Model]) -> Model:
+        """The document as a ``model``.
+
+        Raises:
+            InputError: the document breaks the model; the message lists every fault.
+        """
+        try:
+            return model.model_validate_json(json.dumps(self.data, default=_plain), strict=True)
+        except ValidationError as error:
+            self.refuse(self.faults(error, model))
+
+    def faults(self, error: ValidationError, model: type[BaseModel], prefix: Location = ()) -> list[str]:
+        """Every fault of ``error``, in file order; ``prefix`` is where in the document the part stands that ``model`` validated."""
+        raw = [_Fault.of(item, model, self._inside(prefix), prefix) for item in error.errors(include_url=False)[:FAULTS]]
+        typos = {(*fault.location[:-1], fault.guess) for fault in raw if fault.kind == "extra_forbidden" and fault.guess}
+        around = {fault.location[:depth] for fault in raw for depth in range(len(fault.location))}
+        merged: dict[Location, _Fault] = {}
+        for fault in raw:
+            if fault.kind == "missing" and fault.location in typos:
+                continue  # the misspelt key is reported already, with this one as the suggestion
+            if fault.kind == "too_short" and fault.location in around:
+                continue  # pydantic does not count the entries that have faults of their own
+            known = merged.get(fault.location)
+            merged[fault.location] = known.or_else(fault) if known else fault
+        ordered = sorted(merged.values(), key=lambda fault: self.line(fault.location))
+        return [self.fault(fault.location, fault.found, fault.expected, fault.guess) for fault in ordered]
+
+    def refuse(self, faults: list[str]) -> NoReturn:
+        """Raise the ``InputError`` that lists ``faults``."""
+        if len(faults) == 1:
+            raise InputError(faults[0])
+        more = ["..."] if len(faults) >= FAULTS else []
+        raise InputError("\n  ".join([f"{len(faults)} faults{' or more' if more else ''} in {self.name}", *faults[:FAULTS], *more]))
+
+    def _inside(self, location: Location) -> Any:
+        part: Any = self.data
+        for step in location:
+            part = part[step]
+        return part
+
+
+def load_toml(path: Path | str, model: type[Model]) -> Model:
+    """The TOML file ``path`` as an instance of ``model``.
+
+    Raises:
+        InputError: the file is missing, unreadable, no TOML (with line and column), or breaks the model (every fault at once).
+    """
+    return read_toml(path).validate(model)
+
+
+def read_toml(path: Path | str) -> TomlDocument:
+    """The TOML file ``path``, parsed but not yet checked against anything.
+
+    Raises:
+        InputError: the file is missing, unreadable, or no TOML.
+    """
+    path = Path(path)
+    try:
+        text = read_text(path, TOML)
+    except FileNotFoundError:
+        guess = nearest(path.name, (other.name for other in path.parent.glob("*.toml")))
+        raise InputError(f"{path}: no such file", f"did you mean {str(path.with_name(guess))!r}?" if guess else None) from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: found a byte that is not UTF-8 at offset {error.start}, expected UTF-8 text") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    return parse_toml(text, str(path))
+
+
+def parse_toml(text: str, name: str) -> TomlDocument:
+    """The TOML ``text`` as a document called ``name`` in errors.
+
+    Raises:
+        InputError: the text is no TOML; the message has the line and the column.
+    """
+    if len(text) > TOML:
+        raise too_large(name, len(text), TOML, "characters")
+    text = text.replace("\r\n", "\n")
+    if (deep := _DEEP.search(text)) is not None:
+        raise _too_deep(name, text.count("\n", 0, deep.start()) + 1)
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(_syntax_fault(str(error), text, name)) from None
+    except RecursionError:
+        raise _too_deep(name) from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise InputError(f"{name}: not valid TOML: {error}") from None
+    _check_shape(data, name)
+    return TomlDocument(name=name, data=data, lines=key_lines(text), text=text)
+
+
+def _check_shape(data: dict[str, Any], name: str) -> None:
+    """Raise ``InputError`` for a document that is deeper, has more values, or longer keys, than a person writes."""
+    values = 0
+    layer: list[Any] = [data]
+    for _ in range(DEPTH):
+        values += sum(map(len, layer))
+        if values > VALUES:
+            raise too_large(name, values, VALUES, "values")
+        keys = (key for part in layer if isinstance(part, dict) for key in part)
+        if (longest := max(keys, key=len, default="")) and len(longest) > KEY:
+            raise too_large(name, len(longest), KEY, f"characters in the key {longest[:20]!r}...")
+        inside = [value for part in layer for value in (part.values() if isinstance(part, dict) else part)]
+        if any(isinstance(value, int) and abs(value) >= 1 << 63 for value in inside):
+            raise InputError(f"{name}: found an integer of more than 64 bits, which TOML does not have")
+        layer = [value for value in inside if isinstance(value, dict | list)]
+        if not layer:
+            return
+    raise _too_deep(name)
+
+
+def _too_deep(name: str, line: int | None = None) -> InputError:
+    return InputError(f"{name}{f':{line}' if line else ''}: found tables and arrays more than {DEPTH} deep, at most {DEPTH} are read")
+
+
+def key_name(location: Location) -> str:
+    """A location as a user writes it: ``("benchmark", 0, "sweep")`` is ``benchmark[0].sweep``; the whole file is ``(file)``."""
+    name = ""
+    for step in location:
+        name += f"[{step}]" if isinstance(step, int) else f".{step}" if name else step
+    return name or "(file)"
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: TOML spelling, cut to 60 characters; ``nothing`` for ``None``; a table by its keys."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, dict):
+        text = "a table with " + (", ".join(map(str, value)) or "no keys")
+    elif isinstance(value, float) and value != value:  # noqa: PLR0124 -- NaN, which json would spell NaN
+        text = "nan"
+    else:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _LONGEST_FOUND else text[: _LONGEST_FOUND - 3] + "..."
+
+
+def _plain(value: object) -> str:
+    """TOML's dates and times, which JSON lacks, as text that pydantic reads back."""
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    raise TypeError(f"TOML gave a {type(value).__name__}")
+
+
+def _syntax_fault(message: str, text: str, name: str) -> str:
+    """tomllib's message with its position moved to the front, where editors look for it."""
+    at = re.search(r" \(at line (\d+), column (\d+)\)$", message)
+    if at:
+        return f"{name}:{at[1]}: not valid TOML at column {at[2]}: {message[: at.start()]}"
+    last_line = max(len(text.splitlines()), 1)
+    return f"{name}:{last_line}: not valid TOML: {message}"
+
+
+_EXPECTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a string in quotes",
+    "list_type": "an array",
+    "tuple_type": "an array",
+    "set_type": "an array",
+    "frozen_set_type": "an array",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+    "missing": "a value: this key is required",
+}
+"""What pydantic's most frequent error types say in the words of a TOML file."""
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """One pydantic error, its location translated to the document."""
+
+    location: Location
+    kind: str
+    found: object
+    expected: str
+    guess: str | None
+
+    @staticmethod
+    def of(error: Any, model: type[BaseModel], data: Any, prefix: Location) -> _Fault:
+        """Translate one of ``ValidationError.errors()``; ``data`` is what was validated."""
+        kind, found = error["type"], error["input"]
+        location = _in_document(error["loc"], data, kind)
+        guess = None
+        if kind == "extra_forbidden":
+            names = _field_names(_owner(model, error["loc"][:-1]))
+            expected = f"one of the keys {', '.join(names)}" if names else "no such key"
+            guess = nearest(str(error["loc"][-1]).lower(), names)
+        elif kind in ("literal_error", "enum"):
+            expected = error["ctx"]["expected"]
+            guess = nearest(str(found), re.findall(r"'([^']*)'", expected))
+        elif kind in ("too_short", "too_long"):
+            least, count = kind == "too_short", error["ctx"].get("min_length", error["ctx"].get("max_length"))
+            expected = f"at {'least' if least else 'most'} {count} entr{'y' if count == 1 else 'ies'}"
+        elif kind == "value_error":
+            expected = error["msg"].removeprefix("Value error, ").removeprefix("expected ")
+        else:
+            expected = _EXPECTED.get(kind) or error["msg"].removeprefix("Input should be ")
+        return _Fault((*prefix, *location), kind, None if kind == "missing" else found, expected, guess)
+
+    def or_else(self, other: _Fault) -> _Fault:
+        """Two branches of a union failed on the same value: it may be what either expects."""
+        if other.expected in self.expected:
+            return self
+        return _Fault(self.location, self.kind, self.found, f"{self.expected} or {other.expected}", self.guess or other.guess)
+
+
+def _in_document(loc: tuple[int | str, ...], data: Any, kind: str) -> Location:
+    """A pydantic location without the steps that are not in the document (tags of unions, names of validators)."""
+    location: list[int | str] = []
+    for position, step in enumerate(loc):
+        in_table = isinstance(data, dict) and step in data
+        in_array = isinstance(data, list) and isinstance(step, int) and step < len(data)
+        if in_table or in_array:
+            data = data[step]
+        elif not (kind == "missing" and position == len(loc) - 1):
+            continue
+        location.append(step)
+    return tuple(location)
+
+
+def _owner(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel] | None:
+    """The model that the table at ``loc`` is checked against, or ``None`` where the types do not tell."""
+    annotation: Any = model
+    for step in loc:
+        models = _models_in(annotation)
+        holders = [holder for holder in models if step in _field_names(holder)]
+        if holders:
+            fields = holders[0].model_fields
+            annotation = next(info.annotation for name, info in fields.items() if step in (name, info.alias))
+        elif isinstance(annotation, type) and annotation in models:
+            return None
+        # otherwise an index, a key of a mapping or the tag of a union: the models behind it stay the same
+        elif (tagged := [holder for holder in models if holder.__name__ == step]) or (tagged := _tagged(models, step)):
+            annotation = tagged[0]
+    models = _models_in(annotation)
+    return models[0] if len(models) == 1 else None
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The pydantic models named anywhere in a type annotation."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]
+
+
+def _tagged(models: list[type[BaseModel]], tag: int | str) -> list[type[BaseModel]]:
+    """The members of a discriminated union that have ``tag`` as the only value of some field."""
+    return [model for model in models if any(get_args(info.annotation) == (tag,) for info in model.model_fields.values())]
+
+
+def _field_names(model: type[BaseModel] | None) -> list[str]:
+    """The keys that a model accepts."""
+    return [info.alias or name for name, info in model.model_fields.items()] if model else []

@@ -1,0 +1,321 @@
+"""One attempt at one point, from the claim to the record.
+
+A command for which no sensor is read and no mark is waited for needs no worker: the shell that starts the program is all there is. Its
+script notes how it ended behind its announcement, from which any runner can write the record, also days later. This is what makes ten
+thousand short runs cheap: no Python starts for them.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from caraml.base.files import write_file, write_new
+from caraml.launch.base import Job, JobState, Launcher
+from caraml.metrics.definitions import unit_of
+from caraml.metrics.energy import ENERGY_METRICS
+from caraml.metrics.model import Metric
+from caraml.results.claim import GATE, HANDLE, STARTED, Runner, alive, handle_of, holder, take_over, withdraw, young
+from caraml.results.finish import LOG, finish
+from caraml.results.record import FINAL, Record, Status
+from caraml.results.status import ProgressLine, ProgressReader
+from caraml.results.store import POINT, RECORD, Store, attempts, folder_name, latest_in, read_record
+from caraml.suite.expand import PlannedPoint
+from caraml.suite.model import Point
+from caraml.system.variables import PROGRAM, SITE, behind, concealed, forget, hand_over, is_reference, loading, missing, of_caller
+from caraml.worker.command_record import NO_ENERGY, Ran, names_of, record_of_run
+from caraml.workloads.command import Params, filled
+
+if TYPE_CHECKING:
+    from caraml.campaign.runner import Campaign
+
+
+_VISIBLE_SECONDS = 10.0
+_LOOK_SECONDS = 0.25
+_ANNOUNCING_SECONDS = 1.0
+"""How long a script may take between making its announcement and writing it."""
+
+
+@dataclass
+class PointTask:
+    """A point of the plan with what the campaign needs to know of it again and again."""
+
+    index: int
+    planned: PlannedPoint
+    key: str
+    name: str
+    """Of the point's folder."""
+    label: str
+    light: Params | None
+    """Parameters of a command that needs no worker."""
+
+
+@dataclass
+class RunningPoint:
+    """A job under way."""
+
+    work: PointTask
+    folder: Path
+    handle: str
+    timeout: float
+    launcher: Launcher
+    deadline: float | None = None
+    reader: ProgressReader | None = field(default=None)
+
+    def look(self, state: JobState) -> bool:
+        """Note when the job began to run; true when its time is over."""
+        if self.deadline is None and state.state == "running":
+            self.deadline = time.monotonic() + self.timeout
+        return self.deadline is not None and time.monotonic() > self.deadline
+
+
+@dataclass(frozen=True)
+class FoundAttempt:
+    """What a point has when a campaign comes to it: at most one of the three."""
+
+    record: Record | None = None
+    """Its newest whole record."""
+    adopted: tuple[Path, str] | None = None
+    """Folder and handle of a job whose runner is dead, now claimed by us."""
+    busy: Runner | None = None
+    """Another campaign that works on it now."""
+    attempts: int = 0
+    """Highest number of an attempt when we looked."""
+
+
+def find(store: Store, name: str, me: Runner, launcher: str = "local") -> FoundAttempt:
+    """Look at a point. An attempt without a record whose runner is dead is taken over: adopted if its job started, void if not."""
+    folder = store.points / name
+    numbers = sorted(attempts(folder) or (), reverse=True)
+    for number in numbers:
+        attempt = folder / str(number)
+        if (attempt / RECORD).exists():
+            return FoundAttempt(record=read_record(attempt / RECORD), attempts=numbers[0])
+        if number == numbers[0]:
+            found = _take(store, attempt, me, launcher)
+            if found is not None:
+                return found
+    return FoundAttempt(attempts=max(numbers, default=0))
+
+
+def _take(store: Store, attempt: Path, me: Runner, launcher: str) -> FoundAttempt | None:
+    """Take over an attempt that has no record; ``None`` when nothing of it will ever come."""
+    number, runner = holder(attempt)
+    if runner is not None and runner != me and alive(runner, store.root):
+        return FoundAttempt(busy=runner)
+    if runner is not None and runner.place != me.place and (handle_of(attempt) or "").startswith("local:") and young(attempt, store.root):
+        return FoundAttempt(busy=runner)  # its process cannot be seen from here, but its files change
+    if number and runner != me and not take_over(attempt, number, me):
+        return FoundAttempt(busy=holder(attempt)[1] or me)
+    if (attempt / RECORD).exists():  # it ended while we looked
+        return FoundAttempt(record=read_record(attempt / RECORD), attempts=int(attempt.name))
+    handle = handle_of(attempt)
+    if handle is not None and handle.startswith("print:") and launcher != "print":
+        handle = None  # its script was printed: whoever starts it later finds the start taken, unless it was started already
+    if handle is None and not withdraw(attempt):
+        handle = _announced(attempt)
+    if handle is None:
+        forget(attempt)
+    return None if handle is None else FoundAttempt(adopted=(attempt, handle))
+
+
+def _announced(attempt: Path) -> str | None:
+    """The handle in an announcement that may be being written just now."""
+    deadline = time.monotonic() + _ANNOUNCING_SECONDS
+    while not (attempt / STARTED).stat().st_size and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return handle_of(attempt, announced=True)
+
+
+def note_handle(folder: Path, handle: str) -> None:
+    """Keep a job's handle in its attempt's folder, whole or not at all. Not synced: after a power cut there is no job either, or it has
+    announced itself."""
+    write_file(f"{folder}/{HANDLE}", handle, sync="none")
+
+
+def accepted(record: Record, planned: PlannedPoint) -> bool:
+    """Whether a known record is the point's result, so that nothing has to be run."""
+    return record.status in FINAL and (record.status == "skipped") == (planned.skip is not None)
+
+
+def finish_attempt(work: PointTask, folder: Path, exit_code: int, status: Status | None = None, reason: str | None = None) -> None:
+    """See that an attempt has a record: also one of a command without a worker, whose folder does not have the point."""
+    if not (folder / POINT).exists():
+        write_new(f"{folder}/{POINT}", work.planned.point.model_dump_json(indent=1))
+    finish(folder, exit_code, status, reason)
+
+
+def summary_record(work: PointTask, record: Record) -> Record:
+    """How a point ended, and nothing more."""
+    point, status, reason = work.planned.point, record.status, record.reason
+    return Record(key=record.key, attempt=record.attempt, point=point, status=status, reason=reason, started_at=record.started_at)
+
+
+def wait_until_visible(folder: Path) -> None:
+    """A job that ended well has a record; a network file system may show what another host renamed some seconds late."""
+    deadline = time.monotonic() + _VISIBLE_SECONDS
+    while RECORD not in os.listdir(folder) and time.monotonic() < deadline:  # noqa: PTH208 -- asks the server
+        time.sleep(_LOOK_SECONDS)
+
+
+class Watcher(Protocol):
+    """Is told what happens, in the campaign's own thread."""
+
+    def started(self, point: Point, index: int, total: int) -> None:
+        """A point is being launched."""
+        ...
+
+    def progress(self, point: Point, line: ProgressLine) -> None:
+        """A point said something."""
+        ...
+
+    def finished(self, record: Record, reused: bool) -> None:
+        """A point has its record; ``reused`` when it had one before."""
+        ...
+
+
+_PATIENCE = 5.0
+"""Seconds between asking a program to end and ending it."""
+
+
+def is_light(params: Params) -> bool:
+    """Whether the shell alone can run it."""
+    return not params.energy and params.marks is None
+
+
+def filled_command(params: Params, names: Mapping[str, Any]) -> tuple[list[str], dict[str, str], str]:
+    """Arguments, those variables that may be shown, and folder of a program, with the templates filled in."""
+    argv = [filled(word, names) for word in params.argv]
+    env = {name: filled(text, names) for name, text in params.env.items() if not is_reference(text)}
+    return argv, env, filled(params.cwd, names)
+
+
+def references(params: Params) -> list[str]:
+    """Names of a program's variables whose values are elsewhere."""
+    return [name for name, text in params.env.items() if is_reference(text)]
+
+
+def script(point: Point, params: Params, title: str, folder: str, suite_folder: str) -> str:
+    """The text of ``run.sh``. ``title`` says what it is, ``folder`` is the attempt's, absolute."""
+    argv, env, cwd = filled_command(params, names_of(point, params, folder, suite_folder))
+    exports = "".join(f"export {name}={shlex.quote(text)}\n" for name, text in env.items())
+    exports += "".join(f"{line}\n" for line in loading(references(params), PROGRAM, last=True))
+    return f"""#!/usr/bin/env bash
+# {" ".join(title.split())}
+set -u
+cd {shlex.quote(folder)} || exit
+{GATE}
+{exports}exec 3>>{STARTED} >>{LOG} 2>&1 </dev/null
+cd {shlex.quote(cwd)} || exit
+begin=$EPOCHREALTIME
+{shlex.join(argv)} 3>&-
+code=$?
+echo "$code $begin $EPOCHREALTIME" >&3
+exit "$code"
+"""
+
+
+def ran(folder: str) -> Ran | None:
+    """How the program ran, by the second line of its script's announcement; ``None`` if it has not said so."""
+    try:
+        descriptor = os.open(f"{folder}/{STARTED}", os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    text = os.read(descriptor, 4096).decode()
+    os.close(descriptor)
+    lines = text.split("\n")
+    if len(lines) != 3:
+        return None
+    code, begin, end = lines[1].replace(",", ".").split()  # some locales have a decimal comma
+    started_at = datetime.fromtimestamp(float(begin), UTC).astimezone().isoformat(timespec="milliseconds")
+    seconds = float(end) - float(begin)
+    if seconds < 0:
+        return Ran(int(code), started_at, None, doubt="the clock was stepped while the program ran")
+    return Ran(int(code), started_at, seconds)
+
+
+def conclude(point: Point, params: Params, folder: Path, names: Mapping[str, Any], how: Ran) -> Record:
+    """The record of a program that ended; ``names`` are what its templates may name."""
+    return record_of_run(point, folder, params, names, replace(how, measured=_no_energy(params.item)))
+
+
+class Shells:
+    """Starts light scripts as a launcher does, with less ado: no Python object and no look into /proc for each."""
+
+    slots = 1
+
+    def __init__(self) -> None:
+        self._bash = shutil.which("bash") or "/bin/bash"
+        self._environment = dict(os.environb)  # of bytes, as the kernel wants them: encoding them anew takes longer than the call
+        self._pids: dict[str, int] = {}
+
+    def submit(self, jobs: Sequence[Job]) -> list[str]:
+        """Start the scripts. A handle names the process only; the script's announcement has the rest, for whoever comes after us."""
+        handles = []
+        for job in jobs:
+            pid = os.posix_spawn(self._bash, ["bash", str(job.script)], self._environment, setsid=True)
+            handles.append(f"local:{pid}:")
+            self._pids[handles[-1]] = pid
+        return handles
+
+    def poll(self, handles: Sequence[str]) -> dict[str, JobState]:
+        """Running, or ended with its exit code."""
+        return {handle: self._state(handle) for handle in handles}
+
+    def _state(self, handle: str) -> JobState:
+        pid, status = os.waitpid(self._pids[handle], os.WNOHANG)
+        if not pid:
+            return JobState("running")
+        del self._pids[handle]
+        return JobState("ended", os.waitstatus_to_exitcode(status))
+
+    def cancel(self, handles: Sequence[str]) -> None:
+        """Ask each to end, with all that it started, then end it."""
+        for handle in handles:
+            for number, patience in ((signal.SIGTERM, _PATIENCE), (signal.SIGKILL, _PATIENCE)):
+                deadline = time.monotonic() + patience
+                if handle in self._pids:
+                    os.killpg(self._pids[handle], number)
+                while handle in self._pids and self._state(handle).state == "running" and time.monotonic() < deadline:
+                    time.sleep(0.02)
+
+
+@lru_cache(maxsize=64)
+def _no_energy(item: str) -> dict[str, Metric]:
+    return {name: Metric(value=None, unit=unit_of(name, item), reason=NO_ENERGY) for name in ENERGY_METRICS}
+
+
+def lacking(campaign: Campaign, planned: PlannedPoint) -> list[str]:
+    """A sentence for each variable of a point that is to run whose value is not known here."""
+    if planned.skip is not None:
+        return []
+    site = {name: text for name, text in concealed(campaign.system.site.software.variables).items() if is_reference(text)}
+    env = planned.point.params.get("env") if planned.point.workload == "command" else None
+    found = [*missing(site, {}), *missing(cast(dict[str, str], env or {}), campaign.suite.values)]
+    if not found or campaign.again or campaign.options.only is not None:
+        return found
+    known = latest_in(campaign.store.points / folder_name(planned.point))
+    return [] if known is not None and accepted(known, planned) else found
+
+
+def hand_to(work: PointTask, folder: Path, campaign: Campaign) -> None:
+    """Leave what a point's scripts do not say where only the job's user can read it."""
+    if work.light is not None and not references(work.light):
+        return  # ten thousand times in a row
+    point, program = work.planned.point, {}
+    if point.workload == "command":
+        params = work.light or Params.model_validate(point.params)
+        names = names_of(point, params, folder.absolute(), campaign.suite_folder)
+        templates = {name: behind(name, params.env[name], campaign.suite.values) for name in references(params)}
+        program = {name: filled(template, names) for name, template in templates.items() if template is not None}
+    site = {} if work.light else of_caller(concealed(campaign.system.site.software.variables))
+    hand_over(folder, {SITE: site, PROGRAM: program})

@@ -1,0 +1,167 @@
+"""Verbs that say whether a machine is still as fast: accept, check."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from caraml.base.errors import InputError, unknown_name
+from caraml.cli.app import RESULTS, Out, app, console, say
+from caraml.cli.run import LauncherName, Settings, SuiteName, SystemName
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from caraml.cli.asked import Asked
+    from caraml.results.baseline import Baseline
+    from caraml.results.record import Record
+    from caraml.results.store import Store
+
+_MOST_ROUNDS = 1000
+
+
+class Flags(StrEnum):
+    """What a flag does to a number."""
+
+    STRICT = "strict"
+    WARN = "warn"
+    IGNORE = "ignore"
+
+
+@app.command()
+def accept(
+    campaign: Annotated[str, typer.Argument(help="A suite that was run (see `caraml status`).")],
+    name: Annotated[str, typer.Option("--as", help="Name of the baseline.")],
+    out: Out = RESULTS,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, max=_MOST_ROUNDS, help="Accept the newest so many attempts at every point.")
+    ] = 1,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace the baseline of this name.")] = False,
+) -> None:
+    """Accept a campaign as reference for `caraml check`: all its repeats, with the interval between runs."""
+    from caraml.analysis.baseline import accept as accepted
+    from caraml.base.format import count
+    from caraml.results.baseline import place, write_baseline
+    from caraml.results.store import Store
+
+    store = Store(out)
+    if campaign not in store.suites():
+        raise unknown_name("campaign", campaign, store.suites())
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise InputError(f"--as {name!r}: expected letters, digits, '.', '_' and '-', at most 64", "--as accepted-2026")
+    path = place(out, name)
+    if path.exists() and not replace:
+        raise InputError(f"there is a baseline {name!r} already: {path}", "--replace, or another name")
+    records = [record for key, _ in store.listing(campaign).points for record in store.newest(key, rounds)]
+    baseline = accepted(records, campaign, name)
+    write_baseline(out, baseline)
+    runs = [len(metric.runs) for point in baseline.points for metric in list(point.metrics.values())[:1]]
+    least, most = min(runs, default=0), max(runs, default=0)
+    say(f"{path}: {count(len(baseline.points), 'point')}, {count(most, 'run') if least == most else f'{least} to {most} runs'} each")
+    for point in baseline.points:
+        if point.reason is not None:
+            say(f"  {point.label}: accepted without a result: {point.reason}")
+        elif point.flags:
+            say(f"  {point.label}: accepted with flags: {', '.join(point.flags)}")
+    left_out = sum(record.status == "ok" for record in records) - sum(runs)
+    if left_out > 0:
+        say(f"  {count(left_out, 'run')} left out, flagged where most runs of the point are not")
+    if most < 3 or len({record.started_at[:10] for record in records if record.status == "ok"}) < 2:
+        say("  few runs, or runs of one day, tell little of how much runs vary: five nights and --rounds 5 make checks more sensitive")
+
+
+@app.command()
+def check(  # noqa: PLR0917 -- options, which nobody gives by position
+    suite: SuiteName,
+    baseline: Annotated[str, typer.Option("--baseline", help="Name that a campaign was accepted under.")],
+    out: Out = RESULTS,
+    flags: Annotated[
+        Flags, typer.Option("--flags", help="strict: measure flagged points again; warn: use their numbers and say so.")
+    ] = Flags.STRICT,
+    within: Annotated[str, typer.Option("--within", help="Loss that is tolerated where it is shown to be smaller: 2%.")] = "2%",
+    retries: Annotated[
+        int, typer.Option("--retries", min=0, max=100, help="Measure undecided points again so often, and worse ones once.")
+    ] = 1,
+    nights: Annotated[int, typer.Option("--nights", min=1, max=50, help="Also judge the last so many nights together.")] = 5,
+    latest: Annotated[bool, typer.Option("--latest", help="Run nothing: judge the newest results.")] = False,
+    system: SystemName = "local",
+    launcher: LauncherName = None,
+    settings: Settings = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Also write JUnit's XML to this file.")] = None,
+) -> None:
+    """Run a suite anew and say whether it is still as fast as accepted: exit code 0 yes, 4 worse, 5 undecided."""
+    from caraml.analysis.baseline import machine_of_system, refuse_other_machine
+    from caraml.analysis.check import SuiteCheck, add_history, changed_since, judged, settle, works_of
+    from caraml.base.files import write_file
+    from caraml.cli.asked import Asked
+    from caraml.report.check import check_json, check_junit, check_sections, verdict_line
+    from caraml.report.progress import LogLines
+    from caraml.report.section import terminal
+    from caraml.results.baseline import find_baseline
+    from caraml.results.store import Store
+
+    tolerance, began, clock, store = _share(within), datetime.now(UTC), time.monotonic(), Store(out)
+    if junit is not None and not junit.absolute().parent.is_dir():
+        raise InputError(f"--junit {junit}: there is no such folder")
+    accepted = find_baseline(out, baseline)
+    asked = Asked(suite, out, system, launcher, tuple(settings or ()), again=True)
+    campaign = asked.campaign(LogLines(sys.stderr), lambda text: say(text, err=True))
+    if campaign.options.launcher == "print":
+        raise InputError("launcher 'print' runs nothing, so there is nothing to judge", "--launcher slurm, or run and --latest")
+    refuse_other_machine(accepted, machine_of_system(campaign.system))
+    works, notes = works_of(campaign.plan().points, accepted)
+    records = _newest(store, sorted(frozenset().union(*(work.keys for work in works))), accepted) if latest else _measured(asked)
+    for work in works:
+        work.newest = [record for record in records if record.key in work.keys]
+    add_history(works, store, accepted)
+    judge = partial(judged, flags=flags.value, within=tolerance, nights=nights)
+    found = settle(works, judge, lambda keys: _measured(replace(asked, only=keys)), 0 if latest else retries)
+    changed = changed_since(accepted, [record for work in works for record in work.newest])
+    done = SuiteCheck(campaign.suite.suite.name, accepted, tolerance, tuple(found), changed, notes)
+    if junit is not None:
+        write_file(junit, check_junit(done, time.monotonic() - clock, began.strftime("%Y-%m-%dT%H:%M:%S")))
+    if json:
+        say(check_json(done))
+    else:
+        say(verdict_line(done))
+        console().print(terminal(check_sections(done)))
+    raise typer.Exit(done.exit_code)
+
+
+def _share(text: str) -> float:
+    """``2%`` or ``2`` as 0.02."""
+    match = re.fullmatch(r"(\d{1,2}(?:\.\d{1,6})?)\s*%?", text.strip())
+    if match is None or not 0.01 <= float(match[1]) <= 50:
+        raise InputError(f"--within {text!r}: expected a percentage from 0.01% to 50%", "--within 2%")
+    return float(match[1]) / 100
+
+
+def _measured(asked: Asked) -> Sequence[Record]:
+    """Run, with all words to standard error: the verdict comes first on standard output."""
+    from caraml.report.progress import LogLines
+
+    watcher = LogLines(sys.stderr)
+    with watcher:
+        return asked.campaign(watcher, watcher.note).run()
+
+
+def _newest(store: Store, keys: Sequence[str], accepted: Baseline) -> Sequence[Record]:
+    """The newest record of every point since the baseline. Raises ``InputError`` if there is none."""
+    from caraml.analysis.baseline import started
+    from caraml.analysis.check import accepted_until
+
+    records = [record for key in keys for record in store.newest(key, 1) if started(record) > accepted_until(accepted)]
+    if not records:
+        what = f"nothing was measured since {accepted.newest_run}, the newest run of baseline {accepted.name!r}, by this version here"
+        raise InputError(what, "leave out --latest")
+    return records

@@ -1,0 +1,213 @@
+"""Energy, power and what follows from both, each with the bound of its sensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from caraml.base.format import JOULES_PER_WATT_HOUR, human
+from caraml.metrics.model import Metric, MetricDefinition, Window, scaled, unknown
+from caraml.power.model import HEADLINES, BoundaryEnergy, WindowEnergy
+
+if TYPE_CHECKING:
+    from caraml.base.stats import Interval
+
+ENERGY_METRICS = ("energy", "energy_net", "energy_per_item", "items_per_watt_hour", "mean_power", "idle_power", "energy_time_product")
+"""Numbers of the window's headline energy; without a sensor each is null with the same reason."""
+NODE = ("node_dc", "node_ac")
+"""Boundaries of whole nodes, in the order in which they are taken."""
+
+DEFINITIONS: dict[str, MetricDefinition] = {
+    "energy": MetricDefinition(
+        "Energy",
+        "J",
+        "lower",
+        "Energy in exactly the window of the throughput, within the stated boundary.",
+        source="energy between the window's two time stamps",
+        sensor=True,
+    ),
+    "energy_net": MetricDefinition(
+        "Net energy", "J", "lower", "Energy less idle power times window time.", source="energy − idle power × window time", sensor=True
+    ),
+    "energy_per_item": MetricDefinition(
+        "Energy per {item}",
+        "J/{item}",
+        "lower",
+        "Energy of the window divided by the items of the window.",
+        source="energy / items of the window",
+        sensor=True,
+    ),
+    "items_per_watt_hour": MetricDefinition(
+        "{item}s per Wh",
+        "{item}/Wh",
+        "higher",
+        "Items of the window divided by its energy in watt-hours.",
+        source="items of the window × 3600 / energy",
+        sensor=True,
+    ),
+    "mean_power": MetricDefinition(
+        "Mean power", "W", "lower", "Energy of the window divided by its wall time.", source="energy / window time", sensor=True
+    ),
+    "idle_power": MetricDefinition(
+        "Idle power",
+        "W",
+        "lower",
+        "Mean power of the same channels before the work and after it.",
+        source="mean of the powers before the work and after it",
+        sensor=True,
+    ),
+    "energy_time_product": MetricDefinition(
+        "Energy-delay product",
+        "J s",
+        "lower",
+        "Energy of the window times its wall time; of published rows, MAELSTROM's Action.",
+        source="energy × window time",
+        sensor=True,
+    ),
+    "max_device_power": MetricDefinition(
+        "Max device power", "W", "lower", "Highest power of any one device in the window.", source="largest peak of any device", sensor=True
+    ),
+    "max_aggregate_power": MetricDefinition(
+        "Max aggregate power",
+        "W",
+        "lower",
+        "Sum of the devices' highest powers in the window; they need not have come together.",
+        source="sum of the devices' peaks",
+        sensor=True,
+    ),
+    "aggregate_power": MetricDefinition(
+        "Aggregate power",
+        "W",
+        "lower",
+        "Mean power of all devices together in the window.",
+        source="energy of the devices / window time",
+        sensor=True,
+    ),
+    "device_energy": MetricDefinition(
+        "Device energy", "J", "lower", "Energy of all devices in the window.", source="sum over the devices", sensor=True
+    ),
+    "node_energy": MetricDefinition(
+        "Node energy",
+        "J",
+        "lower",
+        "Energy of the whole node in the window, where a sensor measures it.",
+        source="sensor of the whole node",
+        sensor=True,
+    ),
+    "energy_per_epoch": MetricDefinition(
+        "Energy per epoch",
+        "Wh",
+        "lower",
+        "Energy per item times the items of a nominal epoch, such as ImageNet's 1,281,167 images.",
+        source="energy per item × items of the nominal epoch (epoch_items of the record's facts) / 3600",
+        sensor=True,
+    ),
+    "energy_per_epoch_per_device": MetricDefinition(
+        "Epoch energy, per device",
+        "Wh",
+        "lower",
+        "Energy of a nominal epoch divided by the number of devices that share it.",
+        source="energy per epoch / devices",
+        sensor=True,
+    ),
+}
+
+
+def joules(energy: WindowEnergy | None, *boundaries: str) -> Metric:
+    """Energy [J] at the first of these boundaries that has a sensor, with its bound; where one went silent, why, and what is known."""
+    sensed = energy.sensed(*boundaries) if energy is not None else None
+    if energy is None or sensed is None:
+        reason = (energy.reason if energy is not None else "energy was not measured") or "no sensor of this boundary answered"
+        return Metric(value=None, unit="J", reason=reason)
+    scope, found = sensed
+    if found.energy_j is None:
+        known = "" if found.partial_j is None else f"; what is known adds up to {human(found.partial_j, 'J')}"
+        return Metric(value=None, unit="J", scope=scope, reason=f"{found.reason or energy.reason or 'no number'}{known}")
+    doubt = None if found.valid else f"not valid: {found.reason or ', '.join(energy.flags)}"
+    return Metric(value=found.energy_j, unit="J", bound=found.bound_j, scope=scope, reason=doubt)
+
+
+def energies(
+    window: Window, item: str, energy: WindowEnergy | None, idle: WindowEnergy | None, interval: Interval | None = None
+) -> dict[str, Metric]:
+    """Energy, power and what follows from both, of a window and its items, each with the bound of its sensor.
+
+    The energy of the window is what it was; only what stands for other windows, energy per item, varies by chance. It does so at most as
+    the ``interval`` of the step time: steps that take longer do not draw more power.
+    """
+    total = joules(energy, *HEADLINES)
+    if energy is None or total.value is None or total.scope is None:
+        return unknown(DEFINITIONS, ENERGY_METRICS, total.reason, item=item, scope=total.scope)
+    per_item = _noisy(scaled(total, 1 / window.items, f"J/{item}"), interval)
+    metrics = {
+        "energy": total,
+        "energy_per_item": per_item,
+        "items_per_watt_hour": _inverse(per_item, JOULES_PER_WATT_HOUR, f"{item}/Wh"),
+        "mean_power": scaled(total, 1 / window.seconds, "W"),
+        "energy_time_product": scaled(total, window.seconds, "J s"),
+    }
+    return {**metrics, **_idle(total, energy.boundaries[total.scope], window, total.scope, idle)}
+
+
+def _idle(total: Metric, boundary: BoundaryEnergy, window: Window, scope: str, idle: WindowEnergy | None) -> dict[str, Metric]:
+    baseline = idle.boundaries.get(scope) if idle is not None else None
+    if idle is None or baseline is None or baseline.energy_j is None or boundary.energy_j is None or not baseline.valid:
+        why = "the idle baseline is not valid" if baseline and baseline.energy_j is not None else "no idle baseline was measured"
+        reason = (baseline.reason if baseline is not None else None) or why
+        return unknown(DEFINITIONS, ("idle_power", "energy_net"), reason, scope=scope)
+    seconds = idle.end - idle.start
+    error = None if baseline.bound_j is None else baseline.bound_j / seconds
+    watts = baseline.energy_j / seconds
+    net = boundary.energy_j - watts * window.seconds
+    bound = None if error is None or boundary.bound_j is None else boundary.bound_j + error * window.seconds
+    return {
+        "idle_power": Metric(value=watts, unit="W", bound=error, scope=scope),
+        "energy_net": Metric(value=net, unit="J", bound=bound, scope=scope, reason=total.reason),
+    }
+
+
+def _noisy(metric: Metric, interval: Interval | None) -> Metric:
+    """The metric with the relative interval of the mean step time."""
+    if interval is None or metric.value is None or not interval.relative < 1:
+        return metric
+    ends = {"low": metric.value * (1 - interval.relative), "high": metric.value * (1 + interval.relative)}
+    return metric.model_copy(update={**ends, "n": interval.n})
+
+
+def _inverse(metric: Metric, numerator: float, unit: str) -> Metric:
+    """``numerator / metric``; the interval's ends change places, and the bound is that of the end where it is larger."""
+    if not metric.value or metric.value <= 0:
+        return Metric(value=None, unit=unit, scope=metric.scope, reason="the energy is not above zero")
+    low = numerator / metric.high if metric.high else None
+    high = numerator / metric.low if metric.low and metric.low > 0 else None
+    value = numerator / metric.value
+    bound = numerator / (metric.value - metric.bound) - value if metric.bound is not None and metric.bound < metric.value else None
+    return metric.model_copy(update={"value": value, "unit": unit, "low": low, "high": high, "bound": bound})
+
+
+def nominal_epoch(energy_per_item: Metric, items: int, world: int) -> dict[str, Metric]:
+    """Energy of an epoch of ``items`` at the window's energy per item, in all and per device."""
+    total = items / JOULES_PER_WATT_HOUR
+    return {
+        "energy_per_epoch": scaled(energy_per_item, total, "Wh"),
+        "energy_per_epoch_per_device": scaled(energy_per_item, total / world, "Wh"),
+    }
+
+
+def powers(energy: WindowEnergy | None) -> dict[str, Metric]:
+    """Highest power of one device and of all together, and the energies of devices and node, side by side."""
+    devices, node = joules(energy, "device"), joules(energy, *NODE)
+    if energy is None or devices.value is None:
+        found = unknown(DEFINITIONS, ("max_device_power", "max_aggregate_power", "aggregate_power"), devices.reason, scope="device")
+    else:
+        device = energy.boundaries["device"]
+        peaks = [channel.peak_w for channel in energy.channels if channel.boundary == "device" and channel.peak_w is not None]
+        found = {
+            "max_device_power": _watts(max(peaks, default=None)),
+            "max_aggregate_power": _watts(device.peak_w),
+            "aggregate_power": _watts(device.mean_w),
+        }
+    return {**found, "device_energy": devices, "node_energy": node}
+
+
+def _watts(value: float | None) -> Metric:
+    return Metric(value=value, unit="W", scope="device", reason="the sensors show no peaks" if value is None else None)

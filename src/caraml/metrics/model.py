@@ -1,0 +1,261 @@
+"""What a metric is, and what metrics are made of: the window, the facts about the work, the limits of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from caraml.suite.model import Mode, Point
+
+Direction = Literal["higher", "lower", "neither"]
+
+
+class FrozenModel(BaseModel):
+    """A part of a record: no unknown keys, no NaN, never changed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Metric(FrozenModel):
+    """One number: value, unit, 95 % interval, bound, and where it holds. ``value`` is null only with a ``reason``."""
+
+    value: float | None = Field(description="the number; null with a `reason` where it is not known")
+    unit: str = Field(description="`1` for shares and counts")
+    low: float | None = Field(None, description="lower end of the 95 % confidence interval: what chance does to the number")
+    high: float | None = Field(None, description="upper end")
+    bound: float | None = Field(
+        None, description="the number may be off by at most this besides, because its sensor is: no chance, so no repeats make it smaller"
+    )
+    n: int | None = Field(None, description="number of observations behind the interval")
+    scope: str | None = Field(None, description="energy boundary or device that the number speaks of")
+    reason: str | None = Field(None, description="why the value, or its interval, is not known")
+
+
+class Phase(FrozenModel):
+    """A named interval of the worker's life."""
+
+    name: str = Field(description="`build`, `data`, `first_step`, `warm_up`, `measure`, ...")
+    start: float = Field(description="[s]")
+    end: float = Field(description="[s]")
+
+
+class Window(FrozenModel):
+    """The one window over which rate, time and energy are measured."""
+
+    start: float = Field(description="[s]")
+    end: float = Field(description="[s]")
+    steps: int = Field(description="optimizer steps")
+    samples: int = Field(description="samples over all devices")
+    items: int = Field(description="items over all devices; what one item is stands in the workload's facts")
+    first_step: int = Field(description="index of the window's first step in `steps`")
+    shortest_seen: float | None = Field(None, description="shortest time constant of changes that the interval speaks of: a step")
+    longest_seen: float | None = Field(None, description="longest: a twentieth of the window; slower changes are not in the interval")
+    opened_within: float | None = Field(None, description="how far apart the ranks opened it [s]; over several nodes at most so far")
+    closed_within: float | None = Field(None, description="how far apart the ranks closed it [s]; over several nodes at most so far")
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the window."""
+        return self.end - self.start
+
+
+class Facts(FrozenModel):
+    """What is known of the work before it runs."""
+
+    item: str = Field(description="what is counted: `token`, `image`, `sample`, ...")
+    items_per_sample: int = Field(description="items in one sample of a batch")
+    parameters: int | None = Field(description="weights of the model; null where nobody knows, as of a command")
+    flops_per_item: float | None = Field(description="analytic forward + backward FLOPs per item, without recomputation")
+    flops_formula: str = Field(description="how the FLOPs were counted")
+    forward_flops_per_item: float | None = Field(None, description="FLOPs of the forward pass alone, what mode `inference` does")
+    causal_flops_per_item: float | None = Field(None, description="flops_per_item with only what a causal mask leaves of attention")
+    hardware_flops_per_item: float | None = Field(None, description="flops_per_item and what is computed again to save memory")
+    traffic_per_item: float | None = Field(None, description="estimated bytes that forward and backward move per item, at 4 bytes a number")
+    traffic_per_step: float | None = Field(None, description="bytes that a step moves besides, whatever its batch: weights and optimizer")
+    cached_traffic_share: float | None = Field(None, description="share of that traffic which the last-level cache can serve at best")
+    bytes_per_sample: int | None = Field(None, description="bytes of one sample as it comes to the device")
+    samples_per_epoch: int | None = Field(None, description="samples of the data set over all ranks; an epoch is one pass over them")
+    epoch_items: int | None = Field(
+        None, description="items of the nominal epoch that energies are scaled to, such as ImageNet's 1,281,167"
+    )
+    data: dict[str, JsonValue] = Field({}, description="provenance of the input: kind, path, number of items, hash")
+
+    def in_mode(self, mode: Mode) -> Facts:
+        """What is known of the work in a mode: inference goes forward only and reading computes nothing, so neither may count more."""
+        if mode in ("train", "compute"):
+            return self
+        flops = self.forward_flops_per_item if mode == "inference" else None
+        seen = self.causal_flops_per_item
+        causal = None if flops is None or seen is None or not self.flops_per_item else seen * flops / self.flops_per_item
+        none = dict.fromkeys(("hardware_flops_per_item", "traffic_per_item", "traffic_per_step", "cached_traffic_share"))
+        return self.model_copy(update={**none, "flops_per_item": flops, "causal_flops_per_item": causal})
+
+
+class _Limit(FrozenModel):
+    """What one device can do at most."""
+
+    value: float | None = Field(description="[FLOP/s], dense; of a stream [B/s]")
+    source: str | None = Field(None, description="document, or how it was measured")
+    low: float | None = Field(None, description="lower end of the interval of what was measured")
+    high: float | None = Field(None, description="upper end")
+    reason: str | None = Field(None, description="why it is not known")
+    kernel: str | None = Field(None, description="library and kernel that reached it, where it was measured")
+    shape: list[int] = Field([], description="of the kernel's operands; of a stream, the bytes of one array")
+    measured_at: str | None = Field(None, description="ISO 8601; before the run where its own look was disturbed or in short")
+    disturbed: str | None = Field(None, description="why what this run measured of it is in doubt")
+
+
+class Peak(_Limit):
+    """A device's peak arithmetic rate in FLOP/s, for one device."""
+
+    dtype: str = Field(description="arithmetic that it holds for")
+    by_kernel: dict[str, float] = Field({}, description="FLOP/s of the best kernel of each library")
+
+
+class Bandwidth(_Limit):
+    """A device's bandwidth in bytes/s, read plus written, for one device."""
+
+    level: Literal["memory", "cache"] = Field("memory", description="where the data lie: in memory, or in the last-level cache")
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch. Times in seconds, of the slowest rank."""
+
+    number: int
+    whole: float
+    """Training part and validation: EPICURE's t_epoch."""
+    training: float
+    """EPICURE's t_train."""
+    batches: Sequence[float]
+    """Time of each batch."""
+    entire: bool
+    """Whether every batch was trained and the epoch validated: not so where the batch system was about to end the job."""
+    loss: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run from its start until its model is saved, and the window in it. Times in seconds, memory in bytes."""
+
+    point: Point
+    facts: Facts
+    window: Window
+    steps: Sequence[float]
+    """Time of every step from the first on."""
+    data_wait: float | None
+    """Longest total wait for batches of any rank inside the window; ``None`` where the loop does not tell."""
+    first_step_time: float
+    time_to_first_step: float
+    device_memory: int | None = None
+    host_memory: int | None = None
+    losses: Sequence[float] = ()
+    """Every step's training loss from the first on, mean over the ranks; empty if the mode has none."""
+    rank_steps: Sequence[float] = ()
+    """Mean step of each rank in the window."""
+    runtime: float = 0.0
+    phases: Sequence[Phase] = ()
+    """Finished phases; none overlap."""
+    whole_data_wait: float | None = None
+    """Longest wait for batches of any rank, over all steps."""
+    validation_loss: float | None = None
+    no_validation: str = "only mode train validates and saves"
+    """Why there is no validation loss, or no saved model, if there is none."""
+    epochs: Sequence[Epoch] = ()
+    """Where training went by epochs."""
+    epochs_seconds: float | None = None
+    """From the first step to the end of the last epoch's validation."""
+    flags: Sequence[str] = field(default=())
+    even_steps: Sequence[float] = ()
+    """Where steps have different numbers of items, what each would have taken with the mean number; else empty."""
+
+    @property
+    def window_steps(self) -> Sequence[float]:
+        """Time of every step of the window."""
+        return self.steps[self.window.first_step : self.window.first_step + self.window.steps]
+
+    @property
+    def before(self) -> Sequence[float]:
+        """Time of every step between the first and the window."""
+        return self.steps[1 : self.window.first_step]
+
+    @property
+    def items_per_step(self) -> int:
+        """Items of an optimizer step over all ranks."""
+        return self.point.global_batch * self.facts.items_per_sample
+
+
+class DescribedRun(Protocol):
+    """What the source of a number is told from: a record."""
+
+    @property
+    def point(self) -> Point: ...
+    @property
+    def item(self) -> str: ...
+    @property
+    def window(self) -> Window | None: ...
+    @property
+    def facts(self) -> Facts | None: ...
+    @property
+    def files(self) -> Mapping[str, str]: ...
+    @property
+    def peak_datasheet(self) -> Peak | None: ...
+    @property
+    def peak_measured(self) -> Peak | None: ...
+    @property
+    def bandwidth_measured(self) -> Bandwidth | None: ...
+    @property
+    def cache_measured(self) -> Bandwidth | None: ...
+
+
+@dataclass(frozen=True)
+class MetricDefinition:
+    """What a metric's name means. In ``title``, ``unit`` and ``definition``, ``{item}`` stands for what the workload counts."""
+
+    title: str
+    unit: str
+    better: Direction
+    definition: str
+    source: str | Callable[[DescribedRun], str]
+    """The formula or the measurement behind the number, with the figures of a run where they say more."""
+    sensor: bool = False
+    """Whether it needs a power sensor, which then is named after the ``source``."""
+    shown: Literal["plain", "percent", "count"] = "plain"
+
+    def of(self, run: DescribedRun) -> str:
+        """The source of the number of a run."""
+        return self.source if isinstance(self.source, str) else self.source(run)
+
+
+def steps_per_epoch(facts: Facts, point: Point) -> int | None:
+    """Optimizer steps of an epoch; ``None`` if the data has no epochs."""
+    return None if facts.samples_per_epoch is None else max(facts.samples_per_epoch // point.global_batch, 1)
+
+
+def scaled(metric: Metric, factor: float, unit: str) -> Metric:
+    """The metric times an exactly known factor."""
+    if metric.value is None:
+        return metric.model_copy(update={"unit": unit})
+    ends = {name: None if (end := getattr(metric, name)) is None else end * factor for name in ("low", "high", "bound")}
+    return metric.model_copy(update={"value": metric.value * factor, "unit": unit, **ends})
+
+
+def unknown(definitions: Mapping[str, MetricDefinition], names: Iterable[str], reason: str | None, **more: Any) -> dict[str, Metric]:
+    """These metrics without a number, and why; ``more``: ``scope``, or the ``item`` of their units."""
+    item = more.pop("item", "item")
+    return {name: Metric(value=None, unit=definitions[name].unit.format(item=item), reason=reason, **more) for name in names}
+
+
+def steps_file(run: DescribedRun) -> str:
+    """Where the times of the steps are."""
+    return run.files.get("steps", "step table")
+
+
+def step_table(run: DescribedRun) -> str:
+    """The source of metrics that are made of the window's single steps."""
+    timer = "a chain of device events, read after the window" if run.point.device_class == "gpu" else "the monotonic clock around each step"
+    return f"{steps_file(run)}, phase measure, slowest rank of each step; timed by {timer}"

@@ -1,0 +1,270 @@
+"""The report of a set of records as sections, in the order in which the page, Markdown and exported figures have them; and as CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from caraml.analysis.raw import Steps, raw_file, read_steps
+from caraml.analysis.table import COLUMNS, to_csv, units
+from caraml.analysis.table import rows as flat_rows
+from caraml.base.chart_file import standalone
+from caraml.base.errors import InputError
+from caraml.base.files import write_file
+from caraml.base.format import printable
+from caraml.metrics.definitions import title_of
+from caraml.report import figures, scaling, times
+from caraml.report import section as text
+from caraml.report.grouping import MOST_SERIES, labels, machine, node_only
+from caraml.report.numbers import flat, written
+from caraml.report.provenance import energy_reason
+from caraml.report.section import ReportFigure, Section
+from caraml.report.series import first_line, power_figure, read_traces
+from caraml.results.record import Record
+from caraml.results.store import Store
+
+HEADLINE = (
+    "throughput",
+    "energy_per_item",
+    "mfu",
+    "mfu_measured",
+    "share_of_limit",
+    "step_time_median",
+    "data_wait_share",
+    "peak_memory",
+)
+"""Metrics of the table of results; the others stand among the numbers of a point."""
+MOST_TRACES = 6
+"""Points whose power is a figure of its own; of any other, the page draws it on demand."""
+MOST_NAMED = 8
+"""Points that a note names."""
+MOST_POINTS, MOST_VALUES = 6, 12
+"""Points that the environment names where values differ, of more their number; and values that it lists."""
+PIXELS = 3
+"""Pixels of a PNG for each one of the drawing: about 290 per inch at the size of a column."""
+
+
+@dataclass(frozen=True)
+class ResultCell:
+    """One number of the table: what is written, and the exact value for sorting and copying."""
+
+    text: str
+    value: float | None
+
+
+@dataclass(frozen=True)
+class ResultRow:
+    """One point in the table of results."""
+
+    key: str
+    label: str
+    machine: str
+    workload: str
+    status: str
+    reason: str
+    flags: list[str]
+    cells: list[ResultCell]
+    """Empty for a point without a window."""
+    folder: str
+
+
+def result_rows(store: Store, records: Sequence[Record], named: Mapping[str, str]) -> list[ResultRow]:
+    """A row for each record, in their order."""
+    return [
+        ResultRow(
+            key=record.key,
+            label=named[record.key],
+            machine=printable(machine(record.point)),
+            workload=record.point.workload,
+            status=record.status,
+            reason=record.reason or "",
+            flags=flags(record),
+            cells=[cell(record, name) for name in HEADLINE] if record.metrics else [],
+            folder=folder_of(store, record),
+        )
+        for record in records
+    ]
+
+
+def flags(record: Record) -> list[str]:
+    """Flags of the record and of its energy. That a sensor is missing is said by the energy's own cell."""
+    energy = record.energy.flags if record.energy is not None and energy_reason(record) is None else []
+    return list(dict.fromkeys([*record.flags, *energy]))
+
+
+def folder_of(store: Store, record: Record) -> str:
+    """Where a record lies, below the results."""
+    return store.folder(record).relative_to(store.root).as_posix()
+
+
+def cell(record: Record, name: str) -> ResultCell:
+    """A metric of a record as the table has it."""
+    metric = record.metrics.get(name)
+    text = written(name, metric) if metric is not None and metric.value is not None else ""
+    if not text and record.window is not None:
+        text = (node_only(record) or "no sensor") if name == "energy_per_item" else "not known"
+    return ResultCell(text, metric.value if metric is not None else None)
+
+
+def summary(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """The lines below the title: what ran where, when, on which software."""
+    dates = sorted(record.started_at[:16].replace("T", " ") for record in records)
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "–"
+    return [
+        ("Suite", _joined(record.point.suite for record in records)),
+        ("Machine", _joined(f"{record.point.device} ({record.point.system})" for record in records)),
+        ("Date", when),
+        ("Software", _joined(record.point.software for record in records)),
+        ("Points", outcome(records) or "none"),
+    ]
+
+
+def outcome(records: Sequence[Record]) -> str:
+    """How many records have which status."""
+    statuses = [record.status for record in records]
+    return ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+
+
+def _joined(values: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(map(printable, values))) or "–"
+
+
+def unfinished(table: Sequence[ResultRow]) -> Section:
+    """What has no result, and why."""
+    rows = [[row.label, row.status, row.reason or "no reason recorded", row.folder] for row in table if row.status != "ok"]
+    return Section("Points without a result", ["point", "status", "reason", "folder"], rows, id="unfinished")
+
+
+def environment(records: Sequence[Record], named: Mapping[str, str]) -> Section:
+    """Every setting once, with its value; where points differ, each value with the points that have it."""
+    found: dict[str, dict[str, list[str]]] = {}
+    told = [record for record in records if record.environment or record.system]
+    for record in told:
+        for name, value in flat({"system": record.system, **record.environment}):
+            found.setdefault(name, {}).setdefault(value, []).append(named[record.key])
+
+    def of(value: str, having: list[str]) -> str:
+        if len(having) == len(told):
+            return value
+        return f"{value} ({', '.join(having) if len(having) <= MOST_POINTS else f'{len(having)} points, such as {having[0]}'})"
+
+    rows = []
+    for name, values in found.items():
+        lines = [of(value, having) for value, having in list(values.items())[:MOST_VALUES]]
+        rows.append(
+            [name, "\n".join([*lines, *([f"and {len(values) - MOST_VALUES} further values"] if len(values) > MOST_VALUES else [])])]
+        )
+    notes = [] if rows else ["No environment was recorded."]
+    return Section("Environment", ["setting", "value"], rows, notes, id="environment")
+
+
+def figure_sections(store: Store, records: Sequence[Record]) -> list[Section]:
+    """All figures that the records allow, and why one is missing."""
+    steps, faults = _read_steps(store, records)
+    rates, more_rates = figures.over_batch(records)
+    nothing = [] if steps or faults else ["No step tables: nothing was measured."]
+    clock = [
+        *times.runtime_parts(records),
+        *(times.phases(records) if len(records) <= times.MOST_PHASES else []),
+        *times.epochs(records),
+        *times.step_distributions(records, steps),
+        *times.over_steps(times.STEP_TIME, records, steps),
+    ]
+    losses = times.over_steps(times.LOSS, records, steps)
+    no_loss = [] if losses or nothing else ["No losses: nothing was trained."]
+    energy = [*figures.time_and_energy(records), *figures.node_and_devices(records), *figures.action(records)]
+    growth, more_growth = scaling.efficiencies(records)
+    found: list[tuple[str, str, list[ReportFigure], list[str]]] = [
+        ("throughput", "Rate and batch", rates, more_rates if rates else ["No point has a throughput."]),
+        ("maps", "Machines and batches", *figures.heat_maps(records)),
+        ("limits", "Distance to the limit", *figures.rooflines(records)),
+        ("energy", "Time and energy", energy, []),
+        ("scaling", "Scaling", [*growth, *scaling.matrices(records)], more_growth),
+        ("times", "Where the time went", clock, faults + nothing),
+        ("loss", "Training loss", losses, no_loss + nothing),
+        ("power", "Power", *_power(store, records)),
+        ("history", "Results over time", *scaling.histories(store.root, records)),
+    ]
+    return [Section(title, notes=notes, figures=drawn, id=name) for name, title, drawn, notes in found if drawn or notes]
+
+
+def _read_steps(store: Store, records: Sequence[Record]) -> tuple[dict[str, Steps], list[str]]:
+    """The steps of the records that figures draw, and what could not be read: a broken file costs its lines, not the page."""
+    steps: dict[str, Steps] = {}
+    faults = []
+    drawn: dict[str, int] = {}
+    for record in records:
+        path = raw_file(store, record, "steps")
+        if path is None or drawn.get(record.point.benchmark, 0) >= MOST_SERIES:
+            continue
+        try:
+            steps[record.key] = read_steps(path)
+        except InputError as error:
+            faults.append(first_line(store, error))
+            continue
+        drawn[record.point.benchmark] = drawn.get(record.point.benchmark, 0) + 1
+    return steps, faults
+
+
+def _power(store: Store, records: Sequence[Record]) -> tuple[list[ReportFigure], list[str]]:
+    named = labels(records)
+    with_power = [record for record in records if raw_file(store, record, "power") is not None]
+    traces, notes = read_traces(store, with_power[:MOST_TRACES])
+    drawn = [power_figure(record, named[record.key], traces[record.key]) for record in with_power[:MOST_TRACES] if record.key in traces]
+    if len(with_power) > MOST_TRACES:
+        notes.append(f"The first {MOST_TRACES} of {len(with_power)} points; choose any point under One point in full to see its power.")
+    silent = [named[record.key] for record in records if energy_reason(record) is not None]
+    if silent:
+        more = f" and {len(silent) - MOST_NAMED} more" if len(silent) > MOST_NAMED else ""
+        notes.append(f"No energy for {', '.join(silent[:MOST_NAMED])}{more}; the reason stands below the table of results.")
+    elif not with_power:
+        notes.append("No power was recorded.")
+    return [figure for figure in drawn if figure is not None], notes
+
+
+def markdown(store: Store, records: Sequence[Record], title: str) -> str:
+    """The table of results, what has no result, and the numbers of every figure, as Markdown."""
+    named = labels(records)
+    table = result_rows(store, records, named)
+    rows = [[row.label, row.status, ", ".join(row.flags), *(cell.text for cell in row.cells)] for row in table if row.cells]
+    results = Section("Results", ["point", "status", "flags", *map(title_of, HEADLINE)], rows)
+    about = Section(notes=[f"{name}: {value}" for name, value in summary(records)])
+    tables = [section for section in (results, unfinished(table)) if section.rows]
+    return f"# {text.escaped_markdown(title)}\n\n" + text.markdown([about, *tables, *figure_sections(store, records)])
+
+
+def csv_text(records: Sequence[Record]) -> str:
+    """Every metric of every record as CSV, numbers exact and unscaled, the unit in the heading."""
+    return to_csv(list(COLUMNS), [safe_cells(list(row.values())) for row in flat_rows(records)], units(records))
+
+
+def safe_cells(line: Sequence[Any]) -> list[Any]:
+    """A line of CSV whose texts no spreadsheet takes for a formula: those that begin like one get an apostrophe in front."""
+    return [f"'{cell}" if isinstance(cell, str) and cell.lstrip().startswith(("=", "+", "-", "@")) else cell for cell in line]
+
+
+def write_figures(store: Store, records: Sequence[Record], folder: Path, kind: str) -> list[Path]:
+    """Write every figure of the records into ``folder`` as ``svg``, ``pdf`` or ``png``, numbered in the order of the page.
+
+    Raises ``InputError`` if there is none.
+    """
+    found = [figure for section in figure_sections(store, records) for figure in section.figures]
+    if not found:
+        raise InputError("these results allow no figure: no point has a number")
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for number, figure in enumerate(found, start=1):
+        paths.append(folder / f"{number:02d}-{figure.slug}.{kind}")
+        write_file(paths[-1], _file(standalone(figure.drawings, figure.title, figure.legend, figure.key), kind))
+    return paths
+
+
+def _file(svg: str, kind: str) -> str | bytes:
+    """An SVG document in the format of a file."""
+    if kind == "svg":
+        return svg
+    import vl_convert
+
+    return vl_convert.svg_to_pdf(svg) if kind == "pdf" else vl_convert.svg_to_png(svg, scale=PIXELS)

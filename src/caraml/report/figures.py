@@ -1,0 +1,369 @@
+"""Figures of results side by side: rate and energy over the batch, machines and batches, time and energy, rooflines."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from caraml.analysis.roofline import RooflineRow, roofline
+from caraml.base.chart import Axis, Drawing, bars, cells, dots, marks, wide_range
+from caraml.base.format import count, prefixed, printable, significant
+from caraml.metrics.model import Metric
+from caraml.report.grouping import (
+    ACTION,
+    COST,
+    DEVICES,
+    EFFICIENCY,
+    ENERGY,
+    HOUR,
+    LABEL,
+    MOST_FIGURES,
+    MOST_ROWS,
+    MOST_SERIES,
+    NODE,
+    RATE,
+    TIME,
+    TOTAL,
+    Quantity,
+    clipped,
+    ends,
+    families,
+    first,
+    first_figures,
+    item_of,
+    known,
+    labels,
+    machine,
+    marker,
+    works,
+)
+from caraml.report.numbers import counted, plain
+from caraml.report.section import ReportFigure
+from caraml.results.record import Record
+
+MOST_LINES, MOST_COLUMNS = 24, 24
+"""Rows and columns of a heat map."""
+WORDS = {"oom": "OOM", "timeout": "time", "skipped": "skip", "invalid": "inv.", "failed": "fail"}
+"""What stands in the place of a point without a number."""
+AMOUNT = "10⁶"
+"""How the figures write the amount of work that is compared."""
+MARGIN = 1.5
+"""Factor between the outermost points of a roofline and the ends of its axes."""
+
+Lines = Sequence[tuple[str, list[Record]]]
+"""Repeats of one point, or points along one line of a figure, by name."""
+Figures = tuple[list[ReportFigure], list[str]]
+"""Figures, and sentences about what is not in them."""
+
+
+def of_works(records: Iterable[Record], draw: Callable[[str, list[Record], Lines, str], ReportFigure]) -> list[ReportFigure]:
+    """A figure for each work: ``draw`` gets its name, its records, its points by name, and a sentence about those left out."""
+    figures = []
+    for name, group in list(works(list(records)).items())[:MOST_FIGURES]:
+        lines, more = first(list(families(group, ()).items()), MOST_ROWS, "point")
+        figures.append(draw(name, group, lines, more))
+    return figures
+
+
+# -- rate, energy and efficiency over the batch: the three panels of CARAML's figure of language models --------------------
+
+
+def over_batch(records: Sequence[Record]) -> Figures:
+    """For each work, rate, energy of an hour and efficiency over the batch, a line for each machine; bars where no batch was swept."""
+    figures, single = [], []
+    for name, group in works([record for record in records if record.value("throughput") is not None]).items():
+        lines = families(group, ("batch",))
+        swept = any(len({record.point.global_batch for record in line}) > 1 for line in lines.values())
+        if swept and any(RATE.of([record]) is not None for record in group):
+            figures.append(_panels(name, lines))
+        else:
+            single += group
+    for item in dict.fromkeys(record.item for record in single):
+        figures.append(_throughput_bars([record for record in single if record.item == item]))
+    return first_figures(figures)
+
+
+def _panels(name: str, lines: dict[str, list[Record]]) -> ReportFigure:
+    shown, more = first(list(lines.items()), MOST_SERIES, "line")
+    places = [(line, repeats) for line, records in shown for repeats in _by_batch(records)]
+    quantities = [quantity for quantity in (RATE, HOUR, EFFICIENCY) if any(quantity.of(repeats) is not None for _, repeats in places)]
+    batches = sorted({_batch(repeats) for _, repeats in places})
+    # One octave of the axis is a tick; a single one would have no width.
+    x = Axis("global batch [samples]", log=2, ticks=[float(batch) for batch in batches], domain=(batches[0] / 1.15, batches[-1] * 1.15))
+    drawings = []
+    for quantity in quantities:
+        factor, unit = counted(max(known(found) for _, repeats in places if (found := quantity.of(repeats))), _unit(quantity, lines))
+        series = [
+            [
+                marker(_batch(repeats), found, factor, f"{line}, batch {_batch(repeats)}: {quantity.text(found)}")
+                for repeats in _by_batch(records)
+                if (found := quantity.of(repeats))
+            ]
+            for line, records in shown
+        ]
+        title = f"{quantity.title} [{unit}]"
+        about = f"{title if len(quantities) > 1 else 'Rate'} over global batch: {name}"
+        drawings.append(marks(series, x, Axis(title, zero=True), about))
+    columns = ["series", "global batch", "runs", *(quantity.title.lower() for quantity in quantities)]
+    rows = [[line, f"{_batch(repeats):,}", str(len(repeats)), *(q.text(q.of(repeats)) for q in quantities)] for line, repeats in places]
+    note = "The short lines show the 95 % confidence interval"
+    note += "; of repeats, the mean and the widest ends." if any(len(repeats) > 1 for _, repeats in places) else "."
+    missing = sum(RATE.of(repeats) is not None and EFFICIENCY.of(repeats) is None for _, repeats in places) if len(quantities) > 1 else 0
+    note += f" {count(missing, 'point')} without energy." if missing else ""
+    title = f"{'Rate, energy and efficiency' if len(quantities) > 1 else 'Rate'} over global batch: {name}"
+    return ReportFigure(title, drawings, [line for line, _ in shown], "mark", columns, rows, note + more)
+
+
+def _unit(quantity: Quantity, lines: dict[str, list[Record]]) -> str:
+    return quantity.unit.format(item=item_of([record for records in lines.values() for record in records]))
+
+
+def _batch(repeats: Sequence[Record]) -> int:
+    return repeats[0].point.global_batch
+
+
+def _by_batch(records: Sequence[Record]) -> list[list[Record]]:
+    """Repeats together, by growing batch."""
+    found: dict[int, list[Record]] = {}
+    for record in sorted(records, key=lambda record: record.point.global_batch):
+        found.setdefault(record.point.global_batch, []).append(record)
+    return list(found.values())
+
+
+def _throughput_bars(records: Sequence[Record]) -> ReportFigure:
+    """A bar for each record, where no line would have two points."""
+    shown, more = first(records, MOST_ROWS, "point")
+    named, item = labels(records), records[0].item
+    found = [(named[record.key], record.metrics["throughput"]) for record in shown]
+    title = f"Throughput, {item}/s"
+    texts = [TOTAL.text(rate) for _, rate in found]
+    drawing = _single_bars([(line, rate, text, text) for (line, rate), text in zip(found, texts, strict=True)], 1.0, f"{item}/s", title)
+    rows = [[named[record.key], f"{record.point.global_batch:,}", TOTAL.text(record.metrics["throughput"])] for record in records]
+    without = [line for line, rate in found if rate.low is None]
+    note = "The short lines show the 95 % confidence interval." + (f" Without one: {', '.join(without)}." if without else "")
+    return ReportFigure(title, [drawing], [], "block", ["point", "global batch", "throughput"], rows, note + more)
+
+
+def _single_bars(found: Sequence[tuple[str, Metric, str, str]], factor: float, axis: str, title: str) -> Drawing:
+    """A bar with its interval for each name, metric, brief text and whole text; markers where the shorter bars would be lines."""
+    brief = clipped([line for line, *_ in found], LABEL // 2)
+    names = [f"{name}: {short}" for name, (_, _, short, _) in zip(brief, found, strict=True)]
+    facts = [{"row": row, "series": 0, "d": f"{line}: {text}"} for row, (line, _, _, text) in enumerate(found)]
+    segments = [{**fact, "a": 0, "b": known(value) / factor} for fact, (_, value, *_) in zip(facts, found, strict=True)]
+    errors = [
+        {**fact, **dict(zip(("low", "high"), ends(value, factor), strict=True))}
+        for fact, (_, value, *_) in zip(facts, found, strict=True)
+        if value.low is not None and value.high is not None
+    ]
+    return bars(names, segments, errors, axis, title)
+
+
+def stacked(row: int, line: str, parts: Iterable[tuple[float, str]]) -> list[dict[str, Any]]:
+    """Lengths one after the other, each with what is said of it, as segments of a bar."""
+    segments, start = [], 0.0
+    for index, (length, spoken) in enumerate(parts):
+        segments.append({"row": row, "a": start, "b": start + length, "series": index, "d": f"{line}: {spoken}"})
+        start += length
+    return segments
+
+
+# -- heat maps -------------------------------------------------------------------------------------------------------------
+
+
+def heat_maps(records: Sequence[Record]) -> Figures:
+    """For each work with two or more rows (machines and numbers of devices) and batches, throughput, and energy where it was measured."""
+    figures = []
+    for name, group in works(records).items():
+        lines = families(group, ("batch",))
+        if len(lines) > 1 and len({record.point.global_batch for record in group}) > 1:
+            figures += [_map(name, group, lines, quantity) for quantity in (TOTAL, COST) if any(quantity.of([one]) for one in group)]
+    return first_figures(figures)
+
+
+def _map(name: str, group: Sequence[Record], lines: dict[str, list[Record]], quantity: Quantity) -> ReportFigure:
+    shown, more = first(list(lines.items()), MOST_LINES, "row")
+    batches, wider = first(sorted({record.point.global_batch for record in group}), MOST_COLUMNS, "column")
+    values = [quantity.value([one]) for one in group if quantity.of([one])]
+    factor, unit = counted(statistics.median(values), _unit(quantity, lines))
+    found: list[dict[str, Any]] = []
+    rows = []
+    for row, (line, records) in enumerate(shown):
+        for column, batch in enumerate(batches):
+            here = [record for record in records if record.point.global_batch == batch]
+            if here:
+                text, value, spoken = _cell(quantity, here, factor)
+                found.append({"row": row, "column": column, "text": text, "value": value, "d": f"{line}, batch {batch}: {spoken}"})
+                rows.append([line, f"{batch:,}", spoken])
+    title = f"{quantity.title} by machine and batch: {name}"
+    drawing = cells([line for line, _ in shown], [f"{batch:,}" for batch in batches], found, title)
+    kinds = sorted({cell["text"] for cell in found if cell["value"] is None})
+    note = f"In {unit}; the darker, the higher. Columns are global batches; an empty place was not asked for."
+    words = {word: status for status, word in WORDS.items()}
+    note += f" {'; '.join(f'{kind}: {words.get(kind, kind)}' for kind in kinds)}." if kinds else ""
+    return ReportFigure(title, [drawing], [], "block", ["row", "global batch", quantity.title.lower()], rows, note + more + wider)
+
+
+def _cell(quantity: Quantity, repeats: Sequence[Record], factor: float) -> tuple[str, float | None, str]:
+    """What stands in a cell, the value behind it, and what is said of it."""
+    found = quantity.of([record for record in repeats if record.status == "ok"])
+    if found is not None:
+        return significant(known(found) / factor), known(found), quantity.text(found)
+    record = next((one for one in repeats if one.status != "ok"), repeats[0])
+    if record.status != "ok":
+        return WORDS[record.status], None, f"{record.status}: {record.reason or 'no reason recorded'}"
+    return "–", None, "not known"
+
+
+# -- time and energy -------------------------------------------------------------------------------------------------------
+
+
+def node_and_devices(records: Sequence[Record]) -> list[ReportFigure]:
+    """For each work whose nodes have a sensor of their own: energy of the devices within that of the node."""
+
+    def draw(name: str, group: list[Record], lines: Lines, more: str) -> ReportFigure:
+        unit = f"J/{item_of(group)}"
+        factor, written_unit = prefixed(max(NODE.value(repeats) for _, repeats in lines), unit)
+        brief = clipped([line for line, _ in lines], LABEL - 14)
+        segments, rows, names = [], [], []
+        for row, (line, repeats) in enumerate(lines):
+            device, node = DEVICES.value(repeats), NODE.value(repeats)
+            parts = (device, "devices"), (node - device, "rest of the node")
+            segments += stacked(row, line, ((joules / factor, f"{part} {plain('', joules, unit)}") for joules, part in parts))
+            share = f"{100 * device / node:.0f} %"
+            names.append(f"{brief[row]}: devices {share}")
+            rows.append([line, plain("", node, unit), plain("", device, unit), share])
+        title = f"Energy of node and devices: {name}"
+        drawing = bars(names, segments, [], f"energy [{written_unit}]", title)
+        legend = ["devices", "rest of the node"]
+        return ReportFigure(title, [drawing], legend, "block", ["point", "node", "devices", "devices / node"], rows, more.strip())
+
+    return of_works((one for one in records if None not in (one.value("node_energy"), one.value("device_energy"))), draw)
+
+
+def action(records: Sequence[Record]) -> list[ReportFigure]:
+    """For each work, energy times time of a million items (MAELSTROM's Action), the smallest first."""
+
+    def draw(name: str, group: list[Record], _: Lines, __: str) -> ReportFigure:
+        ordered = sorted(families(group, ()).items(), key=lambda line: ACTION.value(line[1]))
+        lines, more = first(ordered, MOST_ROWS, "point")
+        factor, unit = prefixed(max(ACTION.value(repeats) for _, repeats in lines), "J s")
+        found = [(line, metric) for line, repeats in lines if (metric := ACTION.of(repeats))]
+        texts = [(line, value, plain("", value.value, "J s"), ACTION.text(value)) for line, value in found]
+        rows = [[line, ACTION.text(ACTION.of(one)), ENERGY.text(ENERGY.of(one)), TIME.text(TIME.of(one))] for line, one in lines]
+        item = item_of(group)
+        title, axis = f"Action of {AMOUNT} {item}s: {name}", f"energy x time [{unit}]"
+        if wide_range([known(value) for _, value in found]):  # the shorter bars would be lines
+            names = clipped([line for line, *_ in texts], LABEL // 2)
+            drawn = [{"row": row, "x": known(value) / factor, "d": f"{line}: {text}"} for row, (line, value, _, text) in enumerate(texts)]
+            drawing = dots([f"{brief}: {short}" for brief, (_, _, short, _) in zip(names, texts, strict=True)], [drawn], axis, title)
+        else:
+            drawing = _single_bars(texts, factor, axis, title)
+        note = f"Energy times time of {AMOUNT} {item}s at the rate of the window: lower is better. The short lines join both intervals."
+        return ReportFigure(title, [drawing], [], "block", ["point", "Action", "energy", "time"], rows, note + more)
+
+    return of_works((record for record in records if ACTION.of([record])), draw)
+
+
+def time_and_energy(records: Sequence[Record]) -> list[ReportFigure]:
+    """For each work of which two or more points have energy, time against energy of a million items, with the Pareto front."""
+    groups = works([record for record in records if ENERGY.of([record]) and TIME.of([record])])
+    return [_pareto(name, group) for name, group in groups.items() if len(families(group, ())) > 1][:MOST_FIGURES]
+
+
+def _pareto(name: str, group: Sequence[Record]) -> ReportFigure:
+    points = list(families(group, ()).items())
+    times, energies = ([quantity.value(repeats) for _, repeats in points] for quantity in (TIME, ENERGY))
+    (seconds, second), (joules, joule) = prefixed(statistics.median(times), "s"), prefixed(statistics.median(energies), "J")
+    # One marker for each machine and number of devices: their batches lie along a curve of their own.
+    lines, more = first(list(families(group, ("batch",)).items()), MOST_SERIES, "line")
+    where = {record.key: index for index, (_, records) in enumerate(lines) for record in records}
+    series: list[list[dict[str, Any]]] = [[] for _ in lines]
+    placed, rows = [], []
+    best = front(zip(times, energies, strict=True))
+    for line, repeats in points:
+        time, energy = TIME.of(repeats), ENERGY.of(repeats)
+        assert time is not None and energy is not None
+        texts = [TIME.text(time), ENERGY.text(energy)]
+        mark = marker(known(time) / seconds, energy, joules, f"{line}: {', '.join(texts)}")
+        mark |= dict(zip(("x_low", "x_high"), ends(time, seconds), strict=True))
+        on_front = (known(time), known(energy)) in best
+        placed += [mark] if on_front else []
+        rows.append([line, *texts, "yes" if on_front else "no"])
+        if (index := where.get(repeats[0].key)) is not None:
+            series[index].append(mark)
+    x_axis, y_axis = Axis(f"time [{second}]", log=_log(times)), Axis(f"energy [{joule}]", log=_log(energies))
+    title = f"Time and energy of {AMOUNT} {item_of(group)}s: {name}"
+    drawing = marks(series, x_axis, y_axis, title, lines=False, path=sorted(placed, key=lambda mark: float(mark["x"])))
+    note = "No point takes both less time and less energy than one of those on the line (the Pareto front)."
+    columns = ["point", "time", "energy", "on the front"]
+    return ReportFigure(title, [drawing], [line for line, _ in lines], "mark", columns, rows, note + more)
+
+
+def front(points: Iterable[tuple[float, float]]) -> set[tuple[float, float]]:
+    """The points that no other beats in both coordinates, smaller being better."""
+    best: set[tuple[float, float]] = set()
+    lowest = float("inf")
+    for x, y in sorted(points):
+        if y < lowest:
+            best.add((x, y))
+            lowest = y
+    return best
+
+
+def _log(values: Sequence[float]) -> int | None:
+    """A logarithmic axis where values span more than a factor of eight."""
+    return 10 if max(values) / min(values) > 8 else None
+
+
+# -- distance to the limit -------------------------------------------------------------------------------------------------
+
+
+def rooflines(records: Sequence[Record]) -> Figures:
+    """The roofline of each machine and arithmetic, and why points are in none."""
+    measured = [record for record in records if record.window is not None]
+    groups: dict[str, list[tuple[Record, RooflineRow]]] = {}
+    missing: dict[str, int] = {}
+    for record, row in zip(measured, roofline(measured), strict=True):
+        if row.attainable_flops_per_s is None or row.flops_per_s is None:
+            missing[row.reason or "not known"] = missing.get(row.reason or "not known", 0) + 1
+        else:
+            groups.setdefault(printable(f"{machine(record.point)}, {record.point.precision}"), []).append((record, row))
+    figures, more = first_figures([_roofline(name, placed) for name, placed in groups.items()])
+    return figures, [*(f"Not placed, {number} of {len(measured)}: {printable(reason)}." for reason, number in missing.items()), *more]
+
+
+def _roofline(name: str, placed: Sequence[tuple[Record, RooflineRow]]) -> ReportFigure:
+    """Limits differ a little from point to point, since each measures its own: the roof is that of their medians."""
+    peak = statistics.median(row.peak_flops_per_s or 0.0 for _, row in placed)
+    bandwidth = statistics.median(row.bandwidth_bytes_per_s or 0.0 for _, row in placed)
+    factor, unit = prefixed(peak, "FLOP/s")
+    chosen, more = first(list(dict.fromkeys(record.point.benchmark for record, _ in placed)), MOST_SERIES, "benchmark")
+    named = labels([record for record, _ in placed])
+    rows = [_roofline_row(row, named[record.key]) for record, row in placed]
+    series: list[list[dict[str, Any]]] = [[] for _ in chosen]
+    for (record, row), texts in zip(placed, rows, strict=True):
+        if record.point.benchmark in chosen:
+            rate = Metric(value=row.flops_per_s, unit="FLOP/s")
+            spoken = f"{texts[0]}: {', '.join(texts[2:])}"
+            series[chosen.index(record.point.benchmark)].append(marker(row.intensity or 0.0, rate, factor, spoken))
+    places = [mark["x"] for one in series for mark in one] + [peak / bandwidth]
+    left, right = min(places) / MARGIN, max(places) * MARGIN
+    path = [{"x": x, "y": min(peak, bandwidth * x) / factor} for x in (left, peak / bandwidth, right)]
+    heights = [mark["y"] for one in series for mark in one] + [corner["y"] for corner in path]
+    y = Axis(f"rate of one device [{unit}]", log=10, domain=(min(heights) / MARGIN, max(heights) * MARGIN))
+    x = Axis("FLOPs per byte moved (estimated)", log=10, domain=(left, right))
+    title = f"Roofline: {name}"
+    drawing = marks(series, x, y, title, lines=False, path=path)
+    note = (
+        f"Dashed: what the device can reach, fed at {plain('', bandwidth, 'B/s')} from memory and cache and with the fastest kernel's "
+        f"{plain('', peak, 'FLOP/s')}, both measured. Bytes are an estimate, good to a factor of two."
+    )
+    columns = ["point", "FLOP/B", "rate", "limit", "bound by", "share of the limit"]
+    return ReportFigure(title, [drawing], [printable(one) for one in chosen], "mark", columns, rows, note + more)
+
+
+def _roofline_row(row: RooflineRow, label: str) -> list[str]:
+    share = plain("mfu", row.share, "1") if row.share is not None else f"not known: {row.reason}"
+    limit = plain("", row.attainable_flops_per_s, "FLOP/s")
+    return [label, plain("", row.intensity, ""), plain("", row.flops_per_s, "FLOP/s"), limit, str(row.limit), share]

@@ -1,0 +1,290 @@
+"""Which records belong together in a figure, what they are called there, and the numbers that are shown of them."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, TypeVar
+
+from pydantic import JsonValue
+
+from caraml.base.format import count, printable
+from caraml.metrics.model import Metric
+from caraml.report.numbers import written
+from caraml.report.section import ReportFigure
+from caraml.results.record import Record
+from caraml.suite.model import Point
+
+MOST_SERIES = 14
+"""Lines that one figure can hold and a reader can still tell apart."""
+MOST_ROWS = 40
+"""Bars that one figure can hold."""
+MOST_FIGURES = 16
+"""Figures of one kind; the tables have the rest."""
+
+LABEL = 46
+"""Longest label above a bar, in characters; the table beside the figure has all of it."""
+
+T = TypeVar("T")
+
+
+def labels(records: Sequence[Record]) -> dict[str, str]:
+    """A label for each key. Points that would share one get the values in which they differ."""
+    sharing: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        sharing[record.point.label].append(record)
+    named: dict[str, str] = {}
+    for label, group in sharing.items():
+        found = {record.key: _values(record.point) for record in group}
+        names = sorted({name for one in found.values() for name in one})
+        differing = [name for name in names if len({json.dumps(one.get(name), sort_keys=True) for one in found.values()}) > 1]
+        if "machine" in differing and len({str(one["machine"]) for one in found.values()}) == len(group):
+            differing = ["machine"]
+        for key, one in found.items():
+            words = (str(one[name]) if name == "machine" else f"{name}={one.get(name)}" for name in differing)
+            named[key] = printable(" ".join([label, *words]))
+    return named
+
+
+def machine(point: Point) -> str:
+    """The machine's name for people: that of the catalogue, or what computes in a machine that is not in it."""
+    return point.system if point.system != "local" else point.device.rpartition(" x")[0] or point.device
+
+
+def clipped(texts: Sequence[str], limit: int) -> list[str]:
+    """Each text in ``limit`` characters: one that is longer loses the words with which all of them begin, then its end."""
+    words = [text.split() for text in texts]
+    shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False))) if len(texts) > 1 else 0
+    return [_clipped(text, own[shared:] if shared else [], limit) for text, own in zip(texts, words, strict=True)]
+
+
+def _clipped(text: str, telling: Sequence[str], limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    brief = " ".join(["…", *telling]) if telling else text
+    return brief if len(brief) <= limit else f"{brief[: limit - 1]}…"
+
+
+def _values(point: Point) -> dict[str, JsonValue]:
+    own: dict[str, JsonValue] = {"device": point.device, "seed": point.seed, "software": point.software, "micro_batch": point.micro_batch}
+    return {**point.params, **own, "machine": machine(point)}
+
+
+def placement(point: Point) -> str:
+    """Nodes and devices per node: ``1x4``."""
+    return f"{point.nodes}x{point.devices}"
+
+
+def works(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Records by what they train, whatever the machine, its devices, the batch and the arithmetic; named by what tells them apart.
+
+    Work that was never built (it failed, or was skipped) stands beside the same work that was.
+    """
+    found: dict[tuple[str, str, str, str], list[Record]] = {}
+    for record in records:
+        point = record.point
+        found.setdefault((point.benchmark, point.workload, json.dumps(point.params, sort_keys=True), point.mode), []).append(record)
+    named: dict[str, list[Record]] = {}
+    for (benchmark, workload, params, mode), group in found.items():
+        sharing = [other for other in found if other[0] == benchmark]
+        details = [
+            *([workload] if len({other[1] for other in sharing}) > 1 else []),
+            *([mode] if len({other[3] for other in sharing}) > 1 else []),
+            *_differing(params, [other[2] for other in sharing]),
+        ]
+        named[printable(" ".join([benchmark, *details]))] = group
+    return named
+
+
+def item_of(records: Sequence[Record]) -> str:
+    """What records of one work count, by those that were built."""
+    return next((record.item for record in records if record.facts is not None), "item")
+
+
+def _differing(params: str, others: Sequence[str]) -> list[str]:
+    """``name=value`` of the parameters in which works of one benchmark differ."""
+    loaded, ours = [json.loads(other) for other in others], json.loads(params)
+    names = sorted({name for one in loaded for name in one})
+    differing = [name for name in names if len({json.dumps(one.get(name)) for one in loaded}) > 1]
+    return [f"{name}={ours.get(name)}" for name in differing]
+
+
+FIELDS: dict[str, Callable[[Point], str]] = {
+    "machine": machine,
+    "device": lambda point: point.device,
+    "placement": placement,
+    "batch": lambda point: f"b{point.global_batch}",
+    "micro batch": lambda point: f"micro batch {point.micro_batch}",
+    "precision": lambda point: point.precision,
+    "compile": lambda point: f"compile {point.compile}",
+    "knobs": lambda point: point.knobs.label or "knobs as they are",
+    "deterministic": lambda point: "deterministic" if point.deterministic else "not deterministic",
+    "software": lambda point: point.software,
+}
+"""What can differ between records of one work, in the order in which a name says it."""
+
+
+def families(records: Sequence[Record], along: Sequence[str]) -> dict[str, list[Record]]:
+    """Records of one work by everything in which they differ but ``along`` (names of ``FIELDS``), in their order.
+
+    Two records at one place of a family are repeats; seeds are repeats as well.
+    """
+    fields = [name for name in FIELDS if name not in along]
+    if not _colliding(records, [*fields, *along]):
+        fields.remove("micro batch")  # the batch says it
+    told = [name for name in fields if len({FIELDS[name](record.point) for record in records}) > 1]
+    if "machine" in told and len({(machine(record.point), placement(record.point)) for record in records}) == len(
+        {(machine(record.point), placement(record.point), record.point.device) for record in records}
+    ):
+        told = [name for name in told if name != "device"]  # the machine and the number of devices say it
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        name = " ".join(FIELDS[field](record.point) for field in told) or machine(record.point)
+        found.setdefault(printable(name), []).append(record)
+    return found
+
+
+def _colliding(records: Sequence[Record], fields: Sequence[str]) -> bool:
+    """True if two records agree in all ``fields`` but the micro batch."""
+    others = [name for name in fields if name != "micro batch"]
+    places = [(record.point.repeat, record.point.seed, *(FIELDS[name](record.point) for name in others)) for record in records]
+    return len(set(places)) < len(places)
+
+
+def first(found: Sequence[T], limit: int, noun: str) -> tuple[Sequence[T], str]:
+    """The first ``limit``, and a sentence about those left out, empty if there are none."""
+    if len(found) <= limit:
+        return found, ""
+    return found[:limit], f" {count(len(found) - limit, f'further {noun}')} not drawn; the table of results has them."
+
+
+def first_figures(figures: list[ReportFigure]) -> tuple[list[ReportFigure], list[str]]:
+    """As many figures of one kind as a page shows, and a note about the others."""
+    shown, more = first(figures, MOST_FIGURES, "figure")
+    return list(shown), [more.strip()] if more else []
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Something that a figure shows of every record."""
+
+    name: str
+    """The metric whose way of writing numbers is used."""
+    title: str
+    unit: str
+    """``{item}`` stands for what is counted."""
+    metric: Callable[[Record], Metric | None]
+
+    def of(self, records: Sequence[Record]) -> Metric | None:
+        """The mean over repeats, within the lowest and highest end of their intervals; ``None`` if one of them has no value."""
+        found = [metric for record in records if (metric := self.metric(record)) is not None and metric.value is not None]
+        if not found or len(found) < len(records):
+            return None
+        if len(found) == 1:
+            return found[0]
+        mean, (lows, highs) = sum(map(known, found)) / len(found), zip(*map(ends, found), strict=True)
+        bound = max((metric.bound for metric in found if metric.bound is not None), default=None)
+        return Metric(value=mean, unit=found[0].unit, low=min(lows), high=max(highs), bound=bound, n=len(found))
+
+    def value(self, records: Sequence[Record]) -> float:
+        """The number of records that have one."""
+        return known(self.of(records))
+
+    def text(self, metric: Metric | None) -> str:
+        """As people read it."""
+        return written(self.name, metric)
+
+
+def known(metric: Metric | None) -> float:
+    """The value of a metric that has one: only such are drawn."""
+    assert metric is not None and metric.value is not None
+    return metric.value
+
+
+def ends(metric: Metric, factor: float = 1.0) -> tuple[float, float]:
+    """Both ends of a metric's interval over ``factor``; its value where it has none."""
+    low, high = (known(metric) if end is None else end for end in (metric.low, metric.high))
+    return low / factor, high / factor
+
+
+def marker(x: float, metric: Metric, factor: float, spoken: str) -> dict[str, Any]:
+    """A metric as a mark of :func:`caraml.base.chart.marks`."""
+    low, high = ends(metric, factor)
+    return {"x": x, "y": known(metric) / factor, "low": low, "high": high, "d": spoken}
+
+
+def metric(name: str, title: str = "", unit: str = "") -> Quantity:
+    """A metric of the records as it is."""
+    return Quantity(name, title, unit, lambda record: record.metrics.get(name))
+
+
+def _scaled(found: Metric | None, factor: float, unit: str) -> Metric | None:
+    """A metric with its interval times an exact factor."""
+    if found is None or found.value is None:
+        return None
+    ends = {end: value * factor for end in ("low", "high", "bound") if (value := getattr(found, end)) is not None}
+    return Metric(value=found.value * factor, unit=unit, **ends)
+
+
+def _per_item(name: str) -> Callable[[Record], Metric | None]:
+    """An energy of the window over the items of the window [J/item]."""
+
+    def value(record: Record) -> Metric | None:
+        items = record.window.items if record.window else 0
+        return _scaled(record.metrics.get(name), 1 / items, f"J/{record.item}") if items else None
+
+    return value
+
+
+def _hour(record: Record) -> Metric | None:
+    """Energy that a device's share takes in an hour [Wh]: watts are watt-hours per hour."""
+    return _scaled(record.metrics.get("mean_power"), 1 / record.point.world, "Wh")
+
+
+def _time(record: Record) -> Metric | None:
+    """Wall time of ``AMOUNT`` items at the throughput of the window [s]."""
+    rate = record.metrics.get("throughput")
+    if rate is None or not rate.value:
+        return None
+    low, high = (AMOUNT / end if end else None for end in (rate.high, rate.low))
+    return Metric(value=AMOUNT / rate.value, unit="s", low=low, high=high)
+
+
+def _energy(record: Record) -> Metric | None:
+    """Energy of ``AMOUNT`` items [J]."""
+    return _scaled(record.metrics.get("energy_per_item"), AMOUNT, "J")
+
+
+def _action(record: Record) -> Metric | None:
+    """Energy times time of ``AMOUNT`` items [J s]; its interval joins the ends of both."""
+    time, energy = _time(record), _energy(record)
+    if time is None or energy is None or time.value is None or energy.value is None:
+        return None
+    known = None not in (time.low, time.high, energy.low, energy.high)
+    low, high = (time.low * energy.low, time.high * energy.high) if known else (None, None)  # type: ignore[operator]
+    bound = None if energy.bound is None else time.value * energy.bound
+    return Metric(value=time.value * energy.value, unit="J s", low=low, high=high, bound=bound)
+
+
+AMOUNT = 1e6
+"""Items whose time and energy are compared: a fixed amount of work, whatever the window was."""
+RATE = metric("throughput_per_device", "Rate per device", "{item}/s")
+TOTAL = metric("throughput", "Throughput", "{item}/s")
+EFFICIENCY = metric("items_per_watt_hour", "Efficiency", "{item}/Wh")
+COST = metric("energy_per_item", "Energy", "J/{item}")
+HOUR = Quantity("energy", "Energy of an hour per device", "Wh", _hour)
+NODE = Quantity("energy_per_item", "Node energy", "J/{item}", _per_item("node_energy"))
+DEVICES = Quantity("energy_per_item", "Device energy", "J/{item}", _per_item("device_energy"))
+TIME = Quantity("runtime", "Time", "s", _time)
+ENERGY = Quantity("energy", "Energy", "J", _energy)
+ACTION = Quantity("energy_time_product", "Action", "J s", _action)
+
+
+def node_only(record: Record) -> str | None:
+    """Joules per item of whole nodes as people read them, where these are all that a sensor sees; else ``None``."""
+    devices = record.metrics.get(COST.name)
+    metric = NODE.metric(record)
+    return f"{NODE.text(metric)} (node)" if metric is not None and (devices is None or devices.value is None) else None

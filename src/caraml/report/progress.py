@@ -1,0 +1,234 @@
+"""What a campaign does and where campaigns stand: a live table on a terminal, and plain lines, also of very many records.
+
+Imports nothing heavy: where campaigns stand is asked often.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+from caraml.base.errors import InputError
+from caraml.base.format import human, percent, printable
+from caraml.results.listing import Listing
+from caraml.results.record import Record
+from caraml.results.rows import Scalar
+from caraml.results.status import OPEN, ProgressLine, Standing, finished, standings, summary
+from caraml.results.store import Store
+from caraml.suite.model import Point
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+_REFRESH_PER_SECOND = 2
+"""Drawing costs CPU time that a CPU benchmark wants."""
+_LOG_SECONDS = 5.0
+_ENDED_ROWS = 50
+"""Ended points that are kept to be shown, as far as the window has room."""
+_AROUND_ROWS = 4
+"""Lines of a window that the table's rows cannot have."""
+
+
+def rate_text(line: ProgressLine) -> str:
+    """Rate so far with its relative 95 % interval."""
+    if line.rate is None:
+        return ""
+    rate = human(line.rate, f"{line.item}/s")
+    return f"{rate} ± {percent(line.relative, 2)}" if line.relative is not None else rate
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Seconds as ``1:05``; empty if unknown."""
+    return "" if seconds is None else f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+class LiveTable:
+    """A row per point under way, and the last that ended: phase, rate so far, watts, remaining time. A watcher of a campaign, and a
+    context manager."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live
+
+        self._console = console
+        self._rows: dict[str, tuple[str, ...]] = {}
+        self._ended: deque[tuple[str, ...]] = deque(maxlen=_ENDED_ROWS)
+        self._counts: Counter[str] = Counter()
+        self._total = 0
+        self._note = ""
+        self._live = Live(console=console, get_renderable=self._table, refresh_per_second=_REFRESH_PER_SECOND, transient=True)
+
+    def __enter__(self) -> LiveTable:
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._live.stop()
+
+    def started(self, point: Point, index: int, total: int) -> None:
+        """A new row."""
+        self._total, self._note = total, ""
+        self._rows[point.key] = (f"{index + 1}/{total} {point.label}", "start", "", "", "")
+
+    def progress(self, point: Point, line: ProgressLine) -> None:
+        """Fill the row; what a line does not say stays as it was."""
+        title, _, rate, watts, _ = self._rows[point.key]
+        now = human(line.watts, "W") if line.watts is not None else watts
+        self._rows[point.key] = (title, line.phase, rate_text(line) or rate, now, seconds_text(line.remaining))
+
+    def finished(self, record: Record, reused: bool) -> None:
+        """The row's last word; its place is among those that ended."""
+        title = self._rows.pop(record.key, (record.point.label,))[0]
+        self._counts[record.status] += 1
+        metric = record.metrics.get("throughput")
+        rate = human(metric.value, metric.unit) if metric else (record.reason or "")
+        power = record.value("mean_power")
+        watts = "" if power is None else human(power, "W")
+        self._ended.append((title, f"{record.status}{' (known)' if reused else ''}", rate, watts, ""))
+
+    def note(self, text: str) -> None:
+        """What the campaign waits for."""
+        self._note = text
+
+    def _table(self) -> RenderableType:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("point", "phase", "rate so far", "power", "remaining", box=None, pad_edge=False)
+        room = max(self._console.height - _AROUND_ROWS, 4)
+        under_way = list(self._rows.values())[:room]
+        for row in [*list(self._ended)[max(len(self._ended) - room + len(under_way), 0) :], *under_way]:
+            table.add_row(*row)
+        counts = ", ".join(f"{count:,} {status}" for status, count in self._counts.items())
+        more = len(self._rows) - len(under_way)
+        words = [f"{sum(self._counts.values()):,} of {self._total:,} ended" if self._total else "", counts]
+        words += [f"{more:,} more under way" if more > 0 else "", self._note]
+        return Group(table, Text("; ".join(word for word in words if word), style="dim"))
+
+
+class LogLines:
+    """The same as plain lines, one per phase and every few seconds, for files and pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._begin, self._last, self._phase = stream, time.monotonic(), 0.0, ""
+
+    def __enter__(self) -> LogLines:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Nothing to restore."""
+
+    def started(self, point: Point, index: int, total: int) -> None:
+        """Say what begins."""
+        self._phase = ""
+        self._write(f"point {index + 1} of {total}: {point.label}")
+
+    def progress(self, point: Point, line: ProgressLine) -> None:
+        """Say a new phase at once, anything else at most every few seconds."""
+        now = time.monotonic()
+        if line.phase == self._phase and now - self._last < _LOG_SECONDS:
+            return
+        self._phase, self._last = line.phase, now
+        parts = [line.phase, f"{line.steps} steps" if line.steps else "", rate_text(line)]
+        parts += [human(line.watts, "W") if line.watts is not None else ""]
+        parts += [f"{seconds_text(line.remaining)} left" if line.remaining is not None else ""]
+        self._write(f"  {point.label}: {', '.join(part for part in parts if part)}")
+
+    def finished(self, record: Record, reused: bool) -> None:
+        """Say how it ended."""
+        reason = f": {record.reason}" if record.reason else ""
+        self._write(f"  {record.point.label}: {record.status}{' (known from before)' if reused else ''}{reason}")
+
+    def note(self, text: str) -> None:
+        """Say what the campaign waits for."""
+        self._write(f"  {text}")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(f"[{seconds_text(time.monotonic() - self._begin)}] {printable(text)}\n")
+        self._stream.flush()
+
+
+# -- where campaigns stand -----------------------------------------------------------------------------------------------
+
+Campaigns = list[tuple[Listing, list[Standing]]]
+"""What was asked for, and where its points stand."""
+
+MANY = 500
+"""Records above which `results` prints plain lines: a table that fits its columns to all of them takes long."""
+_SHOWN = 40
+"""Points that are listed one by one; of more, those that need no attention are only counted."""
+_WATCH_SECONDS = 2.0
+_LONGEST_REASON = 200
+_QUIET = ("ok", "skipped", "to do")
+
+
+def listings(root: Path, suite: str | None) -> Campaigns:
+    """Every campaign of a store, or one, with where its points stand. Raises ``InputError`` when there is none."""
+    store = Store(root)
+    names = [suite] if suite is not None else store.suites()
+    if not names:
+        raise InputError(f"no campaign was started below {root}", "caraml run quick, or --out FOLDER for results elsewhere")
+    return [(listing, standings(store, listing)) for listing in map(store.listing, names)]
+
+
+def status_text(found: Campaigns) -> str:
+    """Where campaigns stand, in plain lines."""
+    lines = []
+    for listing, points in found:
+        lines += [_heading(listing), f"  {summary(points)}"]
+        rows = [one for one in points if len(points) <= _SHOWN or one.state not in _QUIET]
+        width = max((len(one.label) for one in rows[:_SHOWN]), default=0)
+        for one in rows[:_SHOWN]:
+            about = printable(_about(one))[:_LONGEST_REASON]
+            lines.append(f"  {one.key}  {printable(one.label):<{width}}  {one.state:<8}  {about}".rstrip())
+        if len(rows) > _SHOWN:
+            lines.append(f"  ... and {len(rows) - _SHOWN:,} more")
+    return "\n".join(lines) + "\n"
+
+
+def watch_status(root: Path, suite: str | None) -> None:
+    """Show where campaigns stand until all is done."""
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(auto_refresh=False) as live:
+        while True:
+            found = listings(root, suite)
+            live.update(Text(status_text(found).rstrip()), refresh=True)
+            if all(finished(points) or not any(one.state in OPEN for one in points) for _, points in found):
+                return
+            time.sleep(_WATCH_SECONDS)
+
+
+def _heading(listing: Listing) -> str:
+    words = [f"{listing.name}: {listing.title}" if listing.title else listing.name]
+    words += [f"[{', '.join(listing.tags)}]"] if listing.tags else []
+    words += [f'"{listing.comment}"'] if listing.comment else []
+    asked = f", asked for {listing.asked_at}" if listing.asked_at else ""
+    return printable("  ".join(words) + f"  ({listing.launcher} on {listing.system}{asked})")
+
+
+def _about(one: Standing) -> str:
+    parts = []
+    if one.line is not None:
+        parts += [one.line.phase, rate_text(one.line), human(one.line.watts, "W") if one.line.watts is not None else ""]
+        parts += [f"{seconds_text(one.line.remaining)} left"] if one.line.remaining is not None else []
+    if one.handle is not None:
+        parts.append(":".join(one.handle.split(":")[:2]))
+    if one.runner is not None and one.state in OPEN:
+        parts.append(f"runner {one.runner.pid} on {one.runner.host}")
+    return ", ".join(part for part in [*parts, one.reason or ""] if part)
+
+
+def rows_text(rows: Sequence[Mapping[str, Scalar]]) -> str:
+    """Very many records, a plain line each: key, status, rate, energy per item, label."""
+    lines = []
+    for row in rows:
+        item, rate, energy = row["item"], row.get("throughput"), row.get("energy_per_item")
+        numbers = f"{human(float(rate), f'{item}/s') if rate else '':>22} {human(float(energy), f'J/{item}') if energy else '':>18}"
+        lines.append(f"{row['key']}  {row['status']:<8} {numbers}  {printable(str(row['label']))}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,175 @@
+"""How rates grow with devices: efficiency by family, what more devices did to time and energy, and a result over the months."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from caraml.analysis.estimate import Estimate
+from caraml.analysis.history import Series, attempts, history
+from caraml.analysis.scaling import Cell, Curve, Quantity, ScalingFamily, matrix, scaling, solutions_of
+from caraml.base.chart import Axis, cells, marks
+from caraml.base.format import printable
+from caraml.metrics.model import Metric
+from caraml.report.comparison import law_text
+from caraml.report.grouping import MOST_SERIES, first, first_figures, labels, marker
+from caraml.report.numbers import counted, written
+from caraml.report.section import ReportFigure
+from caraml.results.record import Record
+
+MOST_LAWS = 12
+"""Families to which laws are fitted, which takes longer than all else; ``caraml scaling`` fits them to any number."""
+FEWEST_ATTEMPTS = 3
+"""Attempts from which a result over time is worth a figure."""
+
+
+def efficiencies(records: Sequence[Record]) -> tuple[list[ReportFigure], list[str]]:
+    """Scaling efficiency over the number of devices: a figure for each benchmark and kind of scaling, a line for each family."""
+    groups: dict[str, list[ScalingFamily]] = {}
+    families = scaling(records, efficiency=None)
+    if len(families) <= MOST_LAWS:
+        families = scaling(records)
+    for family in families:
+        groups.setdefault(printable(f"{family.records[0].point.benchmark}, {family.kind} scaling"), []).append(family)
+    return first_figures([_efficiency(name, families) for name, families in groups.items()])
+
+
+def _efficiency(name: str, families: Sequence[ScalingFamily]) -> ReportFigure:
+    """One family is drawn by each of its rates, several by the training part."""
+    names = _names(families)
+    if len(families) == 1:
+        lines: list[tuple[str, Curve]] = [(curve.basis, curve) for curve in families[0].curves]
+    else:
+        lines = [(names[family.name], curve) for family in families if (curve := family.curve("training")) is not None]
+    chosen, more = first(lines, MOST_SERIES, "line")
+    series = [[_size_mark(line, curve, index) for index in range(len(curve.sizes))] for line, curve in chosen]
+    worlds = sorted({size.world for _, curve in chosen for size in curve.sizes})
+    x = Axis("devices", log=2, ticks=[float(world) for world in worlds], domain=(worlds[0] / 1.15, worlds[-1] * 1.15))
+    title = f"Scaling efficiency: {name}"
+    drawing = marks(series, x, Axis("efficiency [%]", zero=True), title)
+    columns = ["family", "rate", "devices", "batch", "speed-up", "efficiency", "law"]
+    listed = families[:MOST_SERIES]
+    rows = [_size_row(names[one.name], curve, at) for one in listed for curve in one.curves for at in range(len(curve.sizes))]
+    note = "Rate over that of the smallest number of devices, times the ratio of devices; the short lines show the 95 % interval."
+    note += f" {law_text(lines[0][1].laws[0])}" if len(families) == 1 and lines[0][1].laws else ""
+    return ReportFigure(title, [drawing], [line for line, _ in chosen], "mark", columns, rows, note + more)
+
+
+def _names(families: Sequence[ScalingFamily]) -> dict[str, str]:
+    """A name within the figure for each family, by its own name; those that differ in the micro batch only are counted."""
+    short = [_short(family, families) for family in families]
+    counts = [short[: index + 1].count(name) for index, name in enumerate(short)]
+    return {one.name: name if n == 1 else f"{name} ({n})" for one, name, n in zip(families, short, counts, strict=True)}
+
+
+def _short(family: ScalingFamily, families: Sequence[ScalingFamily]) -> str:
+    """What tells a family from the others of its figure."""
+    point = family.records[0].point
+    batch = f"b{point.global_batch}" if family.kind == "strong" else f"b{point.global_batch // point.world} per device"
+    words = [family.device.rpartition(" x")[0] or family.device, batch]
+    for field in ("precision", "compile"):
+        if len({getattr(other.records[0].point, field) for other in families}) > 1:
+            words.append(getattr(point, field))
+    return printable(" ".join(words))
+
+
+def _size_mark(line: str, curve: Curve, index: int) -> dict[str, Any]:
+    size = curve.sizes[index]
+    return marker(size.world, _metric(size.efficiency), 0.01, f"{line}, {size.world} devices: {_share(size.efficiency)}")
+
+
+def _size_row(name: str, curve: Curve, index: int) -> list[str]:
+    size = curve.sizes[index]
+    law = law_text(curve.laws[0]) if curve.laws and index == len(curve.sizes) - 1 else ""
+    speed_up = written("", _metric(size.speed_up)) if index else "1"
+    return [name, curve.basis, f"{size.world:,}", f"{size.global_batch:,}", speed_up, _share(size.efficiency) if index else "100 %", law]
+
+
+def _metric(estimate: Estimate) -> Metric:
+    return Metric(value=estimate.value, unit="1", low=estimate.low, high=estimate.high)
+
+
+def _share(estimate: Estimate) -> str:
+    return written("mfu", _metric(estimate))
+
+
+TITLES: dict[Quantity, str] = {"time": "Time to solution with more devices", "energy": "Energy to solution with more devices"}
+
+
+def matrices(records: Sequence[Record]) -> list[ReportFigure]:
+    """MAELSTROM's Figs. 1 to 3 for these records: ratio at the best number of devices to the smallest, by application and device."""
+    solutions = solutions_of(records)
+    kinds: tuple[tuple[Quantity, Quantity, str], ...] = (
+        ("time", "time", ""),
+        ("energy", "energy", ""),
+        ("energy", "time", " chosen for time"),
+    )
+    found = [(f"{TITLES[quantity]}{words}", matrix(solutions, quantity, best_by)) for quantity, best_by, words in kinds]
+    return [_matrix(title, cells) for title, cells in found if any(cell.ratio is not None for cell in cells)]
+
+
+def _matrix(title: str, ratios: Sequence[Cell]) -> ReportFigure:
+    rows, columns = (list(dict.fromkeys(printable(getattr(cell, name)) for cell in ratios)) for name in ("row", "column"))
+    placed = [
+        {
+            "row": rows.index(printable(cell.row)),
+            "column": columns.index(printable(cell.column)),
+            "text": cell.text,
+            "value": cell.ratio.value if cell.ratio is not None else None,
+            "d": f"{printable(cell.row)}, {printable(cell.column)}: {_ratio(cell)}",
+        }
+        for cell in ratios
+    ]
+    drawing = cells(rows, columns, placed, title, 110)
+    note = "Cost at the best number of devices over the cost at the smallest, then smallest → best: 0.5, 1 → 4 means half with four."
+    table = [[printable(cell.row), printable(cell.column), _ratio(cell)] for cell in ratios]
+    return ReportFigure(title, [drawing], [], "block", ["application", "device", "ratio"], table, note)
+
+
+def _ratio(cell: Cell) -> str:
+    ratio = "not known" if cell.ratio is None else written("", _metric(cell.ratio)) if cell.smallest != cell.best else "1"
+    return f"{ratio}, {cell.smallest} → {cell.best} devices"
+
+
+def histories(root: Path, records: Sequence[Record], metric: str = "throughput") -> tuple[list[ReportFigure], list[str]]:
+    """Every attempt at the work of ``records`` over time, where there are several; changes of the level first."""
+    keys = {record.key for record in records}
+    if not keys:
+        return [], []
+    series = history([record for record in attempts([root]) if record.key in keys], metric)
+    told = sorted((one for one in series if len(one.entries) >= FEWEST_ATTEMPTS), key=lambda one: not one.changes)
+    named = labels(records)
+    return first_figures([_history(one, named[one.entries[-1].key]) for one in told])
+
+
+def _history(series: Series, label: str) -> ReportFigure:
+    factor, unit = counted(max(entry.value for entry in series.entries), series.unit)
+    times = [1000 * entry.time.timestamp() for entry in series.entries]
+    values = [Metric(value=one.value, unit=series.unit, low=one.low, high=one.high) for one in series.entries]
+    texts = [written(series.metric, value) for value in values]
+    days = [f"{entry.time:%Y-%m-%d %H:%M}" for entry in series.entries]
+    points = [marker(time, value, factor, f"{day}: {text}") for time, value, day, text in zip(times, values, days, texts, strict=True)]
+    levels = [{"x": times[index], "y": level / factor} for begin, end, level in series.levels() for index in (begin, end)]
+    title = f"{series.metric.replace('_', ' ').capitalize()} over time: {label}"
+    drawing = marks([points], Axis("", time=True), Axis(f"[{unit}]", zero=True), title, lines=False, path=levels)
+    changes = {
+        change.index: f"{100 * (change.ratio - 1):+.1f} %" + (", provisional" if change.provisional else "") for change in series.changes
+    }
+    rows = [
+        [day, str(entry.attempt), text, changes.get(index, ""), printable(entry.software)]
+        for index, (entry, day, text) in enumerate(zip(series.entries, days, texts, strict=True))
+    ]
+    note = "The dashed line is the level between changes. " + (
+        _change_text(series) or f"No change{f': {series.note}' if series.note else ''}."
+    )
+    return ReportFigure(title, [drawing], [], "mark", ["date", "attempt", "value", "change of level", "software"], rows, note)
+
+
+def _change_text(series: Series) -> str:
+    texts = []
+    for change in series.changes:
+        why = "; ".join(f"{one.name} {one.a} → {one.b}" for one in change.changed[:4])
+        when = series.entries[change.index].time
+        texts.append(f"{when:%Y-%m-%d}: {100 * (change.ratio - 1):+.1f} %{f', together with {printable(why)}' if why else ''}.")
+    return " ".join(texts)

@@ -1,0 +1,220 @@
+"""Long series made short enough to draw without losing their extremes, and the power of many points over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from caraml.analysis.raw import SLOPE_SECONDS, raw_file
+from caraml.base.chart import Axis, Line, Points, curves
+from caraml.base.database import database, reading, table
+from caraml.base.errors import InputError
+from caraml.base.format import count, printable
+from caraml.report.grouping import MOST_SERIES
+from caraml.report.numbers import plain
+from caraml.report.section import ReportFigure
+from caraml.results.record import Record
+from caraml.results.store import Store
+
+if TYPE_CHECKING:
+    import duckdb
+    import numpy.typing as npt
+
+    Values = Sequence[float] | npt.NDArray[Any]
+
+LIMIT = 600
+"""Most points of a drawn series: two for each pixel of a chart."""
+QUANTILES = 200
+"""Most points of a drawn distribution."""
+SAMPLES = 12
+"""Points of a series in the table beside its drawing."""
+
+
+def downsampled(xs: Values, ys: Values, limit: int = LIMIT) -> Points:
+    """At most ``limit`` points of a series: the lowest and the highest of each of ``limit / 2`` equal bins, in their order."""
+    kept, begin = [], 0
+    for part in np.array_split(np.asarray(ys), limit // 2) if len(ys) > limit else ():
+        kept += sorted({begin + int(part.argmin()), begin + int(part.argmax())})
+        begin += len(part)
+    return [(float(xs[index]), float(ys[index])) for index in kept or range(len(ys))]
+
+
+def sampled(xs: Values, ys: Values) -> Points:
+    """About ``SAMPLES`` evenly spaced points, for a table beside the drawing."""
+    chosen = np.unique(np.linspace(0, len(xs) - 1, min(SAMPLES, len(xs))).round().astype(int)).tolist()
+    return [(float(xs[index]), float(ys[index])) for index in chosen]
+
+
+def points_per_line(lines: int) -> int:
+    """Most points of each of several drawn lines, so that many lines make no larger a drawing than a few."""
+    return max(LIMIT // 5, min(LIMIT, 4 * LIMIT // max(lines, 1)))
+
+
+def downsampling_note(lines: Sequence[Line], most: int) -> str:
+    """What was drawn of the longest line, where not all of it was."""
+    longest = max(line.total for line in lines)
+    return f" Drawn from the lowest and highest value of {most // 2} bins; the longest series has {count(longest, 'value')}." * (
+        longest > most
+    )
+
+
+def distribution(values: Sequence[float], limit: int = QUANTILES) -> Points:
+    """The empirical distribution: (value, share of values at or below it), at most ``limit`` + 1 points, both ends kept."""
+    ordered = sorted(values)
+    n = len(ordered)
+    ranks = sorted({0, *(round(index * (n - 1) / limit) for index in range(limit + 1))}) if n > limit else range(n)
+    return [(ordered[rank], (rank + 1) / n) for rank in ranks]
+
+
+MOST_BINS, FEWEST_BINS = 1500, 60
+"""Spans of one channel: few where a page has many channels, so that it stays small."""
+BUDGET = 60_000
+"""Spans of all channels of a page."""
+LEVELS = 500
+"""A value is kept as a whole number of 500ths of its channel's highest: finer than a pixel."""
+
+Bins = list[tuple[int, float, float, float, float]]
+"""Of one channel: number of the span, lowest and highest value, time of the last reading, last value."""
+
+
+@dataclass(frozen=True)
+class PowerSpans:
+    """Power of one channel: lowest and highest value [W] of each span of time; of a counter, the slope from one span to the next."""
+
+    name: str
+    kind: str
+    spans: Sequence[int]
+    low: Sequence[float]
+    high: Sequence[float]
+
+    def packed(self) -> dict[str, Any]:
+        """As the page's script reads it: name, kind, watts of a level, spans (the first, if none is missing), levels."""
+        level = (max(map(abs, [*self.low, *self.high])) or 1.0) / LEVELS
+        lows, highs = ([round(value / level) for value in values] for values in (self.low, self.high))
+        whole = list(self.spans) == list(range(self.spans[0], self.spans[0] + len(self.spans)))
+        return {
+            "n": self.name,
+            "k": self.kind,
+            "q": float(f"{level:.4g}"),
+            "b": self.spans[0] if whole else list(self.spans),
+            "l": lows,
+            "h": [high - low for low, high in zip(lows, highs, strict=True)],
+        }
+
+
+@dataclass(frozen=True)
+class PowerTrace:
+    """Power of one point's channels over equal spans of time on the worker's clock [s]."""
+
+    start: float
+    length: float
+    channels: list[PowerSpans]
+
+    def packed(self) -> dict[str, Any]:
+        """As the page's script reads it: ``{"t": [start, length of a span], "c": channels}``."""
+        return {"t": [round(self.start, 4), round(self.length, 6)], "c": [channel.packed() for channel in self.channels]}
+
+
+def read_traces(store: Store, records: Sequence[Record]) -> tuple[dict[str, PowerTrace], list[str]]:
+    """The power of each record that has any, by key, and the files that could not be read."""
+    paths = {record.key: path for record in records if (path := raw_file(store, record, "power")) is not None}
+    found, faults = {}, []
+    with database() as connection:
+        bins = max(FEWEST_BINS, min(MOST_BINS, BUDGET // max(1, _channels(connection, paths))))
+        for key, path in paths.items():
+            try:
+                trace = _trace(connection, path, bins)
+            except InputError as error:
+                faults.append(f"cannot be drawn: {first_line(store, error)}")
+                continue
+            if trace is not None:
+                found[key] = trace
+    return found, faults
+
+
+def first_line(store: Store, error: Exception) -> str:
+    """An error in one line, without the folder of the results: a page may be shown to others."""
+    return printable(str(error).splitlines()[0].replace(f"{store.root}/", ""))
+
+
+def _channels(connection: duckdb.DuckDBPyConnection, paths: dict[str, Path]) -> int:
+    """About how many channels there are: those of the first file that can be read, for every file."""
+    for path in paths.values():
+        try:
+            with reading(connection, path):
+                row = connection.execute(
+                    f"SELECT count(DISTINCT (left(channel::VARCHAR, 100), left(kind::VARCHAR, 100))) FROM {table(connection, path)}",  # noqa: S608 -- names and numbers of ours; the path is a parameter
+                    [str(path)],
+                ).fetchone()
+        except InputError:
+            continue  # the same file is named as a fault when its own trace is read
+        return len(paths) * min(row[0] if row else 1, MOST_SERIES)
+    return 1
+
+
+def _trace(connection: duckdb.DuckDBPyConnection, path: Path, bins: int) -> PowerTrace | None:
+    with reading(connection, path):
+        rows = connection.execute(_query(table(connection, path), bins), [str(path)]).fetchall()
+    channels: dict[tuple[str, str], Bins] = {}
+    for channel, kind, *values, _, _ in rows:
+        channels.setdefault((str(channel), str(kind)), []).append(tuple(values))
+    found = []
+    for (name, kind), spans in list(channels.items())[:MOST_SERIES]:
+        values = _slopes(spans) if kind == "energy" else [(span, low, high) for span, low, high, _, _ in spans]
+        if values:
+            found.append(PowerSpans(printable(name), "slope of the counter" if kind == "energy" else "power", *zip(*values, strict=True)))
+    return PowerTrace(rows[0][-2], rows[0][-1], found) if rows else None
+
+
+def _query(source: str, bins: int) -> str:
+    """SQL for the spans of the first channels of a table."""
+    return f"""
+        WITH readings AS (SELECT left(channel::VARCHAR, 100) AS channel, left(kind::VARCHAR, 100) AS kind,
+                                 (t_before + t_after) / 2 AS t, value::DOUBLE AS value FROM {source}
+                          WHERE isfinite(value::DOUBLE) AND isfinite(t_before + t_after)),
+             span AS (SELECT min(t) AS start, greatest(max(t) - min(t), 1e-9) / {bins} AS length FROM readings)
+        SELECT channel, kind, least(floor((t - start) / length), {bins - 1})::INT AS bin,
+               min(value), max(value), max(t), arg_max(value, t), any_value(start), any_value(length)
+        FROM readings, span GROUP BY channel, kind, bin ORDER BY channel, kind, bin LIMIT {(MOST_SERIES + 1) * bins}
+    """  # noqa: S608 -- names and numbers of ours; the path is a parameter
+
+
+def _slopes(spans: Bins) -> list[tuple[int, float, float]]:
+    """Power between the last values of spans, over times long enough to show the power and not the sensor's time jitter."""
+    found = []
+    _, _, _, last_time, last = spans[0]
+    for span, _, _, time, value in spans[1:]:
+        if value < last:  # wrapped or restarted
+            last_time, last = time, value
+        elif value > last and time - last_time >= SLOPE_SECONDS:
+            watts = (value - last) / (time - last_time)
+            found.append((span, watts, watts))
+            last_time, last = time, value
+    return found
+
+
+def power_figure(record: Record, label: str, trace: PowerTrace) -> ReportFigure | None:
+    """Power over time of one point's channels, with the window shaded."""
+    lines, rows, most = [], [], points_per_line(len(trace.channels))
+    for channel in trace.channels:
+        name = f"{channel.name} ({channel.kind})"
+        times = [trace.start + (span + 0.5) * trace.length for span in channel.spans]
+        # Both ends of each span, one after the other: downsampling keeps the lowest and the highest of several.
+        both = [(time, end) for time, *ends in zip(times, channel.low, channel.high, strict=True) for end in dict.fromkeys(ends)]
+        xs, ys = zip(*both, strict=True)
+        summary = f"{name}: {plain('', min(ys), 'W')} to {plain('', max(ys), 'W')}"
+        lines.append(Line(name, downsampled(xs, ys, most), summary, len(ys)))
+        for (time, low), (_, high) in zip(sampled(times, channel.low), sampled(times, channel.high), strict=True):
+            rows.append([name, f"{time:,.2f} s", plain("", low, "W"), plain("", high, "W")])
+    if not lines:
+        return None
+    title = f"Power: {label}"
+    shade = (record.window.start, record.window.end) if record.window else None
+    drawing = curves(lines, Axis("seconds since the start of the worker"), Axis("power [W]", zero=True), title, shade=shade)
+    note = "The shaded span is the window of rate and energy." if shade else ""
+    columns = ["channel", "time", "lowest", "highest"]
+    return ReportFigure(title, [drawing], [line.name for line in lines], "line", columns, rows, note + downsampling_note(lines, most))

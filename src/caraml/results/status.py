@@ -1,0 +1,172 @@
+"""What a worker says while it works: one JSON line per look, read by whoever shows it. The same file serves local and batch runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from caraml.base.errors import InputError
+from caraml.base.files import open_to_append
+from caraml.base.limits import LINE, opened
+from caraml.results.claim import Runner, alive, handle_of, holder
+from caraml.results.listing import Listing
+from caraml.results.store import RECORD, Store, attempts
+
+PROGRESS = "progress.jsonl"
+
+
+class ProgressLine(BaseModel):
+    """State of a point. Times in seconds, rate in items/s over all devices."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    t: float
+    phase: str
+    steps: int = 0
+    rate: float | None = None
+    relative: float | None = None
+    """Relative half-width of the rate's interval so far."""
+    item: str = "item"
+    watts: float | None = None
+    remaining: float | None = None
+
+
+class ProgressWriter:
+    """Appends lines; rank 0 only."""
+
+    def __init__(self, folder: Path, origin: float) -> None:
+        self._file = open_to_append(folder / PROGRESS)
+        self._origin = origin
+
+    def write(self, phase: str, **values: object) -> None:
+        """Append one line, visible at once."""
+        line = ProgressLine.model_validate({"t": time.monotonic() - self._origin, "phase": phase, **values})
+        self._file.write(f"{line.model_dump_json(exclude_none=True)}\n".encode())
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class ProgressReader:
+    """Reads what has been appended since the last time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._offset = folder / PROGRESS, 0
+
+    def latest(self) -> ProgressLine | None:
+        """The newest whole line that was not read before, or ``None``."""
+        try:
+            with opened(self._path) as (file, size):
+                self._offset = max(self._offset, size - LINE)  # of a file that grew by more, the end is enough
+                file.seek(self._offset)
+                fresh = file.read(LINE)
+        except (FileNotFoundError, InputError):
+            return None
+        whole, _, _ = fresh.rpartition(b"\n")
+        if not whole:
+            return None
+        self._offset += len(whole) + 1
+        try:
+            return ProgressLine.model_validate_json(whole.rpartition(b"\n")[2])
+        except ValidationError:  # a line from a full disk; the next one will do
+            return None
+
+
+OPEN = ("running", "queued", "starting", "left")
+"""States of an attempt without a record; ``left``: its job goes on, or has ended, and its runner is gone."""
+
+DONE = ("ok", "skipped", "oom", "timeout", "invalid")
+"""Statuses that a campaign does not try again on its own, as in :data:`caraml.results.record.FINAL`, which takes long to import."""
+UNHAPPY = ("failed", "lost", "timeout", "invalid")
+"""Statuses that leave a point without a result."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where one point stands."""
+
+    key: str
+    label: str
+    state: str
+    """A record's status; or ``running``, ``queued``, ``starting``, ``left``; or ``to do``."""
+    reason: str | None = None
+    folder: Path | None = None
+    """The attempt under way."""
+    handle: str | None = None
+    runner: Runner | None = None
+    line: ProgressLine | None = None
+
+
+def standings(store: Store, listing: Listing) -> list[Standing]:
+    """Where every point of a suite stands, in its order."""
+    entries = store.fresh_index().entries
+    of_key = {name.rpartition("-")[2]: name for name in entries}
+    open_names = _names(store, {key for key, _ in listing.points if key not in of_key or not entries[of_key[key]].certain})
+    found = []
+    for key, label in listing.points:
+        entry = entries.get(of_key.get(key, ""))
+        name = open_names.get(key)
+        under_way = _under_way(store, key, label, name) if name is not None and (entry is None or not entry.certain) else None
+        if under_way is not None:
+            found.append(under_way)
+        elif entry is None:
+            found.append(Standing(key, label, "to do"))
+        else:
+            reason = entry.row.get("reason")
+            found.append(Standing(key, label or str(entry.row["label"]), str(entry.row["status"]), str(reason) if reason else None))
+    return found
+
+
+def _names(store: Store, keys: set[str]) -> dict[str, str]:
+    """Names of the folders of these points, as far as they have one."""
+    if not keys:
+        return {}
+    try:
+        names = [entry.name for entry in os.scandir(store.points)]
+    except FileNotFoundError:
+        return {}
+    return {key: name for name in names if (key := name.rpartition("-")[2]) in keys}
+
+
+def _under_way(store: Store, key: str, label: str, name: str) -> Standing | None:
+    """The attempt of a point that has no record yet, if its newest is one and has not been given up."""
+    number = max(attempts(store.points / name) or (), default=0)
+    folder = store.points / name / str(number)
+    if not number or (folder / RECORD).exists():
+        return None
+    runner, handle = holder(folder)[1], handle_of(folder)
+    lives = runner is not None and alive(runner, store.root)
+    if handle is None:
+        return Standing(key, label, "starting", folder=folder, runner=runner) if lives else None
+    line = ProgressReader(folder).latest()
+    standing = Standing(key, label, "running", folder=folder, handle=handle, runner=runner, line=line)
+    if line is None and handle.startswith("slurm:"):
+        return replace(standing, state="queued")
+    return standing if lives else replace(standing, state="left", reason="its runner is gone: the same `caraml run` takes it up")
+
+
+def summary(found: Sequence[Standing]) -> str:
+    """Counts in words, those that need attention last: ``120 points: 96 ok, 20 to do, 3 running, 1 failed``."""
+    counts = Counter(one.state for one in found)
+    order = ("ok", "to do", *OPEN, "skipped", "oom", "timeout", "invalid", "lost", "failed")
+    parts = [f"{counts[state]:,} {state}" for state in order if counts[state]]
+    return f"{len(found):,} point{'' if len(found) == 1 else 's'}: {', '.join(parts) or 'none'}"
+
+
+def finished(found: Sequence[Standing]) -> bool:
+    """Whether every point has a result that stays."""
+    return all(one.state in DONE for one in found)
+
+
+def pick(found: Sequence[Standing], name: str) -> list[Standing]:
+    """The points whose key or label starts with ``name``; an exact one goes first."""
+    exact = [one for one in found if name in (one.key, one.label)]
+    return exact or [one for one in found if one.key.startswith(name) or one.label.startswith(name)]

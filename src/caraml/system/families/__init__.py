@@ -1,0 +1,181 @@
+"""Families of accelerators that torch knows, one file each: how their driver shows them, which torch drives them, where they differ.
+
+Nothing here imports torch, except :func:`torch_s_devices` where only torch knows whether there is a device.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from caraml.base.errors import EnvironmentUnfitError, in_a_line
+from caraml.system import host
+from caraml.system.families import cuda, hpu, mps, mtia, npu, other, rocm, xpu
+from caraml.system.families.family import AUTOLOAD, PLAIN, Family, Shown, TorchBuild, installed_torch
+from caraml.system.model import DeviceModel
+
+__all__ = ["FAMILIES", "OVERRIDE", "PLAIN", "Family", "Shown", "driven", "driver_folder", "family_of"]
+__all__ += ["forced", "measured", "refusal", "torch_s_devices", "why_not"]
+
+FAMILIES = (cuda.FAMILY, rocm.FAMILY, xpu.FAMILY, hpu.FAMILY, npu.FAMILY, mps.FAMILY, mtia.FAMILY, other.FAMILY)
+OVERRIDE = "CARAML_DEVICE"
+"""Environment variable: what to measure, by torch's name for it. ``cpu`` makes a machine with GPUs measure its CPUs."""
+_CPU = f"or measure the CPUs: export {OVERRIDE}=cpu"
+
+
+def forced() -> str:
+    """What ``CARAML_DEVICE`` asks for; empty if nothing."""
+    return os.environ.get(OVERRIDE, "").strip().lower()
+
+
+def family_of(torch_type: str) -> Family:
+    """The family of torch's devices of this type: of ``cuda`` the one that torch is built for."""
+    if torch_type == "cuda":
+        build = installed_torch()
+        return rocm.FAMILY if build is not None and build.hip else cuda.FAMILY
+    return next((family for family in FAMILIES if family.torch_type == torch_type), other.FAMILY)
+
+
+def driven(family: Family) -> bool:
+    """Whether the installed torch drives the family."""
+    build = installed_torch()
+    return build is not None and family.driven(build)
+
+
+def measured(root: Path) -> Family | None:
+    """The family whose devices a point runs on: of those that drivers show, the one that is asked for or that torch drives, else the
+    first. ``None`` where no driver shows any."""
+    shown = [family for family, _ in _shown(root)]
+    asked = [family for family in shown if family.torch_type == forced()]
+    return next(iter([*asked, *filter(driven, shown), *shown]), None)
+
+
+def driver_folder(root: Path) -> str | None:
+    """Where the driver of the measured family shows itself, below ``root``; ``None`` if it does not."""
+    family = measured(root)
+    loaded = family.by_driver(root).loaded if family is not None else None
+    return loaded.lstrip("/") if loaded else None
+
+
+def _shown(root: Path) -> list[tuple[Family, Shown]]:
+    """The families whose drivers show devices that this process may open."""
+    return [(family, shown) for family, shown in ((each, each.by_driver(root)) for each in FAMILIES) if shown.devices]
+
+
+def torch_s_devices(root: Path) -> list[DeviceModel]:
+    """Devices of families that torch alone can name; torch is imported only where it may see one.
+
+    Raises:
+        EnvironmentUnfitError: torch cannot be imported, because of a plug-in of it.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        build = installed_torch()
+        if build is None or not (build.plugins or any(driven(family) for family, _ in _shown(root))):
+            return []
+        torch = _imported(build)
+    if not hasattr(torch, "accelerator"):  # one that tests put in its place
+        return []
+    device_type = forced() or getattr(torch.accelerator.current_accelerator(check_available=True), "type", "")
+    if device_type in ("", "cpu", "cuda"):
+        return []
+    return list(_by_torch(torch, device_type))
+
+
+def _imported(build: TorchBuild) -> Any:
+    """Torch, asked for once only: what it has registered before a plug-in failed stands in the way of a second import."""
+    found = _import(build)
+    if isinstance(found, EnvironmentUnfitError):
+        raise found
+    return found
+
+
+@cache
+def _import(build: TorchBuild) -> Any:
+    try:
+        return importlib.import_module("torch")
+    except (ImportError, OSError, RuntimeError) as error:
+        cause = f": {in_a_line(error.__cause__)}" if isinstance(error.__cause__, Exception) else ""
+        return EnvironmentUnfitError(
+            f"torch {build.version} cannot be imported with its plug-in {', '.join(build.plugins)}: {in_a_line(error)}{cause}",
+            f"repair or remove the plug-in, or keep torch from loading it: export {AUTOLOAD}=0",
+        )
+
+
+def _by_torch(torch: Any, device_type: str) -> Iterator[DeviceModel]:
+    module, family = torch.get_device_module(device_type), family_of(device_type)
+    numbers = _numbers(family)
+    for index in range(module.device_count()):
+        told = module.get_device_properties(index) if hasattr(module, "get_device_properties") else None
+        named = getattr(told, "name", None) or (module.get_device_name(index) if hasattr(module, "get_device_name") else None)
+        uuid, units = getattr(told, "uuid", None), getattr(told, "max_compute_units", None)
+        named = f"{host.cpu().model} GPU" if device_type == "mps" else named
+        yield DeviceModel(
+            model=str(named or f"{family.title} ({device_type})"),
+            kind=family.kind,
+            index=numbers[index] if index < len(numbers) else index,
+            uuid=str(uuid) if uuid is not None else None,
+            memory_bytes=getattr(told, "total_memory", None) or _memory(torch, module, index),
+            multiprocessors=units or None,
+        )
+
+
+def _numbers(family: Family) -> list[int]:
+    """The driver's numbers of the devices that a variable leaves to this process, in order; none where it does not give plain numbers."""
+    masks = (os.environ[name] for name in family.variables if name in os.environ)
+    words = next(masks, "").split(",")
+    return [int(word) for word in words] if all(word.strip().isdigit() for word in words) else []
+
+
+def _memory(torch: Any, module: Any, index: int) -> int | None:
+    """Bytes of a device whose properties do not tell; ``None`` where nobody does."""
+    if hasattr(module, "recommended_max_memory"):  # Apple: what the GPU may take of the machine's memory
+        return int(module.recommended_max_memory())
+    try:
+        return int(torch.accelerator.get_memory_info(index)[1])
+    except (RuntimeError, AttributeError):
+        return None
+
+
+def refusal(root: Path = Path("/")) -> EnvironmentUnfitError | None:
+    """Why nothing should be measured here although there is an accelerator: torch does not drive it, or two families are there to choose
+    from. ``None`` if all is well, if ``CARAML_DEVICE`` says what is meant, or for graphics inside a processor."""
+    if forced():
+        return None
+    build, shown = installed_torch(), _shown(root)
+    able = [family for family, _ in shown if driven(family)]
+    if len(able) > 1:
+        found = " and ".join(f"{_told(root, family)} ({family.torch_type})" for family in able)
+        choice = " or ".join(f"{OVERRIDE}={family.torch_type}" for family in able)
+        return EnvironmentUnfitError(f"found two families of accelerators: {found}", f"say which to measure: export {choice}")
+    if not able:
+        for family, devices in shown:
+            if any(device.model != xpu.INTEGRATED for device in devices.devices):
+                installed = f"torch {build.version}, built for {build.built_for}," if build is not None else "an absent torch"
+                return EnvironmentUnfitError(
+                    f"found {_told(root, family)}: {installed} cannot drive it, and its CPUs would be measured instead",
+                    f"{family.fix}; {_CPU}",
+                )
+    try:
+        torch_s_devices(root)
+    except EnvironmentUnfitError as error:
+        return error
+    return None
+
+
+def why_not(family: Family) -> str:
+    """Why devices that a driver shows are not what is measured."""
+    build = installed_torch()
+    if build is None:
+        return "torch is not installed"
+    return "other devices are" if driven(family) else f"torch {build.version}, built for {build.built_for}, cannot drive it"
+
+
+def _told(root: Path, family: Family) -> str:
+    devices = family.by_driver(root).devices
+    return f"{devices[0].model} x{len(devices)}"

@@ -1,0 +1,254 @@
+"""GPT training: the next token of text, as in CARAML's LLM benchmark."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from caraml.metrics.model import Facts
+from caraml.suite.placement import ModelShape
+from caraml.workloads.base import BuildContext, Division, Task, Workload, open_source
+
+if TYPE_CHECKING:
+    import torch
+
+    from caraml.data.loader import MapDataset
+    from caraml.workloads.gpt.model import GPTConfig
+    from caraml.workloads.traffic import Traffic
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "4M": {"width": 256, "layers": 4, "heads": 4, "sequence_length": 256, "vocab_size": 4096},
+    "30M": {"width": 384, "layers": 6, "heads": 6, "sequence_length": 512, "vocab_size": 50257},
+    "117M": {"width": 768, "layers": 12, "heads": 12, "sequence_length": 1024, "vocab_size": 50257},
+    "800M": {"width": 2048, "layers": 16, "heads": 8, "sequence_length": 2048, "vocab_size": 50257, "positions": "rotary"},
+    "800M-16heads": {"width": 2048, "layers": 16, "heads": 16, "sequence_length": 2048, "vocab_size": 50257, "positions": "rotary"},
+    "857M": {"width": 1152, "layers": 50, "heads": 18, "sequence_length": 2048, "vocab_size": 50257},
+    "13B": {"width": 5120, "layers": 40, "heads": 32, "sequence_length": 2048, "vocab_size": 50257, "tied_head": False},
+    "175B": {"width": 12288, "layers": 96, "heads": 96, "sequence_length": 2048, "vocab_size": 50257, "tied_head": False},
+}
+"""Named sizes. 117M, 800M, 13B and 175B are CARAML's; 800M's heads are 256 wide, the slow corner of attention kernels, hence a variant with
+128. Of EPICURE's 857M model only the number of parameters is published: these sizes give it with GPT-3's architecture. 13B and 175B are
+made for pipelines, whose first and last stage cannot hold the same weight, so their heads are not tied."""
+
+LARGEST_TRAINED_VOCABULARY = 4096
+"""Words of the tokenizer that is trained on the default corpus; four megabytes of text support no more."""
+LOWEST_RATE = 0.1
+"""Share of the learning rate that a cosine ends at."""
+
+
+class Params(BaseModel):
+    """Parameters of the `gpt` workload. A preset gives the sizes; each can be replaced."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    preset: Literal["4M", "30M", "117M", "800M", "800M-16heads", "857M", "13B", "175B"] = Field(
+        "117M", description="named sizes, each of which can be replaced by its own key"
+    )
+    width: int = Field(ge=8, description="width of the hidden states; a multiple of `heads`")
+    layers: int = Field(ge=1, description="number of transformer blocks")
+    heads: int = Field(ge=1, description="number of attention heads")
+    sequence_length: int = Field(ge=2, description="tokens of a sample")
+    vocab_size: int = Field(ge=2, description="the tokenizer's; the embedding is padded to a multiple of 64")
+    positions: Literal["learned", "rotary"] = Field(
+        "learned", description="how a token's place is told: a learned table, or rotary embedding"
+    )
+    tied_head: bool = Field(True, description="the head shares its weights with the embedding of the tokens")
+    backend: Literal["torch", "megatron"] = Field(
+        "torch", description="whose network: ours, or Megatron-Core's in whole copies (needs caraml[megatron])"
+    )
+    data: Literal["text", "synthetic", "synthetic-device"] = Field(
+        "text", description="real text, random tokens made on the host by the loader, or random tokens already on the device"
+    )
+    corpus: str | None = Field(None, description="prefix of a .bin/.idx pair; without it, the Python standard library's sources")
+    recompute: Literal["off", "selective", "full"] = Field(
+        "off", description="what the backward pass computes again: nothing, all but matrix products and attention, or whole layers"
+    )
+    learning_rate: float = Field(6e-4, gt=0, description="highest value, which the warm-up ends at and the decay begins at")
+    warm_up_steps: int = Field(0, ge=0, description="steps over which the learning rate rises to its full value")
+    decay_steps: int | None = Field(
+        None, ge=1, description="step at which a cosine has brought the learning rate to a tenth; absent: constant"
+    )
+    weight_decay: float = Field(0.1, ge=0, description="of AdamW, for matrices only")
+    clip_norm: float = Field(1.0, gt=0, description="largest norm of all gradients together")
+    start_from: str | None = Field(None, description="folder of a checkpoint to start from, taken at any placement")
+    save_to: str | None = Field(None, description="folder for a checkpoint after the last step; mode train only")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_preset(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        sizes = PRESETS.get(values.get("preset", "117M"), PRESETS["117M"])
+        return {**sizes, **values}
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Params:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not divisible by {self.heads} heads")
+        if self.positions == "rotary" and self.width // self.heads % 2:
+            raise ValueError(f"rotary positions need an even head width, found {self.width // self.heads}")
+        if self.backend == "megatron" and self.recompute == "selective":
+            raise ValueError("backend megatron recomputes whole layers or nothing: expected recompute 'off' or 'full'")
+        if self.decay_steps is not None and self.decay_steps <= self.warm_up_steps:
+            raise ValueError(f"decay_steps ({self.decay_steps}) must be above warm_up_steps ({self.warm_up_steps})")
+        return self
+
+    def model_shape(self) -> ModelShape | None:
+        """What a placement must know of the model; ``None`` where it comes in whole copies only."""
+        if self.backend == "megatron":
+            return None
+        padded = -(-self.vocab_size // 64) * 64
+        return ModelShape(self.layers, self.heads, padded, self.sequence_length, self.tied_head)
+
+    def rate(self, step: int) -> float:
+        """Factor of the learning rate at a step from 0: linear warm-up, then a cosine down to a tenth (Brown et al. 2020, appendix B)."""
+        if step < self.warm_up_steps:
+            return (step + 1) / self.warm_up_steps
+        if self.decay_steps is None:
+            return 1.0
+        done = min((step - self.warm_up_steps) / (self.decay_steps - self.warm_up_steps), 1.0)
+        return LOWEST_RATE + (1 - LOWEST_RATE) * (1 + math.cos(math.pi * done)) / 2
+
+
+def build(ctx: BuildContext[Params]) -> Task:
+    """Build the network, AdamW, and the stream of ``(tokens, targets)``, each (micro-batch, T) int64."""
+    import torch
+
+    from caraml.workloads.gpt.model import GPT, flops_per_token, hardware_flops_per_token, parameter_count
+
+    params, config = ctx.params, config_of(ctx.params)
+    with ctx.phase("data"):
+        source = open_source(_dataset(params, ctx.seed), ctx, workers=None, resident=params.data == "synthetic-device")
+    torch.manual_seed(ctx.seed)
+    with torch.device("meta" if ctx.divided else ctx.device):
+        model: torch.nn.Module = GPT(config) if params.backend == "torch" else _megatron(config)
+    facts = Facts(
+        item="token",
+        **_traffic_facts(config, ctx),
+        items_per_sample=params.sequence_length,
+        parameters=parameter_count(config),
+        flops_per_item=flops_per_token(config),
+        flops_formula="6 * (12 * layers * width^2 + vocabulary * width) + 12 * layers * width * sequence length; "
+        "forward and backward, head once, attention not discounted for its causal mask",
+        bytes_per_sample=8 * (params.sequence_length + 1),
+        forward_flops_per_item=flops_per_token(config) / 3,
+        causal_flops_per_item=flops_per_token(config, causal=True),
+        hardware_flops_per_item=hardware_flops_per_token(config),
+        samples_per_epoch=source.samples,
+        data=source.description,
+    )
+    batches = ((batch[:, :-1], batch[:, 1:]) for batch in source.batches)
+    return Task(
+        model=model,
+        optimizer=_optimizer([list(model.parameters())], params, None if ctx.divided else ctx.fused),
+        batches=batches,
+        loss=lambda net, batch: net(*batch),
+        facts=facts,
+        clip_norm=params.clip_norm,
+        division=_division(config, params, ctx) if params.backend == "torch" else None,
+        rate=params.rate if params.warm_up_steps or params.decay_steps else None,
+        start_from=params.start_from,
+        save_to=params.save_to,
+        close=source.close,
+    )
+
+
+def _megatron(config: GPTConfig) -> torch.nn.Module:
+    from caraml.workloads.gpt.megatron_core import MegatronGPT
+
+    return MegatronGPT(config)
+
+
+def _division(config: GPTConfig, params: Params, ctx: BuildContext[Params]) -> Division:
+    from caraml.workloads.gpt import division
+    from caraml.workloads.gpt.model import initial_value
+
+    return Division(
+        stage=lambda index, count: division.stage_on_meta(config, index, count),
+        layers=division.named_layers,
+        tensor_plan=division.tensor_plan,
+        complete=division.complete,
+        initial_value=lambda name, shape, device: initial_value(config, ctx.seed, name, shape, device),
+        optimizer=lambda lists: _optimizer(lists, params, ctx.fused),
+        hidden=(config.sequence_length, config.width),
+    )
+
+
+def _dataset(params: Params, seed: int) -> MapDataset:
+    from caraml.data.synthetic import synthetic_tokens
+    from caraml.workloads.gpt.text import default_text_corpus
+    from caraml.workloads.gpt.tokens import IndexedTokens, TokenSamples
+
+    if params.data != "text":
+        return synthetic_tokens(params.vocab_size, params.sequence_length, seed=seed)
+    prefix = Path(params.corpus) if params.corpus else default_text_corpus(min(params.vocab_size, LARGEST_TRAINED_VOCABULARY)).prefix
+    return TokenSamples(IndexedTokens(prefix), params.sequence_length, params.vocab_size)
+
+
+def _traffic_facts(config: GPTConfig, ctx: BuildContext[Params]) -> dict[str, float]:
+    """What a step moves; nothing where it is not estimated: what recomputation moves again, and what a division sends instead."""
+    from caraml.workloads.gpt.model import parameter_count
+    from caraml.workloads.traffic import ADAMW
+
+    if config.recompute != "off" or ctx.divided:
+        return {}
+    moved, update = network_traffic(config), ADAMW * parameter_count(config)
+    return {
+        "traffic_per_item": moved.per_sample / config.sequence_length,
+        "traffic_per_step": moved.besides * ctx.accumulation + update,
+        "cached_traffic_share": moved.cached_share(ctx.micro_batch, ctx.accumulation, update, ctx.cache_bytes),
+    }
+
+
+def network_traffic(config: GPTConfig) -> Traffic:
+    """What forward and backward pass move. Counted for one and for two layers: every further one moves what the second does."""
+    import dataclasses
+
+    import torch
+    from torch.nn import functional as F
+
+    from caraml.workloads.gpt.model import GPT
+    from caraml.workloads.traffic import traffic
+
+    def of(layers: int) -> Traffic:
+        with torch.device("meta"):
+            model = GPT(dataclasses.replace(config, layers=layers))
+        model.loss = lambda head, hidden, targets: F.cross_entropy(head(hidden).flatten(0, 1), targets.flatten())
+        return traffic(model, lambda samples: model(*[torch.empty(samples, config.sequence_length, dtype=torch.long, device="meta")] * 2))
+
+    further = config.layers - 1
+    return of(1).times(1 - further) + of(2).times(further)
+
+
+def config_of(params: Params) -> GPTConfig:
+    """The network's sizes."""
+    from caraml.workloads.gpt.model import GPTConfig, padded_vocabulary
+
+    return GPTConfig(
+        vocab_size=padded_vocabulary(params.vocab_size),
+        sequence_length=params.sequence_length,
+        width=params.width,
+        layers=params.layers,
+        heads=params.heads,
+        positions=params.positions,
+        tied_head=params.tied_head,
+        recompute=params.recompute,
+    )
+
+
+def _optimizer(lists: list[list[torch.nn.Parameter]], params: Params, fused: bool | None) -> torch.optim.Optimizer:
+    """AdamW. Weight decay on matrices only, not on biases and norms, as GPT training has it since GPT-3."""
+    import torch
+
+    groups = []
+    for members in lists:
+        for matrices, decay in ((True, params.weight_decay), (False, 0.0)):
+            groups.append({"params": [parameter for parameter in members if (parameter.dim() >= 2) == matrices], "weight_decay": decay})
+    return torch.optim.AdamW(groups, lr=params.learning_rate, betas=(0.9, 0.95), fused=fused)
+
+
+WORKLOAD = Workload(title="GPT, next-token prediction", params=Params, build=build)

@@ -1,0 +1,376 @@
+"""From text to a tokenised corpus: read documents, tokenise them by byte-level BPE, write the indexed format.
+
+Nothing is downloaded. A tokenizer is a folder that the user has, or is trained on the text itself; the default text is
+the source code of the Python standard library, which every machine that runs CARAML has.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import itertools
+import json
+import os
+import platform
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line
+from caraml.base.files import write_file
+from caraml.base.limits import GROWTH, TOKENIZER, TOKENIZER_VALUES, VOCABULARY, counted, read_bytes, too_large
+from caraml.data.store import make_parent, prepared_once
+from caraml.workloads.gpt.documents import read_documents, text_files
+from caraml.workloads.gpt.tokens import IndexedTokensWriter, idx_path
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding, Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+DEFAULT_VOCAB_SIZE = 8192
+_END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
+_META_SCHEMA = 1
+_CHARACTER = 4
+"""Bytes of a character at most."""
+_SMALLEST_VOCAB_SIZE = 257
+"""256 bytes and the end of text: byte-level BPE cannot do with less."""
+_TRAINING_BYTES = 64 * 2**20
+"""Text that a tokenizer is trained on, at most: merges of a larger sample are nearly the same, time and memory are not."""
+_BATCH_BYTES = 2**20
+"""Text handed to the tokenizer at once: enough for all cores, little enough for any memory."""
+_DEFAULT_CORPUS_BYTES = 4_000_000
+_LISTED_INPUTS = 5
+"""Inputs named one by one in the provenance; the rest is counted."""
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """A corpus that :func:`prepare_text` wrote.
+
+    Attributes:
+        prefix: the path of ``.bin``, ``.idx``, ``.json`` (these facts) and ``.tokenizer.json`` without those endings.
+        documents: number of documents.
+        tokens: number of tokens, end-of-text tokens included.
+        vocab_size: size of the tokenizer's vocabulary; every token id is below it.
+        tokenizer: the tokenizer as one file, readable by ``tokenizers``.
+        end_of_text: the id that ends each document.
+        provenance: what it was made from and by.
+    """
+
+    prefix: Path
+    documents: int
+    tokens: int
+    vocab_size: int
+    tokenizer: Path
+    end_of_text: int
+    provenance: dict[str, Any]
+
+    @classmethod
+    def read(cls, prefix: Path) -> PreparedText:
+        """The corpus at ``prefix``, from its ``.json``.
+
+        Raises:
+            InputError: if there is none, or it is not what :func:`prepare_text` writes.
+        """
+        path = _meta_path(prefix)
+        hint = "prepare the text with `caraml data prepare text`"
+        meta = _read_table(path)
+        if meta.get("schema") != _META_SCHEMA:
+            raise InputError(f"{path}: schema: found {meta.get('schema')!r}; expected {_META_SCHEMA}", hint)
+        for field in ("documents", "tokens", "vocab_size", "end_of_text"):
+            if not isinstance(meta.get(field), int):
+                raise InputError(f"{path}: {field}: found {meta.get(field)!r}; expected a number", hint)
+        if not isinstance(meta.get("provenance"), dict):
+            raise InputError(f"{path}: provenance: found {meta.get('provenance')!r}; expected a table", hint)
+        counts = {name: meta[name] for name in ("documents", "tokens", "vocab_size", "end_of_text")}
+        return cls(prefix=prefix, tokenizer=_tokenizer_path(prefix), provenance=meta["provenance"], **counts)
+
+    def describe(self) -> dict[str, Any]:
+        """The provenance of a record: kind, path, documents, tokens, vocabulary, and where text and tokenizer came from."""
+        facts = asdict(self) | {"prefix": str(self.prefix), "tokenizer": str(self.tokenizer)}
+        return {"kind": "text", "path": facts.pop("prefix"), "items": facts.pop("documents"), **facts.pop("provenance"), **facts}
+
+
+def prepare_text(
+    inputs: Sequence[Path],
+    out: Path,
+    *,
+    tokenizer: Path | None = None,
+    vocab_size: int = DEFAULT_VOCAB_SIZE,
+    text_key: str = "text",
+) -> PreparedText:
+    """Tokenise the documents of ``inputs`` into the corpus ``out``, each ended by the end-of-text token.
+
+    Args:
+        inputs: files or folders: JSON Lines (``.xz``, ``.gz``, ``.bz2``, ``.zst`` too), Parquet, plain text, source files.
+        out: the prefix; ``out.bin``, ``out.idx``, ``out.json`` and ``out.tokenizer.json`` are written, whole or not at all.
+        tokenizer: a ``tokenizer.json``, or a folder with one or with ``vocab.json`` and ``merges.txt`` (GPT-2's form);
+            without it, a byte-level BPE is trained on the first 64 MiB of the text.
+        vocab_size: the vocabulary to train; a given tokenizer has its own. A short text may yield a smaller one.
+        text_key: the field or column that holds the text.
+
+    Raises:
+        InputError: for inputs, tokenizers and vocabularies that are missing, damaged or empty.
+        EnvironmentUnfitError: nothing can be written there.
+    """
+    # Loader workers are forked later; without a word from us the library warns about its own threads in each of them.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    files = text_files(inputs)
+    make_parent(out)
+    if tokenizer is None:
+        encoder = _train_tokenizer(_all_documents(files, text_key), vocab_size)
+        origin = f"byte-level BPE trained on the text, tokenizers {version('tokenizers')}"
+    else:
+        encoder = load_tokenizer(tokenizer)
+        origin = str(tokenizer)
+    end_of_text = _end_of_text(encoder, origin)
+    encoder.encode_special_tokens = True  # a document that spells the end-of-text token does not end there
+    # Ids may have holes, so the vocabulary ends after the largest.
+    size = max(encoder.get_vocab(with_added_tokens=True).values()) + 1
+    serialised = encoder.to_str()
+    text_bytes = 0
+    with IndexedTokensWriter(out, size) as writer:
+        for texts in _batches(_all_documents(files, text_key)):
+            text_bytes += sum(len(text.encode()) for text in texts)
+            for encoding in _encoded(encoder, texts, origin):
+                if encoding.ids:
+                    writer.add([*encoding.ids, end_of_text])
+        if writer.document_count == 0:
+            raise InputError(f"{', '.join(map(str, inputs))}: found no text in {len(files)} files")
+        idx_path(out).unlink(missing_ok=True)  # from here on, an older corpus of this name is no longer whole
+        write_file(_tokenizer_path(out), serialised)
+        provenance = {
+            "inputs": [str(path) for path in inputs[:_LISTED_INPUTS]],
+            "files": len(files),
+            "file_bytes": sum(path.stat().st_size for path in files),
+            "text_bytes": text_bytes,
+            "bytes": writer.token_count * writer.dtype.itemsize,
+            "sha256": writer.sha256,
+            "tokenizer_origin": origin,
+            "tokenizer_sha256": hashlib.sha256(serialised.encode()).hexdigest(),
+        }
+        counts = {"documents": writer.document_count, "tokens": writer.token_count, "vocab_size": size, "end_of_text": end_of_text}
+        meta = {"schema": _META_SCHEMA, **counts, "provenance": provenance}
+        write_file(_meta_path(out), json.dumps(meta, indent=2) + "\n")
+    return PreparedText.read(out)
+
+
+def _encoded(encoder: Tokenizer, texts: list[str], origin: str) -> list[Encoding]:
+    try:
+        return encoder.encode_batch_fast(texts, add_special_tokens=False)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # the library's own, which is no Exception: an expression that needs too many tries
+            raise
+        raise InputError(f"{origin}: this tokenizer cannot divide the text: {in_a_line(Exception(error))}") from error
+
+
+def standard_library_sources(max_bytes: int | None = None) -> list[Path]:
+    """The ``.py`` files of this Python's standard library, sorted by path, without its tests and installed packages.
+
+    Args:
+        max_bytes: stop before the file that would bring the sum of sizes above this.
+
+    Raises:
+        EnvironmentUnfitError: if this Python comes without its sources.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+    found: list[Path] = []
+    for parent, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in left_out]
+        # _sysconfigdata tells of the machine, not of the library
+        found += [Path(parent, name) for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")]
+    sources = sorted(found)
+    if not sources:
+        raise EnvironmentUnfitError(
+            f"{root}: this Python has no sources of its standard library, the default text",
+            "prepare a text of your own with `caraml data prepare text INPUT --out PREFIX`",
+        )
+    if max_bytes is None:
+        return sources
+    totals = itertools.accumulate(path.stat().st_size for path in sources)
+    return [path for path, total in zip(sources, totals, strict=True) if total <= max_bytes]
+
+
+def default_text_corpus(vocab_size: int = DEFAULT_VOCAB_SIZE) -> PreparedText:
+    """The corpus that needs no input: 4 MB of the standard library's sources, tokenised by a BPE of ``vocab_size``.
+
+    Prepared on first use, found again later. It is the same on all machines with the same Python version; the version is
+    in the provenance, because texts of two versions differ.
+    """
+    sources = standard_library_sources(_DEFAULT_CORPUS_BYTES)
+    root = Path(sysconfig.get_path("stdlib"))
+    listing = "\n".join(f"{path.relative_to(root)} {path.stat().st_size}" for path in sources)
+    key = {
+        "kind": "text",
+        "source": "Python standard library",
+        "python": platform.python_version(),
+        "files_sha256": hashlib.sha256(listing.encode()).hexdigest(),
+        "vocab_size": vocab_size,
+        "tokenizers": version("tokenizers"),
+        "schema": _META_SCHEMA,
+    }
+    return PreparedText.read(prepared_once(key, lambda folder: prepare_text(sources, folder / "corpus", vocab_size=vocab_size)) / "corpus")
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a ``tokenizer.json``, or of a folder with one or with ``vocab.json`` and ``merges.txt``.
+
+    Raises:
+        InputError: if there is none, or it cannot be read.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    single = path / "tokenizer.json" if path.is_dir() else path
+    vocab, merges = path / "vocab.json", path / "merges.txt"
+    if single.is_file():
+        content = _tokenizer_json(single)
+        try:
+            encoder = Tokenizer.from_str(content.decode())
+        except Exception as error:  # the library raises nothing narrower
+            raise InputError(f"{single}: not a tokenizer: {in_a_line(error)}") from error
+        _refuse_growth(encoder, single)
+        encoder.no_padding()  # what they say of lengths is for other uses: a file could ask for any
+        encoder.no_truncation()
+        return encoder
+    if not (vocab.is_file() and merges.is_file()):
+        raise InputError(f"{path}: found no tokenizer; expected a tokenizer.json, or a folder with one or with vocab.json and merges.txt")
+    ids = _read_vocabulary(vocab)
+    encoder = Tokenizer(models.BPE(vocab=ids, merges=_read_merges(merges, ids)))
+    encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    encoder.decoder = decoders.ByteLevel()
+    return encoder
+
+
+def _refuse_growth(encoder: Tokenizer, path: Path) -> None:
+    """Raise ``InputError`` for a tokenizer with more tokens than are read, or that would make a text many times as long."""
+    if (tokens := encoder.get_vocab_size(with_added_tokens=True)) > VOCABULARY:
+        raise too_large(path, tokens, VOCABULARY, "tokens")
+    parts = [json.loads(encoder.normalizer.__getstate__())] if encoder.normalizer is not None else []
+    growth = 1
+    for part in parts:
+        parts += part.get("normalizers", [])
+        growth *= 1 + len(part.get("prepend", ""))
+        if "content" in part:
+            replaced = len(part["pattern"].get("String", "")) or 1  # an expression may match one character, or none
+            growth *= max(1, len(part["content"]) // replaced)
+        longest = max(map(len, _charsmap(part["precompiled_charsmap"]))) if part.get("precompiled_charsmap") else 1
+        growth *= max(1, longest // _CHARACTER)
+    if growth > GROWTH:
+        raise too_large(path, growth, GROWTH, "times the length of a text after its normalizers", "allowed")
+
+
+def _charsmap(coded: str) -> list[bytes]:
+    """The replacements in a map of sentencepiece: after the size of a trie and the trie, each ended by a zero."""
+    content = base64.b64decode(coded)
+    return content[4 + int.from_bytes(content[:4], "little") :].split(b"\0")
+
+
+def _tokenizer_json(path: Path) -> bytes:
+    try:
+        return counted(read_bytes(path, TOKENIZER), path, TOKENIZER_VALUES)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read as JSON ({error})") from error
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(_tokenizer_json(path).decode())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(table, dict):
+        raise InputError(f"{path}: found {type(table).__name__}; expected a table")
+    return table
+
+
+def _read_vocabulary(path: Path) -> dict[str, int]:
+    ids = _read_table(path)
+    if len(ids) > VOCABULARY:
+        raise too_large(path, len(ids), VOCABULARY, "tokens")
+    for token, number in ids.items():
+        if not isinstance(number, int) or not 0 <= number < 2**31:
+            raise InputError(f"{path}: id of {token[:80]!r}: found {str(number)[:80]}; expected a whole number from 0 to 2147483647")
+    return ids
+
+
+def _read_merges(path: Path, ids: dict[str, int]) -> list[tuple[str, str]]:
+    """The pairs of GPT-2's ``merges.txt``: two tokens a line, best first, after a line ``#version``."""
+    merges: list[tuple[str, str]] = []
+    for number, line in enumerate(io.BytesIO(read_bytes(path, TOKENIZER)), start=1):
+        text = line.decode(errors="replace").removesuffix("\n")
+        if not text or text.startswith("#version"):
+            continue
+        left, _, right = text.partition(" ")
+        if not {left, right, left + right} <= ids.keys():
+            raise InputError(
+                f"{path}, line {number}: found {text[:80]!r}; expected two tokens that are in the vocabulary, as is their union"
+            )
+        merges.append((left, right))
+        if len(merges) > TOKENIZER_VALUES:
+            raise too_large(path, len(merges), TOKENIZER_VALUES, "merges")
+    return merges
+
+
+def _train_tokenizer(documents: Iterator[str], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE as GPT-2's, with the end-of-text token as id 0."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    if vocab_size < _SMALLEST_VOCAB_SIZE:
+        raise InputError(f"vocabulary size: found {vocab_size}; expected at least {_SMALLEST_VOCAB_SIZE}: 256 bytes and the end of text")
+    encoder = Tokenizer(models.BPE())
+    encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    encoder.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    encoder.train_from_iterator(_batches(_first_bytes(documents, _TRAINING_BYTES)), trainer)
+    return encoder
+
+
+def _end_of_text(encoder: Tokenizer, origin: str) -> int:
+    for name in _END_OF_TEXT_NAMES:
+        token = encoder.token_to_id(name)
+        if token is not None:
+            return int(token)
+    raise InputError(f"{origin}: found no end-of-text token; expected one of {', '.join(_END_OF_TEXT_NAMES)}")
+
+
+def _all_documents(files: Sequence[Path], text_key: str) -> Iterator[str]:
+    return itertools.chain.from_iterable(read_documents(path, text_key) for path in files)
+
+
+def _first_bytes(documents: Iterator[str], limit: int) -> Iterator[str]:
+    taken = 0
+    for text in documents:
+        if taken >= limit:
+            return
+        yield text[: limit - taken]
+        taken += len(text)
+
+
+def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in documents:
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _meta_path(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + ".json")
+
+
+def _tokenizer_path(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + ".tokenizer.json")

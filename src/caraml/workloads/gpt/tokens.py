@@ -1,0 +1,313 @@
+"""Token streams on disk in Megatron's indexed format, version 1, and the samples that a language model reads from them.
+
+A corpus is two files. ``<prefix>.bin`` holds the token ids of all sequences one after another. ``<prefix>.idx`` is,
+little-endian: the magic ``MMIDIDX\\0\\0`` (9 bytes), the version (uint64, 1), the code of the token type (uint8), the number
+of sequences n (uint64), the number of document boundaries m (uint64), n lengths in tokens (int32), n positions in the
+``.bin`` in bytes (int64) and m document boundaries in sequences (int64; from 0 to n).
+
+Both files may come from anywhere: every figure of the header is checked against the size of the file before it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from caraml.base.errors import InputError
+from caraml.base.files import replacing
+from caraml.base.limits import opened
+
+if TYPE_CHECKING:
+    import torch
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+DTYPE_CODES: Mapping[int, np.dtype[Any]] = {
+    1: np.dtype("u1"),
+    2: np.dtype("i1"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<i4"),
+    5: np.dtype("<i8"),
+    6: np.dtype("<f8"),
+    7: np.dtype("<f4"),
+    8: np.dtype("<u2"),
+}
+"""Megatron's codes of the token type. Token ids are integers, so the two float types are read but never fed to a model."""
+_HEADER = struct.Struct("<9sQBQQ")
+_LARGEST_UINT16_VOCABULARY = 65_500
+"""The vocabulary up to which Megatron stores two bytes per token."""
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The stored type for ids below ``vocab_size``: uint16 where it fits by Megatron's rule, else int32."""
+    return DTYPE_CODES[8] if vocab_size < _LARGEST_UINT16_VOCABULARY else DTYPE_CODES[4]
+
+
+def bin_path(prefix: Path) -> Path:
+    """The token file of the corpus ``prefix``. A prefix may have dots, so nothing of it is taken for a suffix."""
+    return prefix.with_name(prefix.name + ".bin")
+
+
+def idx_path(prefix: Path) -> Path:
+    """The index file of the corpus ``prefix``."""
+    return prefix.with_name(prefix.name + ".idx")
+
+
+@dataclass(frozen=True)
+class TokenIndex:
+    """What an ``.idx`` file says: ``lengths`` (n, tokens), ``pointers`` (n, bytes), ``documents`` (m = documents + 1)."""
+
+    dtype: np.dtype[Any]
+    lengths: npt.NDArray[np.int32]
+    pointers: npt.NDArray[np.int64]
+    documents: npt.NDArray[np.int64]
+
+    @property
+    def token_count(self) -> int:
+        """The tokens of all sequences."""
+        return int(self.lengths.sum(dtype=np.int64))
+
+    @property
+    def document_count(self) -> int:
+        """The number of documents, which may hold several sequences each."""
+        return len(self.documents) - 1
+
+
+def read_index(path: Path) -> TokenIndex:
+    """Read and check an index file; its arrays stay on the disk and are paged in as they are used.
+
+    Raises:
+        InputError: if the file is missing, no index of this format, or contradicts itself or its size.
+    """
+    try:
+        with opened(path) as (file, size):
+            header = file.read(_HEADER.size)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})", "a corpus is the pair PREFIX.bin and PREFIX.idx") from error
+    if len(header) < _HEADER.size:
+        raise InputError(f"{path}: found {len(header)} bytes; expected a header of {_HEADER.size}")
+    magic, version, code, sequences, boundaries = _HEADER.unpack(header)
+    _expect(path, "magic", magic, magic == MAGIC, repr(MAGIC))
+    _expect(path, "version", version, version == VERSION, str(VERSION))
+    _expect(path, "token type code", code, code in DTYPE_CODES, f"one of {', '.join(map(str, DTYPE_CODES))}")
+    _expect(path, "number of document boundaries", boundaries, boundaries >= 1, "at least 1")
+    # Python integers: a header that claims 2**64 sequences overflows nothing and asks for no memory.
+    expected_size = _HEADER.size + sequences * (4 + 8) + boundaries * 8
+    _expect(path, "file size", size, size == expected_size, f"{expected_size} bytes for {sequences} sequences, {boundaries} boundaries")
+    after_lengths = _HEADER.size + 4 * sequences
+    index = TokenIndex(
+        dtype=DTYPE_CODES[code],
+        lengths=_map_array(path, np.dtype("<i4"), _HEADER.size, sequences),
+        pointers=_map_array(path, np.dtype("<i8"), after_lengths, sequences),
+        documents=_map_array(path, np.dtype("<i8"), after_lengths + 8 * sequences, boundaries),
+    )
+    _check_arrays(path, index)
+    return index
+
+
+def _check_arrays(path: Path, index: TokenIndex) -> None:
+    """Lengths are not negative, the sequences lie in the ``.bin`` without gaps, documents divide all sequences in order."""
+    sequences = len(index.lengths)
+    shortest = int(index.lengths.min(initial=0))
+    _expect(path, "sequence length", shortest, shortest >= 0, "none below 0")
+    ends = np.cumsum(index.lengths, dtype=np.int64) * index.dtype.itemsize
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[:sequences]
+    wrong = np.flatnonzero(index.pointers != starts)
+    if wrong.size:
+        at = int(wrong[0])
+        _expect(path, f"pointer of sequence {at}", int(index.pointers[at]), False, f"{int(starts[at])}, the end of the one before")
+    first, last = int(index.documents[0]), int(index.documents[-1])
+    _expect(path, "first document boundary", first, first == 0, "0")
+    _expect(path, "last document boundary", last, last == sequences, f"{sequences}, the number of sequences")
+    _expect(path, "document boundaries", "a falling pair", bool(np.all(np.diff(index.documents) >= 0)), "none before its predecessor")
+
+
+def _expect(path: Path, field: str, found: object, good: bool, expected: str) -> None:
+    if not good:
+        raise InputError(f"{path}: {field}: found {found}; expected {expected}", "prepare it again with `caraml data prepare text`")
+
+
+def _map_array(path: Path, dtype: np.dtype[Any], offset: int, count: int) -> npt.NDArray[Any]:
+    """``count`` values of the file at ``offset`` bytes, read-only. Nothing can be mapped where there is nothing."""
+    if count == 0:
+        return np.empty(0, dtype)
+    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,))
+
+
+class IndexedTokens:
+    """A corpus in the indexed format, read through the page cache; ``corpus[i]`` is sequence i as a read-only array.
+
+    Attributes:
+        prefix: the path without ``.bin`` and ``.idx``.
+        index: what the index file says.
+        stream: the ids of the whole corpus, shape (tokens,), in the stored integer type.
+    """
+
+    def __init__(self, prefix: Path) -> None:
+        """Open ``prefix.idx`` and ``prefix.bin``.
+
+        Raises:
+            InputError: if one of them is missing, damaged, or does not fit the other.
+        """
+        self.prefix = Path(prefix)
+        path = bin_path(self.prefix)
+        self.index = read_index(idx_path(self.prefix))
+        if self.index.dtype.kind == "f":
+            _expect(idx_path(self.prefix), "token type", self.index.dtype, False, "an integer type")
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read ({error.strerror})", "a corpus is the pair PREFIX.bin and PREFIX.idx") from error
+        expected = self.index.token_count * self.index.dtype.itemsize
+        _expect(path, "file size", size, size == expected, f"{expected} bytes for the {self.index.token_count} tokens of the index")
+        self.stream: npt.NDArray[Any] = _map_array(path, self.index.dtype, 0, self.index.token_count)
+
+    def __len__(self) -> int:
+        """The number of sequences."""
+        return len(self.index.lengths)
+
+    def __getitem__(self, position: int) -> npt.NDArray[Any]:
+        start = int(self.index.pointers[position]) // self.index.dtype.itemsize
+        return self.stream[start : start + int(self.index.lengths[position])]
+
+    def __reduce__(self) -> tuple[type[IndexedTokens], tuple[Path]]:
+        """Travel to a loader's worker as a path: a pickled memory map would carry the whole corpus."""
+        return IndexedTokens, (self.prefix,)
+
+    def describe(self) -> dict[str, Any]:
+        """The provenance of a record: kind, path, documents, tokens, bytes and stored type."""
+        return {
+            "kind": "text",
+            "path": str(self.prefix),
+            "items": self.index.document_count,
+            "tokens": self.index.token_count,
+            "bytes": self.stream.nbytes,
+            "dtype": self.index.dtype.name,
+        }
+
+
+class IndexedTokensWriter:
+    """Writes a corpus document by document; the index appears under its name last, when everything else is on the disk.
+
+    Use it as a context manager: leaving it by an exception removes what was written.
+    """
+
+    def __init__(self, prefix: Path, vocab_size: int) -> None:
+        """Start ``prefix`` for ids from 0 to ``vocab_size - 1``; the stored type follows from :func:`token_dtype`."""
+        self.prefix = Path(prefix)
+        self.vocab_size = vocab_size
+        self.dtype = token_dtype(vocab_size)
+        self._lengths: list[int] = []
+        self._sha256 = hashlib.sha256()
+        with ExitStack() as stack:
+            self._idx = stack.enter_context(replacing(idx_path(prefix)))
+            self._bin = stack.enter_context(replacing(bin_path(prefix)))  # left first, so that the index appears last
+            self._files = stack.pop_all()
+
+    def add(self, ids: Sequence[int] | npt.NDArray[Any]) -> None:
+        """Append one document, ids of shape (tokens,).
+
+        Raises:
+            ValueError: if an id is outside the vocabulary.
+        """
+        wide = np.asarray(ids, dtype=np.int64)
+        if wide.size and (int(wide.min()) < 0 or int(wide.max()) >= self.vocab_size):
+            raise ValueError(f"token ids run from {wide.min()} to {wide.max()}; expected 0 to {self.vocab_size - 1}")
+        data = wide.astype(self.dtype).tobytes()
+        self._bin.write(data)
+        self._sha256.update(data)
+        self._lengths.append(wide.size)
+
+    @property
+    def document_count(self) -> int:
+        """Documents written so far."""
+        return len(self._lengths)
+
+    @property
+    def token_count(self) -> int:
+        """Tokens written so far."""
+        return sum(self._lengths)
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 of the bytes of the ``.bin`` so far, in hexadecimal: two corpora are the same if it is."""
+        return self._sha256.hexdigest()
+
+    def _write_index(self) -> None:
+        lengths = np.asarray(self._lengths, dtype=np.int64)
+        pointers = (np.cumsum(lengths) - lengths) * self.dtype.itemsize
+        code = next(code for code, dtype in DTYPE_CODES.items() if dtype == self.dtype)
+        self._idx.write(_HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
+        self._idx.write(lengths.astype("<i4").tobytes())
+        self._idx.write(pointers.astype("<i8").tobytes())
+        self._idx.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
+        # An old index must never stand beside new tokens.
+        idx_path(self.prefix).unlink(missing_ok=True)
+
+    def __enter__(self) -> IndexedTokensWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            self._files.__exit__(kind, error, trace)
+            return
+        with self._files:
+            self._write_index()
+
+
+class TokenSamples:
+    """A corpus cut into the samples of a language model: a map-style data set for ``caraml.data.loader.stream``.
+
+    Sample i is the ``sequence_length + 1`` tokens from position ``i * sequence_length`` of the concatenated stream; the
+    first ``sequence_length`` are the input, the last as many the targets. Neighbours share one token, so that every
+    token but the first is predicted exactly once. What does not fill a sample at the end is left out.
+    Order and division among ranks are the loader's business.
+    """
+
+    def __init__(self, corpus: IndexedTokens, sequence_length: int, vocab_size: int | None = None) -> None:
+        """Cut ``corpus``; with ``vocab_size``, an id outside it is an error of the sample instead of a fault on the device.
+
+        Raises:
+            InputError: if the corpus is shorter than one sample.
+        """
+        self.corpus = corpus
+        self.sequence_length = sequence_length
+        self.vocab_size = vocab_size
+        self._count = max(0, (len(corpus.stream) - 1) // sequence_length)
+        if self._count == 0:
+            raise InputError(
+                f"{corpus.prefix}: found {len(corpus.stream)} tokens; expected at least {sequence_length + 1} for one sample",
+                "prepare more text or shorten the sequence",
+            )
+
+    def __len__(self) -> int:
+        """The number of samples in an epoch."""
+        return self._count
+
+    def __getitem__(self, position: int) -> torch.Tensor:
+        """Sample ``position``: int64, shape (sequence_length + 1,)."""
+        import torch
+
+        if not 0 <= position < self._count:
+            raise IndexError(f"sample {position} of {self._count}")
+        start = position * self.sequence_length
+        ids = self.corpus.stream[start : start + self.sequence_length + 1].astype(np.int64)
+        if self.vocab_size is not None and (int(ids.min()) < 0 or int(ids.max()) >= self.vocab_size):
+            raise InputError(
+                f"{self.corpus.prefix}: sample {position} has token {int(ids.max())}; expected ids from 0 to {self.vocab_size - 1}",
+                "the model's vocabulary must hold the one that the corpus was prepared with",
+            )
+        return torch.from_numpy(ids)
+
+    def describe(self) -> dict[str, Any]:
+        """The provenance of the corpus, and how it was cut."""
+        return {**self.corpus.describe(), "samples": self._count, "sequence_length": self.sequence_length}

@@ -1,0 +1,308 @@
+"""Image classification with any timm network: ResNet-50 by default, as in CARAML's vision benchmark and EPICURE's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from caraml.base.errors import InputError, unknown_name
+from caraml.metrics.model import Facts
+from caraml.workloads.base import BatchSource, BuildContext, Task, Workload, loader_workers, open_source
+
+if TYPE_CHECKING:
+    import torch
+
+    from caraml.workloads.image_classification.images import HeldOut, ImageSamples
+    from caraml.workloads.traffic import Traffic
+
+
+IMAGENET_IMAGES = 1_281_167
+"""Images of ImageNet's training set, the epoch that energies are scaled to (the CARAML slides use this number and 10^6)."""
+FLOPS_FORMULA = "torch's FlopCounterMode over one forward and backward pass: 2 FLOPs per multiply-add of products and convolutions"
+
+
+class Params(BaseModel):
+    """Parameters of the `image_classification` workload."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str = Field("resnet50", description="a network's name in timm; resnet50 is version 1.5")
+    image_size: int = Field(224, ge=32, description="height and width of the network's input [pixels]")
+    classes: int = Field(1000, ge=2, description="number of classes that the network tells apart")
+    data: Literal["images", "lmdb", "webdataset", "archive", "dali", "synthetic", "synthetic-device"] = Field(
+        "images",
+        description="image files, one LMDB, tar shards read in place, an archive unpacked by `stage`, image files decoded by DALI, "
+        "random images made on the host by the loader, or random images already on the device",
+    )
+    path: str | None = Field(None, description="where the data lies; without it, a small set of image files that is drawn on first use")
+    validation: str | None = Field(None, description="held-out images in the same form; the drawn set has its own")
+    stage: str | None = Field(None, description="folder on each node, as /dev/shm, to which the data is brought before anything is timed")
+    passes: int = Field(1, ge=1, description="how often an epoch reads each image: 13 makes TinyImageNet as long as ImageNet")
+    on_damaged: Literal["fail", "skip"] = Field("fail", description="a damaged image: stop and name it, or take the next one and count it")
+    samples: int | None = Field(None, ge=1, description="images in an epoch of synthetic data; ImageNet's number if absent")
+    workers: int | None = Field(None, ge=0, description="loader processes; chosen by device and cores if absent")
+    bn_span: int = Field(1, ge=1, description="devices over which batch normalisation is taken")
+    zero_gamma: bool = Field(True, description="start residual blocks as identities (Goyal et al.); only of networks that have the choice")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="share of the target that is spread over all classes")
+    schedule: Literal["constant", "goyal"] = Field(
+        "constant", description="goyal: learning rate x global batch / 256, linear warm-up, a tenth at epochs 30, 60 and 80"
+    )
+    warm_up_epochs: float = Field(5.0, ge=0, description="of schedule `goyal`")
+    learning_rate: float = Field(0.1, gt=0, description="of the optimizer")
+    momentum: float = Field(0.9, ge=0, lt=1, description="of the optimizer")
+    weight_decay: float = Field(5e-5, ge=0, description="of the optimizer")
+    epoch_images: int = Field(IMAGENET_IMAGES, ge=1, description="images of the epoch that `energy_per_epoch` speaks of; or 1000000")
+
+
+@dataclass(frozen=True)
+class _Input:
+    """Training batches, held-out images if there are any, and what goes with them."""
+
+    source: BatchSource
+    held_out: HeldOut | None
+    damaged: Callable[[], dict[str, str]]
+
+    def close(self) -> None:
+        """End all loader workers."""
+        self.source.close()
+        if self.held_out is not None:
+            self.held_out.close()
+
+
+def build(ctx: BuildContext[Params]) -> Task:
+    """Build the network, SGD with momentum, and the stream of ``[uint8 (B, 3, S, S), int64 (B,)]``."""
+    import torch
+    from torch.nn import functional as F
+
+    from caraml.workloads.image_classification.images import normalize_images
+    from caraml.workloads.image_classification.span_norm import share_batch_norm
+
+    params = ctx.params
+    if ctx.world % params.bn_span:
+        raise InputError(f"bn_span: found {params.bn_span}; expected a divisor of the {ctx.world} devices")
+    with ctx.phase("data"):
+        given = _open(ctx)
+    torch.manual_seed(ctx.seed)
+    model = share_batch_norm(_network(params), params.bn_span, ctx.device).to(ctx.device)
+    model = model.to(memory_format=ctx.memory_format)  # type: ignore[call-overload]  # missing in torch's annotations
+
+    def normalized(images: torch.Tensor) -> torch.Tensor:
+        return normalize_images(images, memory_format=ctx.memory_format)
+
+    def loss(net: torch.nn.Module, batch: Any) -> torch.Tensor:
+        images, labels = batch
+        return F.cross_entropy(net(normalized(images)), labels, label_smoothing=params.label_smoothing)
+
+    def judge(net: torch.nn.Module, batch: Any) -> torch.Tensor:
+        images, labels = batch
+        scores = net(normalized(images)).float()
+        right = (scores.argmax(1) == labels).sum()
+        return torch.stack([F.cross_entropy(scores, labels, reduction="sum"), right, right.new_tensor(len(labels))])
+
+    held_out = given.held_out
+    return Task(
+        model=model,
+        optimizer=_optimizer(model, ctx, given.source.samples),
+        batches=given.source.batches,
+        loss=loss,
+        facts=_facts(ctx, model, given.source),
+        predict=lambda net, batch: net(normalized(batch[0])),
+        validation=None if held_out is None else lambda: held_out,
+        judge=judge,
+        damaged=given.damaged,
+        close=given.close,
+    )
+
+
+def _optimizer(model: torch.nn.Module, ctx: BuildContext[Params], samples: int) -> torch.optim.Optimizer:
+    import torch
+
+    params = ctx.params
+    groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
+    if params.schedule == "goyal":  # no decay of normalisation's factors and shifts (section 5.1)
+        matrices = [weight for weight in model.parameters() if weight.ndim > 1]
+        groups = [{"params": matrices}, {"params": [weight for weight in model.parameters() if weight.ndim <= 1], "weight_decay": 0.0}]
+    optimizer = torch.optim.SGD(
+        groups, lr=params.learning_rate, momentum=params.momentum, weight_decay=params.weight_decay, nesterov=True, fused=ctx.fused
+    )
+    if params.schedule == "goyal":
+        batch = ctx.micro_batch * ctx.accumulation * ctx.world
+        follow(optimizer, goyal_rate(params.learning_rate, batch, params.warm_up_epochs), max(samples // batch, 1))
+    return optimizer
+
+
+def _facts(ctx: BuildContext[Params], model: torch.nn.Module, source: BatchSource) -> Facts:
+    from caraml.workloads.traffic import SGD_MOMENTUM
+
+    params = ctx.params
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    moved, update = network_traffic(params), SGD_MOMENTUM * parameters
+    return Facts(
+        item="image",
+        items_per_sample=1,
+        parameters=parameters,
+        traffic_per_item=moved.per_sample,
+        traffic_per_step=moved.besides * ctx.accumulation + update,
+        cached_traffic_share=moved.cached_share(ctx.micro_batch, ctx.accumulation, update, ctx.cache_bytes),
+        flops_per_item=flops_per_image(params),
+        flops_formula=FLOPS_FORMULA,
+        bytes_per_sample=3 * params.image_size**2,
+        forward_flops_per_item=flops_per_image(params, backward=False),
+        samples_per_epoch=source.samples,
+        epoch_items=params.epoch_images,
+        data=source.description,
+    )
+
+
+def flops_per_image(params: Params, *, backward: bool = True) -> float:
+    """FLOPs of one image, forward and unless told otherwise backward, counted on torch's meta device: nothing is computed or allocated."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from caraml.workloads.flops import CORRECTIONS
+
+    with torch.device("meta"):
+        model = _network(params)
+        image = torch.empty(1, 3, params.image_size, params.image_size)
+    model.eval()  # normalisation layers with one value per channel refuse to train on one image; the FLOPs are the same
+    counter = FlopCounterMode(display=False, custom_mapping=CORRECTIONS)
+    with counter:
+        scores = model(image)
+        if backward:
+            scores.sum().backward()
+    return float(counter.get_total_flops())
+
+
+def network_traffic(params: Params) -> Traffic:
+    """What forward and backward pass move; a sample is an image."""
+    import torch
+
+    from caraml.workloads.traffic import traffic
+
+    with torch.device("meta"):
+        model = _network(params)
+    size = params.image_size
+    return traffic(model, lambda images: model(torch.empty(images, 3, size, size, device="meta")).float().mean())
+
+
+def _network(params: Params) -> torch.nn.Module:
+    from caraml.compat import make_torchvision_importable
+
+    make_torchvision_importable()
+    import timm
+
+    if not timm.is_model(params.model):
+        raise unknown_name("timm model", params.model, timm.list_models())
+    options: dict[str, Any] = {"num_classes": params.classes, "pretrained": False}
+    if "resne" in params.model and not params.zero_gamma:  # timm starts its ResNets, ResNeXts ... with zeros
+        options["zero_init_last"] = False
+    if params.model.startswith(("vit_", "deit")):
+        options["img_size"] = params.image_size
+    return timm.create_model(params.model, **options)
+
+
+def _open(ctx: BuildContext[Params]) -> _Input:
+    from caraml.data.synthetic import IMAGENET_SAMPLES, synthetic_images
+    from caraml.workloads.image_classification.images import HeldOut
+
+    params = ctx.params
+    if params.data in ("synthetic", "synthetic-device"):
+        made = synthetic_images(params.classes, params.image_size, params.samples or IMAGENET_SAMPLES, seed=ctx.seed)
+        source = open_source(made, ctx, workers=params.workers, resident=params.data == "synthetic-device")
+        return _Input(source, None, dict)
+    if params.data == "dali":
+        return _Input(_dali_source(ctx), None, dict)
+    samples, staging = _samples(ctx, params.path)
+    source = open_source(samples, ctx, workers=params.workers, resident=False)
+    source.description.update(staging)
+    if params.path is not None and params.validation is None:
+        return _Input(source, None, lambda: samples.damaged)
+    unseen, _ = _samples(ctx, params.validation, held_out=samples)
+    held_out = HeldOut(unseen, ctx.micro_batch, ctx.device, loader_workers(ctx, params.workers))
+    return _Input(source, held_out, lambda: {**samples.damaged, **unseen.damaged})
+
+
+def _samples(
+    ctx: BuildContext[Params], path: str | None, held_out: ImageSamples | None = None
+) -> tuple[ImageSamples, dict[str, JsonValue]]:
+    """The samples at ``path`` and how they were staged; ``held_out`` gives the classes that images to validate with must have."""
+    from caraml.workloads.image_classification.generator import default_image_folder
+    from caraml.workloads.image_classification.images import Form, ImageSamples, open_store
+
+    params = ctx.params
+    form: Form = params.data  # type: ignore[assignment]  # what is left after synthetic data and DALI
+    where = Path(path) if path else default_image_folder(held_out=held_out is not None) if form == "images" else None
+    opened = open_store(form, where, Path(params.stage) if params.stage else None, ctx.phase("staging"))
+    found = len(opened.store.classes)
+    if found > params.classes:
+        raise InputError(f"classes: found {params.classes}; the data at {where} has {found}")
+    if held_out is not None and opened.store.classes != held_out.classes:
+        raise InputError(f"validation: the classes at {where} are not those of the training images")
+    samples = ImageSamples(
+        opened.store,
+        params.image_size,
+        seed=ctx.seed,
+        passes=1 if held_out is not None else params.passes,
+        on_damaged=params.on_damaged,
+        augmented=held_out is None,
+    )
+    staged = opened.staged
+    note: dict[str, JsonValue] = {}
+    if staged is not None:
+        note = {"staged_from": str(where), "staged_bytes": staged.bytes, "staging_seconds": staged.seconds, "staged_before": staged.again}
+    return samples, note
+
+
+def _dali_source(ctx: BuildContext[Params]) -> BatchSource:
+    from caraml.workloads.image_classification.dali import DaliBatches
+    from caraml.workloads.image_classification.generator import default_image_folder
+
+    params = ctx.params
+    root = Path(params.path) if params.path else default_image_folder()
+    threads = loader_workers(ctx, params.workers)
+    batches = DaliBatches(
+        root, params.image_size, ctx.micro_batch, ctx.device, threads=threads, seed=ctx.seed, rank=ctx.rank, world=ctx.world
+    )
+    return BatchSource(batches, {**batches.describe(), "resident": False, "loader_workers": threads}, lambda: None, len(batches))
+
+
+WORKLOAD = Workload(title="image classification", params=Params, build=build)
+
+
+REFERENCE_BATCH = 256
+"""Batch that the unscaled learning rate is meant for."""
+DECAY_EPOCHS = (30, 60, 80)
+"""After each, the learning rate is a tenth of what it was; a training has 90 epochs."""
+
+
+def goyal_rate(reference: float, global_batch: int, warm_up_epochs: float) -> Callable[[float], float]:
+    """The learning rate as a function of time in epochs.
+
+    It grows linearly from ``reference`` to ``reference * global_batch / 256`` during the warm-up; it falls to a tenth at epochs 30, 60, 80.
+    """
+    peak = reference * global_batch / REFERENCE_BATCH
+
+    def rate(epoch: float) -> float:
+        if epoch < warm_up_epochs:
+            return reference + (peak - reference) * epoch / warm_up_epochs
+        return peak * 0.1 ** sum(epoch >= decay for decay in DECAY_EPOCHS)
+
+    return rate
+
+
+def follow(optimizer: torch.optim.Optimizer, rate: Callable[[float], float], steps_per_epoch: int) -> None:
+    """Set the learning rate before the first step and after every step; a step that the loss scaler skips does not count."""
+    taken = 0
+
+    def apply(*_: Any) -> None:
+        nonlocal taken
+        for group in optimizer.param_groups:
+            group["lr"] = rate(taken / steps_per_epoch)
+        taken += 1
+
+    apply()
+    optimizer.register_step_post_hook(apply)

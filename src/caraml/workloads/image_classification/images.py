@@ -1,0 +1,289 @@
+"""Images from a store to the device: decode, crop and flip in the loader's workers, normalise where the model is."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from caraml.base.errors import InputError
+from caraml.data.staging import Staged, stage
+from caraml.system.streams import pins
+from caraml.workloads.image_classification.decode import Choose, Damaged, central_crop, decode_crop, random_crop
+from caraml.workloads.image_classification.generator import default_image_folder, generate_image_folder
+from caraml.workloads.image_classification.store import FolderStore, ImageStore
+
+__all__ = ["HeldOut", "ImageSamples", "default_image_folder", "generate_image_folder", "image_folder_dataset", "normalize_images"]
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+"""Mean of ImageNet's training images per channel (red, green, blue), levels from 0 to 1; torchvision's reference values."""
+IMAGENET_STD = (0.229, 0.224, 0.225)
+"""Standard deviation to :data:`IMAGENET_MEAN`."""
+_MOST_IN_A_ROW = 100
+"""Damaged images one after the other beyond which there is no point in looking for a whole one."""
+
+OnDamaged = Literal["fail", "skip"]
+Loaded = tuple[torch.Tensor, torch.Tensor, list[tuple[str, str]]]
+"""What a worker hands over: uint8 (B, 3, S, S), int64 (B,), and the damaged files met on the way, each with its reason."""
+
+
+class ImageSamples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """The samples of an image store: a random crop of random size and shape, resized, mirrored half of the time.
+
+    Crop and mirror are functions of the seed, the epoch and the position, so that a sample does not depend on the number of workers or
+    ranks. A set read ``passes`` times per epoch stands in for a larger one (EPICURE reads TinyImageNet 13 times for ImageNet's epoch).
+    """
+
+    counts_epochs = True
+    """The loader counts positions on over the epochs (``epoch * len + position``) instead of from 0 in each."""
+
+    def __init__(
+        self,
+        store: ImageStore,
+        size: int = 224,
+        *,
+        seed: int = 0,
+        passes: int = 1,
+        on_damaged: OnDamaged = "fail",
+        augmented: bool = True,
+        reduced_decoding: bool = True,
+    ) -> None:
+        """Samples of ``store``.
+
+        Args:
+            store: where the images lie.
+            size: height and width of a sample in pixels.
+            seed: of crops and mirrors.
+            passes: how often each image is read in an epoch, each time with another crop.
+            on_damaged: ``fail`` stops at a damaged file and names it; ``skip`` takes the next image instead, and counts and names it.
+            augmented: without it, the central crop, never mirrored: what validation looks at.
+            reduced_decoding: allow decoding at reduced size; off, the pixels are those of the fully decoded image.
+        """
+        self.store, self.size, self.seed, self.passes = store, size, seed, passes
+        self.on_damaged, self.augmented, self.reduced_decoding = on_damaged, augmented, reduced_decoding
+        self.damaged: dict[str, str] = {}
+        """Damaged files met so far, and why; kept by the process that reads the batches."""
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes."""
+        return self.store.classes
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """Class of each image of the store."""
+        return self.store.labels
+
+    def __len__(self) -> int:
+        """Samples in an epoch."""
+        return len(self.store.labels) * self.passes
+
+    def __getitem__(self, draw: int) -> tuple[torch.Tensor, int]:
+        """Sample ``draw`` counted over all epochs: uint8 (3, size, size) and its class.
+
+        Raises:
+            InputError: if the file is damaged or gone, and damaged files are fatal; or if a hundred in a row are.
+        """
+        image, label, _ = self._load(draw)
+        return image, label
+
+    def __getitems__(self, draws: Sequence[int]) -> Loaded:
+        """A batch, put together where it is decoded."""
+        images = torch.empty((len(draws), self.size, self.size, 3), dtype=torch.uint8).permute(0, 3, 1, 2)  # (B, 3, S, S), channels last
+        labels = torch.empty(len(draws), dtype=torch.int64)
+        damaged: list[tuple[str, str]] = []
+        for row, draw in enumerate(draws):
+            images[row], labels[row], met = self._load(draw)
+            damaged += met
+        return images, labels, damaged
+
+    @staticmethod
+    def collate(loaded: Any) -> Any:
+        """Batches are whole already."""
+        return loaded
+
+    def received(self, loaded: Loaded) -> list[torch.Tensor]:
+        """The batch proper, once the reading process has noted which files were damaged."""
+        images, labels, damaged = loaded
+        self.damaged.update(damaged)
+        return [images, labels]
+
+    def _load(self, draw: int) -> tuple[torch.Tensor, int, list[tuple[str, str]]]:
+        images = len(self.store.labels)
+        position = draw % len(self) % images
+        choose, mirrored = self._fate(draw)
+        damaged: list[tuple[str, str]] = []
+        while True:
+            try:
+                image = decode_crop(self.store.read(position), choose, self.size, reduced=self.reduced_decoding)
+            except (Damaged, OSError, InputError) as error:
+                name = self.store.name(position)
+                if self.on_damaged == "fail":
+                    raise InputError(
+                        f"{name}: not readable as an image: {error}", "repair or remove it, or set on_damaged = 'skip'"
+                    ) from error
+                damaged.append((name, str(error)))
+                if len(damaged) >= min(_MOST_IN_A_ROW, images):
+                    raise InputError(f"{name}: not readable as an image, nor the {len(damaged) - 1} before it: {error}") from error
+                position = (position + 1) % images
+                continue
+            return (image.flip(-1) if mirrored else image), int(self.store.labels[position]), damaged
+
+    def _fate(self, draw: int) -> tuple[Choose, bool]:
+        """Crop and mirror of a sample."""
+        if not self.augmented:
+            return central_crop, False
+        rng = random.Random((self.seed << 48) ^ draw)  # noqa: S311 -- crops and mirrors, the same for the same seed
+        mirrored = rng.random() < 0.5
+        return random_crop(rng), mirrored
+
+    def describe(self) -> dict[str, Any]:
+        """The provenance of a record: kind, path, images, classes, bytes and how they were found, sample size, decoder."""
+        return {
+            **self.store.describe(),
+            "items": len(self.store.labels),
+            "classes": len(self.classes),
+            "size": self.size,
+            "passes": self.passes,
+            "decoder": f"simplejpeg {version('simplejpeg')}",
+        }
+
+
+def image_folder_dataset(root: Path, size: int = 224, **options: Any) -> ImageSamples:
+    """The training samples of an image folder: uint8 (3, ``size``, ``size``) and class, for ``caraml.data.loader.stream``."""
+    return ImageSamples(FolderStore(root), size, **options)
+
+
+class HeldOut:
+    """The held-out images, gone through once, in order, without crops at random: what a validation pass reads.
+
+    Its loader workers stay from one pass to the next. Close it to end them.
+    """
+
+    def __init__(self, samples: ImageSamples, batch_size: int, device: torch.device, workers: int) -> None:
+        self._samples, self._batch_size, self._device, self._workers = samples, batch_size, device, workers
+        self._loaders: dict[tuple[int, int], torch.utils.data.DataLoader[Any]] = {}
+
+    def __len__(self) -> int:
+        """Batches of one pass over all of them."""
+        return math.ceil(len(self._samples) / self._batch_size)
+
+    def __iter__(self) -> Iterator[list[torch.Tensor]]:
+        """All of them."""
+        return self.share(0, 1)
+
+    def share(self, rank: int, world: int) -> Iterator[list[torch.Tensor]]:
+        """Every ``world``-th image from ``rank`` on; the last batch may be smaller."""
+        own = list(range(rank, len(self._samples), world))
+        loader = self._loaders.setdefault((rank, world), self._loader(own))
+        for loaded in loader:
+            yield [tensor.to(self._device, non_blocking=True) for tensor in self._samples.received(loaded)]
+
+    def _loader(self, own: list[int]) -> torch.utils.data.DataLoader[Any]:
+        return torch.utils.data.DataLoader(
+            self._samples,
+            batch_sampler=[own[first : first + self._batch_size] for first in range(0, len(own), self._batch_size)],
+            num_workers=self._workers,
+            collate_fn=ImageSamples.collate,
+            persistent_workers=self._workers > 0,
+            pin_memory=pins(self._device),
+        )
+
+    def close(self) -> None:
+        """End the workers."""
+        for loader in self._loaders.values():
+            if loader._iterator is not None:
+                loader._iterator._shutdown_workers()  # type: ignore[attr-defined]  # torch has no public way to say this
+        self._loaders.clear()
+
+
+def normalize_images(
+    batch: torch.Tensor, dtype: torch.dtype = torch.float32, memory_format: torch.memory_format = torch.channels_last
+) -> torch.Tensor:
+    """Bring images to ImageNet's mean 0 and standard deviation 1 on the device that they are on.
+
+    Args:
+        batch: uint8 (B, 3, H, W), levels from 0 to 255. As bytes, a batch crosses to the device in a quarter of the time.
+        dtype: of the result; the arithmetic is float32.
+        memory_format: of the result.
+
+    Returns:
+        ``(batch / 255 - mean) / std``, shape (B, 3, H, W).
+    """
+    shift, factor = _normalisation(batch.device)
+    return batch.to(torch.float32, memory_format=memory_format).sub_(shift).mul_(factor).to(dtype)
+
+
+@functools.lru_cache(maxsize=16)
+def _normalisation(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """``255 mean`` and ``1 / (255 std)``, each (1, 3, 1, 1). Kept, because copying them anew would synchronise every step."""
+    mean = torch.tensor(IMAGENET_MEAN).view(1, 3, 1, 1)
+    std = torch.tensor(IMAGENET_STD).view(1, 3, 1, 1)
+    return (255 * mean).to(device), (1 / (255 * std)).to(device)
+
+
+Form = Literal["images", "lmdb", "webdataset", "archive"]
+"""``images``: ROOT/CLASS/IMAGE. ``lmdb``: one database. ``webdataset``: tar files read in place. ``archive``: unpacked before use."""
+
+
+@dataclass(frozen=True)
+class OpenStore:
+    """A store, and how it was brought to this node if it was."""
+
+    store: ImageStore
+    staged: Staged | None
+
+
+def open_store(form: Form, path: Path | None, stage_to: Path | None, staging: AbstractContextManager[None]) -> OpenStore:
+    """Open the images at ``path``, on storage of this node if ``stage_to`` names a folder there.
+
+    Args:
+        form: what ``path`` is.
+        path: ``None`` for the small drawn set, which is an image folder.
+        stage_to: a folder on this node, or ``None`` to read where the data lies.
+        staging: surrounds the copying, so that it can be timed.
+
+    Raises:
+        InputError: for anything that is wrong with the data as a whole.
+    """
+    if path is None:
+        if form != "images":
+            raise InputError(f"path: found none; data = {form!r} needs one", "caraml data pack writes one from an image folder")
+        path = default_image_folder()
+    if form == "archive" and stage_to is None:
+        raise InputError("stage: found none; data = 'archive' needs a folder to unpack to", "for example stage = '/dev/shm'")
+    staged = None
+    if stage_to is not None:
+        with staging:
+            staged = stage(path, stage_to, unpack=form == "archive")
+        path = staged.path
+    return OpenStore(_store(form, path), staged)
+
+
+def _store(form: Form, path: Path) -> ImageStore:
+    if form == "lmdb":
+        from caraml.workloads.image_classification.lmdb_store import LmdbStore
+
+        return LmdbStore(path)
+    if form == "webdataset":
+        from caraml.workloads.image_classification.tar_store import TarStore
+
+        return TarStore(path)
+    return FolderStore(_below_wrappers(path) if form == "archive" else path)
+
+
+def _below_wrappers(folder: Path) -> Path:
+    """An archive often holds one folder that holds everything: go down as long as there is one folder with nothing but folders in it."""
+    while len(inside := list(folder.iterdir())) == 1 and inside[0].is_dir() and all(path.is_dir() for path in inside[0].iterdir()):
+        folder = inside[0]
+    return folder

@@ -1,0 +1,131 @@
+"""Question answering: BERT fine-tuned on SQuAD, as in the PEARC '22 accelerator study (its Table 2 counts items per second)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from caraml.base.errors import InputError
+from caraml.workloads.base import COUNTED, BuildContext, Task, Workload, counted_facts, open_source
+
+if TYPE_CHECKING:
+    import torch
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+    "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256},
+}
+"""Sizes of Devlin et al. 2018, table 1 and section 3, and a tiny network for laptops and tests."""
+FULL_VOCABULARY = 30522
+"""Words of the published uncased BERT; a smaller vocabulary that is trained here does not make the network smaller."""
+
+
+class Params(BaseModel):
+    """Parameters of the `question_answering` workload."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    preset: Literal["base", "large", "tiny"] = Field("base", description="BERT base (109 M parameters), BERT large, or a tiny one")
+    weights: str | None = Field(None, description="folder of a trained BERT in transformers' form; from random weights if absent")
+    data: Literal["squad", "synthetic", "synthetic-device"] = Field(
+        "squad", description="SQuAD's JSON, random tokens made by the loader, or random tokens already on the device"
+    )
+    file: str | None = Field(None, description="train-v1.1.json or train-v2.0.json; without it, a small set about invented people")
+    validation: str | None = Field(None, description="dev-v1.1.json or dev-v2.0.json; the invented set has its own")
+    vocabulary: str | None = Field(None, description="vocab.txt of WordPiece; of `weights`, or trained on the file, if absent")
+    vocabulary_size: int = Field(2000, ge=100, description="words of a vocabulary that is trained")
+    tokens: int = Field(384, ge=16, le=512, description="tokens per window, question and text together")
+    workers: int | None = Field(None, ge=0, description="loader processes; chosen by device and cores if absent")
+    learning_rate: float = Field(3e-5, gt=0, description="of the optimizer")
+    weight_decay: float = Field(0.01, ge=0, description="of the optimizer")
+
+
+def build(ctx: BuildContext[Params]) -> Task:
+    """Build BERT with a span head, AdamW, and the stream of ``[int64 (B, 3, T), int64 (B, 2)]``."""
+    import torch
+    from torch.nn import functional as F
+
+    params = ctx.params
+    with ctx.phase("data"):
+        dataset, unseen = _datasets(params, ctx.seed)
+        source = open_source(dataset, ctx, workers=params.workers, resident=params.data == "synthetic-device")
+    torch.manual_seed(ctx.seed)
+    model = _network(params).to(ctx.device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, weight_decay=params.weight_decay, fused=ctx.fused)
+    size, formula = 8 * (3 * params.tokens + 2), f"{COUNTED}; of a full window"
+    facts = counted_facts("item", model, source, flops_per_item(params), bytes_per_sample=size, formula=formula)
+
+    def scores(net: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """Logits of being the first and the last token of the answer, (B, 2, T)."""
+        ids, segments, mask = batch[0].unbind(1)
+        out = net(input_ids=ids, token_type_ids=segments, attention_mask=mask)
+        return torch.stack([out.start_logits, out.end_logits], dim=1).float()
+
+    def loss(net: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return F.cross_entropy(scores(net, batch).flatten(0, 1), batch[1].flatten())
+
+    def judge(net: torch.nn.Module, batch: Any) -> torch.Tensor:
+        found = scores(net, batch)
+        right = (found.argmax(-1) == batch[1]).all(1).sum()
+        losses = F.cross_entropy(found.flatten(0, 1), batch[1].flatten(), reduction="sum") / 2
+        return torch.stack([losses, right, right.new_tensor(len(found))])
+
+    validation = None if unseen is None else lambda: _batches(unseen, ctx)
+    return Task(
+        model, optimizer, source.batches, loss, facts, clip_norm=1.0, predict=scores, validation=validation, judge=judge, close=source.close
+    )
+
+
+def flops_per_item(params: Params) -> tuple[float, float]:
+    """FLOPs of one window: forward, and forward with backward. Embeddings, masks and dropout count nothing."""
+    import torch
+
+    from caraml.workloads.flops import forward_and_training_flops
+
+    with torch.device("meta"):
+        model = _network(params.model_copy(update={"weights": None}))
+        tokens = torch.ones(2, params.tokens, dtype=torch.int64)
+        return forward_and_training_flops(lambda: model(input_ids=tokens).start_logits.sum() + model.qa_outputs.bias.sum(), 2)
+
+
+def _network(params: Params) -> Any:
+    from caraml.compat import make_torchvision_importable
+
+    make_torchvision_importable()
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    if params.weights is not None:
+        if not (Path(params.weights) / "config.json").is_file():
+            raise InputError(f"weights: found no config.json in {params.weights}; expected a folder that transformers wrote")
+        return BertForQuestionAnswering.from_pretrained(params.weights, local_files_only=True)
+    return BertForQuestionAnswering(BertConfig(vocab_size=FULL_VOCABULARY, **PRESETS[params.preset]))
+
+
+def _datasets(params: Params, seed: int) -> tuple[Any, Any]:
+    """What is trained on, and what is held out or ``None``."""
+    from caraml.data.synthetic import synthetic_windows
+    from caraml.workloads.question_answering.data import SquadWindows, default_squad, train_word_pieces
+
+    if params.data != "squad":
+        return synthetic_windows(FULL_VOCABULARY, params.tokens, seed=seed), None
+    file = Path(params.file) if params.file else default_squad()
+    beside = Path(params.weights or "", "vocab.txt")
+    if params.vocabulary is not None:
+        vocabulary = Path(params.vocabulary)
+    else:
+        vocabulary = beside if params.weights and beside.is_file() else train_word_pieces(file, params.vocabulary_size)
+    held_out = Path(params.validation) if params.validation else default_squad(held_out=True) if params.file is None else None
+    return SquadWindows(file, vocabulary, params.tokens), None if held_out is None else SquadWindows(held_out, vocabulary, params.tokens)
+
+
+def _batches(dataset: Any, ctx: BuildContext[Params]) -> Any:
+    import torch
+
+    loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(dataset, ctx.micro_batch)
+    return ([tensor.to(ctx.device) for tensor in batch] for batch in loader)
+
+
+WORKLOAD = Workload(title="question answering", params=Params, build=build, packages=("transformers",))

@@ -1,0 +1,259 @@
+"""Questions with answers in a text, in SQuAD's JSON (versions 1 and 2), cut into windows of word pieces for a model like BERT.
+
+A text longer than a window is cut into several that overlap by a stride. A question whose answer is not in the window, or that has no
+answer at all (version 2), has the span (0, 0): the first token, ``[CLS]``, as BERT's authors do.
+
+Where nobody names a file, a small one in SQuAD's form is made up: the kind of question tells the kind of word that answers it. So that a
+small network learns it in a few dozen steps, each text speaks of one person; SQuAD itself needs a trained language model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from caraml.base.errors import InputError, in_a_line
+from caraml.base.files import making, write_new
+from caraml.base.limits import SQUAD, SQUAD_OBJECTS, SQUAD_TEXT, SQUAD_VALUES, TOKENIZER, counted, read_bytes, too_large
+from caraml.base.packed import unpacking
+from caraml.data.store import prepared_once
+
+if TYPE_CHECKING:
+    from tokenizers import BertWordPieceTokenizer, Encoding
+
+
+STRIDE = 128
+"""Tokens by which neighbouring windows overlap; less in short windows."""
+_VERSION = 1
+_AT_ONCE = 1000
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question; ``start`` is the position of the answer's first character in the text, ``None`` if there is no answer."""
+
+    text: str
+    question: str
+    answer: str
+    start: int | None
+
+
+def read_squad(path: Path) -> list[Question]:
+    """All questions of a file, which may be compressed (.gz); of several answers the first.
+
+    Raises:
+        InputError: if the file is not in SQuAD's form, or an answer does not stand where the file says.
+    """
+    try:
+        with unpacking(path) as file:
+            content = file.read(SQUAD + 1)
+        if len(content) > SQUAD:
+            raise too_large(path, len(content), SQUAD)
+        articles = json.loads(counted(content, path, SQUAD_VALUES, SQUAD_OBJECTS).decode())["data"]
+        questions = [_question(text["context"], asked) for article in articles for text in article["paragraphs"] for asked in text["qas"]]
+        if (size := sum(len(question.text) for question in questions)) > SQUAD_TEXT:
+            raise too_large(path, size, SQUAD_TEXT, "characters of text, each as often as it is asked about")
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise InputError(f"{path}: not readable as JSON: {in_a_line(error)}") from error
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        form = "data / paragraphs / context, qas / question, answers"
+        raise InputError(f"{path}: found no {in_a_line(error)}; expected SQuAD's form: {form}") from error
+    for number, question in enumerate(questions):
+        if question.start is not None and not question.text.startswith(question.answer, question.start):
+            found = question.text[question.start : question.start + len(question.answer)]
+            place = f"{path}: question {number + 1} {question.question!r}"
+            raise InputError(f"{place}: found {found!r} at answer_start; expected {question.answer!r}")
+    if not questions:
+        raise InputError(f"{path}: no question in it")
+    return questions
+
+
+def _question(text: str, asked: dict[str, Any]) -> Question:
+    answers = [] if asked.get("is_impossible") else asked["answers"]
+    if not answers:
+        return Question(text, asked["question"], "", None)
+    return Question(text, asked["question"], answers[0]["text"], int(answers[0]["answer_start"]))
+
+
+def train_word_pieces(path: Path, vocabulary: int) -> Path:
+    """The vocabulary file of WordPiece trained on a file's texts and questions; trained once."""
+    from tokenizers import BertWordPieceTokenizer
+
+    def build(folder: Path) -> None:
+        questions = read_squad(path)
+        words = BertWordPieceTokenizer(lowercase=True)
+        texts = dict.fromkeys(question.text for question in questions)
+        words.train_from_iterator([*texts, *(question.question for question in questions)], vocab_size=vocabulary, show_progress=False)
+        vocabulary_of = words.get_vocab()
+        write_new(folder / "vocab.txt", "".join(f"{word}\n" for word in sorted(vocabulary_of, key=vocabulary_of.__getitem__)))
+
+    key = {"kind": "word-pieces", "version": _VERSION, "file": _digest(path, SQUAD), "vocabulary": vocabulary}
+    return prepared_once(key, build) / "vocab.txt"
+
+
+class SquadWindows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """The windows of a file: ids, segments and mask as int64 (3, T), and the answer's first and last token as int64 (2,)."""
+
+    def __init__(self, path: Path, vocabulary: Path, tokens: int) -> None:
+        """Read and tokenise, or find what was made of the same file before. Raises ``InputError`` for a bad file."""
+        self.path, self.tokens = path, tokens
+        if not path.is_file():
+            raise InputError(f"{path}: no such file")
+        key = {
+            "kind": "squad",
+            "version": _VERSION,
+            "file": _digest(path, SQUAD),
+            "vocabulary": _digest(vocabulary, TOKENIZER),
+            "tokens": tokens,
+        }
+        with np.load(prepared_once(key, lambda folder: _prepare(path, vocabulary, tokens, folder)) / "windows.npz") as prepared:
+            self._ids, self._lengths, self._spans = prepared["ids"], prepared["lengths"], prepared["spans"]
+            self.questions = int(prepared["questions"])
+        self.vocabulary_size = sum(1 for _ in vocabulary.open(encoding="utf-8"))
+
+    def __len__(self) -> int:
+        """The number of windows."""
+        return len(self._ids)
+
+    def __getitem__(self, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Window ``position``."""
+        asked, used = self._lengths[position].tolist()
+        sample = np.zeros((3, self.tokens), dtype=np.int64)
+        sample[0] = self._ids[position]
+        sample[1, asked:used] = 1
+        sample[2, :used] = 1
+        return torch.from_numpy(sample), torch.from_numpy(self._spans[position].astype(np.int64))
+
+    def describe(self) -> dict[str, Any]:
+        """The provenance of a record."""
+        return {
+            "kind": "squad",
+            "path": str(self.path),
+            "items": len(self),
+            "questions": self.questions,
+            "bytes": self.path.stat().st_size,
+            "tokens": self.tokens,
+            "vocabulary": self.vocabulary_size,
+            "answered": int((self._spans[:, 0] > 0).sum()),
+        }
+
+
+def _prepare(path: Path, vocabulary: Path, tokens: int, folder: Path) -> None:
+    from tokenizers import BertWordPieceTokenizer
+
+    questions = read_squad(path)
+    words = BertWordPieceTokenizer(str(vocabulary), lowercase=True)
+    stride = min(STRIDE, tokens // 4)
+    longest = max(words.encode_batch([question.question for question in questions]), key=len)
+    if tokens - len(longest) - 1 <= stride:  # a window holds the question, the text, a [SEP], and more of the text than it repeats
+        raise InputError(
+            f"{path}: a question of {len(longest)} tokens does not fit into a window of {tokens} with {stride} of overlap",
+            "use more tokens",
+        )
+    words.enable_truncation(tokens, stride=stride, strategy="only_second")
+    words.enable_padding(length=tokens)
+    windows = [window for question, encoding in _encoded(words, questions) for window in _windows(question, encoding)]
+    ids, lengths, spans = zip(*windows, strict=True)
+    with making(folder / "windows.npz") as file:
+        np.savez(
+            file,
+            ids=np.array(ids, dtype=np.int32),
+            lengths=np.array(lengths, dtype=np.int32),
+            spans=np.array(spans, dtype=np.int32),
+            questions=np.array(len(questions)),
+        )
+
+
+def _encoded(words: BertWordPieceTokenizer, questions: list[Question]) -> Iterator[tuple[Question, Encoding]]:
+    """Each question with the encoding of each of its windows."""
+    for first in range(0, len(questions), _AT_ONCE):
+        part = questions[first : first + _AT_ONCE]
+        encodings = words.encode_batch([(question.question, question.text) for question in part])
+        for question, encoding in zip(part, encodings, strict=True):
+            yield from ((question, window) for window in (encoding, *encoding.overflowing))
+
+
+Window = tuple[npt.NDArray[np.int32], tuple[int, int], tuple[int, int]]
+
+
+def _windows(question: Question, encoding: Encoding) -> Iterator[Window]:
+    """Ids (T,), tokens of question and in all, and the answer's span of one window."""
+    segments = encoding.sequence_ids
+    text = [index for index, segment in enumerate(segments) if segment == 1]
+    used = int(sum(encoding.attention_mask))
+    asked = text[0] if text else used
+    yield np.array(encoding.ids, dtype=np.int32), (asked, used), _span(question, encoding.offsets, text)
+
+
+def _span(question: Question, offsets: list[tuple[int, int]], text: list[int]) -> tuple[int, int]:
+    if question.start is None:
+        return 0, 0
+    end = question.start + len(question.answer)
+    inside = [index for index in text if offsets[index][0] < end and offsets[index][1] > question.start]
+    whole = inside and offsets[inside[0]][0] <= question.start and offsets[inside[-1]][1] >= end
+    return (inside[0], inside[-1]) if whole else (0, 0)
+
+
+def _digest(path: Path, most: int) -> str:
+    try:
+        return hashlib.sha256(read_bytes(path, most)).hexdigest()
+    except OSError as error:
+        raise InputError(f"{path}: not readable: {error.strerror or error}") from error
+
+
+_NAMES = ("Ada", "Bela", "Cleo", "Dara", "Emil", "Fenja", "Goran", "Hana", "Ilse", "Jona", "Kemal", "Lene", "Mats", "Nuria", "Otto", "Pia")
+_FACTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "place": ("Where does {} live?", "{} lives in {}.", ("Oslo", "Porto", "Graz", "Ghent", "Turku", "Lyon", "Brno", "Split")),
+    "work": ("What is the work of {}?", "{} works as a {}.", ("baker", "pilot", "nurse", "judge", "tailor", "farmer", "printer", "diver")),
+    "year": ("When was {} born?", "{} was born in {}.", ("1961", "1968", "1974", "1979", "1983", "1990", "1995", "1999")),
+    "animal": ("Which animal does {} own?", "{} owns a {}.", ("horse", "parrot", "hound", "goat", "ferret", "donkey", "rabbit", "goose")),
+}
+_IMPOSSIBLE = 0.15
+"""Share of questions without an answer, as version 2 has them."""
+_LOOKALIKE_VERSION = 1
+
+
+def generate_squad(texts: int, seed: int) -> dict[str, Any]:
+    """A document of ``texts`` texts with two questions each. The same arguments give the same document."""
+    rng = random.Random(seed)  # noqa: S311 -- synthetic texts, the same for the same seed
+    return {"version": "v2.0", "data": [{"title": "people", "paragraphs": [_paragraph(rng, number) for number in range(texts)]}]}
+
+
+def default_squad(held_out: bool = False) -> Path:
+    """The file that needs no input: 2,000 texts, or 200 others to validate with. Generated on first use, found again later."""
+    texts, seed = (200, 1) if held_out else (2000, 0)
+
+    def build(folder: Path) -> None:
+        write_new(folder / "squad.json", json.dumps(generate_squad(texts, seed)))
+
+    return prepared_once({"kind": "squad-text", "version": _LOOKALIKE_VERSION, "texts": texts, "seed": seed}, build) / "squad.json"
+
+
+def _paragraph(rng: random.Random, number: int) -> dict[str, Any]:
+    name = rng.choice(_NAMES)
+    chosen = rng.sample(sorted(_FACTS), 3)
+    answers = {kind: rng.choice(_FACTS[kind][2]) for kind in chosen}
+    text = " ".join(_FACTS[kind][1].format(name if not index else "This person", answers[kind]) for index, kind in enumerate(chosen))
+    asked = []
+    for index in range(2):
+        missing = next(kind for kind in _FACTS if kind not in chosen)
+        kind = missing if rng.random() < _IMPOSSIBLE else chosen[index]
+        found = kind in answers
+        asked.append(
+            {
+                "id": f"{number}-{index}",
+                "question": _FACTS[kind][0].format(name),
+                "is_impossible": not found,
+                "answers": [{"text": answers[kind], "answer_start": text.index(answers[kind])}] if found else [],
+            }
+        )
+    return {"context": text, "qas": asked}

@@ -1,0 +1,105 @@
+"""Short texts with the rain that fell where they were written, from NetCDF files."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from caraml.base.errors import InputError
+from caraml.workloads.weather.netcdf import Layout, NetcdfFiles, find_files, write_netcdf
+from caraml.workloads.weather.samples import Sample, Split, WeatherSamples, complete
+
+LAYOUT = Layout({"text_normalized": ("index",), "tp_h": ("index",)}, {})
+RAINING_ABOVE = 1e-8
+"""Precipitation of the hour [m] above which a text counts as written in rain."""
+_TRAINING_SHARE = 0.8
+_FIRST_WORD = 4
+"""Ids below it are special: 0 padding, 1 start, 2 end, 3 unknown."""
+_WORD = re.compile(r"\w+|[^\w\s]")
+_SIZES = {"tiny": (1, 160), "small": (2, 20_000)}
+"""Files, texts in each."""
+_WET = ("rain", "umbrella", "soaked", "puddles", "pouring", "drizzle", "wet")
+_DRY = ("sunny", "beach", "picnic", "sunglasses", "dry", "warm", "blue sky")
+_FILLER = ("today", "again", "in town", "love it", "on my way", "what a day", "with friends", "@user", "walking home", "so tired")
+
+
+class TweetSamples(WeatherSamples):
+    """A sample is ``(tokens int64 (T,), label int64 ())``; the label is 1 where it rained.
+
+    All texts and labels are read at once: they are a few megabytes. A word becomes an id by its CRC-32, so that no vocabulary has to be
+    fetched; two words may share one. Both labels are split 80 to 20 into training and validation.
+    """
+
+    application = "ap2"
+
+    def __init__(self, folder: Path, tokens: int, vocabulary: int, split: Split = "train") -> None:
+        """Read ``folder/*.nc``. Errors as :class:`NetcdfFiles`; also a part without a text."""
+        self.files = NetcdfFiles(find_files(folder, "*.nc"), LAYOUT)
+        self._length, self._vocabulary = tokens, vocabulary
+        texts: list[str] = []
+        rain = []
+        for number, path in enumerate(self.files.paths):
+            texts += self.files.texts(number, "text_normalized")
+            rain.append(complete(self.files.read(number, "tp_h"), path, "tp_h"))
+        labels = (np.concatenate(rain) > RAINING_ABOVE).astype(np.int64)
+        self.files.close()
+        chosen = _stratified(labels, split)
+        if not len(chosen):
+            raise InputError(f"{folder}: found {len(texts)} texts, none of them for {split}; expected at least 5 of one label")
+        self._texts, self._labels = [texts[index] for index in chosen], labels[chosen]
+
+    def __len__(self) -> int:
+        """The number of texts."""
+        return len(self._texts)
+
+    def __getitem__(self, position: int) -> Sample:
+        """Text ``position``, cut or padded with 0 to T tokens."""
+        ids = word_ids(self._texts[position], self._length, self._vocabulary)
+        return torch.from_numpy(ids), torch.tensor(self._labels[position])
+
+
+def word_ids(text: str, length: int, vocabulary: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Ids of a text's words, int64 (length,): start, words, end, then 0."""
+    words = _WORD.findall(text.lower())[: length - 2]
+    ids = [_FIRST_WORD + zlib.crc32(word.encode()) % (vocabulary - _FIRST_WORD) for word in words]
+    padded = np.zeros(length, np.int64)
+    padded[: len(ids) + 2] = [1, *ids, 2]
+    return padded
+
+
+def synthetic_tweet(rng: np.random.Generator, tokens: int, vocabulary: int) -> tuple[Any, ...]:
+    """Random ids without padding, and a random label."""
+    return rng.integers(1, vocabulary, size=tokens), np.int64(rng.integers(2))
+
+
+def write_lookalike(folder: Path, size: str, seed: int) -> None:
+    """Write texts whose words tell of the weather nine times out of ten."""
+    files, count = _SIZES[size]
+    for number in range(files):
+        rng = np.random.default_rng([seed, number])
+        raining = rng.random(count) < 0.5
+        told = raining ^ (rng.random(count) < 0.1)
+        texts = [" ".join([*rng.choice(_FILLER, 3), rng.choice(_WET if wet else _DRY), *rng.choice(_FILLER, 2)]) for wet in told]
+        rain = np.where(raining, rng.gamma(1.0, 1e-3, count) + 1e-6, 0).astype(np.float32)
+        variables = {
+            "text_normalized": (("index",), np.array(texts)),
+            "tp_h": (("index",), rain),
+            "index": (("index",), np.arange(count)),
+        }
+        write_netcdf(folder / f"tweets_{number:02d}.nc", {"index": count}, variables)
+
+
+def _stratified(labels: np.ndarray[Any, Any], split: Split) -> np.ndarray[Any, Any]:
+    """Indices of a part, with the whole's share of both labels; the same every time."""
+    rng = np.random.default_rng(42)
+    chosen = []
+    for label in (0, 1):
+        indices = rng.permutation(np.flatnonzero(labels == label))
+        cut = round(_TRAINING_SHARE * len(indices))
+        chosen.append(indices[:cut] if split == "train" else indices[cut:])
+    return np.sort(np.concatenate(chosen))

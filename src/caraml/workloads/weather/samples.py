@@ -1,0 +1,166 @@
+"""What the data sets of all weather applications share: provenance, missing values, a cache, and samples made of nothing."""
+
+from __future__ import annotations
+
+import shutil
+from abc import abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.workloads.weather.netcdf import NetcdfFiles
+
+Split = Literal["train", "validation"]
+Sample = tuple[torch.Tensor, ...]
+_CHECKED_SAMPLES = 4
+"""Samples that are read to count missing values before a run; reading all would be an epoch."""
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- asked how much room it has; nothing is made there
+
+
+class WeatherSamples(torch.utils.data.Dataset[Sample]):
+    """Samples of an application by position, read from NetCDF files when they are asked for.
+
+    A missing value in an input becomes the field's mean, 0 after normalisation, and is counted; in a target it is an error.
+    """
+
+    application: str
+    files: NetcdfFiles
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of samples in an epoch."""
+
+    @abstractmethod
+    def __getitem__(self, position: int) -> Sample:
+        """Sample ``position``: tensors whose shapes the data set's class states."""
+
+    def describe(self) -> dict[str, Any]:
+        """The provenance of a record: kind, folder, files, samples, bytes, and missing values among a few samples."""
+        checked = [len(self) * index // _CHECKED_SAMPLES for index in range(min(_CHECKED_SAMPLES, len(self)))]
+        before = self.files.missing
+        for position in checked:
+            self[position]
+        missing = self.files.missing - before
+        self.files.close()
+        return {
+            "kind": "weather",
+            "application": self.application,
+            "path": str(self.files.paths[0].parent),
+            "files": len(self.files.paths),
+            "items": len(self),
+            "bytes": sum(path.stat().st_size for path in self.files.paths),
+            "missing_values": missing,
+            "missing_values_from": f"{len(checked)} samples",
+        }
+
+
+def without_gaps(values: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Normalised input with 0, the mean, where a value is missing."""
+    return np.nan_to_num(values, nan=0.0)
+
+
+def complete(values: np.ndarray[Any, np.dtype[np.float32]], path: Path, variable: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """A target as it is. Raises ``InputError`` if a value is missing: no loss can be made of it."""
+    gaps = int(np.isnan(values).sum())
+    if gaps:
+        raise InputError(f"{path}: {variable}: found {gaps} missing values of {values.size} in a target; expected none")
+    return values
+
+
+def split_files(paths: list[Path], split: Split) -> list[Path]:
+    """The last file is for validation, the others are for training; a single file serves both."""
+    if len(paths) == 1:
+        return paths
+    return paths[-1:] if split == "validation" else paths[:-1]
+
+
+class Cached(torch.utils.data.Dataset[Sample]):
+    """Another data set whose samples stay in memory after they are first read; loader workers share them."""
+
+    def __init__(self, samples: Any, *, shared: bool) -> None:
+        """Reserve memory for every sample of ``samples``, whose tensors all have the shapes of the first.
+
+        Raises:
+            EnvironmentUnfitError: the machine's shared memory is too small for the set.
+        """
+        self._samples = samples
+        first: Sample = samples[0]
+        need = len(samples) * sum(tensor.nbytes for tensor in first)
+        if shared and _SHARED_MEMORY.is_dir() and need > shutil.disk_usage(_SHARED_MEMORY).free:
+            free = shutil.disk_usage(_SHARED_MEMORY).free
+            raise EnvironmentUnfitError(
+                f"the cache needs {need / 2**30:.1f} GiB of shared memory; {_SHARED_MEMORY} has {free / 2**30:.1f} GiB free",
+                "set cache = false, or workers = 0",
+            )
+        self._store = [torch.empty(len(samples), *tensor.shape, dtype=tensor.dtype) for tensor in first]
+        self._known = torch.zeros(len(samples), dtype=torch.bool)
+        if shared:
+            for tensor in (*self._store, self._known):
+                tensor.share_memory_()
+
+    def __len__(self) -> int:
+        """The number of samples in an epoch."""
+        return len(self._samples)
+
+    def __getitem__(self, position: int) -> Sample:
+        """Sample ``position``, from memory if it was read before."""
+        if not self._known[position]:
+            for place, tensor in zip(self._store, self._samples[position], strict=True):
+                place[position] = tensor
+            self._known[position] = True
+        return tuple(place[position] for place in self._store)
+
+    def describe(self) -> dict[str, Any]:
+        """The provenance of the data set behind it, and that it is cached."""
+        return {**self._samples.describe(), "cached": True}
+
+
+class SyntheticSamples(torch.utils.data.Dataset[Sample]):
+    """Samples made on the host; sample i is a function of the seed and i."""
+
+    def __init__(self, application: str, samples: int, seed: int, make: Callable[[np.random.Generator], tuple[Any, ...]]) -> None:
+        self.application, self.samples, self.seed, self._make = application, samples, seed, make
+
+    def __len__(self) -> int:
+        """The number of samples in an epoch."""
+        return self.samples
+
+    def __getitem__(self, position: int) -> Sample:
+        """Sample ``position``: tensors like those of the real files."""
+        return tuple(torch.as_tensor(value) for value in self._make(np.random.default_rng([self.seed, position])))
+
+    def describe(self) -> dict[str, Any]:
+        """The provenance of a record: kind and samples; no bytes, because none are read."""
+        return {"kind": "synthetic", "of": self.application, "path": None, "items": self.samples, "bytes": 0, "seed": self.seed}
+
+
+Array = npt.NDArray[np.float32]
+
+
+def smooth(rng: np.random.Generator, shape: tuple[int, ...], length: float = 8.0, axes: int = 2) -> Array:
+    """Gaussian noise of mean 0 and standard deviation 1, smoothed over its last ``axes`` axes.
+
+    Args:
+        rng: where the noise comes from.
+        shape: of the result.
+        length: correlation length in grid points.
+        axes: how many of the last axes are smooth; the others are independent.
+
+    Returns:
+        float32, periodic along the smooth axes.
+    """
+    over = tuple(range(len(shape) - axes, len(shape)))
+    spectrum = np.fft.rfftn(rng.standard_normal(shape), axes=over)
+    squared = np.zeros(())
+    for axis in over:
+        frequency = np.fft.rfftfreq(shape[axis]) if axis == over[-1] else np.fft.fftfreq(shape[axis])
+        squared = np.add.outer(squared, frequency**2)
+    spectrum *= np.exp(-2 * (np.pi * length) ** 2 * squared)
+    field = np.fft.irfftn(spectrum, s=[shape[axis] for axis in over], axes=over)
+    field -= field.mean(axis=over, keepdims=True)
+    return (field / np.maximum(field.std(), 1e-12)).astype(np.float32)

@@ -1,0 +1,182 @@
+"""What CARAML does on the emulated accelerator: run in processes of their own by ``test_engine.py``."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import caraml
+from caraml.base.errors import EnvironmentUnfitError, is_out_of_memory
+from caraml.data.loader import to_device
+from caraml.engine.device import AHEAD, AcceleratorDevice, StepTimer, open_device, sensors_of
+from caraml.engine.loop import Hooks, MeasuringLoop
+from caraml.engine.precision import check_precision
+from caraml.engine.ranks import Ranks
+from caraml.engine.steps import StepOutcome
+from caraml.suite.model import Measure
+from caraml.system import probe
+from tests.accelerator.inside_torch import DEVICE, emulated
+
+KERNEL = 0.005
+KERNELS = 10
+"""In a step of the window's test."""
+
+
+class Manual(AcceleratorDevice):
+    """The accelerator with the host's clock under the same hand as its own."""
+
+    settle_seconds = window_seconds = 0.0
+
+    def now(self) -> float:
+        return emulated.now()
+
+
+def a_window_is_exactly_its_steps() -> None:
+    """Launching takes a tenth of the work's time, and the queue holds whatever comes."""
+    emulated.configure(manual=1, kernel_seconds=KERNEL, queue=0, now=1000)
+    device, looks = Manual(DEVICE, 0), list[float]()
+    weight, sums = torch.ones(4, device=DEVICE), list[torch.Tensor]()
+
+    def step() -> StepOutcome:
+        emulated.configure(now=emulated.now() + KERNELS * KERNEL / 10)
+        for _ in range(KERNELS - 1):
+            weight.mul_(1.0)
+        sums.append(weight.sum())
+        return StepOutcome(sums[-1], 0.0)
+
+    hooks = Hooks(progress=lambda progress: looks.append(emulated.now()))
+    policy = Measure(min_seconds=1, max_seconds=4, idle_seconds=0)
+    measured = MeasuringLoop(device, Ranks(), policy, hooks).run(step)
+    seconds, took = [row.seconds for row in measured.window_rows], measured.end - measured.begin
+    assert took == pytest.approx(KERNELS * KERNEL * len(seconds), rel=5e-3) and sum(seconds) == pytest.approx(took, rel=1e-9)
+    assert seconds[1:] == [pytest.approx(KERNELS * KERNEL)] * (len(seconds) - 1)
+    assert measured.end - looks[-1] <= AHEAD + KERNELS * KERNEL and took <= policy.max_seconds + 2 * AHEAD
+    assert measured.losses == [4.0] * len(sums)
+
+
+def events_are_asked_and_not_waited_for() -> None:
+    emulated.configure(manual=1, kernel_seconds=1.0, queue=0)
+    device, x = Manual(DEVICE, 0), torch.ones(1, device=DEVICE)
+    device.synchronize()
+    timer, begin = StepTimer(device), emulated.now()
+    for _ in range(2):
+        x.mul_(2.0)
+        timer.step_ended()
+    assert list(timer.finished()) == [] and emulated.now() == begin, "the device has not come so far, and nobody waits"
+    emulated.configure(now=begin + 1.0)
+    assert list(timer.finished()) == [1.0]
+    device.synchronize()
+    assert list(timer.finished()) == [1.0, 1.0] and emulated.now() == begin + 2.0
+
+
+def events_without_times_are_replaced_by_waiting() -> None:
+    emulated.configure(manual=1, kernel_seconds=1.0, queue=0)
+    device, x = Manual(DEVICE, 0), torch.ones(1, device=DEVICE)
+    device._timed = False
+    first = device.mark()
+    x.mul_(2.0)
+    assert device.between(first, device.mark()) == 1.0
+
+
+def copies_ahead_overlap_and_are_waited_for() -> None:
+    emulated.configure(manual=1, kernel_seconds=1.0, queue=0)
+    host = [torch.full((256,), float(number)).pin_memory() for number in range(8)]
+    device = torch.device(DEVICE, 0)
+    batches: Iterator[torch.Tensor] = to_device(iter(host), device)
+    torch.accelerator.synchronize()
+    begin, sums = emulated.now(), list[torch.Tensor]()
+    for batch in batches:
+        kept = batch * 2.0  # as long as three copies
+        sums.append((kept + 1.0).sum())
+        del batch, kept
+    torch.accelerator.synchronize()
+    took = emulated.now() - begin
+    assert [value.item() for value in sums] == [256 * (2 * number + 1) for number in range(8)]
+    assert took <= 8 * 3 + 1 + 1, "copies run beside the work"
+
+
+def each_process_has_its_device() -> None:
+    emulated.configure(manual=1, kernel_seconds=1.0, queue=0)
+    device = open_device("gpu", 1)
+    assert str(device.torch_device) == "emulated:1" and torch.accelerator.current_device_index() == 1
+    device.forget_peak_memory()
+    before = device.peak_memory() or 0
+    begin, x = emulated.now(), torch.zeros(1000, device=DEVICE)
+    assert x.device == device.torch_device and (device.peak_memory() or 0) - before == 4096
+    first = device.mark()
+    x.add_(1.0)
+    second = device.mark()
+    with torch.accelerator.device_index(0):
+        device.wait(second)
+    assert device.between(first, second) == 1.0 and emulated.now() == begin + 2.0
+    assert sensors_of(device.torch_device, 2) is None and sensors_of(device.torch_device, 1) == []
+
+
+def more_processes_than_devices_are_refused() -> None:
+    with pytest.raises(EnvironmentUnfitError, match="local rank 2 has no accelerator of a plug-in: torch sees 2") as caught:
+        open_device("gpu", 2)
+    assert "how many processes the launcher starts" in str(caught.value)
+
+
+def a_probe_leaves_the_device_as_it_was() -> None:
+    emulated.configure(kernel_seconds=1e-5)
+    device = torch.device(DEVICE, 0)
+    for kind in ("arithmetic", "memory"):
+        found = probe.measure(kind, device, "fp32", budget_s=0.05)  # type: ignore[arg-type]
+        assert found.rate > 0 and found.device == "Emulated Accelerator" and found.library == "torch"
+        assert torch.accelerator.memory_allocated() == torch.accelerator.memory_reserved() == 0, kind
+    with pytest.raises(EnvironmentUnfitError, match="tf32"):
+        probe.measure("arithmetic", device, "tf32", budget_s=0.05)
+
+
+def a_precision_that_the_device_lacks_is_refused() -> None:
+    device = torch.device(DEVICE, 0)
+    check_precision("bf16", device)
+    with pytest.raises(EnvironmentUnfitError, match="found 'tf32', which emulated devices lack"):
+        check_precision("tf32", device)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(torch.amp, "is_autocast_available", lambda kind: False)
+    with pytest.raises(EnvironmentUnfitError, match="no autocast for emulated devices"):
+        check_precision("bf16", device)
+    patch.undo()
+
+
+def a_full_device_is_called_full() -> None:
+    emulated.configure(memory=1e6)
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**6, device=DEVICE)
+    assert is_out_of_memory(caught.value)
+
+
+def the_bench_for_accelerators_finds_this_one_right() -> None:
+    emulated.configure(slowness=4)
+    spec = importlib.util.spec_from_file_location("gpu", Path(__file__).parents[2] / "bench" / "gpu.py")
+    assert spec is not None and spec.loader is not None
+    gpu = importlib.util.module_from_spec(spec)
+    sys.modules["gpu"] = gpu
+    spec.loader.exec_module(gpu)
+    device = torch.device(DEVICE, 0)
+    assert gpu.prefetch_deviation(device) == 0
+    assert 0 <= gpu.clock_deviation(device, size=256, steps=20) < 1
+    emulated.configure(manual=1, kernel_seconds=0.01)
+    assert gpu.interface_deviation(device, size=64, steps=20) < 1e-9
+
+
+def a_loop_of_one_s_own_is_measured_on_the_device() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        policy = Measure(target=0.5, min_seconds=0, max_seconds=60, min_steps=6, max_steps=6, idle_seconds=0, warm_up_max_seconds=0.1)
+        weight = torch.ones(100, 100, device=DEVICE)
+        with caraml.measure("loop", item="product", out=folder, policy=policy) as m:
+            while m.step(3):
+                for _ in range(3):
+                    weight = (weight @ weight).clamp(max=1.0)
+        assert m.record is not None and m.record.status == "ok", m.record
+        assert (m.record.point.device_class, m.record.point.device) == ("gpu", "Emulated Accelerator x2")
+        peak = m.record.metrics["peak_memory"].value
+        assert peak is not None and 80_000 <= peak <= 1_000_000 and m.record.window is not None and m.record.window.items == 18

@@ -1,0 +1,102 @@
+"""Whole campaigns on the emulated accelerator: every placement trains as on a CPU, and a device that is lost takes nothing with it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caraml.results.files import read_table
+from caraml.results.record import Record
+from caraml.results.store import Store
+
+GPT = """
+workload = "gpt"
+global_batch = 8
+micro_batch = 2
+params = { preset = "4M", width = 32, layers = 4, heads = 2, sequence_length = 32, vocab_size = 128, data = "synthetic", tied_head = false }
+"""
+RESNET = """
+workload = "image_classification"
+global_batch = 8
+params = { model = "resnet18", data = "synthetic", image_size = 32, classes = 10, learning_rate = 0.01 }
+"""
+MEASURE = """
+measure = { target = 0.5, min_seconds = 0, max_seconds = 200, min_steps = 6, max_steps = 6, idle_seconds = 0, warm_up_max_seconds = 0.5 }
+"""
+ENDLESS = """
+measure = { min_seconds = 600, max_seconds = 900, idle_seconds = 0, warm_up_max_seconds = 0.5, timeout_seconds = 1200 }
+"""
+POINTS = {
+    "one": GPT,
+    "ddp": GPT + "devices = 2\n",
+    "fsdp": GPT + "devices = 2\nfsdp = 2\n",
+    "tp": GPT + "devices = 2\ntp = 2\n",
+    "pp": GPT + "devices = 2\npp = 2\n",
+    "resnet": RESNET,
+    "half": RESNET + 'precision = "bf16"\n',
+}
+
+
+def campaign(folder: Path, points: Sequence[str], variables: dict[str, str]) -> dict[str, Record]:
+    """Run some of the points; their records by name."""
+    folder.mkdir()
+    texts = {name: POINTS[name] + MEASURE for name in POINTS} | {"lost": GPT + ENDLESS}
+    benchmarks = [f'[[benchmark]]\nname = "{name}"\n{texts[name]}' for name in points]
+    (folder / "suite.toml").write_text('name = "emulated"\ntitle = "emulated"\n' + "\n".join(benchmarks))
+    command = [sys.executable, "-m", "caraml", "run", "suite.toml", "--no-report"]
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=600, check=False)
+    records = {record.point.benchmark: record for record in Store(folder / "caraml-results").records()}
+    assert set(records) == set(points), done.stdout + done.stderr
+    return records
+
+
+def losses(folder: Path, record: Record) -> list[float]:
+    """Mean over the ranks that have one, of the first steps."""
+    steps = read_table(Store(folder / "caraml-results").folder(record) / record.files["steps"])
+    rows = [(step, loss) for step, loss in zip(steps["step"], steps["loss"], strict=True) if loss is not None]
+    return [sum(own) / len(own) for at in range(7) if (own := [loss for step, loss in rows if step == at])]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, surroundings: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Records and losses by point, on the accelerator and on the CPU."""
+    root = tmp_path_factory.mktemp("worker")
+    fast = surroundings | {"EMULATED_SLOWNESS": "0.5"}
+    there = campaign(root / "there", list(POINTS), fast)
+    here = campaign(root / "here", ["one", "resnet"], fast | {"CARAML_DEVICE": "cpu"})
+    return {
+        name: {"record": record, "losses": losses(root / place, record)}
+        for place, records in (("there", there), ("here", {f"{name} here": record for name, record in here.items()}))
+        for name, record in records.items()
+    }
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_a_point_trains_as_on_a_cpu(trained: dict[str, dict[str, Any]], name: str) -> None:
+    record = trained[name]["record"]
+    assert record.status == "ok", record.reason
+    assert record.point.device_class == "gpu" and record.point.device == "Emulated Accelerator x2"
+    assert {device["kind"] for device in record.system["devices"]} == {"other"}
+    truth = trained["resnet here" if POINTS[name].startswith(RESNET) else "one here"]["losses"]
+    near, steps = (2e-2, 2) if name == "half" else (1e-5, 7)
+    assert trained[name]["losses"][:steps] == pytest.approx(truth[:steps], rel=near) and len(truth) == 7
+    assert record.metrics["peak_memory"].value < record.metrics["peak_host_memory"].value
+    assert json.dumps(record.environment)
+
+
+def test_a_device_that_is_lost_in_the_window_takes_nothing_that_was_measured(tmp_path: Path, surroundings: dict[str, str]) -> None:
+    variables = surroundings | {"EMULATED_LOST_AFTER": "30000", "EMULATED_SLOWNESS": "0.5", "CARAML_POWER": "fake"}
+    record = campaign(tmp_path / "run", ["lost"], variables)["lost"]
+    assert record.status == "failed" and record.metrics == {}
+    assert record.reason is not None and "emulated device lost" in record.reason and record.reason.endswith("(in phase measure)")
+    steps, power = (
+        read_table(Store(tmp_path / "run" / "caraml-results").folder(record) / record.files[name]) for name in ("steps", "power")
+    )
+    assert steps["phase"][0] == "first" and steps["phase"].count("measure") >= 2 and all(seconds > 0 for seconds in steps["seconds"])
+    assert steps["step"] == list(range(len(steps["step"]))) and len(next(iter(power.values()))) > 0

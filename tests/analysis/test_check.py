@@ -1,0 +1,294 @@
+"""`caraml accept` and `check`: the decisions, with made-up records."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from run_factory import run
+
+from caraml.analysis.baseline import accept, machine_of_record, refuse_other_machine
+from caraml.analysis.check import CheckedPoint, SuiteCheck, WorkRuns, add_history, changed_since, judged, settle, works_of
+from caraml.base.errors import ExitCode, InputError
+from caraml.report.check import check_json, check_junit, check_sections, verdict_line
+from caraml.results.baseline import Baseline, find_baseline, place, read_baseline, write_baseline
+from caraml.results.record import Record
+from caraml.results.store import Store, write_record
+from caraml.suite.expand import PlannedPoint
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "analysis"))
+
+from nights import Scenario, simulate
+
+USUAL = (0.998, 1.001, 1.0, 1.003, 0.999)
+SYSTEM = {"hostname": "node7", "cpu": {"model": "Test CPU"}}
+
+
+def night(day: int, factors: dict[int, float] | None = None, **changes: object) -> list[Record]:
+    """One run of each of two batches, on a day of a month."""
+    rates = {16: 1000.0, 32: 1900.0}
+    begun = f"2026-10-{day:02}T02:00:00+00:00"
+    return [
+        run(rate * (factors or {}).get(batch, 1.0), global_batch=batch, attempt=day, started_at=begun, system=SYSTEM, **changes)
+        for batch, rate in rates.items()
+    ]
+
+
+def accepted(**changes: object) -> Baseline:
+    records = [one for day, factor in enumerate(USUAL, start=1) for one in night(day, {16: factor, 32: 2 - factor}, **changes)]
+    return accept(records, "nightly", "good")
+
+
+def works(baseline: Baseline, newest: Sequence[Record], earlier: Sequence[Record] = ()) -> list[WorkRuns]:
+    found, _ = works_of([PlannedPoint(record.point) for record in night(1)], baseline)
+    for work in found:
+        work.newest = [record for record in newest if record.key in work.keys]
+        work.earlier = [record for record in earlier if record.key in work.keys]
+    return found
+
+
+def check(baseline: Baseline, points: Sequence[CheckedPoint]) -> SuiteCheck:
+    return SuiteCheck("nightly", baseline, 0.02, tuple(points), (), ())
+
+
+def test_the_same_is_the_same_and_a_loss_is_named() -> None:
+    baseline = accepted()
+    same = check(baseline, judged(works(baseline, night(10, {16: 1.001}))))
+    assert same.exit_code == ExitCode.OK == 0 and verdict_line(same) == "same: 2 points, none is 2 % or more worse than good"
+    worse = check(baseline, judged(works(baseline, night(10, {16: 0.95}))))
+    assert worse.exit_code == ExitCode.WORSE == 4 and [one.verdict for one in worse.points] == ["worse", "same"]
+    assert verdict_line(worse).startswith("worse: 1 of 2 points: gpt-mini b16 fp32 5.0 % slower (± 0.")
+    better = check(baseline, judged(works(baseline, night(10, {16: 1.1}))))
+    assert better.exit_code == ExitCode.OK and verdict_line(better).startswith("better: 1 of 2 points: gpt-mini b16 fp32 10 % faster")
+
+
+def test_a_loss_within_the_tolerance_is_the_same_also_where_it_is_significant() -> None:
+    baseline = accepted()
+    newest = night(10, {16: 0.985})
+    assert [one.verdict for one in judged(works(baseline, newest), within=0.05)] == ["same", "same"]
+    assert judged(works(baseline, newest), within=0.01)[0].verdict == "worse"
+
+
+def test_runs_that_vary_too_much_decide_nothing() -> None:
+    noisy = [one for day, factor in enumerate((0.93, 1.07, 1.0, 1.04, 0.96), start=1) for one in night(day, {16: factor, 32: factor})]
+    baseline = accept(noisy, "nightly", "noisy")
+    found = check(baseline, judged(works(baseline, night(10, {16: 0.95}))))
+    assert found.exit_code == ExitCode.UNDECIDED == 5 and verdict_line(found).startswith("undecided: 2 of 2 points: gpt-mini b16 fp32")
+    assert "a loss of 2.0% is not excluded; these runs" in found.points[0].notes[0]
+
+
+def test_a_small_loss_that_lasts_is_found_by_the_last_nights_together() -> None:
+    rough = (0.9955, 1.004, 1.0, 1.005, 0.996)
+    baseline = accept(
+        [one for day, factor in enumerate(rough, start=1) for one in night(day, {16: factor, 32: 2 - factor})], "nightly", "rough"
+    )
+    slow = [one for day, factor in enumerate((0.978, 0.983, 0.979, 0.981), start=10) for one in night(day, {16: factor})]
+    last = night(14, {16: 0.985})
+    assert judged(works(baseline, last))[0].verdict != "worse"
+    found = judged(works(baseline, last, slow))[0]
+    assert found.verdict == "worse" and found.metrics[0].nights == 5
+    assert judged(works(baseline, last, slow), nights=1)[0].verdict != "worse"
+    assert judged(works(baseline, night(14, {16: 1.001}), slow))[0].verdict != "worse", "what was mended is not reported any more"
+
+
+def test_flags_decide_what_counts() -> None:
+    baseline = accepted()
+    newest = night(10, {16: 0.9}, flags=["busy_machine"])
+    strict, warned, ignored = (judged(works(baseline, newest), flags)[0] for flags in ("strict", "warn", "ignore"))  # type: ignore[arg-type]
+    assert strict.verdict == "undecided" and strict.notes == ("1 of 1 runs flagged busy_machine: left out",)
+    assert warned.verdict == "worse" and warned.notes == ("1 of 1 runs flagged busy_machine: used all the same",)
+    assert ignored.verdict == "worse" and not ignored.notes
+    usual = accepted(flags=["input_bound"])
+    assert judged(works(usual, night(10, flags=["input_bound"])))[0].verdict == "same", "a flag of the baseline says nothing new"
+    assert judged(works(baseline, night(10, flags=["disturbed_probe"])))[0].verdict == "same"
+
+
+def test_a_disturbed_accepted_run_is_left_out() -> None:
+    records = [one for day, factor in enumerate(USUAL, start=1) for one in night(day, {16: factor})]
+    baseline = accept([*records, *night(6, {16: 0.9}, flags=["busy_machine"])], "nightly", "good")
+    assert [len(point.metrics["throughput"].runs) for point in baseline.points] == [5, 5] and not baseline.points[0].flags
+
+
+def test_what_failed_is_worse_and_lost_repeats_are_said() -> None:
+    baseline = accepted()
+    good = night(10)
+    failed = [one.model_copy(update={"status": "failed", "reason": "no driver", "metrics": {}}) for one in good]
+    none = check(baseline, judged(works(baseline, [failed[0], good[1]])))
+    assert none.exit_code == 4 and verdict_line(none) == "worse: 1 of 2 points: gpt-mini b16 fp32 (no result: failed: no driver)"
+    some = judged(works(baseline, [*good, failed[0]]))[0]
+    assert some.verdict == "same" and some.notes == ("1 of 2 runs have no result: failed: no driver",)
+    absent = judged(works(baseline, good[1:]))[0]
+    assert absent.verdict == "undecided" and "not measured since" in absent.notes[0]
+
+
+def test_a_point_that_never_had_a_result_is_not_judged() -> None:
+    full = [one.model_copy(update={"status": "oom", "reason": "too large", "metrics": {}}) for one in night(1)[:1]]
+    baseline = accept([*full, *(one for day in range(1, 6) for one in night(day)[1:])], "nightly", "good")
+    found = judged(works(baseline, [*(one.model_copy(update={"attempt": 9}) for one in full), *night(10)[1:]]))
+    assert [one.verdict for one in found] == ["not judged", "same"] and check(baseline, found).exit_code == 0
+
+
+def test_more_energy_is_worse_and_a_lost_sensor_undecided() -> None:
+    baseline = accepted(energy=1.0)
+    found = check(baseline, judged(works(baseline, night(10, energy=1.2))))
+    assert found.exit_code == 4 and "20 % more" in verdict_line(found)
+    lost = judged(works(baseline, night(10)))[0]
+    assert lost.verdict == "undecided" and "not measured any more: no sensor" in lost.notes[0]
+
+
+def test_a_worse_point_is_measured_again_and_counts_if_it_is_found_twice() -> None:
+    baseline, asked = accepted(), []
+
+    def again(factor: float) -> list[CheckedPoint]:
+        def measure(keys: frozenset[str]) -> list[Record]:
+            asked.append(keys)
+            return [one for one in night(10, {16: factor}) if one.key in keys]
+
+        return list(settle(works(baseline, night(10, {16: 0.93})), judged, measure, retries=3))
+
+    lost = again(0.94)
+    assert lost[0].verdict == "worse" and len(asked) == 1 and "found again" in lost[0].notes[-1]
+    assert again(1.0)[0].verdict == "same", "a disturbance that passed"
+    assert len(asked) == 2 and asked[0] == works(baseline, [])[0].keys, "only the point in doubt"
+
+
+def test_a_flagged_point_is_measured_again_until_the_retries_are_used_up() -> None:
+    baseline, asked = accepted(), []
+
+    def measure(keys: frozenset[str]) -> list[Record]:
+        asked.append(keys)
+        return [one for one in night(10, flags=["throttled"]) if one.key in keys]
+
+    found = settle(works(baseline, night(10, flags=["throttled"])), judged, measure, retries=2)
+    assert [one.verdict for one in found] == ["undecided", "undecided"] and len(asked) == 2
+    assert "3 of 3 runs flagged throttled: left out" in found[0].notes
+
+
+def test_another_machine_is_refused_with_what_differs() -> None:
+    baseline = accepted()
+    here = machine_of_record(night(1)[0])
+    refuse_other_machine(baseline, here)
+    with pytest.raises(InputError, match="another machine: host: 'node7' then, 'node8' now"):
+        refuse_other_machine(baseline, {**here, "host": "node8"})
+    with pytest.raises(InputError, match="results of 2 machines"):
+        accept([*night(1), *night(2, device="Other x1")], "nightly", "good")
+
+
+def test_points_that_the_baseline_lacks_are_named() -> None:
+    planned = [PlannedPoint(record.point) for record in [*night(1), run(1.0, global_batch=64)]]
+    with pytest.raises(InputError, match="lacks 1 of 3 points of the suite: gpt-mini b64 fp32"):
+        works_of(planned, accepted())
+    skipped = [PlannedPoint(planned[0].point), PlannedPoint(planned[2].point, skip="needs 9 devices")]
+    found, notes = works_of(skipped, accepted())
+    assert len(found) == 1 and "the suite lacks 1 of 2 points of the baseline: gpt-mini b32" in notes[0]
+
+
+def test_another_version_of_the_software_is_the_same_work_and_is_said() -> None:
+    baseline = accepted()
+    newest = night(10, software="caraml 0.2.0, torch 3")
+    points = judged(works_of([PlannedPoint(one.point) for one in newest], baseline)[0])
+    assert len(points) == 2
+    assert [(one.name, one.b) for one in changed_since(baseline, newest)] == [("software", "caraml 0.2.0, torch 3")]
+
+
+def test_history_is_what_was_measured_since_the_baseline(tmp_path: Path) -> None:
+    store, baseline = Store(tmp_path), accepted()
+    newest = night(10)
+    for record in [*night(3), *night(8), *night(9, status="failed"), *newest]:
+        folder = store.points / f"gpt-{record.key}" / str(record.attempt)
+        folder.mkdir(parents=True)
+        write_record(folder, record)
+    found = works(baseline, newest)
+    add_history(found, store, baseline)
+    assert [[record.attempt for record in work.earlier] for work in found] == [[8], [8]]
+
+
+def test_a_baseline_is_kept_found_and_refused_where_it_is_wrong(tmp_path: Path) -> None:
+    baseline = accepted(energy=1.0)
+    path = write_baseline(tmp_path, baseline)
+    assert find_baseline(tmp_path, "good") == read_baseline(path) == baseline
+    kept = baseline.points[0].metrics["throughput"]
+    assert kept.low is not None and kept.mean is not None and kept.low < kept.mean < 1002 and len(kept.runs) == 5
+    with pytest.raises(InputError, match="unknown baseline 'god'; known: good"):
+        find_baseline(tmp_path, "god")
+    place(tmp_path, "copy").write_bytes(path.read_bytes())
+    with pytest.raises(InputError, match="2 baselines are called 'good'"):
+        find_baseline(tmp_path, "good")
+    place(tmp_path, "copy").unlink()
+    content = json.loads(path.read_text())
+    for damage, words in (
+        ({"schema_version": 2}, "schema version 2, this CARAML reads up to 1"),
+        ({"points": []}, "not a baseline: points"),
+        ({"name": "../x"}, "not a baseline: name"),
+        ({"machine": "here"}, "not a baseline: machine"),
+    ):
+        path.write_text(json.dumps({**content, **damage}))
+        with pytest.raises(InputError, match=words):
+            find_baseline(tmp_path, "good")
+    for number in ("1e400", "NaN", "-1", "1e200", '"x"', "null"):
+        path.write_text(json.dumps(content).replace(json.dumps(kept.runs[0].value), number))
+        with pytest.raises(InputError, match="not a baseline"):
+            find_baseline(tmp_path, "good")
+    path.write_text("[" * 100_000)
+    with pytest.raises(InputError, match="not a baseline"):
+        find_baseline(tmp_path, "good")
+    path.write_text(json.dumps({**content, "of_a_later_version": 1}))
+    assert find_baseline(tmp_path, "good") == baseline
+
+
+CHILDREN = {
+    "testsuites": ["testsuite"],
+    "testsuite": ["properties", "testcase", "system-out", "system-err"],
+    "properties": ["property"],
+    "testcase": ["skipped", "error", "failure", "system-out", "system-err"],
+}
+"""Of the schema that Jenkins publishes: what may be in what, in this order."""
+ATTRIBUTES = {
+    "testsuites": {"name", "tests", "failures", "errors", "skipped", "time"},
+    "testsuite": {"name", "tests", "failures", "errors", "skipped", "time", "timestamp", "hostname"},
+    "testcase": {"name", "classname", "time"},
+    "property": {"name", "value"},
+    "failure": {"message", "type"},
+    "skipped": {"message"},
+}
+
+
+def test_junit_is_valid_and_escaped() -> None:
+    hostile = "<b>&\"'\x00\x1b[31m]]>\ud800\uffff"
+    baseline = accepted()
+    newest = night(10, {16: 0.9}, benchmark="x")
+    failed = newest[1].model_copy(update={"status": "failed", "reason": hostile, "metrics": {}})
+    content = check_junit(check(baseline, judged(works(baseline, [newest[0], failed]))), 12.3456, "2026-10-10T02:00:00")
+    root = ElementTree.fromstring(content)
+    for element in root.iter():
+        order = [CHILDREN.get(element.tag, []).index(child.tag) for child in element]
+        assert order == sorted(order)
+        assert set(element.attrib) <= ATTRIBUTES.get(element.tag, set())
+    suite = root[0]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped"), suite.get("time")) == ("2", "2", "0", "12.346")
+    assert len(suite.findall("testcase/failure")) == 2 and "<b>&\"'" in (suite.findall("testcase/failure")[1].get("message") or "")
+    open_ = ElementTree.fromstring(check_junit(check(baseline, judged(works(baseline, []))), 1.0, ""))[0]
+    assert open_.get("skipped") == "2" and len(open_.findall("testcase/skipped")) == 2
+
+
+def test_json_and_the_table_have_every_point() -> None:
+    baseline = accepted(energy=1.0)
+    found = check(baseline, judged(works(baseline, night(10, {16: 0.9}, energy=1.0))))
+    content = json.loads(check_json(found))
+    assert (content["verdict"], content["exit_code"], len(content["points"])) == ("worse", 4, 2)
+    assert content["points"][0]["metrics"][0]["loss"] == pytest.approx(0.1, rel=0.01)
+    (section,) = check_sections(found)
+    assert [row[0] for row in section.rows] == ["gpt-mini b16 fp32", "", "gpt-mini b32 fp32", ""]
+    assert section.rows[0][-1] == "worse"
+
+
+def test_simulated_nights_have_few_alarms_and_losses_are_found() -> None:
+    """A short form of ``bench/analysis/nights.py``, with its seeds."""
+    quiet = Scenario(points=3, sd=0.003)
+    assert simulate(quiet, 0.0, machines=12, nights=3).alarms <= 1 / 36
+    assert simulate(quiet, 0.05, machines=20, nights=1, seed=1).first >= 0.9
+    assert simulate(quiet, 0.02, machines=8, nights=5, seed=2).within[-1] >= 0.85

@@ -1,0 +1,61 @@
+"""Every name that can appear has words, and looking at the room costs no heavy import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+from record_factory import make_record
+
+from caraml.metrics.definitions import METRICS
+from caraml.metrics.model import Metric
+from caraml.power.model import ENERGY_FLAGS, Flag
+from caraml.report.provenance import flag_meaning, flag_text, source, window_text
+from caraml.results.record import FLAGS
+
+
+def test_every_power_flag_is_explained() -> None:
+    assert set(ENERGY_FLAGS) == set(get_args(Flag))
+    assert not ENERGY_FLAGS.keys() & FLAGS.keys()
+    assert "no explanation" in flag_meaning("from_the_future")
+
+
+def test_every_metric_has_a_source() -> None:
+    record = make_record(watts=100.0)
+    for name in METRICS:
+        assert source(record, name) not in {"", "not described", "not measured"}
+
+
+def test_a_window_says_which_changes_its_intervals_speak_of() -> None:
+    old = make_record(watts=100.0)
+    assert old.window is not None
+    new = old.model_copy(update={"window": old.window.model_copy(update={"shortest_seen": 0.05, "longest_seen": 0.25})})
+    assert window_text(new) == f"{window_text(old)}; its intervals speak of changes that take 50.0 ms to 250 ms"
+    assert source(new, "throughput").endswith("(from the slowest changes of the steps)")
+    assert source(old, "throughput").endswith("(the wider of batch means and AR(1))")
+
+
+def test_numbers_of_a_program_are_not_explained_as_a_training_s() -> None:
+    record = make_record(watts=100.0)
+    program = record.model_copy(update={"point": record.point.model_copy(update={"workload": "command"})})
+    assert source(program, "throughput").endswith(", of one run of the program")
+    assert source(program, "runtime").endswith("from the program's start to its end") and source(record, "runtime").endswith(
+        "worker's process"
+    )
+
+
+def test_input_bound_comes_with_its_numbers() -> None:
+    record = make_record(watts=100.0)
+    bound = Metric(value=250.0, unit="image/s", reason="input-bound: 20 % of the window was spent waiting for batches")
+    slow = record.model_copy(update={"metrics": {**record.metrics, "throughput_without_wait": bound}})
+    assert flag_text(slow, "input_bound").endswith("waiting for batches; without the wait 250 image/s)")
+    assert flag_text(slow, "imprecise") == flag_meaning("imprecise")
+
+
+@pytest.mark.parametrize("module", ["caraml.report", "caraml.report.terminal", "caraml.report.page", "caraml.analysis.table"])
+def test_nothing_heavy_is_imported(module: str) -> None:
+    code = f"import sys, {module}; print([name for name in ('torch', 'vl_convert', 'duckdb', 'jinja2') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

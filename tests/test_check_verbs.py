@@ -1,0 +1,88 @@
+"""`caraml accept` and `check` as an administrator calls them: a tiny suite that really runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from caraml.base.errors import InputError
+from caraml.cli import app
+
+pytestmark = pytest.mark.processes
+
+SUITE = """name = "tiny"
+title = "Tiny"
+[[benchmark]]
+name = "nap"
+workload = "command"
+repeats = 2
+params = { argv = ["sh", "-c", "test ! -e broken && sleep 0.2"], energy = false }
+"""
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a suite, that was run and accepted."""
+    folder = tmp_path_factory.mktemp("check")
+    (folder / "tiny.toml").write_text(SUITE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(folder))
+        assert caraml(folder, "run", folder / "tiny.toml", "--no-report").exit_code == 0
+        done = caraml(folder, "accept", "tiny", "--as", "good")
+    assert done.exit_code == 0 and "1 point, 2 runs each" in done.stdout and "tell little" in done.stdout
+    return folder
+
+
+def caraml(folder: Path, *arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "140"}).invoke(app, [*map(str, arguments), "--out", str(folder / "results")])
+
+
+def check(folder: Path, *arguments: object) -> Result:
+    return caraml(folder, "check", folder / "tiny.toml", "--baseline", "good", *arguments)
+
+
+def refused(done: Result) -> str:
+    """What the command line says before it exits with 2."""
+    assert isinstance(done.exception, InputError) and done.exception.exit_code == 2
+    return str(done.exception)
+
+
+def test_a_night_is_judged_and_told_in_every_form(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(here))
+    assert "nothing was measured since" in refused(check(here, "--latest"))
+    done = check(here, "--within", "50%", "--retries", 0, "--junit", here / "good.xml")
+    assert done.exit_code in (0, 5), done.output  # a busy machine may vary by more than the tolerance; never a failure
+    assert done.stdout.startswith(("same: 1 point", "undecided: 1 of 1 point", "better: 1 of 1 point"))
+    assert ElementTree.parse(here / "good.xml").getroot()[0].get("failures") == "0"
+    again = check(here, "--within", "50%", "--latest", "--json")
+    content = json.loads(again.stdout)
+    assert again.exit_code == content["exit_code"] == done.exit_code and len(content["points"][0]["keys"]) == 2
+
+
+def test_a_point_that_fails_is_worse(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(here))
+    (here / "broken").touch()
+    done = check(here, "--junit", here / "bad.xml")
+    (here / "broken").unlink()
+    assert done.exit_code == 4 and done.stdout.startswith("worse: 1 of 1 point: nap (no result: failed: program ended with exit status 1)")
+    assert ElementTree.parse(here / "bad.xml").find("testsuite/testcase/failure") is not None
+
+
+def test_wrong_input_says_what_is_wrong(here: Path) -> None:
+    assert "did you mean 'good'" in refused(caraml(here, "check", here / "tiny.toml", "--baseline", "goood"))
+    assert "lacks 1 of 1 points of the suite: nap" in refused(check(here, "--set", "params.argv=['true']"))
+    assert "expected a percentage" in refused(check(here, "--within", "much"))
+    assert "no such folder" in refused(check(here, "--junit", here / "no" / "x.xml"))
+    assert "runs nothing" in refused(check(here, "--launcher", "print"))
+    assert "did you mean 'tiny'" in refused(caraml(here, "accept", "tinny", "--as", "other"))
+    assert "there is a baseline 'good' already" in refused(caraml(here, "accept", "tiny", "--as", "good"))
+    assert "expected letters" in refused(caraml(here, "accept", "tiny", "--as", "../x"))
+    file = here / "results" / "baselines" / "good.json"
+    text = file.read_text()
+    file.write_text(text.replace('"system": "local"', '"system": "elsewhere"'))
+    assert "is of another machine: system: 'elsewhere' then, 'local' now" in refused(check(here))
+    file.write_text(text)

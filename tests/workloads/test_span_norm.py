@@ -1,0 +1,71 @@
+"""Normalising over two ranks gives what one process gives on both ranks' images; over one, it changes nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from caraml.workloads.image_classification.span_norm import SpanBatchNorm, share_batch_norm
+
+IMAGES = torch.randn(8, 3, 6, 6, generator=torch.Generator().manual_seed(0)) * 3 + 1
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.BatchNorm2d(5))
+
+
+def train(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    """Weights and statistics after three steps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(images).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    values = model.state_dict()
+    return torch.cat([value.float().flatten() for name, value in values.items() if "num_batches" not in name])
+
+
+def rank_main(rank: int, span: int, folder: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    model = share_batch_norm(network(), span, torch.device("cpu"))
+    weights = train(DistributedDataParallel(model), IMAGES[rank * 4 : rank * 4 + 4])
+    torch.save((weights, sum(isinstance(module, SpanBatchNorm) for module in model.modules())), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("span", [1, 2])
+def test_two_ranks_normalise_as_one_process_does(span: int, tmp_path: Path) -> None:
+    mp.spawn(rank_main, (span, str(tmp_path)), nprocs=2)
+    alone = train(network(), IMAGES)
+    (first, replaced), (second, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert replaced == (2 if span == 2 else 0)
+    if span == 2:
+        assert torch.allclose(first, alone, atol=1e-5) and torch.allclose(second, alone, atol=1e-5)
+    else:
+        assert not torch.allclose(first, alone, atol=1e-3), "each rank has statistics of its own"
+
+
+def test_a_layer_with_an_activation_inside_keeps_it() -> None:
+    from caraml.compat import make_torchvision_importable
+
+    make_torchvision_importable()
+    from timm.layers import BatchNormAct2d
+
+    layer = BatchNormAct2d(3).eval()
+    layer.running_mean.uniform_(-1, 1)
+    assert torch.allclose(SpanBatchNorm(layer, None).eval()(IMAGES), layer(IMAGES), atol=1e-6)
+
+
+def test_spans_must_divide_the_ranks() -> None:
+    with pytest.raises(ValueError, match="1 ranks cannot be divided into groups of 2"):
+        share_batch_norm(network(), 2, torch.device("cpu"))

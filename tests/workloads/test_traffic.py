@@ -1,0 +1,61 @@
+"""Bytes moved, counted against networks small enough to count by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from caraml.workloads.gpt import network_traffic
+from caraml.workloads.gpt.model import GPT, GPTConfig
+from caraml.workloads.traffic import Traffic, traffic
+
+SMALL = GPTConfig(vocab_size=128, sequence_length=32, width=32, layers=2, heads=2)
+
+
+def test_a_linear_layer_moves_what_its_products_read_and_write() -> None:
+    with torch.device("meta"):
+        layer = nn.Linear(8, 16, bias=False)
+    moved = traffic(layer, lambda samples: layer(torch.empty(samples, 8, device="meta")).sum())
+    each, every = moved.per_sample, moved.besides
+    weight, given, result = 4 * 8 * 16, 4 * 8, 4 * 16
+    # Forward: product (given + weight + result), sum (result). Backward: the weight's gradient (given + result + weight).
+    assert every == 2 * weight + 4 + 4 + 4  # ... and the loss, its gradient and that gradient's start: one number each
+    assert each == given + given + result + result + given + result  # the input is first written
+
+
+def test_views_move_nothing_and_attention_is_one_kernel() -> None:
+    with torch.device("meta"):
+        scale = nn.Linear(1, 1, bias=False)
+
+    def loss(samples: int) -> torch.Tensor:
+        q = torch.empty(samples, 2, 1024, 8, device="meta") * scale.weight
+        return nn.functional.scaled_dot_product_attention(q, q.view_as(q), q.transpose(2, 3).transpose(2, 3), is_causal=True).sum()
+
+    assert traffic(scale, loss).per_sample < 40 * 4 * 2 * 1024 * 8, "a matrix of scores alone would be 128 times one operand"
+
+
+def test_a_cache_serves_of_each_kernel_no_more_than_it_holds() -> None:
+    """Two kernels, of 10 bytes per sample and 100 besides, and of 1 byte per sample: at 10 samples 200 and 10 bytes."""
+    moved = Traffic(((10.0, 100.0, 1.0), (1.0, 0.0, 1.0)))
+    assert (moved.per_sample, moved.besides) == (11, 100)
+    assert moved.cached(10, 1000) == 210 and moved.cached(10, 50) == 60 and moved.cached(10, 0) == 0
+    # Two micro-batches, and an update of 300 bytes of which 50 lie in the cache.
+    assert moved.cached_share(10, 2, 300.0, 50) == pytest.approx((2 * 60 + 50) / (2 * 210 + 300))
+    assert moved.cached_share(10, 2, 300.0, 1e9) == 1
+
+
+def test_a_network_of_many_equal_layers_is_counted_by_two_of_them() -> None:
+    layers = [network_traffic(dataclasses.replace(SMALL, layers=count)) for count in (2, 5)]
+    whole = traffic_of_all_layers(dataclasses.replace(SMALL, layers=5))
+    for value in (lambda t: t.per_sample, lambda t: t.besides, lambda t: t.cached(3, 20_000)):
+        assert value(layers[1]) == pytest.approx(value(whole)) and value(layers[0]) < value(layers[1])
+
+
+def traffic_of_all_layers(config: GPTConfig) -> Traffic:
+    with torch.device("meta"):
+        model = GPT(config)
+    model.loss = lambda head, hidden, targets: nn.functional.cross_entropy(head(hidden).flatten(0, 1), targets.flatten())
+    return traffic(model, lambda samples: model(*[torch.empty(samples, config.sequence_length, dtype=torch.long, device="meta")] * 2))
