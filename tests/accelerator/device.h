@@ -43,6 +43,7 @@ struct Settings {
 } settings;
 std::recursive_mutex mutex;
 double manual_now = 0;
+const char* lost_with = nullptr;  // the file with whose appearance the device is lost
 uint64_t kernels = 0, waits = 0;
 Seen host;  // what the host has waited for
 
@@ -63,6 +64,7 @@ void configured() {  // by the environment, EMULATED_DEVICES=4; once in every pr
     for (char& letter : variable) letter = static_cast<char>(toupper(letter));
     if (const char* text = getenv(variable.c_str())) *setting(name) = atof(text);
   }
+  lost_with = getenv("EMULATED_LOST_WITH");
 }
 
 double now() {
@@ -105,7 +107,7 @@ DeviceIndex count() {
 
 void check_alive(const char* what) {
   configured();
-  if (settings.lost_after && kernels >= settings.lost_after)
+  if ((settings.lost_after && kernels >= settings.lost_after) || (lost_with && !access(lost_with, F_OK)))
     throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, 719, std::string("emulated device lost, in ") + what);
 }
 

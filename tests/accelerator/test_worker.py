@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +44,36 @@ POINTS = {
 }
 
 
-def campaign(folder: Path, points: Sequence[str], variables: dict[str, str]) -> dict[str, Record]:
-    """Run some of the points; their records by name."""
+def campaign(
+    folder: Path, points: Sequence[str], variables: dict[str, str], meanwhile: Callable[[], None] | None = None
+) -> dict[str, Record]:
+    """Run some of the points; their records by name. ``meanwhile`` is called while they run."""
     folder.mkdir()
     texts = {name: POINTS[name] + MEASURE for name in POINTS} | {"lost": GPT + ENDLESS}
     benchmarks = [f'[[benchmark]]\nname = "{name}"\n{texts[name]}' for name in points]
     (folder / "suite.toml").write_text('name = "emulated"\ntitle = "emulated"\n' + "\n".join(benchmarks))
     command = [sys.executable, "-m", "caraml", "run", "suite.toml", "--no-report"]
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=600, check=False)
+    with subprocess.Popen(command, cwd=folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        try:
+            if meanwhile:
+                meanwhile()
+            said, _ = run.communicate(timeout=600)
+        finally:
+            run.kill()
     records = {record.point.benchmark: record for record in Store(folder / "caraml-results").records()}
-    assert set(records) == set(points), done.stdout + done.stderr
+    assert set(records) == set(points), said
     return records
+
+
+def until_the_window_was_looked_at(folder: Path) -> None:
+    """Wait for a look into the window of the only point: its steps have been read from the device."""
+    end = time.monotonic() + 300
+    while time.monotonic() < end:
+        texts = [file.read_text() for file in folder.glob("caraml-results/points/*/1/progress.jsonl")]
+        if any('"phase":"measure"' in line and '"relative"' in line for text in texts for line in text.splitlines()):
+            return
+        time.sleep(0.05)
+    raise AssertionError("no look into a window")
 
 
 def losses(folder: Path, record: Record) -> list[float]:
@@ -91,8 +111,14 @@ def test_a_point_trains_as_on_a_cpu(trained: dict[str, dict[str, Any]], name: st
 
 
 def test_a_device_that_is_lost_in_the_window_takes_nothing_that_was_measured(tmp_path: Path, surroundings: dict[str, str]) -> None:
-    variables = surroundings | {"EMULATED_LOST_AFTER": "30000", "EMULATED_SLOWNESS": "0.5", "CARAML_POWER": "fake"}
-    record = campaign(tmp_path / "run", ["lost"], variables)["lost"]
+    gone = tmp_path / "gone"
+    variables = surroundings | {"EMULATED_LOST_WITH": str(gone), "EMULATED_SLOWNESS": "0.5", "CARAML_POWER": "fake"}
+
+    def lose() -> None:
+        until_the_window_was_looked_at(tmp_path / "run")
+        gone.touch()
+
+    record = campaign(tmp_path / "run", ["lost"], variables, lose)["lost"]
     assert record.status == "failed" and record.metrics == {}
     assert record.reason is not None and "emulated device lost" in record.reason and record.reason.endswith("(in phase measure)")
     steps, power = (
