@@ -134,7 +134,7 @@ def test_status_logs_tags_and_retry(here: Path) -> None:
     assert "3 points: 1 skipped, 2 failed" in shown.stdout and "exit status 3: words of 1" in shown.stdout
     assert "words of 2" in caraml(here, "logs", "sleep pause=0 code=3 n=2").stdout
     two = caraml(here, "logs", "sleep")
-    assert two.returncode == 2 and "2 points start with 'sleep'" in two.stderr
+    assert two.returncode == 2 and "2 points are meant by 'sleep'" in two.stderr
     (here / "verbs.toml").unlink()
     again = caraml(here, "retry", "sleep pause=0 code=3 n=2")  # the suite is remembered, settings included
     store = Store(here / "caraml-results")
@@ -195,9 +195,9 @@ def test_unknown_names_are_told(here: Path) -> None:
         (("run", "verbs.toml", "--launcher", "slurmm"), "did you mean 'slurm'"),
         (("run", "verbs.toml", "--launcher", "slurm"), "has no scheduler"),
         (("run", "verbs.toml", "--system", "jedii"), "jedi"),
-        (("status", "nothing"), "no results of suite 'nothing'"),
-        (("cancel", "nothing"), "starts with 'nothing'"),
-        (("archive", "nothing", "x.zip"), "no results of suite"),
+        (("status", "nothing"), "where 'nothing' was looked for"),
+        (("cancel", "nothing"), "where 'nothing' was looked for"),
+        (("archive", "nothing", "x.zip"), "where 'nothing' was looked for"),
         (("import", "nothing.zip"), "no such file"),
     ):
         done = caraml(here, *arguments)

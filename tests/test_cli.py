@@ -111,7 +111,7 @@ def test_the_same_run_again_measures_nothing(out: Path) -> None:
         (["run", "quik"], "did you mean 'quick'?"),
         (["run", "no/such.toml"], "no such file"),
         (["show", "zz"], "caraml results"),
-        (["results", "nothing"], "caraml run nothing"),
+        (["results", "nothing"], "caraml status lists suites"),
         (["report", "--out", "/no/such"], "caraml run quick"),
         (["results", "--sql", "select * from record"], "records"),
         (["results", "--sql", "select * from read_csv('/etc/passwd')"], ""),

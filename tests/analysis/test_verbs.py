@@ -67,12 +67,12 @@ def test_compare_in_markdown(out: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("compare", "old", "nwe"), "neither a results folder, nor a suite"),
+        (("compare", "old", "nwe"), "did you mean 'new'?"),
         (("compare", "old", "new", "--fail-if", "5%"), "expected `worse`"),
         (("compare", "old", "new", "--metric", "through"), "unknown metric 'through'"),
         (("scaling", "old"), "differ in the number of devices only"),
         (("history", "--metric", "speed"), "unknown metric 'speed'"),
-        (("advise", "nothing"), "no results of suite 'nothing'"),
+        (("advise", "nothing"), "no suite, tag or point"),
     ],
 )
 def test_wrong_input_ends_with_2_and_a_next_step(out: Path, arguments: tuple[str, ...], words: str) -> None:

@@ -120,20 +120,6 @@ def test_bad_records_are_named(tmp_path: Path, make_point: MakePoint) -> None:
         read_record(path)
 
 
-def test_finding_by_the_first_characters_of_key_or_label(tmp_path: Path, make_point: MakePoint) -> None:
-    store = Store(tmp_path)
-    points = [make_point(benchmark="gpt", global_batch=4), make_point(benchmark="gpt", global_batch=40)]
-    for point in points:
-        write_record(store.new_attempt(point), record_of(point, 1))
-    assert store.find(points[0].key[:8]).key == points[0].key
-    assert store.find("gpt b40").key == points[1].key
-    with pytest.raises(InputError, match="no record starts with 'zz'"):
-        store.find("zz")
-    with pytest.raises(InputError, match="2 records start with 'gpt'") as caught:
-        store.find("gpt")
-    assert all(point.key in str(caught.value) for point in points)
-
-
 def test_a_suite_lists_its_points_in_order(tmp_path: Path, make_point: MakePoint) -> None:
     store = Store(tmp_path)
     points = [make_point(global_batch=size) for size in (16, 4, 8)]

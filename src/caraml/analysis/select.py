@@ -1,7 +1,4 @@
-"""What a user can name as one side of a comparison.
-
-``NAME`` is tried as: a results folder; a suite of the results folder in use; the key or label of a point there, ``NAME/ATTEMPT`` for an
-earlier attempt at it. ``FOLDER:NAME`` looks in another folder, and ``reference:SOURCE/TABLE/RUN`` in the published figures.
+"""The sides of a comparison: results by name (:mod:`caraml.results.selector`), and ``reference:SOURCE/TABLE/RUN`` in the published figures.
 
 A published experiment is one column or row of a table. What its source does not state (precision, compile mode, mostly the batch) is not
 made up: :func:`unstated` names it, and comparisons say "not stated". Runs of one table with equal parameters count as repeats.
@@ -20,7 +17,8 @@ from caraml.metrics.model import Metric
 from caraml.reference import SOURCES, Reference
 from caraml.reference import select as select_rows
 from caraml.results.record import Record
-from caraml.results.store import RECORD, Store, read_record
+from caraml.results.selector import Selection, last_two
+from caraml.results.selector import select as selected
 from caraml.suite.model import Mode, Point
 
 PREFIX = "reference:"
@@ -42,38 +40,25 @@ class Side:
 
 def select(name: str, root: Path) -> Side:
     """The records that ``name`` stands for; ``root`` is the results folder in use. Raises ``InputError`` if there are none."""
-    if name.startswith(PREFIX):
-        return Side(name, tuple(published(name)))
-    folder, separator, rest = name.rpartition(":")
-    if separator and rest and (Path(folder) / "points").is_dir():
-        return Side(name, tuple(_below(Store(Path(folder)), rest)))
-    records = tuple(Store(Path(name)).records() if (Path(name) / "points").is_dir() else _below(Store(root), name))
+    return Side(name, tuple(published(name))) if name.startswith(PREFIX) else _side(selected(name, root))
+
+
+def sides(a: str, b: str | None, root: Path) -> tuple[Side, Side]:
+    """Both sides of a comparison; of a suite alone its last two rounds. Raises ``InputError`` if there are none."""
+    if b is not None:
+        return select(a, root), select(b, root)
+    if a.startswith(PREFIX):
+        raise InputError(f"{a} is one result, and a comparison needs two", "caraml references lists what there is")
+    before, last = last_two(a, root)
+    return _side(before), _side(last)
+
+
+def _side(found: Selection) -> Side:
+    records = tuple(found.records())
     if not records:
-        raise InputError(f"no results below {name}", "caraml run SUITE --out FOLDER")
-    return Side(name, records)
-
-
-def _below(store: Store, name: str) -> list[Record]:
-    """Records of a suite, or of one point, in a store."""
-    if name in store.suites():
-        return store.records(name)
-    point, separator, attempt = name.rpartition("/")
-    if separator and attempt.isdecimal():
-        return [_attempt(store, point, attempt)]
-    try:
-        return [store.find(name)]
-    except InputError as error:
-        what = f"{name!r} is neither a results folder, nor a suite or point below {store.root}"
-        known = ", ".join(store.suites()) or "none"
-        raise InputError(f"{what} (suites: {known}); {str(error).splitlines()[0]}", "caraml results --out FOLDER lists points") from error
-
-
-def _attempt(store: Store, point: str, attempt: str) -> Record:
-    path = store.folder(store.find(point)).parent / attempt / RECORD
-    if not path.exists():
-        found = sorted(file.parent.name for file in path.parents[1].glob(f"*/{RECORD}") if file.parent.name.isdecimal())
-        raise InputError(f"{point!r} has no attempt {attempt}; it has {', '.join(found)}")
-    return read_record(path)
+        of = f" of {found.name}" if found.listings else ""
+        raise InputError(f"no results{of} below {found.store.root}", "caraml run SUITE --out FOLDER")
+    return Side(found.name, records)
 
 
 def published(name: str) -> list[Record]:

@@ -129,7 +129,7 @@ class Campaign:
                 )
         if unknown := dict.fromkeys(sentence for one in work for sentence in lacking(self, one.planned)):
             raise InputError("; ".join(unknown), f"export what is missing, or run {self.options.file or 'the suite'} itself again")
-        self.store.remember(self.listing(points))
+        self.store.remember(self.listing(points), anew=self.again and only is None)
         return self._settle(work, total)
 
     def settle(self, planned: PlannedPoint, index: int, total: int) -> Record:

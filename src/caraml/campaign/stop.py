@@ -14,7 +14,8 @@ from caraml.launch.launchers import launcher_of
 from caraml.results.claim import Runner, myself, runs_here, somebody_else, start_time
 from caraml.results.finish import finish
 from caraml.results.listing import Listing
-from caraml.results.status import OPEN, UNHAPPY, Standing, pick, standings
+from caraml.results.selector import Selection, select
+from caraml.results.status import OPEN, UNHAPPY, Standing, standings
 from caraml.results.store import POINT, Store, attempts
 
 _PATIENCE = 15.0
@@ -23,23 +24,25 @@ _LOGS = ("worker.log", "slurm.log", "failure.json")
 
 
 def cancel(root: Path, what: str) -> Iterator[str]:
-    """End a suite's runner and jobs, or one point's job; yields a sentence for each thing done.
+    """End the jobs of what a name stands for, and the runners of campaigns; yields a sentence for each thing done.
 
     Raises:
-        InputError: no suite and no point has this name.
+        InputError: nothing has this name.
     """
-    store = Store(root)
-    if what in store.suites():
-        found = [one for one in standings(store, store.listing(what)) if one.state in OPEN]
-        for runner in {one.runner for one in found if one.runner is not None and _theirs(one) is None}:
+    found = select(what, root)
+    store = found.store
+    if found.listings:
+        for runner in {one.runner for one in _open(found) if one.runner is not None and _theirs(one) is None}:
             yield _end_runner(runner, root)
-        found = [one for one in standings(store, store.listing(what)) if one.state in OPEN]
-    else:
-        found = [one for one in _points(store, what) if one.state in OPEN]
-    for one in found:
+    left = _open(found)
+    for one in left:
         yield _theirs(one) or _end_point(store, one)
-    if not found:
+    if not left:
         yield "no job is left"
+
+
+def _open(found: Selection) -> list[Standing]:
+    return [one for one in _points(found) if one.state in OPEN]
 
 
 def _end_runner(runner: Runner, root: Path) -> str:
@@ -77,15 +80,12 @@ def _end_point(store: Store, one: Standing) -> str:
 
 def logs_of(root: Path, name: str, lines: int) -> Iterator[tuple[str, str]]:
     """Path and last lines of every log of a point's newest attempt."""
-    store = Store(root)
-    chosen = _points(store, name)
-    if len({one.key for one in chosen}) != 1:
-        listed = "".join(f"\n  {one.key}  {one.label}" for one in chosen[:20])
-        raise InputError(f"{len(chosen)} points start with {name!r} below {root}{listed}", "give a whole key")
-    folder = next(store.points.glob(f"*-{chosen[0].key}"), None)
-    number = max(attempts(folder) or (), default=0) if folder is not None else 0
-    if folder is None or not number:
-        raise InputError(f"{chosen[0].label} was not started yet", f"caraml status --out {root}")
+    found = select(name, root)
+    point = found.only()
+    folder = found.store.points / found.store.names().get(point.key, point.key)
+    number = point.attempt or max(attempts(folder) or (), default=0)
+    if not number:
+        raise InputError(f"{point.label} was not started yet", f"caraml status --out {root}")
     for log in (folder / str(number) / file for file in _LOGS):
         if log.exists():
             text = tail(log, LOG_END).splitlines()[-lines:]
@@ -98,11 +98,10 @@ def to_retry(root: Path, names: Sequence[str], failed: bool, oom: bool) -> list[
         raise InputError("nothing to try again was named", "caraml retry --failed, caraml retry --oom, or caraml retry POINT")
     store = Store(root)
     states = (*(UNHAPPY if failed else ()), *(("oom",) if oom else ()))
-    wanted = {one.key for name in names for one in _points(store, name)}
+    wanted = {one.key for name in names for one in select(name, root).points}
     chosen: list[tuple[Listing, list[str]]] = []
     taken: set[str] = set()
-    for suite in store.suites():
-        listing = store.listing(suite)
+    for listing in (listing for suite in store.suites() for listing in store.current(suite)):
         keys = [one.key for one in standings(store, listing) if (one.key in wanted or one.state in states) and one.key not in taken]
         taken.update(keys)
         if keys:
@@ -110,12 +109,8 @@ def to_retry(root: Path, names: Sequence[str], failed: bool, oom: bool) -> list[
     return chosen
 
 
-def _points(store: Store, name: str) -> list[Standing]:
-    """Points of any suite by key or label."""
-    known: dict[str, Standing] = {}
-    for suite in store.suites():
-        known |= {one.key: one for one in standings(store, store.listing(suite))}
-    found = pick(list(known.values()), name)
-    if not found:
-        raise InputError(f"no suite and no point starts with {name!r} below {store.root}", f"caraml status --out {store.root}")
-    return found
+def _points(found: Selection) -> list[Standing]:
+    """Where the points of a selection stand, by whichever campaign lists them."""
+    store, keys = found.store, {point.key for point in found.points}
+    listings = found.listings or [listing for suite in store.suites() for listing in store.current(suite)]
+    return list({one.key: one for listing in listings for one in standings(store, listing) if one.key in keys}.values())

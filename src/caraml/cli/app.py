@@ -15,9 +15,7 @@ from caraml.base.format import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from caraml.results.record import Record
-    from caraml.results.rows import Scalar
-    from caraml.results.store import Store
+    from caraml.results.selector import Selection
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 list_app = typer.Typer(no_args_is_help=True, help="List what CARAML knows.")
@@ -29,6 +27,9 @@ app.add_typer(data_app, name="data")
 
 Out = Annotated[Path, typer.Option("--out", envvar="CARAML_RESULTS", help="Folder of the results.")]
 RESULTS = Path("caraml-results")
+NAMES = "suite, SUITE@ROUND, tag, point (key or label), folder or record file"
+"""What a verb takes; docs/names.md describes it."""
+What = Annotated[str | None, typer.Argument(metavar="[WHAT]", help=f"What: {NAMES}. Default: everything in the folder.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -64,17 +65,13 @@ def console() -> Console:
     return Screen()
 
 
-def rows_of(store: Store, suite: str | None) -> list[dict[str, Scalar]]:
-    """Every record asked for as a flat row; none at all is an error."""
-    rows = store.rows(suite)
-    if not rows:
-        raise InputError(f"no results below {store.root}", "caraml run quick, or --out FOLDER for results elsewhere")
-    return rows
+def chosen(name: str | None, out: Path) -> Selection:
+    """The results that a name stands for, everything below ``out`` without one; none at all is an error, since an empty table explains
+    nothing."""
+    from caraml.results.selector import select
 
-
-def records_of(store: Store, suite: str | None) -> list[Record]:
-    """Every record asked for; none at all is an error, since an empty table explains nothing."""
-    records = store.records(suite)
-    if not records:
-        raise InputError(f"no results below {store.root}", "caraml run quick, or --out FOLDER for results elsewhere")
-    return records
+    found = select(name, out)
+    if not (found.rows() if name is None else found.points):
+        where = f"no results below {found.store.root}" if not found.listings else f"{name} has no result below {found.store.root}"
+        raise InputError(where, "caraml run quick, or --out FOLDER for results elsewhere")
+    return found

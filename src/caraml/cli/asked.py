@@ -183,7 +183,7 @@ def place_of(system: str, launcher_name: str | None, nodes: int) -> Place:
 
 
 def show_results(store: Store, records: list[Record], name: str, title: str) -> None:
-    """The end of a run: the table, and the page; of very many points only their number."""
+    """The end of a run: its table, and the page of the suite with all variants; of very many points only their number."""
     if len(records) > _MANY:
         failed = sum(record.status not in ("ok", "skipped") for record in records)
         say(f"{len(records):,} points, {failed:,} without a result; caraml results {name}, caraml report {name}")
@@ -192,4 +192,4 @@ def show_results(store: Store, records: list[Record], name: str, title: str) -> 
     from caraml.report.terminal import results_table
 
     console().print(results_table(records))
-    say(f"report: {write_report(store, records, store.root / f'{name}.html', title)}")
+    say(f"report: {write_report(store, store.records(name), store.root / f'{name}.html', title)}")

@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from caraml.base.errors import ExitCode, InputError
-from caraml.cli.app import RESULTS, Out, app, say
+from caraml.cli.app import NAMES, RESULTS, Out, What, app, say
 
 
 @app.command()
 def status(
-    suite: Annotated[str | None, typer.Argument(help="Only this suite.")] = None,
+    what: What = None,
     out: Out = RESULTS,
     watch: Annotated[bool, typer.Option("--watch", help="Look again every few seconds until everything is done.")] = False,
 ) -> None:
@@ -22,10 +22,10 @@ def status(
     from caraml.report.progress import listings, status_text, watch_status
     from caraml.results.status import UNHAPPY
 
-    found = listings(out, suite)
+    found = listings(out, what)
     if watch:
-        watch_status(out, suite)
-        found = listings(out, suite)
+        watch_status(out, what)
+        found = listings(out, what)
     else:
         say(status_text(found), nl=False)
     raise typer.Exit(ExitCode.POINTS_FAILED if any(one.state in UNHAPPY for _, points in found for one in points) else ExitCode.OK)
@@ -33,7 +33,7 @@ def status(
 
 @app.command()
 def cancel(
-    what: Annotated[str, typer.Argument(help="A suite, or the key or label of a point.")],
+    what: Annotated[str, typer.Argument(help=f"What: {NAMES}.")],
     out: Out = RESULTS,
 ) -> None:
     """End the jobs of a campaign, or of one point, and the runner that would start more."""
@@ -45,7 +45,7 @@ def cancel(
 
 @app.command()
 def logs(
-    point: Annotated[str, typer.Argument(help="Key or label of a point, or its first characters.")],
+    point: Annotated[str, typer.Argument(help=f"One point: {NAMES}.")],
     out: Out = RESULTS,
     lines: Annotated[int, typer.Option("--lines", min=1, help="Last lines of each file.")] = 40,
 ) -> None:
@@ -58,7 +58,7 @@ def logs(
 
 @app.command()
 def retry(
-    points: Annotated[list[str] | None, typer.Argument(help="Keys or labels of points.")] = None,
+    points: Annotated[list[str] | None, typer.Argument(help=f"What: {NAMES}; may be several.")] = None,
     out: Out = RESULTS,
     failed: Annotated[bool, typer.Option("--failed", help="Every point that failed, was lost, timed out or was invalid.")] = False,
     oom: Annotated[bool, typer.Option("--oom", help="Every point that ran out of memory.")] = False,
@@ -81,7 +81,7 @@ def retry(
 
 @app.command()
 def archive(
-    suite: Annotated[str, typer.Argument(help="A suite that was run.")],
+    suite: Annotated[str, typer.Argument(help="A suite that was run, SUITE@ROUND, or a tag.")],
     file: Annotated[Path, typer.Argument(help="Archive to write, e.g. suite.caraml.zip; it must not exist.")],
     out: Out = RESULTS,
 ) -> None:

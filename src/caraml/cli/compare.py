@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from caraml.base.errors import ExitCode, InputError
-from caraml.cli.app import RESULTS, Out, app, console, records_of, say
+from caraml.cli.app import NAMES, RESULTS, Out, What, app, chosen, console, say
 
 if TYPE_CHECKING:
     from caraml.report.section import Section
@@ -20,8 +19,8 @@ AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
 
 @app.command()
 def compare(  # noqa: PLR0917  -- typer reads the signature
-    a: Annotated[str, typer.Argument(help="Results folder, suite, point (key or label, /ATTEMPT), FOLDER:SUITE or reference:NAME.")],
-    b: Annotated[str, typer.Argument(help="The same, to be judged against A.")],
+    a: Annotated[str, typer.Argument(help=f"What: {NAMES}, or reference:SOURCE/TABLE/RUN.")],
+    b: Annotated[str | None, typer.Argument(help="The same, to be judged against A. Without: the last two rounds of suite A.")] = None,
     out: Out = RESULTS,
     metric: Annotated[list[str] | None, typer.Option("--metric", help="Compare this metric; may be repeated.")] = None,
     fail_if: Annotated[str | None, typer.Option("--fail-if", help="worse, or worse:5%: exit with 1 if B is.")] = None,
@@ -32,11 +31,11 @@ def compare(  # noqa: PLR0917  -- typer reads the signature
     """Say what differs between two results and which numbers changed beyond chance."""
     from caraml.analysis.compare import compare as compared
     from caraml.analysis.compare import parse_gate
-    from caraml.analysis.select import select
+    from caraml.analysis.select import sides
     from caraml.report.comparison import comparison_sections, gate_lines
 
     gate = parse_gate(fail_if) if fail_if is not None else None
-    found = compared(select(a, out), select(b, out), metric or (), same_within / 100)
+    found = compared(*sides(a, b, out), metric or (), same_within / 100)
     _print(comparison_sections(found, everything), markdown)
     if gate is not None:
         lines, failed = gate_lines(gate, found)
@@ -47,7 +46,7 @@ def compare(  # noqa: PLR0917  -- typer reads the signature
 
 @app.command()
 def scaling(
-    suite: Annotated[str | None, typer.Argument(help="Only the points of this suite.")] = None,
+    what: What = None,
     out: Out = RESULTS,
     efficiency: Annotated[float, typer.Option("--efficiency", min=1, max=99, help="Find the device count of this efficiency [%].")] = 80,
     markdown: AsMarkdown = False,
@@ -56,10 +55,9 @@ def scaling(
     from caraml.analysis.scaling import matrix, solutions_of, step_views
     from caraml.analysis.scaling import scaling as scaled
     from caraml.report.comparison import scaling_sections
-    from caraml.results.store import Store
 
-    store = Store(out)
-    records = records_of(store, suite)
+    found = chosen(what, out)
+    store, records = found.store, found.records()
     families = scaled(records, store, efficiency / 100)
     if not families:
         raise InputError("no two results differ in the number of devices only", "sweep it in the suite: devices = [1, 2, 4]")
@@ -75,17 +73,18 @@ def scaling(
 
 @app.command()
 def history(
-    folders: Annotated[list[Path] | None, typer.Argument(help="Results folders; default: that of --out.")] = None,
+    what: Annotated[list[str] | None, typer.Argument(metavar="[WHAT]...", help=f"What: {NAMES}; may be several.")] = None,
     out: Out = RESULTS,
     metric: Annotated[str, typer.Option("--metric", help="Which number to follow.")] = "throughput",
     markdown: AsMarkdown = False,
 ) -> None:
     """Show a number over time, every attempt counted: where its level changed, and what changed with it."""
-    from caraml.analysis.history import attempts
     from caraml.analysis.history import history as followed
     from caraml.report.comparison import history_sections
 
-    series = followed(attempts(folders or [out]), metric)
+    named = [chosen(name, out) for name in what] if what else [chosen(None, out)]
+    records = {(found.store.root.resolve(), one.key, one.attempt): one for found in named for one in found.every_attempt()}
+    series = followed(list(records.values()), metric)
     if not series:
         raise InputError(f"no result has a value for {metric}", "caraml results --csv shows which numbers there are")
     _print(history_sections(series), markdown)
@@ -93,7 +92,7 @@ def history(
 
 @app.command()
 def advise(
-    suite: Annotated[str | None, typer.Argument(help="Only the points of this suite.")] = None,
+    what: What = None,
     out: Out = RESULTS,
     within: Annotated[float, typer.Option("--within", min=0.1, max=50, help="How far a saturated rate may be below the best [%].")] = 5,
     markdown: AsMarkdown = False,
@@ -101,9 +100,8 @@ def advise(
     """Say which batch, precision and number of devices is best for time, energy and Action, and what limits the rate."""
     from caraml.analysis.advise import advise as advised
     from caraml.report.comparison import advice_sections
-    from caraml.results.store import Store
 
-    found = advised(records_of(Store(out), suite), within / 100)
+    found = advised(chosen(what, out).records(), within / 100)
     if not found:
         raise InputError("no work was run in two ways, so there is nothing to choose", "sweep it in the suite: global_batch = [8, 16, 32]")
     _print(advice_sections(found), markdown)

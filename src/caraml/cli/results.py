@@ -11,7 +11,7 @@ import typer
 
 from caraml.base.errors import InputError
 from caraml.base.files import owned
-from caraml.cli.app import RESULTS, Out, app, console, records_of, rows_of, say
+from caraml.cli.app import NAMES, RESULTS, Out, What, app, chosen, console, say
 
 if TYPE_CHECKING:
     from caraml.results.record import Record
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 
 
 @app.command()
-def show(key: Annotated[str, typer.Argument(help="Key or label of a point, or its first characters.")], out: Out = RESULTS) -> None:
+def show(what: Annotated[str, typer.Argument(help=f"One run: {NAMES}.")], out: Out = RESULTS) -> None:
     """Show one record in full: every number with its window, uncertainty, definition and source."""
     from caraml.report.terminal import record_view
-    from caraml.results.store import Store
 
-    store = Store(out)
-    record = store.find(key)
-    console().print(record_view(record, str(store.folder(record))))
+    found = chosen(what, out)
+    point, records = found.only(), found.records()
+    if not records:
+        raise InputError(f"{point.label} ({point.key}) has no record yet", f"caraml logs {point.key}")
+    console().print(record_view(records[0], str(found.store.folder(records[0]))))
 
 
 @app.command()
 def results(
-    suite: Annotated[str | None, typer.Argument(help="Only the points of this suite.")] = None,
+    what: What = None,
     out: Out = RESULTS,
     csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values, every metric.")] = False,
     json: Annotated[bool, typer.Option("--json", help="JSON, every metric.")] = False,
@@ -44,21 +45,21 @@ def results(
     from caraml.report.tables import query_table
     from caraml.results.store import Store
 
-    store = Store(out)
     if sql is not None:
-        if suite is not None:
-            raise InputError("a suite's name and --sql do not go together", "select by suite in the query: where suite = '...'")
-        columns, lines = query(store, sql)
+        if what is not None:
+            raise InputError("a name and --sql do not go together", "select by suite in the query: where suite = '...'")
+        columns, lines = query(Store(out), sql)
         column_units: dict[str, str] | None = None
     else:
-        rows = rows_of(store, suite)
+        found = chosen(what, out)
+        rows = found.rows()
         if not csv and not json:
             if len(rows) > MANY:
                 say(rows_text(rows), nl=False)
                 return
             from caraml.report.terminal import results_table
 
-            console().print(results_table(records_of(store, suite)))
+            console().print(results_table(found.records()))
             return
         columns, lines = list(COLUMNS), [tuple(map(row.get, COLUMNS)) for row in rows]
         column_units = units_of_items({str(row["item"]) for row in rows})
@@ -85,7 +86,7 @@ class Format(StrEnum):
 
 @app.command()
 def report(
-    suite: Annotated[str | None, typer.Argument(help="Only the points of this suite.")] = None,
+    what: What = None,
     out: Out = RESULTS,
     *,
     format: Annotated[
@@ -98,19 +99,16 @@ def report(
     port: Annotated[int | None, typer.Option("--port", min=0, max=65535, help="Port of --serve; 0: any free one. Default: 8642.")] = None,
 ) -> None:
     """Write the report: an HTML page that opens without a network, text, or figures; or serve the pages of many campaigns."""
-    from caraml.results.store import Store
-
     if serve:
-        if suite is not None or to is not None or format is not Format.HTML:
-            raise InputError("--serve shows every campaign as a page", "leave out the suite, --format and --to")
+        if what is not None or to is not None or format is not Format.HTML:
+            raise InputError("--serve shows every campaign as a page", "leave out the name, --format and --to")
         _serve(out, port)
         return
     if port is not None:
         raise InputError("--port is for --serve", "caraml report --serve --port 8000")
-    store = Store(out)
-    records = records_of(store, suite)
+    found = chosen(what, out)
+    store, records, title, name = found.store, found.records(), found.title, found.slug
     beside = to or _place(out)
-    name, title = suite or "all", (store.listing(suite).title or suite) if suite else "All results"
     if format in (Format.PDF, Format.PNG, Format.SVG):
         from caraml.base.format import count
         from caraml.report.document import write_figures

@@ -17,8 +17,9 @@ from caraml.base.format import human, percent, printable
 from caraml.results.listing import Listing
 from caraml.results.record import Record
 from caraml.results.rows import Scalar
+from caraml.results.selector import SelectedPoint, select
 from caraml.results.status import OPEN, ProgressLine, Standing, finished, standings, summary
-from caraml.results.store import Store
+from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Point
 
 if TYPE_CHECKING:
@@ -166,13 +167,30 @@ _LONGEST_REASON = 200
 _QUIET = ("ok", "skipped", "to do")
 
 
-def listings(root: Path, suite: str | None) -> Campaigns:
-    """Every campaign of a store, or one, with where its points stand. Raises ``InputError`` when there is none."""
-    store = Store(root)
-    names = [suite] if suite is not None else store.suites()
-    if not names:
-        raise InputError(f"no campaign was started below {root}", "caraml run quick, or --out FOLDER for results elsewhere")
-    return [(listing, standings(store, listing)) for listing in map(store.listing, names)]
+def listings(root: Path, what: str | None) -> Campaigns:
+    """The newest campaign of every suite and variant of a store, or what a name stands for, with where the points stand.
+
+    Raises ``InputError`` when there is none.
+    """
+    found = select(what, root)
+    store, chosen = found.store, {point.key: point for point in found.points}
+    listed = found.listings or [one for suite in store.suites() for one in store.current(suite)]
+    if what is not None and not found.listings:
+        listed = [one for one in listed if any(key in chosen for key, _ in one.points)]
+    if not listed:
+        raise InputError(f"no campaign was started below {store.root}", "caraml run quick, or --out FOLDER for results elsewhere")
+    return [
+        (one, [_as_found(store, each, chosen) for each in standings(store, one) if what is None or each.key in chosen]) for one in listed
+    ]
+
+
+def _as_found(store: Store, one: Standing, chosen: Mapping[str, SelectedPoint]) -> Standing:
+    """A point as an earlier round found it, where such a round was asked for."""
+    number = chosen[one.key].attempt if one.key in chosen else None
+    if not number:
+        return one if number is None else Standing(one.key, one.label, one.state if one.state in OPEN else "to do")
+    record = read_record(store.points / store.names()[one.key] / str(number) / RECORD)
+    return Standing(one.key, one.label, record.status, record.reason)
 
 
 def status_text(found: Campaigns) -> str:
@@ -190,14 +208,14 @@ def status_text(found: Campaigns) -> str:
     return "\n".join(lines) + "\n"
 
 
-def watch_status(root: Path, suite: str | None) -> None:
+def watch_status(root: Path, what: str | None) -> None:
     """Show where campaigns stand until all is done."""
     from rich.live import Live
     from rich.text import Text
 
     with Live(auto_refresh=False) as live:
         while True:
-            found = listings(root, suite)
+            found = listings(root, what)
             live.update(Text(status_text(found).rstrip()), refresh=True)
             if all(finished(points) or not any(one.state in OPEN for one in points) for _, points in found):
                 return
@@ -205,7 +223,8 @@ def watch_status(root: Path, suite: str | None) -> None:
 
 
 def _heading(listing: Listing) -> str:
-    words = [f"{listing.name}: {listing.title}" if listing.title else listing.name]
+    name = f"{listing.campaign}@{listing.round}"
+    words = [f"{name}: {listing.title}" if listing.title else name]
     words += [f"[{', '.join(listing.tags)}]"] if listing.tags else []
     words += [f'"{listing.comment}"'] if listing.comment else []
     asked = f", asked for {listing.asked_at}" if listing.asked_at else ""

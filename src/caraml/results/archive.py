@@ -17,7 +17,7 @@ import tempfile
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +35,12 @@ from caraml.results.claim import CLAIM, HANDLE
 from caraml.results.listing import Listing, read_listing
 from caraml.results.record import Record
 from caraml.results.rows import write_parquet
+from caraml.results.selector import Selection, select
 from caraml.results.store import POINT, RECORD, Store, attempts, read_record
 
 MANIFEST, ROWS = "manifest.json", "records.parquet"
 _MEMBER = re.compile(r"points/([a-z0-9_]+-[0-9a-f]{16})/([1-9][0-9]{0,8})/([A-Za-z0-9_][A-Za-z0-9._-]{0,99})")
-_SUITE = re.compile(r"suites/([a-z0-9][a-z0-9_-]*)\.json")
+_SUITE = re.compile(r"suites/(([a-z0-9][a-z0-9_-]*)(?:\+[0-9a-f]{8})?(?:@[1-9][0-9]{0,8})?)\.json")
 _BLOCK = 1 << 20
 _Result = TypeVar("_Result")
 
@@ -71,10 +72,15 @@ class Done:
     """Records that the store had already."""
 
 
-def pack(root: Path, suite: str, path: Path) -> Done:
-    """Pack a suite's points into ``path``. Raises ``InputError`` for an unknown suite, and when the file exists."""
-    store, done, files = Store(root), Done(), {}
-    listing, rows = store.listing(suite), store.rows(suite)
+def pack(root: Path, name: str, path: Path) -> Done:
+    """Pack a suite with all its rounds and variants, or the campaigns that a name stands for, into ``path``.
+
+    Raises ``InputError`` for a name that stands for no campaign, and when the file exists.
+    """
+    found, done, files = select(name, root), Done(), {}
+    store, rows = found.store, found.rows()
+    if not found.listings:
+        raise InputError(f"{name!r} is no campaign, so it makes no archive", "caraml archive SUITE FILE, or SUITE@ROUND, or a tag")
     if path.exists():
         raise InputError(f"{path} exists already", "name a new file")
     with (
@@ -85,33 +91,52 @@ def pack(root: Path, suite: str, path: Path) -> Done:
         table = Path(scratch) / ROWS
         write_parquet(rows, table)
         files[ROWS] = _add(archive, ROWS, table.parent)
-        for name in _files(store, listing):
-            files[name] = _add(archive, name, root)
+        listings = _listings(found)
+        make_folder(Path(scratch) / "suites")
+        for member, listing in listings.items():
+            write_file(Path(scratch) / member, listing.to_json(), sync="none")
+            files[member] = _add(archive, member, Path(scratch))
+        for member in _files(found, {key for listing in listings.values() for key, _ in listing.points}):
+            files[member] = _add(archive, member, store.root)
             if len(files) >= MEMBERS:
-                raise too_large(root, len(files), MEMBERS - 1, "files of this suite", "packed into one archive")
-            done.records += name.endswith(f"/{RECORD}")
-        manifest = _Manifest(caraml_archive=1, caraml=__version__, suite=suite, files=files)
+                raise too_large(store.root, len(files), MEMBERS - 1, "files of this suite", "packed into one archive")
+            done.records += member.endswith(f"/{RECORD}")
+        manifest = _Manifest(caraml_archive=1, caraml=__version__, suite=found.listings[0].name, files=files)
         archive.writestr(MANIFEST, manifest.model_dump_json())
     done.files, done.bytes = len(files), path.stat().st_size
     return done
 
 
-def _files(store: Store, listing: Listing) -> Iterator[str]:
-    """Names below the store of a suite's listing and of every plain file of the attempts that have a record. Claims and handles mean
-    nothing elsewhere."""
-    yield f"suites/{listing.name}.json"
-    keys = {key for key, _ in listing.points}
-    for folder in sorted(store.points.iterdir()):
-        if folder.name.rpartition("-")[2] not in keys:
-            continue
-        for number in sorted(attempts(folder) or ()):
-            if not (folder / str(number) / RECORD).exists():
+def _listings(found: Selection) -> dict[str, Listing]:
+    """Listings with the names of their files: of the newest campaigns of a suite also those of their earlier rounds."""
+    listings = list(found.listings)
+    if _whole(found):
+        chosen = {(one.name, one.campaign) for one in listings}
+        suites = dict.fromkeys(one.name for one in listings)
+        listings = [one for suite in suites for one in found.store.rounds(suite) if (suite, one.campaign) in chosen]
+    newest = {one.stem: one.round for one in listings}
+    return {f"suites/{one.stem}{'' if newest[one.stem] == one.round else f'@{one.round}'}.json": one for one in listings}
+
+
+def _whole(found: Selection) -> bool:
+    """Whether all attempts at the points are meant, and not those of one round."""
+    return all(point.attempt is None for point in found.points)
+
+
+def _files(found: Selection, keys: Collection[str]) -> Iterator[str]:
+    """Names below the store of every plain file of the attempts that have a record. Claims and handles mean nothing elsewhere."""
+    store = found.store
+    chosen = None if _whole(found) else {(point.key, point.attempt) for point in found.points}
+    for key, name in sorted(store.names().items(), key=lambda item: item[1]):
+        folder = store.points / name
+        for number in sorted(attempts(folder) or ()) if key in keys else ():
+            if not (folder / str(number) / RECORD).exists() or (chosen is not None and (key, number) not in chosen):
                 continue
             for path in sorted((folder / str(number)).iterdir()):
-                name = f"points/{folder.name}/{number}/{path.name}"
+                member = f"points/{name}/{number}/{path.name}"
                 own = path.name == HANDLE or path.name.startswith(CLAIM)
-                if _MEMBER.fullmatch(name) and path.is_file() and not path.is_symlink() and not own:
-                    yield name
+                if _MEMBER.fullmatch(member) and path.is_file() and not path.is_symlink() and not own:
+                    yield member
 
 
 def _add(archive: zipfile.ZipFile, name: str, folder: Path) -> _Member:
@@ -179,16 +204,16 @@ def _unpack(archive: zipfile.ZipFile, path: Path, store: Store) -> Done:
         if match := _MEMBER.fullmatch(name):
             by_attempt[match[1], match[2]].append(name)
         elif match := _SUITE.fullmatch(name):
-            suites.append((name, match[1]))
+            suites.append((name, match[1], match[2]))
     done, there = Done(files=len(manifest.files)), store.root.exists()
     make_folder(store.root)
     scratch = new_folder_beside(store.points, 0o700)
     try:
         _need_room(path, scratch, manifest)
-        for name, suite in suites:
-            _extract(archive, path, name, manifest.files[name], scratch / f"{suite}.json")
-            listing = read_listing(scratch / f"{suite}.json")  # what it says of its own origin is the author's word
-            write_file(scratch / f"{suite}.json", listing.model_copy(update={"imported": path.name, "seal": ""}).to_json(), sync="none")
+        for name, stem, _ in suites:
+            _extract(archive, path, name, manifest.files[name], scratch / f"{stem}.json")
+            listing = read_listing(scratch / f"{stem}.json")  # what it says of its own origin is the author's word
+            write_file(scratch / f"{stem}.json", listing.model_copy(update={"imported": path.name, "seal": ""}).to_json(), sync="none")
         for (folder, number), names in by_attempt.items():
             for name in names:
                 _extract(archive, path, name, manifest.files[name], scratch / folder / number / name.rpartition("/")[2])
@@ -199,8 +224,9 @@ def _unpack(archive: zipfile.ZipFile, path: Path, store: Store) -> Done:
             done.records, done.known = done.records + (target is not None), done.known + (target is None)
             if target is not None:
                 places[target] = scratch / folder / number
-        listings = {store.root / "suites" / f"{suite}.json": scratch / f"{suite}.json" for _, suite in suites}
-        _rename(places | {target: source for target, source in listings.items() if not target.exists()})
+        known = set(store.suites())  # the campaigns of a suite that is there already are not mixed with others
+        listings = {store.root / "suites" / f"{stem}.json": scratch / f"{stem}.json" for _, stem, suite in suites if suite not in known}
+        _rename(places | listings)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         if not there:

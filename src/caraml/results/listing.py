@@ -1,8 +1,14 @@
-"""What a campaign was asked for: the suite's text and points, who asked, where it runs."""
+"""What a campaign was asked for: the suite's text and points, who asked, where it runs; and which campaign of its suite it is.
+
+``suites/NAME.json`` is the newest campaign of a suite as it is written, ``suites/NAME+HASH.json`` the newest of a variant by ``--set``, and
+``...@ROUND.json`` an earlier one. The campaigns of a suite are numbered in the order in which they were asked for, variants included.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+import json
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -16,7 +22,7 @@ _AGAIN = "run the suite again: what has a result is not measured twice"
 
 
 class Listing(BaseModel):
-    """A suite as it was run last into a store."""
+    """A campaign: a suite as it was run into a store."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -32,7 +38,22 @@ class Listing(BaseModel):
     asked_at: str = ""
     imported: str = Field("", description="the archive that it came from: its programs are not run before somebody has seen them")
     points: list[tuple[str, str]] = Field([], description="key and label of each point, in order")
+    round: int = Field(1, description="number of the campaign among those of its suite, from 1")
+    again: bool = Field(False, description="whether it measured anew what had a result")
+    before: dict[str, int] = Field({}, description="by key, the highest number of an attempt at a point when the campaign began")
     seal: str = Field("", description="what only this user's key makes of all this: who copies the folder of another has no such listing")
+
+    @property
+    def campaign(self) -> str:
+        """Its name with what ``--set`` changed: ``quick+global_batch=16``; it stands for the newest round of this variant."""
+        return "+".join([self.name, *self.settings])
+
+    @property
+    def stem(self) -> str:
+        """Name of the file of the newest round of this variant, without its ending."""
+        if not self.settings:
+            return self.name
+        return f"{self.name}+{hashlib.sha256(json.dumps(self.settings).encode()).hexdigest()[:8]}"
 
     def to_json(self) -> str:
         """The listing as its file has it."""
@@ -62,11 +83,16 @@ def read_listing(path: Path) -> Listing:
     content = read_json(path, LISTING)
     try:
         if content.lstrip()[:1] == b"[":
-            listing = Listing(name=path.stem, points=[(key, "") for key in TypeAdapter(list[str]).validate_json(content)])
+            listing = Listing(name=suite_of(path.stem), points=[(key, "") for key in TypeAdapter(list[str]).validate_json(content)])
         else:
             listing = Listing.model_validate_json(content)
     except (ValidationError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a list of a suite's points: {in_a_line(error)}", _AGAIN) from error
     if not all(key.isalnum() for key, _ in listing.points):
         raise InputError(f"{path}: not a list of keys", _AGAIN)
-    return listing.model_copy(update={"name": path.stem})  # whatever it calls itself: it is asked for by the file's name
+    return listing.model_copy(update={"name": suite_of(path.stem)})  # whatever it calls itself: it is asked for by the file's name
+
+
+def suite_of(stem: str) -> str:
+    """Name of the suite whose campaign a file of this name (without its ending) lists."""
+    return stem.partition("@")[0].partition("+")[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -109,7 +108,8 @@ def standings(store: Store, listing: Listing) -> list[Standing]:
     """Where every point of a suite stands, in its order."""
     entries = store.fresh_index().entries
     of_key = {name.rpartition("-")[2]: name for name in entries}
-    open_names = _names(store, {key for key, _ in listing.points if key not in of_key or not entries[of_key[key]].certain})
+    unsure = {key for key, _ in listing.points if key not in of_key or not entries[of_key[key]].certain}
+    open_names = {key: name for key, name in store.names().items() if key in unsure} if unsure else {}
     found = []
     for key, label in listing.points:
         entry = entries.get(of_key.get(key, ""))
@@ -123,17 +123,6 @@ def standings(store: Store, listing: Listing) -> list[Standing]:
             reason = entry.row.get("reason")
             found.append(Standing(key, label or str(entry.row["label"]), str(entry.row["status"]), str(reason) if reason else None))
     return found
-
-
-def _names(store: Store, keys: set[str]) -> dict[str, str]:
-    """Names of the folders of these points, as far as they have one."""
-    if not keys:
-        return {}
-    try:
-        names = [entry.name for entry in os.scandir(store.points)]
-    except FileNotFoundError:
-        return {}
-    return {key: name for name in names if (key := name.rpartition("-")[2]) in keys}
 
 
 def _under_way(store: Store, key: str, label: str, name: str) -> Standing | None:
@@ -164,9 +153,3 @@ def summary(found: Sequence[Standing]) -> str:
 def finished(found: Sequence[Standing]) -> bool:
     """Whether every point has a result that stays."""
     return all(one.state in DONE for one in found)
-
-
-def pick(found: Sequence[Standing], name: str) -> list[Standing]:
-    """The points whose key or label starts with ``name``; an exact one goes first."""
-    exact = [one for one in found if name in (one.key, one.label)]
-    return exact or [one for one in found if one.key.startswith(name) or one.label.startswith(name)]

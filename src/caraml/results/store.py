@@ -1,7 +1,7 @@
 """Where records live: a folder of files, written by whoever ran the point, read by everyone.
 
     ROOT/points/WORKLOAD-KEY/ATTEMPT/   point.json run.sh worker.log progress.jsonl record.json steps.parquet power.parquet
-    ROOT/suites/SUITE.json              a suite's text and its points, in order
+    ROOT/suites/SUITE.json              a suite's text and its points, in order (see caraml.results.listing)
     ROOT/runners/                       who runs campaigns now
     ROOT/index.jsonl                    table of contents; made from the files, never the truth
 
@@ -18,6 +18,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -28,7 +29,7 @@ from caraml.base.files import TRUSTED_FOLDERS, intruder, make_folder, new_folder
 from caraml.base.limits import LARGEST, NAME, read_json, too_large
 from caraml.base.limits import RECORD as RECORD_BYTES
 from caraml.results.index import RECORD, Index, attempts
-from caraml.results.listing import Listing, read_listing
+from caraml.results.listing import Listing, read_listing, suite_of
 from caraml.results.rows import Scalar
 from caraml.system.variables import forget
 
@@ -43,8 +44,6 @@ __all__ = ["RECORD", "Store", "attempts", "read_record", "write_record"]
 POINT = "point.json"
 _MANY = 1000
 """Objects in a record above which it is looked at twice."""
-_LISTED = 20
-"""Records that an error names."""
 
 
 class Store:
@@ -106,11 +105,30 @@ class Store:
             raise
         return attempt
 
-    def remember(self, listing: Listing) -> None:
-        """Note which points a suite consists of, so that it can be reported and taken up without its file."""
+    def remember(self, listing: Listing, anew: bool = False) -> None:
+        """Note which points a suite consists of, so that it can be reported and taken up without its file.
+
+        The campaign of the same points goes on, unless they are measured ``anew``. Any other is a round of its own, and the one before it
+        is kept under its number.
+        """
         folder = self.root / "suites"
         make_folder(folder)
-        write_file(folder / f"{listing.name}.json", listing.sealed().to_json())
+        path, old = folder / f"{listing.stem}.json", None
+        with suppress(InputError):  # damaged: replaced
+            old = read_listing(path) if path.exists() else None
+        if old is not None and old.points == listing.points and not anew:
+            tags, comment = list(dict.fromkeys([*old.tags, *listing.tags])), listing.comment or old.comment
+            goes_on = {"round": old.round, "again": old.again, "before": old.before, "asked_at": old.asked_at or listing.asked_at}
+            listing = listing.model_copy(update={**goes_on, "tags": tags, "comment": comment})
+        else:
+            if old is not None:
+                write_file(folder / f"{listing.stem}@{old.round}.json", old.to_json())
+            number = 1 + max((one.round for one in self.rounds(listing.name)), default=0)
+            names = self.names()
+            there = {key: max(attempts(self.points / names[key]) or (), default=0) for key, _ in listing.points if key in names}
+            before = {key: number for key, number in there.items() if number}
+            listing = listing.model_copy(update={"round": number, "again": anew, "before": before})
+        write_file(path, listing.sealed().to_json())
 
     def remember_suite(self, name: str, keys: Iterable[str]) -> None:
         """As :meth:`remember` for bare keys."""
@@ -132,14 +150,32 @@ class Store:
 
     def suites(self) -> list[str]:
         """Names of the suites that were run into this folder."""
-        return sorted(path.stem for path in (self.root / "suites").glob("*.json"))
+        return sorted(set(map(suite_of, self._listed())))
 
     def listing(self, suite: str) -> Listing:
-        """What a suite consists of. Raises ``InputError`` for one that was not run into this folder."""
-        path = self.root / "suites" / f"{suite}.json"
-        if "/" in suite or not path.exists():
+        """The newest campaign of a suite as it is written, or of a variant if it was run with ``--set`` only.
+
+        Raises ``InputError`` for one that was not run into this folder.
+        """
+        return self.current(suite)[0]
+
+    def current(self, suite: str) -> list[Listing]:
+        """The newest campaign of a suite as it is written, then of each variant. Raises as :meth:`listing`."""
+        stems = [stem for stem in self._listed() if suite_of(stem) == suite and "@" not in stem]
+        if not stems:
             raise InputError(f"no results of suite {suite!r} below {self.root}", f"caraml run {suite}")
-        return read_listing(path)
+        return sorted(map(self._read_listing, stems), key=lambda one: (bool(one.settings), one.round))
+
+    def rounds(self, suite: str) -> list[Listing]:
+        """Every campaign of a suite, in the order of their numbers; empty for one that was not run."""
+        found = map(self._read_listing, (stem for stem in self._listed() if suite_of(stem) == suite))
+        return sorted(found, key=lambda one: one.round)
+
+    def _read_listing(self, stem: str) -> Listing:
+        return read_listing(self.root / "suites" / f"{stem}.json")
+
+    def _listed(self) -> list[str]:
+        return sorted(path.stem for path in (self.root / "suites").glob("*.json"))
 
     def records(self, suite: str | None = None) -> list[Record]:
         """The newest record of every point, or of every point of one suite in its order."""
@@ -159,30 +195,21 @@ class Store:
         self.index.save()
         return self.index
 
-    def find(self, name: str) -> Record:
-        """The record whose key or label starts with ``name``. Raises ``InputError`` when none or several do."""
-        rows = self.rows()
-        found = [row for row in rows if str(row["key"]).startswith(name) or str(row["label"]).startswith(name)]
-        exact = [row for row in found if name in (row["key"], row["label"])]
-        if len(exact or found) == 1:
-            row = (exact or found)[0]
-            return read_record(self.points / f"{row['workload']}-{row['key']}" / str(row["attempt"]) / RECORD)
-        lines = "".join(f"\n  {row['key']}  {row['label']}" for row in (found or rows)[:_LISTED])
-        what = f"{len(found)} records start" if found else "no record starts"
-        raise InputError(
-            f"{what} with {name!r} below {self.root}{':' if lines else ''}{lines}", "give a key or label from `caraml results`"
-        )
-
     def _names(self, suite: str | None) -> list[str]:
-        """Names of points' folders: of a suite in its order, or all in the order in which they last changed."""
+        """Names of points' folders: of a suite and its variants in their order, or all in the order in which they last changed."""
+        if suite is None:
+            return list(self.names().values())
+        of_key = self.names()
+        keys = dict.fromkeys(key for listing in self.current(suite) for key, _ in listing.points)
+        return [of_key[key] for key in keys if key in of_key]
+
+    def names(self) -> dict[str, str]:
+        """Name of each point's folder by the point's key, in the order in which they last changed."""
         try:
             found = {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(self.points) if "-" in entry.name}
         except FileNotFoundError:
-            found = {}
-        if suite is None:
-            return sorted(found, key=lambda name: (found[name], name))
-        of_key = {name.rpartition("-")[2]: name for name in found}
-        return [of_key[key] for key, _ in self.listing(suite).points if key in of_key]
+            return {}
+        return {name.rpartition("-")[2]: name for name in sorted(found, key=lambda name: (found[name], name))}
 
 
 def _intruder_inside(folder: Path) -> tuple[str, str] | None:
