@@ -109,7 +109,7 @@ LINES = {
     "campaign": 1_400,
     "cli": 1_350,
     "data": 850,
-    "engine": 3_300,
+    "engine": 3_460,
     "launch": 1_550,
     "metrics": 1_500,
     "power": 5_150,

@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from contestants import Spec, point_of
@@ -30,12 +31,13 @@ from turns import Program, Turn, median, ratio, take_turns
 from caraml.launch.script import environment_of
 
 HERE = Path(__file__).parent
-KNOBS = {
-    "keep_freed_memory": ("gpt", "image_classification"),
-    "fused_optimizer": ("gpt", "image_classification"),
-    "channels_last": ("image_classification",),
+KNOBS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "keep_freed_memory": (False, ("gpt", "image_classification")),
+    "fused_optimizer": (False, ("gpt", "image_classification")),
+    "channels_last": (False, ("image_classification",)),
+    "matmul": ("mkl", ("gpt",)),
 }
-"""Which of CARAML's knobs mean anything for a workload."""
+"""CARAML's knobs: the value that takes its gain away, and the workloads that it means anything for."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,9 @@ def _with_environments(found: dict[str, Spec], threads: int, knobs: bool, only: 
             continue
         everyone[name] = _in_its_environment(spec, threads)
         if knobs:
-            for knob in (knob for knob, workloads in KNOBS.items() if spec.workload in workloads):
-                everyone[f"{name} without {knob}"] = _in_its_environment(replace(spec, knobs={knob: False}), threads)
+            for knob, (other, workloads) in KNOBS.items():
+                if spec.workload in workloads:
+                    everyone[f"{name} without {knob}"] = _in_its_environment(replace(spec, knobs={knob: other}), threads)
     return {name: spec for name, spec in everyone.items() if only is None or spec.peer == "caraml" or any(part in name for part in only)}
 
 

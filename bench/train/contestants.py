@@ -53,7 +53,9 @@ class Spec:
 
 def caraml(spec: Spec) -> None:
     """The worker's task and step, mode train. Images lie on the device already, as those of the peers do."""
+    from caraml.engine.matmul import Products
     from caraml.engine.precision import set_matmul_precision
+    from caraml.engine.ranks import Ranks
     from caraml.engine.step import make_step
     from caraml.workloads import load_workload
     from caraml.workloads.base import BuildContext
@@ -72,7 +74,8 @@ def caraml(spec: Spec) -> None:
         global_batch=spec.batch,
         knobs=point.knobs,
     )
-    step = make_step(workload.build(context), point, device)
+    products = Products(point, Ranks())
+    step = products.around(make_step(workload.build(context), point, device), lambda name: nullcontext())
     while True:
         step()
 

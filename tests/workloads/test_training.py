@@ -61,6 +61,8 @@ def test_gpt_learns_text(tmp_path: Path, make_point: MakePoint) -> None:
     limits = record.peak_measured, record.bandwidth_measured
     assert all(limit is not None and limit.value and limit.kernel and limit.shape and limit.measured_at for limit in limits)
     assert record.value("mfu_measured") and record.value("share_of_limit"), "on any CPU"
+    told: Any = record.environment["matmul"]
+    assert told["asked"] == "auto" and told["why"] and told["library"], "on any CPU, too"
 
 
 def test_a_network_learns_images(tmp_path: Path, make_point: MakePoint) -> None:
@@ -83,6 +85,8 @@ def test_two_ranks_train_as_one_does(tmp_path: Path, make_point: MakePoint) -> N
     pairs = [[loss for loss, step in zip(steps["loss"], steps["step"], strict=True) if step == index] for index in range(count)]
     assert [sum(pair) / 2 for pair in pairs] == pytest.approx(truth, rel=2e-3)
     assert both.window is not None and both.window.items == 30 * 16 * 64, "the global batch is that of both ranks together"
+    calls = [sum(one["calls"] for one in record.environment["matmul"]["products"]) for record in (alone, both)]  # type: ignore[call-overload,index,union-attr]
+    assert calls[1] == 2 * calls[0] > 0, "what to multiply with is the choice of both ranks"
 
 
 def test_energy_is_that_of_the_window(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,9 @@ class Record(FrozenModel):
     )
     nodes: list[Node] = Field([], fail_fast=True, description="of a point on several nodes, each by itself")
     system: dict[str, JsonValue] = Field({}, description="the machine, as `caraml system detect --json` describes it")
-    environment: dict[str, JsonValue] = Field({}, description="versions, clocks, container, Slurm job, variables, state of the checkout")
+    environment: dict[str, JsonValue] = Field(
+        {}, description="versions, clocks, container, Slurm job, variables, state of the checkout, who multiplies"
+    )
     files: dict[str, str] = Field({}, description="raw files beside the record: `steps` (rank x step), `power` (raw readings)")
 
     @model_validator(mode="before")

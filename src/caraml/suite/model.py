@@ -18,6 +18,10 @@ from caraml.suite.placement import Count, Placement, Schedule
 from caraml.system.model import DeviceClass
 
 Attention = Literal["auto", "flash", "cudnn", "efficient", "math"]
+Matmul = Literal["auto", "mkl", "onednn"]
+
+_OF_CPUS = ("keep_freed_memory", "matmul")
+"""Knobs without an effect elsewhere."""
 
 
 class Knobs(BaseModel):
@@ -29,13 +33,16 @@ class Knobs(BaseModel):
     fused_optimizer: bool = Field(True, description="one kernel for the whole update; else what torch chooses by itself")
     keep_freed_memory: bool = Field(True, description="CPUs: the C library keeps freed blocks instead of returning them to the kernel")
     attention: Attention = Field("auto", description="the only kernel that torch may take for attention; `auto`: torch's choice")
+    matmul: Matmul = Field(
+        "auto", description="CPUs: library of fp32 matrix products, torch's BLAS or oneDNN; `auto`: the faster by the point's own products"
+    )
 
     @classmethod
     def of(cls, values: dict[str, Any], device_class: DeviceClass) -> Knobs:
         """From a point's swept values; what has no effect takes its default, so that the same work has the same key."""
         given = {name: values[name] for name in cls.model_fields if values.get(name) is not None}
         if device_class != "cpu":
-            given.pop("keep_freed_memory", None)
+            given = {name: value for name, value in given.items() if name not in _OF_CPUS}
         return cls(**given)
 
     @property
@@ -239,6 +246,7 @@ class _Asked(_Model):
     fused_optimizer: bool | list[bool] | None = None
     keep_freed_memory: bool | list[bool] | None = None
     attention: Attention | list[Attention] | None = None
+    matmul: Matmul | list[Matmul] | None = None
     global_batch: Count | list[Count] | None = Field(None, description="samples per optimizer step over all devices")
     accumulation: Count | list[Count] | None = Field(
         None, description="micro-batches per step and copy of the model, instead of `global_batch`, which then grows with the copies"

@@ -86,10 +86,10 @@ def dense(device: torch.device, dtype: DType) -> Iterator[Kernel]:
         x, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (x, weight))
         return lambda: F.conv2d(x, weight, padding=1)
 
-    blas, layers, convolutions = _libraries(device, dtype)
+    products, layers, convolutions = _libraries(device, dtype)
     kind = "cpu" if device.type == "cpu" else "gpu"
     for shape in _PRODUCTS[kind]:
-        yield Kernel(blas, "matrix product", shape, 2.0 * prod(shape), partial(product, *shape))
+        yield Kernel(products, "matrix product", shape, 2.0 * prod(shape), partial(product, *shape))
         if layers is not None:
             yield Kernel(layers, "linear layer", shape, 2.0 * prod(shape), partial(linear, *shape))
     for images, channels, side in _CONVOLUTIONS[kind]:
@@ -105,11 +105,17 @@ def _libraries(device: torch.device, dtype: DType) -> tuple[str, str | None, str
         return ("hipBLAS", "hipBLASLt", "MIOpen") if torch.version.hip else ("cuBLAS", "cuBLASLt", "cuDNN")
     if device.type != "cpu":
         return "torch", None, "torch"
-    blas = "MKL" if torch.backends.mkl.is_available() else "OpenBLAS" if "BLAS_INFO=open" in torch.__config__.show() else "BLAS"
     if not torch.backends.mkldnn.is_available():
-        return blas, None, "torch"
+        return blas(), None, "torch"
     # Which library multiplies numbers of 16 bits torch decides by the CPU's instructions.
-    return "torch" if dtype in ("bf16", "fp16") else blas, "oneDNN" if hasattr(torch.ops.mkldnn, "_linear_pointwise") else None, "oneDNN"
+    return "torch" if dtype in ("bf16", "fp16") else blas(), "oneDNN" if hasattr(torch.ops.mkldnn, "_linear_pointwise") else None, "oneDNN"
+
+
+def blas() -> str:
+    """The library that torch takes fp32 and fp64 matrix products of CPUs from."""
+    import torch
+
+    return "MKL" if torch.backends.mkl.is_available() else "OpenBLAS" if "BLAS_INFO=open" in torch.__config__.show() else "BLAS"
 
 
 def streams(device: torch.device, array_bytes: int) -> Iterator[Kernel]:

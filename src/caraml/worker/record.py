@@ -68,6 +68,8 @@ class Known:
     validation_loss: float | None = None
     afterwards_failed: str | None = None
     """Why validating or saving failed, if it did."""
+    chosen: dict[str, Any] = field(default_factory=dict)
+    """What was chosen for this point by measurement, and why."""
     tells_wait: bool = True
     """Whether the steps say how long they waited for their input."""
 
@@ -109,7 +111,7 @@ def write_steps(folder: Path, rank: int, rows: Iterable[StepRow], origin: float)
 
 def make_record(ranks: list[RankSummary], known: Known) -> Record:
     """The whole record of a loop that was measured. Writes the table of steps into the attempt's folder."""
-    system, surroundings = detect(), environment()
+    system, surroundings = detect(), environment() | known.chosen
     known = dataclasses.replace(known, facts=_with_damaged(known.facts, ranks))
     measured, point = together(ranks, known), known.point
     nodes = _nodes(ranks, measured.window)

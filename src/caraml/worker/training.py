@@ -24,6 +24,7 @@ from caraml.engine.device import CpuDevice, Device, open_device, sensors_of
 from caraml.engine.epochs import EpochLoop
 from caraml.engine.instruments import Instruments, quiet_baseline
 from caraml.engine.loop import Hooks, MeasuringLoop, Progress
+from caraml.engine.matmul import Products
 from caraml.engine.phases import PhaseLog, process_start
 from caraml.engine.precision import ARITHMETIC, check_precision, set_attention, set_deterministic, set_matmul_precision
 from caraml.engine.ranks import Ranks
@@ -68,6 +69,7 @@ class Worker:
         self._facts: Facts | None = None
         self._hurried = False
         self._own_device: Any = None
+        self._products: Products | None = None
         self._divided: Divided | None = None
         self._measuring: MeasuringLoop | None = None
         self._validation_loss: float | None = None
@@ -86,9 +88,13 @@ class Worker:
         with self.log.phase("build"):
             task = self._build(device, ranks)
             ranks.know_each_other()  # in the groups of its placement, too
+        if device.torch_device.type == "cpu" and self._own_device is None:
+            self._products = Products(self.point, ranks)
         try:
             with Watchdog(ranks, self._give_up) as watchdog:
                 step = make_step(task, self.point, device.torch_device, self._divided, watchdog.watch)
+                if self._products is not None:
+                    step = self._products.around(step, self.log.phase)
                 self._measuring = self._loop(device, ranks, task, watchdog)
                 mine = self._measuring.run(step)
             mine.device_memory = device.peak_memory()
@@ -96,6 +102,8 @@ class Worker:
             mine.damaged = task.damaged() if task.damaged is not None else {}
         finally:
             task.close()
+            if self._products is not None:
+                self._products.close()
         mine.host_memory, mine.affinity = CpuDevice().peak_memory(), self._affinity
         run = (run_began, time.monotonic())
         with self.log.phase("idle_after"):
@@ -292,6 +300,7 @@ class Worker:
             datasheet=probed if self._own_device is not None else None,
             validation_loss=self._validation_loss,
             afterwards_failed=self._afterwards_failed,
+            chosen={"matmul": self._products.told} if self._products is not None else {},
         )
         return make_record(everyone, known)
 

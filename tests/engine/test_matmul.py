@@ -1,0 +1,224 @@
+"""Matrix products by the faster library: the same losses and gradients, chosen by time, alike on all ranks, and given back afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.engine import matmul
+from caraml.engine.matmul import OVERHEAD, Key, Products, choice
+from caraml.engine.ranks import Ranks
+from caraml.engine.step import make_step
+from caraml.engine.steps import StepOutcome
+from caraml.suite.model import Knobs
+from tests.conftest import MakePoint
+from tests.suite.test_knobs import CPU, GPT, built, plan
+
+pytestmark = pytest.mark.skipif(not matmul._has_onednn(), reason="this build of torch has no linear layers of oneDNN")
+WIDE: Key = ((64, 32), (32, 96), True, True, False, False)
+TALL: Key = ((96, 64), (64, 32), False, True, False, False)
+
+
+class Counting:
+    """How often oneDNN was called."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls, self._own = 0, matmul._by_onednn
+        monkeypatch.setattr(matmul, "_by_onednn", self._count)
+
+    def _count(self, *given: Any) -> torch.Tensor:
+        self.calls += 1
+        return self._own(*given)
+
+
+@pytest.fixture
+def onednn(monkeypatch: pytest.MonkeyPatch) -> Counting:
+    return Counting(monkeypatch)
+
+
+@pytest.fixture
+def products(make_point: MakePoint) -> Iterator[Any]:
+    made: list[Products] = []
+
+    def make(asked: str, ranks: Ranks | None = None, **point: Any) -> Products:
+        made.append(Products(make_point(knobs=Knobs.model_validate({"matmul": asked}), **point), ranks or Ranks()))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def once(products: Products, work: Any) -> Any:
+    """Have ``work`` done as a step."""
+    products.around(lambda: StepOutcome(work(), 0.0), lambda name: nullcontext())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(6, 33, 17), (2, 3, 33, 17)])
+def test_a_layer_and_its_gradients_are_those_of_torch(products: Any, onednn: Counting, shape: tuple[int, ...], bias: bool) -> None:
+    torch.manual_seed(0)
+    *rows, inner, outer = shape
+    x, weight = torch.randn(*rows, inner, requires_grad=True), torch.randn(outer, inner, requires_grad=True)
+    shift = torch.randn(outer, requires_grad=True) if bias else None
+    wanted = [x, weight] + ([shift] if shift is not None else [])
+
+    def work() -> list[torch.Tensor]:
+        y = F.linear(x, weight, shift)
+        return [y, *torch.autograd.grad(y.square().sum(), wanted)]
+
+    truth = work()
+    once(products("onednn"), work)
+    found = work()
+    assert onednn.calls == 3
+    for own, other in zip(truth, found, strict=True):
+        assert own.stride() == other.stride() and torch.allclose(own, other, rtol=1e-5, atol=1e-5 * own.abs().max().item())
+
+
+def test_operands_of_every_kind_are_multiplied_right(products: Any, onednn: Counting) -> None:
+    """Transposes, columns of a wider matrix, expanded rows, memory given; and what is no product of two fp32 matrices."""
+    torch.manual_seed(0)
+    wide, expanded, double = torch.randn(12, 40), torch.randn(1, 9).expand(12, 9), torch.randn(5, 5).double()
+    cases: list[tuple[torch.Tensor, torch.Tensor]] = [
+        (wide.t(), wide),
+        (wide[:, 3:12], wide[:, 20:29].t()),
+        (wide.t(), expanded),
+        (expanded.t(), wide),
+    ]
+    once(products("onednn"), lambda: None)
+    for a, b in cases:
+        truth = (a.double() @ b.double()).float()
+        out = torch.empty(truth.shape)
+        assert torch.mm(a, b, out=out) is out
+        for found in (
+            a @ b,
+            out,
+            torch.addmm(truth[0], a, b) - truth[0],
+            torch.addmm(truth, a, b) - truth,
+            torch.addmm(truth[0], a, b, alpha=2) - truth[0] - truth,
+        ):
+            assert torch.allclose(found, truth, rtol=1e-4, atol=1e-4)
+    assert onednn.calls == 3 * len(cases)
+    assert torch.equal(double @ double, torch.einsum("ij,jk->ik", double, double)) and torch.randn(4, 0).mm(torch.randn(0, 3)).sum() == 0
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        torch.mm(wide, wide)
+    assert onednn.calls == 3 * len(cases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workload", "params"), [("gpt", GPT), ("question_answering", {"preset": "tiny"})])
+def test_a_training_has_the_same_losses_and_parameters(
+    products: Any, onednn: Counting, make_point: MakePoint, workload: str, params: dict[str, Any]
+) -> None:
+    states, found = [], []
+    for asked in ("mkl", "onednn"):
+        task = built(workload, params, Knobs())
+        own = products(asked, workload=workload, global_batch=4, micro_batch=4)
+        step = own.around(make_step(task, make_point(workload=workload, global_batch=4, micro_batch=4), CPU), lambda name: nullcontext())
+        outcomes = [step().loss for _ in range(3)]
+        found.append([loss.item() for loss in outcomes if loss is not None])
+        states.append(list(task.model.state_dict()))
+        own.close()
+    assert onednn.calls and found[1] == pytest.approx(found[0], rel=1e-6) and states[0] == states[1]
+
+
+def injected(monkeypatch: pytest.MonkeyPatch, times: dict[Key, tuple[float, float]]) -> None:
+    monkeypatch.setattr(matmul, "seconds_of", lambda key: times[key])
+
+
+def test_auto_takes_for_each_product_the_library_that_was_faster(products: Any, onednn: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    injected(monkeypatch, {WIDE: (2.0, 1.0), TALL: (1.0, 2.0)})
+    left, right, tall = torch.randn(64, 32), torch.randn(32, 96), torch.randn(64, 96).t()
+
+    def work() -> torch.Tensor:
+        return (left @ right).sum() + (tall @ left).sum()
+
+    own, phases = products("auto"), list[str]()
+    step = own.around(lambda: StepOutcome(work(), 0.0), lambda name: phases.append(name) or nullcontext())
+    step()
+    assert (onednn.calls, phases) == (0, ["matmul"]), "the first step is torch's own, and notes what there is"
+    step()
+    step()
+    assert (onednn.calls, phases) == (2, ["matmul"])
+    assert own.told["library"].startswith("oneDNN and ") and "for 1 of 2 kinds" in own.told["why"]
+    assert [(one["product"], one["library"] == "oneDNN") for one in own.told["products"]] == [
+        ("64 x 32 x 96", True),
+        ("96 x 64 x 32", False),
+    ]
+    own.close()
+    work()
+    assert onednn.calls == 2, "the operators are torch's again"
+
+
+def test_auto_stays_with_torch_where_nothing_is_gained(products: Any, onednn: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    injected(monkeypatch, {WIDE: (1.0, 0.99)})
+    left, right = torch.randn(64, 32), torch.randn(32, 96)
+    own = products("auto")
+    step = own.around(lambda: StepOutcome(left @ right, 0.0), lambda name: nullcontext())
+    step()
+    step()
+    assert onednn.calls == 0 and own.told["library"] != "oneDNN" and "0 of 1 kinds" in own.told["why"]
+
+
+def test_a_gain_must_outweigh_the_detours() -> None:
+    slow, fast = 3 * OVERHEAD, 1.5 * OVERHEAD
+    assert choice({WIDE: (slow, fast)}, {WIDE: 10})[0] == {WIDE}
+    assert choice({WIDE: (slow, fast), TALL: (slow, slow)}, {WIDE: 10, TALL: 10})[0] == frozenset()
+    assert choice({}, {})[1] == "the first step multiplied no fp32 matrices"
+
+
+def test_all_ranks_choose_alike(products: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the times of all: here this rank alone would take the other library. A product of the other stage of a pipeline counts, too."""
+
+    class Two(Ranks):
+        def gather(self, value: Any) -> list[Any]:
+            (text,) = value
+            return [value, {text: [3, 1.0, 9.0], "[[2, 2], [2, 2], true, true, false, false]": [1, 2.0, 1.0]}]
+
+    injected(monkeypatch, {WIDE: (2.0, 1.0)})
+    own = products("auto", Two(0, 2))
+    own.around(lambda: StepOutcome(torch.randn(64, 32) @ torch.randn(32, 96), 0.0), lambda name: nullcontext())()
+    assert {one["product"]: (one["calls"], one["library"] == "oneDNN") for one in own.told["products"]} == {
+        "64 x 32 x 96": (4, False),
+        "2 x 2 x 2": (1, True),
+    }
+
+
+@pytest.mark.parametrize(("point", "why"), [({"deterministic": True}, "may differ between runs"), ({"mode": "data"}, "multiplies nothing")])
+def test_auto_asks_no_clock_where_it_must_not(products: Any, monkeypatch: pytest.MonkeyPatch, point: dict[str, Any], why: str) -> None:
+    injected(monkeypatch, {})
+    own = products("auto", **point)
+    own.around(lambda: StepOutcome(torch.randn(64, 32) @ torch.randn(32, 96), 0.0), lambda name: nullcontext())()
+    assert why in own.told["why"] and own.told["library"] == matmul.blas()
+
+
+def test_both_libraries_are_timed_on_the_product_itself() -> None:
+    own, other = matmul.seconds_of(TALL)
+    assert 0 < own < 1 and 0 < other < 1
+    assert matmul._cut(TALL) == TALL
+    huge: Key = ((2**16, 4096), (4096, 4096), True, False, True, False)
+    (m, k), (same, n), *rest = matmul._cut(huge)
+    assert k == same and 2.0 * m * k * n <= matmul._ENOUGH * torch.get_num_threads() and rest == list(huge[2:])
+
+
+def test_a_torch_without_the_library_says_so(products: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul, "_has_onednn", lambda: False)
+    with pytest.raises(EnvironmentUnfitError, match="matmul: found 'onednn'"):
+        products("onednn")
+    own = products("auto")
+    once(own, lambda: None)
+    assert "none of oneDNN" in own.told["why"]
+
+
+def test_the_knob_is_one_like_the_others() -> None:
+    (silent,), (spelt,), (other,) = plan(""), plan('matmul = "auto"'), plan('matmul = "mkl"')
+    assert silent.point.key == spelt.point.key != other.point.key and other.point.label == "n b8 fp32 matmul=mkl"
+    assert len(plan('matmul = ["auto", "mkl", "onednn"]', "gpu")) == 1
+    with pytest.raises(InputError, match=r'matmul: found "onedn", expected .*did you mean \'onednn\''):
+        plan('matmul = "onedn"')
