@@ -60,6 +60,7 @@ def test_a_night_is_judged_and_told_in_every_form(here: Path, monkeypatch: pytes
     assert ElementTree.parse(here / "good.xml").getroot()[0].get("failures") == "0"
     again = check(here, "--within", "50%", "--latest", "--json")
     content = json.loads(again.stdout)
+    assert "nothing was run, and what is worse not measured again: results of 20" in content["notes"][-1]
     assert again.exit_code == content["exit_code"] == done.exit_code and len(content["points"][0]["keys"]) == 2
 
 
@@ -70,6 +71,35 @@ def test_a_point_that_fails_is_worse(here: Path, monkeypatch: pytest.MonkeyPatch
     (here / "broken").unlink()
     assert done.exit_code == 4 and done.stdout.startswith("worse: 1 of 1 point: nap (no result: failed: program ended with exit status 1)")
     assert ElementTree.parse(here / "bad.xml").find("testsuite/testcase/failure") is not None
+
+
+def test_the_file_for_programs_never_holds_an_earlier_night(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(here))
+    file = here / "night.xml"
+    file.write_text("of the night before")
+    refused(caraml(here, "check", here / "tiny.toml", "--baseline", "goood", "--junit", file))
+    assert not file.exists()
+    target, link = here / "precious", here / "link.xml"
+    target.write_text("kept")
+    link.symlink_to(target)
+    for taken in (link, here, Path("/dev/null")):
+        assert "expected a plain file or none" in refused(check(here, "--junit", taken))
+    assert target.read_text() == "kept" and Path("/dev/null").exists()
+
+
+def test_a_night_is_told_also_where_the_file_cannot_be_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(here))
+    folder = here / "gone"
+    folder.mkdir()
+
+    def vanish(*_: object) -> bytes:
+        folder.rmdir()
+        return b""
+
+    monkeypatch.setattr("caraml.report.check.check_junit", vanish)
+    done = check(here, "--within", "50%", "--retries", 0, "--junit", folder / "x.xml")
+    assert isinstance(done.exception, FileNotFoundError)
+    assert done.stdout.startswith(("same: 1 point", "undecided: 1 of 1 point", "better: 1 of 1 point"))
 
 
 def test_wrong_input_says_what_is_wrong(here: Path) -> None:

@@ -115,7 +115,7 @@ LINES = {
     "power": 5_150,
     "reference": 350,
     "report": 3_550,
-    "results": 2_400,
+    "results": 2_420,
     "suite": 1_150,
     "system": 4_050,
     "verify": 1_150,

@@ -53,10 +53,11 @@ def _machine(system: str, device: str, host: str, cpu: str) -> dict[str, str]:
 
 def refuse_other_machine(baseline: Baseline, machine: Mapping[str, str]) -> None:
     """Raise ``InputError`` where the baseline was measured on another machine or by another method, with what differs."""
+    then = baseline.machine
     apart = [
-        f"{name}: {theirs!r} then, {machine[name]!r} now"
-        for name, theirs in baseline.machine.items()
-        if name in machine and theirs != machine[name]
+        f"{name}: {then.get(name, 'not known')!r} then, {machine.get(name, 'not known')!r} now"
+        for name in dict.fromkeys((*then, *machine))
+        if then.get(name) != machine.get(name)
     ]
     if apart:
         raise InputError(

@@ -2,12 +2,13 @@
 
 What is tested are the ratios of :mod:`caraml.analysis.run_variation`, with their run-to-run variation. Two of each number: the runs of
 this check over the accepted ones, and those of the last ``NIGHTS`` nights together, which show a small loss that lasts. A loss of the last
-nights counts only while this check shows at least half of it, so that what was mended is not reported for days. Earlier nights also tell
-how much runs vary.
+nights counts only while this check shows at least half of it, so that what was mended is not reported for days. All earlier nights also
+tell how much runs vary, those before the last ``NIGHTS`` apart from these, so that a loss that begins in between does not count as noise.
 
 "Worse" has to be significant after Holm's correction for all these tests, of which the rates and the energies have half of ``ALPHA``
 each, so that fewer than one healthy night in 200 have one; and the loss must not be shown to be smaller than the tolerance (the lower of
-two one-sided tests, Schuirmann). "Same" is a loss of the tolerance that is excluded, and what shows neither is undecided.
+two one-sided tests, Schuirmann). "Same" is a loss of the tolerance that is excluded, and what shows neither is undecided. What may be
+worse, by the more lenient ``SCREEN``, is measured once more: twice the runs show more, and what passes does not stay.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ FlagPolicy: TypeAlias = Literal["strict", "warn", "ignore"]
 
 ALPHA = 0.01
 """Probability of any false "worse" or "better" each time that a suite is judged; half of it is false "worse"."""
+SCREEN = 0.05
+"""The same where what is found is measured again before it counts."""
 EXCLUDED = 0.05
 """Probability with which a loss of the tolerance is called excluded of one number."""
 WITHIN = 0.02
@@ -165,9 +168,8 @@ def accepted_until(baseline: Baseline) -> datetime:
     return found
 
 
-def add_history(works: Sequence[WorkRuns], store: Store, baseline: Baseline) -> None:
+def add_history(works: Sequence[WorkRuns], store: Store, since: datetime) -> None:
     """Give every piece of work its attempts since the baseline that are on disk, the newest of each key left out as ``newest``."""
-    since = accepted_until(baseline)
     for work in works:
         new = {(record.key, record.attempt) for record in work.newest}
         found = [record for key in sorted(work.keys) for record in store.newest(key, _MOST_ATTEMPTS)]
@@ -177,42 +179,54 @@ def add_history(works: Sequence[WorkRuns], store: Store, baseline: Baseline) -> 
 
 def settle(
     works: Sequence[WorkRuns],
-    judge: Callable[[Sequence[WorkRuns]], Sequence[CheckedPoint]],
+    judge: Callable[[Sequence[WorkRuns], float], Sequence[CheckedPoint]],
     measure: Callable[[frozenset[str]], Sequence[Record]],
     retries: int,
 ) -> Sequence[CheckedPoint]:
-    """Judge, and measure again what is undecided, at most ``retries`` times, and what is worse, once; without ``retries`` nothing.
+    """Judge, and measure again what is undecided, at most ``retries`` times, and what may be worse, once; without ``retries`` nothing.
 
-    New runs of what was undecided, or flagged, join the others. What was worse stays so if the new runs by themselves show at least half of
-    the loss; otherwise they are judged alone, because something passing disturbed the first. What failed is not tried again.
+    New runs of what was undecided, flagged or without a result join the others. What may be worse, by ``SCREEN``, is so if all its runs
+    show it by ``ALPHA`` and the new ones by themselves at least half of the loss; otherwise they are judged alone, because something
+    passing disturbed the first. What has no result is tried again once, if anything has one: else the machine is at fault, and every point
+    may take all its time to fail.
     """
-    found = list(judge(works))
+    if not retries:
+        return judge(works, ALPHA)
+    found = judge(works, SCREEN)
     confirmed: dict[int, CheckedPoint] = {}
-    for left in range(retries, -1 if retries else 0, -1):
+    for left in range(retries, -1, -1):
         asked = ("worse", "undecided") if left else ("worse",)
-        doubtful = {i: one for i, one in enumerate(found) if one.verdict in asked and not one.failed and i not in confirmed}
-        if not doubtful:
+        doubtful = {i: one for i, one in enumerate(found) if one.verdict in asked and i not in confirmed}
+        if not doubtful or all(one.failed for one in found):
             break
         records = measure(frozenset().union(*(works[index].keys for index in doubtful)))
+        new = {index: [record for record in records if record.key in works[index].keys] for index in doubtful}
+        for index in doubtful:
+            works[index].newest = [*works[index].newest, *new[index]]
+        together = judge(works, ALPHA)
         for index, one in doubtful.items():
-            new = [record for record in records if record.key in works[index].keys]
-            works[index].newest = new if one.verdict == "worse" else [*works[index].newest, *new]
-        found = list(judge(works))
-        confirmed |= {index: one for index, one in doubtful.items() if one.verdict == "worse" and _again(one, found[index])}
-        for index, one in confirmed.items():
-            found[index] = replace(one, notes=(*one.notes, "found again when it was measured again"))
-    return found
+            if one.verdict == "worse" and not one.failed:
+                works[index].newest = new[index]
+        found = judge(works, SCREEN)
+        for index, one in doubtful.items():
+            if one.verdict == together[index].verdict == "worse" and _again(one, found[index]):
+                confirmed[index] = replace(together[index], notes=(*together[index].notes, "found again when it was measured again"))
+    return [confirmed.get(index, one) for index, one in enumerate(judge(works, ALPHA))]
 
 
 def _again(before: CheckedPoint, after: CheckedPoint) -> bool:
-    """Whether new runs show at least half of a loss that was found before."""
+    """Whether new runs show at least half of a loss that was found before, or have no result either."""
+    if before.failed:
+        return after.failed
     first = before.headline
     second = next((one for one in after.metrics if first is not None and one.metric == first.metric), None)
     return first is not None and second is not None and second.loss_of(second.now) >= first.loss_of(first.ratio) / 2
 
 
-def judged(works: Sequence[WorkRuns], flags: FlagPolicy = "strict", within: float = WITHIN, nights: int = NIGHTS) -> list[CheckedPoint]:
-    """A verdict for every piece of work."""
+def judged(
+    works: Sequence[WorkRuns], alpha: float = ALPHA, *, flags: FlagPolicy = "strict", within: float = WITHIN, nights: int = NIGHTS
+) -> list[CheckedPoint]:
+    """A verdict for every piece of work; ``alpha`` as ``ALPHA``."""
     usable = [_usable(work, flags) for work in works]
     found: list[list[CheckedMetric]] = [[] for _ in works]
     places = [(index, metric) for index, work in enumerate(works) if usable[index] for metric in _judged_metrics(work.accepted)]
@@ -222,14 +236,14 @@ def judged(works: Sequence[WorkRuns], flags: FlagPolicy = "strict", within: floa
             (_accepted_values(works[index].accepted.metrics[metric]), *_values_of(usable[index], works[index], metric, flags, nights))
             for index, metric in some
         ]
-        alpha = ALPHA / (1 + all(families))
-        for (index, _), one in zip(some, judge_numbers([metric for _, metric in some], runs, alpha, within), strict=True):
+        each = alpha / (1 + all(families))
+        for (index, _), one in zip(some, judge_numbers([metric for _, metric in some], runs, each, within), strict=True):
             found[index].append(_with_unit(one, works[index], usable[index]))
     return [_point(work, good, numbers, flags) for work, good, numbers in zip(works, usable, found, strict=True)]
 
 
-Runs: TypeAlias = tuple[Sequence[Value], Sequence[Value], Sequence[Value]]
-"""Of one number of one point: the accepted ones, those of this check, and those of the nights before it."""
+Runs: TypeAlias = tuple[Sequence[Value], Sequence[Value], Sequence[Value], Sequence[Value]]
+"""Of one number of one point: the accepted ones, those of this check, of the last nights before it, and of all before those."""
 
 
 def judge_numbers(metrics: Sequence[str], runs: Sequence[Runs], alpha: float, within: float) -> list[CheckedMetric]:
@@ -238,10 +252,11 @@ def judge_numbers(metrics: Sequence[str], runs: Sequence[Runs], alpha: float, wi
     for metric in dict.fromkeys(metrics):
         places = [index for index, one in enumerate(metrics) if one == metric]
         some = [runs[index] for index in places]
-        before = [(earlier, ()) for _, _, earlier in some if len(earlier) > 1]  # they tell how much runs vary
-        alone = ratios([*((accepted, new) for accepted, new, _ in some), *before], metric)[0]
-        history = any(earlier for _, _, earlier in some)
-        lately = ratios([(accepted, (*earlier, *new)) for accepted, new, earlier in some], metric)[0] if history else alone
+        # Runs of other nights tell how much runs vary, whatever their mean: a loss that begins in the last nights adds nothing to that.
+        last, before = ([(one[which], ()) for one in some if len(one[which]) > 1] for which in (2, 3))
+        alone = ratios([*((accepted, new) for accepted, new, *_ in some), *last, *before], metric)[0]
+        history = any(earlier for _, _, earlier, _ in some)
+        lately = ratios([*((accepted, (*earlier, *new)) for accepted, new, earlier, _ in some), *before], metric)[0] if history else alone
         for place, index in enumerate(places):
             found[index] = [alone[place][2], lately[place][2] if runs[index][2] else None]
     tests = [(index, which) for index, pair in enumerate(found) for which in (0, 1) if pair[which] is not None]
@@ -305,7 +320,7 @@ class _Number:
         return one.sd is not None and self._harm(one) + one.bound + one.reach_of(2 * EXCLUDED) < self._least
 
     def _said(self, one: Estimate | None, verdict: CheckVerdict, reason: str | None = None) -> CheckedMetric:
-        accepted, new, earlier = self.runs
+        accepted, new, earlier, _ = self.runs
         new = (*earlier, *new) if one is self.lately and one is not None else new
         nights = len(set(sessions_of(new).values()))
         return CheckedMetric(self.metric, "", one, (len(accepted), len(new)), nights, verdict, reason, self.now)
@@ -322,8 +337,12 @@ def _doubtful(record: Record, accepted: AcceptedPoint) -> list[str]:
 
 
 def _usable(work: WorkRuns, flags: FlagPolicy) -> list[Record]:
+    """The runs that count. Where most are flagged, what disturbed them may have reached the others without a flag: then none does."""
     good = good_of(work.newest)
-    return good if flags != "strict" else [record for record in good if not _doubtful(record, work.accepted)]
+    quiet = [record for record in good if not _doubtful(record, work.accepted)]
+    if flags != "strict":
+        return good
+    return quiet if 2 * len(quiet) >= len(good) else []
 
 
 def _accepted_values(found: AcceptedMetric) -> list[Value]:
@@ -339,8 +358,8 @@ def _parsed(text: str | None) -> datetime | None:
 
 def _values_of(
     newest: Sequence[Record], work: WorkRuns, metric: str, flags: FlagPolicy, nights: int
-) -> tuple[Sequence[Value], Sequence[Value]]:
-    """The numbers of this check, and of the nights before it; of other units or energy boundaries none."""
+) -> tuple[Sequence[Value], Sequence[Value], Sequence[Value]]:
+    """The numbers of this check, of the last nights before it, and of all before those; of other units or energy boundaries none."""
     accepted = work.accepted.metrics[metric]
 
     def comparable(records: Iterable[Record]) -> list[Record]:
@@ -352,8 +371,8 @@ def _values_of(
     now = values(comparable(newest), metric)
     earlier = values(comparable(one for one in work.earlier if flags != "strict" or not _doubtful(one, work.accepted)), metric)
     session = sessions_of([*earlier, *now])
-    last = set(sorted(set(session.values()))[-nights:])
-    return now, [one for one in earlier if session[id(one)] in last] if nights > 1 else []
+    last = set(sorted(set(session.values()))[-nights:] if nights > 1 else ())
+    return now, [one for one in earlier if session[id(one)] in last], [one for one in earlier if session[id(one)] not in last]
 
 
 def _with_unit(one: CheckedMetric, work: WorkRuns, newest: Sequence[Record]) -> CheckedMetric:
@@ -378,7 +397,7 @@ def _point(work: WorkRuns, usable: Sequence[Record], numbers: Sequence[CheckedMe
         notes.append(f"the baseline has no result: {work.accepted.reason}" + ("; now there is one" if good else ""))
         return CheckedPoint(work.label, verdict, (), tuple(notes), work.keys)
     if not work.newest:
-        return CheckedPoint(work.label, "undecided", (), ("not measured since the baseline was accepted",), work.keys)
+        return CheckedPoint(work.label, "undecided", (), ("not measured, or not to its end, since the baseline was accepted",), work.keys)
     if not good:
         return CheckedPoint(work.label, "worse", (), (f"no result: {why_not(lost[-1])}",), work.keys, failed=True)
     if lost:
@@ -386,7 +405,9 @@ def _point(work: WorkRuns, usable: Sequence[Record], numbers: Sequence[CheckedMe
     flagged = [record for record in good if _doubtful(record, work.accepted)]
     if flagged and flags != "ignore":
         names = ", ".join(sorted({flag for record in flagged for flag in _doubtful(record, work.accepted)}))
-        notes.append(f"{len(flagged)} of {len(good)} runs flagged {names}: {'left out' if flags == 'strict' else 'used all the same'}")
+        others = ", and the others with them" if len(flagged) < len(good) and not usable else ""
+        became = f"left out{others}" if flags == "strict" else "used all the same"
+        notes.append(f"{len(flagged)} of {len(good)} runs flagged {names}: {became}")
     found = {one.verdict for one in numbers}
     order: tuple[CheckVerdict, ...] = ("worse", "undecided", "better", "same", "not judged")
     verdict = next((one for one in order if one in found), "undecided") if usable else "undecided"

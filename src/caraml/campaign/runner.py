@@ -42,7 +42,7 @@ from caraml.launch.script import SCRIPT, write_script
 from caraml.results.claim import CLAIM, Heartbeat
 from caraml.results.finish import finish, now, skipped
 from caraml.results.listing import Listing
-from caraml.results.record import Record
+from caraml.results.record import STOPPED, Record
 from caraml.results.status import ProgressReader
 from caraml.results.store import POINT, RECORD, Store, read_record
 from caraml.suite.expand import Plan, PlannedPoint, expand
@@ -206,7 +206,7 @@ class Campaign:
                     launcher.cancel([handle for handle, running in self._running.items() if running.launcher is launcher])
                 with suppress(OSError):  # a full disk
                     for running in self._running.values():
-                        finish_attempt(running.work, running.folder, 1, "failed", f"the campaign was stopped ({type(error).__name__})")
+                        finish_attempt(running.work, running.folder, 1, "failed", f"{STOPPED} ({type(error).__name__})")
             raise
         finally:
             if self.device is not None:

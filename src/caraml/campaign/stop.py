@@ -14,6 +14,7 @@ from caraml.launch.launchers import launcher_of
 from caraml.results.claim import Runner, myself, runs_here, somebody_else, start_time
 from caraml.results.finish import finish
 from caraml.results.listing import Listing
+from caraml.results.record import CANCELLED
 from caraml.results.selector import Selection, select
 from caraml.results.status import OPEN, UNHAPPY, Standing, standings
 from caraml.results.store import POINT, Store, attempts
@@ -72,7 +73,7 @@ def _theirs(one: Standing) -> str | None:
 def _end_point(store: Store, one: Standing) -> str:
     assert one.folder is not None
     if (one.folder / POINT).exists():  # the word comes before the deed, so that it is the cause
-        finish(one.folder, 1, "failed", "cancelled")
+        finish(one.folder, 1, "failed", CANCELLED)
     if one.handle is not None:
         launcher_of(one.handle, store.root).cancel([one.handle])
     return f"cancelled {one.label} ({one.key})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -50,13 +51,13 @@ def accept(
     """Accept a campaign as reference for `caraml check`: all its repeats, with the interval between runs."""
     from caraml.analysis.baseline import accept as accepted
     from caraml.base.format import count
-    from caraml.results.baseline import place, write_baseline
+    from caraml.results.baseline import NAMES, place, write_baseline
     from caraml.results.store import Store
 
     store = Store(out)
     if campaign not in store.suites():
         raise unknown_name("campaign", campaign, store.suites())
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+    if not re.fullmatch(NAMES, name):
         raise InputError(f"--as {name!r}: expected letters, digits, '.', '_' and '-', at most 64", "--as accepted-2026")
     path = place(out, name)
     if path.exists() and not replace:
@@ -97,45 +98,67 @@ def check(  # noqa: PLR0917 -- options, which nobody gives by position
     launcher: LauncherName = None,
     settings: Settings = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    junit: Annotated[Path | None, typer.Option("--junit", help="Also write JUnit's XML to this file.")] = None,
+    junit: Annotated[Path | None, typer.Option("--junit", help="Also write JUnit's XML to this file; what it held goes at once.")] = None,
 ) -> None:
     """Run a suite anew and say whether it is still as fast as accepted: exit code 0 yes, 4 worse, 5 undecided."""
     from caraml.analysis.baseline import machine_of_system, refuse_other_machine
-    from caraml.analysis.check import SuiteCheck, add_history, changed_since, judged, settle, works_of
+    from caraml.analysis.check import SuiteCheck, accepted_until, add_history, changed_since, judged, settle, works_of
     from caraml.base.files import write_file
     from caraml.cli.asked import Asked
     from caraml.report.check import check_json, check_junit, check_sections, verdict_line
     from caraml.report.progress import LogLines
     from caraml.report.section import terminal
-    from caraml.results.baseline import find_baseline
+    from caraml.results.baseline import find_baseline, who_wrote
     from caraml.results.store import Store
 
     tolerance, began, clock, store = _share(within), datetime.now(UTC), time.monotonic(), Store(out)
-    if junit is not None and not junit.absolute().parent.is_dir():
-        raise InputError(f"--junit {junit}: there is no such folder")
+    if junit is not None:
+        _make_way(junit)
     accepted = find_baseline(out, baseline)
+    since = accepted_until(accepted)
     asked = Asked(suite, out, system, launcher, tuple(settings or ()), again=True)
     campaign = asked.campaign(LogLines(sys.stderr), lambda text: say(text, err=True))
-    if campaign.options.launcher == "print":
+    if campaign.options.launcher == "print" and not latest:
         raise InputError("launcher 'print' runs nothing, so there is nothing to judge", "--launcher slurm, or run and --latest")
     refuse_other_machine(accepted, machine_of_system(campaign.system))
     works, notes = works_of(campaign.plan().points, accepted)
-    records = _newest(store, sorted(frozenset().union(*(work.keys for work in works))), accepted) if latest else _measured(asked)
+    notes += who_wrote(out, baseline)
+    if latest:
+        records = _newest(store, sorted(frozenset().union(*(work.keys for work in works))), accepted, since)
+        notes += (_age(records),)
+    else:
+        records = _measured(asked)
     for work in works:
         work.newest = [record for record in records if record.key in work.keys]
-    add_history(works, store, accepted)
+    add_history(works, store, since)
     judge = partial(judged, flags=flags.value, within=tolerance, nights=nights)
     found = settle(works, judge, lambda keys: _measured(replace(asked, only=keys)), 0 if latest else retries)
     changed = changed_since(accepted, [record for work in works for record in work.newest])
     done = SuiteCheck(campaign.suite.suite.name, accepted, tolerance, tuple(found), changed, notes)
-    if junit is not None:
-        write_file(junit, check_junit(done, time.monotonic() - clock, began.strftime("%Y-%m-%dT%H:%M:%S")))
-    if json:
-        say(check_json(done))
-    else:
-        say(verdict_line(done))
-        console().print(terminal(check_sections(done)))
+    try:
+        if junit is not None:
+            write_file(junit, check_junit(done, time.monotonic() - clock, began.strftime("%Y-%m-%dT%H:%M:%S")))
+    finally:  # a night was measured: a disk that is full costs the file and not the verdict
+        say(check_json(done) if json else verdict_line(done))
+        if not json:
+            console().print(terminal(check_sections(done)))
     raise typer.Exit(done.exit_code)
+
+
+def _make_way(junit: Path) -> None:
+    """Remove what the file holds: a check that ends without a verdict must not leave that of an earlier night.
+
+    Raises:
+        InputError: it is no plain file, or its folder is not there or not to be written to.
+    """
+    folder = junit.absolute().parent
+    if not folder.is_dir():
+        raise InputError(f"--junit {junit}: there is no such folder")
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"--junit {junit}: you may not write to {folder}", "--junit FILE in a folder of yours")
+    if junit.is_symlink() or (junit.exists() and not junit.is_file()):
+        raise InputError(f"--junit {junit}: found a link, a folder or a device, expected a plain file or none")
+    junit.unlink(missing_ok=True)
 
 
 def _share(text: str) -> float:
@@ -152,16 +175,23 @@ def _measured(asked: Asked) -> Sequence[Record]:
 
     watcher = LogLines(sys.stderr)
     with watcher:
-        return asked.campaign(watcher, watcher.note).run()
+        return [record for record in asked.campaign(watcher, watcher.note).run() if not record.ended_by_hand]
 
 
-def _newest(store: Store, keys: Sequence[str], accepted: Baseline) -> Sequence[Record]:
+def _newest(store: Store, keys: Sequence[str], accepted: Baseline, since: datetime) -> Sequence[Record]:
     """The newest record of every point since the baseline. Raises ``InputError`` if there is none."""
     from caraml.analysis.baseline import started
-    from caraml.analysis.check import accepted_until
 
-    records = [record for key in keys for record in store.newest(key, 1) if started(record) > accepted_until(accepted)]
+    records = [record for key in keys for record in store.newest(key, 1) if started(record) > since]
     if not records:
         what = f"nothing was measured since {accepted.newest_run}, the newest run of baseline {accepted.name!r}, by this version here"
         raise InputError(what, "leave out --latest")
     return records
+
+
+def _age(records: Sequence[Record]) -> str:
+    """When the newest results were measured: they may be of long ago."""
+    from caraml.analysis.baseline import started
+
+    first, last = (f"{choose(map(started, records)):%Y-%m-%d %H:%M} UTC" for choose in (min, max))
+    return f"nothing was run, and what is worse not measured again: results of {first}" + (f" to {last}" if last != first else "")

@@ -88,7 +88,8 @@ def check_json(check: SuiteCheck) -> str:
         "differences": [{"name": one.name, "then": one.a, "now": one.b} for one in check.differences],
         "notes": list(check.notes),
     }
-    return json.dumps(found, indent=1)
+    text = printable(json.dumps(found, ensure_ascii=False, allow_nan=False))  # strict readers take no half of a surrogate pair
+    return json.dumps(json.loads(text), indent=1)
 
 
 def _metric(one: CheckedMetric) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def _metric(one: CheckedMetric) -> dict[str, Any]:
         "loss": None if ratio is None else one.loss,
         "ratio": None if ratio is None else ratio.value,
         "ratio_low": None if ratio is None else ratio.low,
-        "ratio_high": None if ratio is None else ratio.high,
+        "ratio_high": None if ratio is None or ratio.high == math.inf else ratio.high,
         "runs": {"accepted": one.runs[0], "new": one.runs[1]},
         "nights": one.nights,
         "reason": one.reason,

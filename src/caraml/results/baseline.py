@@ -6,19 +6,20 @@ have written: its size, its counts and its numbers are limited, and nothing in i
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from caraml.base.errors import InputError, in_a_line, unknown_name
-from caraml.base.files import make_folder, write_file
+from caraml.base.files import make_folder, who_else, write_file
 from caraml.base.limits import FLAGS, LARGEST, LISTING, METRICS, NAME, POINTS, counted, read_json
 
 SCHEMA_VERSION = 1
 FOLDER = "baselines"
-_MOST = 1000
-"""Baselines of a folder that are looked at."""
+NAMES = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""What a baseline may be called."""
 
 Text = Annotated[str, Field(max_length=NAME)]
 Positive = Annotated[float, Field(gt=1 / LARGEST, lt=LARGEST)]
@@ -67,7 +68,7 @@ class Baseline(_Part):
 
     schema_version: int = SCHEMA_VERSION
     method_version: int = Field(description="of the measurement: numbers of different methods do not compare")
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: str = Field(pattern=f"^{NAMES}$")
     suite: Text
     accepted_at: Text
     newest_run: Text = Field(description="when the newest accepted run started")
@@ -103,28 +104,27 @@ def read_baseline(path: Path) -> Baseline:
         raise InputError(f"{path}: not a baseline: {in_a_line(error)}", "caraml accept CAMPAIGN --as NAME --replace") from error
 
 
+def who_wrote(root: Path, name: str) -> tuple[str, ...]:
+    """What to know about who may have written a baseline; nothing where only this user can have."""
+    path = place(root, name)
+    who = who_else(str(path), path.stat()) or who_else(str(path.parent), path.parent.stat())
+    return (f"{path}: {who}: the reference may be theirs",) if who else ()
+
+
 class _Version(_Part):
     schema_version: int = SCHEMA_VERSION
 
 
 def find_baseline(root: Path, name: str) -> Baseline:
-    """The baseline of a name.
+    """The baseline of a name, which its file has: a copy under another name is none.
 
     Raises:
-        InputError: there is none of that name, or two are; or its file is wrong.
+        InputError: there is none of that name, or its file is wrong or says that it is another.
     """
-    paths = sorted((root / FOLDER).glob("*.json"))[:_MOST]
-    found: dict[Path, Baseline] = {}
-    for path in paths:
-        try:
-            found[path] = read_baseline(path)
-        except (InputError, OSError):
-            if path.stem == name:
-                raise
-    named = {path: one for path, one in found.items() if one.name == name}
-    if len(named) > 1:
-        listed = ", ".join(map(str, named))
-        raise InputError(f"{len(named)} baselines are called {name!r}: {listed}", "remove the copies: a baseline has one file")
-    if not named:
-        raise unknown_name("baseline", name, {one.name for one in found.values()})
-    return next(iter(named.values()))
+    path = place(root, name)
+    if not re.fullmatch(NAMES, name) or not path.exists():
+        raise unknown_name("baseline", name, (one.stem for one in path.parent.glob("*.json")))
+    baseline = read_baseline(path)
+    if baseline.name != name:
+        raise InputError(f"{path}: found name {baseline.name!r}, expected {name!r}: a copy, or renamed", f"--baseline {baseline.name}")
+    return baseline

@@ -17,6 +17,8 @@ from caraml.power.model import METHOD_VERSION, WindowEnergy
 from caraml.suite.model import Point
 
 SCHEMA_VERSION = 1
+STOPPED, CANCELLED = "the campaign was stopped", "cancelled"
+"""How the reasons begin of attempts that somebody ended before they were done."""
 
 Status = Literal["ok", "oom", "timeout", "failed", "invalid", "skipped", "lost"]
 STATUSES: dict[Status, str] = {
@@ -126,6 +128,11 @@ class Record(FrozenModel):
     def item(self) -> str:
         """What is counted: ``token``, ``image`` ...; ``item`` when the work was never built."""
         return self.facts.item if self.facts else "item"
+
+    @property
+    def ended_by_hand(self) -> bool:
+        """Whether somebody ended it before it was done: that says nothing about the machine."""
+        return self.status == "failed" and (self.reason or "").startswith((STOPPED, CANCELLED))
 
     def value(self, metric: str) -> float | None:
         """Value of a metric, or ``None`` if it is missing or unknown."""

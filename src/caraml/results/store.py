@@ -17,7 +17,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
@@ -145,8 +145,9 @@ class Store:
         return next((found for folder in self.points.glob(f"*-{key}") if (found := latest_in(folder)) is not None), None)
 
     def newest(self, key: str, most: int) -> list[Record]:
-        """The newest whole records of a point, the newest first."""
-        return [record for folder in self.points.glob(f"*-{key}") for record in records_in(folder, most)]
+        """The newest whole records of a point, the newest first; without those that are damaged and attempts that somebody ended."""
+        found = (record for folder in self.points.glob(f"*-{key}") for record in _readable_in(folder))
+        return list(islice((record for record in found if not record.ended_by_hand), most))
 
     def suites(self) -> list[str]:
         """Names of the suites that were run into this folder."""
@@ -236,13 +237,19 @@ def folder_name(point: Point) -> str:
 
 def latest_in(folder: Path) -> Record | None:
     """The newest whole record in a point's folder, or ``None``."""
-    return next(iter(records_in(folder, 1)), None)
+    return next(map(read_record, _records_in(folder)), None)
 
 
-def records_in(folder: Path, most: int) -> list[Record]:
-    """The newest whole records in a point's folder, the newest first."""
+def _records_in(folder: Path) -> Iterator[Path]:
+    """The files of the whole records in a point's folder, the newest first."""
     paths = (folder / str(number) / RECORD for number in sorted(attempts(folder) or (), reverse=True))
-    return [read_record(path) for path in islice((path for path in paths if path.exists()), most)]
+    return (path for path in paths if path.exists())
+
+
+def _readable_in(folder: Path) -> Iterator[Record]:
+    for path in _records_in(folder):
+        with suppress(InputError, OSError):
+            yield read_record(path)
 
 
 def write_record(folder: Path, record: Record) -> None:
