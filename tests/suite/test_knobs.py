@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from caraml.base.errors import InputError
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.toml import parse_toml
-from caraml.engine.precision import set_attention
+from caraml.engine.precision import check_precision, set_attention
 from caraml.engine.step import make_step
 from caraml.launch.script import environment_of
 from caraml.suite.expand import Machine, PlannedPoint, expand
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import Knobs, Suite
-from caraml.system.model import DeviceClass
+from caraml.system.model import Cpu, DeviceClass
 from caraml.workloads import load_workload, params_of
 from caraml.workloads.base import BuildContext, Task
 from tests.conftest import MakePoint
@@ -27,10 +27,10 @@ GPT = {"preset": "4M", "width": 64, "layers": 2, "heads": 2, "sequence_length": 
 RESNET = {"model": "resnet18", "image_size": 32, "classes": 10, "learning_rate": 1e-3, "data": "synthetic-device"}
 
 
-def plan(lines: str, device_class: DeviceClass = "cpu", devices: int = 1) -> list[PlannedPoint]:
+def plan(lines: str, device_class: DeviceClass = "cpu", devices: int = 1, emulates: tuple[str, ...] = ()) -> list[PlannedPoint]:
     text = f'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "n"\nworkload = "gpt"\nglobal_batch = 8\n{lines}\n'
     document = parse_toml(text, "s.toml")
-    machine = Machine("m", "test device", device_class, "test", nodes=1, devices_per_node=devices)
+    machine = Machine("m", "test device", device_class, "test", nodes=1, devices_per_node=devices, emulates=emulates)
     return expand(SuiteFile(document.validate(Suite), document), machine, params_of).points
 
 
@@ -68,6 +68,30 @@ def test_a_kernel_of_gpus_is_skipped_on_a_cpu() -> None:
     (planned,) = plan('attention = "cudnn"')
     assert planned.skip is not None and "'cudnn'" in planned.skip
     assert plan('attention = "cudnn"', "gpu")[0].skip is None
+
+
+def test_an_emulated_precision_is_asked_for_by_name() -> None:
+    """Where the CPU has units for it, the knob has no effect and makes no other point."""
+    text = 'precision = ["fp32", "bf16"]\nemulated = [false, true]'
+    fp32, refused, asked = plan(text, emulates=("bf16", "fp16"))
+    assert fp32.skip is None and asked.skip is None and asked.point.label == "n b8 bf16 emulated=true"
+    assert refused.skip is not None and "only emulates bf16" in refused.skip and "emulated = true" in refused.skip
+    assert [planned.skip for planned in plan(text, emulates=("fp16",))] == [None, None]
+
+
+def test_a_worker_refuses_what_its_cpu_emulates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job may run on another machine than the one it was planned on."""
+    cpu = Cpu(model="Test CPU", isa=("avx2",))
+    monkeypatch.setattr("caraml.engine.precision.host.cpu", lambda: cpu)
+    with pytest.raises(
+        EnvironmentUnfitError, match=r"found 'bf16', which this Test CPU only emulates, without avx512_bf16 or amx_bf16 or bf16"
+    ):
+        check_precision("bf16", CPU)
+    check_precision("bf16", CPU, emulated=True)
+    check_precision("fp32", CPU)
+    cpu = Cpu(model="Test CPU", isa=("avx512_bf16",))
+    check_precision("bf16", CPU)
+    assert cpu.emulates == ("fp16",) and Cpu(model="unknown").emulates == (), "what is not known is not refused"
 
 
 def test_the_allocator_can_be_left_as_it_is(make_point: MakePoint) -> None:

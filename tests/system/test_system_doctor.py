@@ -102,3 +102,15 @@ def test_doctor_without_a_library_or_a_tool() -> None:
 def test_prepared_data_are_looked_for_where_they_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARAML_DATA", str(tmp_path / "data"))
     assert doctor._data().found == str(data_home()) == str(tmp_path / "data")
+
+
+def test_the_formats_that_a_cpu_computes_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(*isa: str) -> list[str]:
+        cpu = detect().cpu.model_copy(update={"isa": isa})
+        return [check.found for check in doctor._formats(detect().model_copy(update={"cpu": cpu}))]
+
+    monkeypatch.setenv("CARAML_DEVICE", "cpu")
+    assert said("avx2", "avx512_bf16", "amx_bf16", "amx_fp16") == ["bf16 by avx512_bf16, amx_bf16; fp16 by amx_fp16"]
+    (text,) = said("avx2")
+    assert text.startswith("bf16 only emulated; fp16 only emulated") and "emulated = true" in text
+    assert said() == [], "nothing is known"

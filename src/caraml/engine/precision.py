@@ -8,8 +8,9 @@ import torch
 
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.suite.model import Attention, Precision
+from caraml.system import host
 from caraml.system.families import family_of
-from caraml.system.model import DType
+from caraml.system.model import UNITS, DType
 
 ARITHMETIC: dict[Precision, DType] = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"}
 """Peak figure that the utilisation of each precision is compared with."""
@@ -17,9 +18,16 @@ ARITHMETIC: dict[Precision, DType] = {"fp32": "fp32", "tf32": "tf32", "bf16": "b
 _AUTOCAST: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def check_precision(precision: Precision, device: torch.device) -> None:
-    """Raise ``EnvironmentUnfitError`` for a precision that an accelerator lacks: it would be measured in another one."""
+def check_precision(precision: Precision, device: torch.device, emulated: bool = False) -> None:
+    """Raise ``EnvironmentUnfitError`` for a precision that the device lacks: an accelerator would be measured in another one, and a CPU
+    while it emulates one, unless it is asked to (``emulated``)."""
     if device.type == "cpu":
+        if precision in (cpu := host.cpu()).emulates and not emulated:
+            needed = " or ".join(UNITS[ARITHMETIC[precision]])
+            raise EnvironmentUnfitError(
+                f"precision: found {precision!r}, which this {cpu.model} only emulates, without {needed}",
+                "ask for fp32, or set emulated = true",
+            )
         return
     family = family_of(device.type)
     if ARITHMETIC[precision] not in family.arithmetic:

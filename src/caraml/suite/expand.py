@@ -49,6 +49,8 @@ class Machine:
     """In reach of the launcher; ``None``: nobody said how many there are, the scheduler will."""
     devices_per_node: int
     device_memory_gib: float | None = None
+    emulates: tuple[str, ...] = ()
+    """Precisions that it has no instructions for."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +231,7 @@ class _Expansion:
             nodes=nodes,
             devices=devices,
             placement=placement,
-            knobs=Knobs.of(values, machine.device_class),
+            knobs=Knobs.of(values, machine.device_class, machine.emulates),
             mode=values["mode"],
             precision=values["precision"],
             compile=values["compile"],
@@ -290,6 +292,8 @@ def _impossible(point: Point, machine: Machine) -> str | None:
     if not point.placement.split and point.global_batch % (point.micro_batch * point.world):
         product = f"{point.micro_batch} x {point.world} = {point.micro_batch * point.world}"
         return f"global batch {point.global_batch} is not divisible by micro-batch x devices = {product}"
+    if point.precision in machine.emulates and point.workload != "command" and not point.knobs.emulated:
+        return f"{machine.device} only emulates {point.precision}, up to 200 times slower than fp32: ask for fp32, or for emulated = true"
     return _contradiction(point)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
@@ -36,13 +37,16 @@ class Knobs(BaseModel):
     matmul: Matmul = Field(
         "auto", description="CPUs: library of fp32 matrix products, torch's BLAS or oneDNN; `auto`: the faster by the point's own products"
     )
+    emulated: bool = Field(False, description="CPUs: allow a `precision` that the CPU only emulates, up to 200 times slower than fp32")
 
     @classmethod
-    def of(cls, values: dict[str, Any], device_class: DeviceClass) -> Knobs:
+    def of(cls, values: dict[str, Any], device_class: DeviceClass, emulates: Collection[str] = ()) -> Knobs:
         """From a point's swept values; what has no effect takes its default, so that the same work has the same key."""
         given = {name: values[name] for name in cls.model_fields if values.get(name) is not None}
         if device_class != "cpu":
             given = {name: value for name, value in given.items() if name not in _OF_CPUS}
+        if values.get("precision") not in emulates:
+            given.pop("emulated", None)
         return cls(**given)
 
     @property
@@ -247,6 +251,7 @@ class _Asked(_Model):
     keep_freed_memory: bool | list[bool] | None = None
     attention: Attention | list[Attention] | None = None
     matmul: Matmul | list[Matmul] | None = None
+    emulated: bool | list[bool] | None = None
     global_batch: Count | list[Count] | None = Field(None, description="samples per optimizer step over all devices")
     accumulation: Count | list[Count] | None = Field(
         None, description="micro-batches per step and copy of the model, instead of `global_batch`, which then grows with the copies"

@@ -20,7 +20,7 @@ from caraml.system.detect import detect
 from caraml.system.environment import environment
 from caraml.system.families.family import AUTOLOAD
 from caraml.system.limits import cache_home
-from caraml.system.model import System
+from caraml.system.model import UNITS, System
 
 Status = Literal["ok", "warn", "missing"]
 _GB = 1e9
@@ -49,6 +49,7 @@ def checks(output: Path = Path("results")) -> list[Check]:
         *_devices(torch, system),
         _peak(system),
         _cores(torch),
+        *_formats(system),
         _governor(state),
         _memory(state),
         _busy(state, system),
@@ -161,6 +162,21 @@ def _cores(torch: Any) -> Check:
     if quota and started and started > quota:
         return Check("CPU cores", "warn", f"{found}: less than torch's {started} threads", f"export OMP_NUM_THREADS={max(1, int(quota))}")
     return Check("CPU cores", "ok", found)
+
+
+def _formats(system: System) -> list[Check]:
+    """Which formats of 16 bits the CPU computes with, where CPUs are measured."""
+    if system.device_class != "cpu" or not system.cpu.isa:
+        return []
+    own = {dtype: [name for name in units if name in system.cpu.isa] for dtype, units in UNITS.items()}
+    text = "; ".join(f"{dtype} by {', '.join(names)}" if names else f"{dtype} only emulated" for dtype, names in own.items())
+    return [
+        Check(
+            "CPU formats",
+            "ok",
+            f"{text}; what is emulated is not measured unless a point says emulated = true" if not all(own.values()) else text,
+        )
+    ]
 
 
 def _governor(state: dict[str, Any]) -> Check:

@@ -28,6 +28,7 @@ _ISA = (
     "amx_fp16",
     "amx_int8",
     "asimd",
+    "asimdhp",
     "bf16",
     "i8mm",
     "sve",

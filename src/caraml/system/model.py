@@ -46,6 +46,10 @@ class DeviceModel(_Model):
     multiprocessors: int | None = Field(None, ge=1, description="streaming multiprocessors or compute units")
 
 
+UNITS: dict[DType, tuple[str, ...]] = {"bf16": ("avx512_bf16", "amx_bf16", "bf16"), "fp16": ("avx512_fp16", "amx_fp16", "asimdhp")}
+"""Instructions, as Linux names them, of which a CPU has at least one if it multiplies numbers of such a format itself."""
+
+
 class Cpu(_Model):
     """The host processors of one node."""
 
@@ -57,6 +61,11 @@ class Cpu(_Model):
     numa_nodes: Count | None = Field(None, description="NUMA nodes that have CPUs")
     numa_cpus: tuple[CpuList, ...] = Field((), description="logical CPUs of NUMA node 0, 1, ...")
     isa: tuple[str, ...] = Field((), description="vector and matrix extensions that decide the speed of training")
+
+    @property
+    def emulates(self) -> tuple[DType, ...]:
+        """Formats of 16 bits that this CPU has no instructions for; none where its instructions are not known."""
+        return tuple(dtype for dtype, units in UNITS.items() if self.isa and not set(units) & set(self.isa))
 
 
 class Link(_Model):

@@ -131,7 +131,8 @@ class Worker:
         if self._workload.device is not None:
             self._own_device = self._workload.device(self._params)
         device = self._own_device or open_device(self.point.device_class, local_rank)
-        check_precision(self.point.precision, device.torch_device)
+        if self._own_device is None:
+            check_precision(self.point.precision, device.torch_device, self.point.knobs.emulated)
         set_matmul_precision(self.point.precision)
         set_deterministic(self.point.deterministic)
         set_attention(self.point.knobs.attention)
