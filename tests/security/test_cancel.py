@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,7 @@ def test_a_process_that_runs_the_attempt_is_ended_however_it_was_started(way: st
         way, (folder, "./run.sh")
     )
     process = subprocess.Popen(["bash", name], cwd=place, start_new_session=True)
+    threading.Thread(target=process.wait, daemon=True).start()  # reaps it at once: to others a zombie is a process that will not end
     try:
         deadline = time.monotonic() + 300
         while not (folder / "there").exists():
