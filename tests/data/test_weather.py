@@ -163,6 +163,10 @@ def test_crops_are_parts_of_the_field(tmp_path: Path) -> None:
         crop = random_crop(ramp, 50)
         span = (crop[0, 0, -1] - crop[0, 0, 0]).item()
         assert 0.8**0.5 * 96 <= span <= 100, "from 80 to 100 % of the area"
+    crop = random_crop(ramp, 25, (0.25, 0.25))
+    assert (crop[0, 0, -1] - crop[0, 0, 0]).item() == pytest.approx(48, abs=0.5), "the first and last of 25 pairs of 50 grid points"
+    _, first, second = RegimeSamples(folder, 32, area=1.0)[50]
+    assert torch.equal(first, second), "the whole field, both times"
 
 
 def test_words_become_ids(tmp_path: Path) -> None:

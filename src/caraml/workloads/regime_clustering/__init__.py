@@ -28,6 +28,9 @@ class Params(WeatherParams):
     """Parameters of the `regime_clustering` workload (`ap6`)."""
 
     crop: int = Field(280, ge=32, description="height and width of a crop in grid points")
+    crop_area: float | None = Field(
+        None, gt=0, le=1, description="share of the field's area that each crop has before it is resized; 80 to 100 % at random if absent"
+    )
     prototypes: int = Field(40, ge=2, description="clusters of each of the four heads")
     samples: int = Field(SAMPLES_WITHOUT_FILES, ge=1, description="samples in an epoch of random data; files have their own")
     learning_rate: float = Field(0.3, gt=0, description="of the optimizer")
@@ -47,7 +50,7 @@ def build(ctx: BuildContext[Params]) -> Task:
         given = open_input(
             ctx,
             "ap6",
-            lambda folder, _: RegimeSamples(folder, params.crop),
+            lambda folder, _: RegimeSamples(folder, params.crop, params.crop_area),
             lambda: SyntheticRegimes(params.samples, params.crop, ctx.seed),
         )
     torch.manual_seed(ctx.seed)

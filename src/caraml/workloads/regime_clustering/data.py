@@ -23,7 +23,7 @@ _DIMENSIONS = ("time", "level", "latitude", "longitude")
 LAYOUT = Layout({**dict.fromkeys(VARIABLES, _DIMENSIONS), "latitude": ("latitude",)}, {"level": len(LEVELS)})
 PATTERN = "era5_pl_*_12.nc"
 CROP_AREA = (0.8, 1.0)
-"""Share of the field's area that a crop has, from and to."""
+"""Share of the field's area that a crop has, from and to, where no other is asked for."""
 _SIZES = {"tiny": (2, 48, 40, 60), "small": (2, 80, 120, 180)}
 """Files, days in each, rows, columns."""
 
@@ -36,9 +36,10 @@ class RegimeSamples(WeatherSamples):
 
     application = "ap6"
 
-    def __init__(self, folder: Path, crop: int = 280) -> None:
-        """Open the files of ``folder``. Errors as :class:`NetcdfFiles`; also files of different grids."""
-        self.crop = crop
+    def __init__(self, folder: Path, crop: int = 280, area: float | None = None) -> None:
+        """Open the files of ``folder``; ``area`` is the share of a field that each crop has. Errors as :class:`NetcdfFiles`; also files of
+        different grids."""
+        self.crop, self.area = crop, CROP_AREA if area is None else (area, area)
         self.files = NetcdfFiles(find_files(folder, PATTERN), LAYOUT)
         first = self.files.lengths[0]
         for path, found in zip(self.files.paths, self.files.lengths, strict=True):
@@ -62,7 +63,7 @@ class RegimeSamples(WeatherSamples):
         fields = np.stack([self.files.read(number, name, time) for name in VARIABLES], 1)  # (levels, variables, rows, columns)
         fields = without_gaps((fields.reshape(CHANNELS, *fields.shape[2:]) - self._mean) / self._std) * self._weight
         whole = torch.from_numpy(fields.astype(np.float32))
-        return torch.tensor(position), random_crop(whole, self.crop), random_crop(whole, self.crop)
+        return torch.tensor(position), random_crop(whole, self.crop, self.area), random_crop(whole, self.crop, self.area)
 
     def _scales(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Mean and standard deviation per channel, (25, 1, 1): the variables' attributes, else those of the first day."""
@@ -77,10 +78,10 @@ class RegimeSamples(WeatherSamples):
         return means, stds
 
 
-def random_crop(fields: torch.Tensor, size: int) -> torch.Tensor:
-    """A part of 80 to 100 % of the area of ``fields`` (C, H, W) at a random place, resized to (C, size, size)."""
-    low, high = CROP_AREA
-    side = float(torch.empty(()).uniform_(low, high).sqrt())
+def random_crop(fields: torch.Tensor, size: int, area: tuple[float, float] = CROP_AREA) -> torch.Tensor:
+    """A part of ``fields`` (C, H, W) at a random place, of their shape and a share of their area between the two of ``area``, resized to
+    (C, size, size)."""
+    side = float(torch.empty(()).uniform_(*area).sqrt())
     rows, columns = (max(round(length * side), 1) for length in fields.shape[1:])
     top = int(torch.randint(fields.shape[1] - rows + 1, ()))
     left = int(torch.randint(fields.shape[2] - columns + 1, ()))
