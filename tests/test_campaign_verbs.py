@@ -190,6 +190,73 @@ def test_print_launcher_writes_scripts_and_starts_nothing(here: Path) -> None:
     assert late.returncode == 75 and "started before" in late.stderr
 
 
+MACHINE = """extends = "jedi"
+name = "far"
+[site.scheduler]
+partition = "p"
+[site.software]
+modules = ["Stages/2025"]
+setup = ["touch SETUP"]
+"""
+
+
+def test_plan_and_print_execute_nothing_and_repeat_themselves(here: Path) -> None:
+    (here / "far.toml").write_text(MACHINE.replace("SETUP", str(here / "setup")))
+    before = {path.name for path in here.iterdir()}
+    planned = caraml(here, "plan", "verbs.toml", "--system", "./far.toml", "--launcher", "print")
+    assert planned.returncode == 0 and f"setup (by you, before the first script): touch {here / 'setup'}" in planned.stdout, planned.stderr
+    assert "modules, for each point: Stages/2025" in planned.stdout and {path.name for path in here.iterdir()} == before
+    words = ("run", "verbs.toml", "--system", "./far.toml", "--launcher", "print", "--remote", "/far/results")
+    first, second = caraml(here, *words), caraml(here, *words)
+    assert first.returncode == 0 and first.stdout == second.stdout, "nothing but commands, the same again"
+    setup, submit = first.stdout.splitlines()
+    assert setup.startswith("bash /far/results/setup-") and submit == "sbatch --parsable /far/results/slurm/array-1.sh"
+    assert {path.name for path in here.iterdir()} == before | {"caraml-results"}
+    results = here / "caraml-results"
+    scripts = [*results.rglob("*.sh"), *results.rglob("command.json")]
+    assert len(scripts) == 6
+    for path in scripts:
+        told = path.read_text().replace(str(here / "setup"), "")
+        assert str(here) not in told and sys.executable not in told, f"{path} names what only this machine has"
+    # Another description makes other scripts, but nothing that somebody edited is lost.
+    (here / "far.toml").write_text((here / "far.toml").read_text().replace("Stages/2025", "Stages/2026"))
+    runs = sorted(results.glob("points/*/1/run.sh"))
+    runs[0].write_text(runs[0].read_text() + "# by hand\n")
+    third = caraml(here, *words)
+    assert f"{runs[0]}".removeprefix(f"{here}/") + " was edited" in third.stderr and runs[0].read_text().endswith("# by hand\n")
+    assert "Stages/2025" in runs[0].read_text() and "Stages/2026" in runs[1].read_text()
+
+
+def test_a_remote_folder_is_for_printed_scripts(here: Path) -> None:
+    for words in (("--remote", "/far"), ("--launcher", "print", "--remote", "far")):
+        done = caraml(here, "run", "verbs.toml", *words)
+        assert done.returncode == 2 and "it is for --launcher print, and a whole path" in done.stderr
+
+
+def test_a_point_that_does_not_fit_is_skipped_with_the_numbers(here: Path) -> None:
+    large = 'name = "large"\ntitle = "L"\n[[benchmark]]\nname = "g"\nworkload = "gpt"\nglobal_batch = 1\n'
+    (here / "large.toml").write_text(f'{large}params = {{ preset = "175B", data = "synthetic-device" }}\n')
+    for verb in ("plan", "run"):
+        done = caraml(here, verb, "large.toml", CARAML_DEVICE="cpu")
+        said = " ".join(done.stdout.split())
+        assert done.returncode == 0 and "GiB of memory by plan" in said and "GiB are available (90 % of the" in said, said + done.stderr
+    (record,) = Store(here / "caraml-results").records("large")
+    assert record.status == "skipped" and "--even-if-too-large runs it" in (record.reason or "")
+    assert "1 to run" in caraml(here, "plan", "large.toml", "--even-if-too-large", CARAML_DEVICE="cpu").stdout
+
+
+def test_a_login_node_is_not_measured_by_mistake(here: Path) -> None:
+    (here / "sinfo").write_text("#!/bin/sh\necho n1\necho n2\n")
+    (here / "sinfo").chmod(0o755)
+    surroundings = {"PATH": f"{here}:{os.environ['PATH']}", "CARAML_HERE": "", "SLURM_JOB_ID": ""}
+    for more in ((), ("--detach",)):
+        refused = caraml(here, "run", "verbs.toml", *more, **surroundings)
+        assert refused.returncode == 2 and "none of the 2 nodes of a Slurm cluster" in refused.stderr and "--here" in refused.stderr
+    assert not (here / "caraml-results").exists()
+    assert caraml(here, "plan", "verbs.toml", **surroundings).returncode == 0
+    assert caraml(here, "run", "verbs.toml", "--here", "--no-report", **surroundings).returncode == 0
+
+
 def test_unknown_names_are_told(here: Path) -> None:
     for arguments, words in (
         (("run", "verbs.toml", "--launcher", "slurmm"), "did you mean 'slurm'"),

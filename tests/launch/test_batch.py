@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -169,11 +170,18 @@ def test_an_edited_script_stays_out_of_the_array_of_the_others(tmp_path: Path, m
     assert "--array=0-1%5" in batch.options_of(array[1])
 
 
+def prints(tmp_path: Path, **options: int) -> SlurmLauncher:
+    """As the launcher that only prints has it."""
+    return SlurmLauncher(Scheduler(), tmp_path / "jobs", SlurmOptions(**options), asks=False)
+
+
 def test_large_sweeps_become_several_arrays(tmp_path: Path, make_point: MakePoint) -> None:
     made = jobs(tmp_path, make_point, [1] * 5, Site(scheduler=Scheduler(gpus="none")))
     launcher = SlurmLauncher(Scheduler(), tmp_path / "jobs", SlurmOptions(array_size=2))
     assert [len(group) for group, _ in launcher.scripts(made)] == [2, 2, 1]
-    assert len({script for _, script in launcher.scripts(made)} & {script for _, script in launcher.scripts(made)}) == 1, "written anew"
+    first, second, printed = ({script for _, script in one.scripts(made)} for one in (launcher, launcher, prints(tmp_path, array_size=2)))
+    assert len(first & second) == 1, "written anew"
+    assert printed == {script for _, script in prints(tmp_path, array_size=2).scripts(made)}, "what is only printed keeps its name"
 
 
 def test_print_shows_commands_and_starts_nothing(tmp_path: Path, make_point: MakePoint) -> None:
@@ -238,6 +246,31 @@ def test_faults_of_a_site_are_found_before_anything_runs(tmp_path: Path, make_po
         and any("one line" in fault for fault in found)
     )
     assert faults(Site(scheduler=Scheduler()), [make_point()]) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "variables", "words"),
+    [
+        ("n1 n2", {}, "none of the 2 nodes of a Slurm cluster"),
+        ("{host} n2", {}, "one of the 2 nodes"),
+        ("{host}", {}, None),  # a workstation with a scheduler of its own
+        ("n1 n2", {"SLURM_JOB_ID": "7"}, None),
+        ("", {}, None),  # programs without a cluster
+    ],
+)
+def test_a_login_node_is_known_by_what_slurm_says(
+    nodes: str, variables: dict[str, str], words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for sinfo; tests/slurm asks a real one."""
+    host = socket.gethostname().partition(".")[0]
+    (tmp_path / "sinfo").write_text(f"#!/bin/sh\nprintf '%s\\n' {nodes.format(host=host)}\n" + ("" if nodes else "exit 1\n"))
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    why = queue.login_node()
+    assert why is None if words is None else words in (why or "")
 
 
 def test_setup_lines_run_once_and_stop_at_the_first_failure(tmp_path: Path) -> None:

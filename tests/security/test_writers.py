@@ -149,7 +149,7 @@ with replacing(path) as file:
 def test_modules_are_started_without_what_lies_in_the_current_folder(tmp_path: Path) -> None:
     """Somebody may have left a ``json`` or a ``caraml`` there."""
     text = "".join(path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py"))
-    before = [*re.findall(r'(.{6})"-m"', text), *re.findall(r"executable\)} (.*)-m caraml", text)]
+    before = [*re.findall(r'(.{6})"-m"', text), *re.findall(r"(?:executable|python)\)} (.*)-m caraml", text)]
     assert len(before) > 6 and {found.strip(' ",') for found in before} == {"-P"}
     for name in ("json", "caraml"):
         (tmp_path / name).mkdir()

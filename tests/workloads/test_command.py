@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from pydantic import ValidationError
 from caraml.base.errors import InputError
 from caraml.base.toml import parse_toml
 from caraml.campaign import Campaign, Options
+from caraml.campaign.attempt import _is_busy
+from caraml.engine.instruments import CpuTime
 from caraml.launch.local import LocalLauncher
 from caraml.power.signals import Constant
 from caraml.report.progress import LogLines
@@ -134,7 +137,8 @@ seconds = {{ file = "{{folder}}/t.csv", column = "seconds", unit = "s", take = "
         ('params = { argv = ["sleep", "30"], energy = false }\nmeasure = { timeout_seconds = 1 }', "timeout", "no result after 1 s"),
     ],
 )  # fmt: skip
-def test_what_goes_wrong_is_said(tmp_path: Path, body: str, status: str, words: str) -> None:
+def test_what_goes_wrong_is_said(tmp_path: Path, body: str, status: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARAML_POWER", "fake:constant")  # then there is a worker, unless `energy = false`
     (record,) = run(tmp_path, body)
     assert record.status == status and words in (record.reason or ""), record.reason
 
@@ -183,6 +187,53 @@ def test_the_memory_of_a_program_is_not_that_of_what_started_it(tmp_path: Path, 
         assert memory.value is not None and 400e6 < memory.value < 600e6
     else:
         assert memory.value is None and "hide it" in (memory.reason or "")
+
+
+def test_without_a_sensor_a_program_needs_no_worker_and_its_record_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = (
+        'params = { argv = ["sh", "-c", "echo x=1"], metrics = { x = { pattern = "x=(.*)", unit = "1" } } }\nmeasure = { idle_seconds = 0 }'
+    )
+    found: dict[bool, Record] = {}
+    for sensor in (True, False):
+        out = tmp_path / str(sensor)
+        out.mkdir()
+        monkeypatch.setenv("CARAML_POWER", "fake:constant" if sensor else f"csv:{tmp_path}/none")
+        (record,) = run(out, body)
+        folder = Store(out / "out").folder(record)
+        assert (folder / COMMAND).exists() is sensor, "the worker's input"
+        found[sensor] = record
+    with_sensor, without = found[True], found[False]
+    assert with_sensor.status == without.status == "ok" and set(with_sensor.metrics) == set(without.metrics)
+    for name in ("energy", "energy_per_item", "mean_power", "run_energy", "action"):
+        metric = without.metrics[name]
+        assert metric.value is None and "no power sensor" in (metric.reason or "") and metric.unit == with_sensor.metrics[name].unit
+    assert without.value("x") == 1 and without.value("run_time") == without.value("runtime")
+
+
+@pytest.mark.parametrize("argv", [["echo", "-e", "x=1"], ["time", "true"], ["true"], ["exit", "0"]])
+def test_a_program_called_like_a_word_of_the_shell_s_is_the_program(
+    tmp_path: Path, argv: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same as where it is started without a shell."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / argv[0]).write_text('#!/bin/sh\nprintf "program of %s\\n" "$*"\n')
+    if argv[0] != "exit":
+        (tmp_path / "bin" / argv[0]).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    (record,) = run(tmp_path, f"params = {{ argv = {json.dumps(argv)}, energy = false }}")
+    said = (Store(tmp_path / "out").folder(record) / "worker.log").read_text()
+    if argv[0] == "exit":
+        assert (record.status == "failed" and "127" in (record.reason or "")) or "126" in (record.reason or ""), record.reason
+    else:
+        assert record.status == "ok" and said == f"program of {' '.join(argv[1:])}\n", said
+
+
+def test_others_at_work_are_told_also_without_a_worker() -> None:
+    begin, seconds = CpuTime(0.0, 0.0), 10.0
+    everyone = seconds * (os.cpu_count() or 1)
+    assert _is_busy(begin, CpuTime(everyone, 0.5 * everyone), seconds)
+    assert not _is_busy(begin, CpuTime(everyone, everyone), seconds), "all of it was the program's"
+    assert not _is_busy(begin, CpuTime(everyone, 0.0), 1e-3), "less than a tick"
 
 
 def test_a_program_on_several_nodes_has_no_energy_but_what_is_known_of_it(

@@ -1,6 +1,6 @@
 """One attempt at one point, from the claim to the record.
 
-A command for which no sensor is read and no mark is waited for needs no worker: the shell that starts the program is all there is. Its
+A command for which no sensor is to be read, or none can be, and no mark is waited for needs no worker: the shell that starts it does. Its
 script notes how it ended behind its announcement, from which any runner can write the record, also days later. This is what makes ten
 thousand short runs cheap: no Python starts for them.
 """
@@ -8,19 +8,24 @@ thousand short runs cheap: no Python starts for them.
 from __future__ import annotations
 
 import os
+import resource
 import shlex
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from caraml.base.files import write_file, write_new
+from caraml.base.format import human
+from caraml.engine.instruments import BUSY_SHARE, CpuTime, cpu_time_of_children, share_of_others
 from caraml.launch.base import Job, JobState, Launcher
+from caraml.launch.script import SCRIPT, Recipe
 from caraml.metrics.definitions import unit_of
 from caraml.metrics.energy import ENERGY_METRICS
 from caraml.metrics.model import Metric
@@ -32,6 +37,7 @@ from caraml.results.store import POINT, RECORD, Store, attempts, folder_name, la
 from caraml.suite.expand import PlannedPoint
 from caraml.suite.model import Point
 from caraml.system.variables import PROGRAM, SITE, behind, concealed, forget, hand_over, is_reference, loading, missing, of_caller
+from caraml.worker.command import COMMAND, MAXRSS, Command
 from caraml.worker.command_record import NO_ENERGY, Ran, names_of, record_of_run
 from caraml.workloads.command import Params, filled
 
@@ -70,6 +76,8 @@ class RunningPoint:
     launcher: Launcher
     deadline: float | None = None
     reader: ProgressReader | None = field(default=None)
+    begun: CpuTime | None = None
+    """CPU time when a program was started by the shell alone, of which nobody else knows what others used."""
 
     def look(self, state: JobState) -> bool:
         """Note when the job began to run; true when its time is over."""
@@ -187,9 +195,8 @@ _PATIENCE = 5.0
 """Seconds between asking a program to end and ending it."""
 
 
-def is_light(params: Params) -> bool:
-    """Whether the shell alone can run it."""
-    return not params.energy and params.marks is None
+_TICKS = 2
+"""Clock ticks of the kernel that the CPU time of others must be worth before it is told from rounding."""
 
 
 def filled_command(params: Params, names: Mapping[str, Any]) -> tuple[list[str], dict[str, str], str]:
@@ -207,6 +214,9 @@ def references(params: Params) -> list[str]:
 def script(point: Point, params: Params, title: str, folder: str, suite_folder: str) -> str:
     """The text of ``run.sh``. ``title`` says what it is, ``folder`` is the attempt's, absolute."""
     argv, env, cwd = filled_command(params, names_of(point, params, folder, suite_folder))
+    if argv[0] in _shell_words():  # `time` and `echo` are programs, too: the shell's own are not meant
+        found = shutil.which(argv[0], path=env.get("PATH"))
+        argv = ["env", *argv] if found is None else [found, *argv[1:]]
     exports = "".join(f"export {name}={shlex.quote(text)}\n" for name, text in env.items())
     exports += "".join(f"{line}\n" for line in loading(references(params), PROGRAM, last=True))
     return f"""#!/usr/bin/env bash
@@ -222,6 +232,33 @@ code=$?
 echo "$code $begin $EPOCHREALTIME" >&3
 exit "$code"
 """
+
+
+@cache
+def _shell_words() -> frozenset[str]:
+    """Names that bash takes for its own before it looks for a program."""
+    done = subprocess.run(["bash", "-c", "compgen -bk"], capture_output=True, text=True, check=False)  # noqa: S607 -- the bash that its user has
+    return frozenset(done.stdout.split())
+
+
+def files_of(campaign: Campaign, point: Point, folder: Path) -> dict[str, str]:
+    """The script of a point and what else its job reads, by name, for an attempt's folder, which need not be there."""
+    params = Params.model_validate(point.params) if point.workload == "command" else None
+    elsewhere, suite_folder, site = campaign.options.elsewhere, campaign.suite_folder, campaign.system.site
+    if params is not None and campaign.is_light(params):
+        title = f"{point.label}; point {point.key}, attempt {folder.name}"
+        return {SCRIPT: script(point, params, title, str(folder.absolute()), suite_folder)}
+    home = folder.resolve() if elsewhere is None else elsewhere.path(folder)
+    files: dict[str, str] = {}
+    if params is not None:
+        suite_folder = suite_folder if elsewhere is None else str(elsewhere.path(Path(suite_folder)))
+        argv, env, cwd = filled_command(params, names_of(point, params, home, suite_folder))
+        command = Command(argv=argv, env=env, unseen=references(params), cwd=cwd, suite_folder=suite_folder)
+        files[COMMAND] = command.model_dump_json(indent=1)
+    if campaign.launcher.slots is not None:  # it runs where it is started, whatever scheduler the machine has
+        site = site.model_copy(update={"scheduler": None})
+    cpu, kind = campaign.system.cpu, campaign.system.devices[0].kind
+    return {**files, SCRIPT: Recipe(point, home, cpu.usable_threads or cpu.threads or 1, site, kind, elsewhere is not None).text()}
 
 
 def ran(folder: str) -> Ran | None:
@@ -243,9 +280,40 @@ def ran(folder: str) -> Ran | None:
     return Ran(int(code), started_at, seconds)
 
 
-def conclude(point: Point, params: Params, folder: Path, names: Mapping[str, Any], how: Ran) -> Record:
-    """The record of a program that ended; ``names`` are what its templates may name."""
-    return record_of_run(point, folder, params, names, replace(how, measured=_no_energy(params.item)))
+def conclude(running: RunningPoint, names: Mapping[str, Any], how: Ran, resident: int | None, sensor: str | None) -> Record:
+    """The record of a program that ended.
+
+    Args:
+        running: the attempt at it.
+        names: what its templates may name.
+        how: what its script says.
+        resident: the largest resident set of its processes, as the kernel has it [B].
+        sensor: why no energy was measured, where it was asked for.
+    """
+    params = running.work.light
+    assert params is not None
+    measured, flags = {**_no_energy(params.item, (sensor or "") if params.energy else NO_ENERGY)}, []
+    if params.energy:
+        measured |= {"run_time": Metric(value=how.seconds, unit="s"), "peak_host_memory": _peak_memory(resident)}
+        flags = ["busy_machine"] if how.seconds and _is_busy(running.begun, cpu_time_of_children(), how.seconds) else []
+    return record_of_run(running.work.planned.point, running.folder, params, names, replace(how, measured=measured, flags=flags))
+
+
+def _peak_memory(resident: int | None) -> Metric:
+    """The kernel counts in what the process that started a program had at that time."""
+    ours = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS
+    if resident is not None and resident > ours:
+        return Metric(value=resident, unit="B")
+    hidden = f"at most the {human(ours, 'B')} of what started it, which hide it"
+    return Metric(value=None, unit="B", reason=hidden if resident is not None else "another process than this one started it")
+
+
+def _is_busy(begin: CpuTime | None, end: CpuTime | None, seconds: float) -> bool:
+    """Whether others used the CPUs while a program ran; not of runs too short to say."""
+    cpus = os.cpu_count() or 1
+    if seconds * cpus * BUSY_SHARE * os.sysconf("SC_CLK_TCK") < _TICKS:
+        return False
+    return (share_of_others(begin, end, seconds, cpus) or 0.0) > BUSY_SHARE
 
 
 class Shells:
@@ -257,6 +325,8 @@ class Shells:
         self._bash = shutil.which("bash") or "/bin/bash"
         self._environment = dict(os.environb)  # of bytes, as the kernel wants them: encoding them anew takes longer than the call
         self._pids: dict[str, int] = {}
+        self.resident: dict[str, int] = {}
+        """Largest resident set of the processes of scripts that ended [B], by handle; whoever reads it takes it out."""
 
     def submit(self, jobs: Sequence[Job]) -> list[str]:
         """Start the scripts. A handle names the process only; the script's announcement has the rest, for whoever comes after us."""
@@ -272,10 +342,11 @@ class Shells:
         return {handle: self._state(handle) for handle in handles}
 
     def _state(self, handle: str) -> JobState:
-        pid, status = os.waitpid(self._pids[handle], os.WNOHANG)
+        pid, status, used = os.wait4(self._pids[handle], os.WNOHANG)
         if not pid:
             return JobState("running")
         del self._pids[handle]
+        self.resident[handle] = used.ru_maxrss * MAXRSS
         return JobState("ended", os.waitstatus_to_exitcode(status))
 
     def cancel(self, handles: Sequence[str]) -> None:
@@ -290,8 +361,9 @@ class Shells:
 
 
 @lru_cache(maxsize=64)
-def _no_energy(item: str) -> dict[str, Metric]:
-    return {name: Metric(value=None, unit=unit_of(name, item), reason=NO_ENERGY) for name in ENERGY_METRICS}
+def _no_energy(item: str, reason: str) -> dict[str, Metric]:
+    names = ENERGY_METRICS if reason == NO_ENERGY else (*ENERGY_METRICS, "run_energy", "run_node_energy", "action")
+    return {name: Metric(value=None, unit=unit_of(name, item), reason=reason) for name in names}
 
 
 def lacking(campaign: Campaign, planned: PlannedPoint) -> list[str]:

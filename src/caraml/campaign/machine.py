@@ -6,17 +6,23 @@ import hashlib
 import os
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from importlib import metadata
 
 from caraml import __version__
+from caraml.base.errors import InputError
 from caraml.base.format import GIB
 from caraml.base.locks import Lock, machine_folder
+from caraml.launch.queue import login_node
 from caraml.results.claim import start_time
 from caraml.suite.expand import Machine
+from caraml.suite.model import Point
 from caraml.system.families import refusal
 from caraml.system.model import System
+
+HERE = "CARAML_HERE"
+"""Environment variable: measure on this host although it may be a login node."""
 
 
 def machine_of(system: System, launcher: str = "slurm") -> Machine:
@@ -41,6 +47,36 @@ def machine_of(system: System, launcher: str = "slurm") -> Machine:
         device_memory_gib=memory / GIB if memory else None,
         emulates=system.cpu.emulates if cpu else (),
     )
+
+
+def too_large(system: System, points: Sequence[Point]) -> dict[str, str]:
+    """Why points are not to be run, by key: those whose memory plan does not fit their devices, with what is needed and available."""
+    if not points:
+        return {}  # nothing below is imported for nothing: it needs torch
+    from caraml.engine.memory import USABLE, planned_of, room
+
+    reasons, device = {}, system.devices[0]
+    for one in planned_of(points):
+        available = room(system, one.point)
+        if available is None or one.fits(available):
+            continue
+        whole = f"{100 * USABLE:g} % of the {available / GIB:,.1f} GiB of {device.model}"
+        if system.device_class == "cpu" and one.point.devices > 1:
+            whole += f" for each of {one.point.devices} processes"
+        reasons[one.point.key] = (
+            f"needs {one.plan.peak / GIB:,.1f} GiB of memory by plan, {USABLE * available / GIB:,.1f} GiB are available ({whole}); "
+            "--even-if-too-large runs it"
+        )
+    return reasons
+
+
+def refuse_login_node(suite: str) -> None:
+    """Raise ``InputError`` where work would be done on a node that is there for everybody to log in to."""
+    if os.environ.get(HERE, "") in ("", "0") and (why := login_node()) is not None:
+        raise InputError(
+            f"{why}: measuring here would disturb others, and be disturbed",
+            f"caraml run {suite} --system FILE --launcher slurm, or inside salloc; --here (or {HERE}=1) measures on this host",
+        )
 
 
 def wait_for(handles: Iterable[str], seconds: float) -> None:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import shlex
 import statistics
-import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caraml.base.errors import InputError
-from caraml.campaign.attempt import accepted, filled_command, lacking, references
+from caraml.campaign.attempt import accepted, files_of, filled_command, lacking, references
 from caraml.campaign.runner import Campaign
-from caraml.launch.base import Job
-from caraml.launch.prepare import faults
+from caraml.launch import queue
+from caraml.launch.prepare import beforehand, faults
+from caraml.launch.script import SCRIPT
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.store import folder_name, latest_in
 from caraml.suite.model import Point
@@ -58,6 +57,8 @@ class Preview:
     """One script of each kind by the label of its point: how many points have this kind, and the text."""
     objections: list[str]
     """What the machine or its scheduler would refuse."""
+    notes: list[str]
+    """What is executed beside the points, and what could not be checked."""
     memory: list[Planned]
     """What the points that can be planned need of each device, those included that are not to run; none where none can be."""
     disk: float | None
@@ -96,11 +97,17 @@ def preview(campaign: Campaign) -> Preview:
             fate, reason = "run", None if record is None else f"again: {record.status}"
         points.append(PointPlan(point, planned.key, fate, reason, _shortest(point), runtimes.get(point.workload)))
     to_run = [one.point for one in points if one.fate == "run"]
-    scripts, refused = _scripts(campaign, to_run)
+    scripts, refused, silent = _scripts(campaign, to_run)
     disk = sum(sizes[point.workload] for point in to_run) if all(point.workload in sizes for point in to_run) else None
     unknown = dict.fromkeys(sentence for planned in plan.points for sentence in lacking(campaign, planned))
-    objections = [*unknown, *faults(campaign.system.site, to_run), *refused]
-    return Preview(points, plan.left_out, scripts, objections, _memory([one.point for one in points]), disk)
+    site, options = campaign.system.site, campaign.options
+    objections = [*unknown, *faults(site, to_run, away=options.elsewhere is not None), *refused]
+    notes = beforehand(site, options.launcher) if to_run else []
+    notes += [f"not checked by Slurm: {silent}"] if silent is not None else []
+    if campaign.system.nodes is None and any(point.nodes > 1 for point in to_run) and options.launcher != "local":
+        most = max(point.nodes for point in to_run)
+        notes.append(f"nodes: up to {most:,} are asked for; how many {campaign.system.name} has is not known")
+    return Preview(points, plan.left_out, scripts, objections, notes, _memory([one.point for one in points]), disk)
 
 
 def estimated_kwh(system: System, point_seconds: Sequence[tuple[Point, float]]) -> float | None:
@@ -144,30 +151,26 @@ def _medians(values: dict[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(some) for name, some in values.items()}
 
 
-def _scripts(campaign: Campaign, points: Sequence[Point]) -> tuple[dict[str, tuple[int, str]], list[str]]:
-    """One script of each kind, and what the scheduler says to it."""
+def _scripts(campaign: Campaign, points: Sequence[Point]) -> tuple[dict[str, tuple[int, str]], list[str], str | None]:
+    """One script of each kind, what the scheduler says to it, and why it is not asked."""
+    silent = queue.silence() if points and isinstance(campaign.launcher, SlurmLauncher) else None
     kinds: dict[tuple[object, ...], list[Point]] = {}
     for point in points:
         kinds.setdefault((point.workload, point.nodes, point.devices, point.measure.timeout_seconds), []).append(point)
     found: dict[str, tuple[int, str]] = {}
     objections = []
-    with tempfile.TemporaryDirectory(prefix="caraml-plan-") as scratch:
-        for alike in kinds.values():
-            point = alike[0]
-            folder = Path(scratch) / folder_name(point) / "1"
-            folder.mkdir(parents=True)
-            try:
-                script = campaign.write_script(point, folder)
-            except InputError as error:
-                objections.append(f"{point.label}: {error}")
-                continue
-            final = campaign.store.points.absolute() / folder_name(point) / "1"
-            found[point.label] = (len(alike), script.read_text(encoding="utf-8").replace(str(folder.resolve()), str(final)))
-            if isinstance(campaign.launcher, SlurmLauncher):
-                objection = campaign.launcher.check(Job(folder, script, point.nodes, point.devices, point.measure.timeout_seconds))
-                if objection is not None:
-                    objections.append(f"{point.label}: {objection.replace(str(folder), str(final))}")
-    return found, list(dict.fromkeys(objections))
+    for alike in kinds.values():
+        point = alike[0]
+        try:
+            text = files_of(campaign, point, campaign.store.points.absolute() / folder_name(point) / "1")[SCRIPT]
+        except InputError as error:
+            objections.append(f"{point.label}: {error}")
+            continue
+        found[point.label] = (len(alike), text)
+        if isinstance(campaign.launcher, SlurmLauncher) and silent is None:
+            objection = campaign.launcher.check(text)
+            objections += [f"{point.label}: {objection}"] if objection is not None else []
+    return found, list(dict.fromkeys(objections)), silent
 
 
 def programs(campaign: Campaign, keys: Collection[str]) -> list[str]:

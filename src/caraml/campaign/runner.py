@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from caraml.base.errors import CaramlError, EnvironmentUnfitError, ExitCode, InputError
-from caraml.base.files import write_file, write_new
+from caraml.base.files import write_file
 from caraml.campaign.attempt import (
     PointTask,
     RunningPoint,
@@ -21,37 +21,35 @@ from caraml.campaign.attempt import (
     Watcher,
     accepted,
     conclude,
-    filled_command,
+    files_of,
     find,
     finish_attempt,
     hand_to,
-    is_light,
     lacking,
     note_handle,
     ran,
-    references,
     script,
     summary_record,
     wait_until_visible,
 )
-from caraml.campaign.machine import DeviceLock, machine_of, wait_for
-from caraml.launch.base import Job, JobState, Launcher
-from caraml.launch.launchers import launcher_of
-from caraml.launch.prepare import set_up
-from caraml.launch.script import SCRIPT, write_script
-from caraml.results.claim import CLAIM, Heartbeat
+from caraml.campaign.machine import DeviceLock, machine_of, refuse_login_node, too_large, wait_for
+from caraml.engine.instruments import cpu_time_of_children, why_no_sensor
+from caraml.launch.base import Elsewhere, Job, JobState, Launcher
+from caraml.launch.launchers import PrintLauncher, launcher_of
+from caraml.launch.prepare import set_up, setup_script
+from caraml.launch.script import SCRIPT
+from caraml.results.claim import CLAIM, HANDLE, STARTED, Heartbeat
 from caraml.results.finish import finish, now, skipped
 from caraml.results.listing import Listing
-from caraml.results.record import STOPPED, Record
+from caraml.results.record import FINAL, STOPPED, Record
 from caraml.results.status import ProgressReader
-from caraml.results.store import POINT, RECORD, Store, read_record
+from caraml.results.store import POINT, RECORD, Store, folder_name, latest_in, read_record
 from caraml.suite.expand import Plan, PlannedPoint, expand
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import Point
 from caraml.system.detect import detect
 from caraml.system.environment import environment
 from caraml.system.model import System
-from caraml.worker.command import COMMAND, Command
 from caraml.worker.command_record import names_of
 from caraml.workloads import params_of, software_of
 from caraml.workloads.command import Params
@@ -78,6 +76,12 @@ class Options:
     """Keys of the only points to run, anew; ``None`` for all that have no result."""
     imported: str = ""
     """The archive that the suite came from."""
+    elsewhere: Elsewhere | None = None
+    """Where the results will lie on the machine that scripts are printed for."""
+    too_large: bool = False
+    """Run also points whose memory plan does not fit."""
+    here: bool = False
+    """Measure on this host although it may be a login node."""
 
 
 @dataclass
@@ -108,7 +112,18 @@ class Campaign:
 
     def plan(self) -> Plan:
         """The points of the suite on this system. Raises ``InputError`` with every fault of the suite."""
-        return expand(self.suite, machine_of(self.system, self.options.launcher), params_of, software_of)
+        plan = expand(self.suite, machine_of(self.system, self.options.launcher), params_of, software_of)
+        if self.options.too_large or self.options.only is not None:  # what is tried again was run before
+            return plan
+        reasons = too_large(self.system, [one.point for one in plan.points if one.skip is None and not self._has_run(one)])
+        return replace(plan, points=[replace(one, skip=one.skip or reasons.get(one.key)) for one in plan.points])
+
+    def _has_run(self, planned: PlannedPoint) -> bool:
+        """Whether a point has shown what it needs of memory, or cannot have a memory plan."""
+        if planned.point.workload != "gpt":
+            return True
+        record = latest_in(self.store.points / folder_name(planned.point))
+        return record is not None and (record.status == "ok" or (not self.again and record.status in FINAL and record.status != "skipped"))
 
     def run(self) -> list[Record]:
         """Run what has no result yet; returns the records of the points, in order (of those that have one, when detached).
@@ -116,6 +131,8 @@ class Campaign:
         Raises:
             InputError: nothing can be run, or others could put their programs in the place of the suite's.
         """
+        if self.options.launcher == "local" and not self.options.here:
+            refuse_login_node(self.suite.suite.name)
         self.store.make()
         work = deque(self._work(index, planned) for index, planned in enumerate(self.plan().points))
         total, only, points = len(work), self.options.only, [(one.key, one.label) for one in work]
@@ -162,7 +179,7 @@ class Campaign:
         key, commanded = planned.key or point.key, None
         if point.workload == "command":
             params = Params.model_validate(point.params)
-            commanded = params if self._is_light(params) else None
+            commanded = params if self.is_light(params) else None
         return PointTask(index, planned, key, f"{point.workload}-{key}", point.label, commanded)
 
     def _settle(self, work: deque[PointTask], total: int) -> list[Record]:
@@ -175,7 +192,7 @@ class Campaign:
                 stack.callback(self._heart.end)
                 stack.callback(self.store.index.save)
                 self.store.index.load()
-                set_up(self.system.site.software, self.store.root)
+                self._set_up()
                 self._saved = time.monotonic()
                 self._loop()
         except OSError as error:
@@ -212,6 +229,14 @@ class Campaign:
             if self.device is not None:
                 self.device.release()
 
+    def _set_up(self) -> None:
+        """What the site has done before the first point; of scripts that are only printed, by whoever starts them."""
+        software, launcher = self.system.site.software, self.launcher
+        if not isinstance(launcher, PrintLauncher):
+            set_up(software, self.store.root)
+        elif (script := setup_script(software, self.store.root)) is not None:
+            launcher.show(script)
+
     # -- launching -----------------------------------------------------------------------------------------------------
 
     def _launch(self) -> None:
@@ -220,7 +245,7 @@ class Campaign:
         batch: list[tuple[PointTask, Path]] = []
         while self._waiting and (slots is None or len(self._running) + len(batch) < slots):
             work = self._waiting[0]
-            number = self._open(work)
+            number = self._open(work, batch)
             if number is not None and work.planned.skip is None and not self._has_device(bool(batch)):
                 return
             self._waiting.popleft()
@@ -239,13 +264,17 @@ class Campaign:
         self._say_once(f"waiting for the device, which {self.device.holder().partition(chr(10))[0]} uses")
         return False
 
-    def _open(self, work: PointTask) -> int | None:
-        """Look at what a point has; the number of the attempt that must be made, if one must."""
+    def _open(self, work: PointTask, batch: list[tuple[PointTask, Path]]) -> int | None:
+        """Look at what a point has; the number of the attempt that must be made, if one must. What was printed and not started is put into
+        ``batch`` again."""
         found = find(self.store, work.name, self._heart.runner, self.options.launcher)
         anew = self.again or self.options.only is not None
         if found.busy is not None:
             self._busy.append(work)
             self._say_once(f"{work.planned.point.label}: process {found.busy.pid} on {found.busy.host} works on it")
+        elif found.adopted is not None and self._is_printed(*found.adopted):
+            self._print_again(work, found.adopted[0])
+            batch.append((work, found.adopted[0]))
         elif found.adopted is not None:
             self._adopt(work, *found.adopted)
         elif found.record is not None and not anew and accepted(found.record, work.planned):
@@ -253,6 +282,17 @@ class Campaign:
         else:
             return found.attempts + 1
         return None
+
+    def _is_printed(self, folder: Path, handle: str) -> bool:
+        """Whether an attempt's script was printed and not started, and is to be printed again."""
+        return isinstance(self.launcher, PrintLauncher) and handle.startswith("print:") and not (folder / STARTED).exists()
+
+    def _print_again(self, work: PointTask, folder: Path) -> None:
+        """Have a printed script say what the suite and the machine's description say now, unless it was edited since it was printed."""
+        if (folder / SCRIPT).stat().st_mtime_ns <= (folder / HANDLE).stat().st_mtime_ns:
+            self._write_files(work.planned.point, folder)
+        elif (folder / SCRIPT).read_text(encoding="utf-8") != files_of(self, work.planned.point, folder)[SCRIPT]:
+            self.say(f"{folder / SCRIPT} was edited, and stays as it is")
 
     def _adopt(self, work: PointTask, folder: Path, handle: str) -> None:
         launcher = self._launcher_of(handle)
@@ -273,7 +313,8 @@ class Campaign:
 
     def _running_point(self, work: PointTask, folder: Path, handle: str, launcher: Launcher) -> RunningPoint:
         reader = None if work.light is not None else ProgressReader(folder)
-        return RunningPoint(work, folder, handle, work.planned.point.measure.timeout_seconds, launcher, reader=reader)
+        begun = cpu_time_of_children() if work.light is not None and work.light.energy else None
+        return RunningPoint(work, folder, handle, work.planned.point.measure.timeout_seconds, launcher, reader=reader, begun=begun)
 
     def _prepare(self, work: PointTask, number: int) -> Path | None:
         """Make a new attempt, claimed by us, with all that its job needs; ``None`` when nothing is left to launch."""
@@ -285,7 +326,7 @@ class Campaign:
         try:
             if skip is None:
                 if work.light is None:
-                    self.write_script(point, folder)
+                    self._write_files(point, folder)
                 hand_to(work, folder, self)
                 return folder
             skipped(folder, point, skip)
@@ -301,26 +342,20 @@ class Campaign:
             return {**files, SCRIPT: script(work.planned.point, work.light, title, str(attempt.absolute()), self.suite_folder)}
         return {**files, POINT: work.planned.point.model_dump_json(indent=1)}
 
-    def write_script(self, point: Point, folder: Path) -> Path:
-        """Write the script of a point, and what else its job reads, into an attempt's folder; returns the script's path."""
-        params = Params.model_validate(point.params) if point.workload == "command" else None
-        home = folder.absolute()
-        if params is not None and self._is_light(params):
-            title = f"{point.label}; point {point.key}, attempt {folder.name}"
-            write_new(f"{home}/{SCRIPT}", script(point, params, title, str(home), self.suite_folder), mode=0o755)
-            return folder / SCRIPT
-        if params is not None:
-            argv, env, cwd = filled_command(params, names_of(point, params, home, self.suite_folder))
-            command = Command(argv=argv, env=env, unseen=references(params), cwd=cwd, suite_folder=self.suite_folder)
-            write_file(folder / COMMAND, command.model_dump_json(indent=1), sync="none")
-        site = self.system.site
-        if self.launcher.slots is not None:  # it runs where it is started, whatever scheduler the machine has
-            site = site.model_copy(update={"scheduler": None})
-        cpu = self.system.cpu
-        return write_script(point, folder, cpu.usable_threads or cpu.threads or 1, site, self.system.devices[0].kind)
+    def _write_files(self, point: Point, folder: Path) -> None:
+        for name, text in files_of(self, point, folder).items():
+            own = name == SCRIPT
+            write_file(folder / name, text, mode=0o755 if own else 0o644, sync="folder" if own else "none")
 
-    def _is_light(self, params: Params) -> bool:
-        return is_light(params) and self.launcher.slots is not None and self.system.site.container.runtime == "none"
+    def is_light(self, params: Params) -> bool:
+        """Whether the shell alone runs it here."""
+        here = self.launcher.slots is not None and self.system.site.container.runtime == "none"
+        return here and params.marks is None and not (params.energy and self._no_sensor is None)
+
+    @cached_property
+    def _no_sensor(self) -> str | None:
+        """Why energy cannot be measured on this node; ``None`` if it can."""
+        return why_no_sensor()
 
     def _submit(self, batch: list[tuple[PointTask, Path]]) -> None:
         for work, _ in batch:
@@ -379,7 +414,8 @@ class Campaign:
         how = ran(str(folder)) if work.light is not None else None
         if work.light is not None and how is not None:
             names = names_of(work.planned.point, work.light, folder, self.suite_folder)
-            record = conclude(work.planned.point, work.light, folder, names, replace(how, extras=self._surroundings))
+            resident, sensor = self._shells.resident.pop(running.handle, None), self._no_sensor if work.light.energy else None
+            record = conclude(running, names, replace(how, extras=self._surroundings), resident, sensor)
             write_file(f"{folder}/{RECORD}", record.__pydantic_serializer__.to_json(record, indent=1), sync="file")
             self._done(work, record)
             return

@@ -17,10 +17,11 @@ from caraml.base.files import open_to_append
 from caraml.base.format import printable
 from caraml.base.toml import parse_toml
 from caraml.campaign import Campaign, Options, Watcher, exit_code
-from caraml.campaign.machine import DeviceLock
+from caraml.campaign.machine import DeviceLock, refuse_login_node
 from caraml.campaign.preview import programs
 from caraml.campaign.settings import with_settings
 from caraml.cli.app import console, say
+from caraml.launch.base import Elsewhere
 from caraml.launch.batch import SlurmOptions
 from caraml.launch.launchers import Name, default_name, launcher
 from caraml.report.progress import LiveTable, LogLines
@@ -63,6 +64,12 @@ class Asked:
     """Who wrote the suite, where somebody else did."""
     trust: bool = False
     """Run what a stranger's suite says without asking."""
+    here: bool = False
+    """Measure on this host although it may be a login node."""
+    too_large: bool = False
+    """Run also points whose memory plan does not fit."""
+    remote: Path | None = None
+    """The folder of the results where printed scripts will be started."""
 
     def machine(self) -> System:
         """The system. Raises ``InputError`` for an unknown one."""
@@ -84,12 +91,17 @@ class Asked:
         """The campaign, ready to plan or run."""
         file, system = self.suite_file(), self.machine()
         name = self.launcher_name(system)
+        if self.remote is not None and (name != "print" or not self.remote.is_absolute()):
+            raise InputError(
+                f"--remote {self.remote}: it is for --launcher print, and a whole path", "--launcher print --remote /scratch/me/results"
+            )
+        elsewhere = Elsewhere(self.out, self.remote) if self.remote is not None else None
         what = f"suite {file.suite.name} into {self.out.resolve()}"
         return Campaign(
             file,
             system,
             Store(self.out),
-            launcher(name, system, self.out, replace(self.slurm, name=f"caraml-{file.suite.name}"), say),
+            launcher(name, system, self.out, replace(self.slurm, name=f"caraml-{file.suite.name}"), say, elsewhere=elsewhere),
             watcher,
             self.again,
             Options(
@@ -101,6 +113,9 @@ class Asked:
                 detach=name == "print" or (self.detach and name == "slurm"),
                 only=self.only,
                 imported=self.stranger,
+                elsewhere=elsewhere,
+                too_large=self.too_large,
+                here=self.here,
             ),
             DeviceLock(system.identity, what) if name == "local" else None,
             note,
@@ -110,13 +125,18 @@ class Asked:
         """Run, show what came out if ``report`` says so, and return the exit code."""
         if self.detach and self.launcher_name(self.machine()) == "local":
             return self._leave()
-        screen = console()
-        watcher = LiveTable(screen) if screen.is_terminal else LogLines(sys.stdout)
+        screen, prints = console(), self.launcher_name(self.machine()) == "print"
+        # What is printed can be kept as a script: all other words go to standard error.
+        watcher = LogLines(sys.stderr) if prints else LiveTable(screen) if screen.is_terminal else LogLines(sys.stdout)
         campaign = self.campaign(watcher, watcher.note)
         if self.stranger:
             self._consent(campaign)
         with watcher:
             records = campaign.run()
+        if prints:
+            moved = f"copy {self.out} to {self.remote} there first; " if self.remote is not None else ""
+            say(f"nothing was started: {moved}caraml status {campaign.suite.suite.name} says which points have a result", err=True)
+            return 0
         if campaign.options.detach:
             say(f"the jobs are in other hands now; caraml status {campaign.suite.suite.name}, or the same command, finds them")
             return 0
@@ -141,7 +161,10 @@ class Asked:
 
     def _leave(self) -> int:
         """Start the same command as a process that outlives this one."""
-        name = self.suite_file().suite.name  # faults are told here, where somebody reads them
+        campaign = self.campaign(LogLines(sys.stdout), say)  # faults are told here, where somebody reads them
+        name = campaign.suite.suite.name
+        if not self.here:
+            refuse_login_node(name)
         Store(self.out).make()
         log = self.out / f"{name}.{RUNNER_LOG}"
         arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]

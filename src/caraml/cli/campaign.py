@@ -57,12 +57,13 @@ def logs(
 
 
 @app.command()
-def retry(
+def retry(  # noqa: PLR0917 -- options, which nobody gives by position
     points: Annotated[list[str] | None, typer.Argument(help=f"What: {NAMES}; may be several.")] = None,
     out: Out = RESULTS,
     failed: Annotated[bool, typer.Option("--failed", help="Every point that failed, was lost, timed out or was invalid.")] = False,
     oom: Annotated[bool, typer.Option("--oom", help="Every point that ran out of memory.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Run what somebody else's suite says without asking.")] = False,
+    here: Annotated[bool, typer.Option("--here", help="Measure on this host although it looks like a login node.")] = False,
 ) -> None:
     """Measure points again whose result you do not accept; the earlier attempts are kept. Of an imported suite it says what would run, and
     asks."""
@@ -73,7 +74,9 @@ def retry(
     for listing, keys in to_retry(out, tuple(points or ()), failed, oom):
         settings, tags = tuple(listing.settings), tuple(listing.tags)
         asked = Asked(listing.file, out, listing.system, listing.launcher, settings, tags=tags, comment=listing.comment)
-        codes.append(replace(asked, text=listing.text or None, only=frozenset(keys), stranger=listing.stranger(), trust=trust).run())
+        codes.append(
+            replace(asked, text=listing.text or None, only=frozenset(keys), stranger=listing.stranger(), trust=trust, here=here).run()
+        )
     if not codes:
         say("nothing to try again")
     raise typer.Exit(max(codes, default=0))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,6 +24,9 @@ Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value tha
 Again = Annotated[bool, typer.Option("--again", help="Measure also what has a result; earlier results are kept.")]
 OneAtATime = Annotated[bool, typer.Option("--one-at-a-time", help="Slurm: never two jobs of the campaign at the same time.")]
 Pack = Annotated[int, typer.Option("--pack", min=1, help="Slurm: most points that share one job and run in it one after another.")]
+Here = Annotated[bool, typer.Option("--here", help="Measure on this host although it looks like a login node.")]
+TooLarge = Annotated[bool, typer.Option("--even-if-too-large", help="Run also points whose memory plan does not fit.")]
+Remote = Annotated[Path | None, typer.Option("--remote", help="Print: folder of the results on the machine that starts the scripts.")]
 Throttle = Annotated[int | None, typer.Option("--throttle", min=1, help="Slurm: most tasks of an array at the same time.")]
 
 
@@ -34,6 +39,8 @@ def plan(  # noqa: PLR0917 -- options, which nobody gives by position
     settings: Settings = None,
     again: Again = False,
     scripts: Annotated[bool, typer.Option("--scripts", help="Print one script of each kind in full.")] = False,
+    too_large: TooLarge = False,
+    remote: Remote = None,
 ) -> None:
     """Say what a run would do: points, time, energy, disk, scripts, and what will be refused. Nothing runs."""
     from caraml.campaign.preview import preview
@@ -41,7 +48,8 @@ def plan(  # noqa: PLR0917 -- options, which nobody gives by position
     from caraml.report.progress import LogLines
     from caraml.report.tables import preview_view
 
-    campaign = Asked(suite, out, system, launcher, tuple(settings or ()), again).campaign(LogLines(sys.stdout), say)
+    asked = Asked(suite, out, system, launcher, tuple(settings or ()), again, too_large=too_large, remote=remote)
+    campaign = asked.campaign(LogLines(sys.stdout), say)
     found = preview(campaign)
     console().print(preview_view(found, campaign.system, campaign.options.launcher, scripts))
     raise typer.Exit(ExitCode.WRONG_INPUT if found.objections else ExitCode.OK)
@@ -62,6 +70,9 @@ def run(  # noqa: PLR0917 -- options, which nobody gives by position
     pack: Pack = 1,
     throttle: Throttle = None,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Show the table and write the page at the end.")] = True,
+    here: Here = False,
+    too_large: TooLarge = False,
+    remote: Remote = None,
 ) -> None:
     """Run a suite: every point that has no result yet, and those whose jobs still run. Prints a table and writes a page."""
     from caraml.cli.asked import Asked
@@ -69,6 +80,7 @@ def run(  # noqa: PLR0917 -- options, which nobody gives by position
 
     slurm = SlurmOptions(throttle, one_at_a_time, pack)
     asked = Asked(suite, out, system, launcher, tuple(settings or ()), again, detach, tuple(tag or ()), comment, slurm)
+    asked = replace(asked, here=here, too_large=too_large, remote=remote)
     raise typer.Exit(asked.run(report))
 
 

@@ -116,6 +116,16 @@ class Instruments:
         return NodeSummary(energy, self.idle, share, held_back, system.identity, system.cpu.model, environment(), further)
 
 
+def why_no_sensor() -> str | None:
+    """Why no power sensor can be read on this node; ``None`` if one can."""
+    meter = Instruments().meter
+    begin = meter.mark()
+    found = bool(meter.channels)
+    reason = None if found else meter.energy("none", begin, meter.mark()).reason
+    meter.stop()
+    return None if found else reason or "no power sensor"
+
+
 def quiet_baseline(ranks: Ranks, instruments: Instruments | None, seconds: float) -> None:
     """Measure the idle power of every node while no rank of any does anything. Collective."""
     ranks.barrier()
@@ -131,13 +141,24 @@ def on_clock(energy: WindowEnergy | None, origin: float) -> WindowEnergy | None:
 
 def cpu_time(family: int, proc: Path = _PROC) -> CpuTime | None:
     """A snapshot with ``family`` and its descendants as ours, or ``None`` where the kernel does not tell (no /proc)."""
+    everyone = _everyone(proc)
+    return None if everyone is None else CpuTime(everyone, _family(proc, family) / os.sysconf("SC_CLK_TCK"))
+
+
+def cpu_time_of_children() -> CpuTime | None:
+    """As :func:`cpu_time` for this process and the children that it has waited for, without a look at every process."""
+    everyone = _everyone(_PROC)
+    return None if everyone is None else CpuTime(everyone, sum(os.times()[:4]))
+
+
+def _everyone(proc: Path) -> float | None:
+    """CPU seconds since boot of everyone."""
     try:
         first = (proc / "stat").read_text(encoding="ascii").split("\n", 1)[0].split()
     except OSError:
         return None
-    ticks = os.sysconf("SC_CLK_TCK")
     user, nice, system, _idle, _iowait, irq, softirq, *stolen = (int(value) for value in first[1:9])
-    return CpuTime((user + nice + system + irq + softirq + sum(stolen)) / ticks, _family(proc, family) / ticks)
+    return (user + nice + system + irq + softirq + sum(stolen)) / os.sysconf("SC_CLK_TCK")
 
 
 def share_of_others(begin: CpuTime | None, end: CpuTime | None, seconds: float, cpus: int) -> float | None:

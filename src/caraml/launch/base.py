@@ -5,6 +5,7 @@ A handle is text that finds the job again from any process on any login node, so
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,18 @@ class Job:
     nodes: int
     devices: int
     timeout: float
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Where the folder of the results lies on the machine on which scripts will be started."""
+
+    here: Path
+    there: Path
+
+    def path(self, path: Path) -> Path:
+        """A path of this machine as that one has it: what lies beside the results here lies beside them there."""
+        return Path(os.path.normpath(self.there / os.path.relpath(path.resolve(), self.here.resolve())))
 
 
 @dataclass(frozen=True)

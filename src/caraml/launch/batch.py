@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,9 +133,9 @@ def _extra(line: str) -> str:
     return _one_line("extra", line)
 
 
-def options_of(script: Path) -> list[str]:
-    """The ``#SBATCH`` options of a script, also of one that was edited by hand."""
-    lines = script.read_text(encoding="utf-8").split("\n")
+def options_of(script: Path | str) -> list[str]:
+    """The ``#SBATCH`` options of a script, by its path or its text, also of one that was edited by hand."""
+    lines = (script if isinstance(script, str) else script.read_text(encoding="utf-8")).split("\n")
     return [line.removeprefix(PREFIX).strip() for line in lines if line.startswith(PREFIX)]
 
 
@@ -178,25 +178,25 @@ def _needs(job: Job) -> tuple[int, int]:
     return job.nodes, job.devices if job.folder.parent.name.startswith("command-") else 0
 
 
-def array_script(jobs: Sequence[Job], head: Sequence[str], options: SlurmOptions, logs: Path) -> str:
-    """The script of an array: task N runs the Nth point's own script."""
+def array_script(folders: Sequence[Path], head: Sequence[str], options: SlurmOptions, logs: Path) -> str:
+    """The script of an array: task N runs the script in the Nth of these attempts' folders."""
     throttle = f"%{options.throttle}" if options.throttle else ""
-    lines = [*head, f"--job-name={shlex.quote(options.name)}", f"--array=0-{len(jobs) - 1}{throttle}", f"--output={_log(logs, '%A_%a')}"]
+    lines = [*head, f"--job-name={shlex.quote(options.name)}", f"--array=0-{len(folders) - 1}{throttle}", f"--output={_log(logs, '%A_%a')}"]
     return f"""{_top(lines)}
-# {len(jobs)} points, one task each.
-{_points(jobs)}
+# {len(folders)} points, one task each.
+{_points(folders)}
 exec bash "${{points[SLURM_ARRAY_TASK_ID]}}/run.sh"
 """
 
 
-def pack_script(jobs: Sequence[Job], head: Sequence[str], options: SlurmOptions, logs: Path, signal_seconds: int) -> str:
-    """The script of a job in which points run one after another."""
+def pack_script(limits: Mapping[Path, float], head: Sequence[str], options: SlurmOptions, logs: Path, signal_seconds: int) -> str:
+    """The script of a job in which points run one after another: their attempts' folders, each with its time-out [s]."""
     lines = [*head, f"--job-name={shlex.quote(options.name)}", f"--output={_log(logs, '%j')}"]
-    limits = " ".join(str(math.ceil(job.timeout) + START_UP_SECONDS) for job in jobs)
+    times = " ".join(str(math.ceil(timeout) + START_UP_SECONDS) for timeout in limits.values())
     return f"""{_top(lines)}
-# {len(jobs)} points, one after another. A point is warned when its own time [s] is over, and ended when it does not heed that.
-{_points(jobs)}
-limits=({limits})
+# {len(limits)} points, one after another. A point is warned when its own time [s] is over, and ended when it does not heed that.
+{_points(tuple(limits))}
+limits=({times})
 over='' child=''
 trap 'over=1; [ -z "$child" ] || kill -USR1 "$child"' USR1
 trap 'over=1; [ -z "$child" ] || kill -TERM "$child"' TERM
@@ -226,8 +226,8 @@ def _top(lines: Sequence[str]) -> str:
     return "\n".join(["#!/usr/bin/env bash", *(PREFIX + line for line in lines)])
 
 
-def _points(jobs: Sequence[Job]) -> str:
-    return "\n".join(["points=(", *(f"  {shlex.quote(str(job.folder.resolve()))}" for job in jobs), ")"])
+def _points(folders: Sequence[Path]) -> str:
+    return "\n".join(["points=(", *(f"  {shlex.quote(str(folder))}" for folder in folders), ")"])
 
 
 def _log(folder: Path, name: str) -> str:

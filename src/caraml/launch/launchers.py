@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from caraml.base.errors import InputError
-from caraml.launch.base import Job, JobState, Launcher
+from caraml.launch.base import Elsewhere, Job, JobState, Launcher
 from caraml.launch.batch import SlurmOptions
 from caraml.launch.local import LocalLauncher
 from caraml.launch.slurm import SlurmLauncher
@@ -26,14 +26,23 @@ def default_name(system: System) -> Name:
     return "local" if system.site.scheduler is None else "slurm"
 
 
-def launcher(name: Name, system: System, root: Path, options: SlurmOptions | None = None, show: Callable[[str], None] = print) -> Launcher:
-    """The launcher called ``name``. Raises ``InputError`` for Slurm on a machine whose description has no scheduler."""
+def launcher(
+    name: Name,
+    system: System,
+    root: Path,
+    options: SlurmOptions | None = None,
+    show: Callable[[str], None] = print,
+    *,
+    elsewhere: Elsewhere | None = None,
+) -> Launcher:
+    """The launcher called ``name``; ``elsewhere`` is where printed scripts will be started. Raises ``InputError`` for Slurm on a machine
+    whose description has no scheduler."""
     if name == "local":
         return LocalLauncher()
-    scheduler = system.site.scheduler
-    slurm = SlurmLauncher(scheduler, root / SCRIPTS, options) if scheduler is not None else None
-    if name == "print":
-        return PrintLauncher(show, slurm)
+    scheduler, prints = system.site.scheduler, name == "print"
+    slurm = SlurmLauncher(scheduler, root / SCRIPTS, options, asks=not prints, elsewhere=elsewhere) if scheduler is not None else None
+    if prints:
+        return PrintLauncher(show, slurm, elsewhere)
     if slurm is None:
         raise InputError(
             f"system {system.name!r} has no scheduler, so there is nothing to submit to",
@@ -60,17 +69,21 @@ class PrintLauncher:
 
     slots = None
 
-    def __init__(self, show: Callable[[str], None], slurm: SlurmLauncher | None = None) -> None:
-        self._show, self._slurm = show, slurm
+    def __init__(self, show: Callable[[str], None], slurm: SlurmLauncher | None = None, elsewhere: Elsewhere | None = None) -> None:
+        self._show, self._slurm, self._elsewhere = show, slurm, elsewhere
+
+    def show(self, script: Path) -> None:
+        """Print what runs a script by hand."""
+        self._show(shlex.join(["bash", str(script if self._elsewhere is None else self._elsewhere.path(script))]))
 
     def submit(self, jobs: Sequence[Job]) -> list[str]:
         """Print what would start the jobs."""
         if self._slurm is None:
-            commands = [["bash", str(job.script)] for job in jobs]
+            for job in jobs:
+                self.show(job.script)
         else:
-            commands = [self._slurm.command(script) for _, script in self._slurm.scripts(jobs)]
-        for command in commands:
-            self._show(shlex.join(command))
+            for _, script in self._slurm.scripts(jobs):
+                self._show(shlex.join(self._slurm.command(script)))
         return [f"print:{job.folder.resolve()}" for job in jobs]
 
     def poll(self, handles: Sequence[str]) -> Mapping[str, JobState]:

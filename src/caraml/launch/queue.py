@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from caraml.base.errors import EnvironmentUnfitError
+from caraml.system.files import read
 
 Standing = Literal["waiting", "running", "over"]
 
@@ -20,6 +23,8 @@ _OVER = {
 }
 _OF_THE_CLUSTER = {"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT"}
 _CALL_SECONDS = 60.0
+_ANSWER_SECONDS = 10.0
+"""How long a controller is waited for that need not be there."""
 _IDS_PER_CALL = 1000
 
 
@@ -39,8 +44,8 @@ class SilentError(Exception):
     """The controller did not answer; nothing is known."""
 
 
-def call(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run one of Slurm's commands. The job that this process may be running in has no say in it.
+def call(argv: Sequence[str], text: str | None = None, seconds: float = _CALL_SECONDS) -> subprocess.CompletedProcess[str]:
+    """Run one of Slurm's commands, with ``text`` as its input. The job that this process may be running in has no say in it.
 
     Raises:
         EnvironmentUnfitError: Slurm is not installed here.
@@ -48,7 +53,7 @@ def call(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name in _OF_THE_CLUSTER}
     environment = {**inherited, "SLURM_TIME_FORMAT": "standard", "LC_ALL": "C"}
     try:
-        return subprocess.run(argv, capture_output=True, text=True, timeout=_CALL_SECONDS, env=environment, check=False)  # noqa: S603 -- Slurm's programs; what comes from files is checked by results.claim; no shell
+        return subprocess.run(argv, input=text, capture_output=True, text=True, timeout=seconds, env=environment, check=False)  # noqa: S603 -- Slurm's programs; what comes from files is checked by results.claim; no shell
     except FileNotFoundError:
         message, hint = (
             f"{argv[0]} is not installed here",
@@ -56,7 +61,7 @@ def call(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
         )
         raise EnvironmentUnfitError(message, hint) from None
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(list(argv), 1, "", f"{argv[0]} did not answer within {_CALL_SECONDS:g} s")
+        return subprocess.CompletedProcess(list(argv), 1, "", f"{argv[0]} did not answer within {seconds:g} s")
 
 
 def in_queue() -> dict[str, Answer]:
@@ -86,11 +91,34 @@ def in_accounting(jobs: Iterable[str]) -> Mapping[str, Answer]:
     return answers
 
 
-def array_limit() -> int:
+def array_limit(*, ask: bool = True) -> int:
     """Most tasks of an array here; where nobody can be asked, Slurm's own default."""
-    answer = call(["scontrol", "show", "config"]).stdout if shutil.which("scontrol") else ""
+    answer = call(["scontrol", "show", "config"]).stdout if ask and shutil.which("scontrol") else ""
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)$", answer, re.MULTILINE)
     return max(int(found[1]) if found else 1001, 2) - 1
+
+
+def silence() -> str | None:
+    """Why no cluster can be asked from here; ``None`` if one answers."""
+    if shutil.which("sinfo") is None:
+        return "Slurm is not installed here"
+    done = call(["sinfo", "--noheader", "--format=%P"])
+    return None if done.returncode == 0 else f"no cluster answers here ({complaint(done.stderr).rpartition('; ')[2]})"
+
+
+def login_node() -> str | None:
+    """Why work should not be done on this host; ``None`` inside an allocation, where no Slurm answers, and on the only node of a cluster
+    of one's own."""
+    in_step = any("/job_" in line for line in (read(Path("/proc/self/cgroup")) or "").splitlines())  # by ssh: without Slurm's variables
+    if in_step or os.environ.get("SLURM_JOB_ID") or shutil.which("sinfo") is None:
+        return None
+    done = call(["sinfo", "--noheader", "--format=%n"], seconds=_ANSWER_SECONDS)
+    nodes, host = set(done.stdout.split()), socket.gethostname().partition(".")[0]
+    is_node = any(name.partition(".")[0] == host for name in nodes)
+    if done.returncode or not nodes or (is_node and len(nodes) == 1):
+        return None
+    what = f"one of the {len(nodes):,} nodes" if is_node else f"none of the {len(nodes):,} nodes"
+    return f"{host} is {what} of a Slurm cluster, and this is no job"
 
 
 def minutes_of(partition: str | None) -> float | None:

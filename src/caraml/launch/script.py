@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from caraml.base.files import write_file
@@ -65,12 +66,14 @@ def environment_of(point: Point, threads: int, kind: DeviceKind = "cpu") -> dict
         variables |= _KEEP_BLOCKS if point.knobs.keep_freed_memory else {}
     elif point.deterministic:
         variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # what cuBLAS needs to give the same bits every time
-    if kind == "rocm" and point.workload != "command":
-        variables |= _rocm(point)
-    if "PYTHONPATH" in os.environ:
-        entries = os.environ["PYTHONPATH"].split(os.pathsep)
-        variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in entries)  # noqa: PTH100  -- the script changes folder
-    return variables
+    return variables | (_rocm(point) if kind == "rocm" and point.workload != "command" else {})
+
+
+def _python_path() -> dict[str, str]:
+    """The caller's, with whole paths: the script changes folder."""
+    if "PYTHONPATH" not in os.environ:
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in os.environ["PYTHONPATH"].split(os.pathsep))}  # noqa: PTH100
 
 
 def _rocm(point: Point) -> dict[str, str]:
@@ -100,44 +103,72 @@ def step_name(folder: Path) -> str:
     return f"{folder.parent.name}-{folder.name}"
 
 
-def write_script(point: Point, folder: Path, threads: int, site: Site | None = None, kind: DeviceKind = "cpu") -> Path:
-    """Write ``run.sh`` into an attempt's folder and return its path.
+@dataclass(frozen=True)
+class Recipe:
+    """What the script of a point is made of."""
 
-    ``site`` is how the machine is used; with a scheduler in it the script is a Slurm job's, without one it runs where it is started.
-    ``kind`` says which GPUs a container has to show.
+    point: Point
+    folder: Path
+    """The attempt's, as the machine has it on which the script runs."""
+    threads: int
+    """Usable CPUs of a node."""
+    site: Site
+    """How the machine is used; with a scheduler in it the script is a Slurm job's, without one it runs where it is started."""
+    kind: DeviceKind = "cpu"
+    """Which GPUs a container has to show."""
+    away: bool = False
+    """Whether the script will run on a machine that has nothing of this one."""
+
+    @property
+    def python(self) -> str:
+        """The interpreter that has CARAML, outside of containers."""
+        software = self.site.software
+        return software.python or ("python3" if software.venv or self.away else sys.executable)
+
+    @property
+    def image(self) -> str | None:
+        """The image as the script names it; files of another machine are left as they were given."""
+        container_ = self.site.container
+        return container_.image if self.away and container_.runtime != "none" else container.image_of(container_)
+
+    def text(self) -> str:
+        """The script. Raises ``InputError`` where the site asks for something impossible, such as more time than the partition gives."""
+        return _local(self) if self.site.scheduler is None else _slurm(self)
+
+
+def write_script(point: Point, folder: Path, threads: int, site: Site | None = None, kind: DeviceKind = "cpu") -> Path:
+    """Write ``run.sh`` into an attempt's folder on this machine and return its path; see :class:`Recipe`.
 
     Raises:
         InputError: the site asks for something impossible, such as more time than the partition gives.
     """
-    folder, site = folder.resolve(), site or Site()
-    make = _local if site.scheduler is None else _slurm
-    path = folder / SCRIPT
-    write_file(path, make(point, folder, threads, site, kind), mode=0o755)
-    return path
+    folder = folder.resolve()
+    write_file(folder / SCRIPT, Recipe(point, folder, threads, site or Site(), kind).text(), mode=0o755)
+    return folder / SCRIPT
 
 
-def _local(point: Point, folder: Path, threads: int, site: Site, kind: DeviceKind) -> str:
-    quoted = shlex.quote(str(folder))
+def _local(made: Recipe) -> str:
+    quoted = shlex.quote(str(made.folder))
     return f"""#!/usr/bin/env bash
-{_title(point, folder)}
+{_title(made.point, made.folder)}
 cd {quoted} || exit
-{GATE}{_software(point, threads, site, kind)}
-{folded(_inside(point, folder, threads, site, kind))} >>{LOG} 2>&1
+{GATE}{_software(made)}
+{folded(_inside(made))} >>{LOG} 2>&1
 code=$?
 
 # A worker that measured has written its record; for any other the record says what happened.
-[ "$code" -eq 0 ] || {shlex.quote(sys.executable)} -P -m caraml.results.finish {quoted} "$code"
+[ "$code" -eq 0 ] || {shlex.quote(made.python)} -P -m caraml.results.finish {quoted} "$code"
 exit "$code"
 """
 
 
-def _slurm(point: Point, folder: Path, threads: int, site: Site, kind: DeviceKind) -> str:
-    scheduler = site.scheduler
+def _slurm(made: Recipe) -> str:
+    point, folder, site, scheduler = made.point, made.folder, made.site, made.site.scheduler
     assert scheduler is not None
     timeout, gpu = point.measure.timeout_seconds, point.device_class == "gpu"
-    head = batch.resources(batch.Request(step_name(folder), folder, point.nodes, point.devices, threads, timeout, gpu), scheduler)
+    head = batch.resources(batch.Request(step_name(folder), folder, point.nodes, point.devices, made.threads, timeout, gpu), scheduler)
     heading = "\n".join(batch.PREFIX + line for line in head)
-    finish = f"{shlex.quote(sys.executable)} -P -m caraml.results.finish {shlex.quote(str(folder))}"
+    finish = f"{shlex.quote(made.python)} -P -m caraml.results.finish {shlex.quote(str(folder))}"
     return f"""#!/usr/bin/env bash
 {heading}
 {_title(point, folder)}
@@ -145,11 +176,11 @@ def _slurm(point: Point, folder: Path, threads: int, site: Site, kind: DeviceKin
 cd {shlex.quote(str(folder))} || exit
 if [ -e {RECORD} ]; then echo "this attempt has its result already: $PWD/{RECORD}"; exit 0; fi
 {GATE}rm -f {EXIT} {FAILURE}  # left by a run of this job that was cut off
-{_software(point, threads, site, kind)}{_meeting(point, site)}
+{_software(made)}{_meeting(point, site)}
 # What runs on each node. The warning is meant for the worker; the programs around it must survive it.
 node() {{
   trap '' USR1
-  exec {folded(_inside(point, folder, threads, site, kind), "    ")}
+  exec {folded(_inside(made), "    ")}
 }}
 export -f node
 
@@ -178,9 +209,10 @@ def _title(point: Point, folder: Path) -> str:
     return f"# {_one_line(point.label)}; point {point.key}, attempt {folder.name}"
 
 
-def _software(point: Point, threads: int, site: Site, kind: DeviceKind) -> str:
+def _software(made: Recipe) -> str:
     """Modules, virtual environment and variables. Modules and activation read unset variables, so ``set -u`` comes after them."""
-    software, lines = site.software, []
+    site, lines = made.site, []
+    software = site.software
     if software.modules:
         lines += ["type module >/dev/null 2>&1 || . /etc/profile", f"module load {shlex.join(software.modules)} || exit"]
     if software.venv is not None:
@@ -189,13 +221,15 @@ def _software(point: Point, threads: int, site: Site, kind: DeviceKind) -> str:
     if site.scheduler is not None:  # a job's CPUs are Slurm's to tell; salloc and sbatch have different words for them
         lines.append("cpus=${SLURM_CPUS_ON_NODE:-${SLURM_JOB_CPUS_PER_NODE%%[(,]*}}")
     unseen = concealed(software.variables)
-    lines += [*exports(_variables(point, threads, site, kind), unseen), *loading(unseen, SITE)]
+    lines += [*exports(_variables(made), unseen), *loading(unseen, SITE)]
     return "\n# Environment.\n" + "\n".join(lines) + "\n"
 
 
-def _variables(point: Point, threads: int, site: Site, kind: DeviceKind) -> dict[str, str]:
+def _variables(made: Recipe) -> dict[str, str]:
     """What the script exports; the site's own variables go before every other word."""
-    variables = environment_of(point, threads, kind) | _network(point, site) | _image_variables(site)
+    point, site = made.point, made.site
+    variables = environment_of(point, made.threads, made.kind) | ({} if made.away else _python_path())
+    variables |= _network(point, site) | _image_variables(made)
     if site.scheduler is not None:
         variables["OMP_NUM_THREADS"] = Shell(f"$((cpus > {point.devices} ? cpus / {point.devices} : 1))")
     return variables | site.software.variables
@@ -214,32 +248,29 @@ def _network(point: Point, site: Site) -> dict[str, str]:
     return {} if interface is None or point.nodes == 1 else {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
 
-def _image_variables(site: Site) -> dict[str, str]:
+def _image_variables(made: Recipe) -> dict[str, str]:
     """What the record says about the container; only the script knows it."""
-    image = container.image_of(site.container)
+    image, runtime = made.image, made.site.container.runtime
     if image is None:
         return {}
-    digest = container.digest(site.container.runtime, image)
-    known = {"RUNTIME": site.container.runtime, "IMAGE": image, "DIGEST": digest}
+    known = {"RUNTIME": runtime, "IMAGE": image, "DIGEST": None if made.away else container.digest(runtime, image)}
     return {f"CARAML_CONTAINER_{name}": value for name, value in known.items() if value is not None}
 
 
-def _inside(point: Point, folder: Path, threads: int, site: Site, kind: DeviceKind) -> list[str]:
+def _inside(made: Recipe) -> list[str]:
     """The worker's command line, inside the site's image if it has one."""
-    image = container.image_of(site.container)
-    python = site.container.python if image else "python3" if site.software.venv else sys.executable
-    if image is None:
-        return command_of(point, folder, python)
+    point, folder, site = made.point, made.folder, made.site
+    if made.image is None:
+        return command_of(point, folder, made.python)
     # Podman passes no variables on by itself; a name alone takes the script's value.
-    names = (*_variables(point, threads, site, kind), MEET, PEER)
-    passed = [f"--env={name}" for name in names] if site.container.runtime == "podman" else []
+    passed = [f"--env={name}" for name in (*_variables(made), MEET, PEER)] if site.container.runtime == "podman" else []
     return container.wrap(
-        command_of(point, folder, python),
+        command_of(point, folder, site.container.python),
         site.container.runtime,
-        image,
+        made.image,
         binds=[*site.container.binds, str(folder)],
         workdir=str(folder),
-        gpus="cuda" if kind == "cuda" else "rocm" if kind == "rocm" else None,
+        gpus="cuda" if made.kind == "cuda" else "rocm" if made.kind == "rocm" else None,
         extra=[*site.container.extra, *passed],
     )
 

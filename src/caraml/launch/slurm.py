@@ -15,7 +15,7 @@ from pathlib import Path
 from caraml.base.files import make_folder, touch, write_file, write_once
 from caraml.base.limits import tail
 from caraml.launch import batch, queue
-from caraml.launch.base import Job, JobState
+from caraml.launch.base import Elsewhere, Job, JobState
 from caraml.launch.batch import CANCELLED, EXIT, SLURM_LOG, SlurmOptions
 from caraml.launch.script import step_name
 from caraml.results.finish import LOG
@@ -35,15 +35,24 @@ _LAST_WORD = re.compile(r"error: \*\*\* (.*) \*\*\*")
 class SlurmLauncher:
     """Queues jobs with ``sbatch``. A handle is ``slurm:JOB:FOLDER``; JOB is a number, ``NUMBER_TASK`` of an array, or ``NUMBER+pack-N``.
 
-    ``folder`` is where the scripts and logs of arrays and packs go.
+    ``folder`` is where the scripts and logs of arrays and packs go; ``elsewhere``, for scripts that are only printed, how the machine on
+    which they will be submitted has it. That machine cannot be asked.
     """
 
     slots = None
 
     def __init__(
-        self, scheduler: Scheduler, folder: Path, options: SlurmOptions | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        scheduler: Scheduler,
+        folder: Path,
+        options: SlurmOptions | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        asks: bool = True,
+        elsewhere: Elsewhere | None = None,
     ):
         self.scheduler, self.options, self._folder, self._clock = scheduler, options or SlurmOptions(), folder.resolve(), clock
+        self._asks, self._there = asks, elsewhere.path if elsewhere is not None else Path.resolve
         self._missing_since: dict[str, float] = {}
 
     # -- submitting ----------------------------------------------------------------------------------------------------
@@ -70,29 +79,31 @@ class SlurmLauncher:
         kinds: dict[tuple[str, ...], list[Job]] = {}
         for job in jobs:
             kinds.setdefault(batch.alike(job.script), []).append(job)
-        size = min(self.options.array_size, queue.array_limit()) if any(len(alike) > 1 for alike in kinds.values()) else 1
+        limit = queue.array_limit(ask=self._asks) if any(len(alike) > 1 for alike in kinds.values()) else 1
+        size = min(self.options.array_size, limit)
         groups = [alike[begin : begin + size] for alike in kinds.values() for begin in range(0, len(alike), size)]
         return [(group, group[0].script if len(group) == 1 else self._array(group)) for group in groups]
 
     def _longest(self) -> int | None:
         """Minutes after which jobs end here. A site that does not say so may have a limit all the same: a longer job would never start."""
-        longest = self.scheduler.max_minutes or (queue.minutes_of(self.scheduler.partition) if shutil.which("sinfo") else None)
+        asks = self._asks and shutil.which("sinfo") is not None
+        longest = self.scheduler.max_minutes or (queue.minutes_of(self.scheduler.partition) if asks else None)
         return None if longest is None else int(longest)
 
     def command(self, script: Path) -> list[str]:
         """The command that submits a script."""
         alone = ["--dependency=singleton", f"--job-name={self.options.name}"] if self.options.one_at_a_time else []
-        return ["sbatch", "--parsable", *alone, str(script)]
+        return ["sbatch", "--parsable", *alone, str(self._there(script))]
 
-    def check(self, job: Job) -> str | None:
-        """Slurm's own objection to a job, with the path of its script; ``None`` when it would start it some day. Nothing is queued."""
+    def check(self, text: str) -> str | None:
+        """Slurm's own objection to a script; ``None`` when it would start it some day. Nothing is queued."""
         # Where a site does not set EnforcePartLimits, Slurm takes a job that is too long for its partition, and never starts it.
-        asked = dict(line.removeprefix("--").partition("=")[::2] for line in batch.options_of(job.script))
+        asked = dict(line.removeprefix("--").partition("=")[::2] for line in batch.options_of(text))
         limit = queue.minutes_of(asked.get("partition"))
         if limit is not None and asked.get("time", "").isdecimal() and int(asked["time"]) > limit:
-            return f"{job.script}: {asked['time']} min are more than the partition's time limit of {limit:g} min; it would wait for ever"
-        done = queue.call([*self.command(job.script)[:-1], "--test-only", str(job.script)])
-        return None if done.returncode == 0 else f"{job.script}: {queue.complaint(done.stderr)}"
+            return f"{asked['time']} min are more than the partition's time limit of {limit:g} min; it would wait for ever"
+        done = queue.call(["sbatch", "--test-only"], text)
+        return None if done.returncode == 0 else queue.complaint(done.stderr)
 
     def _sbatch(self, script: Path, deadline: float) -> tuple[str | None, str | None]:
         """The job's number, or why there is none. A controller that is down is waited for: it has certainly not taken the job."""
@@ -114,14 +125,17 @@ class SlurmLauncher:
 
     def _array(self, group: list[Job]) -> Path:
         head = batch.alike(group[0].script)
-        return self._write("array", batch.array_script(group, head, self.options, self._folder))
+        return self._write(
+            "array", batch.array_script([self._there(job.folder) for job in group], head, self.options, self._there(self._folder))
+        )
 
     def _pack(self, group: list[Job]) -> Path:
         head, warning = batch.shared_head(group, self.scheduler), self.scheduler.signal_seconds
-        return self._write(_PACKED, batch.pack_script(group, head, self.options, self._folder, warning))
+        limits = {self._there(job.folder): job.timeout for job in group}
+        return self._write(_PACKED, batch.pack_script(limits, head, self.options, self._there(self._folder), warning))
 
     def _write(self, kind: str, text: str) -> Path:
-        """A new file: a script that was submitted is never written over."""
+        """A file with this text: a script that was submitted is never written over; the same one, printed again, keeps its name."""
         make_folder(self._folder)
         number = 1
         while True:
@@ -129,6 +143,8 @@ class SlurmLauncher:
             try:
                 write_once(path, text)
             except FileExistsError:
+                if not self._asks and path.read_text(encoding="utf-8") == text:
+                    return path
                 number += 1
                 continue
             return path

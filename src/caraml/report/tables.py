@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from caraml.report.section import plain_table
 if TYPE_CHECKING:
     from caraml.campaign.preview import Preview
     from caraml.engine.memory import Planned
+    from caraml.suite.model import Point
     from caraml.system.describe import Row
     from caraml.system.doctor import Check
     from caraml.system.model import System
@@ -77,10 +80,22 @@ def memory_table(planned: Sequence[Planned], system: System, shown: int | None =
     lines.append(Text(f"fits: peak up to {100 * USABLE:g} % of the {memory / GIB:,.1f} GiB of {device}{shared}"))
     too_big = sum(not one.fits(room(system, one.point) or 0) for one in planned)
     if too_big:
-        lines.append(
-            Text(f"{too_big:,} of {len(planned):,} do not fit; the smallest placements that do: caraml memory gpt --system {system.name}")
-        )
+        first = next(one.point for one in planned if not one.fits(room(system, one.point) or 0))
+        command = shlex.join(["caraml", "memory", "gpt", "--system", system.name, *_settings(first)])
+        lines.append(Text(printable(f"{too_big:,} of {len(planned):,} do not fit; the smallest placements that do: {command}")))
     return Group(*lines)
+
+
+def _settings(point: Point) -> list[str]:
+    """What makes `caraml memory` plan a point's model: its preset, and where it is another than that preset's."""
+    from caraml.workloads.gpt import Params
+
+    preset = point.params["preset"]
+    defaults = Params.model_validate({"preset": preset}).model_dump(mode="json")
+    params = {name: value for name, value in point.params.items() if value not in (defaults[name], None) and name != "data"}
+    given = {"precision": point.precision, "micro_batch": point.micro_batch, "params.preset": preset}
+    given |= {f"params.{name}": value if isinstance(value, str) else json.dumps(value) for name, value in params.items()}
+    return [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
 
 
 def preview_view(found: Preview, system: System, launcher: str, scripts: bool) -> RenderableType:
@@ -100,6 +115,7 @@ def preview_view(found: Preview, system: System, launcher: str, scripts: bool) -
     for label, (count, text) in found.scripts.items():
         parts.append(Text(f"run.sh of {label}" + (f", and {count - 1:,} like it" if count > 1 else "") + (":" if scripts else "")))
         parts += [Text(text, style="dim")] if scripts else []
+    parts += [Text(printable(note)) for note in found.notes]
     parts += [Text(f"refused: {printable(objection)}", style="bold red") for objection in found.objections]
     return Group(*parts)
 

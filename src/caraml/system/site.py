@@ -86,6 +86,9 @@ class Software(_Model):
 
     modules: tuple[str, ...] = Field((), description="environment modules, loaded in this order")
     venv: str | None = Field(None, description="virtual environment to activate")
+    python: str | None = Field(
+        None, description="interpreter that has CARAML; default: `python3` of `venv`, else the one that runs `caraml`"
+    )
     variables: dict[str, str] = Field(
         {}, description="environment variables; `$NAME` is the caller's, and only values of known settings (`OMP_*`, `NCCL_*`) are shown"
     )

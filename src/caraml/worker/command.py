@@ -46,6 +46,8 @@ from caraml.workloads.command import Marks, Params
 
 COMMAND = "command.json"
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
+MAXRSS = 1 if sys.platform == "darwin" else 1024
+"""Bytes of the unit in which the kernel tells a resident set."""
 _BEAT = 1.0
 _MOMENT = 0.1
 _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
@@ -300,7 +302,7 @@ class CommandWorker:
 
 
 def _largest_resident(whose: int) -> int:
-    return resource.getrusage(whose).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(whose).ru_maxrss * MAXRSS
 
 
 def _doubt(marked: _Marked | None) -> str | None:
