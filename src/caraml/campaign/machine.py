@@ -23,6 +23,7 @@ from caraml.system.model import System
 
 HERE = "CARAML_HERE"
 """Environment variable: measure on this host although it may be a login node."""
+_ONLY_PROGRAMS = "torch drives no IPU, which computes by its vendor's programs only: suite caraml-ipu runs those"
 
 
 def machine_of(system: System, launcher: str = "slurm") -> Machine:
@@ -46,6 +47,7 @@ def machine_of(system: System, launcher: str = "slurm") -> Machine:
         devices_per_node=(system.cpu.usable_threads or 1) if cpu else system.devices_per_node,
         device_memory_gib=memory / GIB if memory else None,
         emulates=system.cpu.emulates if cpu else (),
+        only_programs=_ONLY_PROGRAMS if system.devices[0].kind == "ipu" else None,
     )
 
 

@@ -51,6 +51,8 @@ class Machine:
     device_memory_gib: float | None = None
     emulates: tuple[str, ...] = ()
     """Precisions that it has no instructions for."""
+    only_programs: str | None = None
+    """Why nothing but programs of others computes on its devices, if so."""
 
 
 @dataclass(frozen=True)
@@ -285,6 +287,8 @@ def _combinations(asked: dict[str, Any], sweep: str) -> Iterator[dict[str, Any]]
 
 def _impossible(point: Point, machine: Machine) -> str | None:
     """Why a point cannot run on this machine, or ``None``. Nothing is rounded to make it fit."""
+    if machine.only_programs is not None and point.workload != "command":
+        return machine.only_programs
     if machine.nodes is not None and point.nodes > machine.nodes:
         return f"needs {point.nodes} nodes, {machine.nodes} of {machine.name} in reach"
     if point.devices > machine.devices_per_node:
