@@ -257,6 +257,35 @@ def test_a_login_node_is_not_measured_by_mistake(here: Path) -> None:
     assert caraml(here, "run", "verbs.toml", "--here", "--no-report", **surroundings).returncode == 0
 
 
+def test_what_is_piped_is_neither_wrapped_nor_cut(here: Path) -> None:
+    """A line for each row, so that other programs find it; the variable COLUMNS asks for a width all the same."""
+    long = "a" * 150
+    suite = SUITE.replace("words of {n};", "words of {n} {word};").replace("n = [1, 2],", f'n = [1, 2], word = ["{long}", "b"],')
+    (here / "verbs.toml").write_text(suite)
+    planned = caraml(here, "plan", "verbs.toml", "--scripts", COLUMNS="")
+    script = next(line for line in planned.stdout.splitlines() if line.startswith("sh -c"))
+    assert script == f"sh -c 'echo words of 1 {long}; sleep 0; exit 0' 3>&-", planned.stdout
+    caraml(here, "run", "verbs.toml", "--no-report")
+    rows = [line for line in caraml(here, "results", COLUMNS="").stdout.splitlines() if long in line and "n=2" in line]
+    assert len(rows) == 1 and "run/s" in rows[0] and " ok " in rows[0] and rows[0] == rows[0].rstrip()
+    folded = caraml(here, "results", COLUMNS="80").stdout.splitlines()
+    assert max(map(len, folded)) <= 80
+    (number,) = {
+        record.value("throughput")
+        for record in Store(here / "caraml-results").records("verbs")
+        if {long, "n=2"} <= set(record.point.label.replace("word=", "").split())
+    }
+    told = caraml(
+        here, "results", "--sql", "select label, throughput from records where label like '%n=2%aaa%' or label like '%aaa%n=2%'", COLUMNS=""
+    ).stdout
+    assert told.splitlines()[1].split()[-1] == repr(number)
+    key = next(record.key for record in Store(here / "caraml-results").records("verbs") if record.status == "ok")
+    shown = caraml(here, "show", key, COLUMNS="").stdout
+    assert "─" not in shown and any(
+        line.startswith("Throughput ") and "run/s" in line and "wall time" in line for line in shown.splitlines()
+    )
+
+
 def test_unknown_names_are_told(here: Path) -> None:
     for arguments, words in (
         (("run", "verbs.toml", "--launcher", "slurmm"), "did you mean 'slurm'"),

@@ -107,7 +107,7 @@ LINES = {
     "analysis": 3_600,
     "base": 2_550,
     "campaign": 1_490,
-    "cli": 1_370,
+    "cli": 1_390,
     "data": 850,
     "engine": 3_490,
     "launch": 1_600,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +26,8 @@ app.add_typer(list_app, name="list")
 app.add_typer(system_app, name="system")
 app.add_typer(data_app, name="data")
 
+_ENDLESS = 100_000
+"""Columns of what is no terminal."""
 Out = Annotated[Path, typer.Option("--out", envvar="CARAML_RESULTS", help="Folder of the results.")]
 RESULTS = Path("caraml-results")
 NAMES = "suite, SUITE@ROUND, tag, point (key or label), folder or record file"
@@ -53,16 +56,24 @@ def two_columns(lines: dict[str, str]) -> None:
 
 
 def console() -> Console:
-    """The terminal, for tables and the like. Their texts are printed as :func:`say` prints them; only styles of ours command it."""
+    """The terminal, for tables and the like. Their texts are printed as :func:`say` prints them; only styles of ours command it. What goes
+    into a file or a pipe is as wide as it is, a line for each row, unless the variable ``COLUMNS`` says how wide it may be."""
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
+    from caraml.report.section import in_whole_lines
+
     class Screen(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-            for segment in super().render(renderable, options):
-                yield segment if segment.control else Segment(printable(segment.text, lines=True), segment.style)
+            if self.width < _ENDLESS:
+                for segment in super().render(renderable, options):
+                    yield segment if segment.control else Segment(printable(segment.text, lines=True), segment.style)
+                return
+            text = "".join(segment.text for segment in super().render(in_whole_lines(renderable), options))
+            yield Segment("\n".join(line.rstrip() for line in printable(text, lines=True).split("\n")))
 
-    return Screen()
+    screen = Screen()
+    return screen if screen.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else Screen(width=_ENDLESS)
 
 
 def chosen(name: str | None, out: Path) -> Selection:

@@ -88,6 +88,25 @@ def plain_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], wh
     return table
 
 
+def in_whole_lines(renderable: RenderableType) -> RenderableType:
+    """A table with each row in one line, and a rule as its title alone: for files and programs, which have no width."""
+    from rich.rule import Rule
+    from rich.table import Table
+    from rich.text import Text
+
+    if isinstance(renderable, Rule):
+        return Text(str(renderable.title))
+    if isinstance(renderable, Table):
+        for column in renderable.columns:
+            column.width = column.max_width = column.ratio = None
+            column.no_wrap = True
+            for cell in column.cells:
+                if isinstance(cell, Text) and "\n" in cell.plain:
+                    cell.plain = "  ".join(cell.plain.split("\n"))
+        renderable.padding = (0, renderable.padding[1], 0, 0)
+    return renderable
+
+
 def markdown(sections: Iterable[Section]) -> str:
     """Sections as Markdown; of figures, title, numbers and note."""
     parts: list[str] = []

@@ -114,7 +114,7 @@ def preview_view(found: Preview, system: System, launcher: str, scripts: bool) -
     parts += [Text(""), _costs(found, system), Text("")]
     for label, (count, text) in found.scripts.items():
         parts.append(Text(f"run.sh of {label}" + (f", and {count - 1:,} like it" if count > 1 else "") + (":" if scripts else "")))
-        parts += [Text(text, style="dim")] if scripts else []
+        parts += [Text(text, style="dim", no_wrap=True, overflow="ignore")] if scripts else []
     parts += [Text(printable(note)) for note in found.notes]
     parts += [Text(f"refused: {printable(objection)}", style="bold red") for objection in found.objections]
     return Group(*parts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.padding import Padding
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -297,11 +296,11 @@ def _grid(lines: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
-def _note(mark: str, text: str) -> Padding:
+def _note(mark: str, text: str) -> Table:
     """A footnote whose further lines hang below its first."""
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_row(Text(mark), _text(text))
-    return Padding(grid, 0)
+    return grid
 
 
 def _text(text: str, style: str = "") -> Text:
