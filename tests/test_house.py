@@ -104,7 +104,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_600,
+    "analysis": 3_670,
     "base": 2_550,
     "campaign": 1_490,
     "cli": 1_390,
@@ -114,7 +114,7 @@ LINES = {
     "metrics": 1_500,
     "power": 5_150,
     "reference": 350,
-    "report": 3_550,
+    "report": 3_670,
     "results": 2_420,
     "suite": 1_150,
     "system": 4_080,

@@ -9,6 +9,8 @@ from run_factory import metric, repeats, run
 from caraml.analysis.advise import advise, differs, pareto
 from caraml.analysis.bottleneck import Partners, bottleneck
 from caraml.analysis.estimate import Estimate
+from caraml.analysis.run_variation import mean_metric
+from caraml.report.comparison import advice_sections
 from caraml.results.record import Record
 from caraml.suite.model import Knobs
 
@@ -148,3 +150,37 @@ class TestBottleneck:
 
 def test_differs_needs_an_error() -> None:
     assert not differs(Estimate(5.0, None)) and differs(Estimate(5.0, 0.1)) and not differs(None) and not differs(Estimate(1.05, 0.1))
+
+
+class TestFlags:
+    """No advice is built on runs that something disturbed, or it says so."""
+
+    def test_disturbed_choices_are_left_out(self) -> None:
+        disturbed = repeats([3000.0, 3000.0, 3000.0], global_batch=256, flags=["busy_machine", "imprecise"])
+        (advice,) = advise([*sweep(RATES), *disturbed])
+        assert advice.best[0].choice.global_batch == 128 and 256 not in {choice.global_batch for choice in advice.choices}
+        assert advice.left_out == (("b256", ("busy_machine",)),) and advice.rests_on == ()
+        (section, notes) = advice_sections([advice])
+        assert any("left out" in note and "b256: busy_machine" in note for note in notes.notes) and len(section.rows) == len(RATES)
+
+    def test_a_disturbed_run_among_others_does_not_count(self) -> None:
+        (advice,) = advise([*sweep({8: 500.0, 16: 900.0}), run(100.0, global_batch=16, repeat=9, flags=["throttled"])])
+        assert advice.best[0].choice.rate is not None and advice.best[0].choice.rate.n == 3
+        assert advice.best[0].choice.rate.value == pytest.approx(900, rel=1e-3) and not advice.left_out
+
+    def test_where_nothing_else_is_known_the_advice_says_what_it_rests_on(self) -> None:
+        flagged = [run(rate, global_batch=batch, flags=["busy_machine"]) for batch, rate in {8: 500.0, 16: 900.0}.items()]
+        (advice,) = advise([*flagged, *sweep({32: 1300.0})])
+        assert len(advice.choices) == 3 and advice.rests_on == (("b8", ("busy_machine",)), ("b16", ("busy_machine",)))
+        assert "rests on flagged runs" in advice_sections([advice])[1].notes[0]
+
+    def test_what_limits_the_work_is_no_disturbance(self) -> None:
+        flagged = [run(rate, global_batch=batch, flags=["input_bound", "disturbed_probe"]) for batch, rate in {8: 500.0, 16: 900.0}.items()]
+        assert advise(flagged)[0].rests_on == ()
+
+
+def test_a_choice_has_the_interval_of_every_table() -> None:
+    records = sweep(RATES)
+    (advice,) = advise(records)
+    alone = mean_metric([record for record in records if record.point.global_batch == 32], "throughput")
+    assert next(choice.rate for choice in advice.choices if choice.global_batch == 32) == alone

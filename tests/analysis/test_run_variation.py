@@ -14,9 +14,11 @@ from run_factory import metric, repeats, run
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.grouping import same_work
 from caraml.analysis.observations import SESSION_SD, SINGLE_RUN_SD, SMALLEST_SD, TYPICAL_SD, Z95, Value, values
-from caraml.analysis.run_variation import Array, estimates, estimates_of, ratios
+from caraml.analysis.run_variation import Array, estimates, estimates_of, mean_metric, ratios
 from caraml.analysis.select import published
 from caraml.base.stats import holm
+from caraml.metrics.model import Metric
+from caraml.report.numbers import written
 from caraml.results.record import Record
 
 
@@ -212,3 +214,32 @@ def test_the_constants_are_those_of_the_published_repeats() -> None:
     below = itertools.accumulate(weight for _, weight in pairs)
     reach = next(difference for (difference, _), share in zip(pairs, below, strict=True) if share >= 0.95 * len(sets))
     assert reach == pytest.approx(Z95 * math.sqrt(2) * SINGLE_RUN_SD, rel=0.01)
+
+
+class TestMeanMetric:
+    """The one interval of a number."""
+
+    def test_it_does_not_depend_on_what_is_shown_beside_it(self) -> None:
+        noisy, quiet = repeats([90.0, 100.0, 112.0]), repeats([50.0, 50.1, 50.05], global_batch=32)
+        alone = mean_metric(noisy, "throughput")
+        ((compared, other, _),), _ = ratios([(values(noisy, "throughput"), values(quiet, "throughput"))], "throughput")
+        assert alone is not None and compared is not None and other is not None and alone.n == 3
+        assert (alone.value, alone.low, alone.high) == (compared.value, compared.low, compared.high)
+        assert mean_metric(quiet, "throughput").low == other.low  # type: ignore[union-attr]
+
+    def test_a_single_run_is_less_certain_than_its_window(self) -> None:
+        record = run(1000.0)
+        mean, own = mean_metric([record], "throughput"), record.metrics["throughput"]
+        assert mean is not None and mean.low is not None and own.low is not None and mean.low < own.low and mean.value == own.value
+        open_end = mean_metric([run(1000.0, half=None)], "throughput")
+        assert open_end is not None and open_end.low is None and written("throughput", open_end) == "1,000 ± ? token/s"
+
+    def test_what_has_no_ratio_and_what_was_measured_differently(self) -> None:
+        def losses(*found: float, scope: str | None = None) -> list[Record]:
+            return [run(1.0, repeat=n, more={"loss_last": Metric(value=loss, unit="1", scope=scope)}) for n, loss in enumerate(found)]
+
+        mean = mean_metric(losses(-1.0, 2.0), "loss_last")
+        assert mean is not None and (mean.value, mean.low, mean.n) == (0.5, None, 2)
+        apart = mean_metric([*losses(1.0), *losses(2.0, scope="node")], "loss_last")
+        assert apart is not None and apart.value is None and "different things" in (apart.reason or "")
+        assert mean_metric([run(1.0)], "nothing") is None

@@ -16,6 +16,7 @@ from caraml.analysis.estimate import Estimate
 from caraml.analysis.laws import Name, fit
 from caraml.analysis.scaling import Solution, matrix, scaling, solutions_of, step_views
 from caraml.analysis.select import published
+from caraml.report.comparison import law_text, scaling_sections
 from caraml.results.store import Store
 
 WORLDS = (1, 2, 4, 8)
@@ -199,3 +200,18 @@ def test_single_steps_are_read_from_the_store(tmp_path: Path) -> None:
     families = scaling([record, save(store, make_record(make_point(global_batch=32, micro_batch=32), steps=80))], store)
     median = next(family for family in families if family.kind == "strong").curve("median batch")
     assert median is not None and all(size.rate.sd for size in median.sizes) and math.isclose(median.sizes[0].efficiency.value, 1)
+
+
+def test_a_law_of_two_sizes_has_no_interval() -> None:
+    two = [one for world in (1, 2) for one in repeats([900.0 * world, 905.0 * world, 895.0 * world], devices=world)]
+    law = scaling(two)[0].curves[0].laws[0]
+    assert (law.serial_low, law.misfit, law.low, law.limit.low) == (None, None, (), None)
+    assert "± ? %" in law_text(law)
+
+
+def test_a_curve_says_which_sizes_were_disturbed() -> None:
+    records = [run(900.0), run(1000.0, repeat=1, flags=["busy_machine"]), run(1700.0, devices=2, micro_batch=8, flags=["throttled"])]
+    (family,) = scaling(records)
+    assert family.rests_on == (("2 devices", ("throttled",)),)
+    assert family.curves[0].sizes[0].mean is not None and family.curves[0].sizes[0].mean.value == pytest.approx(900.0)
+    assert any("rests on flagged runs: 2 devices: throttled" in note for note in scaling_sections([family], [], [])[0].notes)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from record_factory import broken_record, make_point, make_record
 
+from caraml.analysis.observations import values
+from caraml.analysis.run_variation import mean_metric, ratios
 from caraml.base.chart import wide_range
 from caraml.report.figures import front
-from caraml.report.grouping import ACTION, ENERGY, HOUR, RATE, TIME, families, first, item_of, works
+from caraml.report.grouping import ACTION, ENERGY, HOUR, RATE, TIME, families, first, item_of, repeated, works
 
 
 def test_works_are_named_by_what_tells_them_apart() -> None:
@@ -62,13 +64,18 @@ def test_quantities_follow_from_the_window() -> None:
     assert mean_power is not None and hour.value == mean_power / 2
 
 
-def test_repeats_count_by_their_mean_and_their_widest_ends() -> None:
-    records = [make_record(make_point(repeat=repeat), step=0.1 * (1 + 0.1 * repeat)) for repeat in range(2)]
-    found = RATE.of(records)
-    values = [record.value("throughput_per_device") or 0.0 for record in records]
-    lows = [record.metrics["throughput_per_device"].low or 0.0 for record in records]
-    assert found is not None
-    assert (found.value, found.low, found.n) == (sum(values) / 2, min(lows), 2)
+def test_repeats_are_one_number_with_the_interval_of_the_tables_and_of_comparisons() -> None:
+    records = [make_record(make_point(repeat=repeat), step=0.1 * (1 + 0.01 * repeat)) for repeat in range(3)]
+    found, table = RATE.of(records), mean_metric(records, "throughput_per_device")
+    ((mean, _, _),), _ = ratios([(values(records, "throughput_per_device"), [])], "throughput_per_device")
+    assert found is not None and table is not None and mean is not None and found.n == 3
+    assert (found.value, found.low, found.high) == (table.value, table.low, table.high) == (mean.value, mean.low, mean.high)
+    (line,) = repeated(records)
+    assert line.count == "3" and line.mean.metrics["throughput_per_device"] == table and line.mean.point.label == records[0].point.label
+    lost = broken_record(make_point(repeat=3), "failed", "no room")
+    (line,) = repeated([lost, *records])
+    assert line.count == "3/4" and line.lost == "1 of 4 runs without a result: failed: no room" and line.mean.status == "ok"
+    assert line.mean.metrics["throughput_per_device"] == table
     assert RATE.of([records[0], broken_record(make_point(repeat=2), "failed", "x")]) is None, "half a mean is none"
 
 

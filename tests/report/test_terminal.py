@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric
 from caraml.report.document import HEADLINE, result_rows
+from caraml.report.grouping import repeated
 from caraml.report.terminal import record_view, results_table
 from caraml.results.record import FLAGS, Record
 from caraml.results.store import Store
@@ -45,7 +46,7 @@ def test_results_table_fits_and_says_everything(records: list[Record], width: in
     text = text_of(results_table(records), width)
     assert max(map(cell_len, text.splitlines())) <= width
     words = flat(text)
-    for expected in ("no sensor [", "40.8 % m", "41.0 % s", "100 ms", "4.0 %", "3.00", "± 0.8 %", "image/s", "mJ/image", "oom [", "failed"):
+    for expected in ("no sensor [", "40.8 % m", "41.0 % s", "100 ms", "4.0 %", "3.00", "± 5 %", "image/s", "mJ/image", "oom [", "failed"):
         assert expected in words, expected
     assert f"no energy: {NO_SENSOR}" in words
     assert f"imprecise: {FLAGS['imprecise']}" in words
@@ -59,7 +60,7 @@ def test_results_table_fits_and_says_everything(records: list[Record], width: in
 def test_a_row_at_80_columns() -> None:
     lines = text_of(results_table([make_record(flags=["imprecise"])]), 80).splitlines()
     assert lines[0].split() == ["Point", "Status", "Throughput", "Energy", "MFU", "Step", "Wait", "GiB"]
-    assert lines[1] == "gpt-mini b16 ok [1]   40,790 ± 0.8 %  no sensor [2] 40.8 % m  100 ms 4.0 %  3.00"
+    assert lines[1] == "gpt-mini b16 ok [1]     40,790 ± 5 %  no sensor [2] 40.8 % m  100 ms 4.0 %  3.00"
     assert lines[2].split() == ["fp32", "token/s"]
 
 
@@ -69,7 +70,7 @@ def test_a_meter_of_the_whole_node_alone_is_shown_and_said_to_be_that() -> None:
     record.metrics["node_energy"] = Metric(value=record.window.items * 0.02, unit="J", bound=record.window.items * 0.001, scope="node_dc")
     text = flat(text_of(results_table([record]), 80))
     assert "[1] energy of the whole node, which has the only sensor: " in text
-    (row,) = result_rows(Store(Path("results")), [record], {record.key: "gpt"})
+    (row,) = result_rows(Store(Path("results")), repeated([record]), {record.key: "gpt"})
     cell = row.cells[HEADLINE.index("energy_per_item")]
     assert cell.text == "20.0 mJ/token, ± at most 1.0 mJ/token (node)" and cell.value is None
     assert all(word in text for word in cell.text.replace(",", "").split())

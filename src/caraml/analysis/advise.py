@@ -4,6 +4,8 @@ Advice is given only where runs can tell: choices whose difference from the best
 the best is not known beforehand but picked, every pair of choices counts as a test (Bonferroni, 5 % together, as Tukey's studentised range
 to within some per cent): a choice that is as good as the best is called worse in at most 5 % of all advice. The best of many is also the
 luckiest, so its interval is one that holds for all choices at once.
+
+Runs that something disturbed do not count where the same choice has others; a choice without others is left out as long as two are left.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from typing import Literal
 
 from caraml.analysis.bottleneck import Diagnosis, Partners, bottleneck
 from caraml.analysis.estimate import Estimate
-from caraml.analysis.grouping import axes, grouped, same_work, short, varying, without
-from caraml.analysis.run_variation import estimates
+from caraml.analysis.grouping import axes, disturbances, grouped, same_work, short, undisturbed, varying, without
+from caraml.analysis.run_variation import estimates, mean_metric
 from caraml.analysis.scaling import scaling
+from caraml.metrics.model import Metric
 from caraml.results.record import Record
 
 Goal = Literal["time", "energy", "Action"]
@@ -54,6 +57,9 @@ class Choice:
     """Energy times time, both per item [J s/item²]: proportional to the Action of any fixed amount of work."""
     bottleneck: Diagnosis
     """Where its time goes."""
+    rate: Metric | None
+    joules: Metric | None
+    """Its rate and energy per item by themselves, as every table shows them; ``time`` and ``energy`` have what all runs together say."""
 
     def cost(self, goal: Goal) -> Estimate | None:
         """What the goal wants small."""
@@ -123,6 +129,10 @@ class Advice:
     """Choices without a result, with the reason."""
     variation: str
     """Where the run-to-run variation comes from, as a sentence."""
+    left_out: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Choices of which every run was disturbed, with the flags: enough others are left."""
+    rests_on: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """The same where there are not enough others, so that the advice rests on them."""
 
 
 def advise(records: Sequence[Record], within: float = WITHIN) -> list[Advice]:
@@ -146,9 +156,14 @@ def _names(works: Sequence[Sequence[Record]]) -> list[str]:
 
 
 def _advice(name: str, work: Sequence[Record], partners: Partners, within: float) -> Advice | None:
-    groups = same_work([record for record in work if record.status == "ok" and (record.value("throughput") or 0) > 0])
+    groups = [undisturbed(one) for one in same_work([one for one in work if one.status == "ok" and (one.value("throughput") or 0) > 0])]
     if len(groups) < 2:
         return None
+    sound = [group for group in groups if not disturbances(group)]
+    named = [name for name in varying([group[0] for group in groups]) if name in _CHOSEN]
+    flagged = tuple((short(group[0].point, named), flags) for group in groups if (flags := disturbances(group)))
+    if len(sound) > 1:
+        groups = sound
     choices, sentence = _choices(groups, partners)
     best = tuple(found for goal in GOALS if (found := _best(choices, goal)) is not None)
     missing = [choice.name for choice in choices if choice.energy is None]
@@ -173,6 +188,8 @@ def _advice(name: str, work: Sequence[Record], partners: Partners, within: float
         no_energy,
         reasons,
         sentence,
+        flagged if len(sound) > 1 else (),
+        flagged if len(sound) < 2 else (),
     )
 
 
@@ -189,7 +206,8 @@ def _choices(groups: Sequence[Sequence[Record]], partners: Partners) -> tuple[li
         limit = bottleneck(group[0], partners)
         action = None if energy is None else _action(energy, time)
         way = (point.precision, point.compile, point.knobs.label, point.global_batch, point.micro_batch, point.nodes, point.world)
-        found.append(Choice(name, keys, *way, time, energy, action, limit))
+        numbers = mean_metric(group, "throughput"), mean_metric(group, "energy_per_item")
+        found.append(Choice(name, keys, *way, time, energy, action, limit, *numbers))
     return found, sentence
 
 

@@ -44,6 +44,20 @@ def same_work(records: Iterable[Record]) -> list[list[Record]]:
     return grouped(records, lambda record: without(axes(record.point), ()))
 
 
+DISTURBED = frozenset({"busy_machine", "throttled", "not_steady", "truncated", "mixed_nodes", "nan_loss", "short_window"})
+"""Flags of a run whose numbers may be those of something else than the work: no advice is built on it where there is a choice."""
+
+
+def undisturbed(repeats: Sequence[Record]) -> list[Record]:
+    """The repeats that nothing disturbed; all of them if something disturbed each."""
+    return [record for record in repeats if DISTURBED.isdisjoint(record.flags)] or list(repeats)
+
+
+def disturbances(repeats: Sequence[Record]) -> tuple[str, ...]:
+    """Flags of ``DISTURBED`` among the repeats."""
+    return tuple(sorted({flag for record in repeats for flag in record.flags} & DISTURBED))
+
+
 def varying(records: Sequence[Record]) -> list[str]:
     """Names of the axes in which the records are not all alike."""
     found = [axes(record.point) for record in records]

@@ -15,7 +15,7 @@ simulation (``bench/analysis/verdicts.py``).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -26,8 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caraml.analysis.differences import Difference, compare_facts, facts
+from caraml.analysis.estimate import Estimate
 from caraml.analysis.grouping import axes, grouped, names, without
-from caraml.analysis.observations import SMALLEST_SD, values
+from caraml.analysis.observations import SMALLEST_SD, Value, values
+from caraml.analysis.run_variation import mean_of
 from caraml.base.errors import InputError, unknown_name
 from caraml.metrics.definitions import METRICS
 from caraml.results.record import Record
@@ -98,10 +100,16 @@ class Series:
     entries: tuple[HistoryEntry, ...]
     """By time."""
     changes: tuple[ChangePoint, ...]
+    values: tuple[Value, ...]
+    """Of the entries, with what tells how much runs vary."""
     note: str | None
     """Why no change can be found, if there are too few entries."""
     newest: float | None
     """The newest result over the level before it, if it is alone and far off: no change yet, and worth another run."""
+
+    def mean(self, begin: int, end: int) -> Estimate | None:
+        """The mean of the entries from one index to another, with its interval between runs."""
+        return mean_of(self.values[begin : end + 1], self.metric)
 
     def levels(self) -> list[tuple[int, int, float]]:
         """First index, last index and level (median) of each stretch between changes."""
@@ -109,11 +117,15 @@ class Series:
         return [(begin, end - 1, _level(self.entries[begin:end])) for begin, end in pairwise(edges)]
 
 
-def attempts(roots: Iterable[Path]) -> list[Record]:
-    """Every record of every attempt below some results folders, by time. Raises ``InputError`` if there is none."""
+def attempts(roots: Iterable[Path], keys: Collection[str] | None = None) -> list[Record]:
+    """Every record of every attempt at every point, or at those of some keys, below results folders, by time.
+
+    Raises ``InputError`` if there is none.
+    """
     folders = list({root.resolve(): root for root in roots}.values())
     found = (path for root in folders for path in sorted((root / "points").glob(f"*/*/{RECORD}")))
-    paths = [path for path in found if path.parent.name.isdecimal()]  # not one that is being made
+    asked = (path for path in found if keys is None or path.parents[1].name.rpartition("-")[2] in keys)
+    paths = [path for path in asked if path.parent.name.isdecimal()]  # not one that is being made
     if not paths:
         raise InputError(f"no results below {', '.join(map(str, folders))}", "caraml run SUITE --again measures once more")
     return sorted((read_record(path) for path in paths), key=_time)
@@ -141,7 +153,8 @@ def _time(record: Record) -> datetime:
 
 def _series(name: str, records: Sequence[Record], metric: str) -> Series:
     entries = tuple(_entry(record, metric) for record in records)
-    errors = [one.error for one in values(records, metric) if one.error is not None]
+    measured = tuple(values(records, metric))
+    errors = [one.error for one in measured if one.error is not None]
     floor = max(median(errors) if errors else 0.0, SMALLEST_SD)
     logs = np.array([math.log(entry.value) for entry in entries])
     indices = change_points(logs, floor)
@@ -157,7 +170,7 @@ def _series(name: str, records: Sequence[Record], metric: str) -> Series:
     if note is None and len(entries) - edges[-2] > FIRM:
         off = logs[-1] - float(np.median(logs[edges[-2] : -1]))
         newest = math.exp(off) if abs(off) > FAR * _noise(logs, floor)[0] else None
-    return Series(name, point.system, point.device, metric, records[0].metrics[metric].unit, entries, tuple(found), note, newest)
+    return Series(name, point.system, point.device, metric, records[0].metrics[metric].unit, entries, tuple(found), measured, note, newest)
 
 
 def _entry(record: Record, metric: str) -> HistoryEntry:

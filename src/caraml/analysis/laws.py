@@ -57,7 +57,7 @@ class Law:
     """Serial share, 0 to 1. At 0 the law is at its edge: no serial share, or better than ideal."""
     serial_low: float | None
     serial_high: float | None
-    """95 % interval; ``None`` where the rates have no errors."""
+    """95 % interval; ``None`` where the rates have no errors, and of two sizes, which any share fits."""
     misfit: float | None
     """Probability of deviations at least as large if the law held (bootstrap); ``None`` for two sizes, which any law fits, and
     without errors."""
@@ -76,7 +76,7 @@ def fit(name: Name, worlds: Sequence[int], rates: Sequence[Estimate], efficiency
     logs = np.log([rate.value for rate in rates])
     errors = [rate.sd for rate in rates]
     known = [error for error in errors if error is not None]
-    sure = len(known) == len(errors) and all(known)
+    sure = len(known) == len(errors) and all(known) and len(n) > 2
     weights = 1 / np.square(known) if sure else np.ones(len(n))
     serial, chi2 = (found[0] for found in _best(name, n, logs[None, :], weights))
     grid = np.geomspace(n[0], n[-1], _POINTS)
@@ -92,7 +92,7 @@ def fit(name: Name, worlds: Sequence[int], rates: Sequence[Estimate], efficiency
     crossings = np.sort([_crossing(name, one, efficiency, n[0]) for one in drawn])
     ends = [crossings[int(share * (DRAWS - 1))] for share in (0.025, 0.975)]
     devices, first, last = (float(one) if math.isfinite(one) else None for one in (limit, *ends))
-    misfit = (1 + int((deviations >= chi2).sum())) / (1 + DRAWS) if len(n) > 2 else None
+    misfit = (1 + int((deviations >= chi2).sum())) / (1 + DRAWS)
     beyond = EfficiencyLimit(efficiency, devices, first, last, bool(devices is None or devices > n[-1]))
     return Law(
         name, float(serial), float(serial_low), float(serial_high), misfit, _tuple(grid), _tuple(curve), _tuple(low), _tuple(high), beyond

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from statistics import fmean, variance
 
+from caraml.metrics.model import Metric
 from caraml.results.record import Record
 
 TYPICAL_SD = 0.0056
@@ -52,11 +53,11 @@ class Value:
     """When the run started; a run of unknown time is a session of its own."""
 
 
-def values(records: Iterable[Record], metric: str) -> list[Value]:
-    """The metric of every record that has it above zero."""
+def values(records: Iterable[Record], metric: str, of: Callable[[Record], Metric | None] | None = None) -> list[Value]:
+    """The metric of every record that has it above zero; ``of`` gives it where it is not in the record as it is."""
     found = []
     for record in records:
-        one = record.metrics.get(metric)
+        one = record.metrics.get(metric) if of is None else of(record)
         if one is None or one.value is None or one.value <= 0:
             continue
         error = None

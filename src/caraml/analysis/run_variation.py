@@ -14,6 +14,9 @@ in memory, another temperature, another neighbour on the network. That shows onl
 * what a session did to all works is one observation, however many works there are;
 * never less than the records' own intervals say.
 
+The interval that tables, figures and comparisons show of a number is always that of :func:`mean_metric`: of its own runs, whatever else is
+shown beside it. Ratios, laws and verdicts are made with what all runs together say.
+
 ``TYPICAL_SD`` and ``SINGLE_RUN_SD`` come from repeats that others published: the time per epoch of the 27 sets of three to six equal runs
 in the appendix of MAELSTROM's deliverable D3.7 (tables 6 to 16 and 35 to 38). Fitted by moments of the logarithms (Smyth 2004), their
 standard deviations are distributed about 0.56 % with one degree of freedom; 95 % of pairs of equal runs differ by less than 6.4 %, which
@@ -23,8 +26,9 @@ is the reach of two normal errors of 2.3 %. ``SESSION_SD`` is an assumption; not
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import TypeAlias
 
 import numpy as np
@@ -45,6 +49,7 @@ from caraml.analysis.observations import (
     values,
 )
 from caraml.base.stats import t_critical
+from caraml.metrics.model import Metric
 from caraml.results.record import Record
 
 Array: TypeAlias = NDArray[np.float64]
@@ -223,7 +228,7 @@ def _variation(pairs: Sequence[_Pair], metric: str) -> tuple[_Variation, str]:
 
 
 def ratios(pairs: Sequence[tuple[Sequence[Value], Sequence[Value]]], metric: str) -> tuple[list[Means], str]:
-    """For each pair of groups the mean of the first, of the second, and second over first; and where their errors come from, as a sentence.
+    """For each pair of groups the mean of the first, of the second, and second over first; and where its errors come from, as a sentence.
 
     The second and the first are not taken to vary equally. ``None`` for an empty group, and for a ratio with one.
     """
@@ -232,11 +237,10 @@ def ratios(pairs: Sequence[tuple[Sequence[Value], Sequence[Value]]], metric: str
     variation, sentence = _variation([(first, second) for first, second in cells], metric)
     found: list[Means] = []
     for (one, other), (first, second) in zip(cells, pairs, strict=True):
-        a, b = variation.mean((one, other), 0, first), variation.mean((one, other), 1, second)
-        ratio = variation.ratio((one, other), a, b)
+        ratio = variation.ratio((one, other), variation.mean((one, other), 0, first), variation.mean((one, other), 1, second))
         if ratio is not None:
             ratio = replace(ratio, bound=_bound(first) + _bound(second) + _apart(first, second))
-        found.append((a, b, ratio))
+        found.append((mean_of(first, metric), mean_of(second, metric), ratio))
     return found, sentence
 
 
@@ -250,6 +254,38 @@ def estimates_of(groups: Sequence[Sequence[Value]], metric: str) -> tuple[list[E
 def estimates(groups: Sequence[Sequence[Record]], metric: str) -> tuple[list[Estimate | None], str]:
     """As :func:`estimates_of`, of a metric of records."""
     return estimates_of([values(group, metric) for group in groups], metric)
+
+
+INTERVAL = f"intervals: 95 %, between runs; of a single run that of its window with {SINGLE_RUN_SD:.1%} from run to run, which is assumed"
+"""What is said where intervals of :func:`mean_metric` are shown."""
+
+
+def mean_of(group: Sequence[Value], metric: str) -> Estimate | None:
+    """The mean of some repeats with its interval between runs; ``None`` without a run."""
+    return estimates_of([group], metric)[0][0]
+
+
+def mean_metric(records: Sequence[Record], name: str, of: Callable[[Record], Metric | None] | None = None) -> Metric | None:
+    """A number of some repeats: the mean (geometric) over those that have it, its interval between runs, and how many runs that are.
+
+    ``of`` gives it where it is not in the records as it is; ``name`` then says of which kind it is. Without a value it has a run's reason;
+    ``None`` if no run has it.
+    """
+    found = [one for record in records if (one := record.metrics.get(name) if of is None else of(record)) is not None]
+    having = [one for one in found if one.value is not None]
+    if not having:
+        return found[0] if found else None
+    first = having[0]
+    kinds = sorted({f"{one.unit}{f' ({one.scope})' if one.scope else ''}" for one in having})
+    if len(kinds) > 1:
+        return Metric(value=None, unit=first.unit, reason=f"the runs measured different things: {', '.join(kinds)}")
+    group, n = values(records, name, of), len(having)
+    estimate = mean_of(group, name) if len(group) == n else None
+    if estimate is None:  # zero, or below: no ratio tells how it varies
+        mean = fmean(one.value for one in having if one.value is not None)
+        return first.model_copy(update={"value": mean, "low": None, "high": None, "n": n})
+    bound = max((one.bound for one in having if one.bound is not None), default=None)
+    return first.model_copy(update={"value": estimate.value, "low": estimate.low, "high": estimate.high, "n": n, "bound": bound})
 
 
 def _single(within: float) -> tuple[float, float]:

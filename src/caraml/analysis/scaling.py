@@ -18,11 +18,12 @@ from typing import Literal
 
 from caraml.analysis.distribution import Elbow, RankTime, batches, elbow, median_error, ranks
 from caraml.analysis.estimate import Estimate
-from caraml.analysis.grouping import axes, grouped, names, same_work, without
+from caraml.analysis.grouping import axes, disturbances, grouped, names, same_work, undisturbed, without
 from caraml.analysis.laws import Law, Name, fit
 from caraml.analysis.observations import Value, values
 from caraml.analysis.raw import raw_file, read_ranks, read_steps
-from caraml.analysis.run_variation import estimates, estimates_of
+from caraml.analysis.run_variation import estimates, estimates_of, mean_of
+from caraml.base.format import count
 from caraml.results.record import Record
 from caraml.results.store import Store
 
@@ -52,6 +53,8 @@ class Size:
     """Rate over the rate of the smallest size; exactly 1 there."""
     efficiency: Estimate
     """Speed-up over the ideal one; exactly 1 at the smallest size."""
+    mean: Estimate | None
+    """The rate by itself, as every table shows it; ``rate`` has what all runs together say."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ class ScalingFamily:
     """By growing number of devices, repeats together."""
     curves: tuple[Curve, ...]
     """One for each basis that two or more sizes have."""
+    rests_on: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Sizes of which something disturbed every run, with the flags."""
 
     def curve(self, basis: Basis) -> Curve | None:
         """The curve of one rate, or ``None`` if the records do not have it."""
@@ -115,7 +120,8 @@ def scaling(records: Sequence[Record], store: Store | None = None, efficiency: f
         curves = [curve for basis in BASES if (curve := _curve(basis, kind, sizes, store, efficiency)) is not None]
         first = sizes[0][0]
         everyone = tuple(record for size in sizes for record in size)
-        families.append(ScalingFamily(name, kind, first.point.workload, first.point.device, first.item, everyone, tuple(curves)))
+        flagged = tuple((count(size[0].point.world, "device"), flags) for size in sizes if (flags := disturbances(size)))
+        families.append(ScalingFamily(name, kind, first.point.workload, first.point.device, first.item, everyone, tuple(curves), flagged))
     return [family for family in families if family.curves]
 
 
@@ -150,7 +156,7 @@ def _families(alike: Sequence[Record]) -> list[tuple[Kind, list[list[Record]]]]:
     keys: tuple[tuple[Kind, object], ...] = (("strong", strong), ("strong", strong_accumulating), ("weak", weak))
     for kind, key in keys:
         for group in grouped(alike, key):  # type: ignore[arg-type]
-            works = sorted(same_work(group), key=lambda work: (work[0].point.world, work[0].point.nodes))
+            works = sorted(map(undisturbed, same_work(group)), key=lambda work: (work[0].point.world, work[0].point.nodes))
             sizes = list({work[0].point.world: work for work in reversed(works)}.values())[::-1]
             if len(sizes) > 1:
                 found.append((kind, sizes))
@@ -179,17 +185,17 @@ def _names(found: Sequence[tuple[Kind, list[list[Record]]]]) -> list[str]:
 def _curve(basis: Basis, kind: Kind, sizes: Sequence[Sequence[Record]], store: Store | None, efficiency: float | None) -> Curve | None:
     cells = [_rates(basis, size, store) for size in sizes]
     rates, sentence = estimates_of(cells, "throughput")
-    known = [(size, rate) for size, rate in zip(sizes, rates, strict=True) if rate is not None]
+    known = [(size, rate, cell) for size, rate, cell in zip(sizes, rates, cells, strict=True) if rate is not None]
     if len(known) < 2:
         return None
-    first, base = known[0]
+    first, base, _ = known[0]
     smallest, points = first[0].point.world, []
-    for size, rate in known:
+    for size, rate, cell in known:
         point = size[0].point
         speed_up = Estimate(1.0, 0.0) if rate is base else rate.over(base)
         keys = tuple(record.key for record in size)
         relative = speed_up.scaled(smallest / point.world)
-        points.append(Size(point.world, point.nodes, point.global_batch, keys, rate, speed_up, relative))
+        points.append(Size(point.world, point.nodes, point.global_batch, keys, rate, speed_up, relative, mean_of(cell, "throughput")))
     order: tuple[Name, Name] = ("Amdahl", "Gustafson") if kind == "strong" else ("Gustafson", "Amdahl")
     worlds = [one.world for one in points]
     laws = () if efficiency is None else tuple(fit(name, worlds, [one.rate for one in points], efficiency) for name in order)

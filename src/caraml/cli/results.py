@@ -31,11 +31,12 @@ def show(what: Annotated[str, typer.Argument(help=f"One run: {NAMES}.")], out: O
 
 
 @app.command()
-def results(
+def results(  # noqa: PLR0917 -- options, which nobody gives by position
     what: What = None,
     out: Out = RESULTS,
-    csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values, every metric.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="JSON, every metric.")] = False,
+    runs: Annotated[bool, typer.Option("--runs", help="Every run by itself, not the mean of repeats.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values, every metric of every run.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="JSON, every metric of every run.")] = False,
     sql: Annotated[str | None, typer.Option("--sql", help="Query the tables records, steps and power with DuckDB.")] = None,
 ) -> None:
     """Print results: a table, CSV, JSON, or the answer to an SQL query."""
@@ -59,7 +60,7 @@ def results(
                 return
             from caraml.report.terminal import results_table
 
-            console().print(results_table(found.records()))
+            console().print(results_table(found.records(), runs))
             return
         columns, lines = list(COLUMNS), [tuple(map(row.get, COLUMNS)) for row in rows]
         column_units = units_of_items({str(row["item"]) for row in rows})

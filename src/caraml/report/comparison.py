@@ -11,6 +11,7 @@ from caraml.analysis.differences import Difference
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.history import Series
 from caraml.analysis.laws import EfficiencyLimit, Law
+from caraml.analysis.run_variation import INTERVAL
 from caraml.analysis.scaling import Cell, Curve, ScalingFamily, StepView
 from caraml.base.format import count, prefixed, significant
 from caraml.metrics.definitions import title_of
@@ -22,11 +23,12 @@ VERDICTS = ("worse", "better", "same", "unknown", "indistinguishable")
 
 
 def estimated(estimate: Estimate | None, unit: str) -> str:
-    """An estimate with its interval; ``–`` if unknown."""
+    """An estimate with its interval, or ``± ?``; ``–`` if unknown."""
     if estimate is None:
         return "–"
     bound = estimate.value * math.expm1(estimate.bound) or None
-    return written("", Metric(value=estimate.value, unit=unit, low=estimate.low, high=estimate.high, bound=bound))
+    # As a rate is written: it may be anything that varies from run to run.
+    return written("throughput", Metric(value=estimate.value, unit=unit, low=estimate.low, high=estimate.high, bound=bound))
 
 
 def change(ratio: Estimate | None) -> str:
@@ -35,7 +37,7 @@ def change(ratio: Estimate | None) -> str:
         return "–"
     bound = f", ± at most {significant(100 * math.expm1(ratio.bound), 2)} %" if ratio.bound else ""
     if ratio.low is None or ratio.high is None:
-        return f"{_percent(ratio.value)} %{bound}"
+        return f"{_percent(ratio.value)} ± ? %{bound}"
     return f"{_percent(ratio.value)} % ({_percent(ratio.low)} to {_percent(ratio.high)}){bound}"
 
 
@@ -96,8 +98,9 @@ def _change_notes(comparison: Comparison, hidden: int) -> Iterable[str]:
         yield f"{hidden} numbers without a better or worse are not listed; --all lists them"
     for reason in dict.fromkeys(one.reason for one in changes if one.reason):
         yield f"{reason}: {sum(one.reason == reason for one in changes)} of {len(changes)} numbers"
+    yield f"A and B: {INTERVAL}"
     for metric, sentence in comparison.variation:
-        yield f"{title_of(metric)}: {sentence}"
+        yield f"{title_of(metric)}, B against A: {sentence}"
     yield (
         f'{comparison.tests} tests, corrected together (Holm): if runs vary as said above, any false "worse" is at most 5 % likely. '
         'Intervals are of 95 %, each for itself. "Shown from": the smallest change that these runs show in 9 of 10 comparisons. '
@@ -150,26 +153,26 @@ def _curve(family: ScalingFamily, curve: Curve) -> Section:
             str(size.world),
             str(size.nodes),
             str(size.global_batch),
-            estimated(size.rate, unit),
+            str(len(size.keys)),
+            estimated(size.mean, unit),
             estimated(size.speed_up, "1"),
             estimated(size.efficiency, "1"),
         )
         for size in curve.sizes
     )
-    notes = (*(law_text(law) for law in curve.laws), f"intervals: {curve.variation}")
-    columns = ("devices", "nodes", "global batch", "rate", "speed-up", "efficiency")
-    return Section(f"{family.name}, by {curve.basis}", columns, rows, notes)
+    notes = [law_text(law) for law in curve.laws]
+    notes += [f"rests on flagged runs: {_flagged(family.rests_on)}"] if family.rests_on else []
+    notes += [f"rate: {INTERVAL}", f"speed-up, efficiency and laws: {curve.variation}"]
+    columns = ("devices", "nodes", "global batch", "runs", "rate", "speed-up", "efficiency")
+    return Section(f"{family.name}, by {curve.basis}", columns, rows, tuple(notes))
 
 
 def law_text(law: Law) -> str:
     """A law with its interval, whether it fits, and where the efficiency falls."""
-    band = "" if law.serial_low is None or law.serial_high is None else f" ({_share(law.serial_low)} to {_share(law.serial_high)} %)"
-    fits = ""
-    if law.misfit is not None:
-        fits = ", which does not describe these rates" if law.misfit < 0.05 else ""
-    elif law.serial_low is not None:
-        fits = ", exact for two sizes"
-    return f"{law.name}: serial share {_share(law.serial)} %{band}{fits}; {_limit(law.limit)}"
+    known = law.serial_low is not None and law.serial_high is not None
+    band = f" % ({_share(law.serial_low)} to {_share(law.serial_high)} %)" if known else " ± ? %"  # type: ignore[arg-type]
+    fits = ", which does not describe these rates" if law.misfit is not None and law.misfit < 0.05 else ""
+    return f"{law.name}: serial share {_share(law.serial)}{band}{fits}; {_limit(law.limit)}"
 
 
 def _share(share: float) -> str:
@@ -214,7 +217,8 @@ def history_sections(series: Sequence[Series]) -> list[Section]:
     rows = tuple(row for one in series for row in _levels(one))
     short = sum(one.note is not None for one in series)
     notes = [f"{short} of {len(series)} series have fewer results than a change needs"] if short else []
-    found = [Section(f"{metric} over time", ("work", "device", "from, to", "results", "level", "change", ""), rows, tuple(notes))]
+    notes += [INTERVAL, "changes are between the medians of the stretches"]
+    found = [Section(f"{metric} over time", ("work", "device", "from, to", "runs", "mean", "change", ""), rows, tuple(notes))]
     changes = tuple(text for one in series for text in _changes(one))
     alone = tuple(
         f"{one.name}: the newest result is {_percent(one.newest)} % off its level; one is no change, so measure it again"
@@ -225,13 +229,13 @@ def history_sections(series: Sequence[Series]) -> list[Section]:
 
 
 def _levels(one: Series) -> Iterable[tuple[str, ...]]:
-    for number, (begin, end, level) in enumerate(one.levels()):
+    for number, (begin, end, _) in enumerate(one.levels()):
         found = one.changes[number - 1] if number else None
         what = "" if found is None else f"{_percent(found.ratio)} %"
         verdict = "" if found is None or found.better is None else "better" if found.better else "worse"
         span = f"{one.entries[begin].time:%Y-%m-%d %H:%M} to {one.entries[end].time:%Y-%m-%d %H:%M}"
         name = ("", "") if number else (one.name, one.device)
-        yield *name, span, str(end - begin + 1), estimated(Estimate(level, None), one.unit), what, verdict
+        yield *name, span, str(end - begin + 1), estimated(one.mean(begin, end), one.unit), what, verdict
 
 
 def _changes(one: Series) -> Iterable[str]:
@@ -252,11 +256,15 @@ def advice_sections(advice: Sequence[Advice]) -> list[Section]:
 
 def _advice(one: Advice) -> Iterable[Section]:
     ranked = sorted(one.choices, key=lambda choice: choice.time.value)
-    rows = tuple(_choice(choice, one.item, choice in one.front, len(ranked)) for choice in ranked)
-    columns = ("choice", "rate", "energy", "bound by", "Pareto")
-    yield Section(f"{one.name} on {one.device}", columns, rows, (f"intervals: {one.variation}",))
-    notes = [PICKED] if one.best else []
-    notes += [_best(best) for best in one.best]
+    rows = tuple(_choice(choice, one.item, choice in one.front) for choice in ranked)
+    columns = ("choice", "runs", "rate", "energy", "bound by", "Pareto")
+    yield Section(f"{one.name} on {one.device}", columns, rows, (INTERVAL, f"what tells choices apart: {one.variation}"))
+    notes = []
+    if one.rests_on:
+        notes.append(f"rests on flagged runs, and may change when they are measured again: {_flagged(one.rests_on)}")
+    if one.left_out:
+        notes.append(f"left out, because something disturbed every run: {_flagged(one.left_out)}; measured again they count")
+    notes += [_best(best, one) for best in one.best]
     notes += [f"no advice for energy: {one.no_energy}"] if one.no_energy else []
     for found in one.saturation:
         where = f"batch {found.batch}" if found.low == found.high else f"batch {found.batch} (between {found.low} and {found.high})"
@@ -274,21 +282,30 @@ def _advice(one: Advice) -> Iterable[Section]:
     yield Section("", (), (), tuple(notes))
 
 
-def _choice(choice: Choice, item: str, on_front: bool, choices: int) -> tuple[str, ...]:
-    """Intervals hold for all choices at once: whoever reads them picks the best."""
-    energy = "–" if choice.energy is None else estimated(choice.energy.for_all_of(choices), f"J/{item}")
-    rate = estimated(choice.time.inverse().for_all_of(choices), f"{item}/s")
-    return choice.name, rate, energy, choice.bottleneck.by or "–", "yes" if on_front else ""
+def _choice(choice: Choice, item: str, on_front: bool) -> tuple[str, ...]:
+    numbers = written("throughput", choice.rate), written("energy_per_item", choice.joules)
+    return choice.name, str(len(choice.keys)), *numbers, choice.bottleneck.by or "–", "yes" if on_front else ""
 
 
-def _best(best: Best) -> str:
+def _flagged(found: Sequence[tuple[str, tuple[str, ...]]]) -> str:
+    return "; ".join(f"{name}: {', '.join(flags)}" for name, flags in found)
+
+
+def _best(best: Best, advice: Advice) -> str:
     if best.ties:
         names = [best.choice.name, *(choice.name for choice in best.ties)]
         listed = ", ".join(names[:_TIES]) + (f" and {len(names) - _TIES} more" if len(names) > _TIES else "")
         return f"best for {best.goal}: indistinguishable: {listed}; more repeats may tell them apart"
     lead = "" if best.lead is None else f"; the next costs {change(best.lead)}"
-    return f"best for {best.goal}: {best.choice.name}{lead}"
+    return f"best for {best.goal}: {best.choice.name}{lead}{_picked(best, advice)}"
 
 
-PICKED = "intervals hold for all choices at once (95 %); the value of the best is optimistic, because it was picked"
+def _picked(best: Best, advice: Advice) -> str:
+    """The best of many is also the luckiest: what to expect of it, by an interval that holds for all choices at once."""
+    if best.goal != "time":
+        return ""
+    rate = best.choice.time.inverse().for_all_of(len(advice.choices))
+    return f"; picked as the best of {len(advice.choices)}: {estimated(rate, f'{advice.item}/s')} by an interval that holds for all at once"
+
+
 _TIES = 6

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from caraml.analysis.raw import Steps, raw_file, read_steps
+from caraml.analysis.run_variation import INTERVAL
 from caraml.analysis.table import COLUMNS, to_csv, units
 from caraml.analysis.table import rows as flat_rows
 from caraml.base.chart_file import standalone
@@ -17,7 +18,7 @@ from caraml.base.format import printable
 from caraml.metrics.definitions import title_of
 from caraml.report import figures, scaling, times
 from caraml.report import section as text
-from caraml.report.grouping import MOST_SERIES, labels, machine, node_only
+from caraml.report.grouping import MOST_SERIES, Repeats, labels, machine, node_only, repeated, single
 from caraml.report.numbers import flat, written
 from caraml.report.provenance import energy_reason
 from caraml.report.section import ReportFigure, Section
@@ -56,35 +57,44 @@ class ResultCell:
 
 @dataclass(frozen=True)
 class ResultRow:
-    """One point in the table of results."""
+    """The runs of one work in the table of results."""
 
     key: str
     label: str
+    count: str
+    """How many runs have a result; empty for a single one."""
+    runs: list[tuple[str, str, str]]
+    """Key, label and status of each of several."""
     machine: str
     workload: str
     status: str
     reason: str
+    """Why there is no number, or why some run has none."""
     flags: list[str]
     cells: list[ResultCell]
     """Empty for a point without a window."""
     folder: str
 
 
-def result_rows(store: Store, records: Sequence[Record], named: Mapping[str, str]) -> list[ResultRow]:
-    """A row for each record, in their order."""
+def result_rows(store: Store, lines: Sequence[Repeats], named: Mapping[str, str]) -> list[ResultRow]:
+    """A row for each work, in their order. ``named``: labels of single runs."""
+    means = labels([line.mean for line in lines])
     return [
         ResultRow(
-            key=record.key,
-            label=named[record.key],
+            key=line.key,
+            label=means[record.key],
+            count=line.count if len(line.runs) > 1 else "",
+            runs=[(run.key, named[run.key], run.status) for run in line.runs] if len(line.runs) > 1 else [],
             machine=printable(machine(record.point)),
             workload=record.point.workload,
             status=record.status,
-            reason=record.reason or "",
-            flags=flags(record),
-            cells=[cell(record, name) for name in HEADLINE] if record.metrics else [],
+            reason=record.reason or line.lost,
+            flags=list(dict.fromkeys(flag for run in line.good or [record] for flag in flags(run))),
+            cells=[cell(record, name, line.good) for name in HEADLINE] if record.metrics else [],
             folder=folder_of(store, record),
         )
-        for record in records
+        for line in lines
+        for record in [line.mean]
     ]
 
 
@@ -99,12 +109,12 @@ def folder_of(store: Store, record: Record) -> str:
     return store.folder(record).relative_to(store.root).as_posix()
 
 
-def cell(record: Record, name: str) -> ResultCell:
-    """A metric of a record as the table has it."""
+def cell(record: Record, name: str, runs: Sequence[Record] = ()) -> ResultCell:
+    """A metric of a record, or of the mean of some runs, as the table has it."""
     metric = record.metrics.get(name)
     text = written(name, metric) if metric is not None and metric.value is not None else ""
     if not text and record.window is not None:
-        text = (node_only(record) or "no sensor") if name == "energy_per_item" else "not known"
+        text = (node_only(runs or [record]) or "no sensor") if name == "energy_per_item" else "not known"
     return ResultCell(text, metric.value if metric is not None else None)
 
 
@@ -132,7 +142,7 @@ def _joined(values: Iterable[str]) -> str:
 
 
 def unfinished(table: Sequence[ResultRow]) -> Section:
-    """What has no result, and why."""
+    """The runs without a result, and why."""
     rows = [[row.label, row.status, row.reason or "no reason recorded", row.folder] for row in table if row.status != "ok"]
     return Section("Points without a result", ["point", "status", "reason", "folder"], rows, id="unfinished")
 
@@ -227,11 +237,11 @@ def _power(store: Store, records: Sequence[Record]) -> tuple[list[ReportFigure],
 def markdown(store: Store, records: Sequence[Record], title: str) -> str:
     """The table of results, what has no result, and the numbers of every figure, as Markdown."""
     named = labels(records)
-    table = result_rows(store, records, named)
-    rows = [[row.label, row.status, ", ".join(row.flags), *(cell.text for cell in row.cells)] for row in table if row.cells]
-    results = Section("Results", ["point", "status", "flags", *map(title_of, HEADLINE)], rows)
+    table = result_rows(store, repeated(records), named)
+    rows = [[row.label, row.status, row.count or "1", ", ".join(row.flags), *(one.text for one in row.cells)] for row in table if row.cells]
+    results = Section("Results", ["point", "status", "runs", "flags", *map(title_of, HEADLINE)], rows, [INTERVAL])
     about = Section(notes=[f"{name}: {value}" for name, value in summary(records)])
-    tables = [section for section in (results, unfinished(table)) if section.rows]
+    tables = [section for section in (results, unfinished(result_rows(store, single(records), named))) if section.rows]
     return f"# {text.escaped_markdown(title)}\n\n" + text.markdown([about, *tables, *figure_sections(store, records)])
 
 

@@ -36,6 +36,7 @@ from caraml.report.grouping import (
     labels,
     machine,
     marker,
+    repeated,
     works,
 )
 from caraml.report.numbers import counted, plain
@@ -132,16 +133,17 @@ def _by_batch(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def _throughput_bars(records: Sequence[Record]) -> ReportFigure:
-    """A bar for each record, where no line would have two points."""
-    shown, more = first(records, MOST_ROWS, "point")
-    named, item = labels(records), records[0].item
+    """A bar for each work, where no line would have two points."""
+    lines, item = [line.mean for line in repeated(records)], records[0].item
+    shown, more = first(lines, MOST_ROWS, "point")
+    named = labels(lines)
     found = [(named[record.key], record.metrics["throughput"]) for record in shown]
     title = f"Throughput, {item}/s"
     texts = [TOTAL.text(rate) for _, rate in found]
     drawing = _single_bars([(line, rate, text, text) for (line, rate), text in zip(found, texts, strict=True)], 1.0, f"{item}/s", title)
-    rows = [[named[record.key], f"{record.point.global_batch:,}", TOTAL.text(record.metrics["throughput"])] for record in records]
+    rows = [[named[record.key], f"{record.point.global_batch:,}", TOTAL.text(record.metrics["throughput"])] for record in lines]
     without = [line for line, rate in found if rate.low is None]
-    note = "The short lines show the 95 % confidence interval." + (f" Without one: {', '.join(without)}." if without else "")
+    note = "The short lines show the 95 % confidence interval between runs." + (f" Without one: {', '.join(without)}." if without else "")
     return ReportFigure(title, [drawing], [], "block", ["point", "global batch", "throughput"], rows, note + more)
 
 

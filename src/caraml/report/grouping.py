@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
+from caraml.analysis.grouping import axes, grouped, without
+from caraml.analysis.run_variation import mean_metric
 from caraml.base.format import count, printable
 from caraml.metrics.model import Metric
 from caraml.report.numbers import written
@@ -29,6 +31,65 @@ LABEL = 46
 """Longest label above a bar, in characters; the table beside the figure has all of it."""
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """The runs of one work, as one line of a table."""
+
+    runs: tuple[Record, ...]
+    mean: Record
+    """The first run with a result, with the mean numbers of all that have one and the flags of each; the first run if none has."""
+
+    @property
+    def good(self) -> list[Record]:
+        """The runs with a result."""
+        return [record for record in self.runs if record.status == "ok"]
+
+    @property
+    def count(self) -> str:
+        """``3``, or ``2/3`` where a run has no result."""
+        good = len(self.good)
+        return str(good) if good == len(self.runs) else f"{good}/{len(self.runs)}"
+
+    @property
+    def key(self) -> str:
+        """Its address: the run's key, or another one where there are several runs."""
+        return self.mean.key if len(self.runs) == 1 else f"mean-{self.mean.key}"
+
+    @property
+    def lost(self) -> str:
+        """What became of the runs without a result, where others have one; else empty."""
+        bad = [record for record in self.runs if record.status != "ok"]
+        if not bad or len(bad) == len(self.runs):
+            return ""
+        return f"{len(bad)} of {len(self.runs)} runs without a result: {bad[-1].status}: {bad[-1].reason or 'no reason given'}"
+
+    def flagged(self, flag: str) -> str:
+        """How many of several runs have a flag, as ``(2 of 3 runs)``; empty where all have it."""
+        having = sum(flag in record.flags for record in self.good)
+        return f" ({having} of {len(self.good)} runs)" if having and having < len(self.good) else ""
+
+
+def repeated(records: Sequence[Record]) -> list[Repeats]:
+    """Records with repeats together, in the order of the first of each. Benchmarks of different names stay apart."""
+    groups = grouped(records, lambda record: (record.point.benchmark, without(axes(record.point), ())))
+    return [_repeats(group) for group in groups]
+
+
+def single(records: Sequence[Record]) -> list[Repeats]:
+    """Every record by itself, with the interval of its own window."""
+    return [Repeats((record,), record) for record in records]
+
+
+def _repeats(group: Sequence[Record]) -> Repeats:
+    good = [record for record in group if record.status == "ok"]
+    first = (good or group)[0]
+    point = first.point.model_copy(update={"repeat": 0}) if len(group) > 1 else first.point
+    names = dict.fromkeys(name for record in good for name in record.metrics)
+    means = {name: found for name in names if (found := mean_metric(good, name)) is not None}
+    seen = list(dict.fromkeys(flag for record in good for flag in record.flags)) if good else first.flags
+    return Repeats(tuple(group), first.model_copy(update={"point": point, "metrics": means or first.metrics, "flags": seen}))
 
 
 def labels(records: Sequence[Record]) -> dict[str, str]:
@@ -179,15 +240,9 @@ class Quantity:
     metric: Callable[[Record], Metric | None]
 
     def of(self, records: Sequence[Record]) -> Metric | None:
-        """The mean over repeats, within the lowest and highest end of their intervals; ``None`` if one of them has no value."""
+        """The mean over repeats with its interval between runs; ``None`` if one of them has no value."""
         found = [metric for record in records if (metric := self.metric(record)) is not None and metric.value is not None]
-        if not found or len(found) < len(records):
-            return None
-        if len(found) == 1:
-            return found[0]
-        mean, (lows, highs) = sum(map(known, found)) / len(found), zip(*map(ends, found), strict=True)
-        bound = max((metric.bound for metric in found if metric.bound is not None), default=None)
-        return Metric(value=mean, unit=found[0].unit, low=min(lows), high=max(highs), bound=bound, n=len(found))
+        return mean_metric(records, TOTAL.name, self.metric) if found and len(found) == len(records) else None
 
     def value(self, records: Sequence[Record]) -> float:
         """The number of records that have one."""
@@ -283,8 +338,8 @@ ENERGY = Quantity("energy", "Energy", "J", _energy)
 ACTION = Quantity("energy_time_product", "Action", "J s", _action)
 
 
-def node_only(record: Record) -> str | None:
+def node_only(runs: Sequence[Record]) -> str | None:
     """Joules per item of whole nodes as people read them, where these are all that a sensor sees; else ``None``."""
-    devices = record.metrics.get(COST.name)
-    metric = NODE.metric(record)
+    devices = runs[0].metrics.get(COST.name)
+    metric = NODE.of(runs) if len(runs) > 1 else NODE.metric(runs[0])
     return f"{NODE.text(metric)} (node)" if metric is not None and (devices is None or devices.value is None) else None

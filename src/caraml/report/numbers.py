@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from pydantic import JsonValue
 
+from caraml.analysis.observations import is_known_kind
 from caraml.base.format import prefixed, significant
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric
@@ -35,11 +36,14 @@ def half_width(metric: Metric) -> float | None:
 
 
 def written(name: str, metric: Metric | None) -> str:
-    """A metric as people read it, with its interval and, apart from it, its bound, where it has them; ``–`` if unknown."""
+    """A metric as people read it, with its interval and, apart from it, its bound, where it has them; ``–`` if unknown.
+
+    A rate, time or energy of which neither is known has ``± ?``: its digits look better known than they are.
+    """
     if metric is None or metric.value is None:
         return "–"
     if not metric.bound:
-        return _with_interval(name, metric)
+        return _with_interval(name, metric) if half_width(metric) is not None or not is_known_kind(name) else _open(name, metric)
     factor, unit = _scale(name, metric.value, metric.unit)
     bound = metric.bound / factor
     return f"{_with_interval(name, metric)}, ± at most {_rounded(bound, _error_digits(bound))} {unit}".rstrip()
@@ -59,6 +63,13 @@ def _with_interval(name: str, metric: Metric) -> str:
         share = 100 * half / abs(value)
         return f"{_rounded(value, 4)} ± {_rounded(share, _error_digits(share))} % {unit}".rstrip()
     return f"{value:,.{decimals}f} ± {half:,.{decimals}f} {unit}".rstrip()
+
+
+def _open(name: str, metric: Metric) -> str:
+    """Three digits at most, and that nobody knows how many of them hold."""
+    assert metric.value is not None
+    factor, unit = _scale(name, metric.value, metric.unit)
+    return f"{_rounded(metric.value / factor, 3)} ± ? {unit}".rstrip()
 
 
 def _lopsided(metric: Metric) -> bool:

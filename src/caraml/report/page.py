@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from caraml import __version__
+from caraml.analysis.run_variation import INTERVAL
 from caraml.base.chart import WIDTH, Drawing
 from caraml.base.chart_file import symbol
 from caraml.base.files import write_file
@@ -30,8 +31,8 @@ from caraml.report.document import (
     summary,
     unfinished,
 )
-from caraml.report.grouping import labels
-from caraml.report.numbers import flat
+from caraml.report.grouping import Repeats, labels, repeated, single
+from caraml.report.numbers import flat, interval, written
 from caraml.report.provenance import ENERGY_FIX, definition, energy_reason, flag_meaning, flag_text, source, uncertainty, window_text
 from caraml.report.series import PowerTrace, read_traces
 from caraml.results.record import FLAGS, SCHEMA_VERSION, Record
@@ -109,11 +110,12 @@ def _asset(name: str) -> str:
 
 def _content(store: Store, records: Sequence[Record]) -> dict[str, Any]:
     named = labels(records)
-    table = result_rows(store, records, named)
+    lines = repeated(records)
+    table = result_rows(store, lines, named)
     traces, faults = read_traces(store, records)
     used = {flag for record in records for flag in flags(record)}
     names = _metrics(records)
-    missing = unfinished(table)
+    missing = unfinished(result_rows(store, single(records), named))
     return {
         "rows": table,
         "choices": _choices(table),
@@ -121,7 +123,8 @@ def _content(store: Store, records: Sequence[Record]) -> dict[str, Any]:
         "headings": [(name, title_of(name), definition(name)) for name in HEADLINE],
         "sections": [*([missing] if missing.rows else []), *figure_sections(store, records)],
         "trace_faults": faults,
-        "packed": pack(_everything(store, records, named, traces)),
+        "packed": pack(_everything(store, lines, named, traces)),
+        "interval": INTERVAL,
         "summary": summary(records),
         "environment": environment(records, named),
         "definitions": [(name, title_of(name), METRICS[name].unit if name in METRICS else "", definition(name)) for name in names],
@@ -143,15 +146,44 @@ def _choices(table: Sequence[ResultRow]) -> list[tuple[str, str, list[str]]]:
     return [(name, name.capitalize(), column) for name, column in values.items() if len(column) > 1]
 
 
-def _everything(store: Store, records: Sequence[Record], named: Mapping[str, str], traces: Mapping[str, PowerTrace]) -> dict[str, Any]:
-    """All that the page tells of single points when it is asked: definitions once, and by key each point with its numbers and power."""
+def _everything(store: Store, lines: Sequence[Repeats], named: Mapping[str, str], traces: Mapping[str, PowerTrace]) -> dict[str, Any]:
+    """All that the page tells of single points when it is asked: definitions once, and by key each run and each mean with its numbers."""
+    points = {}
+    for line in lines:
+        for record in line.runs:
+            mean = line.mean if len(line.runs) == 1 else None
+            points[record.key] = _point(store, record, named[record.key], traces.get(record.key), mean)
+        if len(line.runs) > 1:
+            points[line.key] = _mean(line, named)
     return {
-        "metrics": {name: [title_of(name), definition(name)] for name in _metrics(records)},
-        "points": {record.key: _point(store, record, named[record.key], traces.get(record.key)) for record in records},
+        "metrics": {name: [title_of(name), definition(name)] for name in _metrics([one for line in lines for one in line.runs])},
+        "points": points,
     }
 
 
-def _point(store: Store, record: Record, label: str, trace: PowerTrace | None) -> dict[str, Any]:
+def _mean(line: Repeats, named: Mapping[str, str]) -> dict[str, Any]:
+    """Several runs of one work: their mean numbers, and where each run stands."""
+    record, count = line.mean, len(line.good)
+    numbers = []
+    for name, metric in record.metrics.items():
+        told = (f"{uncertainty(name, metric)}; n counts runs", "mean of the runs") if metric.value is not None else ("", "")
+        about = told[0], metric.scope or "", told[1], metric.reason or ""
+        numbers.append([name, title_of(name, record.item), cell(record, name, line.good).text, metric.value, *about])
+    return {
+        "label": record.point.label,
+        "status": record.status,
+        "reason": record.reason or line.lost,
+        "flags": [(f"{flag}{line.flagged(flag)}", flag_text(record, flag)) for flag in record.flags],
+        "window": f"mean of {count} run{'' if count == 1 else 's'}, each with a window of its own",
+        "runs": [[run.key, named[run.key], run.status, written("throughput", run.metrics.get("throughput"))] for run in line.runs],
+        "files": [],
+        "facts": [],
+        "numbers": numbers,
+    }
+
+
+def _point(store: Store, record: Record, label: str, trace: PowerTrace | None, mean: Record | None) -> dict[str, Any]:
+    """One run; ``mean``: its numbers as the table has them, where it is the only run of its work."""
     window = record.window
     return {
         "label": label,
@@ -163,17 +195,21 @@ def _point(store: Store, record: Record, label: str, trace: PowerTrace | None) -
         "folder": folder_of(store, record),
         "files": ["record.json", *record.files.values()],
         "facts": flat(record.facts.model_dump(mode="json")) if record.facts is not None else [],
-        "numbers": [_number(record, name) for name in record.metrics],
+        "numbers": [_number(record, name, mean) for name in record.metrics],
         "trace": trace.packed() if trace is not None else None,
     }
 
 
-def _number(record: Record, name: str) -> list[Any]:
+def _number(record: Record, name: str, mean: Record | None) -> list[Any]:
     """Metric, title, what is written, exact value, uncertainty, boundary, source, note."""
     metric = record.metrics[name]
     known = metric.value is not None
-    about = uncertainty(name, metric) if known else "", metric.scope or "", source(record, name) if known else "", metric.reason or ""
-    return [name, title_of(name, record.item), cell(record, name).text, metric.value, *about]
+    error = f"of the window: {uncertainty(name, metric)}"
+    if mean is not None and known:
+        between = interval(name, mean.metrics[name])
+        error = f"{f'between runs: {between}' if between else 'between runs: not known'}; {error}"
+    about = error if known else "", metric.scope or "", source(record, name) if known else "", metric.reason or ""
+    return [name, title_of(name, record.item), cell(mean or record, name).text, metric.value, *about]
 
 
 def pack(content: dict[str, Any]) -> str:

@@ -22,7 +22,10 @@
     const status = make("p", {}, make("span", { class: `status ${point.status}` }, point.status), point.reason && `: ${point.reason}`);
     const raw = byId("viewer").dataset.raw;
     const files = point.files.flatMap((file) => [" ", raw ? make("a", { href: `${raw}/${key}/${encodeURIComponent(file)}` }, file) : file]);
-    const about = make("p", { class: "note" }, `Times are on the worker's clock: ${point.window}. Key ${key}. Raw files in ${point.folder}:`, ...files);
+    const single = (run) => [make("a", { href: `#point=${run[0]}` }, run[1]), ` ${run[2] === "ok" ? run[3] : run[2]}`];
+    const about = point.runs
+      ? make("ul", { class: "note" }, `${point.window[0].toUpperCase()}${point.window.slice(1)}:`, ...point.runs.map((run) => make("li", {}, ...single(run))))
+      : make("p", { class: "note" }, `Times are on the worker's clock: ${point.window}. Key ${key}. Raw files in ${point.folder}:`, ...files);
     full.replaceChildren(make("h3", { id: "shown", tabindex: -1 }, point.label), status, about);
     if (point.flags.length) full.append(definitions(point.flags));
     if (point.trace) full.append(trace(point));

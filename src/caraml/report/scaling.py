@@ -137,7 +137,7 @@ def histories(root: Path, records: Sequence[Record], metric: str = "throughput")
     keys = {record.key for record in records}
     if not keys:
         return [], []
-    series = history([record for record in attempts([root]) if record.key in keys], metric)
+    series = history(attempts([root], keys), metric)
     told = sorted((one for one in series if len(one.entries) >= FEWEST_ATTEMPTS), key=lambda one: not one.changes)
     named = labels(records)
     return first_figures([_history(one, named[one.entries[-1].key]) for one in told])

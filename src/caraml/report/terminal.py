@@ -9,11 +9,12 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from caraml.analysis.run_variation import INTERVAL
 from caraml.base.format import count, human, printable
 from caraml.metrics.definitions import title_of
 from caraml.metrics.model import Metric
 from caraml.power.model import WindowEnergy
-from caraml.report.grouping import labels, node_only
+from caraml.report.grouping import Repeats, labels, node_only, repeated, single
 from caraml.report.numbers import flat, plain, written
 from caraml.report.provenance import ENERGY_FIX, definition, energy_reason, flag_meaning, flag_text, source, uncertainty, window_text
 from caraml.report.section import STYLES
@@ -32,6 +33,9 @@ COLUMN_WIDTHS = (
     ("GiB", 5),
 )
 """Widths in 80 columns, with one space between."""
+RUNS = ("n", 3)
+"""The column of the number of runs, where some work was repeated: from the width of the first."""
+WINDOW_INTERVAL = "intervals: 95 %, of the run's own window; what changes from run to run is not in them"
 MFU_NOTE = "MFU s: of the data sheet's peak; m: of the fastest kernel measured on this device"
 LIMIT_NOTE = "below it, the share of what the device can reach at this intensity; bound by mem: memory, LLC: cache, ops: arithmetic"
 MOST_SKIPPED = 3
@@ -52,25 +56,32 @@ class _Notes:
         return f"[{self.texts.index(text) + 1}]"
 
 
-def results_table(records: Sequence[Record]) -> RenderableType:
-    """A row per record, and below it the reasons that the rows refer to. Fits 80 columns, and uses more where there are."""
-    return _Results(records)
+def results_table(records: Sequence[Record], runs: bool = False) -> RenderableType:
+    """A row for all repeats of a work, or for each of the ``runs``, and below it the reasons that the rows refer to.
+
+    Fits 80 columns, and uses more where there are.
+    """
+    return _Results(single(records) if runs else repeated(records), runs)
 
 
 class _Results:
     """Chooses its layout by the width that it is given."""
 
-    def __init__(self, records: Sequence[Record]) -> None:
-        self.records = records
+    def __init__(self, lines: Sequence[Repeats], runs: bool) -> None:
+        self.lines, self.runs = lines, runs
+        self.counted = any(len(line.runs) > 1 for line in lines)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = options.max_width >= WIDE
-        notes, names = _Notes(), labels(self.records)
-        table = _columns(wide)
-        skipped = [record for record in self.records if record.status == "skipped"]
+        notes, records = _Notes(), [line.mean for line in self.lines]
+        names = labels(records)
+        table = _columns(wide, self.counted)
+        skipped = [record for record in records if record.status == "skipped"]
         summed = skipped if len(skipped) > MOST_SKIPPED else []
-        for record in (record for record in self.records if not (summed and record.status == "skipped")):
-            table.add_row(_text(names[record.key]), _status(record, notes, wide), *(_text(cell) for cell in _numbers(record, notes)))
+        for line in (line for line in self.lines if not (summed and line.mean.status == "skipped")):
+            runs = [_text(line.count)] if self.counted else []
+            cells = (_text(cell) for cell in _numbers(line, notes))
+            table.add_row(_text(names[line.mean.key]), _status(line, notes, wide), *runs, *cells)
         yield table
         if summed:
             first = f"{names[summed[0].key]}: {summed[0].reason or 'no reason given'}"
@@ -78,14 +89,17 @@ class _Results:
         yield Text("")
         for index, text in enumerate(notes.texts, start=1):
             yield _note(f"[{index}]", text)
-        if any(record.value("mfu") is not None or record.value("mfu_measured") is not None for record in self.records):
-            limited = any(record.value("share_of_limit") is not None for record in self.records)
+        if any(line.good for line in self.lines):
+            yield _text(WINDOW_INTERVAL if self.runs else INTERVAL + ("; --runs shows each" if self.counted else ""), "dim")
+        if any(record.value("mfu") is not None or record.value("mfu_measured") is not None for record in records):
+            limited = any(record.value("share_of_limit") is not None for record in records)
             yield Text(f"{MFU_NOTE}; {LIMIT_NOTE}" if limited else MFU_NOTE, style="dim")
 
 
-def _columns(wide: bool) -> Table:
+def _columns(wide: bool, counted: bool) -> Table:
     table = Table(box=None, padding=(0, 2 if wide else 1, 0, 0), pad_edge=False, header_style="bold", collapse_padding=True)
-    for title, width in COLUMN_WIDTHS:
+    columns = [(title, width - (title == "Point") * (RUNS[1] + 1) * counted) for title, width in COLUMN_WIDTHS]
+    for title, width in [*columns[:2], *([RUNS] if counted else []), *columns[2:]]:
         number = title not in {"Point", "Status"}
         table.add_column(
             title, justify="right" if number else "left", overflow="fold", width=None if wide else width, no_wrap=wide and title != "Point"
@@ -93,17 +107,19 @@ def _columns(wide: bool) -> Table:
     return table
 
 
-def _status(record: Record, notes: _Notes, wide: bool) -> Text:
+def _status(line: Repeats, notes: _Notes, wide: bool) -> Text:
+    record = line.mean
     text = Text(record.status, style=STYLES.get(record.status, ""))
-    if record.reason:
-        text.append(f" {notes.mark(record.reason)}", style="default")
+    for reason in filter(None, (record.reason, line.lost)):
+        text.append(f" {notes.mark(reason)}", style="default")
     for flag in record.flags:
         name = f"\n{printable(flag)}" if wide else ""
-        text.append(f"{name} {notes.mark(f'{flag}: {flag_text(record, flag)}')}", style="yellow")
+        text.append(f"{name} {notes.mark(f'{flag}{line.flagged(flag)}: {flag_text(record, flag)}')}", style="yellow")
     return text
 
 
-def _numbers(record: Record, notes: _Notes) -> Iterator[str]:
+def _numbers(line: Repeats, notes: _Notes) -> Iterator[str]:
+    record = line.mean
     if record.window is None and "throughput" not in record.metrics:
         yield from [""] * 6
         return
@@ -111,7 +127,7 @@ def _numbers(record: Record, notes: _Notes) -> Iterator[str]:
     yield written("throughput", metrics.get("throughput"))
     reason = energy_reason(record)
     energy = metrics.get("energy_per_item")
-    if node := node_only(record):
+    if node := node_only(line.good or [record]):
         yield f"{node.replace(', ±', chr(10) + '±')} {notes.mark(f'energy of the whole node, which has the only sensor: {reason}')}"
     elif reason is not None:
         yield f"no sensor {notes.mark(f'no energy: {reason}; {ENERGY_FIX}')}"
