@@ -117,7 +117,7 @@ LINES = {
     "report": 3_670,
     "results": 2_420,
     "suite": 1_150,
-    "system": 4_080,
+    "system": 4_110,
     "verify": 1_150,
     "worker": 1_950,
     "workloads": 7_850,

@@ -170,9 +170,9 @@ FAULTS = [
     Fault("clocks of two nodes are compared", RECORD, "if len({rank.clock for rank in ranks}) == 1:", "if ranks:", (T_EDGES,)),
     Fault(
         "a GPU is known to its sensors by its UUID only",
-        "power/sources/visible.py",
-        "if names_device(word, *aliases[device]):",
-        "if low in [alias.lower() for alias in aliases[device]]:",
+        "system/visible.py",
+        "if names_device(word, *names):",
+        "if low in [name.lower() for name in names]:",
         ("tests/power/test_power_devices.py",),
     ),
     Fault(

@@ -233,6 +233,9 @@ def test_amd_cards_by_kernel_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [c.kind for c in channels.values()] == ["power_mean", "power_instant"]
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "1")
     assert list(opened(create(f"amdgpu:{tmp_path}"))[1].values()) == pytest.approx([80])
+    monkeypatch.delenv("ROCR_VISIBLE_DEVICES")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert list(opened(create(f"amdgpu:{tmp_path}"))[1].values()) == pytest.approx([90]), "HIP obeys CUDA's variable, too"
 
 
 # --- NVIDIA -----------------------------------------------------------------------------------------------------------

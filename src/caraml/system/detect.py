@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from caraml.system.families.cuda import by_kernel
 from caraml.system.files import read
 from caraml.system.model import Affinity, Cpu, DeviceClass, DeviceModel, Figure, System, cpu_identity, device_identity
 from caraml.system.topology import device_affinity
-from caraml.system.visible import CUDA, ROCM, visible
+from caraml.system.visible import CUDA, ROCM, Masks, let_through
 
 __all__ = ["detect", "device_class", "environment", "fast_identity"]
 
@@ -91,8 +92,13 @@ def _gpu_models(root: Path) -> list[str]:
     kernel = by_kernel(root).devices if _nvidia_counts(root) else ()
     # A MIG instance is known to NVML only.
     if kernel and "MIG-" not in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
-        return [device.model for device in visible(kernel, CUDA, os.environ)]
+        return [device.model for device in _visible(kernel, CUDA)]
     return [device.model for device in _gpus(root, {})[0]]
+
+
+def _visible(devices: Sequence[DeviceModel], masks: Masks) -> list[DeviceModel]:
+    """The devices that the environment leaves to this process."""
+    return [devices[place] for place in let_through([[device.uuid] if device.uuid else [] for device in devices], masks)]
 
 
 def _nvidia_counts(root: Path) -> bool:
@@ -107,12 +113,12 @@ def _gpus(root: Path, missing: dict[str, str]) -> tuple[list[DeviceModel], str |
         if isinstance(nv, str):
             missing["nvml"] = nv
         else:
-            devices = visible([nv.device(index, handle) for index, handle in nv.units()], CUDA, os.environ)
+            devices = _visible([nv.device(index, handle) for index, handle in nv.units()], CUDA)
             driver = nv.driver()
             missing.update(nv.missing)
             if devices:
                 return _with_torch(devices, missing), driver
-    amd = visible(rocm.gpus(root), ROCM, os.environ) if families.forced() in ("", "cuda") else []
+    amd = _visible(rocm.gpus(root), ROCM) if families.forced() in ("", "cuda") else []
     if amd:
         missing["devices.compute_capability"] = "not shown by the amdgpu driver"
         return _with_torch(amd, missing), rocm.driver(root)

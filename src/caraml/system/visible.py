@@ -1,36 +1,59 @@
-"""Which GPUs this process may use: the driver's list, narrowed by the variables that CUDA and ROCm obey."""
+"""Which accelerators are this process's: those of the node, narrowed by the variables that CUDA, ROCm and schedulers obey.
+
+Sensors ask as well as detection, so nothing here imports pydantic or torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
-from caraml.system.model import DeviceModel
+from caraml.system.files import names_device
 
-CUDA = ("CUDA_VISIBLE_DEVICES",)
-ROCM = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+Masks: TypeAlias = tuple[tuple[str, ...], ...]
+"""Variables, layer by layer: of a layer the first that is set counts, and a layer sees what the one before it let through."""
+
+CUDA: Masks = (("CUDA_VISIBLE_DEVICES",),)
+ROCM: Masks = (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"))
+"""ROCm's runtime narrows first; HIP counts what is left, and takes CUDA's variable where its own is not set."""
+GAUDI: Masks = (("HABANA_VISIBLE_DEVICES",),)
 
 
-def visible(devices: Sequence[DeviceModel], variables: Sequence[str], environ: Mapping[str, str]) -> list[DeviceModel]:
-    """The devices that the first of ``variables`` that is set lets through, in its order; all of them if none is set.
+def let_through(devices: Sequence[Iterable[str]], masks: Masks, environ: Mapping[str, str] = os.environ) -> list[int]:
+    """The places of the devices that the environment lets through, in its order; all where no variable is set.
 
-    Entries are numbers or (starts of) UUIDs. As in CUDA, the first entry that names no device ends the list, so that ``-1`` and the
-    empty string hide every device. Numbers count in PCI order, which is CUDA's too where all GPUs are alike.
+    A mask lists numbers, PCI addresses and (beginnings of) UUIDs. As in the runtimes, it ends at the first entry that names no device, so
+    that ``-1`` and the empty string hide all, and numbers count in the library's order, which is the runtime's where all are alike.
+
+    Args:
+        devices: of each the names that it has besides its number.
+        masks: variables that narrow them.
+        environ: where they are looked up.
     """
-    wanted = next((environ[name] for name in variables if name in environ), None)
-    if wanted is None:
-        return list(devices)
-    chosen: list[DeviceModel] = []
-    for entry in (part.strip() for part in wanted.split(",")):
-        device = _named(entry, devices)
-        if device is None:
-            break
-        chosen.append(device)
-    return chosen
+    left = list(range(len(devices)))
+    for variables in masks:
+        mask = next((environ[name] for name in variables if name in environ), None)
+        if mask is None:
+            continue
+        names = {place: (str(number), *devices[place]) for number, place in enumerate(left)}
+        chosen: dict[int, None] = {}
+        for word in mask.split(","):
+            place = named(word.strip(), names)
+            if place is None:
+                break
+            chosen[place] = None
+        left = list(chosen)
+    return left
 
 
-def _named(entry: str, devices: Sequence[DeviceModel]) -> DeviceModel | None:
-    if entry.isdigit():
-        return devices[int(entry)] if int(entry) < len(devices) else None
-    if not entry.startswith(("GPU-", "MIG-")):
-        return None
-    return next((device for device in devices if device.uuid and device.uuid.startswith(entry)), None)
+def named(word: str, devices: Mapping[int, Sequence[str]]) -> int | None:
+    """The device that ``word`` names: exactly, by PCI address in any spelling, or as the beginning of one UUID only."""
+    low = word.lower()
+    for place, names in devices.items():
+        if names_device(word, *names):
+            return place
+    if low.startswith(("gpu-", "mig-")) and len(low) > 4:
+        found = [place for place, names in devices.items() if any(name.lower().startswith(low) for name in names)]
+        return found[0] if len(found) == 1 else None
+    return None

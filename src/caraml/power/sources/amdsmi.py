@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from caraml.power.model import Channel, Reading
 from caraml.power.source import SourceUnavailable, timed
 from caraml.power.sources.files import MICRO
 from caraml.power.sources.visible import select
+from caraml.system.visible import ROCM
 
 DRIVER = Path("/dev/kfd")
 UPDATE_PERIOD_S = 0.01
@@ -43,6 +43,8 @@ class _Die:
     id: str
     pci: str
     name: str
+    number: int
+    """In the runtime's order, in which masks count."""
     aliases: list[str]
     partners: list[str] = field(default_factory=list)
 
@@ -85,15 +87,15 @@ class AmdSmiSource:
         pci = str(smi.amdsmi_get_gpu_device_bdf(handle))
         uuid = self._or_none(lambda: str(smi.amdsmi_get_gpu_device_uuid(handle))) or pci
         name = self._or_none(lambda: str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"])) or "AMD GPU"
-        # The runtime's order is not the library's: masks count in the runtime's.
         info = self._or_none(lambda: smi.amdsmi_get_gpu_enumeration_info(handle)) or {}
-        aliases = [str(info.get("hip_id", position)), pci, uuid, str(info.get("hip_uuid", uuid))]
-        return _Die(handle, uuid, pci, name, aliases)
+        number = info.get("hip_id")
+        aliases = [pci, uuid, str(info.get("hip_uuid", uuid))]
+        return _Die(handle, uuid, pci, name, number if isinstance(number, int) else position, aliases)
 
     def _packages(self, dies: list[_Die]) -> list[_Die]:
         """One die for every package of which a visible device is part."""
-        mask = next((os.environ[v] for v in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if v in os.environ), None)
-        chosen = set(select([d.id for d in dies], {d.id: d.aliases for d in dies}, self._wanted, mask))
+        ordered = sorted(dies, key=lambda d: d.number)
+        chosen = set(select([d.id for d in ordered], {d.id: d.aliases for d in ordered}, self._wanted, ROCM))
         heads: list[_Die] = []
         members: dict[str, list[str]] = {}
         for die in sorted(dies, key=lambda d: d.pci):

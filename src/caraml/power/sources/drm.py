@@ -14,6 +14,7 @@ from pathlib import Path
 from caraml.power.model import Channel, Kind
 from caraml.power.sources.files import MICRO, FileSource, SensorFile, numbered, read_number, read_text
 from caraml.power.sources.visible import select
+from caraml.system.visible import ROCM
 
 ROOT = Path("/sys/class/drm")
 AMD_WINDOW_S = 1.0
@@ -39,9 +40,7 @@ class DrmSource(FileSource):
                     cards[os.path.basename(os.path.realpath(card / "device"))] = hwmon  # noqa: PTH119
         if not cards:
             return
-        aliases = {pci: [str(i), pci] for i, pci in enumerate(cards)}
-        mask = next((os.environ[v] for v in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if v in os.environ), None)
-        for pci in select(list(cards), aliases, self._devices, mask if self.name == "amdgpu" else None):
+        for pci in select(list(cards), {}, self._devices, ROCM if self.name == "amdgpu" else ()):
             yield from self._intel(pci, cards[pci]) if self.name == "intel" else self._amd(pci, cards[pci])
 
     def _amd(self, pci: str, hwmon: Path) -> Iterator[SensorFile]:

@@ -71,7 +71,7 @@ class FakeSource:
     def open(self) -> None:
         """Start the signal's clock."""
         device = f"{self.name}:0"
-        select([device], {device: ["0", device]}, self.wanted, None)
+        select([device], {}, self.wanted)
         self.origin = time.monotonic()
 
     def channels(self) -> list[Channel]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 from caraml.power.model import Channel, Reading
 from caraml.power.source import SourceUnavailable
 from caraml.power.sources.visible import select
+from caraml.system.visible import GAUDI
 
 MILLI = 1e-3
 GAUDI_MARKERS = (Path("/dev/accel/accel0"), Path("/dev/hl0"))
@@ -68,8 +68,7 @@ class GaudiSource:
             handle = hlml.hlmlDeviceGetHandleByIndex(index)
             uuid = hlml.hlmlDeviceGetUUID(handle)
             found[uuid.decode() if isinstance(uuid, bytes) else str(uuid)] = handle
-        aliases = {uuid: [str(i), uuid] for i, uuid in enumerate(found)}
-        chosen = select(list(found), aliases, self._wanted, os.environ.get("HABANA_VISIBLE_DEVICES"))
+        chosen = select(list(found), {}, self._wanted, GAUDI)
         if not chosen:
             raise SourceUnavailable("no Gaudi card is visible to this process", "check HABANA_VISIBLE_DEVICES")
         self._handles = {f"gaudi:{uuid}:power": found[uuid] for uuid in chosen}
@@ -122,7 +121,7 @@ class GraphcoreSource:
         if not devices:
             raise SourceUnavailable("no IPU is visible to this process")
         names = [f"ipu:{i}" for i in range(len(devices))]
-        self._chosen = set(select(names, {name: [str(i), name] for i, name in enumerate(names)}, self._wanted, None))
+        self._chosen = set(select(names, {}, self._wanted))
         self._channels = [_channel(self.name, name, "Graphcore IPU", 0.01) for name in names]
         if all(reading.value is None for reading in self.read()):
             raise SourceUnavailable("no IPU of this machine reports its power (all answer N/A)")

@@ -8,7 +8,6 @@ which is a mean over one second on Ampere and newer except GA100. On Grace-Hoppe
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from caraml.power.model import Boundary, Channel, Kind, Reading
 from caraml.power.source import SourceUnavailable, timed
 from caraml.power.sources.visible import select
+from caraml.system.visible import CUDA
 
 MILLI = 1e-3
 UPDATE_PERIOD_S = 0.1
@@ -86,8 +86,8 @@ class NvmlSource:
             present[uuid] = handle
             slices_of[uuid] = self._slices(handle)
             order.append(uuid)
-        aliases = {uuid: [str(i), uuid, self._pci(present[uuid]), *slices_of[uuid]] for i, uuid in enumerate(order)}
-        chosen = select(order, aliases, self._wanted, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        aliases = {uuid: [self._pci(present[uuid]), *slices_of[uuid]] for uuid in order}
+        chosen = select(order, aliases, self._wanted, CUDA)
         return {uuid: (present[uuid], slices_of[uuid]) for uuid in chosen}
 
     def _slices(self, handle: Any) -> tuple[str, ...]:

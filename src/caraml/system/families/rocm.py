@@ -6,6 +6,7 @@ from pathlib import Path
 
 from caraml.system import rocm
 from caraml.system.families.family import PLAIN, Family, Shown
+from caraml.system.visible import ROCM
 
 
 def by_kernel(root: Path) -> Shown:
@@ -20,6 +21,6 @@ FAMILY = Family(
     fix="pip install torch --index-url https://download.pytorch.org/whl/rocm7.0, or the index that https://pytorch.org names",
     by_driver=by_kernel,
     driven=lambda build: build.hip is not None,
-    variables=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+    variables=tuple(name for layer in ROCM for name in layer),
     arithmetic=PLAIN | {"tf32", "fp8"},
 )
