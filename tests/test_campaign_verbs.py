@@ -126,6 +126,18 @@ def test_plan_says_what_a_run_would_do_and_does_nothing(here: Path) -> None:
     assert "2 known" in caraml(here, "plan", "verbs.toml").stdout and "2 to run" in again.stdout and "MiB" in again.stdout
 
 
+def test_a_part_of_a_suite_runs_and_the_rest_stays_to_do(here: Path) -> None:
+    done = caraml(here, "plan", "verbs.toml", "--only", "sleep", "--where", "n == 2")
+    assert done.returncode == 0 and "1 point: 1 to run, 2 of the suite not chosen" in done.stdout, done.stdout
+    done = caraml(here, "run", "verbs.toml", "--only", "sleep", "--where", "n == 2", "--no-report")
+    assert done.returncode == 0, done.stderr
+    store = Store(here / "caraml-results")
+    assert [record.point.params["n"] for record in store.records()] == [2]
+    assert "3 points: 1 ok, 2 to do" in caraml(here, "status", "verbs").stdout
+    done = caraml(here, "run", "verbs.toml", "--only", "sleep", "--no-report")
+    assert "known from before" in done.stdout and len(store.records()) == 2 and len(store.rounds("verbs")) == 1
+
+
 def test_status_logs_tags_and_retry(here: Path) -> None:
     done = caraml(here, "run", "verbs.toml", "--set", "params.code=3", "--tag", "red", "--comment", "a first try")
     assert done.returncode == 1, done.stdout

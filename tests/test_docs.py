@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from caraml.base.errors import ExitCode
 from caraml.cli import app
@@ -165,6 +167,18 @@ def test_the_commands_of_a_page_run(page: Path, request: pytest.FixtureRequest, 
         done = run(command.replace("KEY", key), tmp_path)
         verdicts = (0, ExitCode.WORSE, ExitCode.UNDECIDED) if command.startswith("caraml check") else (0,)
         assert done.returncode in verdicts, f"{page.name}: {command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+AGAIN = re.findall(r"\| `caraml run ([^`]+)` \|", (ROOT / "docs" / "published.md").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("words", AGAIN)
+def test_what_was_published_can_be_planned_on_its_machine(words: str, tmp_path: Path) -> None:
+    """No Slurm is asked: the scripts of the points are those that a person would start."""
+    planned = CliRunner().invoke(app, ["plan", *shlex.split(words), "--launcher", "print", "--out", str(tmp_path / "results")])
+    assert planned.exit_code == 0, planned.output + str(planned.exception)
+    counts = re.match(r"\d+ points: (\d+) to run", planned.output)
+    assert counts is not None and int(counts[1]) > 0 and not (tmp_path / "results").exists()
 
 
 def test_every_verb_that_a_page_names_exists() -> None:

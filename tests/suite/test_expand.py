@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import pytest
@@ -9,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from caraml.base.errors import InputError, unknown_name
 from caraml.base.toml import parse_toml
-from caraml.suite.expand import Machine, Plan, expand
+from caraml.suite.expand import Machine, Plan, SuitePart, expand
 from caraml.suite.load import SuiteFile, catalog_suites, load_suite
 from caraml.suite.model import Measure, Point, Suite
 from caraml.system.model import DeviceClass
@@ -84,6 +85,37 @@ def test_where_leaves_combinations_out_and_counts_them() -> None:
     found = plan(HEAD + 'global_batch = [4, 8, 16]\ndevices = [1, 4]\nwhere = ["global_batch >= 8 * devices", "width < 100"]\n')
     assert [(p.point.global_batch, p.point.devices) for p in found.points] == [(8, 1), (16, 1)]
     assert found.left_out == 4
+
+
+def chosen(suite: str, *names: str, where: tuple[str, ...] = ()) -> set[str]:
+    """Benchmarks and batches of what is meant by names and conditions."""
+    file, there = load_suite(suite), machine("gpu")
+    whole = expand(file, there, real_params_of)
+    keys = SuitePart(names, where).keys(file, whole, there)
+    assert keys is not None
+    return {f"{one.point.benchmark} b{one.point.global_batch}" for one in whole.points if one.key in keys}
+
+
+def test_a_part_of_a_suite_is_named_by_benchmarks_their_words_and_conditions() -> None:
+    assert chosen("llm", "800M", where=("global_batch <= 32",)) == {"gpt-800M b16", "gpt-800M b32"}
+    assert chosen("llm", "117m", "800M", where=("global_batch == 4096", "micro_batch == 4")) == {"gpt-117M b4096", "gpt-800M b4096"}
+    assert {name.split()[0] for name in chosen("maelstrom", "ap3")} == {"ap3"}, "a whole name goes before a word of others"
+    assert {name.split()[0] for name in chosen("maelstrom", "nocache")} == {"ap3-nocache"}
+    assert SuitePart().keys(load_suite("quick"), Plan([], 0), machine()) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "where", "words"),
+    [
+        (("80M",), (), "--only 80M: no benchmark of suite 'llm'.*did you mean '800M'"),
+        ((), ("global_bach < 4",), "unknown name 'global_bach'.*did you mean 'global_batch'"),
+        (("800M",), ("global_batch == 7",), "no point of suite llm is meant by --only 800M --where 'global_batch == 7'"),
+    ],
+)
+def test_a_part_that_there_is_not_gets_the_nearest_name(names: tuple[str, ...], where: tuple[str, ...], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        chosen("llm", *names, where=where)
+    assert re.search(words, f"{caught.value} {caught.value.hint}", re.DOTALL)
 
 
 def test_impossible_points_are_kept_with_their_reason() -> None:

@@ -53,6 +53,8 @@ class Preview:
 
     points: list[PointPlan]
     left_out: int
+    not_chosen: int
+    """Points of the suite that were not asked for."""
     scripts: dict[str, tuple[int, str]]
     """One script of each kind by the label of its point: how many points have this kind, and the text."""
     objections: list[str]
@@ -83,10 +85,11 @@ class Preview:
 def preview(campaign: Campaign) -> Preview:
     """Look at what ``campaign.run()`` would do. Raises ``InputError`` with every fault of the suite."""
     plan = campaign.plan()
-    known = {planned.key: latest_in(campaign.store.points / folder_name(planned.point)) for planned in plan.points}
-    runtimes, sizes = _earlier(campaign, {planned.point.workload for planned in plan.points})
+    chosen = [planned for _, planned in campaign.chosen(plan)]
+    known = {planned.key: latest_in(campaign.store.points / folder_name(planned.point)) for planned in chosen}
+    runtimes, sizes = _earlier(campaign, {planned.point.workload for planned in chosen})
     points = []
-    for planned in plan.points:
+    for planned in chosen:
         record, point = known[planned.key], planned.point
         reason: str | None
         if planned.skip is not None:
@@ -99,7 +102,7 @@ def preview(campaign: Campaign) -> Preview:
     to_run = [one.point for one in points if one.fate == "run"]
     scripts, refused, silent = _scripts(campaign, to_run)
     disk = sum(sizes[point.workload] for point in to_run) if all(point.workload in sizes for point in to_run) else None
-    unknown = dict.fromkeys(sentence for planned in plan.points for sentence in lacking(campaign, planned))
+    unknown = dict.fromkeys(sentence for planned in chosen for sentence in lacking(campaign, planned))
     site, options = campaign.system.site, campaign.options
     objections = [*unknown, *faults(site, to_run, away=options.elsewhere is not None), *refused]
     notes = beforehand(site, options.launcher) if to_run else []
@@ -107,7 +110,8 @@ def preview(campaign: Campaign) -> Preview:
     if campaign.system.nodes is None and any(point.nodes > 1 for point in to_run) and options.launcher != "local":
         most = max(point.nodes for point in to_run)
         notes.append(f"nodes: up to {most:,} are asked for; how many {campaign.system.name} has is not known")
-    return Preview(points, plan.left_out, scripts, objections, notes, _memory([one.point for one in points]), disk)
+    memory = _memory([one.point for one in points])
+    return Preview(points, plan.left_out, len(plan.points) - len(chosen), scripts, objections, notes, memory, disk)
 
 
 def estimated_kwh(system: System, point_seconds: Sequence[tuple[Point, float]]) -> float | None:

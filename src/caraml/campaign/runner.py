@@ -44,7 +44,7 @@ from caraml.results.listing import Listing
 from caraml.results.record import FINAL, STOPPED, Record
 from caraml.results.status import ProgressReader
 from caraml.results.store import POINT, RECORD, Store, folder_name, latest_in, read_record
-from caraml.suite.expand import Plan, PlannedPoint, expand
+from caraml.suite.expand import WHOLE, Plan, PlannedPoint, SuitePart, expand
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import Point
 from caraml.system.detect import detect
@@ -74,6 +74,8 @@ class Options:
     """Leave as soon as everything is in the launcher's hands."""
     only: frozenset[str] | None = None
     """Keys of the only points to run, anew; ``None`` for all that have no result."""
+    part: SuitePart = WHOLE
+    """What is to be run of the suite, where that is not all; the rest stays part of the campaign."""
     imported: str = ""
     """The archive that the suite came from."""
     elsewhere: Elsewhere | None = None
@@ -125,6 +127,12 @@ class Campaign:
         record = latest_in(self.store.points / folder_name(planned.point))
         return record is not None and (record.status == "ok" or (not self.again and record.status in FINAL and record.status != "skipped"))
 
+    def chosen(self, plan: Plan) -> list[tuple[int, PlannedPoint]]:
+        """The points that are to be run or to be known, and their positions in the plan. Raises ``InputError`` where there are none."""
+        machine = machine_of(self.system, self.options.launcher)
+        keys = self.options.part.keys(self.suite, plan, machine)
+        return [(index, planned) for index, planned in enumerate(plan.points) if keys is None or planned.key in keys]
+
     def run(self) -> list[Record]:
         """Run what has no result yet; returns the records of the points, in order (of those that have one, when detached).
 
@@ -134,8 +142,10 @@ class Campaign:
         if self.options.launcher == "local" and not self.options.here:
             refuse_login_node(self.suite.suite.name)
         self.store.make()
-        work = deque(self._work(index, planned) for index, planned in enumerate(self.plan().points))
-        total, only, points = len(work), self.options.only, [(one.key, one.label) for one in work]
+        plan, only = self.plan(), self.options.only
+        work = deque(self._work(index, planned) for index, planned in self.chosen(plan))
+        points = [(planned.key, planned.point.label) for planned in plan.points]
+        whole, total = len(work) == len(points), len(points)
         if only is not None:
             work = deque(one for one in work if one.key in only)
             if not work:
@@ -146,7 +156,7 @@ class Campaign:
                 )
         if unknown := dict.fromkeys(sentence for one in work for sentence in lacking(self, one.planned)):
             raise InputError("; ".join(unknown), f"export what is missing, or run {self.options.file or 'the suite'} itself again")
-        self.store.remember(self.listing(points), anew=self.again and only is None)
+        self.store.remember(self.listing(points), anew=self.again and only is None and whole)
         return self._settle(work, total)
 
     def settle(self, planned: PlannedPoint, index: int, total: int) -> Record:

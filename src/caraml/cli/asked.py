@@ -27,6 +27,7 @@ from caraml.launch.launchers import Name, default_name, launcher
 from caraml.report.progress import LiveTable, LogLines
 from caraml.results.record import Record
 from caraml.results.store import Store
+from caraml.suite.expand import WHOLE, SuitePart
 from caraml.suite.load import SuiteFile, load_suite, suite_of
 from caraml.system.catalogue import load_system
 from caraml.system.model import System
@@ -60,6 +61,7 @@ class Asked:
     text: str | None = None
     """The suite itself, where its file is not to be read again."""
     only: frozenset[str] | None = None
+    part: SuitePart = WHOLE
     stranger: str = ""
     """Who wrote the suite, where somebody else did."""
     trust: bool = False
@@ -112,6 +114,7 @@ class Asked:
                 comment=self.comment,
                 detach=name == "print" or (self.detach and name == "slurm"),
                 only=self.only,
+                part=self.part,
                 imported=self.stranger,
                 elsewhere=elsewhere,
                 too_large=self.too_large,

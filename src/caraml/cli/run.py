@@ -21,6 +21,10 @@ SuiteName = Annotated[str, typer.Argument(help="Name of a suite (see `caraml lis
 SystemName = Annotated[str, typer.Option("--system", help="Machine that the points run on (`caraml list systems`), or path of its file.")]
 LauncherName = Annotated[str | None, typer.Option("--launcher", help="local, slurm or print; default: slurm where the system has it.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value that replaces the suite's: global_batch=8, params.preset=4M.")]
+Only = Annotated[list[str] | None, typer.Option("--only", help="A benchmark of the suite, or a word of its name: 800M. Repeatable.")]
+Where = Annotated[
+    list[str] | None, typer.Option("--where", help="Only points that meet this condition: 'global_batch <= 256'. Repeatable.")
+]
 Again = Annotated[bool, typer.Option("--again", help="Measure also what has a result; earlier results are kept.")]
 OneAtATime = Annotated[bool, typer.Option("--one-at-a-time", help="Slurm: never two jobs of the campaign at the same time.")]
 Pack = Annotated[int, typer.Option("--pack", min=1, help="Slurm: most points that share one job and run in it one after another.")]
@@ -37,6 +41,8 @@ def plan(  # noqa: PLR0917 -- options, which nobody gives by position
     system: SystemName = "local",
     launcher: LauncherName = None,
     settings: Settings = None,
+    only: Only = None,
+    where: Where = None,
     again: Again = False,
     scripts: Annotated[bool, typer.Option("--scripts", help="Print one script of each kind in full.")] = False,
     too_large: TooLarge = False,
@@ -47,8 +53,10 @@ def plan(  # noqa: PLR0917 -- options, which nobody gives by position
     from caraml.cli.asked import Asked
     from caraml.report.progress import LogLines
     from caraml.report.tables import preview_view
+    from caraml.suite.expand import SuitePart
 
-    asked = Asked(suite, out, system, launcher, tuple(settings or ()), again, too_large=too_large, remote=remote)
+    part = SuitePart(only or (), where or ())
+    asked = Asked(suite, out, system, launcher, tuple(settings or ()), again, too_large=too_large, remote=remote, part=part)
     campaign = asked.campaign(LogLines(sys.stdout), say)
     found = preview(campaign)
     console().print(preview_view(found, campaign.system, campaign.options.launcher, scripts))
@@ -63,6 +71,8 @@ def run(  # noqa: PLR0917 -- options, which nobody gives by position
     system: SystemName = "local",
     launcher: LauncherName = None,
     settings: Settings = None,
+    only: Only = None,
+    where: Where = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return at once; `caraml status` and the same command find the jobs.")] = False,
     tag: Annotated[list[str] | None, typer.Option("--tag", help="A word to find the campaign by; may be given several times.")] = None,
     comment: Annotated[str, typer.Option("--comment", help="A sentence to remember the campaign by.")] = "",
@@ -77,10 +87,11 @@ def run(  # noqa: PLR0917 -- options, which nobody gives by position
     """Run a suite: every point that has no result yet, and those whose jobs still run. Prints a table and writes a page."""
     from caraml.cli.asked import Asked
     from caraml.launch.batch import SlurmOptions
+    from caraml.suite.expand import SuitePart
 
     slurm = SlurmOptions(throttle, one_at_a_time, pack)
     asked = Asked(suite, out, system, launcher, tuple(settings or ()), again, detach, tuple(tag or ()), comment, slurm)
-    asked = replace(asked, here=here, too_large=too_large, remote=remote)
+    asked = replace(asked, here=here, too_large=too_large, remote=remote, part=SuitePart(only or (), where or ()))
     raise typer.Exit(asked.run(report))
 
 

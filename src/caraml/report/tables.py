@@ -139,4 +139,5 @@ def _costs(found: Preview, system: System) -> Table:
 
 
 def _left_out(found: Preview) -> str:
-    return f", {found.left_out:,} left out by `where`" if found.left_out else ""
+    counts = {"left out by `where`": found.left_out, "of the suite not chosen": found.not_chosen}
+    return "".join(f", {count:,} {words}" for words, count in counts.items() if count)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Collection, Iterator
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_origin
 
@@ -71,6 +72,49 @@ class Plan:
 
     points: list[PlannedPoint]
     left_out: int
+
+
+@dataclass(frozen=True)
+class SuitePart:
+    """What is to be run of a suite: the points of some benchmarks, as far as they meet all conditions."""
+
+    names: Sequence[str] = ()
+    """Names of benchmarks, or words of them: ``800M`` is `gpt-800M`; none for all."""
+    where: Sequence[str] = ()
+
+    def keys(self, file: SuiteFile, plan: Plan, machine: Machine) -> frozenset[str] | None:
+        """Keys of the points; ``None`` for all. Raises ``InputError`` for a name or a condition that nothing here has or meets."""
+        if not self.names and not self.where:
+            return None
+        own = list(dict.fromkeys(benchmark.name for benchmark in file.suite.benchmark))
+        benchmarks = {name for asked in self.names for name in _called(asked, own, file.suite.name)} or own
+        conditions = [Condition(text) for text in self.where]
+        found = frozenset(
+            one.key
+            for one in plan.points
+            if one.point.benchmark in benchmarks and all(condition.holds(_names(one.point, machine)) for condition in conditions)
+        )
+        if not found:
+            words = [f"--only {name}" for name in self.names] + [f"--where {text!r}" for text in self.where]
+            raise InputError(f"no point of suite {file.suite.name} is meant by {' '.join(words)}", "caraml plan shows all of its points")
+        return found
+
+
+WHOLE = SuitePart()
+
+
+def _called(asked: str, own: Sequence[str], suite: str) -> list[str]:
+    """The benchmarks of a name, or those that have it as words of theirs. Raises ``InputError`` where there is none."""
+    found = [name for name in own if name == asked] or [
+        name for name in own if re.search(rf"(?<!\w){re.escape(asked)}(?!\w)", name, re.IGNORECASE)
+    ]
+    if not found:
+        guess = nearest(asked, [*own, *dict.fromkeys(word for name in own for word in re.split(r"[^\w.]+", name))])
+        raise InputError(
+            f"--only {asked}: no benchmark of suite {suite!r} has this name",
+            f"did you mean {guess!r}?" if guess else f"known: {', '.join(own)}",
+        )
+    return found
 
 
 def expand(file: SuiteFile, machine: Machine, params_of: ParamsOf, software_of: SoftwareOf = lambda workload: None) -> Plan:
