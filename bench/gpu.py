@@ -208,6 +208,9 @@ class Lines:
         metric = record.metrics.get("throughput")
         say(f"    {record.status} {human(metric.value, metric.unit) if metric else record.reason}{' (known)' if reused else ''}")
 
+    def left(self, seconds: float) -> None:
+        """Too much to say."""
+
 
 def say(text: str) -> None:
     """One line, at once."""

@@ -54,6 +54,9 @@ class Watcher:
         if reused:
             self.reused.append(record.point.global_batch)
 
+    def left(self, seconds: float) -> None:
+        pass
+
 
 @dataclass
 class FakeLauncher:

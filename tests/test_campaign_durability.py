@@ -15,7 +15,7 @@ import pytest
 
 from bench.campaign.kill import torment
 from caraml.campaign.attempt import find
-from caraml.campaign.machine import DeviceLock
+from caraml.campaign.machine import DeviceLock, Pace
 from caraml.results.claim import (
     CLAIM,
     HANDLE,
@@ -32,6 +32,7 @@ from caraml.results.claim import (
     take_over,
     withdraw,
 )
+from caraml.results.status import ProgressLine
 from caraml.results.store import Store, folder_name
 from tests.conftest import MakePoint
 
@@ -174,6 +175,43 @@ def test_one_at_a_time_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     child.kill()
     child.wait()
     assert first.acquire()
+
+
+def test_who_came_first_has_the_device_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    holder, second, third = (DeviceLock("GPU", f"suite {name}") for name in "abc")
+    folder = tmp_path / "attempt"
+    folder.mkdir()
+    assert holder.acquire() and not second.acquire(120.0) and not third.acquire()
+    assert third.queue().startswith(f"place 2 in the queue for the device, which process {os.getpid()}: suite a uses; at least 2:00")
+    holder.runs(f"local:1:0:{folder}")
+    (folder / "progress.jsonl").write_text(ProgressLine(t=1.0, phase="measure", remaining=15.0).model_dump_json() + "\n")
+    assert third.queue().endswith("; about 2:15") and "place 1 in the queue" in second.queue() and second.queue().endswith("; about 0:15")
+    holder.release()
+    assert not third.acquire() and not holder.acquire(), "one who comes again goes behind those who wait"
+    assert second.acquire() and third.ahead() == []
+    second.release()
+    for ticket in tmp_path.rglob("*.ticket"):
+        os.utime(ticket, (1, 1))  # a process that was suspended while it waited
+    fourth = DeviceLock("GPU", "suite d")
+    assert fourth.acquire()
+    fourth.release()
+    third.close()
+    holder.close()
+    assert not list(tmp_path.rglob("*.ticket"))
+
+
+def test_the_time_that_is_left_is_that_of_points_of_the_kind(make_point: MakePoint) -> None:
+    short, long, other = (make_point(benchmark=name, workload=kind) for name, kind in (("a", "gpt"), ("b", "gpt"), ("c", "command")))
+    pace = Pace([short, short, long, long])
+    assert pace.left([]) is None and pace.expected(short) is None
+    pace.ended(short, 10.0)
+    assert pace.left([]) == 30.0, "what is known of the workload, where nothing is of the benchmark"
+    pace.ended(long, 100.0)
+    assert pace.left([]) == 110.0 and pace.left([(long, 40.0)]) == 70.0 and pace.left([(long, 400.0)]) == 10.0
+    pace.ended(short, None)
+    assert pace.left([]) == 100.0 and pace.expected(short) == 10.0
+    assert Pace([other]).left([]) is None
 
 
 def test_two_campaigns_on_one_folder_share_the_work(tmp_path: Path) -> None:

@@ -12,11 +12,13 @@ import pytest
 
 from caraml.base.errors import InputError
 from caraml.base.toml import parse_toml
+from caraml.campaign.machine import DeviceLock
 from caraml.campaign.settings import with_settings
 from caraml.results.store import Store
 from caraml.suite.expand import Machine, expand
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import Suite
+from caraml.system.detect import detect
 from caraml.workloads import params_of
 
 SUITE = """name = "verbs"
@@ -267,6 +269,20 @@ def test_a_login_node_is_not_measured_by_mistake(here: Path) -> None:
     assert not (here / "caraml-results").exists()
     assert caraml(here, "plan", "verbs.toml", **surroundings).returncode == 0
     assert caraml(here, "run", "verbs.toml", "--here", "--no-report", **surroundings).returncode == 0
+
+
+def test_no_wait_ends_where_another_campaign_has_the_device(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(here / "locks"))
+    lock = DeviceLock(detect().identity, "suite other into /x")
+    assert lock.acquire()
+    try:
+        refused = caraml(here, "run", "verbs.toml", "--no-wait", "--bell")
+    finally:
+        lock.close()
+    assert refused.returncode == 3 and "place 1 in the queue for the device, which process" in refused.stderr, refused.stderr
+    assert "suite other into /x uses" in refused.stderr and "leave out --no-wait" in refused.stderr and "\a" in refused.stderr
+    done = caraml(here, "run", "verbs.toml", "--no-wait", "--no-report")
+    assert done.returncode == 0 and "\a" not in done.stderr and "point 2 of 3, about 0:0" in done.stdout, done.stdout + done.stderr
 
 
 def test_what_is_piped_is_neither_wrapped_nor_cut(here: Path) -> None:

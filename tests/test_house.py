@@ -106,8 +106,8 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_670,
     "base": 2_550,
-    "campaign": 1_494,
-    "cli": 1_391,
+    "campaign": 1_625,
+    "cli": 1_415,
     "data": 850,
     "engine": 3_490,
     "launch": 1_600,

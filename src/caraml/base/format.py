@@ -62,3 +62,8 @@ def printable(text: str, *, lines: bool = False) -> str:
         return text
     kept = "\n\t" if lines else ""
     return "".join(character if character.isprintable() or character in kept else _INSTEAD for character in text)
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Seconds as ``1:05``; empty if unknown."""
+    return "" if seconds is None else f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -76,6 +76,8 @@ class RunningPoint:
     launcher: Launcher
     deadline: float | None = None
     reader: ProgressReader | None = field(default=None)
+    since: float = field(default_factory=time.monotonic)
+    """When it was launched."""
     begun: CpuTime | None = None
     """CPU time when a program was started by the shell alone, of which nobody else knows what others used."""
 
@@ -188,6 +190,10 @@ class Watcher(Protocol):
 
     def finished(self, record: Record, reused: bool) -> None:
         """A point has its record; ``reused`` when it had one before."""
+        ...
+
+    def left(self, seconds: float) -> None:
+        """The whole campaign will take so long yet, as far as its points so far tell."""
         ...
 
 

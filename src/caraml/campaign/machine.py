@@ -1,4 +1,4 @@
-"""The machine under a campaign: what expansion must know of it, and how to wait for its jobs."""
+"""The machine under a campaign: what expansion must know of it, and how to wait for its jobs and for its device."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import hashlib
 import os
 import select
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from importlib import metadata
+from pathlib import Path
 
 from caraml import __version__
 from caraml.base.errors import InputError
-from caraml.base.format import GIB
+from caraml.base.format import GIB, seconds_text
 from caraml.base.locks import Lock, machine_folder
 from caraml.launch.queue import login_node
 from caraml.results.claim import start_time
+from caraml.results.status import ProgressReader
 from caraml.suite.expand import Machine
 from caraml.suite.model import Point
 from caraml.system.families import refusal
@@ -24,6 +27,49 @@ from caraml.system.model import System
 HERE = "CARAML_HERE"
 """Environment variable: measure on this host although it may be a login node."""
 _ONLY_PROGRAMS = "torch drives no IPU, which computes by its vendor's programs only: suite caraml-ipu runs those"
+
+
+_TICKET = ".ticket"
+_TICKET_SECONDS = 10.0
+"""A ticket with which nobody has asked for so long does not count."""
+
+
+class Pace:
+    """How long points take here, and what that makes of those that are left."""
+
+    def __init__(self, points: Iterable[Point]) -> None:
+        self._left = Counter(map(_kind, points))
+        self._took: dict[tuple[str, ...], tuple[float, int]] = {}
+
+    def ended(self, point: Point, seconds: float | None) -> None:
+        """A point has its record; it took ``seconds``, or was known before."""
+        kind = _kind(point)
+        self._left[kind] -= 1
+        for name in (kind, kind[:1]) if seconds is not None else ():
+            total, count = self._took.get(name, (0.0, 0))
+            self._took[name] = (total + (seconds or 0.0), count + 1)
+
+    def expected(self, point: Point) -> float | None:
+        """What points of its benchmark took in the mean, or of its workload [s]; ``None`` if none has ended."""
+        return self._mean(_kind(point))
+
+    def left(self, under_way: Iterable[tuple[Point, float]]) -> float | None:
+        """Seconds until all points have ended one after another, of which some have been ``under_way`` for so long; ``None`` if unknown."""
+        total = 0.0
+        for kind, count in self._left.items():
+            mean = self._mean(kind)
+            if count > 0 and mean is None:
+                return None
+            total += max(count, 0) * (mean or 0.0)
+        return total - sum(min(seconds, self.expected(point) or 0.0) for point, seconds in under_way)
+
+    def _mean(self, kind: tuple[str, ...]) -> float | None:
+        total, count = self._took.get(kind) or self._took.get(kind[:1]) or (0.0, 0)
+        return total / count if count else None
+
+
+def _kind(point: Point) -> tuple[str, ...]:
+    return point.workload, point.benchmark
 
 
 def machine_of(system: System, launcher: str = "slurm") -> Machine:
@@ -104,26 +150,74 @@ def wait_for(handles: Iterable[str], seconds: float) -> None:
 class DeviceLock:
     """A lock on this machine's compute device, shared by all campaigns of a user. The kernel frees it when its holder ends.
 
-    The file names who holds the lock, for those who wait.
+    The file names who holds the lock, for those who wait. Each of these has a ticket, a lock of its own whose name has the time: who came
+    first goes first. A ticket that nobody has asked with for a while (a suspended process) does not count.
     """
 
     def __init__(self, device: str, what: str) -> None:
         self._what = " ".join(what.split())
-        self._lock = Lock(machine_folder() / f"device-{hashlib.sha256(device.encode()).hexdigest()[:12]}.lock")
+        self._path = machine_folder() / f"device-{hashlib.sha256(device.encode()).hexdigest()[:12]}"
+        self._lock = Lock(self._path.with_suffix(".lock"))
+        self._ticket: Lock | None = None
 
     @property
     def trouble(self) -> str | None:
         """Why this machine gives no such lock, so that campaigns do not wait for each other; else ``None``."""
         return self._lock.trouble
 
-    def acquire(self) -> bool:
-        """Take the lock; false while another campaign has it, or a job runs on whose runner was killed."""
-        if not self._lock.take():
+    def acquire(self, expected: float | None = None) -> bool:
+        """Take the lock; false while another campaign has it or came first, or a job runs on whose runner was killed. ``expected`` is how
+        long it is wanted [s], for those behind."""
+        if self.ahead() or not self._lock.take():
+            self._wait(expected)
             return False
         if _job_lives(self.holder()):
             self._lock.give()
+            self._wait(expected)
             return False
+        self._leave_queue()
+        self._lock.note(f"process {os.getpid()}: {self._what}\n")
         return True
+
+    def _wait(self, expected: float | None) -> None:
+        if self._ticket is None:
+            self._ticket = Lock(self._path.with_name(f"{self._path.name}-{time.time_ns():020d}-{os.getpid()}{_TICKET}"))
+            self._ticket.take()
+        self._ticket.note(f"{'' if expected is None else f'{expected:.0f}'}\n")
+
+    def _leave_queue(self) -> None:
+        if self._ticket is not None:
+            self._ticket.close(remove=True)
+            self._ticket = None
+
+    def ahead(self) -> list[float | None]:
+        """For how long each campaign that came first wants the device [s], if it knows. Tickets of the dead are thrown away."""
+        own, found = self._ticket.path.name if self._ticket is not None else "~", []
+        for path in sorted(self._path.parent.glob(f"{self._path.name}-*{_TICKET}")) if self.trouble is None else ():
+            if path.name >= own:
+                break
+            ticket = Lock(path)
+            try:
+                recent = ticket.trouble is None and time.time() - path.stat().st_mtime < _TICKET_SECONDS
+            except OSError:  # its campaign has its turn
+                recent = False
+            dead = ticket.trouble is None and ticket.take()
+            if recent and not dead:
+                text = ticket.noted().strip()
+                found.append(float(text) if text.isdecimal() else None)
+            ticket.close(remove=dead)
+        return found
+
+    def queue(self) -> str:
+        """Who has the device, our place among those who wait, and how long that may take as far as it is known."""
+        words, _, handle = self.holder().partition("\n")
+        folder, ahead = handle.strip().split(":", 3)[3:], self.ahead()
+        line = ProgressReader(Path(folder[0])).latest() if folder else None
+        seconds = [line.remaining if line is not None else None, *ahead]
+        known = [one for one in seconds if one is not None]
+        exact = "about" if len(known) == len(seconds) else "at least"
+        about = f"{exact} {seconds_text(sum(known))}" if known else "nobody knows how long"
+        return f"place {len(ahead) + 1} in the queue for the device, which {words} uses; {about}"
 
     def runs(self, handle: str) -> None:
         """Note what runs now, so that the lock stays taken if this process is killed."""
@@ -131,6 +225,7 @@ class DeviceLock:
 
     def release(self) -> None:
         """Let the others take it."""
+        self._leave_queue()
         self._lock.give()
 
     def holder(self) -> str:
@@ -139,6 +234,7 @@ class DeviceLock:
 
     def close(self) -> None:
         """Let the others take it, for good."""
+        self._leave_queue()
         self._lock.close()
 
 

@@ -32,7 +32,7 @@ from caraml.campaign.attempt import (
     summary_record,
     wait_until_visible,
 )
-from caraml.campaign.machine import DeviceLock, machine_of, refuse_login_node, too_large, wait_for
+from caraml.campaign.machine import DeviceLock, Pace, machine_of, refuse_login_node, too_large, wait_for
 from caraml.engine.instruments import cpu_time_of_children, why_no_sensor
 from caraml.launch.base import Elsewhere, Job, JobState, Launcher
 from caraml.launch.launchers import PrintLauncher, launcher_of
@@ -57,6 +57,8 @@ from caraml.workloads.command import Params
 _POLL_SECONDS = 0.25
 _SCHEDULER_POLL_SECONDS = 5.0
 _INDEX_SECONDS = 30.0
+_TELL_SECONDS = 30.0
+"""How often a campaign that waits for the device says so."""
 _MANY = 1000
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -82,6 +84,8 @@ class Options:
     """Where the results will lie on the machine that scripts are printed for."""
     too_large: bool = False
     """Run also points whose memory plan does not fit."""
+    no_wait: bool = False
+    """Rather end than wait for other campaigns on this device before the first point."""
     here: bool = False
     """Measure on this host although it may be a login node."""
 
@@ -111,6 +115,9 @@ class Campaign:
     _records: dict[int, Record] = field(default_factory=dict, init=False)
     _said: set[str] = field(default_factory=set, init=False)
     _total: int = field(default=0, init=False)
+    _launched: bool = field(default=False, init=False)
+    _told: tuple[int, float] = field(default=(0, 0.0), init=False)
+    """Place in the queue for the device, and when it was told."""
 
     def plan(self) -> Plan:
         """The points of the suite on this system. Raises ``InputError`` with every fault of the suite."""
@@ -195,7 +202,7 @@ class Campaign:
     def _settle(self, work: deque[PointTask], total: int) -> list[Record]:
         """Give every point its record; ``work`` is used up, so that ten thousand points are not kept twice."""
         self._waiting, self._busy, self._running, self._records = work, deque(), {}, {}
-        self._total = total
+        self._total, self._pace = total, Pace(one.planned.point for one in work if one.planned.skip is None)
         try:
             with ExitStack() as stack:
                 self._heart = Heartbeat(self.store.root)
@@ -267,11 +274,17 @@ class Campaign:
 
     def _has_device(self, ours: bool) -> bool:
         """Whether the machine's device is ours to use."""
-        if self.device is None or self._running or ours or self.device.acquire():
+        if self.device is None or self._running or ours or self.device.acquire(self._pace.expected(self._waiting[0].planned.point)):
+            self._told = (0, 0.0)
             if self.device is not None and self.device.trouble is not None:
                 self._say_once(f"not waiting for other campaigns on this device: {self.device.trouble}")
             return True
-        self._say_once(f"waiting for the device, which {self.device.holder().partition(chr(10))[0]} uses")
+        if self.options.no_wait and not self._launched:
+            raise EnvironmentUnfitError(f"not waiting: {self.device.queue()}", "leave out --no-wait to wait for it")
+        now, place = time.monotonic(), len(self.device.ahead())
+        if place != self._told[0] or now - self._told[1] > _TELL_SECONDS:
+            self._told = (place, now)
+            self.say(self.device.queue())
         return False
 
     def _open(self, work: PointTask, batch: list[tuple[PointTask, Path]]) -> int | None:
@@ -288,7 +301,7 @@ class Campaign:
         elif found.adopted is not None:
             self._adopt(work, *found.adopted)
         elif found.record is not None and not anew and accepted(found.record, work.planned):
-            self._done(work, found.record, reused=True)
+            self._done(work, found.record)
         else:
             return found.attempts + 1
         return None
@@ -342,7 +355,7 @@ class Campaign:
             skipped(folder, point, skip)
         except CaramlError as error:
             finish(folder, 1, "failed", str(error))
-        self._done(work, read_record(folder / RECORD))
+        self._done(work, read_record(folder / RECORD), reused=False)
         return None
 
     def _first_files(self, work: PointTask, attempt: Path) -> dict[str, str]:
@@ -368,6 +381,7 @@ class Campaign:
         return why_no_sensor()
 
     def _submit(self, batch: list[tuple[PointTask, Path]]) -> None:
+        self._launched = True
         for work, _ in batch:
             self.watcher.started(work.planned.point, work.index, self._total)
         for launcher, some in (
@@ -400,6 +414,7 @@ class Campaign:
             line = running.reader.latest() if running.reader is not None else None
             if line is not None:
                 self.watcher.progress(running.work.planned.point, line)
+                self._tell_left()
             if state.state in ("ended", "lost"):
                 del self._running[handle]
                 self._conclude(running, state)
@@ -407,7 +422,7 @@ class Campaign:
                 running.launcher.cancel([handle])
                 del self._running[handle]
                 finish_attempt(running.work, running.folder, 1, "timeout", f"no result after {running.timeout:g} s")
-                self._done(running.work, read_record(running.folder / RECORD))
+                self._done(running.work, read_record(running.folder / RECORD), running)
         if not self._running and self.device is not None:
             self.device.release()
 
@@ -427,14 +442,14 @@ class Campaign:
             resident, sensor = self._shells.resident.pop(running.handle, None), self._no_sensor if work.light.energy else None
             record = conclude(running, names, replace(how, extras=self._surroundings), resident, sensor)
             write_file(f"{folder}/{RECORD}", record.__pydantic_serializer__.to_json(record, indent=1), sync="file")
-            self._done(work, record)
+            self._done(work, record, running)
             return
         if state.exit_code == 0:
             wait_until_visible(folder)
         if state.state == "lost" and not (folder / "failure.json").exists():
             finish_attempt(work, folder, 1, "lost", state.reason or "its job is gone")
         finish_attempt(work, folder, state.exit_code or 0)
-        self._done(work, read_record(folder / RECORD))
+        self._done(work, read_record(folder / RECORD), running)
 
     def _look_at_busy(self) -> None:
         """Take up points that others had, once they are done or dead."""
@@ -444,7 +459,7 @@ class Campaign:
             work = self._busy.popleft()
             found = find(self.store, work.name, self._heart.runner, self.options.launcher)
             if found.record is not None:
-                self._done(work, found.record, reused=True)
+                self._done(work, found.record)
             elif found.adopted is not None:
                 self._adopt(work, *found.adopted)
             elif found.busy is not None:
@@ -452,11 +467,22 @@ class Campaign:
             else:
                 self._waiting.append(work)
 
-    def _done(self, work: PointTask, record: Record, reused: bool = False) -> None:
+    def _done(self, work: PointTask, record: Record, running: RunningPoint | None = None, *, reused: bool | None = None) -> None:
+        """A point has its record: from what was ``running``, or else one that it had before, unless ``reused`` says otherwise."""
         # Of very many records only the summary_record stays in memory; the store has the rest.
         self._records[work.index] = record if self._total <= _MANY else summary_record(work, record)
         self.store.index.note(work.name, record)
-        self.watcher.finished(record, reused)
+        self.watcher.finished(record, running is None if reused is None else reused)
+        if work.planned.skip is None:
+            self._pace.ended(work.planned.point, None if running is None else time.monotonic() - running.since)
+            self._tell_left()
+
+    def _tell_left(self) -> None:
+        """Say how long all points will take yet where they run one after another; when a scheduler starts them nobody knows."""
+        now = time.monotonic()
+        under_way = [(running.work.planned.point, now - running.since) for running in self._running.values()]
+        if self.launcher.slots is not None and (seconds := self._pace.left(under_way)):
+            self.watcher.left(seconds)
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:

@@ -68,6 +68,10 @@ class Asked:
     """Run what a stranger's suite says without asking."""
     here: bool = False
     """Measure on this host although it may be a login node."""
+    no_wait: bool = False
+    """Rather end than wait for other campaigns on this device."""
+    bell: bool = False
+    """Ring the terminal's bell at the end."""
     too_large: bool = False
     """Run also points whose memory plan does not fit."""
     remote: Path | None = None
@@ -119,6 +123,7 @@ class Asked:
                 elsewhere=elsewhere,
                 too_large=self.too_large,
                 here=self.here,
+                no_wait=self.no_wait,
             ),
             DeviceLock(system.identity, what) if name == "local" else None,
             note,
@@ -134,8 +139,13 @@ class Asked:
         campaign = self.campaign(watcher, watcher.note)
         if self.stranger:
             self._consent(campaign)
-        with watcher:
-            records = campaign.run()
+        try:
+            with watcher:
+                records = campaign.run()
+        finally:
+            if self.bell:
+                sys.stderr.write("\a")  # most terminals can turn it into a notification of the desktop
+                sys.stderr.flush()
         if prints:
             moved = f"copy {self.out} to {self.remote} there first; " if self.remote is not None else ""
             say(f"nothing was started: {moved}caraml status {campaign.suite.suite.name} says which points have a result", err=True)

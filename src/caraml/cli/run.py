@@ -81,6 +81,8 @@ def run(  # noqa: PLR0917 -- options, which nobody gives by position
     throttle: Throttle = None,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Show the table and write the page at the end.")] = True,
     here: Here = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="End if another campaign uses this machine's device.")] = False,
+    bell: Annotated[bool, typer.Option("--bell", help="Ring the terminal's bell at the end.")] = False,
     too_large: TooLarge = False,
     remote: Remote = None,
 ) -> None:
@@ -91,7 +93,8 @@ def run(  # noqa: PLR0917 -- options, which nobody gives by position
 
     slurm = SlurmOptions(throttle, one_at_a_time, pack)
     asked = Asked(suite, out, system, launcher, tuple(settings or ()), again, detach, tuple(tag or ()), comment, slurm)
-    asked = replace(asked, here=here, too_large=too_large, remote=remote, part=SuitePart(only or (), where or ()))
+    asked = replace(asked, here=here, no_wait=no_wait, bell=bell, too_large=too_large, remote=remote)
+    asked = replace(asked, part=SuitePart(only or (), where or ()))
     raise typer.Exit(asked.run(report))
 
 

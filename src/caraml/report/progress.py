@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from caraml.base.errors import InputError
-from caraml.base.format import human, percent, printable
+from caraml.base.format import human, percent, printable, seconds_text
 from caraml.results.listing import Listing
 from caraml.results.record import Record
 from caraml.results.rows import Scalar
@@ -42,11 +42,6 @@ def rate_text(line: ProgressLine) -> str:
     return f"{rate} ± {percent(line.relative, 2)}" if line.relative is not None else rate
 
 
-def seconds_text(seconds: float | None) -> str:
-    """Seconds as ``1:05``; empty if unknown."""
-    return "" if seconds is None else f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
-
-
 class LiveTable:
     """A row per point under way, and the last that ended: phase, rate so far, watts, remaining time. A watcher of a campaign, and a
     context manager."""
@@ -59,7 +54,7 @@ class LiveTable:
         self._ended: deque[tuple[str, ...]] = deque(maxlen=_ENDED_ROWS)
         self._counts: Counter[str] = Counter()
         self._total = 0
-        self._note = ""
+        self._note = self._left = ""
         self._live = Live(console=console, get_renderable=self._table, refresh_per_second=_REFRESH_PER_SECOND, transient=True)
 
     def __enter__(self) -> LiveTable:
@@ -90,6 +85,10 @@ class LiveTable:
         watts = "" if power is None else human(power, "W")
         self._ended.append((title, f"{record.status}{' (known)' if reused else ''}", rate, watts, ""))
 
+    def left(self, seconds: float) -> None:
+        """How long the whole campaign will take yet."""
+        self._left = f"about {seconds_text(seconds)} left"
+
     def note(self, text: str) -> None:
         """What the campaign waits for."""
         self._note = text
@@ -106,7 +105,7 @@ class LiveTable:
             table.add_row(*row)
         counts = ", ".join(f"{count:,} {status}" for status, count in self._counts.items())
         more = len(self._rows) - len(under_way)
-        words = [f"{sum(self._counts.values()):,} of {self._total:,} ended" if self._total else "", counts]
+        words = [f"{sum(self._counts.values()):,} of {self._total:,} ended" if self._total else "", counts, self._left]
         words += [f"{more:,} more under way" if more > 0 else "", self._note]
         return Group(table, Text("; ".join(word for word in words if word), style="dim"))
 
@@ -115,7 +114,7 @@ class LogLines:
     """The same as plain lines, one per phase and every few seconds, for files and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self._begin, self._last, self._phase = stream, time.monotonic(), 0.0, ""
+        self._stream, self._begin, self._last, self._phase, self._left = stream, time.monotonic(), 0.0, "", ""
 
     def __enter__(self) -> LogLines:
         return self
@@ -126,7 +125,7 @@ class LogLines:
     def started(self, point: Point, index: int, total: int) -> None:
         """Say what begins."""
         self._phase = ""
-        self._write(f"point {index + 1} of {total}: {point.label}")
+        self._write(f"point {index + 1} of {total}{self._left}: {point.label}")
 
     def progress(self, point: Point, line: ProgressLine) -> None:
         """Say a new phase at once, anything else at most every few seconds."""
@@ -143,6 +142,10 @@ class LogLines:
         """Say how it ended."""
         reason = f": {record.reason}" if record.reason else ""
         self._write(f"  {record.point.label}: {record.status}{' (known from before)' if reused else ''}{reason}")
+
+    def left(self, seconds: float) -> None:
+        """Said with the next point: how long the whole campaign will take yet."""
+        self._left = f", about {seconds_text(seconds)} left"
 
     def note(self, text: str) -> None:
         """Say what the campaign waits for."""

@@ -12,8 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from caraml.base.format import GIB, printable, significant
-from caraml.report.progress import seconds_text
+from caraml.base.format import GIB, printable, seconds_text, significant
 from caraml.report.section import plain_table
 
 if TYPE_CHECKING:
