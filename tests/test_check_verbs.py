@@ -102,6 +102,16 @@ def test_a_night_is_told_also_where_the_file_cannot_be_written(here: Path, monke
     assert done.stdout.startswith(("same: 1 point", "undecided: 1 of 1 point", "better: 1 of 1 point"))
 
 
+def test_a_reader_who_leaves_does_not_change_the_verdict(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(here))
+
+    def gone(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("caraml.cli.check.say", gone)
+    assert check(here, "--within", "50%", "--retries", 0, "--json").exit_code in (0, 5)
+
+
 def test_wrong_input_says_what_is_wrong(here: Path) -> None:
     assert "did you mean 'good'" in refused(caraml(here, "check", here / "tiny.toml", "--baseline", "goood"))
     assert "lacks 1 of 1 points of the suite: nap" in refused(check(here, "--set", "params.argv=['true']"))

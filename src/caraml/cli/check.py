@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -139,9 +140,14 @@ def check(  # noqa: PLR0917 -- options, which nobody gives by position
         if junit is not None:
             write_file(junit, check_junit(done, time.monotonic() - clock, began.strftime("%Y-%m-%dT%H:%M:%S")))
     finally:  # a night was measured: a disk that is full costs the file and not the verdict
-        say(check_json(done) if json else verdict_line(done))
-        if not json:
-            console().print(terminal(check_sections(done)))
+        try:
+            say(check_json(done) if json else verdict_line(done))
+            if not json:
+                console().print(terminal(check_sections(done)))
+            sys.stdout.flush()
+        except (BrokenPipeError, SystemExit):  # whoever reads took the line and left, and rich would end the process: the verdict stays
+            with suppress(OSError):  # what is still in the buffer goes nowhere
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise typer.Exit(done.exit_code)
 
 
