@@ -223,6 +223,25 @@ def test_intel_card_contains_its_package(tmp_path: Path) -> None:
     assert energy_at_constant_power(list(channels.values()), watts).boundaries["device"].energy_j == pytest.approx(2500, abs=1)
 
 
+@pytest.mark.parametrize("mask", ["ZE_AFFINITY_MASK=0", "ONEAPI_DEVICE_SELECTOR=level_zero:1", "ONEAPI_DEVICE_SELECTOR=level_zero:gpu", ""])
+def test_an_intel_card_that_is_hidden_nobody_knows_how_counts_for_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: str
+) -> None:
+    if mask:
+        monkeypatch.setenv(*mask.split("=", 1))
+    trees.drm_card(tmp_path, 1, "0000:03:00.0", "xe", {"energy1_input": 7_000_000})
+    assert list(opened(create(f"intel:{tmp_path}"))[1].values()) == pytest.approx([7]), "the only card is the one that is left"
+    trees.drm_card(tmp_path, 2, "0000:04:00.0", "xe", {"energy1_input": 3_000_000})
+    if mask.endswith(("0", "1")):
+        with pytest.raises(SourceUnavailable, match="hides some of 2 devices, by numbers that their sensors do not have"):
+            opened(create(f"intel:{tmp_path}"))
+    else:
+        assert list(opened(create(f"intel:{tmp_path}"))[1].values()) == pytest.approx([7, 3])
+    assert list(opened(create(f"intel:{tmp_path}", devices=["1"]))[1].values()) == pytest.approx([3]), "asked for by its number"
+    with pytest.raises(SourceUnavailable, match="none was asked for"):
+        opened(create(f"intel:{tmp_path}", devices=[]))
+
+
 def test_amd_cards_by_kernel_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
     trees.drm_card(tmp_path, 0, "0000:c1:00.0", "amdgpu", {"power1_average": 90_000_000})
@@ -405,6 +424,9 @@ def test_a_frozen_amd_counter_gives_way_to_power(monkeypatch: pytest.MonkeyPatch
 def test_gaudi_zero_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, "pyhlml", FAKE_GAUDI_MW=[250000, 0])
     _, values = opened(create("gaudi"))
+    with monkeypatch.context() as patch, pytest.raises(SourceUnavailable, match="HABANA_VISIBLE_MODULES hides some of 2 devices"):
+        patch.setenv("HABANA_VISIBLE_MODULES", "0")
+        opened(create("gaudi"))
     assert list(values.values()) == [250.0, None]
 
 

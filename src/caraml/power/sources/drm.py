@@ -40,7 +40,7 @@ class DrmSource(FileSource):
                     cards[os.path.basename(os.path.realpath(card / "device"))] = hwmon  # noqa: PTH119
         if not cards:
             return
-        for pci in select(list(cards), {}, self._devices, ROCM if self.name == "amdgpu" else ()):
+        for pci in select(list(cards), {}, self._devices, ROCM if self.name == "amdgpu" else (), self.name):
             yield from self._intel(pci, cards[pci]) if self.name == "intel" else self._amd(pci, cards[pci])
 
     def _amd(self, pci: str, hwmon: Path) -> Iterator[SensorFile]:

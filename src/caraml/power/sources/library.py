@@ -68,7 +68,7 @@ class GaudiSource:
             handle = hlml.hlmlDeviceGetHandleByIndex(index)
             uuid = hlml.hlmlDeviceGetUUID(handle)
             found[uuid.decode() if isinstance(uuid, bytes) else str(uuid)] = handle
-        chosen = select(list(found), {}, self._wanted, GAUDI)
+        chosen = select(list(found), {}, self._wanted, GAUDI, self.name)
         if not chosen:
             raise SourceUnavailable("no Gaudi card is visible to this process", "check HABANA_VISIBLE_DEVICES")
         self._handles = {f"gaudi:{uuid}:power": found[uuid] for uuid in chosen}
