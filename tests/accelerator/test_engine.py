@@ -14,6 +14,7 @@ from tests.accelerator.conftest import Inside
         "events_are_asked_and_not_waited_for",
         "events_without_times_are_replaced_by_waiting",
         "copies_ahead_overlap_and_are_waited_for",
+        "micro_batches_together_are_the_whole_batch",
         "each_process_has_its_device",
         "more_processes_than_devices_are_refused",
         "a_probe_leaves_the_device_as_it_was",
