@@ -195,9 +195,9 @@ def test_cpu_time_that_the_host_gives_to_other_guests_is_others(tmp_path: Path) 
 
 def test_cpu_time_counts_this_process_and_its_children() -> None:
     before = cpu_time(os.getpid())
-    subprocess.run([sys.executable, "-c", "x = sum(i * i for i in range(6_000_000))"], check=True)
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.4: pass"], check=True)
     after = cpu_time(os.getpid())
     if before is None or after is None:
         pytest.skip("no /proc here")
-    assert after.ours - before.ours > 0.1
+    assert after.ours - before.ours > 0.3
     assert after.everyone - before.everyone >= after.ours - before.ours - 0.2

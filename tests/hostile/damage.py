@@ -112,7 +112,7 @@ def verdict_of(trial: Callable[..., None], *arguments: Any) -> str:
     process.start()
     sender.close()
     try:
-        return str(receiver.recv()) if receiver.poll(30) else "hangs"
+        return str(receiver.recv()) if receiver.poll(300) else "hangs"
     except EOFError:
         return "crashed"  # nothing of ours can hold that; the worker's record says that it was killed
     finally:

@@ -24,6 +24,8 @@ from caraml.power.store import ReadingStore
 from caraml.power.trace import downsampled, svg
 
 MODULES = Path(__file__).resolve().parents[1] / "fakes" / "power" / "modules"
+UNTIL = "n=0; until {} || [ $n -gt 3000 ]; do n=$((n + 1)); sleep 0.05; done"
+"""A command that lasts until a condition of the shell's holds, or for minutes where that never comes."""
 
 
 def start(*words: str, **environment: str) -> subprocess.Popen[str]:
@@ -66,10 +68,10 @@ def test_energy_of_a_command_is_right_and_written(tmp_path: Path) -> None:
     assert document["status"] == "finished"
     assert device.energy_j == pytest.approx(300 * energy.duration_s, abs=device.bound_j)
     assert device.net_j == pytest.approx(0, abs=device.net_bound_j)
-    assert energy.duration_s == pytest.approx(1.0, abs=0.5)
+    assert energy.duration_s >= 1.0 and energy.start >= window_from_dict(document["idle"]).end
     assert {f.name for f in outcome.files} == {"energy.json", "energy.csv", "readings.csv", "power.svg"}
     columns = read_readings(tmp_path / "readings.csv")
-    assert len(columns["value"]) > 20
+    assert len(columns["value"]) > 4
     assert (tmp_path / "power.svg").read_text().count('stroke="#') > 3, "axis, grid, line and legend"
 
 
@@ -123,11 +125,14 @@ def test_a_command_ended_by_a_signal_ends_the_wrapper_by_the_same(tmp_path: Path
 
 
 def test_a_killed_wrapper_leaves_files_that_load_and_are_not_valid(tmp_path: Path) -> None:
-    process = start("--methods", "fake", "--out", str(tmp_path), "--", "sh", "-c", "echo ready; sleep 2.5")
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(2.0)
+    go_on = tmp_path / "go-on"
+    process = start("--methods", "fake", "--out", str(tmp_path), "--", "sh", "-c", UNTIL.format(f"[ -e {go_on} ]"))
+    readings, deadline = tmp_path / "readings.csv", time.monotonic() + 300
+    while not readings.exists() or readings.read_text().count("\n") < 10:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     process.kill()
+    go_on.touch()
     process.communicate(timeout=300)
     document = result_of(tmp_path)
     assert document["status"] == "running"
@@ -214,17 +219,18 @@ def test_without_a_sensor_the_command_runs_and_the_result_says_why(tmp_path: Pat
     assert "no power sensor" in err
 
 
-@pytest.mark.parametrize("fault", [{"fail_at": 0.6}, {"hang_at": 0.6, "hang_s": 30}])
-def test_a_sensor_that_dies_during_the_command(tmp_path: Path, fault: dict[str, float]) -> None:
-    begin = time.monotonic()
-    code, _, err = finished("--methods", "nvml", "--out", str(tmp_path), "--", "sleep", "1.5", FAKE_GPUS=json.dumps([fault]))
-    assert time.monotonic() - begin < 1.5 + 10
+@pytest.mark.parametrize("fault", ["FAKE_LOST", "FAKE_HANGS"])
+def test_a_sensor_that_dies_during_the_command(tmp_path: Path, fault: str) -> None:
+    """It dies once some of the command's readings are on disk. A sensor that hangs does so for longer than anybody waits here."""
+    some = f"[ $(wc -l <{tmp_path}/readings.csv) -gt 20 ]"
+    program = f"{UNTIL.format(some)}; touch {tmp_path}/dies; sleep 0.5"
+    code, _, err = finished("--methods", "nvml", "--out", str(tmp_path), "--", "sh", "-c", program, **{fault: str(tmp_path / "dies")})
     document = result_of(tmp_path)
     assert code == 0
     assert not document["valid"]
     device = document["energy"]["boundaries"]["device"]
     assert device["energy_j"] is None
-    assert 30 < device["partial_j"] < 350
+    assert 0 < device["partial_j"] < 300 * window_from_dict(document["energy"]).duration_s
     assert "unknown" in err
 
 
@@ -255,14 +261,15 @@ def test_ranks_write_beside_each_other_and_are_merged(tmp_path: Path, capsys: py
         process.communicate(timeout=300)
     assert main(["merge", str(folder)]) == 0
     merged = json.loads(capsys.readouterr().out)
-    device = merged["boundaries"]["device"]
-    assert device["total_j"] == pytest.approx(600, rel=0.2)
+    device, seconds = merged["boundaries"]["device"], [result_of(folder, f"energy.{rank}.json")["energy"] for rank in range(2)]
+    truth = [300 * (one["end"] - one["start"]) for one in seconds]
+    assert device["total_j"] == pytest.approx(sum(truth), rel=0.1)
     (folder / "energy.1.json").unlink()
     assert main(["merge", str(folder)]) == 1
     merged = json.loads(capsys.readouterr().out)
     assert merged["missing"] == ["rank 1"]
     assert merged["boundaries"]["device"]["total_j"] is None
-    assert merged["boundaries"]["device"]["partial_j"] == pytest.approx(300, rel=0.2)
+    assert merged["boundaries"]["device"]["partial_j"] == pytest.approx(truth[0], rel=0.1)
 
 
 def test_watch_prints_power_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,7 +288,8 @@ def test_the_live_line_shows_watts_on_a_terminal(tmp_path: Path) -> None:
     import pty
 
     parent, child = pty.openpty()
-    command = [sys.executable, "-m", "caraml.power", "--methods", "fake:constant", "--out", str(tmp_path), "--", "sleep", "1.6"]
+    program = UNTIL.format(f"[ -e {tmp_path}/seen ]")
+    command = [sys.executable, "-m", "caraml.power", "--methods", "fake:constant", "--out", str(tmp_path), "--", "sh", "-c", program]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     process = subprocess.Popen(command, stderr=child, stdout=child, env=env)
     os.close(child)
@@ -289,6 +297,8 @@ def test_the_live_line_shows_watts_on_a_terminal(tmp_path: Path) -> None:
     try:
         while chunk := os.read(parent, 1024):
             seen += chunk
+            if b"300 W" in seen:
+                (tmp_path / "seen").touch()
     except OSError:
         pass  # the terminal is gone when its last user is
     assert process.wait(300) == 0

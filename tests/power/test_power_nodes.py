@@ -143,13 +143,21 @@ def test_a_csv_file_that_grows_is_a_meter(tmp_path: Path) -> None:
                 out.write(f"{datetime.now(UTC).isoformat()},400.0\n")
 
     logger = threading.Thread(target=log)
+
+    def written(lines: int) -> None:
+        """Wait for so many lines more, whatever the machine does meanwhile."""
+        wanted, deadline = file.read_text().count("\n") + lines, time.monotonic() + 300
+        while file.read_text().count("\n") < wanted:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
     logger.start()
-    time.sleep(0.5)
     try:
+        written(10)
         with Meter([f"csv:{file}"]) as meter:
-            time.sleep(0.3)
+            written(6)
             with meter.window("w") as found:
-                time.sleep(1.5)
+                written(30)
             energy = found.energy
     finally:
         stop.set()

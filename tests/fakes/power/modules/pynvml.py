@@ -25,10 +25,6 @@ DEFAULTS = {
     "module": False,  # has module scope; the counter then covers the module
     "gpu_scope": True,  # has power at GPU scope
     "mig": [],  # UUIDs of slices
-    "fail_at": None,  # every call fails from here on [s]
-    "fail_once_at": None,  # one call fails [s]
-    "hang_at": None,  # one call hangs [s]
-    "hang_s": 5.0,
     "frozen": False,  # the counter never moves
 }
 
@@ -84,20 +80,12 @@ class Gpu:
         self.__dict__.update(DEFAULTS | config)
         shape, parameters = self.signal
         self.load = getattr(signals, shape)(**parameters)
-        self.failed_once = self.hung = False
 
     def check(self):
-        if os.path.exists(os.environ.get("FAKE_LOST", "/nonexistent")):  # noqa: PTH110 - any process can make the GPUs fall off the bus
+        if os.path.exists(os.environ.get("FAKE_LOST", "/nonexistent")):  # noqa: PTH110 - any process can make the GPUs fall off the bus, or hang
             raise NVMLError_GpuIsLost()
-        now = time.monotonic() - _t0()
-        if self.hang_at is not None and now >= self.hang_at and not self.hung:
-            self.hung = True
-            time.sleep(self.hang_s)
-        if self.fail_once_at is not None and now >= self.fail_once_at and not self.failed_once:
-            self.failed_once = True
-            raise NVMLError_GpuIsLost()
-        if self.fail_at is not None and now >= self.fail_at:
-            raise NVMLError_GpuIsLost()
+        while os.path.exists(os.environ.get("FAKE_HANGS", "/nonexistent")):  # noqa: PTH110
+            time.sleep(60)
 
     def clock(self):
         now = time.monotonic() - _t0()
