@@ -314,6 +314,48 @@ def test_what_is_piped_is_neither_wrapped_nor_cut(here: Path) -> None:
     )
 
 
+def test_every_fault_of_a_suite_is_told_at_once(here: Path) -> None:
+    """Those of its form, of values, of conditions and of names, each in a line, in the order of the file."""
+    (here / "bad.toml").write_text(
+        """name = "bad"
+title = "Bad"
+[[benchmark]]
+name = "a"
+workload = "gtp"
+global_batch = 4
+[[benchmark]]
+name = "b"
+workload = "gpt"
+global_batch = [2, 4]
+where = ["batch < 4"]
+params = { preset = "4m" }
+[[benchmark]]
+name = "c"
+workload = "gpt"
+global_batch = 4
+precision = "bf17"
+"""
+    )
+    for words in (("plan",), ("run",), ("run", "--detach")):
+        done = caraml(here, words[0], "bad.toml", *words[1:])
+        lines = done.stderr.splitlines()
+        assert done.returncode == 2 and lines[0] == "caraml: 4 faults in bad.toml" and len(lines) == 5, done.stderr
+        assert (
+            lines[1].startswith('  bad.toml:5: benchmark[0].workload: found "gtp", expected one of ') and "did you mean 'gpt'?" in lines[1]
+        )
+        assert lines[2].startswith('  bad.toml:11: benchmark[1].where[0]: found "batch < 4"') and "did you mean 'global_batch'?" in lines[2]
+        assert lines[3].startswith('  bad.toml:12: benchmark[1].params.preset: found "4m"')
+        assert lines[4].startswith('  bad.toml:17: benchmark[2].precision: found "bf17"') and "did you mean 'bf16'?" in lines[4]
+    assert not (here / "caraml-results").exists()
+
+
+def test_energy_that_nobody_asked_for_is_no_missing_sensor(here: Path) -> None:
+    done = caraml(here, "run", "verbs.toml")
+    assert "not asked [1]" in done.stdout and "no sensor" not in done.stdout and "caraml doctor" not in done.stdout
+    page = (here / "caraml-results" / "verbs.html").read_text()
+    assert "No energy: not asked for: `energy = false`." in page and "caraml doctor: it names" not in page
+
+
 def test_unknown_names_are_told(here: Path) -> None:
     for arguments, words in (
         (("run", "verbs.toml", "--launcher", "slurmm"), "did you mean 'slurm'"),

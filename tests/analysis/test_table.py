@@ -108,8 +108,11 @@ def test_sql_does_not_see_the_callers_variables(store: Store) -> None:
 def test_a_wrong_query_is_told_the_tables(store: Store) -> None:
     with pytest.raises(InputError, match="throughputt") as caught:
         table.query(store, "SELECT throughputt FROM records")
-    assert "steps(key, attempt, step, rank" in str(caught.value)
-    assert "mfu_measured" in str(caught.value)
+    told = str(caught.value)
+    assert "records, steps, power and reference" in told and 'results --sql "describe records"' in told
+    assert len(told) < 600, "not the hundreds of columns that there are"
+    columns, lines = table.query(store, "describe steps")
+    assert columns[0] == "column_name" and [line[0] for line in lines[:2]] == ["key", "attempt"]
 
 
 def test_a_record_cannot_point_outside_its_folder(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from caraml.analysis.raw import raw_file
 from caraml.base.database import database, reading, table
 from caraml.base.errors import InputError
 from caraml.base.limits import ROWS
-from caraml.metrics.definitions import METRICS, unit_of
+from caraml.metrics.definitions import unit_of
 from caraml.reference import FIELDS, paths
-from caraml.results.rows import COLUMNS, INTEGERS, NUMBERS, TEXT, Scalar, fill, fill_from_parquet, row_of
+from caraml.results.rows import COLUMNS, NUMBERS, Scalar, fill, fill_from_parquet, row_of
 from caraml.results.store import Store
 
 if TYPE_CHECKING:
@@ -75,11 +75,14 @@ def units_of_items(items: set[str]) -> dict[str, str]:
     return {name: unit_of(name.removesuffix("_low").removesuffix("_high").removesuffix("_bound"), item) for name in NUMBERS}
 
 
+_COLUMNS_OF = f"""tables are records, {", ".join(RAW)} and reference; the columns of one: caraml results --sql "describe records\""""
+
+
 def query(store: Store, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Columns and rows of one SELECT over the tables `records`, `steps` and `power` of a store, and `reference`, what others published.
 
-    Only these tables can be reached: no file, no network, no setting. Raises ``InputError`` with DuckDB's words and the
-    names of all columns when the query is wrong.
+    Only these tables can be reached: no file, no network, no setting. Raises ``InputError`` with DuckDB's words, the
+    nearest names among them, when the query is wrong.
     """
     import duckdb
 
@@ -93,11 +96,11 @@ def query(store: Store, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
             statements = connection.extract_statements(sql)
             allowed = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
             if len(statements) != 1 or statements[0].type not in allowed:
-                raise InputError(f"expected one SELECT, found {len(statements)} statements or another kind: {sql}", _tables())
+                raise InputError(f"expected one SELECT, found {len(statements)} statements or another kind: {sql}", _COLUMNS_OF)
             found = connection.execute(statements[0])
             return [column[0] for column in found.description or []], found.fetchall()
         except duckdb.Error as error:
-            raise InputError(f"the query is wrong: {error}", _tables()) from error
+            raise InputError(f"the query is wrong: {error}", _COLUMNS_OF) from error
 
 
 def _load(connection: duckdb.DuckDBPyConnection, store: Store, sql: str, scratch: Path) -> None:
@@ -132,16 +135,6 @@ def insert_raw(connection: duckdb.DuckDBPyConnection, name: str, record: Record,
 
 def _columns(types: Mapping[str, str]) -> str:
     return ", ".join(f'"{name}" {kind}' for name, kind in types.items())
-
-
-def _tables() -> str:
-    """What a query can use, for the error's next step."""
-    lines = [
-        f"records({', '.join(TEXT + INTEGERS)}, and NAME, NAME_low, NAME_high for each of: {', '.join(METRICS)}; NAME_bound for energies)"
-    ]
-    lines += [f"{table}(key, attempt, {', '.join(columns)})" for table, columns in RAW.items()]
-    lines.append(f"reference({', '.join(REFERENCE)})")
-    return "use these tables and columns:\n  " + "\n  ".join(lines)
 
 
 def to_csv(columns: Sequence[str], lines: Sequence[Sequence[Any]], column_units: Mapping[str, str] | None = None) -> str:

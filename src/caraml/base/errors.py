@@ -88,13 +88,22 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def unknown_name(kind: str, word: str, known: Iterable[str]) -> InputError:
+class UnknownNameError(InputError):
+    """A name that is not in a registry; ``known`` are those that are, ``guess`` is the nearest of them."""
+
+    known: tuple[str, ...] = ()
+    guess: str | None = None
+
+
+def unknown_name(kind: str, word: str, known: Iterable[str]) -> UnknownNameError:
     """The error for a name that is not in a registry: says what was found, what exists, and the nearest spelling."""
     names = sorted(known)
     guess = nearest(word, names)
     suggestion = f"did you mean {guess!r}?" if guess else None
     listed = ", ".join(names) if len(names) <= _LONGEST_LIST else f"{len(names)} names"
-    return InputError(f"unknown {kind} {word!r}; known: {listed or 'none'}", suggestion)
+    error = UnknownNameError(f"unknown {kind} {word!r}; known: {listed or 'none'}", suggestion)
+    error.known, error.guess = tuple(names), guess
+    return error
 
 
 def in_a_line(error: Exception) -> str:

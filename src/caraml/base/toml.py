@@ -9,11 +9,13 @@ set, a string a path or an enum.
 
 from __future__ import annotations
 
+import copy
 import datetime
 import json
 import re
 import tomllib
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
@@ -29,6 +31,13 @@ _DEEP = re.compile(rf"""^[ \t]*\[{{0,2}}(?:[ \t]*(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^
 """A dotted key of more parts than are read: found before parsing, which takes as long for each key below it."""
 _LONGEST_FOUND = 60
 """Characters of a faulty value that are shown."""
+
+
+class FaultsError(InputError):
+    """A document has faults; ``rest`` is the document without them, where it may have others that were not looked for yet."""
+
+    faults: list[str]
+    rest: TomlDocument | None
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,20 @@ class TomlDocument:
         try:
             return model.model_validate_json(json.dumps(self.data, default=_plain), strict=True)
         except ValidationError as error:
-            self.refuse(self.faults(error, model))
+            self.refuse(self.faults(error, model), self._without(error, model))
+
+    def _without(self, error: ValidationError, model: type[BaseModel]) -> TomlDocument:
+        """The document without the keys that are wrong, as a whole where they are lists."""
+        data = copy.deepcopy(self.data)
+        for item in error.errors(include_url=False)[:FAULTS]:
+            location = _Fault.of(item, model, self.data, ()).location
+            names = [index for index, step in enumerate(location) if isinstance(step, str)]
+            part: Any = data
+            with suppress(KeyError, IndexError, TypeError):
+                for step in location[: names[-1]]:
+                    part = part[step]
+                del part[location[names[-1]]]
+        return replace(self, data=data)
 
     def faults(self, error: ValidationError, model: type[BaseModel], prefix: Location = ()) -> list[str]:
         """Every fault of ``error``, in file order; ``prefix`` is where in the document the part stands that ``model`` validated."""
@@ -78,12 +100,13 @@ class TomlDocument:
         ordered = sorted(merged.values(), key=lambda fault: self.line(fault.location))
         return [self.fault(fault.location, fault.found, fault.expected, fault.guess) for fault in ordered]
 
-    def refuse(self, faults: list[str]) -> NoReturn:
-        """Raise the ``InputError`` that lists ``faults``."""
-        if len(faults) == 1:
-            raise InputError(faults[0])
+    def refuse(self, faults: list[str], rest: TomlDocument | None = None) -> NoReturn:
+        """Raise the ``InputError`` that lists ``faults``; ``rest`` is the document without what is wrong, in which more may be found."""
         more = ["..."] if len(faults) >= FAULTS else []
-        raise InputError("\n  ".join([f"{len(faults)} faults{' or more' if more else ''} in {self.name}", *faults[:FAULTS], *more]))
+        lines = [f"{len(faults)} faults{' or more' if more else ''} in {self.name}", *faults[:FAULTS], *more]
+        error = FaultsError(faults[0] if len(faults) == 1 else "\n  ".join(lines))
+        error.faults, error.rest = faults, rest
+        raise error
 
     def _inside(self, location: Location) -> Any:
         part: Any = self.data

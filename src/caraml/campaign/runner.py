@@ -148,8 +148,8 @@ class Campaign:
         """
         if self.options.launcher == "local" and not self.options.here:
             refuse_login_node(self.suite.suite.name)
-        self.store.make()
         plan, only = self.plan(), self.options.only
+        self.store.make()
         work = deque(self._work(index, planned) for index, planned in self.chosen(plan))
         points = [(planned.key, planned.point.label) for planned in plan.points]
         whole, total = len(work) == len(points), len(points)

@@ -15,9 +15,9 @@ import typer
 from caraml.base.errors import InputError, unknown_name
 from caraml.base.files import open_to_append
 from caraml.base.format import printable
-from caraml.base.toml import parse_toml
+from caraml.base.toml import FaultsError, parse_toml
 from caraml.campaign import Campaign, Options, Watcher, exit_code
-from caraml.campaign.machine import DeviceLock, refuse_login_node
+from caraml.campaign.machine import DeviceLock, machine_of, refuse_login_node
 from caraml.campaign.preview import programs
 from caraml.campaign.settings import with_settings
 from caraml.cli.app import console, say
@@ -27,7 +27,7 @@ from caraml.launch.launchers import Name, default_name, launcher
 from caraml.report.progress import LiveTable, LogLines
 from caraml.results.record import Record
 from caraml.results.store import Store
-from caraml.suite.expand import WHOLE, SuitePart
+from caraml.suite.expand import WHOLE, SuitePart, refuse_with_all_faults
 from caraml.suite.load import SuiteFile, load_suite, suite_of
 from caraml.system.catalogue import load_system
 from caraml.system.model import System
@@ -95,7 +95,11 @@ class Asked:
 
     def campaign(self, watcher: Watcher, note: Callable[[str], None]) -> Campaign:
         """The campaign, ready to plan or run."""
-        file, system = self.suite_file(), self.machine()
+        system = self.machine()
+        try:
+            file = self.suite_file()
+        except FaultsError as error:
+            refuse_with_all_faults(error, machine_of(system), params_of)
         name = self.launcher_name(system)
         if self.remote is not None and (name != "print" or not self.remote.is_absolute()):
             raise InputError(
@@ -174,7 +178,8 @@ class Asked:
 
     def _leave(self) -> int:
         """Start the same command as a process that outlives this one."""
-        campaign = self.campaign(LogLines(sys.stdout), say)  # faults are told here, where somebody reads them
+        campaign = self.campaign(LogLines(sys.stdout), say)
+        campaign.plan()  # faults are told here, where somebody reads them
         name = campaign.suite.suite.name
         if not self.here:
             refuse_login_node(name)

@@ -20,7 +20,7 @@ from caraml.report import figures, scaling, times
 from caraml.report import section as text
 from caraml.report.grouping import MOST_SERIES, Repeats, labels, machine, node_only, repeated, single
 from caraml.report.numbers import flat, written
-from caraml.report.provenance import energy_reason
+from caraml.report.provenance import energy_reason, no_energy
 from caraml.report.section import ReportFigure, Section
 from caraml.report.series import first_line, power_figure, read_traces
 from caraml.results.record import Record
@@ -114,7 +114,7 @@ def cell(record: Record, name: str, runs: Sequence[Record] = ()) -> ResultCell:
     metric = record.metrics.get(name)
     text = written(name, metric) if metric is not None and metric.value is not None else ""
     if not text and record.window is not None:
-        text = (node_only(runs or [record]) or "no sensor") if name == "energy_per_item" else "not known"
+        text = (node_only(runs or [record]) or no_energy(energy_reason(record) or "")[0]) if name == "energy_per_item" else "not known"
     return ResultCell(text, metric.value if metric is not None else None)
 
 

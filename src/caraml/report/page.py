@@ -33,7 +33,7 @@ from caraml.report.document import (
 )
 from caraml.report.grouping import Repeats, labels, repeated, single
 from caraml.report.numbers import flat, interval, written
-from caraml.report.provenance import ENERGY_FIX, definition, energy_reason, flag_meaning, flag_text, source, uncertainty, window_text
+from caraml.report.provenance import definition, energy_reason, flag_meaning, flag_text, no_energy, source, uncertainty, window_text
 from caraml.report.series import PowerTrace, read_traces
 from caraml.results.record import FLAGS, SCHEMA_VERSION, Record
 from caraml.results.store import Store
@@ -129,8 +129,7 @@ def _content(store: Store, records: Sequence[Record]) -> dict[str, Any]:
         "environment": environment(records, named),
         "definitions": [(name, title_of(name), METRICS[name].unit if name in METRICS else "", definition(name)) for name in names],
         "flags": [(flag, flag_meaning(flag)) for flag in sorted(used | FLAGS.keys())],
-        "energy_reasons": sorted({reason for record in records if (reason := energy_reason(record))}),
-        "energy_fix": ENERGY_FIX,
+        "energy_reasons": sorted({no_energy(reason)[1] for record in records if (reason := energy_reason(record))}),
         "versions": {"caraml": __version__, "schema": SCHEMA_VERSION, "method": METHOD_VERSION},
     }
 

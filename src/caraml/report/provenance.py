@@ -8,6 +8,7 @@ from caraml.metrics.model import Metric
 from caraml.power.model import ENERGY_FLAGS, HEADLINES, ChannelEnergy
 from caraml.report.numbers import interval, plain
 from caraml.results.record import FLAGS, Record
+from caraml.worker.command_record import NO_ENERGY
 
 ENERGY_FIX = "run caraml doctor: it names the sensors of this machine, what is missing and the command that would fix it"
 
@@ -70,6 +71,11 @@ def energy_reason(record: Record) -> str | None:
     if record.window is None or (metric is not None and metric.value is not None):
         return None
     return (metric.reason if metric is not None else None) or "energy was not measured"
+
+
+def no_energy(reason: str) -> tuple[str, str]:
+    """What a table says of an energy that is missing for this reason, in two words, and in full with what would help."""
+    return ("not asked", reason) if reason == NO_ENERGY else ("no sensor", f"{reason}; {ENERGY_FIX}")
 
 
 def sensors(record: Record) -> str:

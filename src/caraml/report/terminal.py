@@ -16,7 +16,7 @@ from caraml.metrics.model import Metric
 from caraml.power.model import WindowEnergy
 from caraml.report.grouping import Repeats, labels, node_only, repeated, single
 from caraml.report.numbers import flat, plain, written
-from caraml.report.provenance import ENERGY_FIX, definition, energy_reason, flag_meaning, flag_text, source, uncertainty, window_text
+from caraml.report.provenance import definition, energy_reason, flag_meaning, flag_text, no_energy, source, uncertainty, window_text
 from caraml.report.section import STYLES
 from caraml.results.record import Record
 
@@ -130,7 +130,8 @@ def _numbers(line: Repeats, notes: _Notes) -> Iterator[str]:
     if node := node_only(line.good or [record]):
         yield f"{node.replace(', ±', chr(10) + '±')} {notes.mark(f'energy of the whole node, which has the only sensor: {reason}')}"
     elif reason is not None:
-        yield f"no sensor {notes.mark(f'no energy: {reason}; {ENERGY_FIX}')}"
+        words, why = no_energy(reason)
+        yield f"{words} {notes.mark(f'no energy: {why}')}"
     else:
         note = f" {notes.mark(energy.reason)}" if energy is not None and energy.reason else ""
         yield written("energy_per_item", energy).replace(", ±", "\n±") + note
@@ -251,12 +252,10 @@ def _over(record: Record, name: str) -> str:
 def _energy(record: Record) -> Iterator[RenderableType]:
     reason = energy_reason(record)
     if record.energy is None:
-        yield _text(f"none: {reason or record.reason or 'energy was not measured'}")
-        yield _text(ENERGY_FIX, "dim")
+        yield _text(f"none: {no_energy(reason or record.reason or 'energy was not measured')[1]}")
         return
     if reason is not None:
-        yield _text(f"none: {reason}")
-        yield _text(ENERGY_FIX, "dim")
+        yield _text(f"none: {no_energy(reason)[1]}")
     for window, title in ((record.energy, "window"), (record.idle, "idle")):
         if window is not None:
             yield _channels(window, title)

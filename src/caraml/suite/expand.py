@@ -8,15 +8,16 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, get_origin
+from typing import Any, NoReturn, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from caraml.base.errors import InputError, nearest
+from caraml.base.errors import InputError, UnknownNameError, nearest
 from caraml.base.limits import POINTS
+from caraml.base.toml import FaultsError
 from caraml.base.toml_lines import Location
 from caraml.suite.expression import Condition
-from caraml.suite.load import SuiteFile
+from caraml.suite.load import SuiteFile, suite_of
 from caraml.suite.model import Benchmark, Knobs, Measure, Point
 from caraml.suite.placement import ModelShape, Placement, misfit
 from caraml.system.model import DeviceClass
@@ -27,6 +28,9 @@ ParamsOf = Callable[[str], type[BaseModel]]
 SoftwareOf = Callable[[str], str | None]
 """Gives the plug-in that a workload comes from, with its version; ``None`` for one of CARAML's own."""
 
+_NAMES = ("nodes", "devices", "world", "dp", "mode", "precision", "compile", "global_batch", "micro_batch", "accumulation")
+_OF_MACHINE = ("device_class", "device_memory_gib")
+"""What a `where` condition may speak of besides parameters, placement and knobs."""
 _DEFAULTS: dict[str, Any] = {
     "nodes": 1,
     "devices": 1,
@@ -135,6 +139,26 @@ def expand(file: SuiteFile, machine: Machine, params_of: ParamsOf, software_of: 
     return Plan(_without_twins(points), left_out)
 
 
+def refuse_with_all_faults(error: FaultsError, machine: Machine, params_of: ParamsOf) -> NoReturn:
+    """Raise an error of a suite's form with the faults that its values have besides, in the order of their lines."""
+    if error.rest is not None:
+        try:
+            expand(suite_of(error.rest), machine, params_of)
+        except FaultsError as more:
+            error.rest.refuse(sorted({*error.faults, *more.faults}, key=_line))
+    raise error
+
+
+def _readable(error: InputError) -> str:
+    """What a condition should have been, in a line."""
+    return f"a condition on a point's names ({'; '.join(filter(None, (error.args[0], error.hint)))})"
+
+
+def _line(fault: str) -> int:
+    found = re.match(r".*?:(\d+): ", fault)
+    return int(found[1]) if found else 0
+
+
 class _Expansion:
     """One benchmark's points, and the faults found on the way."""
 
@@ -149,13 +173,15 @@ class _Expansion:
         """The points, and how many combinations `where` excludes."""
         asked = self._benchmark.asked(self._machine.device_class)
         repeats, measure = asked.pop("repeats") or 1, asked.pop("measure") or Measure()
-        model, conditions = self._params_model(params_of), self._conditions()
+        model = self._params_model(params_of)
+        conditions = self._conditions(model)
+        of_conditions = len(self.faults)
         if model is not None:
             asked["params"] = _lists_as_values(model, asked["params"])
         if self._benchmark.workload == "command" and asked["accumulation"] is None:
             asked["global_batch"] = asked["global_batch"] or 1  # a program need not have a batch
         self._check_axes(asked)
-        if self.faults or model is None:
+        if len(self.faults) > of_conditions or model is None:
             return [], 0
         if self._too_many(asked, repeats):
             return [], 0
@@ -183,17 +209,19 @@ class _Expansion:
     def _params_model(self, params_of: ParamsOf) -> type[BaseModel] | None:
         try:
             return params_of(self._benchmark.workload)
-        except InputError as error:
-            self._fault(("workload",), self._benchmark.workload, f"a workload: {error}")
+        except UnknownNameError as error:
+            self._fault(("workload",), self._benchmark.workload, f"one of {', '.join(error.known)}", error.guess)
             return None
 
-    def _conditions(self) -> list[Condition]:
+    def _conditions(self, model: type[BaseModel] | None) -> list[Condition]:
         conditions = []
         for index, text in enumerate(self._benchmark.where):
             try:
                 conditions.append(Condition(text))
+                if model is not None and self._benchmark.workload != "command":
+                    conditions[-1].know({*_NAMES, *Placement.model_fields, *Knobs.model_fields, *_OF_MACHINE, *model.model_fields})
             except InputError as error:
-                self._fault(("where", index), text, str(error))
+                self._fault(("where", index), text, _readable(error))
         return conditions
 
     def _asked_for(self, point: Point, conditions: list[Condition]) -> bool:
@@ -203,7 +231,7 @@ class _Expansion:
                 if not condition.holds(names):
                     return False
             except InputError as error:
-                self._fault(("where", index), condition.text, str(error))
+                self._fault(("where", index), condition.text, _readable(error))
         return True
 
     def _check_axes(self, asked: dict[str, Any]) -> None:
@@ -379,9 +407,8 @@ def _shape(params: BaseModel) -> ModelShape | None:
 
 def _names(point: Point, machine: Machine) -> dict[str, Any]:
     """What a `where` condition may speak of."""
-    names = ("nodes", "devices", "world", "dp", "mode", "precision", "compile", "global_batch", "micro_batch", "accumulation")
-    own = {name: getattr(point, name) for name in names}
-    machine_s = {"device_class": machine.device_class, "device_memory_gib": machine.device_memory_gib or 0.0}
+    own = {name: getattr(point, name) for name in _NAMES}
+    machine_s = dict(zip(_OF_MACHINE, (machine.device_class, machine.device_memory_gib or 0.0), strict=True))
     return {**point.params, **point.placement.model_dump(), **point.knobs.model_dump(), **own, **machine_s}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from caraml.base.errors import InputError, nearest
@@ -32,6 +32,8 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 }
 _ALLOWED = "names, numbers, strings, lists, + - * / // %, comparisons, in, and, or, not"
 _LONGEST = 500
+_MEANT = dict.fromkeys(("batch", "batch_size", "bs"), "global_batch") | {"gpus": "devices", "ranks": "world", "dtype": "precision"}
+"""What other programs call the names of a point, where another of ours is spelt alike."""
 
 
 class Condition:
@@ -51,6 +53,11 @@ class Condition:
     def names(self) -> set[str]:
         """Every name that the condition mentions."""
         return {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
+
+    def know(self, known: Iterable[str]) -> None:
+        """Raise ``InputError`` where it mentions a name that is none of these."""
+        for name in sorted(self.names):
+            self._lookup(name, dict.fromkeys(known))
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         """Whether the condition is true for these values. Raises ``InputError`` for an unknown name or impossible operation."""
@@ -104,7 +111,7 @@ class Condition:
 
     def _lookup(self, name: str, values: Mapping[str, Any]) -> Any:
         if name not in values:
-            guess = nearest(name, values)
+            guess = _MEANT.get(name.lower()) or nearest(name, values)
             hint = f"did you mean {guess!r}?" if guess else f"known names: {', '.join(sorted(values))}"
             raise InputError(f"condition {self.text!r}: unknown name {name!r}", hint)
         return values[name]
