@@ -109,7 +109,7 @@ LINES = {
     "campaign": 1_625,
     "cli": 1_415,
     "data": 850,
-    "engine": 3_490,
+    "engine": 3_495,
     "launch": 1_600,
     "metrics": 1_500,
     "power": 5_150,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,6 +110,26 @@ def test_operands_of_every_kind_are_multiplied_right(products: Any, onednn: Coun
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         torch.mm(wide, wide)
     assert onednn.calls == 3 * len(cases)
+
+
+def test_a_large_transpose_is_copied_in_parts(products: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the slopes of all logits a copy would be the largest array of a step."""
+    copied: list[int] = []
+    own = torch.ops.mkldnn._linear_pointwise.default
+
+    def linear(a: torch.Tensor, *rest: Any) -> torch.Tensor:
+        copied.append(0 if a.is_contiguous() else a.numel())
+        return own(a, *rest)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", SimpleNamespace(default=linear))
+    monkeypatch.setattr(matmul, "_COPIED", 20 * 33)
+    slopes, hidden = torch.randn(33, 50), torch.randn(33, 7)
+    once(products("onednn"), lambda: None)
+    assert torch.allclose(slopes.t() @ hidden, torch.einsum("ji,jk->ik", slopes, hidden), atol=1e-4)
+    assert copied[:3] == [20 * 33, 20 * 33, 10 * 33]
+    copied.clear()
+    assert torch.allclose(slopes @ slopes.t().contiguous(), torch.einsum("ij,kj->ik", slopes, slopes), atol=1e-4)
+    assert copied[0] == 0, "what need not be copied is multiplied at once"
 
 
 @pytest.mark.slow

@@ -126,6 +126,20 @@ def test_chunked_loss_and_gradients_equal_the_plain_ones(chunk_bytes: int) -> No
         assert linear_cross_entropy(hidden, weight, targets, chunk_bytes).item() == loss.item()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_full_of_rows_at_a_time_gives_the_same(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    torch.manual_seed(1)
+    hidden, weight, targets = torch.randn(23, 8), torch.randn(40, 8, requires_grad=True), torch.randint(40, (23,))
+    found = []
+    for cached in (2**21, 0, 4 * 40 * 5 // torch.get_num_threads()):
+        monkeypatch.setattr("caraml.workloads.gpt.model.CACHED_BYTES", cached)
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is torch.bfloat16):
+            loss = linear_cross_entropy(hidden, weight, targets)
+        found.append((loss.item(), torch.autograd.grad(loss, weight)[0]))
+    for loss_of_parts, slope in found[1:]:
+        assert loss_of_parts == pytest.approx(found[0][0], rel=1e-6) and torch.equal(slope, found[0][1])
+
+
 @pytest.mark.slow
 def test_chunked_loss_under_autocast_and_compile() -> None:
     torch.manual_seed(1)

@@ -37,6 +37,9 @@ _ENOUGH = 2e9
 """FLOPs per thread of a product that is timed: of a larger one the longest side is cut, which changes both libraries' rates little."""
 _WORTH = 0.98
 """Share of the BLAS's time below which a product is oneDNN's: of libraries that are as fast as each other, torch's own is kept."""
+_COPIED = 2**23
+"""Numbers of a transposed left operand that are copied at a time: oneDNN's layer takes no transpose there, and a copy of the slopes of all
+logits would be the largest array of a step."""
 _MOST_TOLD = 24
 _OPERATORS = ("mm", "addmm", "mm.out", "addmm.out")
 
@@ -210,7 +213,14 @@ def _by_onednn(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> t
     rows, columns = b.stride()
     if not ((columns == 1 and rows >= b.shape[1]) or (rows == 1 and columns >= b.shape[0])):
         b = b.contiguous()  # an expanded operand, say, whose strides are 0
-    return torch.ops.mkldnn._linear_pointwise.default(a, b.t(), bias, "none", [], "")
+    linear: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise.default
+    if a.is_contiguous() or a.numel() <= _COPIED:
+        return linear(a, b.t(), bias, "none", [], "")
+    out = a.new_empty((a.shape[0], b.shape[1]))
+    rows = max(1, _COPIED // a.shape[1])
+    for start in range(0, len(out), rows):
+        out[start : start + rows] = linear(a[start : start + rows], b.t(), bias, "none", [], "")
+    return out
 
 
 def _kernel(name: str, takes: Callable[[Key], bool]) -> Callable[..., torch.Tensor]:

@@ -25,6 +25,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 CHUNK_BYTES = 2**29
 """Largest fp32 logits held at a time. A chunk this size still fills a GPU; 64 x 1024 tokens x 50304 words at once would be 13 GB."""
+CACHED_BYTES = 2**21
+"""fp32 logits per thread of a CPU that are taken through all passes of the softmax at once."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -39,16 +41,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         x, w = hidden.to(dtype), weight.to(dtype)
         slope_hidden = torch.empty_like(x)
-        slope_weight = torch.zeros_like(weight, dtype=torch.float32)
+        slope_weight: Tensor | None = None
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for start in range(0, x.shape[0], rows):
             chunk = slice(start, start + rows)
-            h, y = x[chunk], targets[chunk, None]
-            slope, normaliser = _exponentials(h, w, y, total)
-            slope /= normaliser
-            slope = slope.scatter_add_(1, y, torch.full_like(y, -1, dtype=slope.dtype)).to(dtype)
+            h = x[chunk]
+            slope = _slopes(h, w, targets[chunk, None], total)
             slope_hidden[chunk] = slope @ w  # (rows, C)
-            slope_weight += slope.t() @ h  # (V, C)
+            product = slope.t() @ h  # (V, C)
+            slope_weight = product.float() if slope_weight is None else slope_weight.add_(product)
         ctx.save_for_backward(slope_hidden, slope_weight)
         ctx.dtypes = hidden.dtype, weight.dtype
         return total / hidden.shape[0]
@@ -61,15 +62,31 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (slope_hidden.float() * factor).to(hidden_dtype), (slope_weight * factor).to(weight_dtype), None, None, None
 
 
-def _exponentials(hidden: Tensor, weight: Tensor, targets: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
-    """Exponentials of a chunk's logits (rows, V) and their sums (rows, 1); the chunk's losses are added to ``total``."""
-    logits = (hidden @ weight.t()).float()
-    logits -= logits.amax(dim=-1, keepdim=True)  # softmax in the logits' memory; logsumexp would make a copy of them
-    total -= logits.gather(1, targets).sum()
-    exponentials = logits.exp_()
-    normaliser = exponentials.sum(dim=-1, keepdim=True)
-    total += normaliser.log().sum()
-    return exponentials, normaliser
+def _slopes(hidden: Tensor, weight: Tensor, targets: Tensor, total: Tensor) -> Tensor:
+    """Slopes of a chunk's losses by its logits (rows, V), probabilities less the target's one; the losses are added to ``total``.
+
+    They take the logits' memory, a few rows at a time: a CPU's cache then holds those until all passes over them are done.
+    """
+    logits = hidden @ weight.t()
+    rows = _rows_in_cache(logits)
+    for part, y in zip(logits.split(rows), targets.split(rows), strict=True):
+        scores = part.float()
+        scores -= scores.amax(dim=-1, keepdim=True)
+        total -= scores.gather(1, y).sum()
+        normaliser = scores.exp_().sum(dim=-1, keepdim=True)
+        total += normaliser.log().sum()
+        scores /= normaliser
+        scores.scatter_add_(1, y, torch.full_like(y, -1, dtype=scores.dtype))
+        if scores is not part:
+            part.copy_(scores)
+    return logits
+
+
+def _rows_in_cache(logits: Tensor) -> int:
+    """Rows of which each thread of a CPU works on a part that fits into its cache; all at once on accelerators, and when compiled."""
+    if torch.compiler.is_compiling() or logits.device.type != "cpu":
+        return len(logits)
+    return max(1, CACHED_BYTES * torch.get_num_threads() // (4 * logits.shape[1]))
 
 
 def _loss_alone(x: Tensor, w: Tensor, targets: Tensor, rows: int) -> Tensor:
@@ -77,7 +94,7 @@ def _loss_alone(x: Tensor, w: Tensor, targets: Tensor, rows: int) -> Tensor:
     total = torch.zeros((), dtype=torch.float32, device=x.device)
     for start in range(0, x.shape[0], rows):
         chunk = slice(start, start + rows)
-        _exponentials(x[chunk], w, targets[chunk, None], total)
+        _slopes(x[chunk], w, targets[chunk, None], total)
     return total / x.shape[0]
 
 
