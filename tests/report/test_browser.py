@@ -53,7 +53,8 @@ def test_filters_narrow_the_table(chromium: Browser, pages: dict[str, str]) -> N
     )
     skipped = chromium.run(SHOWN)
     assert 0 < skipped < 30
-    assert chromium.run("count.textContent") == f"{skipped} of 60 points"
+    figures = chromium.run("document.querySelectorAll('figure[hidden]').length")
+    assert chromium.run("count.textContent") == f"{skipped} of 60 points, in table and figures; {figures} figures without them hidden"
     chromium.run("document.querySelector('#filter [type=reset]').click()")
     chromium.run("document.querySelector('#filter [name=text]').focus()")
     chromium.type("b32 1x2 GPT")
@@ -66,6 +67,26 @@ def test_filters_narrow_the_table(chromium: Browser, pages: dict[str, str]) -> N
     chromium.type(" nothing has this")
     assert chromium.run(SHOWN) == 0
     assert chromium.faults == []
+
+
+MARKS = "[...document.querySelectorAll('figure:not([hidden]) [data-tip]:not(.away)')].map((mark) => mark.dataset.tip)"
+
+
+def test_filters_narrow_the_figures(chromium: Browser, pages: dict[str, str]) -> None:
+    chromium.size(1280)
+    chromium.open(pages["many"])
+    everything = chromium.run(MARKS)
+    assert any("jureca-a100" in tip for tip in everything) and any("jedi" in tip for tip in everything)
+    chromium.run(
+        "(() => { const box = document.querySelector('#filter [name=machine]'); box.value = 'jedi';"
+        " box.dispatchEvent(new Event('input', {bubbles: true})); })()"
+    )
+    left = chromium.run(MARKS)
+    assert 0 < len(left) < len(everything) and not any("jureca-a100" in tip or "lumi" in tip for tip in left)
+    kept = "[...document.querySelectorAll('figure:not([hidden]) [data-all]:not(.away)')].length"
+    assert chromium.run(kept) > 0, "lines of which all points are shown stay"
+    chromium.run("document.querySelector('#filter [type=reset]').click()")
+    assert chromium.run(f"new Promise((done) => setTimeout(() => done({MARKS}), 50))") == everything and chromium.faults == []
 
 
 def test_headings_sort_numbers_as_numbers(chromium: Browser, pages: dict[str, str]) -> None:

@@ -13,7 +13,8 @@ from record_factory import HOSTILE, NO_SENSOR, UNICODE, broken_record, full_stor
 
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric
-from caraml.report.document import HEADLINE
+from caraml.report.document import HEADLINE, findings, headline
+from caraml.report.grouping import repeated
 from caraml.report.page import page, unpack, write_report
 from caraml.results.record import FLAGS, Record
 from caraml.results.store import Store, write_record
@@ -105,22 +106,39 @@ def parsed(html: str) -> Page:
 
 @pytest.mark.slow
 def test_headline_numbers_are_the_records(parsed: Page, records: list[Record]) -> None:
-    rows = parsed.ids["results"].all("tbody")[0].all("tr")
-    assert len(rows) == len(records)
+    rows, shown = parsed.ids["results"].all("tbody")[0].all("tr"), headline(repeated(records))
+    assert len(rows) == len(records) and {"throughput", "energy_per_item", "mfu"} < set(shown) < set(HEADLINE)
+    assert (
+        f"Not known of any point: {', '.join(METRICS[name].title for name in HEADLINE if name not in shown)}." in parsed.ids["results"].text
+    )
     for row, record in zip(rows, records, strict=True):
         assert record.status in row.text
         if record.window is None:
             assert record.reason in row.text
             continue
         cells = [cell for cell in row.all("td") if cell.attributes.get("class", "").startswith("n")]
-        assert len(cells) == len(HEADLINE)
-        for cell, name in zip(cells, HEADLINE, strict=True):
+        for cell, name in zip(cells, shown, strict=True):
             value = record.value(name)
             if value is None:
                 assert cell.text == ("no sensor" if name == "energy_per_item" else "not known")
             else:
                 assert float(cell.all("data")[0].attributes["value"]) == value
         assert all(flag in row.text for flag in record.flags)
+
+
+def test_the_summary_says_how_good_what_is_best_and_what_to_do() -> None:
+    def run(batch: int, step: float, flags: list[str], **changes: object) -> Record:
+        made = make_record(make_point(global_batch=batch), "token", 40, step, 300.0)
+        return made.model_copy(update={"flags": flags, **changes})
+
+    lines = repeated([run(4, 0.1, []), run(8, 0.1, ["imprecise"]), run(16, 0.1, ["busy_machine"])])
+    found = dict(findings(lines))
+    assert found["Quality"].endswith("; 1 of 3 wider than asked for; 1 of 3 disturbed"), found
+    assert " b8 " in found["Fastest"] and "b4" not in found["Fastest"] and "b16" not in found["Fastest"], "not one that was disturbed"
+    assert "on a quiet machine or for longer" in found["Next"] and "caraml advise" in found["Next"]
+    failed = run(4, 1.0, [], status="failed", reason="no", metrics={}, window=None)
+    ((title, text),) = findings(repeated([failed]))
+    assert title == "Next" and text.startswith(f"caraml logs {failed.key} says why") and "caraml retry" in text
 
 
 def test_a_throughput_reads_like_this(parsed: Page) -> None:
@@ -146,10 +164,10 @@ def test_everything_about_every_record_is_on_the_page(parsed: Page, records: lis
         assert (point["trace"] is not None) == ("power" in record.files)
 
 
-def test_headings_are_defined_without_a_script(parsed: Page) -> None:
+def test_headings_are_defined_without_a_script(parsed: Page, records: list[Record]) -> None:
     headings = parsed.ids["table"].all("thead")[0].all("th")
     assert [heading.attributes["title"] for heading in headings if "title" in heading.attributes] == [
-        METRICS[name].definition for name in HEADLINE
+        METRICS[name].definition for name in headline(repeated(records))
     ]
 
 

@@ -1,7 +1,8 @@
 """Charts as inline SVG: lines, markers with error bars, bars and cells, with their axes.
 
 Every colour is a CSS variable (``--s0`` to ``--s6`` of the series, ``--ink``, ``--grid``, ``--shade``), so a drawing follows the light or
-dark mode of its page, and needs neither a script nor a library there.
+dark mode of its page, and needs neither a script nor a library there. A mark may say in ``of`` what it belongs to, as words: a page hides
+marks by them.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Line:
     """Read out where a single point cannot be."""
     total: int = 0
     """Points before downsampling."""
+    of: str = ""
 
 
 @dataclass(frozen=True)
@@ -188,16 +190,16 @@ def escaped(text: str) -> str:
     return escape(printable(text))
 
 
-def _tip(text: str) -> str:
-    """What the page shows of a mark when it is pointed at."""
-    return f' data-tip="{escaped(text)}"' if text else ""
+def _about(tip: str, of: str = "") -> str:
+    """What the page shows of a mark when it is pointed at, and the words, apart by spaces, by which it finds the mark."""
+    return "".join(f' data-{name}="{escaped(text)}"' for name, text in (("tip", tip), ("of", of)) if text)
 
 
-def text_at(x: float, y: float, text: str, anchor: str = "start", bold: bool = False) -> str:
+def text_at(x: float, y: float, text: str, anchor: str = "start", *, bold: bool = False, of: str = "") -> str:
     """A text of a drawing."""
     weight = ' font-weight="600"' if bold else ""
     place = f' text-anchor="{anchor}"' if anchor != "start" else ""
-    return f'<text x="{_px(x)}" y="{_px(y)}"{place}{weight}>{escaped(text)}</text>'
+    return f'<text{_about("", of)} x="{_px(x)}" y="{_px(y)}"{place}{weight}>{escaped(text)}</text>'
 
 
 @dataclass
@@ -258,14 +260,14 @@ class _Plot:
         return Drawing(title, "; ".join(told[:most]) + more, *size, body)
 
 
-def _path(d: str, tip: str = "") -> str:
-    return f'<path{_tip(tip)} d="{d}"/>'
+def _path(d: str, tip: str = "", of: str = "") -> str:
+    return f'<path{_about(tip, of)} d="{d}"/>'
 
 
-def _rect(ends: tuple[float, float], y: float, height: float, tip: str, more: str = "") -> str:
+def _rect(ends: tuple[float, float], y: float, height: float, tip: str, *, more: str = "", of: str = "") -> str:
     """A rectangle between two ends along x, so wide that it can be seen."""
     x, x2 = ends
-    return f'<rect{_tip(tip)} x="{_px(x)}" y="{_px(y)}" width="{_px(max(x2 - x, 0.1))}" height="{_px(height)}"{more}/>'
+    return f'<rect{_about(tip, of)} x="{_px(x)}" y="{_px(y)}" width="{_px(max(x2 - x, 0.1))}" height="{_px(height)}"{more}/>'
 
 
 def _joined(points: Iterable[tuple[float, float]], step: bool = False) -> str:
@@ -292,7 +294,7 @@ def curves(
         plot.group([_rect((across(shade[0]), across(shade[1])), 0, plot.height, "measured window")], fill="var(--shade)")
     for index, line in enumerate(lines):
         d = _joined(((across(px), down(py)) for px, py in line.points), step)
-        plot.group([_path(d, line.summary)], stroke=series_colour(index), stroke_width=1.5, stroke_dasharray=dash(index))
+        plot.group([_path(d, line.summary, line.of)], stroke=series_colour(index), stroke_width=1.5, stroke_dasharray=dash(index))
     return plot.drawing(title, [line.summary for line in lines])
 
 
@@ -309,19 +311,30 @@ def marks(
     across = plot.x_axis(x, (point[name] for point in [*points, *path] for name in ("x", "x_low", "x_high") if name in point))
 
     def joined(found: Sequence[dict[str, Any]]) -> list[str]:
-        return [_path(_joined((across(one["x"]), down(one["y"])) for one in found))] if len(found) > 1 else []
+        if len(found) < 2:
+            return []
+        line = _path(_joined((across(one["x"]), down(one["y"])) for one in found), of=_of(found))
+        return [line.replace("data-of", "data-all")]  # a line through points that are not all shown would say what it does not know
 
     plot.group(joined(path), stroke="var(--ink)", stroke_width=1.5, stroke_dasharray="3 3", stroke_opacity=0.7)
     for index, one in enumerate(series):
         if lines:
             plot.group(joined(one), stroke=series_colour(index), stroke_width=1.5, stroke_dasharray=dash(index))
     for index, one in enumerate(series):
-        errors = [_error(across(point["x"]), down(point["low"]), down(point["high"])) for point in one]
-        errors += [f"M{_at(across(point['x_low']), down(point['y']))}H{_px(across(point['x_high']))}" for point in one if "x_low" in point]
-        plot.group([_path("".join(errors))] if errors else [], stroke=series_colour(index), stroke_width=1.5)
-        markers = (_path(f"M{_at(across(point['x']), down(point['y']))}{SHAPES[shape(index)]}", point["d"]) for point in one)
+        errors = []
+        for point in one:
+            d = _error(across(point["x"]), down(point["low"]), down(point["high"]))
+            d += f"M{_at(across(point['x_low']), down(point['y']))}H{_px(across(point['x_high']))}" if "x_low" in point else ""
+            errors.append(_path(d, of=_of([point])))
+        plot.group(errors, stroke=series_colour(index), stroke_width=1.5)
+        markers = (_path(f"M{_at(across(point['x']), down(point['y']))}{SHAPES[shape(index)]}", point["d"], _of([point])) for point in one)
         plot.group(markers, fill=series_colour(index))
     return plot.drawing(title, [point["d"] for point in points])
+
+
+def _of(marks: Iterable[dict[str, Any]]) -> str:
+    """The words of several marks."""
+    return " ".join(dict.fromkeys(word for mark in marks for word in mark.get("of", "").split()))
 
 
 def _error(x: float, low: float, high: float) -> str:
@@ -339,11 +352,15 @@ def bars(rows: Sequence[str], segments: Sequence[dict[str, Any]], errors: Sequen
     across = plot.x_axis(Axis(axis_title, domain=(0, far * 1.02)))
     for index in sorted({segment["series"] for segment in segments}):
         ours = [segment for segment in segments if segment["series"] == index]
-        rects = (_rect((across(one["a"]), across(one["b"])), _top(one), 14, one["d"]) for one in ours)
+        rects = (_rect((across(one["a"]), across(one["b"])), _top(one), 14, one["d"], of=_of([one])) for one in ours)
         plot.group(rects, fill=series_colour(index), fill_opacity=block_opacity(index), stroke=series_colour(index))
     plot.group((_span(across, error) for error in errors), stroke="var(--ink)", stroke_width=2)
-    plot.words += [text_at(0, ROW * row + 15, name) for row, name in enumerate(rows)]
+    plot.words += _row_names(rows, segments)
     return plot.drawing(title, [segment["d"] for segment in segments])
+
+
+def _row_names(rows: Sequence[str], marks: Sequence[dict[str, Any]]) -> list[str]:
+    return [text_at(0, ROW * row + 15, name, of=_of(mark for mark in marks if mark["row"] == row)) for row, name in enumerate(rows)]
 
 
 def _top(mark: dict[str, Any]) -> float:
@@ -352,7 +369,7 @@ def _top(mark: dict[str, Any]) -> float:
 
 def _span(across: _Scale, mark: dict[str, Any]) -> str:
     """From ``low`` to ``high`` through the middle of a row's bar."""
-    return _path(f"M{_at(across(mark['low']), _top(mark) + 7)}H{_px(across(mark['high']))}", mark.get("d", ""))
+    return _path(f"M{_at(across(mark['low']), _top(mark) + 7)}H{_px(across(mark['high']))}", mark.get("d", ""), _of([mark]))
 
 
 def dots(rows: Sequence[str], series: Sequence[Sequence[dict[str, Any]]], axis_title: str, title: str) -> Drawing:
@@ -367,14 +384,15 @@ def dots(rows: Sequence[str], series: Sequence[Sequence[dict[str, Any]]], axis_t
     domain = (min(values) / 1.3, max(values) * 1.3) if log else (0.0, max(values) * 1.04)
     plot = _Plot(height=ROW * len(rows))
     across = plot.x_axis(Axis(axis_title, domain=domain, log=10 if log else None))
-    spans = {row: [mark["x"] for mark in every if mark["row"] == row] for row in range(len(rows))}
-    joined = (_span(across, {"row": row, "low": min(xs), "high": max(xs)}) for row, xs in spans.items() if xs)
+    spans = {row: [mark for mark in every if mark["row"] == row] for row in range(len(rows))}
+    ends = {row: (min(mark["x"] for mark in one), max(mark["x"] for mark in one), _of(one)) for row, one in spans.items() if one}
+    joined = (_span(across, {"row": row, "low": low, "high": high, "of": of}) for row, (low, high, of) in ends.items())
     plot.group(joined, stroke="var(--ink)", stroke_opacity=0.4)
     for index, ours in enumerate(series):
         plot.group((_span(across, mark) for mark in ours if "low" in mark), stroke=series_colour(index), stroke_width=2)
-        markers = (_path(f"M{_at(across(mark['x']), _top(mark) + 7)}{SHAPES[shape(index)]}", mark["d"]) for mark in ours)
+        markers = (_path(f"M{_at(across(mark['x']), _top(mark) + 7)}{SHAPES[shape(index)]}", mark["d"], _of([mark])) for mark in ours)
         plot.group(markers, fill=series_colour(index))
-    plot.words += [text_at(0, ROW * row + 15, name) for row, name in enumerate(rows)]
+    plot.words += _row_names(rows, every)
     return plot.drawing(title, [mark["d"] for mark in every])
 
 
@@ -393,8 +411,8 @@ def cells(rows: Sequence[str], columns: Sequence[str], found: Sequence[dict[str,
         left, top, value = cell["column"] * wide, cell["row"] * LINE + 36, cell["value"]
         share = (scale(value) - low) / (high - low) if value is not None and high > low else 0.5
         filled = f' fill-opacity="{0.06 + 0.44 * share:.3f}"' if value is not None else ""  # text keeps its contrast
-        plot.words.append(text_at(left + wide / 2, top + 16, cell["text"], "middle"))
-        return _rect((left + 1, left + wide - 1), top, 24, cell["d"], filled)
+        plot.words.append(text_at(left + wide / 2, top + 16, cell["text"], "middle", of=_of([cell])))
+        return _rect((left + 1, left + wide - 1), top, 24, cell["d"], more=filled, of=_of([cell]))
 
     plot.group((rect(cell) for cell in found if cell["value"] is not None), fill=series_colour(0))
     unknown = (rect(cell) for cell in found if cell["value"] is None)

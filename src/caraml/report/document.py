@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from caraml.analysis.bottleneck import Partners, bottleneck
+from caraml.analysis.grouping import disturbances, undisturbed
 from caraml.analysis.raw import Steps, raw_file, read_steps
 from caraml.analysis.run_variation import INTERVAL
 from caraml.analysis.table import COLUMNS, to_csv, units
@@ -18,8 +21,8 @@ from caraml.base.format import printable
 from caraml.metrics.definitions import title_of
 from caraml.report import figures, scaling, times
 from caraml.report import section as text
-from caraml.report.grouping import MOST_SERIES, Repeats, labels, machine, node_only, repeated, single
-from caraml.report.numbers import flat, written
+from caraml.report.grouping import COST, MOST_SERIES, TOTAL, Repeats, labels, machine, node_only, repeated, single, works
+from caraml.report.numbers import flat, half_width, written
 from caraml.report.provenance import energy_reason, no_energy
 from caraml.report.section import ReportFigure, Section
 from caraml.report.series import first_line, power_figure, read_traces
@@ -36,13 +39,15 @@ HEADLINE = (
     "data_wait_share",
     "peak_memory",
 )
-"""Metrics of the table of results; the others stand among the numbers of a point."""
+"""Metrics of the table of results, the first two always, others where they are known; the rest stand among the numbers of a point."""
 MOST_TRACES = 6
 """Points whose power is a figure of its own; of any other, the page draws it on demand."""
 MOST_NAMED = 8
 """Points that a note names."""
 MOST_POINTS, MOST_VALUES = 6, 12
 """Points that the environment names where values differ, of more their number; and values that it lists."""
+MOST_WORKS = 4
+"""Works whose best the summary names."""
 PIXELS = 3
 """Pixels of a PNG for each one of the drawing: about 290 per inch at the size of a column."""
 
@@ -77,7 +82,8 @@ class ResultRow:
 
 
 def result_rows(store: Store, lines: Sequence[Repeats], named: Mapping[str, str]) -> list[ResultRow]:
-    """A row for each work, in their order. ``named``: labels of single runs."""
+    """A row for each work, in their order, with cells of :func:`headline`. ``named``: labels of single runs."""
+    columns = headline(lines)
     means = labels([line.mean for line in lines])
     return [
         ResultRow(
@@ -90,7 +96,7 @@ def result_rows(store: Store, lines: Sequence[Repeats], named: Mapping[str, str]
             status=record.status,
             reason=record.reason or line.lost,
             flags=list(dict.fromkeys(flag for run in line.good or [record] for flag in flags(run))),
-            cells=[cell(record, name, line.good) for name in HEADLINE] if record.metrics else [],
+            cells=[cell(record, name, line.good) for name in columns] if record.metrics else [],
             folder=folder_of(store, record),
         )
         for line in lines
@@ -109,6 +115,11 @@ def folder_of(store: Store, record: Record) -> str:
     return store.folder(record).relative_to(store.root).as_posix()
 
 
+def headline(lines: Sequence[Repeats]) -> list[str]:
+    """The metrics of the table of results that at least one line of it has."""
+    return [name for name in HEADLINE if name in HEADLINE[:2] or any(line.mean.value(name) is not None for line in lines)]
+
+
 def cell(record: Record, name: str, runs: Sequence[Record] = ()) -> ResultCell:
     """A metric of a record, or of the mean of some runs, as the table has it."""
     metric = record.metrics.get(name)
@@ -119,7 +130,8 @@ def cell(record: Record, name: str, runs: Sequence[Record] = ()) -> ResultCell:
 
 
 def summary(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """The lines below the title: what ran where, when, on which software."""
+    """The lines below the title: what ran where, when, on which software; how good the numbers are, the best of them, what limits it, and
+    what to do next."""
     dates = sorted(record.started_at[:16].replace("T", " ") for record in records)
     when = " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "–"
     return [
@@ -128,7 +140,59 @@ def summary(records: Sequence[Record]) -> list[tuple[str, str]]:
         ("Date", when),
         ("Software", _joined(record.point.software for record in records)),
         ("Points", outcome(records) or "none"),
+        *findings(repeated(records)),
     ]
+
+
+def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
+    """What the results of all works say, a sentence each; nothing where there is no result."""
+    good = [line for line in lines if line.mean.value("throughput") is not None and line.good]
+    if not good:
+        return _next_steps(lines, [])
+    named = labels([line.mean for line in good])
+    disturbed = [line for line in good if disturbances(undisturbed(line.good))]
+    rates = [line.mean.metrics["throughput"] for line in good]
+    widths = sorted(width / rate.value for rate in rates if rate.value and (width := half_width(rate)) is not None)
+    told = f"rates are known to ± {100 * widths[len(widths) // 2]:.2g} % (median)" if widths else "no rate has an interval"
+    told += f", {len(rates) - len(widths)} of {len(rates)} without an interval" if widths and len(widths) < len(rates) else ""
+    imprecise = sum("imprecise" in line.mean.flags for line in good)
+    told += f"; {imprecise} of {len(good)} wider than asked for" if imprecise else ""
+    told += f"; {len(disturbed)} of {len(good)} disturbed" if disturbed else "; nothing disturbed them"
+    found = [("Quality", told)]
+    for title, quantity, sign in (("Fastest", TOTAL, -1), ("Least energy", COST, 1)):
+        best = []
+        for group in works([line.mean for line in good]).values():
+            having = [record for record in group if record.value(quantity.name) is not None]
+            if having:
+                record = min(undisturbed(having), key=lambda record: sign * (record.value(quantity.name) or 0.0))
+                best.append(f"{named[record.key]}: {quantity.text(record.metrics[quantity.name])}")
+        found += [(title, _some(best))] if best else []
+    partners = Partners(line.mean for line in good)
+    limits = Counter(bottleneck(line.mean, partners).by for line in good)
+    found.append(("Limited by", ", ".join(f"{part or 'nothing that stands out'}: {number}" for part, number in limits.most_common())))
+    return found + _next_steps(lines, disturbed)
+
+
+def _some(texts: Sequence[str]) -> str:
+    more = f"; and {len(texts) - MOST_WORKS} more in the table" if len(texts) > MOST_WORKS else ""
+    return "; ".join(texts[:MOST_WORKS]) + more
+
+
+def _next_steps(lines: Sequence[Repeats], disturbed: Sequence[Repeats]) -> list[tuple[str, str]]:
+    """What a reader can do about what is missing or doubtful, else how to go on."""
+    runs = [record for line in lines for record in line.runs]
+    if not runs:
+        return []
+    suite, steps = runs[0].point.suite, []
+    if lost := [record for record in runs if record.status not in ("ok", "skipped")]:
+        steps.append(f"caraml logs {lost[0].key} says why {lost[0].point.label} {lost[0].status}; caraml retry {suite} tries again")
+    if disturbed:
+        steps.append(f"measure again what was disturbed, on a quiet machine or for longer: caraml run {suite} --again")
+    if any(energy_reason(record) is not None for record in runs):
+        steps.append("energy: caraml doctor names the sensors of this machine and what they need")
+    if len([line for line in lines if line.good]) > 1:
+        steps.append(f"caraml advise {suite} compares what can be chosen, such as batch, precision and devices")
+    return [("Next", "; ".join(steps))] if steps else []
 
 
 def outcome(records: Sequence[Record]) -> str:
@@ -237,9 +301,10 @@ def _power(store: Store, records: Sequence[Record]) -> tuple[list[ReportFigure],
 def markdown(store: Store, records: Sequence[Record], title: str) -> str:
     """The table of results, what has no result, and the numbers of every figure, as Markdown."""
     named = labels(records)
-    table = result_rows(store, repeated(records), named)
+    lines = repeated(records)
+    table = result_rows(store, lines, named)
     rows = [[row.label, row.status, row.count or "1", ", ".join(row.flags), *(one.text for one in row.cells)] for row in table if row.cells]
-    results = Section("Results", ["point", "status", "runs", "flags", *map(title_of, HEADLINE)], rows, [INTERVAL])
+    results = Section("Results", ["point", "status", "runs", "flags", *map(title_of, headline(lines))], rows, [INTERVAL])
     about = Section(notes=[f"{name}: {value}" for name, value in summary(records)])
     tables = [section for section in (results, unfinished(result_rows(store, single(records), named))) if section.rows]
     return f"# {text.escaped_markdown(title)}\n\n" + text.markdown([about, *tables, *figure_sections(store, records)])

@@ -32,6 +32,7 @@ from caraml.report.grouping import (
     first,
     first_figures,
     item_of,
+    keys,
     known,
     labels,
     machine,
@@ -97,7 +98,7 @@ def _panels(name: str, lines: dict[str, list[Record]]) -> ReportFigure:
         factor, unit = counted(max(known(found) for _, repeats in places if (found := quantity.of(repeats))), _unit(quantity, lines))
         series = [
             [
-                marker(_batch(repeats), found, factor, f"{line}, batch {_batch(repeats)}: {quantity.text(found)}")
+                marker(_batch(repeats), found, factor, f"{line}, batch {_batch(repeats)}: {quantity.text(found)}", keys(repeats))
                 for repeats in _by_batch(records)
                 if (found := quantity.of(repeats))
             ]
@@ -134,24 +135,26 @@ def _by_batch(records: Sequence[Record]) -> list[list[Record]]:
 
 def _throughput_bars(records: Sequence[Record]) -> ReportFigure:
     """A bar for each work, where no line would have two points."""
-    lines, item = [line.mean for line in repeated(records)], records[0].item
+    means = repeated(records)
+    lines, item = [line.mean for line in means], records[0].item
     shown, more = first(lines, MOST_ROWS, "point")
     named = labels(lines)
     found = [(named[record.key], record.metrics["throughput"]) for record in shown]
     title = f"Throughput, {item}/s"
     texts = [TOTAL.text(rate) for _, rate in found]
-    drawing = _single_bars([(line, rate, text, text) for (line, rate), text in zip(found, texts, strict=True)], 1.0, f"{item}/s", title)
+    drawn = [(line, rate, text, text) for (line, rate), text in zip(found, texts, strict=True)]
+    drawing = _single_bars(drawn, [keys(line.runs) for line in means[: len(shown)]], 1.0, f"{item}/s", title)
     rows = [[named[record.key], f"{record.point.global_batch:,}", TOTAL.text(record.metrics["throughput"])] for record in lines]
     without = [line for line, rate in found if rate.low is None]
     note = "The short lines show the 95 % confidence interval between runs." + (f" Without one: {', '.join(without)}." if without else "")
     return ReportFigure(title, [drawing], [], "block", ["point", "global batch", "throughput"], rows, note + more)
 
 
-def _single_bars(found: Sequence[tuple[str, Metric, str, str]], factor: float, axis: str, title: str) -> Drawing:
+def _single_bars(found: Sequence[tuple[str, Metric, str, str]], of: Sequence[str], factor: float, axis: str, title: str) -> Drawing:
     """A bar with its interval for each name, metric, brief text and whole text; markers where the shorter bars would be lines."""
     brief = clipped([line for line, *_ in found], LABEL // 2)
     names = [f"{name}: {short}" for name, (_, _, short, _) in zip(brief, found, strict=True)]
-    facts = [{"row": row, "series": 0, "d": f"{line}: {text}"} for row, (line, _, _, text) in enumerate(found)]
+    facts = [{"row": row, "series": 0, "d": f"{line}: {text}", "of": of[row]} for row, (line, _, _, text) in enumerate(found)]
     segments = [{**fact, "a": 0, "b": known(value) / factor} for fact, (_, value, *_) in zip(facts, found, strict=True)]
     errors = [
         {**fact, **dict(zip(("low", "high"), ends(value, factor), strict=True))}
@@ -161,11 +164,11 @@ def _single_bars(found: Sequence[tuple[str, Metric, str, str]], factor: float, a
     return bars(names, segments, errors, axis, title)
 
 
-def stacked(row: int, line: str, parts: Iterable[tuple[float, str]]) -> list[dict[str, Any]]:
+def stacked(row: int, line: str, of: str, parts: Iterable[tuple[float, str]]) -> list[dict[str, Any]]:
     """Lengths one after the other, each with what is said of it, as segments of a bar."""
     segments, start = [], 0.0
     for index, (length, spoken) in enumerate(parts):
-        segments.append({"row": row, "a": start, "b": start + length, "series": index, "d": f"{line}: {spoken}"})
+        segments.append({"row": row, "a": start, "b": start + length, "series": index, "d": f"{line}: {spoken}", "of": of})
         start += length
     return segments
 
@@ -195,7 +198,8 @@ def _map(name: str, group: Sequence[Record], lines: dict[str, list[Record]], qua
             here = [record for record in records if record.point.global_batch == batch]
             if here:
                 text, value, spoken = _cell(quantity, here, factor)
-                found.append({"row": row, "column": column, "text": text, "value": value, "d": f"{line}, batch {batch}: {spoken}"})
+                spoken_of = f"{line}, batch {batch}: {spoken}"
+                found.append({"row": row, "column": column, "text": text, "value": value, "d": spoken_of, "of": keys(here)})
                 rows.append([line, f"{batch:,}", spoken])
     title = f"{quantity.title} by machine and batch: {name}"
     drawing = cells([line for line, _ in shown], [f"{batch:,}" for batch in batches], found, title)
@@ -231,7 +235,9 @@ def node_and_devices(records: Sequence[Record]) -> list[ReportFigure]:
         for row, (line, repeats) in enumerate(lines):
             device, node = DEVICES.value(repeats), NODE.value(repeats)
             parts = (device, "devices"), (node - device, "rest of the node")
-            segments += stacked(row, line, ((joules / factor, f"{part} {plain('', joules, unit)}") for joules, part in parts))
+            segments += stacked(
+                row, line, keys(repeats), ((joules / factor, f"{part} {plain('', joules, unit)}") for joules, part in parts)
+            )
             share = f"{100 * device / node:.0f} %"
             names.append(f"{brief[row]}: devices {share}")
             rows.append([line, plain("", node, unit), plain("", device, unit), share])
@@ -251,16 +257,20 @@ def action(records: Sequence[Record]) -> list[ReportFigure]:
         lines, more = first(ordered, MOST_ROWS, "point")
         factor, unit = prefixed(max(ACTION.value(repeats) for _, repeats in lines), "J s")
         found = [(line, metric) for line, repeats in lines if (metric := ACTION.of(repeats))]
+        of = [keys(repeats) for _, repeats in lines if ACTION.of(repeats)]
         texts = [(line, value, plain("", value.value, "J s"), ACTION.text(value)) for line, value in found]
         rows = [[line, ACTION.text(ACTION.of(one)), ENERGY.text(ENERGY.of(one)), TIME.text(TIME.of(one))] for line, one in lines]
         item = item_of(group)
         title, axis = f"Action of {AMOUNT} {item}s: {name}", f"energy x time [{unit}]"
         if wide_range([known(value) for _, value in found]):  # the shorter bars would be lines
             names = clipped([line for line, *_ in texts], LABEL // 2)
-            drawn = [{"row": row, "x": known(value) / factor, "d": f"{line}: {text}"} for row, (line, value, _, text) in enumerate(texts)]
+            drawn = [
+                {"row": row, "x": known(value) / factor, "d": f"{line}: {text}", "of": of[row]}
+                for row, (line, value, _, text) in enumerate(texts)
+            ]
             drawing = dots([f"{brief}: {short}" for brief, (_, _, short, _) in zip(names, texts, strict=True)], [drawn], axis, title)
         else:
-            drawing = _single_bars(texts, factor, axis, title)
+            drawing = _single_bars(texts, of, factor, axis, title)
         note = f"Energy times time of {AMOUNT} {item}s at the rate of the window: lower is better. The short lines join both intervals."
         return ReportFigure(title, [drawing], [], "block", ["point", "Action", "energy", "time"], rows, note + more)
 
@@ -287,7 +297,7 @@ def _pareto(name: str, group: Sequence[Record]) -> ReportFigure:
         time, energy = TIME.of(repeats), ENERGY.of(repeats)
         assert time is not None and energy is not None
         texts = [TIME.text(time), ENERGY.text(energy)]
-        mark = marker(known(time) / seconds, energy, joules, f"{line}: {', '.join(texts)}")
+        mark = marker(known(time) / seconds, energy, joules, f"{line}: {', '.join(texts)}", keys(repeats))
         mark |= dict(zip(("x_low", "x_high"), ends(time, seconds), strict=True))
         on_front = (known(time), known(energy)) in best
         placed += [mark] if on_front else []
@@ -348,7 +358,7 @@ def _roofline(name: str, placed: Sequence[tuple[Record, RooflineRow]]) -> Report
         if record.point.benchmark in chosen:
             rate = Metric(value=row.flops_per_s, unit="FLOP/s")
             spoken = f"{texts[0]}: {', '.join(texts[2:])}"
-            series[chosen.index(record.point.benchmark)].append(marker(row.intensity or 0.0, rate, factor, spoken))
+            series[chosen.index(record.point.benchmark)].append(marker(row.intensity or 0.0, rate, factor, spoken, keys([record])))
     places = [mark["x"] for one in series for mark in one] + [peak / bandwidth]
     left, right = min(places) / MARGIN, max(places) * MARGIN
     path = [{"x": x, "y": min(peak, bandwidth * x) / factor} for x in (left, peak / bandwidth, right)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeVar
@@ -29,6 +29,9 @@ MOST_FIGURES = 16
 
 LABEL = 46
 """Longest label above a bar, in characters; the table beside the figure has all of it."""
+
+KEY = 8
+"""Characters of a key by which a mark is found: of thousands of points hardly two have the same."""
 
 T = TypeVar("T")
 
@@ -265,10 +268,15 @@ def ends(metric: Metric, factor: float = 1.0) -> tuple[float, float]:
     return low / factor, high / factor
 
 
-def marker(x: float, metric: Metric, factor: float, spoken: str) -> dict[str, Any]:
+def keys(records: Iterable[Record | str]) -> str:
+    """By what the page finds the marks of records (or of keys): the beginning of each key."""
+    return " ".join((one if isinstance(one, str) else one.key)[:KEY] for one in records)
+
+
+def marker(x: float, metric: Metric, factor: float, spoken: str, of: str = "") -> dict[str, Any]:
     """A metric as a mark of :func:`caraml.base.chart.marks`."""
     low, high = ends(metric, factor)
-    return {"x": x, "y": known(metric) / factor, "low": low, "high": high, "d": spoken}
+    return {"x": x, "y": known(metric) / factor, "low": low, "high": high, "d": spoken, "of": of}
 
 
 def metric(name: str, title: str = "", unit: str = "") -> Quantity:

@@ -27,6 +27,7 @@ from caraml.report.document import (
     figure_sections,
     flags,
     folder_of,
+    headline,
     result_rows,
     summary,
     unfinished,
@@ -114,13 +115,14 @@ def _content(store: Store, records: Sequence[Record]) -> dict[str, Any]:
     table = result_rows(store, lines, named)
     traces, faults = read_traces(store, records)
     used = {flag for record in records for flag in flags(record)}
-    names = _metrics(records)
+    names, shown = _metrics(records), headline(lines)
     missing = unfinished(result_rows(store, single(records), named))
     return {
         "rows": table,
         "choices": _choices(table),
         "several": len({row.machine for row in table}) > 1,
-        "headings": [(name, title_of(name), definition(name)) for name in HEADLINE],
+        "headings": [(name, title_of(name), definition(name)) for name in shown],
+        "unknown": [title_of(name) for name in HEADLINE if name not in shown],
         "sections": [*([missing] if missing.rows else []), *figure_sections(store, records)],
         "trace_faults": faults,
         "packed": pack(_everything(store, lines, named, traces)),

@@ -13,7 +13,7 @@ from caraml.base.chart import Axis, cells, marks
 from caraml.base.format import printable
 from caraml.metrics.model import Metric
 from caraml.report.comparison import law_text
-from caraml.report.grouping import MOST_SERIES, first, first_figures, labels, marker
+from caraml.report.grouping import MOST_SERIES, first, first_figures, keys, labels, marker
 from caraml.report.numbers import counted, written
 from caraml.report.section import ReportFigure
 from caraml.results.record import Record
@@ -76,7 +76,7 @@ def _short(family: ScalingFamily, families: Sequence[ScalingFamily]) -> str:
 
 def _size_mark(line: str, curve: Curve, index: int) -> dict[str, Any]:
     size = curve.sizes[index]
-    return marker(size.world, _metric(size.efficiency), 0.01, f"{line}, {size.world} devices: {_share(size.efficiency)}")
+    return marker(size.world, _metric(size.efficiency), 0.01, f"{line}, {size.world} devices: {_share(size.efficiency)}", keys(size.keys))
 
 
 def _size_row(name: str, curve: Curve, index: int) -> list[str]:
@@ -149,7 +149,8 @@ def _history(series: Series, label: str) -> ReportFigure:
     values = [Metric(value=one.value, unit=series.unit, low=one.low, high=one.high) for one in series.entries]
     texts = [written(series.metric, value) for value in values]
     days = [f"{entry.time:%Y-%m-%d %H:%M}" for entry in series.entries]
-    points = [marker(time, value, factor, f"{day}: {text}") for time, value, day, text in zip(times, values, days, texts, strict=True)]
+    of = keys(one.key for one in series.entries[-1:])  # all are attempts at one point
+    points = [marker(time, value, factor, f"{day}: {text}", of) for time, value, day, text in zip(times, values, days, texts, strict=True)]
     levels = [{"x": times[index], "y": level / factor} for begin, end, level in series.levels() for index in (begin, end)]
     title = f"{series.metric.replace('_', ' ').capitalize()} over time: {label}"
     drawing = marks([points], Axis("", time=True), Axis(f"[{unit}]", zero=True), title, lines=False, path=levels)

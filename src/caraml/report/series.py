@@ -14,7 +14,7 @@ from caraml.base.chart import Axis, Line, Points, curves
 from caraml.base.database import database, reading, table
 from caraml.base.errors import InputError
 from caraml.base.format import count, printable
-from caraml.report.grouping import MOST_SERIES
+from caraml.report.grouping import MOST_SERIES, keys
 from caraml.report.numbers import plain
 from caraml.report.section import ReportFigure
 from caraml.results.record import Record
@@ -207,7 +207,7 @@ def power_figure(record: Record, label: str, trace: PowerTrace) -> ReportFigure 
         both = [(time, end) for time, *ends in zip(times, channel.low, channel.high, strict=True) for end in dict.fromkeys(ends)]
         xs, ys = zip(*both, strict=True)
         summary = f"{name}: {plain('', min(ys), 'W')} to {plain('', max(ys), 'W')}"
-        lines.append(Line(name, downsampled(xs, ys, most), summary, len(ys)))
+        lines.append(Line(name, downsampled(xs, ys, most), summary, len(ys), keys([record])))
         for (time, low), (_, high) in zip(sampled(times, channel.low), sampled(times, channel.high), strict=True):
             rows.append([name, f"{time:,.2f} s", plain("", low, "W"), plain("", high, "W")])
     if not lines:

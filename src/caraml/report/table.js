@@ -30,6 +30,26 @@
   });
 
   const words = new Map(rows.map((row) => [row, `${row.dataset.workload} ${row.textContent}`.toLowerCase()]));
+  // Marks of figures name the points that they show by the beginnings of their keys. A mark goes when all of its points do, a line through
+  // points when one of them does, and a figure when nothing is left in it.
+  const figures = [...document.querySelectorAll("figure")].map((figure) => [figure, [...figure.querySelectorAll("[data-of], [data-all]")]]);
+  const keysOf = new Map(rows.map((row) => [row, (row.dataset.runs ?? row.dataset.key).trim().split(" ").map((key) => key.slice(0, 8))]));
+  const narrowFigures = () => {
+    const shown = new Set(rows.filter((row) => !row.hidden).flatMap((row) => keysOf.get(row)));
+    let away = 0;
+    for (const [figure, marks] of figures) {
+      let left = 0;
+      for (const mark of marks) {
+        const { of, all } = mark.dataset;
+        const stays = of ? of.split(" ").some((key) => shown.has(key)) : all.split(" ").every((key) => shown.has(key));
+        mark.classList.toggle("away", !stays);
+        left += stays;
+      }
+      figure.hidden = marks.length > 0 && !left;
+      away += figure.hidden;
+    }
+    return away;
+  };
   const narrow = () => {
     const asked = Object.fromEntries(new FormData(form)), text = asked.text.toLowerCase().split(/\s+/);
     let shown = 0;
@@ -39,7 +59,9 @@
       shown += !row.hidden;
     }
     const all = `${rows.length} point${rows.length === 1 ? "" : "s"}`;
-    count.textContent = shown === rows.length ? all : `${shown} of ${all}`;
+    const away = narrowFigures();
+    const without = away ? `; ${away} figure${away === 1 ? "" : "s"} without them hidden` : "";
+    count.textContent = shown === rows.length ? all : `${shown} of ${all}, in table and figures${without}`;
     enter();
   };
   form.hidden = false;

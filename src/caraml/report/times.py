@@ -14,7 +14,7 @@ from caraml.base.chart import Axis, Line, Points, bars, curves, dots, wide_range
 from caraml.base.format import prefixed
 from caraml.metrics.model import Phase
 from caraml.report.figures import Lines, of_works, stacked
-from caraml.report.grouping import LABEL, MOST_FIGURES, MOST_SERIES, clipped, labels, metric
+from caraml.report.grouping import LABEL, MOST_FIGURES, MOST_SERIES, clipped, keys, labels, metric
 from caraml.report.numbers import plain
 from caraml.report.section import ReportFigure
 from caraml.report.series import distribution, downsampled, downsampling_note, points_per_line, sampled
@@ -41,7 +41,7 @@ def runtime_parts(records: Sequence[Record]) -> list[ReportFigure]:
         for row, (line, repeats) in enumerate(lines):
             shares = {part: quantity.value(repeats) for part, quantity in PARTS.items()}
             texts = {part: plain("rest_share", share, "1") for part, share in shares.items()}
-            segments += stacked(row, line, ((100 * share, f"{part} {texts[part]}") for part, share in shares.items()))
+            segments += stacked(row, line, keys(repeats), ((100 * share, f"{part} {texts[part]}") for part, share in shares.items()))
             runtime = RUNTIME.of(repeats)
             rows.append([line, plain("runtime", runtime.value if runtime else 0.0, "s"), *texts.values()])
         title = f"Parts of the runtime: {name}"
@@ -62,7 +62,7 @@ def epochs(records: Sequence[Record]) -> list[ReportFigure]:
             both = {word: quantity.value(repeats) for word, quantity in EPOCHS.items()}
             texts = [plain("", value, "s") for value in both.values()]
             for one, (word, mean), text in zip(series, both.items(), texts, strict=True):
-                one.append({"row": row, "x": mean / factor, "d": f"{line}: {word} {text}"})
+                one.append({"row": row, "x": mean / factor, "d": f"{line}: {word} {text}", "of": keys(repeats)})
             extremes = [[value for one in repeats if (value := one.value(f"epoch_time_{end}")) is not None] for end in ("min", "max")]
             if all(extremes):
                 series[1][-1] |= {"low": min(extremes[0]) / factor, "high": max(extremes[1]) / factor}
@@ -90,7 +90,8 @@ def phases(records: Sequence[Record]) -> list[ReportFigure]:
         for phase in parts:
             kind, length = _spoken(phase.name), plain("", phase.end - phase.start, "s")
             spoken = f"{named[record.key]}, {kind}: {length}, {phase.start:,.2f} to {phase.end:,.2f} s"
-            segments.append({"row": row, "a": phase.start, "b": phase.end, "series": kinds.index(kind), "d": spoken})
+            place = {"row": row, "a": phase.start, "b": phase.end}
+            segments.append({**place, "series": kinds.index(kind), "d": spoken, "of": keys([record])})
             rows.append([named[record.key], kind, f"{phase.start:,.2f} s", f"{phase.end:,.2f} s", length])
     title = "Phases of each point"
     drawing = bars(clipped([named[record.key] for record in shown], LABEL), segments, [], "seconds since the start of the worker", title)
@@ -126,7 +127,8 @@ def _distribution(records: Sequence[Record], times: dict[str, list[float]]) -> R
         divisor = factor if len(shown) == 1 else medians[record.key] or 1.0
         texts = [plain("", _at(points, share), "s") for share in (0, 0.05, 0.5, 0.95, 1)]
         line = [(x / divisor, y) for x, y in points]
-        lines.append(Line(name, [(line[0][0], 0.0), *line], f"{name}: median {texts[2]}, 95 % below {texts[3]}"))
+        spoken = f"{name}: median {texts[2]}, 95 % below {texts[3]}"
+        lines.append(Line(name, [(line[0][0], 0.0), *line], spoken, of=keys([record])))
         bend = elbow(times[record.key])
         rows.append([name, *texts, f"{plain('', bend.seconds, 's')}, {100 * bend.share:.0f} % of the steps" if bend else "none"])
     log = 10 if wide_range([x for line in lines for x, _ in line.points]) else None
@@ -181,13 +183,14 @@ def over_steps(quantity: PerStep, records: Sequence[Record], steps: dict[str, St
 
 def _over_steps(quantity: PerStep, records: Sequence[Record], steps: dict[str, Steps]) -> ReportFigure:
     named, unit, shown = labels(records), quantity.unit, records[:MOST_SERIES]
-    found = [(named[record.key], *quantity.series(steps[record.key])) for record in shown]
+    found = [(record, *quantity.series(steps[record.key])) for record in shown]
     values = np.concatenate([ys for _, _, ys in found])
     factor, written_unit = prefixed(float(np.median(values)), unit)
     lines, rows, most = [], [], points_per_line(len(shown))
-    for name, xs, ys in found:
+    for record, xs, ys in found:
+        name = named[record.key]
         told = ", ".join(f"{plain('', float(ys[at]), unit)} at step {xs[at]}" for at in (0, -1))
-        lines.append(Line(name, downsampled(xs, ys / factor, most), f"{name}: {quantity.name} {told}", len(xs)))
+        lines.append(Line(name, downsampled(xs, ys / factor, most), f"{name}: {quantity.name} {told}", len(xs), keys([record])))
         rows += [[name, f"{x:.0f}", plain("", y, unit)] for x, y in sampled(xs, ys)]
     log = 10 if quantity is STEP_TIME and wide_range([values.min(), values.max()]) else None
     title = f"{quantity.title}: {records[0].point.benchmark}"
