@@ -253,7 +253,7 @@ class CommandWorker:
         flags: list[str] = []
         apart: tuple[float | None, float | None] = (None, None)
         measured = {"peak_host_memory": self._peak_memory()}
-        extras: dict[str, Any] = {"system": detect().model_dump(mode="json"), "environment": environment()}
+        extras: dict[str, Any] = {"system": detect().model_dump(mode="json")}
         names = names_of(self.point, self.params, self.folder, self.command.suite_folder)
         numbers, _ = read_metrics(self.params.metrics, self.folder, names) if not ran.exit_code else ({}, [])
         items = items_of(self.params, names, numbers)
@@ -271,9 +271,10 @@ class CommandWorker:
                 nodes = self._nodes(mine, window, edges)
                 measured |= energies(window, self.params.item, nodes.energy, nodes.idle) | whole_run(nodes.spans["run"])
                 shifted = {"energy": on_clock(nodes.energy, begin), "idle": on_clock(nodes.idle, begin)}
-                extras |= {**shifted, "nodes": nodes.each, "files": self._raw_files(begin)}
+                extras |= {**shifted, "nodes": nodes.each, "files": self._raw_files(begin), "environment": mine.environment}
                 if self._others is not None:
                     flags, apart = nodes.flags, (self._others.apart(edges[0]), self._others.apart(edges[1]))
+        extras |= {} if "environment" in extras else {"environment": environment()}  # which takes long
         ran = replace(ran, measured=measured, extras=extras, flags=flags, apart=apart)
         return record_of_run(self.point, self.folder, self.params, names, ran)
 
