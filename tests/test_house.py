@@ -114,12 +114,12 @@ LINES = {
     "metrics": 1_500,
     "power": 5_150,
     "reference": 350,
-    "report": 3_763,
-    "results": 2_420,
-    "suite": 1_190,
+    "report": 3_780,
+    "results": 2_430,
+    "suite": 1_200,
     "system": 4_110,
     "verify": 1_150,
-    "worker": 1_950,
+    "worker": 1_980,
     "workloads": 7_850,
 }
 FILES = 275

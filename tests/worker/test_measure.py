@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from rich.console import Console
 
 import caraml
-from caraml.base.errors import InputError
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.engine.ranks import Ranks
 from caraml.power.signals import Constant
+from caraml.report.terminal import record_view
 from caraml.results.files import read_table
 from caraml.results.record import Record
+from caraml.results.rows import row_of
 from caraml.results.store import Store
 from caraml.suite.model import Measure
 from caraml.worker import measure as own_loop
@@ -92,7 +100,7 @@ def test_a_loop_that_ends_early_says_so(tmp_path: Path) -> None:
     with caraml.measure("none", out=tmp_path / "b", policy=QUICK) as m:
         m.step(1)
     record = only(tmp_path / "b")
-    assert record.status == "failed" and "1 steps" in (record.reason or "")
+    assert record.status == "failed" and "1 step," in (record.reason or "")
 
 
 def test_a_loop_that_breaks_leaves_its_reason_and_its_error(tmp_path: Path) -> None:
@@ -166,3 +174,117 @@ def test_one_rank_of_several_that_failed_is_not_all_of_them(fails: bool, tmp_pat
         assert record.status == "failed" and record.window is None and "ZeroDivisionError" in (record.reason or "")
     else:
         assert record.status == "ok" and record.window is not None and record.window.items == 2 * record.window.steps
+
+
+# -- what is known, and what is not -----------------------------------------------------------------------------------------------------
+
+
+def measured(out: Path, name: str = "loop", items: Callable[[], Any] = lambda: 4, **told: Any) -> Record:
+    with caraml.measure(name, out=out, policy=QUICK, **told) as m:
+        while m.step(items()):
+            time.sleep(0.005)
+    assert m.record is not None
+    return m.record
+
+
+def test_nothing_is_recorded_that_nobody_said(tmp_path: Path) -> None:
+    record = measured(tmp_path, params={"width": 8})
+    assert set(record.unstated) == {"precision", "micro_batch", "compile", "knobs", "placement", "deterministic", "seed", "mode"}
+    assert record.point.label == "loop width=8" and record.point.precision == "not stated" and record.peak_datasheet is not None
+    assert record.peak_datasheet.value is None and "not stated" in (record.peak_datasheet.reason or "")
+    row = row_of(record)
+    assert [row[name] for name in ("precision", "compile", "mode", "micro_batch", "accumulation", "seed", "global_batch")] == [
+        *[None] * 6,
+        4,
+    ]
+    file = io.StringIO()
+    Console(file=file, width=100).print(record_view(record))
+    point, _, window = file.getvalue().partition("Numbers")[0].partition("Window")
+    assert "fused_optimizer" not in point and "fp32" not in point and "samples" not in window and "items over 1 device" in window
+    told = measured(tmp_path, precision="bf16")
+    assert told.point.label == "loop bf16" and "precision" not in told.unstated and row_of(told)["precision"] == "bf16"
+
+
+def test_padded_loops_are_repeats_and_have_no_batch(tmp_path: Path) -> None:
+    draw = random.Random(2)
+    records = [measured(tmp_path, "padded", lambda: draw.randint(1, 50)) for _ in range(2)]
+    assert records[0].key == records[1].key and [record.attempt for record in records] == [1, 2]
+    assert "global_batch" in records[0].unstated and row_of(records[0])["global_batch"] is None
+
+
+def test_two_loops_in_one_process_have_their_own_memory_or_none(tmp_path: Path) -> None:
+    with caraml.measure("large", out=tmp_path, policy=QUICK) as m:
+        block = bytearray(os.urandom(1)) * (400 << 20)
+        while m.step(1):
+            time.sleep(0.005)
+    del block
+    assert m.record is not None and (m.record.value("peak_memory") or 0) > 400 << 20
+    small = measured(tmp_path, "small")
+    for name in ("peak_memory", "peak_host_memory"):
+        assert small.metrics[name].value is None and "before the loop began" in (small.metrics[name].reason or "")
+
+
+def test_measures_within_measures(tmp_path: Path) -> None:
+    with caraml.measure("outer", out=tmp_path, policy=QUICK) as outer:
+        inner = measured(tmp_path, "inner")
+        while outer.step(1):
+            time.sleep(0.005)
+    assert inner.status == "ok" and outer.record is not None and outer.record.status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"), [(0, "without a step: call m.step"), (1, "1 step,"), (7, "7 steps, which are too few; .* 9 are")]
+)
+def test_a_loop_that_is_too_short_says_how_long_it_must_be(tmp_path: Path, steps: int, words: str) -> None:
+    with caraml.measure("short", out=tmp_path, policy=QUICK) as m:
+        for _ in range(steps):
+            m.step(1)
+    assert m.record is not None and re.search(words, m.record.reason or ""), m.record.reason
+
+
+@pytest.mark.parametrize("items", [2.5, True, "8", float("nan"), None, torch.tensor(4)])
+def test_items_that_are_no_whole_number_of_the_host(tmp_path: Path, items: Any) -> None:
+    with pytest.raises(InputError, match="expected a whole number of items above 0"):
+        measured(tmp_path, items=lambda: items)
+    assert measured(tmp_path, "numpy", lambda: np.int64(3)).window.items % 3 == 0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"precision": "fp8"}, "precision: found \"fp8\", expected 'fp32'"),
+        ({"params": {"net": object()}}, "text, numbers, lists and tables only"),
+        ({"params": [1]}, "params: found \\[1\\]"),
+        ({"item": ""}, "item: found"),
+        ({"flops_per_item": -1}, "flops_per_item: found -1, expected greater than 0"),
+        ({"flops_per_item": float("nan")}, "flops_per_item: found nan"),
+        ({"parameters": 1.5}, "parameters: found 1.5, expected an integer"),
+        ({"policy": {"target": 0.1}}, "policy: found a table(.|\n)*caraml.Policy"),
+        ({"policy": Measure(epochs=3)}, "epochs"),
+    ],
+)
+def test_wrong_arguments_are_told_before_anything_runs(tmp_path: Path, told: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words), caraml.measure("wrong", out=tmp_path / "none", **told):
+        pass
+    assert not (tmp_path / "none").exists()
+
+
+def test_results_that_cannot_be_written_are_told_before_the_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentUnfitError, match="no results can be written there"), caraml.measure("x", out=tmp_path / "file" / "out"):
+        pytest.fail("the training began")
+
+
+def test_a_policy_s_faults_name_the_key_and_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"targett: found 1, .*did you mean 'target'"):
+        caraml.Policy(targett=1)  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="target: found 7, expected less than 1"):
+        caraml.Policy(target=7)
+    assert caraml.Policy(target=0.5) == Measure(target=0.5)
+
+
+def test_without_torch_the_next_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "caraml.worker.measure")
+    with pytest.raises(EnvironmentUnfitError, match=r"needs torch(.|\n)*pip install"):
+        caraml.measure  # noqa: B018

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from caraml.analysis.grouping import axes
-from caraml.analysis.select import NOT_STATED, unstated
+from caraml.analysis.select import unstated
 from caraml.results.record import FLAGS, Record
+from caraml.suite.model import NOT_STATED
 
 NONE = "–"
 _LISTED = 4
@@ -98,9 +99,8 @@ def facts(record: Record) -> dict[str, str]:
     """What was run where, as comparable text by name. What is not known is left out."""
     found: dict[str, Any] = {**axes(record.point), **dict(_machine(record.system)), **dict(_state(record.environment))}
     measure = record.point.measure.model_dump(mode="json", exclude={"timeout_seconds", "idle_seconds"})
-    if "published" in record.environment:
-        found |= dict.fromkeys(unstated(record), NOT_STATED)
-    else:
+    found |= dict.fromkeys(unstated(record), NOT_STATED)
+    if "published" not in record.environment:
         found |= {f"measure.{name}": value for name, value in measure.items()}
         found["method"] = record.method_version
     energy = record.metrics.get("energy")

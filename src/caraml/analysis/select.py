@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from pydantic import JsonValue
+
 from caraml.base.errors import InputError
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric
@@ -19,10 +21,9 @@ from caraml.reference import select as select_rows
 from caraml.results.record import Record
 from caraml.results.selector import Selection, last_two
 from caraml.results.selector import select as selected
-from caraml.suite.model import Mode, Point
+from caraml.suite.model import NOT_STATED, Mode, Point
 
 PREFIX = "reference:"
-NOT_STATED = "not stated"
 
 _IDS = {"job", "node", "experiment", "jube_id", "jube_wp", "tasks", "cpus", "location", "hardware", "name", "devices_printed"}
 """Parameters that name a run rather than its work."""
@@ -77,10 +78,8 @@ def published(name: str) -> list[Record]:
 
 
 def unstated(record: Record) -> tuple[str, ...]:
-    """Fields of a published record's point that its source does not state; empty for a record of our own."""
-    if "published" not in record.environment:
-        return ()
-    return _UNKNOWN if "batch" in record.point.params else (*_UNKNOWN, "global_batch")
+    """Fields of a record's point that nobody stated; empty for a training of CARAML's."""
+    return record.unstated
 
 
 def _experiment(row: Reference) -> tuple[str, str, int, str, int, int, str, str]:
@@ -120,7 +119,9 @@ def _record(rows: Sequence[Reference]) -> Record | None:
         micro_batch=samples,
         repeat=first.run,
     )
-    environment = {"published": f"{first.source}, {first.table}, run {first.run}"}
+    missing = _UNKNOWN if "batch" in point.params else (*_UNKNOWN, "global_batch")
+    environment: dict[str, JsonValue] = {"published": f"{first.source}, {first.table}, run {first.run}"}
+    environment["missing"] = {f"point.{name}": NOT_STATED for name in missing}
     return Record(
         key=point.key, attempt=1, point=point, status="ok", started_at="1970-01-01T00:00:00+00:00", metrics=metrics, environment=environment
     )

@@ -58,7 +58,9 @@ class TomlDocument:
     def fault(self, location: Location, found: object, expected: str, guess: str | None = None) -> str:
         """One fault in words: ``file:line: key: found X, expected Y (did you mean Z?)``. A ``found`` of ``None`` is an absent key."""
         suggestion = f" (did you mean {guess!r}?)" if guess else ""
-        return f"{self.name}:{self.line(location)}: {key_name(location)}: found {shown(found)}, expected {expected}{suggestion}"
+        line = self.line(location)
+        place = f"{self.name}:{line}" if line else self.name
+        return f"{place}: {key_name(location)}: found {shown(found)}, expected {expected}{suggestion}"
 
     def validate(self, model: type[Model]) -> Model:
         """The document as a ``model``.
@@ -113,6 +115,14 @@ class TomlDocument:
         for step in location:
             part = part[step]
         return part
+
+
+def checked(name: str, values: dict[str, Any], model: type[Model]) -> Model:
+    """Arguments of a call named ``name`` as an instance of ``model``. Raises ``InputError`` with every fault at once, as of a file."""
+    try:
+        return TomlDocument(name=name, data=values, lines={(): 0}).validate(model)
+    except (TypeError, ValueError) as error:  # what no file can have: an object, a loop
+        raise InputError(f"{name}: expected text, numbers, lists and tables only: {error}") from error
 
 
 def load_toml(path: Path | str, model: type[Model]) -> Model:
@@ -215,7 +225,7 @@ def _plain(value: object) -> str:
     """TOML's dates and times, which JSON lacks, as text that pydantic reads back."""
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
-    raise TypeError(f"TOML gave a {type(value).__name__}")
+    raise TypeError(f"found a {type(value).__name__}")
 
 
 def _syntax_fault(message: str, text: str, name: str) -> str:

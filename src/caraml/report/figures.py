@@ -144,7 +144,8 @@ def _throughput_bars(records: Sequence[Record]) -> ReportFigure:
     texts = [TOTAL.text(rate) for _, rate in found]
     drawn = [(line, rate, text, text) for (line, rate), text in zip(found, texts, strict=True)]
     drawing = _single_bars(drawn, [keys(line.runs) for line in means[: len(shown)]], 1.0, f"{item}/s", title)
-    rows = [[named[record.key], f"{record.point.global_batch:,}", TOTAL.text(record.metrics["throughput"])] for record in lines]
+    batches = ["–" if "global_batch" in record.unstated else f"{record.point.global_batch:,}" for record in lines]
+    rows = [[named[one.key], batch, TOTAL.text(one.metrics["throughput"])] for one, batch in zip(lines, batches, strict=True)]
     without = [line for line, rate in found if rate.low is None]
     note = "The short lines show the 95 % confidence interval between runs." + (f" Without one: {', '.join(without)}." if without else "")
     return ReportFigure(title, [drawing], [], "block", ["point", "global batch", "throughput"], rows, note + more)

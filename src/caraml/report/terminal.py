@@ -19,6 +19,7 @@ from caraml.report.numbers import flat, plain, written
 from caraml.report.provenance import definition, energy_reason, flag_meaning, flag_text, no_energy, source, uncertainty, window_text
 from caraml.report.section import STYLES
 from caraml.results.record import Record
+from caraml.suite.model import NOT_STATED
 
 WIDE = 110
 """From this width on no number is wrapped and flags are named in the row."""
@@ -171,7 +172,7 @@ def record_view(record: Record, folder: str | None = None) -> RenderableType:
     parts: list[RenderableType] = [_heading(record)]
     if record.flags:
         parts += _section("Flags", _grid([(flag, flag_text(record, flag)) for flag in record.flags]))
-    parts += _section("Point", _grid(flat(record.point.model_dump(mode="json", exclude={"measure"}))))
+    parts += _section("Point", _grid(_point(record)))
     parts += _section("Window", _text(window_text(record)), _window(record))
     if record.metrics:
         parts += _section("Numbers", _metrics(record))
@@ -193,6 +194,12 @@ def record_view(record: Record, folder: str | None = None) -> RenderableType:
     return Group(*parts)
 
 
+def _point(record: Record) -> list[tuple[str, str]]:
+    """The point's fields; what nobody stated is said to be that."""
+    fields = record.point.model_dump(mode="json", exclude={"measure"})
+    return flat(fields | {name: NOT_STATED for name in record.unstated if name in fields})
+
+
 def _heading(record: Record) -> Text:
     text = _text(record.point.label, "bold")
     text.append("  ")
@@ -207,9 +214,8 @@ def _heading(record: Record) -> Text:
 def _window(record: Record) -> Text:
     if record.window is None:
         return Text("")
-    return Text(
-        f"{record.window.samples:,} samples, {record.window.items:,} {record.item}s over {count(record.point.world, 'device')}", style="dim"
-    )
+    samples = "" if "micro_batch" in record.unstated else f"{record.window.samples:,} samples, "
+    return Text(f"{samples}{record.window.items:,} {record.item}s over {count(record.point.world, 'device')}", style="dim")
 
 
 def _metrics(record: Record) -> Table:

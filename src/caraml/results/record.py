@@ -125,6 +125,12 @@ class Record(FrozenModel):
         return {**data, "metrics": {**metrics, **found}} if found else data
 
     @property
+    def unstated(self) -> tuple[str, ...]:
+        """Fields of its point that nobody stated: of a table that was imported or published, of a loop that is not CARAML's."""
+        missing = self.environment.get("missing")
+        return tuple(name[6:] for name in missing if name.startswith("point.")) if isinstance(missing, dict) else ()
+
+    @property
     def item(self) -> str:
         """What is counted: ``token``, ``image`` ...; ``item`` when the work was never built."""
         return self.facts.item if self.facts else "item"

@@ -50,6 +50,8 @@ _OF_POINT = tuple(
     }
 )
 
+_GUESSED = frozenset({"mode", "precision", "compile", "global_batch", "micro_batch", "accumulation", "seed"})
+"""Columns that are null where nobody stated them: a point has some value there."""
 ALWAYS = frozenset({*_OF_POINT, "key", "attempt", "status", "flags", "item", "started_at", "schema_version", "method_version"})
 """Columns that every row has."""
 
@@ -58,6 +60,8 @@ def row_of(record: Record) -> dict[str, Scalar]:
     """The row of a record, without the columns that are unknown."""
     point = record.point
     row: dict[str, Scalar] = {name: getattr(point, name) for name in _OF_POINT}
+    unknown = {*record.unstated, *(["accumulation"] if "micro_batch" in record.unstated else [])} & _GUESSED
+    row |= dict.fromkeys(unknown)
     row |= {
         "key": record.key,
         "attempt": record.attempt,

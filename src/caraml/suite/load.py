@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from caraml.base.errors import unknown_name
-from caraml.base.toml import Location, TomlDocument, read_toml
-from caraml.suite.model import Point, Suite
+from caraml.base.toml import Location, TomlDocument, checked, read_toml
+from caraml.suite.model import Measure, Point, Suite
 from caraml.system.variables import hidden
 
 CATALOG = Path(__file__).parent / "catalog"
@@ -28,6 +28,11 @@ class SuiteFile:
     """The ``key=value`` that were laid over the file, as they may be shown."""
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What stands behind the references of ``env`` in the suite and its document, which have no value themselves that may be a secret."""
+
+
+def policy(**keys: Any) -> Measure:
+    """When a measurement starts and stops: the keys of ``measure`` in suites. Raises ``InputError`` with every fault."""
+    return checked("caraml.Policy", keys, Measure)
 
 
 def load_suite(name: str) -> SuiteFile:

@@ -63,7 +63,12 @@ class Knobs(BaseModel):
 Mode = Literal["train", "compute", "data", "inference"]
 """``train``: real input pipeline. ``compute``: batches already on the device. ``data``: the input pipeline alone. ``inference``: real
 input, forward passes only."""
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+Stated = Literal["fp32", "tf32", "bf16", "fp16"]
+Precision = Stated | Literal["not stated"]
+NOT_STATED: Literal["not stated"] = "not stated"
+"""Of a point that somebody else measured, or whose work is not CARAML's: nobody said."""
+OWN_LOOP = "own_loop"
+"""Workload of loops that ``caraml.measure`` measures."""
 Compile = Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 _WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 
@@ -191,6 +196,8 @@ class Point(_Model):
         if self.knobs.changed:
             content["knobs"] = self.knobs.changed
         content["measure"] = {name: value for name, value in content["measure"].items() if name not in _OF_EPOCHS or value is not None}
+        if self.workload == OWN_LOOP:  # name and parameters say what the loop does; its steps may have different numbers of items
+            del content["global_batch"], content["micro_batch"]
         canonical = json.dumps({"method": METHOD_VERSION, **content}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
@@ -201,6 +208,10 @@ class Point(_Model):
             own = [f"{name}={value}" for name, value in self.params.items() if name not in COMMAND_KEYS]
             batch = [f"b{self.global_batch}"] if self.global_batch > 1 else []
             return " ".join([self.benchmark, *own, *batch, *([f"#{self.repeat + 1}"] if self.repeat else [])])
+        if self.workload == OWN_LOOP:
+            own = [f"{name}={value}" for name, value in self.params.items() if name != "name"]
+            stated = [self.precision] if self.precision != NOT_STATED else []
+            return " ".join([self.benchmark, *own, *([f"{self.nodes}x{self.devices}"] if self.world > 1 else []), *stated])
         parts = [self.benchmark, *([self.variant] if self.variant else []), f"b{self.global_batch}"]
         if self.world > 1:
             parts.append(f"{self.nodes}x{self.devices}")
@@ -240,7 +251,7 @@ class _Asked(_Model):
         description="`train`: real input; `compute`: batches stay on the device; `data`: the input pipeline alone; "
         "`inference`: real input, forward passes only",
     )
-    precision: Precision | list[Precision] | None = Field(
+    precision: Stated | list[Stated] | None = Field(
         None, description="arithmetic of matrix products; `fp32` never uses TF32, `bf16` and `fp16` are autocast over fp32 weights"
     )
     compile: Compile | list[Compile] | None = Field(

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 from caraml.analysis.table import rows
+from caraml.engine.precision import ARITHMETIC
 from caraml.metrics.model import Metric, Window
 from caraml.results.files import read_table
 from caraml.results.record import Record
@@ -71,7 +72,7 @@ def _work(record: Record, step_seconds: float) -> list[Finding]:
     """What follows from the rate of one device: FLOPs, utilisation, bytes, and the rate of each device."""
     metrics, point, relative = record.metrics, record.point, _edge(record)
     each = point.global_batch * ITEMS_PER_SAMPLE / step_seconds / point.world
-    flops, peak = each * FLOPS_PER_ITEM, PEAK_FLOPS[point.precision]
+    flops, peak = each * FLOPS_PER_ITEM, PEAK_FLOPS[ARITHMETIC[point.precision]]
     read = point.global_batch * BYTES_PER_SAMPLE / step_seconds
     return [
         number("throughput per device", each, metrics.get("throughput_per_device"), each * relative),

@@ -13,36 +13,63 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
+from numbers import Integral
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from pydantic import JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from caraml import __version__
-from caraml.base.errors import InputError, is_out_of_memory
-from caraml.base.format import human, percent
+from caraml.base.errors import EnvironmentUnfitError, InputError, is_out_of_memory
+from caraml.base.files import make_folder
+from caraml.base.format import count, human, percent
+from caraml.base.limits import NAME
+from caraml.base.toml import checked, shown
 from caraml.engine.device import AcceleratorDevice, CpuDevice, CudaDevice, Device, accelerator_type, gpus
 from caraml.engine.instruments import Instruments, quiet_baseline
 from caraml.engine.loop import FEWEST_STEPS, Hooks, MeasuringLoop
 from caraml.engine.phases import PhaseLog
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import StepOutcome
-from caraml.metrics.model import Facts, Peak
+from caraml.metrics.model import Facts, Metric, Peak
 from caraml.power.node import node_key
 from caraml.results.finish import now
 from caraml.results.record import Record, Status
 from caraml.results.store import Store, write_record
-from caraml.suite.model import Measure, Point, Precision
+from caraml.suite.model import NOT_STATED, OWN_LOOP, Measure, Point, Stated
 from caraml.system.detect import detect
 from caraml.system.environment import environment
 from caraml.worker.record import Known, gathered, make_record, write_readings
 
 RESULTS = "CARAML_RESULTS"
 """Environment variable: folder of the results, instead of `caraml-results` below the current one; `--out` goes before it."""
-WORKLOAD = "own_loop"
 _NO_PEAK = "not measured beside a loop of one's own"
 _NOTHING = StepOutcome(None, 0.0)
+_OF_EPOCHS = ("epochs", "count_epoch", "until_accuracy", "until_loss")
+FEWEST = 2 * FEWEST_STEPS + 1
+"""Steps of a loop that ends in its warm-up: the first, and as many again as are left out of the rest."""
+_LATE = f"of one that ends in its warm-up the second half counts, so {FEWEST} are needed"
+_UNSTATED = {
+    **dict.fromkeys(
+        ("compile", "knobs", "placement", "deterministic", "seed", "mode"), "the loop was not made by CARAML, which did not look"
+    ),
+    "micro_batch": "m.step() is told items, not samples",
+}
+"""Fields of a point that a loop of one's own leaves open, and why."""
+
+
+class _Told(BaseModel):
+    """What the arguments of ``measure`` may be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(min_length=1, max_length=NAME)
+    item: str = Field(min_length=1, max_length=NAME)
+    params: dict[str, JsonValue] | None
+    precision: Stated | None
+    flops_per_item: float | None = Field(gt=0)
+    parameters: int | None = Field(gt=0)
 
 
 @dataclass(frozen=True)
@@ -64,6 +91,7 @@ class OwnLoop:
         """What came out, on rank 0 after the ``with`` block."""
         self._point, self._facts, self._out, self._ranks = point, facts, out, ranks
         self._device = _device()
+        self._before = self._peaks()
         self._items: list[int] = []
         self._started_at, self._origin = now(), time.monotonic()
         self._log = PhaseLog(self._origin, lambda phase: None)
@@ -83,13 +111,15 @@ class OwnLoop:
         """Whether the window is closed: steps after it are not measured."""
         return self._loop.done
 
-    def step(self, items: int) -> bool:
+    def step(self, items: int | None = None) -> bool:
         """A step has ended, with ``items`` items on this rank. False once enough was measured: the loop may then end, or go on."""
         if self.done:
             return False
-        if items < 1:
-            raise InputError(f"m.step({items!r}): expected a whole number of items above 0")
-        self._items.append(items)
+        if not isinstance(items, Integral) or isinstance(items, bool) or items < 1:
+            hint = "m.step(len(batch)), or int(...) of a number that the host has"
+            given = "" if items is None else shown(items)
+            raise InputError(f"m.step({given}): expected a whole number of items above 0", hint)
+        self._items.append(int(items))
         return self._loop.step_ended(_NOTHING)
 
     def finish(self, error: BaseException | None) -> None:
@@ -101,8 +131,10 @@ class OwnLoop:
             self._conclude()
         elif error is not None:  # of several ranks, too, that measured: who would wait for the others may wait for ever
             self._fail("oom" if is_out_of_memory(error) else "failed", " ".join(f"{type(error).__name__}: {error}".split())[:400])
+        elif not self._loop.steps:
+            self._fail("failed", "the loop ended without a step: call m.step(items) at the end of each")
         else:
-            self._fail("failed", f"the loop ended after {self._loop.steps} steps; a window needs {FEWEST_STEPS} after the first step")
+            self._fail("failed", f"the loop ended after {count(self._loop.steps, 'step')}, which are too few; {_LATE}")
         if self._instruments is not None:
             self._instruments.meter.stop()
 
@@ -110,15 +142,22 @@ class OwnLoop:
 
     def _conclude(self) -> None:
         mine, ranks = self._loop.summary(), self._ranks
-        mine.items, mine.device_memory, mine.host_memory = self._items, self._device.peak_memory(), CpuDevice().peak_memory()
         run = (self._run_began, time.monotonic())
+        mine.items = self._items
+        # A peak that was there before is that of something earlier in the process.
+        peaks = [now if now is not None and now > (before or 0) else None for now, before in zip(self._peaks(), self._before, strict=True)]
+        mine.device_memory, mine.host_memory = peaks
+        reported = self._peaks()[0] is not None
         with self._log.phase("idle_after"):
             self._device.synchronize()
             quiet_baseline(ranks, self._instruments, self._point.measure.idle_seconds)
         everyone = gathered(ranks, mine, self._instruments, run)
         first = next(index for index, row in enumerate(mine.rows) if row.phase == "measure")
-        steps = zip(*(rank.items[first : first + len(mine.window_rows)] for rank in everyone), strict=True)
-        point = self._of_batch(max(map(sum, steps)))
+        steps = [sum(items) for items in zip(*(rank.items[first : first + len(mine.window_rows)] for rank in everyone), strict=True)]
+        point = self._of_batch(max(steps))
+        missing = self._missing()
+        if min(steps) < max(steps):
+            missing["point.global_batch"] = f"steps had {min(steps):,} to {max(steps):,} {self._facts.item}s"
         folder = Store(self._out).new_attempt(point) if ranks.rank == 0 else self._out
         meter = self._instruments.meter if self._instruments is not None else None
         files = write_readings(ranks, everyone, meter, folder, self._origin)
@@ -136,13 +175,19 @@ class OwnLoop:
             files=files,
             tells_wait=False,
         )
-        self._keep(make_record(everyone, known), folder)
+        record = make_record(everyone, known)
+        record.environment["missing"] = {**_table(record.environment.get("missing")), **missing}
+        for name in ("peak_memory", "peak_host_memory"):
+            if record.value(name) is None and (reported or name == "peak_host_memory"):
+                record.metrics[name] = Metric(value=None, unit="B", reason="this process had used as much before the loop began")
+        self._keep(record, folder)
 
     def _fail(self, status: Status, reason: str) -> None:
         if self._ranks.rank != 0:
             return
         point = self._of_batch(1)
-        folder = Store(self._out).new_attempt(point)
+        folder, surroundings = Store(self._out).new_attempt(point), environment()
+        missing = {**_table(surroundings.get("missing")), **self._missing(), "point.global_batch": "the loop was not measured to its end"}
         record = Record(
             key=point.key,
             attempt=int(folder.name),
@@ -153,9 +198,20 @@ class OwnLoop:
             phases=self._log.phases,
             facts=self._facts,
             system=detect().model_dump(mode="json"),
-            environment=environment(),
+            environment={**surroundings, "missing": missing},
         )
         self._keep(record, folder)
+
+    def _peaks(self) -> tuple[int | None, int | None]:
+        """Highest memory of the device and of the process so far."""
+        return self._device.peak_memory(), CpuDevice().peak_memory()
+
+    def _missing(self) -> dict[str, JsonValue]:
+        """What nobody said about the point, each with the reason."""
+        unstated = dict(_UNSTATED)
+        if self._point.precision == NOT_STATED:
+            unstated["precision"] = "caraml.measure(precision=...) was not given"
+        return {f"point.{name}": reason for name, reason in unstated.items()}
 
     def _of_batch(self, batch: int) -> Point:
         world = self._point.world
@@ -177,7 +233,7 @@ def measure(
     *,
     item: str = "item",
     params: dict[str, JsonValue] | None = None,
-    precision: Precision = "fp32",
+    precision: Stated | None = None,
     flops_per_item: float | None = None,
     parameters: int | None = None,
     out: str | Path | None = None,
@@ -189,23 +245,28 @@ def measure(
         name: of the point, in tables.
         item: what ``m.step`` counts: ``"image"``, ``"token"`` ...
         params: whatever decides the speed (batch, width, ...): loops with equal name and params are repeats of one point.
-        precision: arithmetic of the loop, for the record.
+        precision: arithmetic of the loop: ``fp32``, ``tf32``, ``bf16``, ``fp16``; not recorded without.
         flops_per_item: forward and backward FLOPs of an item, if known: gives FLOP/s.
         parameters: weights of the model, if known.
         out: folder of the results; default ``$CARAML_RESULTS``, else ``caraml-results``.
         policy: when warm-up and window end, as ``measure`` in suites.
 
     Raises:
-        InputError: several ranks run, and ``torch.distributed`` is not initialised, or nodes have different numbers of ranks.
+        InputError: an argument is wrong; several ranks run, and ``torch.distributed`` is not initialised, or nodes have different numbers
+            of ranks; the results cannot be written.
     """
-    ranks, policy = _ranks(), policy or Measure()
+    given = {"name": name, "item": item, "params": params, "precision": precision, "flops_per_item": flops_per_item}
+    told = checked("caraml.measure", {**given, "parameters": parameters}, _Told)
+    policy = _policy(policy)
+    ranks = _ranks()
     place = _place(ranks)
+    folder = _writable(Path(out if out is not None else os.environ.get(RESULTS, "caraml-results")), ranks)
     system = detect()
     point = Point(
         suite="own",
         benchmark=name,
-        workload=WORKLOAD,
-        params={"name": name, **(params or {})},
+        workload=OWN_LOOP,
+        params={"name": name, **(told.params or {})},
         system=system.name,
         device=system.identity,
         device_class="cpu" if isinstance(_device(), CpuDevice) else "gpu",
@@ -214,12 +275,11 @@ def measure(
         devices=ranks.world // place.nodes,
         global_batch=1,
         micro_batch=1,
-        precision=precision,
+        precision=told.precision or NOT_STATED,
         measure=policy,
     )
     formula = "as the loop's author gave it" if flops_per_item is not None else "not given"
     facts = Facts(item=item, items_per_sample=1, parameters=parameters, flops_per_item=flops_per_item, flops_formula=formula)
-    folder = Path(out if out is not None else os.environ.get(RESULTS, "caraml-results"))
     loop = OwnLoop(point, facts, folder, ranks, place)
     try:
         yield loop
@@ -227,6 +287,39 @@ def measure(
         loop.finish(error)
         raise
     loop.finish(None)
+
+
+def _table(value: JsonValue) -> dict[str, JsonValue]:
+    return value if isinstance(value, dict) else {}
+
+
+def _policy(policy: Measure | None) -> Measure:
+    if policy is None:
+        return Measure()
+    if not isinstance(policy, Measure):
+        raise InputError(f"caraml.measure: policy: found {shown(policy)}", "policy=caraml.Policy(target=0.02)")
+    epochs = [key for key in _OF_EPOCHS if getattr(policy, key) is not None]
+    if epochs:
+        raise InputError(
+            f"caraml.Policy: {', '.join(epochs)}: only for trainings of CARAML's own, which know what an epoch is", "leave it out"
+        )
+    return policy
+
+
+def _writable(out: Path, ranks: Ranks) -> Path:
+    """The folder of the results, made where it is missing. Collective: an error before the training, not after it."""
+    trouble = None
+    if ranks.rank == 0:
+        try:
+            make_folder(out / "points")
+            if not os.access(out / "points", os.W_OK):
+                trouble = "it may not be written to"
+        except OSError as error:
+            trouble = error.strerror or str(error)
+    trouble = ranks.gather(trouble)[0]
+    if trouble is not None:
+        raise EnvironmentUnfitError(f"{out}: no results can be written there: {trouble}", f"out=FOLDER, or export {RESULTS}=FOLDER")
+    return out
 
 
 def _place(ranks: Ranks) -> _Place:

@@ -32,10 +32,10 @@ from caraml.power.model import HEADLINES
 from caraml.power.store import ROW
 from caraml.results.files import write_table
 from caraml.results.record import Fingerprint, Record
-from caraml.suite.model import Point
+from caraml.suite.model import Point, Precision
 from caraml.system.detect import detect
 from caraml.system.environment import environment
-from caraml.system.model import DType, System
+from caraml.system.model import System
 from caraml.worker.nodes import Nodes, put_together
 
 FINGERPRINT_STEP = 4
@@ -115,7 +115,7 @@ def make_record(ranks: list[RankSummary], known: Known) -> Record:
     known = dataclasses.replace(known, facts=_with_damaged(known.facts, ranks))
     measured, point = together(ranks, known), known.point
     nodes = _nodes(ranks, measured.window)
-    datasheet = known.datasheet or _datasheet(system, ARITHMETIC[point.precision])
+    datasheet = known.datasheet or _datasheet(system, point.precision)
     metrics = derive(measured, nodes.energy, nodes.idle, datasheet, known.probed, bandwidth=known.bandwidth, cache=known.cache)
     metrics["other_cpu_share"] = nodes.other_cpu
     metrics |= run_metrics(measured, nodes.energy)
@@ -277,7 +277,10 @@ def _fingerprint(ranks: list[RankSummary]) -> Fingerprint | None:
     return Fingerprint(step=FINGERPRINT_STEP, losses=[float(own[FINGERPRINT_STEP - 1]).hex() for own in seen])
 
 
-def _datasheet(system: System, dtype: DType) -> Peak:
+def _datasheet(system: System, precision: Precision) -> Peak:
+    dtype = ARITHMETIC.get(precision)
+    if dtype is None:
+        return Peak(value=None, dtype=precision, reason="which peak it is depends on the precision, which was not stated")
     figure = (system.peak or {}).get(dtype)
     if figure is None:
         reason = system.missing.get("peak") or f"the data sheet of {system.devices[0].model} has no {dtype}"
