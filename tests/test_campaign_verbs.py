@@ -129,6 +129,8 @@ def test_plan_says_what_a_run_would_do_and_does_nothing(here: Path) -> None:
 
 
 def test_a_part_of_a_suite_runs_and_the_rest_stays_to_do(here: Path) -> None:
+    done = caraml(here, "run", "verbs.toml", "--only", "slep")
+    assert done.returncode == 2 and "did you mean 'sleep'?" in done.stderr and not (here / "caraml-results").exists()
     done = caraml(here, "plan", "verbs.toml", "--only", "sleep", "--where", "n == 2")
     assert done.returncode == 0 and "1 point: 1 to run, 2 of the suite not chosen" in done.stdout, done.stdout
     done = caraml(here, "run", "verbs.toml", "--only", "sleep", "--where", "n == 2", "--no-report")

@@ -149,8 +149,9 @@ class Campaign:
         if self.options.launcher == "local" and not self.options.here:
             refuse_login_node(self.suite.suite.name)
         plan, only = self.plan(), self.options.only
+        chosen = self.chosen(plan)
         self.store.make()
-        work = deque(self._work(index, planned) for index, planned in self.chosen(plan))
+        work = deque(self._work(index, planned) for index, planned in chosen)
         points = [(planned.key, planned.point.label) for planned in plan.points]
         whole, total = len(work) == len(points), len(points)
         if only is not None:
