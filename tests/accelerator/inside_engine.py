@@ -105,28 +105,29 @@ def copies_ahead_overlap_and_are_waited_for() -> None:
 
 
 def micro_batches_together_are_the_whole_batch() -> None:
-    """Three clipped steps over copies that run ahead, in micro-batches of four and at once: the same weights as on the CPU."""
+    """Three steps, clipped and not, over copies that run ahead, in micro-batches of four and at once: the same weights as on the CPU."""
     emulated.configure(manual=1, kernel_seconds=1.0, queue=0)
     samples = torch.randn(3, 16, 8, generator=torch.Generator().manual_seed(1))
 
-    def trained(where: str, micro_batch: int) -> torch.Tensor:
+    def trained(where: str, micro_batch: int, clip: float | None) -> torch.Tensor:
         torch.manual_seed(0)
         device, model = torch.device(where), torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).to(where)
         batches = [part.contiguous() for batch in samples for part in batch.split(micro_batch)]
         moved = to_device(iter([part.pin_memory() for part in batches]), device) if where == DEVICE else iter(batches)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
         facts = Facts(item="sample", items_per_sample=1, parameters=1, flops_per_item=None, flops_formula="none")
-        task = Task(model, optimizer, moved, lambda net, x: (net(x) - x.sum(1, keepdim=True)).square().mean(), facts, clip_norm=1.0)
+        task = Task(model, optimizer, moved, lambda net, x: (net(x) - x.sum(1, keepdim=True)).square().mean(), facts, clip_norm=clip)
         asked = {"params": {}, "system": "local", "device": "x", "device_class": "gpu", "software": "x", "measure": Measure()}
         point = Point(suite="t", benchmark="t", workload="t", global_batch=16, micro_batch=micro_batch, **asked)
         step = make_step(task, point, device)
-        losses = [step().loss for _ in range(3)]
-        assert all(loss is not None and loss.item() > 0 for loss in losses)
-        return torch.cat([weight.detach().cpu().flatten() for weight in model.parameters()])
+        losses = [loss.detach() for _ in range(3) if (loss := step().loss) is not None]
+        return torch.cat([one.detach().cpu().flatten() for one in (*losses, *model.parameters())])
 
-    whole = trained("cpu", 16)
-    for where, micro_batch in (("cpu", 4), (DEVICE, 16), (DEVICE, 4)):
-        torch.testing.assert_close(trained(where, micro_batch), whole, rtol=1e-5, atol=1e-6)
+    for clip in (None, 1.0):
+        whole = trained("cpu", 16, clip)
+        assert len(whole) == 3 + 8 * 4 + 4 + 4 + 1
+        for where, micro_batch in (("cpu", 4), (DEVICE, 16), (DEVICE, 4)):
+            torch.testing.assert_close(trained(where, micro_batch, clip), whole, rtol=1e-5, atol=1e-6)
 
 
 def each_process_has_its_device() -> None:
