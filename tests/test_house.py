@@ -107,7 +107,7 @@ LINES = {
     "analysis": 3_670,
     "base": 2_550,
     "campaign": 1_625,
-    "cli": 1_415,
+    "cli": 1_420,
     "data": 850,
     "engine": 3_495,
     "launch": 1_600,

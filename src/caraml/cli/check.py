@@ -8,7 +8,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from caraml.results.store import Store
 
 _MOST_ROUNDS = 1000
+_ENOUGH_RUNS, _ENOUGH_TIME = 10, timedelta(days=14)
+"""From where on `accept` does not ask for more."""
 
 
 class Flags(StrEnum):
@@ -51,6 +53,7 @@ def accept(
 ) -> None:
     """Accept a campaign as reference for `caraml check`: all its repeats, with the interval between runs."""
     from caraml.analysis.baseline import accept as accepted
+    from caraml.analysis.baseline import started
     from caraml.base.format import count
     from caraml.results.baseline import NAMES, place, write_baseline
     from caraml.results.store import Store
@@ -77,8 +80,10 @@ def accept(
     left_out = sum(record.status == "ok" for record in records) - sum(runs)
     if left_out > 0:
         say(f"  {count(left_out, 'run')} left out, flagged where most runs of the point are not")
-    if most < 3 or len({record.started_at[:10] for record in records if record.status == "ok"}) < 2:
-        say("  few runs, or runs of one day, tell little of how much runs vary: five nights and --rounds 5 make checks more sensitive")
+    times = [started(record) for record in records if record.status == "ok"]
+    if most < _ENOUGH_RUNS or max(times) - min(times) < _ENOUGH_TIME:
+        say("  few runs, or runs of few days, tell little of how much runs vary: ten nights over some weeks, with --rounds 10, make checks")
+        say("  more sensitive and false alarms rarer")
 
 
 @app.command()
