@@ -3,8 +3,8 @@
     python bench/train/compare.py gpt-small gpt2 resnet50 --nanogpt DIR --timm FILE --torchvision FILE [--threads 1 2] [--json FILE]
 
 Ratio first: time of the other's step over CARAML's in the same round, median over rounds with its 95 % bootstrap interval; above 1,
-CARAML is faster. A peer whose path is not given is left out and named. Only fp32 is timed: CPUs without bf16 units emulate its products
-at a two-hundredth of the rate of fp32, so that a bf16 figure would say nothing of the code around them.
+CARAML is faster. A peer whose path is not given is left out and named. All train in fp32; with --bf16 CARAML also trains in bf16, which is
+compared with its own fp32.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from caraml.launch.script import environment_of
 
 HERE = Path(__file__).parent
 KNOBS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "keep_freed_memory": (False, ("gpt", "image_classification")),
-    "fused_optimizer": (False, ("gpt", "image_classification")),
+    "keep_freed_memory": (False, ("gpt", "image_classification", "question_answering")),
+    "fused_optimizer": (False, ("gpt", "image_classification", "question_answering")),
     "channels_last": (False, ("image_classification",)),
-    "matmul": ("mkl", ("gpt",)),
+    "matmul": ("mkl", ("gpt", "question_answering")),
 }
 """CARAML's knobs: the value that takes its gain away, and the workloads that it means anything for."""
 
@@ -63,6 +63,7 @@ WORKS = {
         {"preset": "117M", "layers": 12, "width": 768, "heads": 12, "sequence_length": 256, "vocab_size": 50304},
         4,
     ),
+    "bert": Work("BERT base, answers in 128 tokens", "question_answering", {"preset": "base", "tokens": 128}, 4),
     "resnet50-b16": Work("ResNet-50, 224 pixels", "image_classification", {"model": "resnet50", "image_size": 224}, 16),
     "resnet50-b32": Work("ResNet-50, 224 pixels", "image_classification", {"model": "resnet50", "image_size": 224}, 32),
 }
@@ -93,31 +94,35 @@ def contestants(work: Work, asked: argparse.Namespace, threads: int, scratch: Pa
         add(f"CARAML{tail}", "caraml", needs_path=False, compile=compiled)
         if work.workload == "gpt":
             add(f"nanoGPT{tail}", "nanogpt", path=asked.nanogpt, compile=compiled)
+        if work.workload in ("gpt", "question_answering"):
             if importlib.util.find_spec("accelerate") is not None:
                 add(f"HF Trainer{tail}", "trainer", needs_path=False, compile=compiled)
             else:
                 missing.append(f"HF Trainer{tail}: the package accelerate is not installed")
-            if not compiled:
+            if not compiled and work.workload == "gpt":
                 add("optimum-benchmark", "optimum", path=asked.optimum)
         else:
             add(f"timm channels_last{tail}", "timm", path=asked.timm, compile=compiled, channels_last=True)
             add(f"timm{tail}", "timm", path=asked.timm, compile=compiled)
             add(f"torchvision{tail}", "torchvision", path=asked.torchvision, compile=compiled)
-    return _with_environments(found, threads, asked.knobs, asked.only), missing
+    return _with_environments(found, threads, asked), missing
 
 
-def _with_environments(found: dict[str, Spec], threads: int, knobs: bool, only: Sequence[str] | None) -> dict[str, Spec]:
-    """CARAML's programs in the environment of its workers; with ``knobs`` also once without each knob."""
+def _with_environments(found: dict[str, Spec], threads: int, asked: argparse.Namespace) -> dict[str, Spec]:
+    """CARAML's programs in the environment of its workers; if asked for, also once without each knob, and once in bf16."""
     everyone: dict[str, Spec] = {}
     for name, spec in found.items():
         if spec.peer != "caraml":
             everyone[name] = spec
             continue
         everyone[name] = _in_its_environment(spec, threads)
-        if knobs:
+        if asked.bf16:
+            everyone[f"{name} in bf16"] = _in_its_environment(replace(spec, precision="bf16"), threads)
+        if asked.knobs:
             for knob, (other, workloads) in KNOBS.items():
                 if spec.workload in workloads:
                     everyone[f"{name} without {knob}"] = _in_its_environment(replace(spec, knobs={knob: other}), threads)
+    only: Sequence[str] | None = asked.only
     return {name: spec for name, spec in everyone.items() if only is None or spec.peer == "caraml" or any(part in name for part in only)}
 
 
@@ -174,6 +179,7 @@ def main() -> None:
     parser.add_argument("--compile", choices=["eager", "compiled", "both"], default="both")
     parser.add_argument("--only", nargs="+", help="parts of peers' names; all if absent")
     parser.add_argument("--knobs", action="store_true", help="CARAML also without each of its knobs")
+    parser.add_argument("--bf16", action="store_true", help="CARAML also in bf16, on a CPU that has units for it")
     parser.add_argument("--batch", type=int, help="in place of the comparison's own")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=2.0, help="of one turn, about")

@@ -39,6 +39,7 @@ class Spec:
     batch: int
     compile: bool = False
     channels_last: bool = False
+    precision: str = "fp32"
     knobs: dict[str, Any] = field(default_factory=dict)
     """CARAML's own, where they are not as they would be by themselves."""
     path: str | None = None
@@ -54,13 +55,14 @@ class Spec:
 def caraml(spec: Spec) -> None:
     """The worker's task and step, mode train. Images lie on the device already, as those of the peers do."""
     from caraml.engine.matmul import Products
-    from caraml.engine.precision import set_matmul_precision
+    from caraml.engine.precision import check_precision, set_matmul_precision
     from caraml.engine.ranks import Ranks
     from caraml.engine.step import make_step
     from caraml.workloads import load_workload
     from caraml.workloads.base import BuildContext
 
     workload, point, device = load_workload(spec.workload), point_of(spec), torch.device("cpu")
+    check_precision(point.precision, device)
     set_matmul_precision(point.precision)
     context = BuildContext(
         params=workload.params.model_validate(spec.params),
@@ -96,6 +98,7 @@ def point_of(spec: Spec) -> Any:
         global_batch=spec.batch,
         micro_batch=spec.batch,
         compile="default" if spec.compile else "off",
+        precision=spec.precision,
         knobs=Knobs(**spec.knobs),
     )
 
@@ -136,21 +139,25 @@ def nanogpt(spec: Spec) -> None:
 
 
 class _RandomText(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Samples as ``Trainer`` wants them; labels are the inputs, which the model shifts itself."""
+    """Samples as ``Trainer`` wants them; labels are the inputs, which the model shifts itself, or where an answer begins and ends."""
 
-    def __init__(self, vocabulary: int, length: int) -> None:
+    def __init__(self, vocabulary: int, length: int, answers: bool = False) -> None:
         self._tokens = torch.randint(vocabulary, (512, length), generator=torch.Generator().manual_seed(0))
+        self._answers = answers
 
     def __len__(self) -> int:
         return 2**20
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         tokens = self._tokens[index % len(self._tokens)]
+        if self._answers:
+            first = tokens[0] % (len(tokens) - 1)
+            return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "start_positions": first, "end_positions": first + 1}
         return {"input_ids": tokens, "labels": tokens}
 
 
 def trainer(spec: Spec) -> None:
-    """Hugging Face's ``Trainer`` with its GPT-2, its defaults, and no dropout, which the others do without as well."""
+    """Hugging Face's ``Trainer`` with its defaults: its GPT-2 without dropout, as the others are, or its BERT with, as in CARAML."""
     from caraml.compat import make_torchvision_importable
 
     make_torchvision_importable()
@@ -169,8 +176,13 @@ def trainer(spec: Spec) -> None:
         weight_decay=0.1,
         max_grad_norm=1.0,
     )
-    data = _RandomText(params["vocab_size"], params["sequence_length"])
-    Trainer(_gpt2(params), arguments, train_dataset=data).train()
+    if spec.workload == "gpt":
+        Trainer(_gpt2(params), arguments, train_dataset=_RandomText(params["vocab_size"], params["sequence_length"])).train()
+        return
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    network = BertForQuestionAnswering(BertConfig())  # BERT base is its default
+    Trainer(network, arguments, train_dataset=_RandomText(network.config.vocab_size, params["tokens"], answers=True)).train()
 
 
 def _gpt2(params: dict[str, Any]) -> Any:
