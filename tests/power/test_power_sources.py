@@ -439,6 +439,14 @@ def test_graphcore_devices_keep_their_place(monkeypatch: pytest.MonkeyPatch) -> 
         opened(create("graphcore"))
 
 
+def test_a_made_up_sensor_is_read_also_where_no_accelerator_is_asked_for() -> None:
+    """As by a point on a CPU, whose energy would be null with the reason that it asked for none."""
+    _, values = opened(create("fake:constant", []))
+    assert list(values.values())[-1] == 300.0
+    with pytest.raises(InputError, match="1"):
+        create("fake:constant", ["1"]).open()
+
+
 def test_every_source_answers_or_says_why_on_this_machine() -> None:
     for entry in BUILT_IN.values():
         if entry.argument is not None:
