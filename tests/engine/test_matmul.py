@@ -112,6 +112,24 @@ def test_operands_of_every_kind_are_multiplied_right(products: Any, onednn: Coun
     assert onednn.calls == 3 * len(cases)
 
 
+@pytest.mark.slow
+def test_compiled_layers_and_autocast_go_the_same_way(products: Any, onednn: Counting) -> None:
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(24, 40), torch.randn(12, 24)
+
+    def gradient() -> torch.Tensor:
+        return torch.autograd.grad(layer(x).square().sum(), layer.weight)[0]
+
+    truth = gradient()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = gradient()
+    once(products("onednn"), lambda: None)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(gradient(), half) and onednn.calls == 0, "products of 16 bits are oneDNN's already"
+    layer.compile(backend="aot_eager")
+    assert torch.allclose(gradient(), truth, rtol=1e-5, atol=1e-4) and onednn.calls == 2
+
+
 def test_a_large_transpose_is_copied_in_parts(products: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the slopes of all logits a copy would be the largest array of a step."""
     copied: list[int] = []

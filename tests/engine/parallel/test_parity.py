@@ -41,6 +41,10 @@ TWO = [
         "params": {"positions": "rotary", "tied_head": True, "recompute": "full"},
     },
     {"name": "variant fsdp2", "placement": {"fsdp": 2}, "params": {"positions": "rotary", "tied_head": True, "recompute": "selective"}},
+    {"name": "onednn dp2", "matmul": "onednn"},
+    {"name": "onednn fsdp2", "matmul": "onednn", "placement": {"fsdp": 2}, "params": {"recompute": "selective"}},
+    {"name": "onednn tp2+sp", "matmul": "onednn", "placement": {"tp": 2, "sp": True}},
+    {"name": "auto pp2", "matmul": "auto", "placement": {"pp": 2}},
     {"name": "fp16 tp2+sp", "placement": {"tp": 2, "sp": True}, "point": {"precision": "fp16"}, "steps": HALF},
     {"name": "fp16 pp2", "placement": {"pp": 2, "schedule": "interleaved"}, "point": {"precision": "fp16"}, "steps": HALF},
     {"name": "resumed fsdp2", "placement": {"fsdp": 2}, "steps": HALF, "skip": HALF, "params": {"start_from": "{}/from-one"}},
@@ -106,6 +110,13 @@ def test_every_placement_trains_as_one_process(results: Results, name: str) -> N
     truth = results["alone"]["losses"]
     assert truth[-1] < 0.8 * truth[0], "the parity of a model that learns nothing proves nothing"
     assert difference(results[name], truth) < TOLERANCE
+
+
+def test_ranks_multiply_with_the_same_library(results: Results) -> None:
+    """The stages of a pipeline have different products; all know the times of all."""
+    first, second = results["auto pp2"]["matmul"]
+    assert first == second and first["asked"] == "auto" and len(first["products"]) > 4
+    assert [told["library"] for told in results["onednn tp2+sp"]["matmul"]] == ["oneDNN"] * 2
 
 
 @pytest.mark.parametrize("name", ["variant tp2+sp", "variant fsdp2"])

@@ -20,11 +20,12 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from caraml.engine.matmul import Products
 from caraml.engine.parallel import checkpoint
 from caraml.engine.parallel.divide import Mesh, divide
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
-from caraml.suite.model import Point
+from caraml.suite.model import Knobs, Point
 from caraml.suite.placement import Placement
 from caraml.workloads import gpt
 from caraml.workloads.base import BuildContext
@@ -62,15 +63,21 @@ def train(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     parts = ([task.model], [task.optimizer]) if divided is None else (divided.stages, divided.optimizers)
     if params.start_from:
         checkpoint.load(*parts, Path(params.start_from))
-    step = make_step(task, point, CPU, divided)
+    step, chosen = make_step(task, point, CPU, divided), None
+    if "matmul" in job:
+        chosen = Products(point.model_copy(update={"knobs": Knobs(matmul=job["matmul"])}), ranks)
+        step = chosen.around(step, lambda _: nullcontext())
     outcomes = [step() for _ in range(job.get("steps", 10))]
+    told = ranks.gather(chosen.told if chosen is not None else {})
+    if chosen is not None:
+        chosen.close()
     if params.save_to:
         checkpoint.save(*parts, Path(params.save_to), beside=Path())
     losses = [outcome.loss.item() for outcome in outcomes if outcome.loss is not None]
     seen = [own for own in ranks.gather(losses) if own]
     held = ranks.gather(sum(tensor.numel() for stage in parts[0] for tensor in map(local, stage.parameters())))
     task.close()
-    return {"losses": [sum(column) / len(column) for column in zip(*seen, strict=True)], "held": held}
+    return {"losses": [sum(column) / len(column) for column in zip(*seen, strict=True)], "held": held, "matmul": told}
 
 
 def local(parameter: torch.Tensor) -> torch.Tensor:
