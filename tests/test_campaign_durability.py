@@ -42,13 +42,13 @@ title = "S"
 [[benchmark]]
 name = "append"
 workload = "command"
-params = {{ argv = ["sh", "-c", "echo {{i}} >>{ran}; sleep {pause}"], energy = {energy}, i = {values} }}
+params = {{ argv = ["sh", "-c", "echo {{i}} >>{ran}; {then}"], energy = {energy}, i = {values} }}
 measure = {{ idle_seconds = 0 }}
 """
 
 
-def suite(folder: Path, points: int, pause: float = 0.0, energy: bool = False) -> list[str]:
-    text = SUITE.format(ran=folder / "ran", pause=pause, energy=str(energy).lower(), values=list(range(points)))
+def suite(folder: Path, points: int, then: str = "true", energy: bool = False) -> list[str]:
+    text = SUITE.format(ran=folder / "ran", then=then, energy=str(energy).lower(), values=list(range(points)))
     (folder / "s.toml").write_text(text)
     return [sys.executable, "-m", "caraml", "run", str(folder / "s.toml"), "--out", str(folder / "out")]
 
@@ -215,7 +215,7 @@ def test_the_time_that_is_left_is_that_of_points_of_the_kind(make_point: MakePoi
 
 
 def test_two_campaigns_on_one_folder_share_the_work(tmp_path: Path) -> None:
-    command = suite(tmp_path, 30, pause=0.05)
+    command = suite(tmp_path, 30, "sleep 0.05")
     both = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(2)]
     assert [process.wait(timeout=180) for process in both] == [0, 0], [process.stderr for process in both]
     assert ran(tmp_path) == Counter(map(str, range(30)))
@@ -225,7 +225,7 @@ def test_two_campaigns_on_one_folder_share_the_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize("energy", [False, True])
 def test_a_job_outlives_its_runner_and_is_taken_up(tmp_path: Path, energy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARAML_POWER", "fake:constant")  # with a sensor there is a worker, without one the shell alone
-    command = suite(tmp_path, 2, pause=4.0, energy=energy)
+    command = suite(tmp_path, 2, f"until [ -e {tmp_path}/go ]; do sleep 0.05; done", energy=energy)
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_until(lambda: (tmp_path / "ran").exists() and (tmp_path / "ran").read_text())
     os.kill(first.pid, signal.SIGKILL)
@@ -234,6 +234,7 @@ def test_a_job_outlives_its_runner_and_is_taken_up(tmp_path: Path, energy: bool,
         [sys.executable, "-m", "caraml", "status", "s", "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False
     ).stdout
     assert "1 left" in shown and "1 to do" in shown
+    (tmp_path / "go").touch()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ran(tmp_path) == Counter({"0": 1, "1": 1})

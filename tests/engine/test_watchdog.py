@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -115,16 +115,24 @@ def test_a_process_alone_that_moves_is_left_alone_for_longer_than_its_patience(
     monkeypatch: pytest.MonkeyPatch, make_point: MakePoint
 ) -> None:
     """In mode `compute`, whose loader gives four batches and no more."""
-    monkeypatch.setenv(PATIENCE_VARIABLE, "2")
-    ends: list[str] = []
+    monkeypatch.setenv(PATIENCE_VARIABLE, f"{PATIENCE}")
+    ends, seconds = list[str](), itertools.count()
     watchdog = Watchdog(Ranks(), ends.append)
+    step = make_step(counting_task(RESIDENT_BATCHES), make_point(mode="compute"), CPU, watch=watchdog.watch)
+
+    def looks_again(_: float) -> bool:
+        step()
+        return clock.now > 10 * PATIENCE
+
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: setattr(clock, "now", float(next(seconds))) or clock.now)
+    monkeypatch.setattr("caraml.engine.watchdog.time", clock)
+    monkeypatch.setattr(watchdog, "_over", SimpleNamespace(wait=looks_again, is_set=lambda: False))
     monkeypatch.setattr(watchdog, "_end", ends.append)
-    with watchdog:
-        step = make_step(counting_task(RESIDENT_BATCHES), make_point(mode="compute"), CPU, watch=watchdog.watch)
-        for _ in range(150):
-            step()
-            time.sleep(0.02)
-    assert ends == []
+    watchdog._run()
+    assert ends == [] and clock.now > 10 * PATIENCE
+    monkeypatch.setattr(watchdog, "_over", SimpleNamespace(wait=lambda _: clock.now > 20 * PATIENCE, is_set=lambda: False))
+    watchdog._run()
+    assert ends and ends[0].startswith(f"no step for {PATIENCE:g} s"), "one that stands still is not"
 
 
 CPU = torch.device("cpu")

@@ -39,13 +39,13 @@ def test_a_killed_rank_takes_the_others_with_it(victim: Victim) -> None:
 
 
 def test_a_stopped_rank_is_named_by_the_watchdog(victim: Victim) -> None:
-    runner = victim.start(victim.suite(TWO_RANKS), CARAML_HANG_SECONDS="10")
+    runner = victim.start(victim.suite(TWO_RANKS), CARAML_HANG_SECONDS="20")
     folder = victim.wait_for("measure")
     os.kill(victim.workers()[-1], signal.SIGSTOP)
     runner.communicate(timeout=120)
     record = victim.record(folder)
     assert runner.returncode == 1 and record.status == "failed"
-    assert "left no sign of life for 4 s" in (record.reason or "") and (record.reason or "").startswith("rank ")
+    assert "left no sign of life for 8 s" in (record.reason or "") and (record.reason or "").startswith("rank ")
     victim.no_orphans()
 
 

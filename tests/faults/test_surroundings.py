@@ -84,7 +84,7 @@ def test_a_folder_that_cannot_be_written_is_named(victim: Victim, tmp_path: Path
 def test_a_disk_that_is_full_is_named_and_whole_records_stay(victim: Victim, tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "-o", "size=1m") as disk:
         victim.out = disk / "results"
-        suite = victim.suite(SHORT, {**SHORT, "global_batch": 8})
+        suite = victim.suite(SHORT, {**SHORT, "global_batch": 8, "measure": {"min_seconds": 5, "max_seconds": 6}})
         runner = victim.start(suite)
         victim.wait_for("measure", "p1")
         with pytest.raises(OSError, match="No space left"):

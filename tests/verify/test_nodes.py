@@ -69,10 +69,6 @@ dist.destroy_process_group()
 """
 
 
-EDGES = 0.06
-"""Share of half a second by which the edges of two nodes' windows may lie apart while the processes wait for a core."""
-
-
 def own_loops(out: Path, nodes: list[str], sources: list[str], monkeypatch: pytest.MonkeyPatch) -> list[subprocess.CompletedProcess[str]]:
     """A loop of one's own on ranks of these nodes, each with sensors of its own."""
     children = []
@@ -91,7 +87,8 @@ def test_a_loop_of_ones_own_adds_up_its_nodes_too(tmp_path: Path, monkeypatch: p
     assert [child.returncode for child in done] == [0, 0], done[0].stderr + done[1].stderr
     (record,) = Store(tmp_path / "results").records()
     assert (record.point.nodes, record.point.devices) == (2, 1)
-    assert record.value("mean_power") == pytest.approx(700, rel=EDGES) and record.value("idle_power") == pytest.approx(700, rel=EDGES)
+    for name in ("mean_power", "idle_power"):
+        assert record.value(name) == pytest.approx(700, abs=record.metrics[name].bound), "the edges of two nodes' windows lie apart"
     assert {"power", "power-1"} <= record.files.keys() and [node.name for node in record.nodes] == ["a", "b"]
 
 
@@ -101,8 +98,9 @@ def test_a_sensor_on_one_node_only(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (record,) = Store(tmp_path / "results").records()
     energy = record.metrics["energy"]
     assert energy.value is None and "b: no power sensor" in (energy.reason or "") and record.energy is not None
-    part = record.energy.boundaries["device"].partial_j
-    assert part == pytest.approx(200 * record.energy.duration_s, rel=EDGES) and "what is known adds up to" in (energy.reason or "")
+    part, own = record.energy.boundaries["device"].partial_j, record.nodes[0].energy
+    assert own is not None and part == pytest.approx(200 * own.duration_s, abs=own.boundaries["device"].bound_j)
+    assert own.duration_s == pytest.approx(record.energy.duration_s) and "what is known adds up to" in (energy.reason or "")
 
 
 def test_nodes_with_different_numbers_of_ranks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,19 +144,19 @@ def test_what_goes_wrong_is_said(tmp_path: Path, body: str, status: str, words: 
 
 
 def test_the_window_lies_between_the_marks(tmp_path: Path) -> None:
-    program = "import time\\nprint('go', flush=True); time.sleep(0.3); print('end', flush=True); time.sleep(0.6)"
+    program = "import time\\nprint('go', flush=True); time.sleep(0.3); print('end', flush=True); time.sleep(2)"
     (record,) = run(tmp_path, f'params = {{ argv = ["{sys.executable}", "-c", "{program}"], marks = {{ begin = "^go$", end = "^end$" }} }}')
     assert record.status == "ok" and record.window is not None, record.reason
     runtime = record.value("runtime")
-    assert runtime is not None and 0.2 <= record.window.seconds < runtime - 0.5
+    assert runtime is not None and 0 < record.window.seconds < runtime - 1
 
 
 def test_what_a_program_leaves_behind_is_no_part_of_its_run(tmp_path: Path) -> None:
-    """It holds the output open, where the marks are looked for, for three seconds more."""
-    program = "echo go; sleep 0.3; echo end; sleep 3 & exit 0"
+    """It holds the output open, where the marks are looked for, for eight seconds more."""
+    program = "echo go; sleep 0.3; echo end; sleep 8 & exit 0"
     (record,) = run(tmp_path, f'params = {{ argv = ["sh", "-c", "{program}"], marks = {{ begin = "^go$", end = "^end$" }} }}')
     assert record.status == "ok" and record.window is not None, record.reason
-    assert record.window.seconds <= (record.value("runtime") or 0) < 2.5
+    assert record.window.seconds <= (record.value("runtime") or 0) < 6
 
 
 def test_a_window_too_short_for_its_marks_is_flagged(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_energy_is_that_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (record,) = run(tmp_path, body)
     energy, seconds, power = record.value("energy"), record.value("window_time"), record.value("mean_power")
     assert energy is not None and seconds is not None and power is not None and record.energy is not None, record.reason
-    assert power == pytest.approx(Constant().watts, rel=0.05) and energy == pytest.approx(power * seconds)
+    assert power == pytest.approx(Constant().watts, abs=record.metrics["mean_power"].bound) and energy == pytest.approx(power * seconds)
     assert record.value("energy_per_item") == pytest.approx(energy / 5) and record.idle is not None
     assert record.files["power"] and record.energy.end - record.energy.start == pytest.approx(seconds)
 
@@ -251,8 +251,9 @@ def test_a_program_on_several_nodes_has_no_energy_but_what_is_known_of_it(
     for name in ("energy", "energy_per_item", "mean_power", "idle_power", "energy_net", "run_energy"):
         found = record.metrics[name]
         assert found.value is None and "node 2 of 3: " in (found.reason or "") and "node 3 of 3: " in (found.reason or ""), name
-    assert record.energy.boundaries["device"].partial_j == pytest.approx(Constant().watts * record.window.seconds, rel=0.05)
     assert len(record.nodes) == 3 and record.nodes[0].energy is not None and "mixed_nodes" not in record.flags
+    truth, bound = Constant().watts * record.window.seconds, record.nodes[0].energy.boundaries["device"].bound_j
+    assert record.energy.boundaries["device"].partial_j == pytest.approx(truth, abs=bound)
     assert record.value("run_time") == pytest.approx(record.window.seconds)
 
 
