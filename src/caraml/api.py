@@ -27,7 +27,8 @@ from caraml.analysis.table import COLUMNS, RAW, Scalar, insert_raw, rows, units
 from caraml.base.errors import EnvironmentUnfitError, InputError, unknown_name
 from caraml.metrics.model import Metric
 from caraml.results.record import Record
-from caraml.results.store import RECORD, Store, read_record
+from caraml.results.selector import Selection, select
+from caraml.results.store import Store
 from caraml.suite.model import Point
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def load(*paths: str | os.PathLike[str], suite: str | None = None, every_attempt
 
     Args:
         paths: results folders (what ``--out`` of ``caraml run`` named), or folders that hold several of them.
-        suite: only the points of this suite.
+        suite: only what this name stands for: a suite, ``SUITE@ROUND``, a tag, a point ... (``docs/names.md``).
         every_attempt: every attempt at a point and not the newest alone, by time: for histories.
 
     Raises:
@@ -208,20 +209,25 @@ def _load(path: Path, suite: str | None, every_attempt: bool) -> Iterator[Result
     from caraml.report.server import results_below
 
     stores = [Store(folder) for folder in results_below(path)] if path.is_dir() else []
-    if suite is not None:
-        stores = [store for store in stores if suite in store.suites()]
-    if not stores:
-        what = f"no results{f' of suite {suite!r}' if suite else ''} below {path}" if path.exists() else f"{path} does not exist"
+    found = [_selected(store, suite) for store in stores]
+    selections = [one for one in found if one is not None]
+    if not selections:
+        what = f"no results{f' of {suite!r}' if suite else ''} below {path}" if path.exists() else f"{path} does not exist"
         hint = f"caraml import {path} reads an archive into a folder" if path.is_file() else "caraml run quick makes caraml-results"
         raise InputError(what, hint)
-    for store in stores:
-        newest = store.records(suite)
-        if every_attempt:
-            keys = {record.key for record in newest}
-            attempts = (read_record(file) for file in sorted(store.points.glob(f"*/*/{RECORD}")))
-            yield from (Result(record, store) for record in attempts if record.key in keys)
-        else:
-            yield from (Result(record, store) for record in newest)
+    for selection in selections:
+        records = selection.every_attempt() if every_attempt else selection.records()
+        yield from (Result(record, selection.store) for record in records)
+
+
+def _selected(store: Store, name: str | None) -> Selection | None:
+    """What a name stands for in a store; ``None`` where it stands for nothing."""
+    try:
+        return select(name, store.root)
+    except InputError:
+        if name is None:
+            raise
+        return None
 
 
 def _test(wanted: object) -> Callable[[Scalar], bool]:

@@ -10,11 +10,13 @@ from record_factory import HOSTILE, NO_SENSOR, broken_record, make_point, make_r
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
+from caraml.analysis.run_variation import INTERVAL
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric
 from caraml.report.document import HEADLINE, result_rows
 from caraml.report.grouping import repeated
-from caraml.report.terminal import record_view, results_table
+from caraml.report.numbers import written
+from caraml.report.terminal import record_view, repeats_view, results_table
 from caraml.results.record import FLAGS, Record
 from caraml.results.store import Store
 
@@ -86,6 +88,25 @@ def test_many_skipped_points_do_not_hide_those_that_ran(skipped: int, rows: int)
 
 def test_flags_are_named_in_a_wide_table() -> None:
     assert "imprecise [1]" in text_of(results_table([make_record(flags=["imprecise"])]), 120)
+
+
+def test_repeats_are_shown_by_their_means_with_each_run_below() -> None:
+    runs = [make_record(make_point(repeat=repeat), step=0.1 + 0.001 * repeat, flags=["imprecise"] * (repeat == 1)) for repeat in range(3)]
+    words = flat(text_of(repeats_view([*runs, broken_record(make_point(repeat=3), "failed", "no room")]), 140))
+    mean = repeated(runs)[0].mean.metrics["throughput"]
+    assert f"Throughput {written('throughput', mean)} n = 3" in words and "3/4 runs" in words and "imprecise (1 of 3 runs)" in words
+    assert all(f"{run.key} {run.point.label} ok {written('throughput', run.metrics['throughput'])}" in words for run in runs)
+
+
+def test_a_table_of_repeats_has_a_row_for_each_work_and_says_what_was_lost() -> None:
+    runs = [make_record(make_point(repeat=repeat), step=0.1 + 0.001 * repeat) for repeat in range(3)]
+    records = [*runs, broken_record(make_point(repeat=3), "failed", "no room"), make_record(make_point(global_batch=8))]
+    text = text_of(results_table(records), 80)
+    assert max(map(cell_len, text.splitlines())) <= 80
+    assert "3/4" in text and "1 of 4 runs without a result: failed: no room" in flat(text) and INTERVAL in flat(text)
+    assert len([line for line in text.splitlines() if "token/s" in line]) == 2
+    each = flat(text_of(results_table(records, runs=True), 80))
+    assert each.count("token/s") == 4 and "of the run's own window" in each
 
 
 def test_an_empty_table() -> None:

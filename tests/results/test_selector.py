@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import caraml
 from caraml.base.errors import InputError
 from caraml.metrics.model import Metric
 from caraml.report.progress import listings
@@ -164,6 +165,15 @@ def test_archives_of_a_suite_and_of_a_round(lab: Lab, tmp_path: Path) -> None:
     }
     with pytest.raises(InputError, match="is no campaign"):
         pack(lab.store.root, "gpt b4 fp32", tmp_path / "point.zip")
+
+
+def test_results_in_python_by_name(lab: Lab) -> None:
+    def rates(name: str | None, **more: bool) -> list[float | None]:
+        return [result.value("throughput") for result in caraml.load(lab.store.root.parent, suite=name, **more)]
+
+    assert rates("quick@1") == [1, 2] and rates("nightly") == [4, 5] and rates("quick", every_attempt=True) == [1, 4, 2, 5, 3]
+    with pytest.raises(InputError, match="no results of 'quickk'"):
+        rates("quickk")
 
 
 def test_status_of_names(lab: Lab) -> None:

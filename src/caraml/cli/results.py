@@ -19,12 +19,17 @@ if TYPE_CHECKING:
 
 
 @app.command()
-def show(what: Annotated[str, typer.Argument(help=f"One run: {NAMES}.")], out: Out = RESULTS) -> None:
-    """Show one record in full: every number with its window, uncertainty, definition and source."""
-    from caraml.report.terminal import record_view
+def show(what: Annotated[str, typer.Argument(help=f"One run, or the repeats of one work: {NAMES}.")], out: Out = RESULTS) -> None:
+    """Show one record in full: every number with its window, uncertainty, definition and source; of repeats the means."""
+    from caraml.report.grouping import repeated
+    from caraml.report.terminal import record_view, repeats_view
 
     found = chosen(what, out)
-    point, records = found.only(), found.records()
+    records = found.records()
+    if len(records) > 1 and len(repeated(records, ())) == 1:
+        console().print(repeats_view(records))
+        return
+    point = found.only()
     if not records:
         raise InputError(f"{point.label} ({point.key}) has no record yet", f"caraml logs {point.key}")
     console().print(record_view(records[0], str(found.store.folder(records[0]))))

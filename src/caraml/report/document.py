@@ -129,7 +129,7 @@ def cell(record: Record, name: str, runs: Sequence[Record] = ()) -> ResultCell:
     return ResultCell(text, metric.value if metric is not None else None)
 
 
-def summary(records: Sequence[Record]) -> list[tuple[str, str]]:
+def summary(records: Sequence[Record], lines: Sequence[Repeats]) -> list[tuple[str, str]]:
     """The lines below the title: what ran where, when, on which software; how good the numbers are, the best of them, what limits it, and
     what to do next."""
     dates = sorted(record.started_at[:16].replace("T", " ") for record in records)
@@ -140,7 +140,7 @@ def summary(records: Sequence[Record]) -> list[tuple[str, str]]:
         ("Date", when),
         ("Software", _joined(record.point.software for record in records)),
         ("Points", outcome(records) or "none"),
-        *findings(repeated(records)),
+        *findings(lines),
     ]
 
 
@@ -305,7 +305,7 @@ def markdown(store: Store, records: Sequence[Record], title: str) -> str:
     table = result_rows(store, lines, named)
     rows = [[row.label, row.status, row.count or "1", ", ".join(row.flags), *(one.text for one in row.cells)] for row in table if row.cells]
     results = Section("Results", ["point", "status", "runs", "flags", *map(title_of, headline(lines))], rows, [INTERVAL])
-    about = Section(notes=[f"{name}: {value}" for name, value in summary(records)])
+    about = Section(notes=[f"{name}: {value}" for name, value in summary(records, lines)])
     tables = [section for section in (results, unfinished(result_rows(store, single(records), named))) if section.rows]
     return f"# {text.escaped_markdown(title)}\n\n" + text.markdown([about, *tables, *figure_sections(store, records)])
 

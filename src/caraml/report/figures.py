@@ -135,7 +135,7 @@ def _by_batch(records: Sequence[Record]) -> list[list[Record]]:
 
 def _throughput_bars(records: Sequence[Record]) -> ReportFigure:
     """A bar for each work, where no line would have two points."""
-    means = repeated(records)
+    means = repeated(records, [TOTAL.name])
     lines, item = [line.mean for line in means], records[0].item
     shown, more = first(lines, MOST_ROWS, "point")
     named = labels(lines)

@@ -127,7 +127,7 @@ def _content(store: Store, records: Sequence[Record]) -> dict[str, Any]:
         "trace_faults": faults,
         "packed": pack(_everything(store, lines, named, traces)),
         "interval": INTERVAL,
-        "summary": summary(records),
+        "summary": summary(records, lines),
         "environment": environment(records, named),
         "definitions": [(name, title_of(name), METRICS[name].unit if name in METRICS else "", definition(name)) for name in names],
         "flags": [(flag, flag_meaning(flag)) for flag in sorted(used | FLAGS.keys())],

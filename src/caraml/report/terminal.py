@@ -17,7 +17,7 @@ from caraml.power.model import WindowEnergy
 from caraml.report.grouping import Repeats, labels, node_only, repeated, single
 from caraml.report.numbers import flat, plain, written
 from caraml.report.provenance import definition, energy_reason, flag_meaning, flag_text, no_energy, source, uncertainty, window_text
-from caraml.report.section import STYLES
+from caraml.report.section import STYLES, plain_table
 from caraml.results.record import Record
 from caraml.suite.model import NOT_STATED
 
@@ -39,6 +39,11 @@ RUNS = ("n", 3)
 WINDOW_INTERVAL = "intervals: 95 %, of the run's own window; what changes from run to run is not in them"
 MFU_NOTE = "MFU s: of the data sheet's peak; m: of the fastest kernel measured on this device"
 LIMIT_NOTE = "below it, the share of what the device can reach at this intensity; bound by mem: memory, LLC: cache, ops: arithmetic"
+SHOWN = (
+    *("throughput", "throughput_without_wait", "energy_per_item", "node_energy", "mfu", "mfu_measured", "share_of_limit"),
+    *("step_time_median", "data_wait_share", "peak_memory"),
+)
+"""Metrics that the table of results needs."""
 MOST_SKIPPED = 3
 """Points without a run that get a row each; more of them would hide those that ran."""
 _BOUND = {"memory": "mem", "cache": "LLC", "arithmetic": "ops"}
@@ -62,7 +67,7 @@ def results_table(records: Sequence[Record], runs: bool = False) -> RenderableTy
 
     Fits 80 columns, and uses more where there are.
     """
-    return _Results(single(records) if runs else repeated(records), runs)
+    return _Results(single(records) if runs else repeated(records, SHOWN), runs)
 
 
 class _Results:
@@ -191,6 +196,22 @@ def record_view(record: Record, folder: str | None = None) -> RenderableType:
     where = f"{folder}/" if folder else ""
     files = {"record": "record.json", **record.files}
     parts += _section("Files", _grid([(name, f"{where}{file}") for name, file in files.items()]))
+    return Group(*parts)
+
+
+def repeats_view(records: Sequence[Record]) -> RenderableType:
+    """The runs of one work together: every number as their mean, and what each run says by itself."""
+    (line,) = repeated(records)
+    rows = [
+        (title_of(name, line.mean.item), written(name, metric), f"n = {metric.n}" if metric.n else metric.reason or "")
+        for name, metric in line.mean.metrics.items()
+    ]
+    runs = [(run.key, f"{run.point.label}  {run.status}  {written('throughput', run.metrics.get('throughput'))}") for run in line.runs]
+    flags = [(f"{flag}{line.flagged(flag)}", flag_text(line.mean, flag)) for flag in line.mean.flags]
+    parts: list[RenderableType] = [_text(f"{line.mean.point.label}: {line.count} runs", "bold")]
+    parts += _section("Flags", _grid(flags)) if flags else []
+    parts += _section("Means of the runs", plain_table(["", "mean", ""], rows, 2), _text(INTERVAL, "dim"))
+    parts += _section("Runs (caraml show KEY has all of one)", _grid(runs))
     return Group(*parts)
 
 
