@@ -196,8 +196,13 @@ def test_who_came_first_has_the_device_first(tmp_path: Path, monkeypatch: pytest
     fourth = DeviceLock("GPU", "suite d")
     assert fourth.acquire()
     fourth.release()
-    third.close()
-    holder.close()
+    now = float(int(time.time()))
+    monkeypatch.setattr(time, "time", lambda: now)
+    assert fourth.acquire(90.0) and not second.acquire()
+    assert second.queue().endswith("suite d uses; about 1:30"), "as it says itself, of a point without progress"
+    fourth.release()
+    for lock in (second, third, holder):
+        lock.close()
     assert not list(tmp_path.rglob("*.ticket"))
 
 

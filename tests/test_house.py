@@ -106,7 +106,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_670,
     "base": 2_550,
-    "campaign": 1_625,
+    "campaign": 1_630,
     "cli": 1_430,
     "data": 850,
     "engine": 3_495,

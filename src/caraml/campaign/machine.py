@@ -159,6 +159,8 @@ class DeviceLock:
         self._path = machine_folder() / f"device-{hashlib.sha256(device.encode()).hexdigest()[:12]}"
         self._lock = Lock(self._path.with_suffix(".lock"))
         self._ticket: Lock | None = None
+        self._until = ""
+        """Second since 1970 at which its point should have ended; empty if unknown."""
 
     @property
     def trouble(self) -> str | None:
@@ -176,7 +178,8 @@ class DeviceLock:
             self._wait(expected)
             return False
         self._leave_queue()
-        self._lock.note(f"process {os.getpid()}: {self._what}\n")
+        self._until = "" if expected is None else f"{time.time() + expected:.0f}"
+        self.runs("")
         return True
 
     def _wait(self, expected: float | None) -> None:
@@ -210,10 +213,11 @@ class DeviceLock:
 
     def queue(self) -> str:
         """Who has the device, our place among those who wait, and how long that may take as far as it is known."""
-        words, _, handle = self.holder().partition("\n")
-        folder, ahead = handle.strip().split(":", 3)[3:], self.ahead()
+        words, handle, until, *_ = [*self.holder().split("\n"), "", ""]
+        folder, ahead = handle.split(":", 3)[3:], self.ahead()
         line = ProgressReader(Path(folder[0])).latest() if folder else None
-        seconds = [line.remaining if line is not None else None, *ahead]
+        by_pace = max(float(until) - time.time(), 0.0) if until.isdecimal() else None
+        seconds = [line.remaining if line is not None and line.remaining is not None else by_pace, *ahead]
         known = [one for one in seconds if one is not None]
         exact = "about" if len(known) == len(seconds) else "at least"
         about = f"{exact} {seconds_text(sum(known))}" if known else "nobody knows how long"
@@ -221,7 +225,7 @@ class DeviceLock:
 
     def runs(self, handle: str) -> None:
         """Note what runs now, so that the lock stays taken if this process is killed."""
-        self._lock.note(f"process {os.getpid()}: {self._what}\n{handle}\n")
+        self._lock.note(f"process {os.getpid()}: {self._what}\n{handle}\n{self._until}\n")
 
     def release(self) -> None:
         """Let the others take it."""

@@ -57,8 +57,8 @@ from caraml.workloads.command import Params
 _POLL_SECONDS = 0.25
 _SCHEDULER_POLL_SECONDS = 5.0
 _INDEX_SECONDS = 30.0
-_TELL_SECONDS = 30.0
-"""How often a campaign that waits for the device says so."""
+_TELL_SECONDS, _SOON_SECONDS = 30.0, 0.5
+"""How often a campaign that waits for the device says so, and after how long at first and at another place."""
 _MANY = 1000
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -117,7 +117,7 @@ class Campaign:
     _total: int = field(default=0, init=False)
     _launched: bool = field(default=False, init=False)
     _told: tuple[int, float] = field(default=(0, 0.0), init=False)
-    """Place in the queue for the device, and when it was told."""
+    """Place in the queue for the device as it was told, and when; 0: none, -1: none yet."""
 
     def plan(self) -> Plan:
         """The points of the suite on this system. Raises ``InputError`` with every fault of the suite."""
@@ -282,8 +282,10 @@ class Campaign:
             return True
         if self.options.no_wait and not self._launched:
             raise EnvironmentUnfitError(f"not waiting: {self.device.queue()}", "leave out --no-wait to wait for it")
-        now, place = time.monotonic(), len(self.device.ahead())
-        if place != self._told[0] or now - self._told[1] > _TELL_SECONDS:
+        now, place = time.monotonic(), len(self.device.ahead()) + 1
+        if not self._told[0]:  # whose turn it is may only have to be noticed
+            self._told = (-1, now)
+        elif now - self._told[1] > (_SOON_SECONDS if place != self._told[0] else _TELL_SECONDS):
             self._told = (place, now)
             self.say(self.device.queue())
         return False
