@@ -788,4 +788,32 @@ FAULTS = [
         "settled(seconds, policy)",
         (T_LOOP,),
     ),
+    Fault(
+        "printing scripts runs the site's setup",
+        "campaign/runner.py",
+        "if not isinstance(launcher, PrintLauncher):",
+        "if True:",
+        ("tests/test_campaign_verbs.py::test_plan_and_print_execute_nothing_and_repeat_themselves",),
+    ),
+    Fault(
+        "a point that cannot fit is run",
+        "campaign/runner.py",
+        "skip=one.skip or reasons.get(one.key)",
+        "skip=one.skip",
+        ("tests/test_campaign_verbs.py::test_a_point_that_does_not_fit_is_skipped_with_the_numbers",),
+    ),
+    Fault(
+        "who comes last has the device first",
+        "campaign/machine.py",
+        "if self.ahead() or not self._lock.take()",
+        "if not self._lock.take()",
+        ("tests/test_campaign_durability.py::test_who_came_first_has_the_device_first",),
+    ),
+    Fault(
+        "the shell's own `time` for the program",
+        "campaign/attempt.py",
+        "if argv[0] in _shell_words():",
+        "if False:",
+        ("tests/workloads/test_command.py::test_a_program_called_like_a_word_of_the_shell_is_meant",),
+    ),
 ]
