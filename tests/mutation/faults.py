@@ -569,8 +569,8 @@ FAULTS = [
     Fault(
         "a matrix product counted as half its work",
         KERNELS,
-        'yield Kernel(blas, "matrix product", shape, 2.0 * prod(shape)',
-        'yield Kernel(blas, "matrix product", shape, 1.0 * prod(shape)',
+        'yield Kernel(products, "matrix product", shape, 2.0 * prod(shape)',
+        'yield Kernel(products, "matrix product", shape, 1.0 * prod(shape)',
         (T_PROBE,),
     ),
     Fault("a triad counted as one array", KERNELS, "float(passes * array_bytes)", "float(array_bytes)", (T_PROBE,)),
@@ -814,6 +814,6 @@ FAULTS = [
         "campaign/attempt.py",
         "if argv[0] in _shell_words():",
         "if False:",
-        ("tests/workloads/test_command.py::test_a_program_called_like_a_word_of_the_shell_is_meant",),
+        ("tests/workloads/test_command.py::test_a_program_called_like_a_word_of_the_shell_s_is_the_program",),
     ),
 ]
