@@ -58,6 +58,14 @@ class Browser:
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 
+    def until(self, script: str) -> Any:
+        """Wait for an expression to become true, whatever the page has to do first; its value."""
+        deadline = time.monotonic() + 120
+        while not (value := self.run(script)):
+            assert time.monotonic() < deadline, script
+            time.sleep(0.02)
+        return value
+
     def press(self, key: str, shift: bool = False, times: int = 1) -> None:
         """Press a key as a user does."""
         facts = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key], "modifiers": 8 if shift else 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -136,9 +137,7 @@ def test_arrow_keys_walk_the_table_and_explain_its_numbers(chromium: Browser, pa
     chromium.run("document.querySelector('#table tbody a').focus()")
     chromium.press("ArrowRight", times=3)
     assert "token/s" in chromium.run(FOCUS)
-    chromium.run("known.then(() => new Promise((done) => setTimeout(done, 100)))")
-    tip = chromium.run(TIP)
-    assert tip.startswith("Items trained in the window")
+    tip = chromium.until(f"({TIP}).startsWith('Items trained in the window') && ({TIP})")
     assert "window from " in tip and "source: " in tip
     assert chromium.run("document.activeElement.getAttribute('aria-describedby')") == "tip"
     chromium.press("Escape")
@@ -151,9 +150,8 @@ def test_arrow_keys_walk_the_table_and_explain_its_numbers(chromium: Browser, pa
     chromium.press("Home")
     label = chromium.run(FOCUS)
     chromium.press("Enter")
-    chromium.run("known.then(() => new Promise((done) => setTimeout(done, 100)))")
-    assert chromium.run("document.getElementById('shown').textContent") == label
-    assert chromium.run("document.activeElement.id") == "shown"
+    chromium.until(f"document.getElementById('shown').textContent === {json.dumps(label)}")
+    chromium.until("document.activeElement.id === 'shown'")
 
 
 def test_pointing_at_a_mark_or_a_number_explains_it(chromium: Browser, pages: dict[str, str]) -> None:
@@ -171,17 +169,15 @@ def test_pointing_at_a_mark_or_a_number_explains_it(chromium: Browser, pages: di
         )
         chromium.point(1, 1)
         chromium.point(x, y)
-        chromium.run("known.then(() => new Promise((done) => setTimeout(done, 100)))")
-        assert word in chromium.run(TIP), selector
+        chromium.until(f"({TIP}).includes('{word}')")
 
 
 def test_power_can_be_zoomed_into(chromium: Browser, pages: dict[str, str]) -> None:
     chromium.size(1280)
     chromium.open(pages["many"])
-    chromium.run("known.then(() => new Promise((done) => setTimeout(done, 200)))")
-    said = "document.querySelector('#full output').textContent"
+    said = "document.querySelector('#full output')?.textContent"
     press = "[...document.querySelectorAll('#full .controls button')].find((button) => button.textContent === '{}').click()"
-    whole = chromium.run(said)
+    whole = chromium.until(said)
     assert whole.startswith("Power from ")
     ticks = "[...document.querySelectorAll('.trace text')].map((text) => text.textContent).join()"
     before = chromium.run(ticks)
@@ -203,7 +199,7 @@ def test_hostile_names_do_nothing(chromium: Browser, pages: dict[str, str]) -> N
     texts = []
     for key in keys:
         chromium.run(f"location.hash = '#point={key}'")
-        chromium.run("new Promise((done) => setTimeout(done, 50))")
+        chromium.until(f"which.value === '{key}' && full.textContent")
         texts.append(chromium.run("full.textContent"))
     assert chromium.run("window.alerted ?? false") is False
     assert chromium.run("document.querySelectorAll('script').length") == 2
