@@ -81,18 +81,18 @@ def test_the_energy_of_a_program_is_that_of_all_its_nodes(cluster: Cluster, tmp_
     run = Program(tmp_path, program, sensors, idle=0.5, marks=MARKS)
     measured = run.ended()
     assert measured.status == "ok" and measured.window is not None and measured.energy is not None, (measured.reason, run.said())
-    assert [node.name for node in measured.nodes] == cluster.nodes and measured.window.seconds > 2.9
+    assert [node.name for node in measured.nodes] == cluster.nodes and measured.window.seconds > 2
     opened, closed = measured.window.opened_within or 0, measured.window.closed_within or 0
-    assert 0 < opened < 1 and 0 < closed < 1
+    assert opened > 0 and closed > 0
     idle, seconds = measured.metrics["idle_power"], measured.window.seconds
     energy, whole, net = (measured.metrics[name] for name in ("energy", "run_energy", "energy_net"))
     if dead:
         assert energy.value is None and "sn3: " in (energy.reason or "") and net.value is None
-        assert 600 * seconds * 0.97 < (measured.energy.boundaries["device"].partial_j or 0) < 1100 * seconds
+        assert 600 * (seconds - opened - closed) * 0.97 < (measured.energy.boundaries["device"].partial_j or 0) < 1100 * seconds
     else:
-        assert idle.value == pytest.approx(1100, rel=0.05)
-        assert energy.value == pytest.approx(1100 * seconds, rel=0.03) and energy.bound is not None
-        assert whole.value == pytest.approx(1100 * (measured.value("run_time") or 0), rel=0.03) and (net.value or 0) / energy.value < 0.05
+        assert idle.value == pytest.approx(1100, abs=idle.bound) and net.value == pytest.approx(0, abs=net.bound)
+        assert energy.value == pytest.approx(1100 * seconds, abs=energy.bound)
+        assert whole.value == pytest.approx(1100 * (measured.value("run_time") or 0), abs=whole.bound)
         assert [node.energy and node.energy.boundaries["device"].mean_w for node in measured.nodes] == pytest.approx(
             [300, 300, 500], rel=0.03
         )
@@ -107,7 +107,8 @@ def test_a_program_that_fails_has_its_own_last_words(cluster: Cluster, tmp_path:
     assert measured.status == "failed" and measured.reason == "program ended with exit status 3: go | the real trouble"
     assert run.said().split() == ["go", "the", "real", "trouble"]
     assert measured.energy is not None and [node.name for node in measured.nodes] == cluster.nodes
-    assert measured.energy.boundaries["device"].mean_w == pytest.approx(1100, rel=0.1)
+    device = measured.energy.boundaries["device"]
+    assert device.energy_j == pytest.approx(1100 * measured.energy.duration_s, abs=device.bound_j)
 
 
 @pytest.mark.usefixtures("real_start")
@@ -120,7 +121,7 @@ def test_a_node_whose_sensors_hang_is_missing_and_costs_the_run_no_time(cluster:
         os.kill(process, signal.SIGSTOP)
     measured = run.ended()
     assert measured.status == "ok" and measured.window is not None
-    assert 1 <= measured.window.seconds < 5, "an answer is waited for ten seconds"
+    assert 1 <= measured.window.seconds < 10, "an answer is waited for ten seconds"
     energy = measured.metrics["energy"]
     assert energy.value is None and (energy.reason or "").startswith("sn3: what reads its sensors did not answer")
     assert measured.window.opened_within is None
@@ -162,12 +163,12 @@ def test_a_program_is_warned_of_its_time_limit_and_its_steps_are_not(cluster: Cl
 
 def test_a_program_of_a_shared_job_is_cancelled_and_the_others_go_on(bench: Bench) -> None:
     """It is no step of the job, which would be cancelled by itself."""
-    jobs = [program_of(bench.root, f"echo go; sleep {seconds}", nodes=1) for seconds in (60, 1)]
+    jobs = [program_of(bench.root, f"echo go; sleep {seconds}", nodes=1) for seconds in (300, 1)]
     launcher = bench.launcher(pack=2)
     handles = launcher.submit(jobs)
     until(lambda: (jobs[0].folder / LOG).exists() and "go" in (jobs[0].folder / LOG).read_text())
     launcher.cancel(handles[:1])
-    states = wait(launcher, handles, seconds=40)
+    states = wait(launcher, handles)
     assert [state.state for state in states] == ["ended", "ended"] and states[0].exit_code and states[1].exit_code == 0
     assert not (jobs[0].folder / RECORD).exists() and record(jobs[1]).status == "ok"
 
