@@ -33,6 +33,7 @@ T_WORKER, T_METRICS, T_STATS, T_EXPAND = (
 )
 T_NODES = "tests/worker/test_nodes.py"
 T_EDGES = "tests/engine/test_edges.py"
+T_MATMUL = "tests/engine/test_matmul.py"
 KERNELS, PROBE, LIMITS, ROOFLINE = "system/kernels.py", "system/probe.py", "system/limits.py", "metrics/roofline.py"
 WATCHDOG = "engine/watchdog.py"
 T_PROBE, T_LIMITS, T_THROTTLE = (f"tests/system/test_system_{name}.py" for name in ("probe", "limits", "throttle"))
@@ -448,6 +449,34 @@ FAULTS = [
         '"bf16": "bf16"',
         '"bf16": "fp32"',
         (f"{T_WORKER}::test_utilisation_is_of_the_arithmetic_used",),
+    ),
+    Fault(
+        "the slower library multiplies",
+        "engine/matmul.py",
+        "if other < _WORTH * own)",
+        "if own < _WORTH * other)",
+        (f"{T_MATMUL}::test_auto_takes_for_each_product_the_library_that_was_faster",),
+    ),
+    Fault(
+        "each rank chooses its library by its own times",
+        "engine/matmul.py",
+        "self._ranks.gather({json.dumps(key): [calls, *seconds_of(key)] for key, calls in self._calls.items()})",
+        "[{json.dumps(key): [calls, *seconds_of(key)] for key, calls in self._calls.items()}]",
+        (f"{T_MATMUL}::test_all_ranks_choose_alike",),
+    ),
+    Fault(
+        "a bias is left out by oneDNN",
+        "engine/matmul.py",
+        'return linear(a, b.t(), bias, "none", [], "")',
+        'return linear(a, b.t(), None, "none", [], "")',
+        (f"{T_MATMUL}::test_a_layer_and_its_gradients_are_those_of_torch",),
+    ),
+    Fault(
+        "a CPU emulates bf16 unasked",
+        "engine/precision.py",
+        "if precision in (cpu := host.cpu()).emulates and not emulated:",
+        "if precision in (cpu := host.cpu()).emulates and emulated:",
+        (f"{T_KNOBS}::test_a_worker_refuses_what_its_cpu_emulates",),
     ),
     Fault(
         "MFU of all devices over one device's peak",
