@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from record_factory import broken_record, make_point, make_record
+from pathlib import Path
+
+from record_factory import broken_record, make_point, make_record, save
 
 from caraml.analysis.observations import values
 from caraml.analysis.run_variation import mean_metric, ratios
 from caraml.base.chart import wide_range
 from caraml.report.figures import front
 from caraml.report.grouping import ACTION, ENERGY, HOUR, RATE, TIME, families, first, item_of, repeated, works
+from caraml.report.scaling import histories
+from caraml.results.store import Store
 
 
 def test_works_are_named_by_what_tells_them_apart() -> None:
@@ -95,3 +99,10 @@ def test_wide_ranges() -> None:
     assert wide_range([1.0, 21.0])
     assert not wide_range([1.0, 19.0])
     assert not wide_range([0.0, 100.0])
+
+
+def test_a_result_over_time_is_named_after_the_work_and_not_after_a_repeat(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    records = [save(store, make_record(make_point(repeat=repeat), step=0.1 + 0.001 * repeat)) for repeat in range(3)]
+    (figure,), _ = histories(tmp_path, records)
+    assert figure.title.endswith(f": {records[0].point.label}") and "#" not in figure.title

@@ -13,7 +13,7 @@ from caraml.base.chart import Axis, cells, marks
 from caraml.base.format import printable
 from caraml.metrics.model import Metric
 from caraml.report.comparison import law_text
-from caraml.report.grouping import MOST_SERIES, first, first_figures, keys, labels, marker
+from caraml.report.grouping import MOST_SERIES, first, first_figures, keys, labels, marker, repeated
 from caraml.report.numbers import counted, written
 from caraml.report.section import ReportFigure
 from caraml.results.record import Record
@@ -139,7 +139,9 @@ def histories(root: Path, records: Sequence[Record], metric: str = "throughput")
         return [], []
     series = history(attempts([root], keys), metric)
     told = sorted((one for one in series if len(one.entries) >= FEWEST_ATTEMPTS), key=lambda one: not one.changes)
-    named = labels(records)
+    lines = repeated(records, ())
+    means = labels([line.mean for line in lines])
+    named = {run.key: means[line.mean.key] for line in lines for run in line.runs}
     return first_figures([_history(one, named[one.entries[-1].key]) for one in told])
 
 
