@@ -182,8 +182,8 @@ def test_values_of_overrides_and_settings_stand_nowhere() -> None:
     asked = f'params.env={{ SET = "{in_toml(TOKENS["SET"])}", OMP_NUM_THREADS = "5" }}'
     again = caraml("run", "s.toml", "--set", asked, "--detach", "--launcher", "print")
     done = caraml("run", "s.toml", "--set", asked)
-    assert done.exit_code == 0 and f"SET {told(TOKENS['SET'])}" in logs()[0][1], (done.output, done.exception)
-    settings = read_listing(Path("out/suites/s.json")).settings
+    assert done.exit_code == 0 and f"SET {told(TOKENS['SET'])}" in logs()[-1][1], (done.output, done.exception)
+    settings = Store(Path("out")).current("s")[-1].settings  # of the variant, beside the suite
     assert len(settings) == 1 and re.fullmatch(r'params\.env=\{ "SET" = "hidden:\w{16}", "OMP_NUM_THREADS" = "5" \}', settings[0])
     clean({"run": done.output, "print": again.output, **whatever_shows_results()})
 
