@@ -109,7 +109,7 @@ LINES = {
     "campaign": 1_630,
     "cli": 1_430,
     "data": 850,
-    "engine": 3_495,
+    "engine": 3_500,
     "launch": 1_600,
     "metrics": 1_500,
     "power": 5_150,

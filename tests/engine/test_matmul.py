@@ -130,6 +130,17 @@ def test_compiled_layers_and_autocast_go_the_same_way(products: Any, onednn: Cou
     assert torch.allclose(gradient(), truth, rtol=1e-5, atol=1e-4) and onednn.calls == 2
 
 
+@pytest.mark.parametrize(("mode", "hidden"), [("off", 0), ("default", 4)])
+def test_the_compiler_does_not_take_the_kernels_for_the_model(
+    products: Any, monkeypatch: pytest.MonkeyPatch, mode: str, hidden: int
+) -> None:
+    """Where a model runs eagerly under its eyes, it compiled the Python of the kernels, too, and failed. Hiding them loads it."""
+    found: list[Any] = []
+    monkeypatch.setattr(torch.compiler, "disable", lambda kernel: found.append(kernel) or kernel)
+    once(products("onednn", compile=mode), lambda: None)
+    assert len(found) == hidden
+
+
 def test_a_large_transpose_is_copied_in_parts(products: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the slopes of all logits a copy would be the largest array of a step."""
     copied: list[int] = []

@@ -116,7 +116,12 @@ class Products:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that a kernel is replaced
             for name in _OPERATORS:
-                library.impl(name, _kernel(name, takes), "CPU", with_keyset=True)
+                kernel = _kernel(name, takes)
+                if (
+                    self._point.compile != "off"
+                ):  # the compiler takes the Python of a kernel for a part of the model where that runs eagerly
+                    kernel = torch.compiler.disable(kernel)
+                library.impl(name, kernel, "CPU", with_keyset=True)
         self._library = library
 
 
