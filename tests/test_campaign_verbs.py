@@ -271,6 +271,10 @@ def test_a_login_node_is_not_measured_by_mistake(here: Path) -> None:
     assert not (here / "caraml-results").exists()
     assert caraml(here, "plan", "verbs.toml", **surroundings).returncode == 0
     assert caraml(here, "run", "verbs.toml", "--here", "--no-report", **surroundings).returncode == 0
+    assert caraml(here, "accept", "verbs", "--as", "there").returncode == 0
+    refused = caraml(here, "check", "verbs.toml", "--baseline", "there", **surroundings)
+    assert refused.returncode == 2 and "none of the 2 nodes" in refused.stderr, refused.stderr
+    assert caraml(here, "check", "verbs.toml", "--baseline", "there", "--here", **surroundings).returncode in (0, 4, 5)
 
 
 def test_no_wait_ends_where_another_campaign_has_the_device(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

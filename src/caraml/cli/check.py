@@ -18,7 +18,7 @@ import typer
 
 from caraml.base.errors import InputError, unknown_name
 from caraml.cli.app import RESULTS, Out, app, console, say
-from caraml.cli.run import LauncherName, Settings, SuiteName, SystemName
+from caraml.cli.run import Here, LauncherName, Settings, SuiteName, SystemName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,6 +105,7 @@ def check(  # noqa: PLR0917 -- options, which nobody gives by position
     settings: Settings = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     junit: Annotated[Path | None, typer.Option("--junit", help="Also write JUnit's XML to this file; what it held goes at once.")] = None,
+    here: Here = False,
 ) -> None:
     """Run a suite anew and say whether it is still as fast as accepted: exit code 0 yes, 4 worse, 5 undecided."""
     from caraml.analysis.baseline import machine_of_system, refuse_other_machine
@@ -122,7 +123,7 @@ def check(  # noqa: PLR0917 -- options, which nobody gives by position
         _make_way(junit)
     accepted = find_baseline(out, baseline)
     since = accepted_until(accepted)
-    asked = Asked(suite, out, system, launcher, tuple(settings or ()), again=True)
+    asked = Asked(suite, out, system, launcher, tuple(settings or ()), again=True, here=here)
     campaign = asked.campaign(LogLines(sys.stderr), lambda text: say(text, err=True))
     if campaign.options.launcher == "print" and not latest:
         raise InputError("launcher 'print' runs nothing, so there is nothing to judge", "--launcher slurm, or run and --latest")

@@ -176,7 +176,10 @@ def _fitting(name: str, machine: System, settings: list[str]) -> list[Planned]:
         raise InputError(f"memory is planned for workload 'gpt', not for {name!r}", f"caraml memory gpt --system {machine.name}")
     room = machine.devices[0].memory_bytes
     if room is None:
-        raise InputError(f"{machine.name} does not say how much memory a device has", "add devices.memory_bytes to its file")
+        raise InputError(
+            f"{machine.name} does not say how much memory a device has",
+            "write memory_bytes = 80_000_000_000, say, below [[devices]] in its file",
+        )
     document = parse_toml(f'name = "memory"\ntitle = "-"\n[[benchmark]]\nname = "{name}"\nworkload = "{name}"\n{_DEFAULTS}', "memory")
     file = with_settings(suite_of(document), settings, params_of)
     point = expand(file, machine_of(machine), params_of).points[0].point.model_copy(update={"suite": ""})
