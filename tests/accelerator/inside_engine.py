@@ -14,7 +14,7 @@ import torch
 import caraml
 from caraml.base.errors import EnvironmentUnfitError, is_out_of_memory
 from caraml.data.loader import to_device
-from caraml.engine.device import AHEAD, AcceleratorDevice, StepTimer, open_device, sensors_of
+from caraml.engine.device import AHEAD, AcceleratorDevice, StepTimer, accelerator_type, open_device, sensors_of
 from caraml.engine.loop import Hooks, MeasuringLoop
 from caraml.engine.precision import check_precision
 from caraml.engine.ranks import Ranks
@@ -22,7 +22,8 @@ from caraml.engine.step import make_step
 from caraml.engine.steps import StepOutcome
 from caraml.metrics.model import Facts
 from caraml.suite.model import Measure, Point
-from caraml.system import probe
+from caraml.system import families, probe
+from caraml.worker.measure import _place
 from caraml.workloads.base import Task
 from tests.accelerator.inside_torch import DEVICE, emulated
 
@@ -145,12 +146,28 @@ def each_process_has_its_device() -> None:
         device.wait(second)
     assert device.between(first, second) == 1.0 and emulated.now() == begin + 2.0
     assert sensors_of(device.torch_device, 2) is None and sensors_of(device.torch_device, 1) == []
+    with tempfile.TemporaryDirectory() as folder:
+        information, node = Path(folder, "proc/driver/nvidia/gpus/0000:01:00.0/information"), Path(folder, "dev/nvidia0")
+        for file, text in ((information, "Model: NVIDIA A100\nDevice Minor: 0\n"), (node, "")):
+            file.parent.mkdir(parents=True)
+            file.write_text(text)
+        assert sensors_of(device.torch_device, 2, Path(folder)) == [], "a GPU of another family beside them"
 
 
 def more_processes_than_devices_are_refused() -> None:
     with pytest.raises(EnvironmentUnfitError, match="local rank 2 has no accelerator of a plug-in: torch sees 2") as caught:
         open_device("gpu", 2)
     assert "how many processes the launcher starts" in str(caught.value)
+
+
+def another_device_than_the_one_asked_for_is_refused() -> None:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("CARAML_DEVICE", DEVICE)
+    assert families.refusal() is None and accelerator_type() == DEVICE
+    patch.setenv("CARAML_DEVICE", "mps")
+    with pytest.raises(EnvironmentUnfitError, match="CARAML_DEVICE: found 'mps', but torch's accelerator is 'emulated'"):
+        open_device("gpu", 0)
+    patch.undo()
 
 
 def a_probe_leaves_the_device_as_it_was() -> None:
@@ -205,6 +222,7 @@ def a_loop_of_one_s_own_is_measured_on_the_device() -> None:
             while m.step(3):
                 for _ in range(3):
                     weight = (weight @ weight).clamp(max=1.0)
+        assert _place(Ranks()).gpus == [], "sensors of two devices, of which the loop uses one"
         assert m.record is not None and m.record.status == "ok", m.record
         assert (m.record.point.device_class, m.record.point.device) == ("gpu", "Emulated Accelerator x2")
         peak = m.record.metrics["peak_memory"].value

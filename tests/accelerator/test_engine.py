@@ -17,6 +17,7 @@ from tests.accelerator.conftest import Inside
         "micro_batches_together_are_the_whole_batch",
         "each_process_has_its_device",
         "more_processes_than_devices_are_refused",
+        "another_device_than_the_one_asked_for_is_refused",
         "a_probe_leaves_the_device_as_it_was",
         "a_full_device_is_called_full",
         "a_precision_that_the_device_lacks_is_refused",

@@ -147,6 +147,59 @@ def test_two_families_have_to_be_chosen_from(
         assert families.refusal(root) is None and detect(root).devices[0].kind == kind
 
 
+@pytest.mark.parametrize(
+    ("asked", "built", "said", "fix"),
+    [
+        (
+            "cdua",
+            {},
+            "found 'cdua', which torch 2.13.0, built for CPUs only, cannot drive; expected cpu, cuda, xpu, hpu",
+            "did you mean 'cuda'?",
+        ),
+        (
+            "rocm",
+            {"hip": "7.0"},
+            "found 'rocm', which torch 2.13.0, built for ROCm 7.0, cannot drive; expected cpu, cuda",
+            "did you mean 'cuda'?",
+        ),
+        ("gpu", {}, "expected cpu, cuda, xpu", "or measure the CPUs: export CARAML_DEVICE=cpu"),
+        ("xpu", {}, "found 'xpu', which torch 2.13.0, built for CPUs only, cannot drive", "whl/xpu"),
+        ("xpu", {"xpu": "2025"}, "found 'xpu', but torch's accelerator is 'hpu'", "unset CARAML_DEVICE"),
+        ("cuda", {"cuda": "13.0"}, "found 'cuda', but torch's accelerator is 'hpu'", "unset CARAML_DEVICE"),
+        ("acme", {"plugins": ("habana_frameworks",)}, "found 'acme', but torch's accelerator is 'hpu'", "TORCH_DEVICE_BACKEND_AUTOLOAD=0"),
+    ],
+)
+def test_a_device_that_is_asked_for_and_not_there_is_refused(
+    tree: Tree,
+    nvml: Callable[..., FakeNvml],
+    installed: Installed,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    asked: str,
+    built: dict[str, object],
+    said: str,
+    fix: str,
+) -> None:
+    nvml(fails="Driver Not Loaded")
+    installed(**built)
+    monkeypatch.setenv("CARAML_DEVICE", asked)
+    monkeypatch.setitem(sys.modules, "torch", with_accelerator("hpu", "Gaudi", 2))
+    error, system = families.refusal(tree({})), detect(tree({}))
+    assert error is not None and error.hint is not None
+    assert error.args[0].startswith("CARAML_DEVICE: ") and said in error.args[0] and fix in error.hint
+    assert system.missing["devices"] == error.args[0] and system.devices[0].kind == "cpu"
+
+
+def test_sensors_of_a_family_are_told_from_those_of_others_in_the_machine(tree: Tree) -> None:
+    cards, other = intel(0, "0000:4d:00.0") | intel(1, "0000:3a:00.0"), SHOWN["cuda"][0]
+    inside = intel(2, "0000:00:02.0", "0x9a49")
+    assert families.told_apart("xpu", 2, tree(cards | inside)) is None, "the environment's: there are no others"
+    assert families.told_apart("xpu", 2, tree(cards | inside | other)) == ["0000:4d:00.0", "0000:3a:00.0"]
+    assert families.told_apart("xpu", 1, tree(cards | other)) == [], "one of two is hidden, and nobody tells which"
+    assert families.told_apart("hpu", 8, tree(gaudi(8) | other)) == [], "without addresses"
+    assert families.told_apart("acme", 1, tree(other)) == []
+
+
 def test_the_torch_decides_between_two_that_drivers_show(tree: Tree, installed: Installed) -> None:
     information = "Model: NVIDIA A100\nGPU UUID: GPU-0\nDevice Minor: 0\n"
     root = tree({**intel(0, "0000:4d:00.0"), "proc/driver/nvidia/gpus/0000:01:00.0/information": information, "dev/nvidia0": ""})

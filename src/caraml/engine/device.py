@@ -15,6 +15,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -232,7 +233,7 @@ def accelerator_type() -> str | None:
     found = torch.accelerator.current_accelerator(check_available=True)
     if families.forced() == "cuda" or (found is None and torch.cuda.is_available()):
         return "cuda" if torch.cuda.is_available() else None
-    return found.type if found is not None else None
+    return found.type if found is not None and families.forced() in ("", "cpu", found.type) else None
 
 
 def collectives(device: torch.device) -> str:
@@ -263,14 +264,17 @@ def gpus(indices: Iterable[int]) -> list[str]:
     return found
 
 
-def sensors_of(device: torch.device, count: int) -> list[str] | None:
+def sensors_of(device: torch.device, count: int, root: Path = Path("/")) -> list[str] | None:
     """Of the first ``count`` devices of this node, by what their power sensors are found: see ``caraml.power.Meter``. None (``[]``) for a
-    CPU, whose idle neighbours do not count, and for some of several devices of which torch tells no address."""
+    CPU, whose idle neighbours do not count, and for some of several devices of which torch tells no address. Drivers are looked for below
+    ``root``."""
     if device.type == "cpu":
         return []
     if device.type == "cuda":
         return gpus(range(count))
-    return None if torch.get_device_module(device).device_count() == count else []
+    if torch.get_device_module(device).device_count() != count:
+        return []
+    return families.told_apart(device.type, count, root)
 
 
 class StepTimer:

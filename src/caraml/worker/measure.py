@@ -26,7 +26,7 @@ from caraml.base.files import make_folder
 from caraml.base.format import count, human, percent
 from caraml.base.limits import NAME
 from caraml.base.toml import checked, shown
-from caraml.engine.device import AcceleratorDevice, CpuDevice, CudaDevice, Device, accelerator_type, gpus
+from caraml.engine.device import AcceleratorDevice, CpuDevice, CudaDevice, Device, accelerator_type, gpus, sensors_of
 from caraml.engine.instruments import Instruments, quiet_baseline
 from caraml.engine.loop import FEWEST_STEPS, Hooks, MeasuringLoop
 from caraml.engine.phases import PhaseLog
@@ -333,7 +333,10 @@ def _place(ranks: Ranks) -> _Place:
         found = ", ".join(f"{count} on {key.partition(':')[0]}" for key, count in counts.items())
         raise InputError(f"found nodes with different numbers of ranks: {found}; expected as many on each")
     used = [address for key, addresses in everyone if key == node_key() for address in addresses]
-    return _Place(len(counts), keys.index(node_key()) == ranks.rank, list(dict.fromkeys(used)) or None)
+    sensors = (
+        sensors_of(device.torch_device, counts[node_key()]) if isinstance(device, AcceleratorDevice) else list(dict.fromkeys(used)) or None
+    )
+    return _Place(len(counts), keys.index(node_key()) == ranks.rank, sensors)
 
 
 def _device() -> Device:

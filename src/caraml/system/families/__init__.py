@@ -13,14 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from caraml.base.errors import EnvironmentUnfitError, in_a_line
+from caraml.base.errors import EnvironmentUnfitError, in_a_line, nearest
 from caraml.system import host
 from caraml.system.families import cuda, hpu, mps, mtia, npu, other, rocm, xpu
 from caraml.system.families.family import AUTOLOAD, PLAIN, Family, Shown, TorchBuild, installed_torch
 from caraml.system.model import DeviceModel
 
 __all__ = ["FAMILIES", "OVERRIDE", "PLAIN", "Family", "Shown", "driven", "driver_folder", "family_of"]
-__all__ += ["forced", "measured", "refusal", "torch_s_devices", "why_not"]
+__all__ += ["forced", "measured", "refusal", "told_apart", "torch_s_devices", "why_not"]
 
 FAMILIES = (cuda.FAMILY, rocm.FAMILY, xpu.FAMILY, hpu.FAMILY, npu.FAMILY, mps.FAMILY, mtia.FAMILY, other.FAMILY)
 OVERRIDE = "CARAML_DEVICE"
@@ -67,6 +67,16 @@ def _shown(root: Path) -> list[tuple[Family, Shown]]:
     return [(family, shown) for family, shown in ((each, each.by_driver(root)) for each in FAMILIES) if shown.devices]
 
 
+def told_apart(torch_type: str, count: int, root: Path) -> list[str] | None:
+    """PCI addresses of all ``count`` devices of a family, by which its sensors are told from those of other accelerators in the machine.
+    ``None`` where drivers show no others; empty where its own driver does not tell the addresses of so many."""
+    shown = {family: [device for device in of.devices if device.model != xpu.INTEGRATED] for family, of in _shown(root)}
+    if not any(devices for family, devices in shown.items() if family.torch_type != torch_type):
+        return None
+    own = [device.pci_bus_id for family, devices in shown.items() if family.torch_type == torch_type for device in devices]
+    return [address for address in own if address] if len(own) == count and all(own) else []
+
+
 def torch_s_devices(root: Path) -> list[DeviceModel]:
     """Devices of families that torch alone can name; torch is imported only where it may see one.
 
@@ -81,10 +91,14 @@ def torch_s_devices(root: Path) -> list[DeviceModel]:
         torch = _imported(build)
     if not hasattr(torch, "accelerator"):  # one that tests put in its place
         return []
-    device_type = forced() or getattr(torch.accelerator.current_accelerator(check_available=True), "type", "")
-    if device_type in ("", "cpu", "cuda"):
+    device_type = _torch_s_choice(torch)
+    if device_type in ("", "cuda") or forced() not in ("", device_type):  # torch counts and times only devices of its own choice
         return []
     return list(_by_torch(torch, device_type))
+
+
+def _torch_s_choice(torch: Any) -> str:
+    return getattr(torch.accelerator.current_accelerator(check_available=True), "type", "")
 
 
 def _imported(build: TorchBuild) -> Any:
@@ -143,10 +157,10 @@ def _memory(torch: Any, module: Any, index: int) -> int | None:
 
 
 def refusal(root: Path = Path("/")) -> EnvironmentUnfitError | None:
-    """Why nothing should be measured here although there is an accelerator: torch does not drive it, or two families are there to choose
-    from. ``None`` if all is well, if ``CARAML_DEVICE`` says what is meant, or for graphics inside a processor."""
+    """Why nothing should be measured here: torch does not drive the accelerator, two families are there to choose from, or there is not
+    what ``CARAML_DEVICE`` asks for. ``None`` if all is well, or for graphics inside a processor."""
     if forced():
-        return None
+        return None if forced() == "cpu" else _unmet(root, forced())
     build, shown = installed_torch(), _shown(root)
     able = [family for family, _ in shown if driven(family)]
     if len(able) > 1:
@@ -166,6 +180,38 @@ def refusal(root: Path = Path("/")) -> EnvironmentUnfitError | None:
     except EnvironmentUnfitError as error:
         return error
     return None
+
+
+def _unmet(root: Path, wanted: str) -> EnvironmentUnfitError | None:
+    """Why there are no such devices as ``CARAML_DEVICE`` asks for; torch is asked only where no driver of NVIDIA's or AMD's shows one."""
+    build, asked = installed_torch(), [family for family in FAMILIES if family.torch_type == wanted]
+    if build is None or not (any(map(driven, asked)) if asked else build.plugins):
+        names = ["cpu", *dict.fromkeys(family.torch_type for family in FAMILIES if family.torch_type)]
+        kind = next((family.torch_type for family in FAMILIES if family.kind == wanted), None)
+        guess = kind or (nearest(wanted, names) if len(wanted) > 3 else None)  # names of three letters all resemble each other
+        installed = f"torch {build.version}, built for {build.built_for}," if build is not None else "an absent torch"
+        expected = "" if asked else f"; expected {', '.join(names)}, or what a plug-in of torch calls its devices"
+        return EnvironmentUnfitError(
+            f"{OVERRIDE}: found {wanted!r}, which {installed} cannot drive{expected}",
+            f"did you mean {guess!r}?" if guess and not asked else f"{(asked or [other.FAMILY])[0].fix}; {_CPU}",
+        )
+    if wanted == "cuda" and any(family in asked for family, _ in _shown(root)):
+        return None
+    try:
+        torch: Any = sys.modules.get("torch") or _imported(build)
+    except EnvironmentUnfitError as error:
+        return error
+    if not hasattr(torch, "accelerator"):  # one that tests put in its place
+        return None
+    found = _torch_s_choice(torch)
+    if found == wanted or (wanted == "cuda" and torch.cuda.is_available()):
+        return None
+    return EnvironmentUnfitError(
+        f"{OVERRIDE}: found {wanted!r}, but torch's accelerator is {found!r}"
+        if found
+        else f"{OVERRIDE}: found {wanted!r}, and torch sees none",
+        f"unset {OVERRIDE}, {_CPU}" + (f"; {AUTOLOAD}=0 keeps torch from loading plug-ins" if build.plugins else ""),
+    )
 
 
 def why_not(family: Family) -> str:
