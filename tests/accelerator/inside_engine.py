@@ -16,7 +16,7 @@ from caraml.base.errors import EnvironmentUnfitError, is_out_of_memory
 from caraml.data.loader import to_device
 from caraml.engine.device import AHEAD, AcceleratorDevice, StepTimer, accelerator_type, open_device, sensors_of
 from caraml.engine.loop import Hooks, MeasuringLoop
-from caraml.engine.precision import check_precision
+from caraml.engine.precision import check_graphs, check_precision
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
 from caraml.engine.steps import StepOutcome
@@ -186,6 +186,8 @@ def a_precision_that_the_device_lacks_is_refused() -> None:
     check_precision("bf16", device)
     with pytest.raises(EnvironmentUnfitError, match="found 'tf32', which emulated devices lack"):
         check_precision("tf32", device)
+    with pytest.raises(EnvironmentUnfitError, match="found 'reduce-overhead', which replays CUDA graphs; emulated devices have none"):
+        check_graphs("reduce-overhead", device)
     patch = pytest.MonkeyPatch()
     patch.setattr(torch.amp, "is_autocast_available", lambda kind: False)
     with pytest.raises(EnvironmentUnfitError, match="no autocast for emulated devices"):

@@ -49,7 +49,10 @@ def campaign(
 ) -> dict[str, Record]:
     """Run some of the points; their records by name. ``meanwhile`` is called while they run."""
     folder.mkdir()
-    texts = {name: POINTS[name] + MEASURE for name in POINTS} | {"lost": GPT + ENDLESS}
+    texts = {name: POINTS[name] + MEASURE for name in POINTS} | {
+        "lost": GPT + ENDLESS,
+        "graphs": RESNET + 'compile = "reduce-overhead"\n' + MEASURE,
+    }
     benchmarks = [f'[[benchmark]]\nname = "{name}"\n{texts[name]}' for name in points]
     (folder / "suite.toml").write_text('name = "emulated"\ntitle = "emulated"\n' + "\n".join(benchmarks))
     command = [sys.executable, "-m", "caraml", "run", "suite.toml", "--no-report"]
@@ -108,6 +111,12 @@ def test_a_point_trains_as_on_a_cpu(trained: dict[str, dict[str, Any]], name: st
     assert trained[name]["losses"][:steps] == pytest.approx(truth[:steps], rel=near) and len(truth) == 7
     assert record.metrics["peak_memory"].value < record.metrics["peak_host_memory"].value
     assert json.dumps(record.environment)
+
+
+def test_graphs_that_the_device_lacks_are_refused(tmp_path: Path, surroundings: dict[str, str]) -> None:
+    record = campaign(tmp_path / "run", ["graphs"], surroundings)["graphs"]
+    assert record.status != "ok" and record.metrics == {}
+    assert record.reason is not None and "replays CUDA graphs; emulated devices have none" in record.reason
 
 
 def test_a_device_that_is_lost_in_the_window_takes_nothing_that_was_measured(tmp_path: Path, surroundings: dict[str, str]) -> None:

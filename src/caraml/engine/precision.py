@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from caraml.base.errors import EnvironmentUnfitError
-from caraml.suite.model import Attention, Precision
+from caraml.suite.model import Attention, Compile, Precision
 from caraml.system import host
 from caraml.system.families import family_of
 from caraml.system.model import UNITS, DType
@@ -34,6 +34,16 @@ def check_precision(precision: Precision, device: torch.device, emulated: bool =
         raise EnvironmentUnfitError(f"precision: found {precision!r}, which {device.type} devices lack", "ask for fp32 or bf16")
     if precision in _AUTOCAST and not torch.amp.is_autocast_available(device.type):
         raise EnvironmentUnfitError(f"precision: found {precision!r}; torch has no autocast for {device.type} devices", "ask for fp32")
+
+
+def check_graphs(compiled: Compile, device: torch.device) -> None:
+    """Raise ``EnvironmentUnfitError`` for a way to compile that replays graphs (``compiled``), on an accelerator that has none of CUDA's:
+    torch would leave them out without a word."""
+    if device.type not in ("cpu", "cuda"):
+        raise EnvironmentUnfitError(
+            f"compile: found {compiled!r}, which replays CUDA graphs; {device.type} devices have none",
+            'ask for compile = "default" or "max-autotune-no-cudagraphs"',
+        )
 
 
 def set_matmul_precision(precision: Precision) -> None:

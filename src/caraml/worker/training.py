@@ -26,7 +26,7 @@ from caraml.engine.instruments import Instruments, quiet_baseline
 from caraml.engine.loop import Hooks, MeasuringLoop, Progress
 from caraml.engine.matmul import Products
 from caraml.engine.phases import PhaseLog, process_start
-from caraml.engine.precision import ARITHMETIC, check_precision, set_attention, set_deterministic, set_matmul_precision
+from caraml.engine.precision import ARITHMETIC, check_graphs, check_precision, set_attention, set_deterministic, set_matmul_precision
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
 from caraml.engine.summary import RankSummary
@@ -133,6 +133,8 @@ class Worker:
         device = self._own_device or open_device(self.point.device_class, local_rank)
         if self._own_device is None:
             check_precision(self.point.precision, device.torch_device, self.point.knobs.emulated)
+            if self.point.cuda_graphs:
+                check_graphs(self.point.compile, device.torch_device)
         set_matmul_precision(self.point.precision)
         set_deterministic(self.point.deterministic)
         set_attention(self.point.knobs.attention)
