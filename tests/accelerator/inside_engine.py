@@ -23,6 +23,9 @@ from caraml.engine.steps import StepOutcome
 from caraml.metrics.model import Facts
 from caraml.suite.model import Measure, Point
 from caraml.system import families, probe
+from caraml.system.detect import detect
+from caraml.verify import machine
+from caraml.verify.machine import accelerator_clock
 from caraml.worker.measure import _place
 from caraml.workloads.base import Task
 from tests.accelerator.inside_torch import DEVICE, emulated
@@ -79,10 +82,32 @@ def events_are_asked_and_not_waited_for() -> None:
     assert list(timer.finished()) == [1.0, 1.0] and emulated.now() == begin + 2.0
 
 
+def the_clock_of_its_events_is_held_against_the_host_s() -> None:
+    emulated.configure(manual=1, kernel_seconds=0.01, queue=0)
+    device = Manual(DEVICE, 0)
+    found = accelerator_clock(device, size=16)
+    assert (found.verdict, found.truth_value, found.value) == ("right", pytest.approx(1.0), pytest.approx(1.0)), found
+
+    class Fast(Manual):
+        """Its host's clock runs slower than that of its events."""
+
+        def now(self) -> float:
+            return 0.9 * super().now()
+
+    assert accelerator_clock(Fast(DEVICE, 0), size=16).verdict == "wrong"
+    device.events_tell_time = False
+    assert accelerator_clock(device).verdict == "not here"
+    patch = pytest.MonkeyPatch()
+    patch.setattr(machine, "accelerator_clock", lambda device: found)
+    first, *others = machine._gpu_findings(detect(), {"gpus": []})
+    assert first is found and {other.measured for other in others} == {"not known of emulated devices"}
+    patch.undo()
+
+
 def events_without_times_are_replaced_by_waiting() -> None:
     emulated.configure(manual=1, kernel_seconds=1.0, queue=0)
     device, x = Manual(DEVICE, 0), torch.ones(1, device=DEVICE)
-    device._timed = False
+    device.events_tell_time = False
     first = device.mark()
     x.mul_(2.0)
     assert device.between(first, device.mark()) == 1.0

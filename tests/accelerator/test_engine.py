@@ -12,6 +12,7 @@ from tests.accelerator.conftest import Inside
     [
         "a_window_is_exactly_its_steps",
         "events_are_asked_and_not_waited_for",
+        "the_clock_of_its_events_is_held_against_the_host_s",
         "events_without_times_are_replaced_by_waiting",
         "copies_ahead_overlap_and_are_waited_for",
         "micro_batches_together_are_the_whole_batch",

@@ -149,9 +149,9 @@ class AcceleratorDevice:
     def __init__(self, device_type: str, index: int) -> None:
         self.torch_device = torch.device(device_type, index)
         torch.accelerator.set_device_index(index)
-        self._timed = self._events_tell_time()
+        self.events_tell_time = self._asked_for_time()
 
-    def _events_tell_time(self) -> bool:
+    def _asked_for_time(self) -> bool:
         try:
             first, last = self._event(), self._event()
             last.synchronize()
@@ -174,20 +174,20 @@ class AcceleratorDevice:
 
     def mark(self) -> torch.Event | float:
         """An event in the current stream. Where events do not tell time, the device is waited for, and the mark is the time itself."""
-        if self._timed:
+        if self.events_tell_time:
             return self._event()
         self.synchronize()
         return self.now()
 
     def between(self, first: Any, last: Any) -> float | None:
         """Device time between two marks; asks, does not wait."""
-        if not self._timed:
+        if not self.events_tell_time:
             return float(last - first)
         return float(first.elapsed_time(last)) / 1e3 if last.query() else None
 
     def wait(self, mark: Any) -> None:
         """Until the device has come to the event."""
-        if self._timed:
+        if self.events_tell_time:
             mark.synchronize()
 
     def forget_peak_memory(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from caraml.base.format import human, percent
-from caraml.engine.device import StepTimer, open_device
+from caraml.engine.device import AcceleratorDevice, StepTimer, accelerator_type, open_device
 from caraml.engine.instruments import cpu_time, share_of_others
 from caraml.metrics.model import Metric
 from caraml.power import Meter
@@ -124,8 +124,11 @@ def _gpu_findings(system: System, state: dict[str, Any]) -> list[Finding]:
     names = ("GPU clock against host clock", "GPU energy counter against its power", "GPU clock held back", "GPU ECC", "GPU link")
     if system.device_class != "gpu":
         return [_absent(name, "no GPU") for name in names]
-    if not torch.cuda.is_available():
+    kind = accelerator_type()
+    if kind is None:
         return [_absent(name, "torch sees no GPU") for name in names]
+    if kind != "cuda":
+        return [accelerator_clock(AcceleratorDevice(kind, 0)), *(_absent(name, f"not known of {kind} devices") for name in names[1:])]
     if not state["gpus"]:
         return [_gpu_clock(), *(_absent(name, "NVML does not tell") for name in names[1:])]
     gpus = state["gpus"]
@@ -154,6 +157,27 @@ def _gpu_clock() -> Finding:
     host = time.monotonic() - begin
     device = Metric(value=start.elapsed_time(end) / 1e3, unit="s")
     return number("GPU clock against host clock", host, device, CLOCK_DRIFT * host + 1e-3)
+
+
+def accelerator_clock(device: AcceleratorDevice, size: int = 2048) -> Finding:
+    """About a second of matrix products of ``size``, as long as a synchronised one tells, by the accelerator's events and by the host."""
+    claim = "GPU clock against host clock"
+    if not device.events_tell_time:
+        return _absent(claim, f"events of {device.torch_device.type} devices tell no time")
+    a = torch.ones(size, size, device=device.torch_device)
+
+    def work(count: int) -> tuple[float, float | None]:
+        device.synchronize()
+        begin, first = device.now(), device.mark()
+        for _ in range(count):
+            a @ a
+        last = device.mark()
+        device.synchronize()
+        return device.now() - begin, device.between(first, last)
+
+    work(2)  # loads the kernel
+    host, seconds = work(max(1, min(int(10 / max(work(10)[0], 1e-9)), 100_000)))
+    return number(claim, host, Metric(value=seconds, unit="s"), CLOCK_DRIFT * host + 1e-3)
 
 
 def _gpu_counter() -> Finding:
