@@ -428,6 +428,9 @@ def test_gaudi_zero_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setenv("HABANA_VISIBLE_MODULES", "0")
         opened(create("gaudi"))
     assert list(values.values()) == [250.0, None]
+    for mask, read in (("all", [250.0, None]), ("1", [None])):
+        monkeypatch.setenv("HABANA_VISIBLE_DEVICES", mask)
+        assert list(opened(create("gaudi"))[1].values()) == read
 
 
 def test_graphcore_devices_keep_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
