@@ -44,7 +44,8 @@ def pin_surroundings() -> None:
     for name in list(os.environ):
         if name.startswith(FOREIGN) or name in FOREIGN_NAMES.split():
             del os.environ[name]
-    os.environ.update(PINNED, CARAML_PROBE_SECONDS=PROBE_SECONDS)
+    # The cluster that some tests bring up makes this machine a login node for all of them.
+    os.environ.update(PINNED, CARAML_PROBE_SECONDS=PROBE_SECONDS, CARAML_HERE="1")
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ.update(SHARING)
     time.tzset()

@@ -99,7 +99,7 @@ def test_a_workload_is_found_and_listed(install: Install) -> None:
 
 @pytest.mark.processes
 def test_the_plug_in_s_version_decides_the_point_and_stands_in_the_record(install: Install) -> None:
-    with pytest.raises(InputError, match="unknown workload 'net'"):
+    with pytest.raises(InputError, match=r'workload: found "net", expected one of'):
         planned("net")
     install("caraml-net", "plug_net", NET, "caraml.workloads", {"net": "plug_net:WORKLOAD"})
     point = planned("net").points[0].point

@@ -46,7 +46,12 @@ class Installation:
     def run(self, *words: object, cwd: Path, exit_code: int = 0) -> str:
         """Standard output and errors of a command of the environment, run outside of the checkout."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "CARAML", "COV"))}
-        environment |= {"PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "VIRTUAL_ENV": str(self.folder), "COLUMNS": "120"}
+        environment |= {
+            "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "VIRTUAL_ENV": str(self.folder),
+            "COLUMNS": "120",
+            "CARAML_HERE": "1",
+        }
         command = [str(self.folder / "bin" / str(words[0])), *map(str, words[1:])]
         done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == exit_code, f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
