@@ -88,7 +88,8 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
         "rocm": f"{_POWER}::test_amd_counter_is_accumulator_times_resolution",
         "xpu": f"{_POWER}::test_intel_card_contains_its_package",
         "hpu": f"{_POWER}::test_gaudi_zero_is_a_failure",
-        **_all(NOT_THERE, "npu", "mps", "mtia", "other"),
+        "npu": f"{_POWER}::test_ascend_chips_are_read_from_one_table",
+        **_all(NOT_THERE, "mps", "mtia", "other"),
     },
     "throttling": {
         "cuda": "tests/system/test_system_throttle.py::test_counters_are_seconds_by_gpu_and_reason",

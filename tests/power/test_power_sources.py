@@ -433,6 +433,53 @@ def test_gaudi_zero_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
         assert list(opened(create("gaudi"))[1].values()) == read
 
 
+NPU_SMI = """+------------------------------------------------------------------------------------------------+
+| npu-smi 24.1.rc2                 Version: 24.1.rc2                                             |
++---------------------------+---------------+----------------------------------------------------+
+| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|
+| Chip                      | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |
++===========================+===============+====================================================+
+| 0     910B3               | OK            | {0}        50                0    / 0             |
+| 0                         | 0000:C1:00.0  | 0           0    / 0          3393 / 65536         |
++===========================+===============+====================================================+
+| 1     910B3               | OK            | {1}        48                0    / 0             |
+| 0                         | 0000:01:00.0  | 0           0    / 0          3391 / 65536         |
++===========================+===============+====================================================+
+| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |
++===========================+===============+====================================================+
+| 1       0                 | 4711          | python                   | 1024                    |
++===========================+===============+====================================================+
+"""
+
+
+def test_ascend_chips_are_read_from_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    answer, program = tmp_path / "answer", tmp_path / "npu-smi"
+    with pytest.raises(SourceUnavailable, match="npu-smi is missing"):
+        create("ascend").open()
+    program.write_text(
+        f'#!/bin/sh\n[ "$*" = info ] && [ -e {answer} ] || {{ echo dcmi module initialize failed >&2; exit 1; }}\ncat {answer}\n'
+    )
+    program.chmod(0o755)
+    with pytest.raises(SourceUnavailable, match="npu-smi info fails: dcmi module initialize failed"):
+        create("ascend").open()
+    answer.write_text(NPU_SMI.format("94.6", " NA "))
+    channels, values = opened(create("ascend"))
+    assert values == {"ascend:0000:c1:00.0:power": 94.6, "ascend:0000:01:00.0:power": None}
+    assert {channel.boundary for channel in channels.values()} == {"device"}
+    answer.write_text(NPU_SMI.format("94.6", "95.5"))
+    assert opened(create("ascend", ["0000:01:00.0"]))[1] == {"ascend:0000:01:00.0:power": 95.5}
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "1")
+    source = create("ascend")
+    assert opened(source)[1] == {"ascend:0000:01:00.0:power": 95.5}
+    answer.unlink()
+    (reading,) = source.read()
+    assert reading.value is None and "dcmi module initialize failed" in (reading.error or "")
+    answer.write_text(NPU_SMI.format("NA", "NA"))
+    with pytest.raises(SourceUnavailable, match="tells its power"):
+        create("ascend").open()
+
+
 def test_graphcore_devices_keep_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, "gcipuinfo", FAKE_IPU=["N/A", "101.50W", "99.00W"])
     _, values = opened(create("graphcore"))

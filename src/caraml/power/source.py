@@ -81,6 +81,7 @@ BUILT_IN: dict[str, SourceEntry] = {
         SourceEntry("intel", f"{_OURS}.drm", "Intel GPUs (kernel drivers xe, i915)", factory="create_intel", accelerator=True),
         SourceEntry("gaudi", f"{_OURS}.library", "Intel Gaudi (HLML)", factory="create_gaudi", accelerator=True),
         SourceEntry("graphcore", f"{_OURS}.library", "Graphcore IPU (gcipuinfo)", factory="create_graphcore", accelerator=True),
+        SourceEntry("ascend", f"{_OURS}.library", "Huawei Ascend (npu-smi)", factory="create_ascend", accelerator=True),
         SourceEntry("rapl", f"{_OURS}.rapl", "processors and memory (RAPL)"),
         SourceEntry("grace", f"{_OURS}.grace", "NVIDIA Grace and Grace-Hopper rails"),
         SourceEntry("cray", f"{_OURS}.cray", "HPE Cray EX node (pm_counters)"),

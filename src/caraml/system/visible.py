@@ -18,6 +18,7 @@ CUDA: Masks = (("CUDA_VISIBLE_DEVICES",),)
 ROCM: Masks = (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"))
 """ROCm's runtime narrows first; HIP counts what is left, and takes CUDA's variable where its own is not set."""
 GAUDI: Masks = (("HABANA_VISIBLE_DEVICES",),)
+ASCEND: Masks = (("ASCEND_RT_VISIBLE_DEVICES",),)
 UNTOLD = {"intel": ("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"), "gaudi": ("HABANA_VISIBLE_MODULES",)}
 """Variables that hide devices by numbers which sensors do not have: of tiles or cards as another variable says, or of modules."""
 

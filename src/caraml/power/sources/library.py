@@ -1,9 +1,11 @@
-"""Accelerators whose library offers power only: Intel Gaudi (pyhlml) and Graphcore IPU (gcipuinfo)."""
+"""Accelerators of which the vendor tells power only: Intel Gaudi (pyhlml), Graphcore IPU (gcipuinfo) and Huawei Ascend (npu-smi)."""
 
 from __future__ import annotations
 
 import importlib
 import re
+import shutil
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +14,16 @@ from typing import Any
 from caraml.power.model import Channel, Reading
 from caraml.power.source import SourceUnavailable
 from caraml.power.sources.visible import select
-from caraml.system.visible import GAUDI
+from caraml.system.visible import ASCEND, GAUDI
 
 MILLI = 1e-3
 GAUDI_MARKERS = (Path("/dev/accel/accel0"), Path("/dev/hl0"))
 IPU_MARKERS = (Path("/dev/ipu0"), Path("/opt/poplar"))
+NPU_MARKERS = (Path("/dev/davinci_manager"),)
+NPU_SMI = ("npu-smi", "info")
+NPU_SMI_SECONDS = 10.0
+"""Longest wait for an answer; a node of eight takes one to two seconds."""
+PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 WATTS = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*W?\s*$")
 
 
@@ -152,6 +159,78 @@ class GraphcoreSource:
         """The library has nothing to release."""
 
 
+class AscendError(Exception):
+    """npu-smi gave no answer."""
+
+
+class AscendSource:
+    """Huawei Ascend through ``npu-smi info``, whose table has two lines for each chip: NPU, name, health, power; chip and PCI address."""
+
+    name = "ascend"
+    min_interval_s = 2.0
+
+    def __init__(self, devices: Sequence[str] | None = None, automatic: bool = False) -> None:
+        self._wanted, self._automatic = devices, automatic
+        self._channels: list[Channel] = []
+
+    def open(self) -> None:
+        """Ask once, and find the chips."""
+        if self._automatic and not any(marker.exists() for marker in NPU_MARKERS):
+            raise SourceUnavailable("no Ascend driver: none of " + ", ".join(map(str, NPU_MARKERS)) + " exists")
+        if shutil.which(NPU_SMI[0]) is None:
+            raise SourceUnavailable("the command npu-smi is missing", "it comes with the driver, in /usr/local/sbin: add that to PATH")
+        try:
+            found = self._ask()
+        except (AscendError, OSError, subprocess.SubprocessError) as error:
+            raise SourceUnavailable(
+                f"{' '.join(NPU_SMI)} fails: {error}", "be root or in the group HwHiAiUser", kind="unreadable"
+            ) from error
+        chosen = select(list(found), {}, self._wanted, ASCEND)
+        if not any(isinstance(found[address][1], float) for address in chosen):
+            raise SourceUnavailable("no Ascend chip that is visible to this process tells its power")
+        self._channels = [_channel(self.name, address, f"Ascend {found[address][0]}", 0.1) for address in chosen]
+
+    def _ask(self) -> dict[str, tuple[str, float | str]]:
+        """By PCI address, in npu-smi's order, the name of each chip and its power [W], or what stands in its place."""
+        done = subprocess.run(NPU_SMI, capture_output=True, text=True, timeout=NPU_SMI_SECONDS, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 -- constant arguments
+        if done.returncode != 0:
+            raise AscendError((done.stderr or done.stdout).strip() or f"exit code {done.returncode}")
+        found: dict[str, tuple[str, float | str]] = {}
+        above: tuple[str, str] | None = None
+        for line in done.stdout.splitlines():
+            cells = [cell.split() for cell in line.strip().strip("|").split("|")]
+            if len(cells) != 3 or not all(cells):
+                continue
+            if (address := PCI.fullmatch(cells[1][0])) is not None and above is not None:
+                found[address[0].lower()] = (above[0], float(above[1]) if WATTS.match(above[1]) else above[1])
+            above = (cells[0][1], cells[2][0]) if len(cells[0]) > 1 and cells[0][0].isdigit() and address is None else None
+        if not found:
+            raise AscendError("its answer names no chip")
+        return found
+
+    def channels(self) -> list[Channel]:
+        """One power channel per chip."""
+        return self._channels
+
+    def read(self) -> list[Reading]:
+        """Run the command once for all chips."""
+        before = time.monotonic()
+        try:
+            found: dict[str, tuple[str, float | str]] = self._ask()
+            missing = "npu-smi no longer names it"
+        except (AscendError, OSError, subprocess.SubprocessError) as cause:
+            found, missing = {}, f"{type(cause).__name__}: {cause}"
+        after, readings = time.monotonic(), []
+        for channel in self._channels:
+            told = found.get(channel.domain, ("", missing))[1]
+            value, error = (told, None) if isinstance(told, float) else (None, told)
+            readings.append(Reading(channel.id, before, after, value, error))
+        return readings
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
 def create_gaudi(argument: str, devices: Sequence[str] | None, automatic: bool) -> GaudiSource:
     """``gaudi``."""
     return GaudiSource(devices, automatic)
@@ -160,3 +239,8 @@ def create_gaudi(argument: str, devices: Sequence[str] | None, automatic: bool) 
 def create_graphcore(argument: str, devices: Sequence[str] | None, automatic: bool) -> GraphcoreSource:
     """``graphcore``."""
     return GraphcoreSource(devices, automatic)
+
+
+def create_ascend(argument: str, devices: Sequence[str] | None, automatic: bool) -> AscendSource:
+    """``ascend``."""
+    return AscendSource(devices, automatic)
