@@ -97,7 +97,7 @@ class FakeNvml:
         return gpu.instances[slot]
 
 
-def fake_torch(*names: str, uuids: tuple[str, ...] = (), cuda: str | None = "13.0", hip: str | None = None) -> Any:
+def fake_torch(*names: str, uuids: tuple[str, ...] = (), cuda: str | None = "13.0", hip: str | None = None, xpu: str | None = None) -> Any:
     """As much of torch as detection looks at, with GPUs of these names."""
     properties = [
         SimpleNamespace(
@@ -116,7 +116,8 @@ def fake_torch(*names: str, uuids: tuple[str, ...] = (), cuda: str | None = "13.
         cuda=SimpleNamespace(
             is_available=lambda: bool(properties), device_count=lambda: len(properties), get_device_properties=lambda i: properties[i]
         ),
-        version=SimpleNamespace(cuda=cuda, hip=hip),
+        __version__="2.13.0",
+        version=SimpleNamespace(cuda=cuda, hip=hip, xpu=xpu),
         backends=SimpleNamespace(mps=off),
         xpu=off,
     )

@@ -28,6 +28,7 @@ H200 = FakeGpu("NVIDIA H200")
         ([H200], fake_torch("NVIDIA H200"), None, "ok", "shows 1, torch 1"),
         ([], fake_torch(), None, "ok", "CPUs will be measured"),
         ([H200], fake_torch(cuda=None), None, "missing", "built for CPUs only"),
+        ([H200], fake_torch(cuda=None, xpu="20250301"), None, "missing", "built for XPU 20250301"),
         ([H200], fake_torch(), None, "missing", "older than torch's CUDA"),
         ([H200, H200], fake_torch("NVIDIA H200"), "0", "warn", "CUDA_VISIBLE_DEVICES='0'"),
         ([], fake_torch("NVIDIA H200"), None, "warn", "no power or clocks"),

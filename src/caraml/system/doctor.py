@@ -18,7 +18,7 @@ from caraml.base.errors import in_a_line
 from caraml.system import families, host, nvml, peaks, rocm
 from caraml.system.detect import detect
 from caraml.system.environment import environment
-from caraml.system.families.family import AUTOLOAD
+from caraml.system.families.family import AUTOLOAD, TorchBuild
 from caraml.system.limits import cache_home
 from caraml.system.model import UNITS, System
 
@@ -84,8 +84,12 @@ def _torch() -> tuple[Any, Check]:
         return None, Check("torch", "missing", f"cannot be imported: {error}", f"{sys.executable} -m pip install torch")
     except RuntimeError as error:  # as torch says that a plug-in of it failed
         return None, Check("torch", "missing", f"cannot be imported: {in_a_line(error)}", f"repair that plug-in, or export {AUTOLOAD}=0")
-    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}" if torch.version.hip else "CPU only"
-    return torch, Check("torch", "ok", f"{torch.__version__}, built for {build}, {torch.get_num_threads()} threads")
+    return torch, Check("torch", "ok", f"{torch.__version__}, built for {_built_for(torch)}, {torch.get_num_threads()} threads")
+
+
+def _built_for(torch: Any) -> str:
+    version = torch.version
+    return TorchBuild(str(torch.__version__), version.cuda, version.hip, getattr(version, "xpu", None)).built_for
 
 
 def _gpus(torch: Any) -> Check:
@@ -107,7 +111,7 @@ def _gpus(torch: Any) -> Check:
     if hidden is not None:
         return Check("GPU", "warn", f"{found}: CUDA_VISIBLE_DEVICES={hidden!r}", "unset CUDA_VISIBLE_DEVICES, to use all of them")
     if torch is not None and not (torch.version.cuda or torch.version.hip):
-        return Check("GPU", "missing", f"{found}: this torch is built for CPUs only", _TORCH_WITH_GPU)
+        return Check("GPU", "missing", f"{found}: this torch is built for {_built_for(torch)}", _TORCH_WITH_GPU)
     if not driver_sees:
         return Check("GPU", "warn", f"{found}: no power or clocks without NVML ({reason})", f"{sys.executable} -m pip install nvidia-ml-py")
     return Check(
