@@ -117,7 +117,7 @@ LINES = {
     "report": 3_797,
     "results": 2_430,
     "suite": 1_200,
-    "system": 4_160,
+    "system": 4_161,
     "verify": 1_150,
     "worker": 1_985,
     "workloads": 7_850,
