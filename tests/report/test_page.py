@@ -137,6 +137,7 @@ def test_the_summary_says_how_good_what_is_best_and_what_to_do() -> None:
     assert " b8 " in found["Fastest"] and "b4" not in found["Fastest"] and "b16" not in found["Fastest"], "not one that was disturbed"
     assert "on a quiet machine or for longer" in found["Next"] and "caraml advise" in found["Next"]
     failed = run(4, 1.0, [], status="failed", reason="no", metrics={}, window=None)
+    assert "is imprecise" in dict(findings(repeated([run(8, 0.1, ["imprecise"])])))["Next"]
     ((title, text),) = findings(repeated([failed]))
     assert title == "Next" and text.startswith(f"caraml logs {failed.key} says why") and "caraml retry" in text
 

@@ -155,8 +155,8 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
     widths = sorted(width / rate.value for rate in rates if rate.value and (width := half_width(rate)) is not None)
     told = f"rates are known to ± {100 * widths[len(widths) // 2]:.2g} % (median)" if widths else "no rate has an interval"
     told += f", {len(rates) - len(widths)} of {len(rates)} without an interval" if widths and len(widths) < len(rates) else ""
-    imprecise = sum("imprecise" in line.mean.flags for line in good)
-    told += f"; {imprecise} of {len(good)} wider than asked for" if imprecise else ""
+    imprecise = [line for line in good if "imprecise" in line.mean.flags]
+    told += f"; {len(imprecise)} of {len(good)} wider than asked for" if imprecise else ""
     told += f"; {len(disturbed)} of {len(good)} disturbed" if disturbed else "; nothing disturbed them"
     found = [("Quality", told)]
     for title, quantity, sign in (("Fastest", TOTAL, -1), ("Least energy", COST, 1)):
@@ -170,7 +170,7 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
     partners = Partners(line.mean for line in good)
     limits = Counter(bottleneck(line.mean, partners).by for line in good)
     found.append(("Limited by", ", ".join(f"{part or 'nothing that stands out'}: {number}" for part, number in limits.most_common())))
-    return found + _next_steps(lines, disturbed)
+    return found + _next_steps(lines, [*disturbed, *imprecise])
 
 
 def _some(texts: Sequence[str]) -> str:
@@ -178,7 +178,7 @@ def _some(texts: Sequence[str]) -> str:
     return "; ".join(texts[:MOST_WORKS]) + more
 
 
-def _next_steps(lines: Sequence[Repeats], disturbed: Sequence[Repeats]) -> list[tuple[str, str]]:
+def _next_steps(lines: Sequence[Repeats], doubtful: Sequence[Repeats]) -> list[tuple[str, str]]:
     """What a reader can do about what is missing or doubtful, else how to go on."""
     runs = [record for line in lines for record in line.runs]
     if not runs:
@@ -186,8 +186,8 @@ def _next_steps(lines: Sequence[Repeats], disturbed: Sequence[Repeats]) -> list[
     suite, steps = runs[0].point.suite, []
     if lost := [record for record in runs if record.status not in ("ok", "skipped")]:
         steps.append(f"caraml logs {lost[0].key} says why {lost[0].point.label} {lost[0].status}; caraml retry {suite} tries again")
-    if disturbed:
-        steps.append(f"measure again what was disturbed, on a quiet machine or for longer: caraml run {suite} --again")
+    if doubtful:
+        steps.append(f"measure again what was disturbed or is imprecise, on a quiet machine or for longer: caraml run {suite} --again")
     if any(energy_reason(record) is not None for record in runs):
         steps.append("energy: caraml doctor names the sensors of this machine and what they need")
     if len([line for line in lines if line.good]) > 1:
