@@ -48,7 +48,7 @@ def _failed(name: str, tests: tuple[str, ...], edit: Callable[[Path], object]) -
     with tempfile.TemporaryDirectory(prefix="caraml-mutation-") as folder:
         copy = Path(folder)
         ignored = shutil.ignore_patterns("__pycache__", ".hypothesis")
-        for part in ("src", "tests", "bench/analysis"):
+        for part in ("src", "tests", "bench/analysis", "bench/campaign"):
             shutil.copytree(ROOT / part, copy / part, ignore=ignored)
         shutil.copy(ROOT / "pyproject.toml", copy)
         edit(copy / "src" / "caraml")
