@@ -7,23 +7,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from caraml.base.errors import ExitCode
+from caraml.base.errors import EnvironmentUnfitError, ExitCode
 from caraml.base.files import write_file
 from caraml.base.toml import parse_toml
-from caraml.campaign import Campaign, exit_code
-from caraml.launch.base import Job, JobState
+from caraml.campaign import Campaign, exit_code, runner
+from caraml.launch.base import Job, JobState, Launcher
+from caraml.launch.slurm import SlurmLauncher
 from caraml.results.record import Record, Status
 from caraml.results.status import ProgressLine
 from caraml.results.store import Store, read_record, write_record
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import Point, Suite
 from caraml.system.detect import detect
+from caraml.system.site import Scheduler
 
 SUITE = """
 name = "s"
@@ -87,7 +89,7 @@ class FakeLauncher:
         self.cancelled += 1
 
 
-def campaign(root: Path, launcher: FakeLauncher, again: bool = False, text: str = SUITE) -> tuple[Campaign, Watcher]:
+def campaign(root: Path, launcher: Launcher, again: bool = False, text: str = SUITE) -> tuple[Campaign, Watcher]:
     document = parse_toml(text, "s.toml")
     watcher = Watcher()
     return Campaign(SuiteFile(document.validate(Suite), document), detect(), Store(root), launcher, watcher, again), watcher
@@ -132,6 +134,49 @@ def test_out_of_memory_is_a_result_and_a_failure_is_not(tmp_path: Path) -> None:
     records = run.run()
     assert exit_code(records) == ExitCode.POINTS_FAILED == 1
     assert records[1].status == "failed" and "exit status 3" in (records[1].reason or "")
+
+
+class FakeCluster(SlurmLauncher):
+    """Jobs wait for three looks; the queue is looked at at every one of them."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(Scheduler(), folder)
+        self.looks, self.ends = 0, FakeLauncher({})
+
+    def submit(self, jobs: Sequence[Job]) -> list[str]:
+        return [str(job.folder) for job in jobs]
+
+    def poll(self, handles: Sequence[str]) -> dict[str, JobState]:
+        self.looks += 1
+        return dict.fromkeys(handles, JobState("waiting")) if self.looks < 4 else self.ends.poll(handles)
+
+    def outlook(self, handles: Iterable[str]) -> str:  # type: ignore[override] -- always says something
+        return f"{len(list(handles))} wait, place {max(5 - self.looks, 3)}"
+
+
+def test_what_a_scheduler_s_queue_says_is_told_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_QUEUE_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(runner, "_SCHEDULER_POLL_SECONDS", 0.01)
+    run, said = campaign(tmp_path, FakeCluster(tmp_path))[0], list[str]()
+    run.say, run._queue = said.append, ("", 0.0, 0.0)
+    assert statuses(run.run()).count("ok") == 2
+    assert said == ["2 wait, place 4", "2 wait, place 3", "no job waits in the queue any more"]
+
+
+def test_without_a_cluster_no_attempt_is_used_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'sinfo: fatal: Could not establish a configuration source' >&2; exit 1\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    run, watcher = campaign(tmp_path / "out", FakeCluster(tmp_path))
+    run.options = runner.Options(launcher="slurm")
+    with pytest.raises(EnvironmentUnfitError, match=r"no cluster answers here .*configuration source") as told:
+        run.run()
+    assert "--launcher print" in str(told.value) and not (tmp_path / "out").exists()
+    down = "slurm_load_partitions: Unable to contact slurm controller (connect failure)"
+    (tmp_path / "sinfo").write_text(f"#!/bin/sh\necho '{down}' >&2; exit 1\n")
+    monkeypatch.setattr(runner, "_SCHEDULER_POLL_SECONDS", 0.01)
+    run.run()
+    assert watcher.ran == [2, 4], "a controller that is down comes back"
 
 
 def test_a_point_that_never_ends_is_a_timeout(tmp_path: Path) -> None:

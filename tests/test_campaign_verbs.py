@@ -261,6 +261,23 @@ def test_a_point_that_does_not_fit_is_skipped_with_the_numbers(here: Path) -> No
     assert "1 to run" in caraml(here, "plan", "large.toml", "--even-if-too-large", CARAML_DEVICE="cpu").stdout
 
 
+def test_status_says_what_a_point_waits_for_in_the_queue(here: Path) -> None:
+    programs = {"sbatch": "echo 7", "squeue": "echo '7_0|main|5|2030-01-02T03:04:05|Priority'", "sinfo": "echo 'main*'", "scontrol": ":"}
+    for name, line in programs.items():
+        (here / name).write_text(f"#!/bin/sh\n{line}\n")
+        (here / name).chmod(0o755)
+    machine = caraml(here, "system", "detect").stdout
+    (here / "there.toml").write_text(f'{machine}\n[site.scheduler]\ngpus = "none"\n')
+    surroundings = {"PATH": f"{here}:{os.environ['PATH']}"}
+    left = caraml(here, "run", "verbs.toml", "--system", "there.toml", "--detach", **surroundings)
+    assert left.returncode == 0, left.stderr
+    waits = [line for line in caraml(here, "status", **surroundings).stdout.splitlines() if "queued" in line and "slurm:" in line]
+    assert len(waits) == 2 and "(Priority); place 1 of 1 by priority; expected to start 2030-01-02 03:04:05" in waits[0], waits
+    assert "place" not in waits[1], "of a job that the queue does not have nothing is known"
+    (here / "squeue").write_text("#!/bin/sh\necho 'squeue: error: down' >&2; exit 1\n")
+    assert "why it waits is unknown: Slurm does not answer (down)" in caraml(here, "status", **surroundings).stdout
+
+
 def test_a_login_node_is_not_measured_by_mistake(here: Path) -> None:
     (here / "sinfo").write_text("#!/bin/sh\necho n1\necho n2\n")
     (here / "sinfo").chmod(0o755)

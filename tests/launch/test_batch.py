@@ -219,6 +219,57 @@ def test_accounting_is_asked_for_what_the_queue_forgot(tmp_path: Path, monkeypat
     assert last[handles[1]].reason == "job 7: CANCELLED by 1000" and last[handles[2]].reason == "job 8: OUT_OF_MEMORY (OutOfMemory)"
 
 
+SQUEUE = r"""#!/bin/sh
+case "$*" in
+*--me*) printf '%s\n' '12_0|main|50|2030-01-02T03:04:05|Priority' '12_1|main|50|2030-01-02T09:00:00|Priority' \
+  '13|short,main|70|N/A|QOSMaxJobsPerUserLimit' '14|main|0|N/A|JobHeldUser' '15|main|1|N/A|SomethingNew';;
+*) printf '%s\n' '7|main|50|N/A|Resources' '9|main|60|N/A|Priority' '12_0|main|50||' '12_1|main|50||' \
+  '13|short,main|70||' '14|main|0||' '15|main|1||' '16|main|50||' '99|short|9|N/A|Priority';;
+esac
+"""
+
+
+@pytest.fixture
+def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand-ins for a cluster in whose queue five jobs of this user wait, among four of others."""
+    for name, text in (("squeue", SQUEUE), ("scontrol", "#!/bin/sh\necho 'PrivateData             = usage'\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+def test_the_queue_says_why_a_job_waits_at_which_place_and_until_when(busy: Path) -> None:
+    found = queue.turns()
+    assert str(found["12_1"]) == (
+        "jobs of higher priority come first (Priority); place 4 of 7 by priority; expected to start 2030-01-02 09:00:00"
+    ), "the older of one priority come first, and what is held does not count"
+    assert (found["13"].place, found["13"].among) == (1, 2) and found["13"].why == "a limit of the QOS (QOSMaxJobsPerUserLimit)"
+    assert str(found["14"]) == (
+        "held by their user; scontrol release starts them (JobHeldUser); place unknown; Slurm does not say when it starts"
+    )
+    assert found["15"].why == "SomethingNew"
+    assert queue.outlook(["12_0", "12_1", "77"]) == (
+        "2 jobs wait in the queue: jobs of higher priority come first (Priority); the first has place 4 of 7 by priority; "
+        "Slurm expects to start the first 2030-01-02 03:04:05, and the last 2030-01-02 09:00:00"
+    )
+    some = queue.outlook(["12_0", "13", "14"]) or ""
+    assert "1 x a limit of the QOS" in some and "the first has place 1 of 2" in some
+    assert "and the last" not in some, "of one of them nobody knows"
+    assert queue.outlook(["77"]) is None
+    assert "place 1 of 2" in (SlurmLauncher.outlook([f"slurm:13+pack-1:{busy}", f"slurm:13+pack-1:{busy / 'x'}"]) or "")
+
+
+def test_a_place_among_hidden_jobs_is_unknown(busy: Path) -> None:
+    (busy / "scontrol").write_text("#!/bin/sh\necho 'PrivateData             = accounts,jobs'\n")
+    assert all(turn.place is None for turn in queue.turns().values())
+    assert "their places are unknown" in (queue.outlook(["12_0"]) or "")
+    (busy / "squeue").write_text("#!/bin/sh\necho 'squeue: error: Unable to contact slurm controller' >&2; exit 1\n")
+    assert queue.outlook(["12_0"]) == (
+        "where the jobs are in the queue is unknown: Slurm does not answer (Unable to contact slurm controller)"
+    )
+
+
 def test_without_slurm_the_error_says_where_to_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EnvironmentUnfitError, match="login node"):

@@ -129,6 +129,10 @@ def test_cancelling_ends_running_and_waiting_jobs(bench: Bench) -> None:
     handles = launcher.submit(jobs)
     until(lambda: (jobs[0].folder / "child").exists() and (jobs[0].folder / "child").read_text().endswith("\n"))
     assert launcher.poll(handles)[handles[1]].reason == "Dependency"
+    said = launcher.outlook(handles)
+    assert said is not None and said.startswith(
+        "1 job waits in the queue: another job has to end first (Dependency); the first has place 1 of"
+    )
     launcher.cancel(handles)
     states = wait(launcher, handles)
     assert [state.state for state in states] == ["lost", "lost"]

@@ -118,12 +118,12 @@ def too_large(system: System, points: Sequence[Point]) -> dict[str, str]:
     return reasons
 
 
-def refuse_login_node(suite: str) -> None:
-    """Raise ``InputError`` where work would be done on a node that is there for everybody to log in to."""
+def refuse_login_node(command: str) -> None:
+    """Raise ``InputError`` where ``command`` would work on a node that is there for everybody to log in to."""
     if os.environ.get(HERE, "") in ("", "0") and (why := login_node()) is not None:
         raise InputError(
             f"{why}: measuring here would disturb others, and be disturbed",
-            f"caraml run {suite} --system FILE --launcher slurm, or inside salloc; --here (or {HERE}=1) measures on this host",
+            f"{command} --system FILE --launcher slurm, or inside salloc; --here (or {HERE}=1) measures on this host",
         )
 
 

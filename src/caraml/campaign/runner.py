@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -37,7 +38,9 @@ from caraml.engine.instruments import cpu_time_of_children, why_no_sensor
 from caraml.launch.base import Elsewhere, Job, JobState, Launcher
 from caraml.launch.launchers import PrintLauncher, launcher_of
 from caraml.launch.prepare import set_up, setup_script
+from caraml.launch.queue import no_cluster
 from caraml.launch.script import SCRIPT
+from caraml.launch.slurm import SlurmLauncher
 from caraml.results.claim import CLAIM, HANDLE, STARTED, Heartbeat
 from caraml.results.finish import finish, now, skipped
 from caraml.results.listing import Listing
@@ -59,6 +62,8 @@ _SCHEDULER_POLL_SECONDS = 5.0
 _INDEX_SECONDS = 30.0
 _TELL_SECONDS, _SOON_SECONDS = 30.0, 0.5
 """How often a campaign that waits for the device says so, and after how long at first and at another place."""
+_QUEUE_SECONDS = (60.0, 960.0)
+"""How often the whole queue of a scheduler is looked at, at first and after hours: that of a large machine has thousands of jobs."""
 _MANY = 1000
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -116,8 +121,16 @@ class Campaign:
     _said: set[str] = field(default_factory=set, init=False)
     _total: int = field(default=0, init=False)
     _launched: bool = field(default=False, init=False)
+    _queue: tuple[str, float, float] = field(default=("", 0.0, _QUEUE_SECONDS[0]), init=False)
+    """What was said of a scheduler's queue, when to look at it again, and how long to wait after that."""
     _told: tuple[int, float] = field(default=(0, 0.0), init=False)
     """Place in the queue for the device as it was told, and when; 0: none, -1: none yet."""
+
+    @property
+    def command(self) -> str:
+        """What runs the suite, for hints: a file's name has to stand for itself."""
+        file = self.options.file
+        return f"caraml run {shlex.quote(file) if file.endswith('.toml') else self.suite.suite.name}"
 
     def plan(self) -> Plan:
         """The points of the suite on this system. Raises ``InputError`` with every fault of the suite."""
@@ -147,7 +160,9 @@ class Campaign:
             InputError: nothing can be run, or others could put their programs in the place of the suite's.
         """
         if self.options.launcher == "local" and not self.options.here:
-            refuse_login_node(self.suite.suite.name)
+            refuse_login_node(self.command)
+        if isinstance(self.launcher, SlurmLauncher) and self.options.launcher == "slurm" and (why := no_cluster()) is not None:
+            raise EnvironmentUnfitError(why, "run on a login node of the machine, or take `--launcher print` for the scripts alone")
         plan, only = self.plan(), self.options.only
         chosen = self.chosen(plan)
         self.store.make()
@@ -158,12 +173,9 @@ class Campaign:
             work = deque(one for one in work if one.key in only)
             if not work:
                 what = f"no point of suite {self.suite.suite.name} has a key that was asked for"
-                raise InputError(
-                    f"{what}: the suite, the machine or a version is another now",
-                    f"caraml run {self.options.file or self.suite.suite.name}",
-                )
+                raise InputError(f"{what}: the suite, the machine or a version is another now", self.command)
         if unknown := dict.fromkeys(sentence for one in work for sentence in lacking(self, one.planned)):
-            raise InputError("; ".join(unknown), f"export what is missing, or run {self.options.file or 'the suite'} itself again")
+            raise InputError("; ".join(unknown), f"export what is missing, or {self.command}")
         self.store.remember(self.listing(points), anew=self.again and only is None and whole)
         return self._settle(work, total)
 
@@ -412,7 +424,9 @@ class Campaign:
                 time.sleep(_POLL_SECONDS)
             return
         wait_for(self._running, _POLL_SECONDS if self.launcher.slots is not None else _SCHEDULER_POLL_SECONDS)
-        for handle, state in self._poll().items():
+        states = self._poll()
+        self._tell_queue([handle for handle, state in states.items() if state.state == "waiting"])
+        for handle, state in states.items():
             running = self._running[handle]
             line = running.reader.latest() if running.reader is not None else None
             if line is not None:
@@ -428,6 +442,16 @@ class Campaign:
                 self._done(running.work, read_record(running.folder / RECORD), running)
         if not self._running and self.device is not None:
             self.device.release()
+
+    def _tell_queue(self, handles: Sequence[str]) -> None:
+        """Say what the jobs wait for that a scheduler has not started, when that has changed."""
+        text, at, wait = self._queue
+        if not isinstance(self.launcher, SlurmLauncher) or time.monotonic() < at or not (handles or text):
+            return
+        now = (self.launcher.outlook(handles) or "") if handles else ""
+        if now != text:
+            self.say(now or "no job waits in the queue any more")
+        self._queue = (now, time.monotonic() + wait, min(2 * wait, _QUEUE_SECONDS[1]))
 
     def _poll(self) -> dict[str, JobState]:
         states: dict[str, JobState] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from caraml.campaign import Campaign, Options, Watcher, exit_code
 from caraml.campaign.machine import DeviceLock, machine_of, refuse_login_node
 from caraml.campaign.preview import programs
 from caraml.campaign.settings import with_settings
-from caraml.cli.app import console, say
+from caraml.cli.app import RESULTS, console, say
 from caraml.launch.base import Elsewhere
 from caraml.launch.batch import SlurmOptions
 from caraml.launch.launchers import Name, default_name, launcher
@@ -152,10 +153,10 @@ class Asked:
                 sys.stderr.flush()
         if prints:
             moved = f"copy {self.out} to {self.remote} there first; " if self.remote is not None else ""
-            say(f"nothing was started: {moved}caraml status {campaign.suite.suite.name} says which points have a result", err=True)
+            say(f"nothing was started: {moved}{self._status(campaign)} says which points have a result", err=True)
             return 0
         if campaign.options.detach:
-            say(f"the jobs are in other hands now; caraml status {campaign.suite.suite.name}, or the same command, finds them")
+            say(f"the jobs are in other hands now; {self._status(campaign)}, or the same command, finds them")
             return 0
         if report:
             show_results(campaign.store, records, campaign.suite.suite.name, campaign.suite.suite.title)
@@ -182,7 +183,7 @@ class Asked:
         campaign.plan()  # faults are told here, where somebody reads them
         name = campaign.suite.suite.name
         if not self.here:
-            refuse_login_node(name)
+            refuse_login_node(campaign.command)
         Store(self.out).make()
         log = self.out / f"{name}.{RUNNER_LOG}"
         arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
@@ -197,8 +198,13 @@ class Asked:
         assert child.stdin is not None
         with child.stdin:
             child.stdin.write(json.dumps(arguments).encode())
-        say(f"process {child.pid} runs suite {name}; its words go to {log}\ncaraml status {name} says how far it is")
+        say(f"process {child.pid} runs suite {name}; its words go to {log}\n{self._status(campaign)} says how far it is")
         return 0
+
+    def _status(self, campaign: Campaign) -> str:
+        """The command that says where the campaign stands."""
+        elsewhere = ["--out", str(self.out)] if self.out != RESULTS else []
+        return shlex.join(["caraml", "status", campaign.suite.suite.name, *elsewhere])
 
 
 def attended() -> bool:

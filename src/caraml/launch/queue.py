@@ -7,7 +7,9 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,6 +28,8 @@ _CALL_SECONDS = 60.0
 _ANSWER_SECONDS = 10.0
 """How long a controller is waited for that need not be there."""
 _IDS_PER_CALL = 1000
+NO_CONTACT = re.compile(r"unable to contact slurm controller|slurm temporarily unable to accept job", re.IGNORECASE)
+"""What Slurm says while its controller is down."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,56 @@ class Answer:
 
     def __str__(self) -> str:
         return f"{self.state} ({self.reason})" if self.reason else self.state
+
+
+_WHY = {
+    "None": "Slurm has not looked at them yet",
+    "Priority": "jobs of higher priority come first",
+    "Resources": "next in turn, as soon as nodes are free",
+    "Dependency": "another job has to end first",
+    "DependencyNeverSatisfied": "a job that had to succeed first has not, so never",
+    "BeginTime": "not to start before a time that was set, as after being put back into the queue",
+    "JobArrayTaskLimit": "as many tasks of the array run as --throttle allows",
+    "JobHeldUser": "held by their user; scontrol release starts them",
+    "JobHeldAdmin": "held by an administrator",
+    "PartitionTimeLimit": "longer than the partition allows, so never",
+    "PartitionNodeLimit": "more or fewer nodes than the partition allows, so never",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "ReqNodeNotAvail": "nodes that they need are down, drained or reserved",
+    "Reservation": "waiting for their reservation",
+    "Licenses": "waiting for licenses",
+    "BadConstraints": "no node has what they ask for, so never",
+}
+"""Slurm's most frequent reasons in words. Of the others the word itself says enough, or its manual (``squeue``, job reason codes)."""
+_LIMITS = (("QOS", "a limit of the QOS"), ("Assoc", "a limit of the account"))
+"""The same by how the word begins."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the queue says of a job that has not started. What nobody knows is ``None``."""
+
+    reason: str
+    """Slurm's own word."""
+    place: int | None
+    """1 for the job of the highest priority in its partition; ``None`` for one that is held, and where others' jobs are hidden."""
+    among: int
+    """Jobs that wait in that partition."""
+    start: str | None
+    """When Slurm expects to start it, in its own time zone."""
+
+    @property
+    def why(self) -> str:
+        """The reason in words, with Slurm's own."""
+        word = re.split(r"[,_( ]", self.reason)[0]
+        limit = next((text for begin, text in _LIMITS if word.startswith(begin)), None)
+        words = _WHY.get(word) or limit
+        return f"{words} ({self.reason})" if words is not None and word != "None" else words or self.reason
+
+    def __str__(self) -> str:
+        place = "place unknown" if self.place is None else f"place {self.place:,} of {self.among:,} by priority"
+        return f"{self.why}; {place}; {f'expected to start {self.start}' if self.start else 'Slurm does not say when it starts'}"
 
 
 class SilentError(Exception):
@@ -76,6 +130,58 @@ def in_queue() -> dict[str, Answer]:
     return {name: answer for name, answer in map(_answer, done.stdout.splitlines()) if name}
 
 
+def turns(seconds: float = _CALL_SECONDS) -> dict[str, Turn]:
+    """This user's jobs that have not started; array tasks by ``JOB_TASK``. Waits at most ``seconds`` for an answer.
+
+    The place is that by priority among all jobs of the partition that are not held; a scheduler that fills gaps may start later ones first.
+
+    Raises:
+        SilentError: the controller does not answer.
+    """
+    argv = ["squeue", "--states=PENDING", "--array", "--noheader", "--format=%i|%P|%Q|%S|%r"]
+    own, everybody = (call([*argv, *of], seconds=seconds) for of in (["--me"], []))
+    if own.returncode or everybody.returncode:
+        raise SilentError(complaint(own.stderr or everybody.stderr))
+    waiting: dict[str, list[tuple[int, int]]] = {}
+    for name, partitions, priority in (line.strip().split("|")[:3] for line in everybody.stdout.splitlines()):
+        for partition in partitions.split(",") if int(priority) else ():
+            waiting.setdefault(partition, []).append(_rank(name, priority))
+    for some in waiting.values():
+        some.sort()
+    settings = call(["scontrol", "show", "config"], seconds=seconds).stdout if own.stdout and shutil.which("scontrol") else ""
+    hidden = re.search(r"^PrivateData\s*=.*\bjobs\b", settings, re.MULTILINE)
+    found = {}
+    for name, partitions, priority, start, reason in (line.strip().split("|", 4) for line in own.stdout.splitlines()):
+        lists = [waiting[one] for one in partitions.split(",") if one in waiting] if int(priority) and not hidden else []
+        place, among = min(((bisect_left(some, _rank(name, priority)) + 1, len(some)) for some in lists), default=(None, 0))
+        found[name] = Turn(reason, place, among, start.replace("T", " ") if start != "N/A" else None)
+    return found
+
+
+def _rank(name: str, priority: str) -> tuple[int, int]:
+    """Of jobs of one priority the older comes first."""
+    return -int(priority), int(re.split(r"\D", name)[0])
+
+
+def outlook(jobs: Collection[str]) -> str | None:
+    """Why those of some jobs wait that do, in a sentence: at which place, and when Slurm expects to start them; ``None`` if none do."""
+    try:
+        known = turns()
+    except SilentError as error:
+        return f"where the jobs are in the queue is unknown: Slurm does not answer ({error})"
+    found = [known[name] for name in jobs if name in known]
+    if not found:
+        return None
+    counts = Counter(one.why for one in found).most_common()
+    reasons = "; ".join(f"{count:,} x {why}" if len(counts) > 1 else why for why, count in counts)
+    first = min((one for one in found if one.place is not None), key=lambda one: one.place or 0, default=None)
+    place = "their places are unknown" if first is None else f"the first has place {first.place:,} of {first.among:,} by priority"
+    starts = sorted(one.start for one in found if one.start)
+    when = f"Slurm expects to start the first {starts[0]}" if starts else "Slurm does not say when it starts them"
+    when += f", and the last {starts[-1]}" if len(starts) == len(found) > 1 and starts[-1] != starts[0] else ""
+    return f"{len(found):,} job{'s wait' if len(found) > 1 else ' waits'} in the queue: {reasons}; {place}; {when}"
+
+
 def in_accounting(jobs: Iterable[str]) -> Mapping[str, Answer]:
     """What the accounting database says of jobs that the queue has forgotten; nothing where there is no database."""
     if shutil.which("sacct") is None:
@@ -104,6 +210,12 @@ def silence() -> str | None:
         return "Slurm is not installed here"
     done = call(["sinfo", "--noheader", "--format=%P"])
     return None if done.returncode == 0 else f"no cluster answers here ({complaint(done.stderr).rpartition('; ')[2]})"
+
+
+def no_cluster() -> str | None:
+    """Why nothing can be submitted from here; ``None`` where a cluster answers, or its controller is only down just now."""
+    why = silence()
+    return None if why is None or NO_CONTACT.search(why) else why
 
 
 def login_node() -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from caraml.base.files import make_folder, touch, write_file, write_once
@@ -28,7 +28,6 @@ _PACKED = "pack"
 _RETRY_SECONDS = 5.0
 _IDS_PER_CALL = 500
 _LOOKS, _LOOK_SECONDS = 10, 0.3
-_NO_CONTACT = re.compile(r"unable to contact slurm controller|slurm temporarily unable to accept job", re.IGNORECASE)
 _LAST_WORD = re.compile(r"error: \*\*\* (.*) \*\*\*")
 
 
@@ -111,7 +110,7 @@ class SlurmLauncher:
             done = queue.call(self.command(script))
             if done.returncode == 0:
                 return queue.last_line(done.stdout).split(";")[0], None
-            if not _NO_CONTACT.search(done.stderr) or self._clock() > deadline:
+            if not queue.NO_CONTACT.search(done.stderr) or self._clock() > deadline:
                 return None, f"sbatch refused {script}: {queue.complaint(done.stderr)}"
             time.sleep(_RETRY_SECONDS)
 
@@ -165,6 +164,11 @@ class SlurmLauncher:
         if gone:
             answers |= queue.in_accounting(sorted(gone))
         return states | {handle: self._from_slurm(handle, answers.get(_job(handle))) for handle in open_handles}
+
+    @staticmethod
+    def outlook(handles: Iterable[str]) -> str | None:
+        """Why those of these jobs wait that have not started, at which place in the queue, and how long; ``None`` if all have."""
+        return queue.outlook(dict.fromkeys(map(_job, handles)))
 
     @staticmethod
     def _from_files(handle: str) -> JobState | None:

@@ -5,9 +5,12 @@ Imports nothing heavy: where campaigns stand is asked often.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
@@ -167,6 +170,8 @@ _SHOWN = 40
 """Points that are listed one by one; of more, those that need no attention are only counted."""
 _WATCH_SECONDS = 2.0
 _LONGEST_REASON = 200
+_SLURM_SECONDS = (10.0, 60.0)
+"""How long Slurm is waited for, which need not be there, and how often its whole queue is looked at."""
 _QUIET = ("ok", "skipped", "to do")
 
 
@@ -182,9 +187,37 @@ def listings(root: Path, what: str | None) -> Campaigns:
         listed = [one for one in listed if any(key in chosen for key, _ in one.points)]
     if not listed:
         raise InputError(f"no campaign was started below {store.root}", "caraml run quick, or --out FOLDER for results elsewhere")
-    return [
+    campaigns = [
         (one, [_as_found(store, each, chosen) for each in standings(store, one) if what is None or each.key in chosen]) for one in listed
     ]
+    if shutil.which("squeue") is None or not any(map(_waits, (each for _, points in campaigns for each in points))):
+        return campaigns
+    turns, silent = _turns(int(time.monotonic() / _SLURM_SECONDS[1]))
+    return [
+        (one, [replace(each, reason=silent or turns.get(_job(each))) if _waits(each) else each for each in points])
+        for one, points in campaigns
+    ]
+
+
+def _waits(one: Standing) -> bool:
+    return one.state == "queued" and (one.handle or "").startswith("slurm:")
+
+
+def _job(one: Standing) -> str:
+    """The number of its job; several points may share one."""
+    return (one.handle or "").split(":")[1].partition("+")[0]
+
+
+@lru_cache(maxsize=1)
+def _turns(minute: int) -> tuple[dict[str, str], str | None]:
+    """What Slurm says in this minute of this user's jobs that wait, by number; or why it says nothing."""
+    del minute
+    from caraml.launch import queue
+
+    try:
+        return {name: str(turn) for name, turn in queue.turns(_SLURM_SECONDS[0]).items()}, None
+    except queue.SilentError as error:
+        return {}, f"why it waits is unknown: Slurm does not answer ({error})"
 
 
 def _as_found(store: Store, one: Standing, chosen: Mapping[str, SelectedPoint]) -> Standing:
