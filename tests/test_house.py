@@ -116,7 +116,7 @@ LINES = {
     "reference": 350,
     "report": 3_832,
     "results": 2_430,
-    "suite": 1_200,
+    "suite": 1_313,
     "system": 4_161,
     "verify": 1_150,
     "worker": 1_985,

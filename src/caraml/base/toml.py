@@ -48,18 +48,23 @@ class TomlDocument:
     data: dict[str, Any]
     lines: dict[Location, int] = field(repr=False)
     text: str = field(default="", repr=False)
+    others: dict[Location, str] = field(default_factory=dict, repr=False)
+    """Names of the files that parts of the content come from, where that is not this one."""
 
     def line(self, location: Location) -> int:
         """The line of ``location``; if that is not in the file, the line of the closest table or array around it."""
+        return self.lines.get(self._around(location), 1)
+
+    def _around(self, location: Location) -> Location:
         while location and location not in self.lines:
             location = location[:-1]
-        return self.lines.get(location, 1)
+        return location
 
     def fault(self, location: Location, found: object, expected: str, guess: str | None = None) -> str:
         """One fault in words: ``file:line: key: found X, expected Y (did you mean Z?)``. A ``found`` of ``None`` is an absent key."""
         suggestion = f" (did you mean {guess!r}?)" if guess else ""
-        line = self.line(location)
-        place = f"{self.name}:{line}" if line else self.name
+        line, name = self.line(location), self.others.get(self._around(location), self.name)
+        place = f"{name}:{line}" if line else name
         return f"{place}: {key_name(location)}: found {shown(found)}, expected {expected}{suggestion}"
 
     def validate(self, model: type[Model]) -> Model:

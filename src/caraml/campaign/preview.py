@@ -106,6 +106,7 @@ def preview(campaign: Campaign) -> Preview:
     site, options = campaign.system.site, campaign.options
     objections = [*unknown, *faults(site, to_run, away=options.elsewhere is not None), *refused]
     notes = beforehand(site, options.launcher) if to_run else []
+    notes += [f"includes {path}" for path in campaign.suite.included]
     notes += [f"not checked by Slurm: {silent}"] if silent is not None else []
     if campaign.system.nodes is None and any(point.nodes > 1 for point in to_run) and options.launcher != "local":
         most = max(point.nodes for point in to_run)

@@ -6,12 +6,12 @@ import copy
 import json
 import tomllib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
 
 from caraml.base.errors import InputError, nearest
-from caraml.base.toml import TomlDocument
 from caraml.suite.load import SuiteFile, without_values
 from caraml.suite.model import Benchmark, Measure, Suite
 
@@ -49,10 +49,11 @@ def with_settings(file: SuiteFile, settings: Sequence[str], params_of: Callable[
             for override in table.get("on", {}).values():  # what is asked for by hand goes before every other word
                 if _get(override, key):
                     _put(override, key, value)
-    name = f"{file.document.name} with --set {' '.join(settings)}"
-    document = TomlDocument(name=name, data=data, lines=file.document.lines, text=file.document.text)
-    values |= file.values
-    return SuiteFile(document.validate(Suite), document, tuple(map(frozenset, changed)), (*file.settings, *settings), values)
+    told = f" with --set {' '.join(settings)}"
+    files = {location: name + told for location, name in file.document.others.items()}
+    document = replace(file.document, name=file.document.name + told, data=data, others=files)
+    touched_by, settings, values = tuple(map(frozenset, changed)), [*file.settings, *settings], {**values, **file.values}
+    return replace(file, suite=document.validate(Suite), document=document, changed=touched_by, settings=tuple(settings), values=values)
 
 
 def _without_values(file: SuiteFile, settings: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -29,7 +29,7 @@ class Listing(BaseModel):
     name: str
     title: str = ""
     file: str = Field("", description="name or path by which the suite was asked for")
-    text: str = Field("", description="the suite file itself, so that it can be run again without it")
+    text: str = Field("", description="the suite file itself, with what it includes, so that it can be run again without it")
     settings: list[str] = Field([], description="`--set` values")
     system: str = "local"
     launcher: str = "local"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from caraml.base.errors import unknown_name
+from caraml.base.errors import nearest, unknown_name
+from caraml.base.limits import DEPTH, TOML, too_large
 from caraml.base.toml import Location, TomlDocument, checked, read_toml
 from caraml.suite.model import Measure, Point, Suite
 from caraml.system.variables import hidden
@@ -26,6 +28,8 @@ class SuiteFile:
     """Of each benchmark, the parameters (``params.NAME``) that are not as its file says: its name says nothing of them."""
     settings: tuple[str, ...] = ()
     """The ``key=value`` that were laid over the file, as they may be shown."""
+    included: tuple[str, ...] = ()
+    """The other files that parts of it come from."""
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What stands behind the references of ``env`` in the suite and its document, which have no value themselves that may be a secret."""
 
@@ -42,26 +46,135 @@ def load_suite(name: str) -> SuiteFile:
         InputError: no such suite or file, or the file is wrong; every fault at once.
     """
     path = Path(name)
-    if path.suffix != ".toml" and "/" not in name:
+    if _is_name(name):
         path = CATALOG / f"{name}.toml"
         if not path.exists():
             raise unknown_name("suite", name, catalog_suites())
-    return suite_of(read_toml(path))
+    document = read_toml(path)
+    if "include" not in document.data:
+        return suite_of(document)
+    reader = _Includes(path.parent)
+    tables = reader.tables(document, (path,))
+    places = {("benchmark", number, *keys): place for number, table in enumerate(tables) for keys, place in table.places.items()}
+    lines = {keys: line for keys, line in document.lines.items() if keys[0] != "benchmark"}
+    whole = replace(
+        document,
+        data={**document.data, "benchmark": [table.data for table in tables]},
+        lines=lines | {keys: line for keys, (line, _) in places.items()},
+        others={keys: name for keys, (_, name) in places.items() if name != document.name},
+    )
+    del whole.data["include"]
+    return suite_of(whole, tuple(map(str, reader.read)))
 
 
-def suite_of(document: TomlDocument) -> SuiteFile:
+def suite_of(document: TomlDocument, included: Sequence[str] = ()) -> SuiteFile:
     """The suite that a document describes, with references in place of the values of ``env``.
+
+    Args:
+        document: all of it; what it would include is not read here, as its text may be somebody else's.
+        included: names of the files whose benchmarks are in it already.
 
     Raises:
         InputError: the document's faults, all of them.
     """
+    if "include" in document.data:
+        document.refuse([document.fault(("include",), document.data["include"], "no `include` in a suite that was kept: it is whole")])
     data, values = without_values(document, document.data)
-    if values:
-        import tomli_w  # only suites with hidden values are written anew
+    if values or included:
+        import tomli_w  # only suites with hidden values, and those of several files, are written anew
 
-        head = "# Values of env are hidden, and comments left out: they may repeat them.\n"
+        head = "# Values of env are hidden, and comments left out: they may repeat them.\n" if values else ""
+        head += f"# With all that it includes: {', '.join(map(repr, included))}. Comments are left out.\n" if included else ""
         document = replace(document, data=data, text=head + tomli_w.dumps(data))
-    return SuiteFile(document.validate(Suite), document, values=values)
+        if len(document.text) > TOML:
+            raise too_large(document.name, len(document.text), TOML, "characters with all that it includes")
+    return SuiteFile(document.validate(Suite), document, values=values, included=tuple(included))
+
+
+def _is_name(text: str) -> bool:
+    """Whether a suite is asked for by its name in the catalogue, not by a path."""
+    return Path(text).suffix != ".toml" and "/" not in text
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A benchmark as files have it that was not checked yet, and on which line of which file each of its keys stands."""
+
+    data: dict[str, Any]
+    places: dict[Location, tuple[int, str]]
+
+    def with_keys(self, other: _Table) -> _Table:
+        """With the keys of another table in place of its own."""
+        return _Table(_laid_over(self.data, other.data), self.places | other.places)
+
+
+def _laid_over(table: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """A table with the keys of another; tables in it are merged key by key."""
+    inner = {key for key in over.keys() & table.keys() if isinstance(table[key], dict) and isinstance(over[key], dict)}
+    return table | {key: _laid_over(table[key], value) if key in inner else value for key, value in over.items()}
+
+
+class _Includes:
+    """Reads the suites that others include; paths stay in the folder ``root``, so that it can be moved or given away as a whole."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = _plain(root)
+        self.read: dict[Path, list[_Table]] = {}
+
+    def tables(self, document: TomlDocument, chain: tuple[Path, ...]) -> list[_Table]:
+        """The benchmarks of a document, those that it includes first; one without a `workload` changes keys of those of its name.
+
+        ``chain`` has the files that include each other up to this one. Raises ``InputError`` with what is wrong with an `include`.
+        """
+        include, own = document.data.get("include", []), document.data.get("benchmark", [])
+        if not isinstance(include, list) or not all(isinstance(text, str) for text in include):
+            document.refuse([document.fault(("include",), include, "an array of suites: names of the catalogue, or paths of files")])
+        if not isinstance(own, list) or not all(isinstance(table, dict) for table in own):
+            document.refuse([document.fault(("benchmark",), own, "an array of tables")])
+        included = [table for index, text in enumerate(include) for table in self._included(document, index, text, chain)]
+        places: list[dict[Location, tuple[int, str]]] = [{} for _ in own]
+        for location, line in document.lines.items():
+            if location[0] == "benchmark" and len(location) > 1:
+                places[int(location[1])][location[2:]] = line, document.name
+        mine, faults = [], []
+        for index, table in enumerate(map(_Table, own, places)):
+            name, names = table.data.get("name"), [one.data.get("name") for one in included]
+            if "workload" in table.data or not include:
+                mine.append(table)
+            elif name not in names:
+                expected = "the name of an included benchmark, or a `workload` besides"
+                faults.append(document.fault(("benchmark", index, "name"), name, expected, nearest(str(name), map(str, names))))
+            else:
+                included = [one.with_keys(table) if old == name else one for one, old in zip(included, names, strict=True)]
+        if faults:
+            document.refuse(faults)
+        return [*included, *mine]
+
+    def _included(self, document: TomlDocument, index: int, text: str, chain: tuple[Path, ...]) -> list[_Table]:
+        inside, known, expected = CATALOG, catalog_suites(), "a suite of the catalogue, or the path of a file, NAME.toml"
+        path = CATALOG / f"{text}.toml"
+        if not _is_name(text):
+            inside, path = self._root, _plain(chain[-1].parent / text)
+            expected = f"a suite file in the folder {inside}, or below it"
+        if not path.is_relative_to(inside) or not os.path.isfile(path):  # noqa: PTH113 -- a name that cannot be is no error
+            if path.is_relative_to(self._root) and os.path.isdir(path.parent):  # noqa: PTH112
+                known = [os.path.relpath(other, chain[-1].parent) for other in path.parent.glob("*.toml")]
+            document.refuse([document.fault(("include", index), text, expected, nearest(text, known))])
+        if path in map(_plain, chain) or len(chain) > DEPTH:
+            expected = f"no suite that includes itself: {' includes '.join(map(str, [*chain[-3:], path]))}"
+            document.refuse([document.fault(("include", index), text, expected)])
+        if path not in self.read:
+            other = read_toml(path)
+            if unknown := other.data.keys() - Suite.model_fields.keys():
+                keys, names = ", ".join(Suite.model_fields), Suite.model_fields
+                other.refuse([other.fault((key,), other.data[key], f"one of the keys {keys}", nearest(key, names)) for key in unknown])
+            self.read[path] = self.tables(other, (*chain, path))
+        return self.read[path]
+
+
+def _plain(path: Path) -> Path:
+    """A path as it is written, without detours: a link in a folder is its owner's word."""
+    return Path(os.path.abspath(path))  # noqa: PTH100
 
 
 def without_values(document: TomlDocument, data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

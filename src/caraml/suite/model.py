@@ -318,4 +318,5 @@ class Suite(_Model):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", description="names the campaign and its files")
     title: str = Field(description="heads the report")
     description: str = Field("", description="more about it, for readers of the file")
+    include: list[str] = Field([], description="suites whose benchmarks come first: names of `caraml list suites`, paths beside this file")
     benchmark: list[Benchmark] = Field(min_length=1, description="one table `[[benchmark]]` each")
