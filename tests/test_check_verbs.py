@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -126,3 +127,38 @@ def test_wrong_input_says_what_is_wrong(here: Path) -> None:
     file.write_text(text.replace('"system": "local"', '"system": "elsewhere"'))
     assert "is of another machine: system: 'elsewhere' then, 'local' now" in refused(check(here))
     file.write_text(text)
+
+
+def test_a_round_a_variant_or_a_tag_is_accepted_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "tiny.toml").write_text(SUITE.replace("sleep 0.2", "sleep {s}").replace("energy", "s = 0.01, energy"))
+    for more in ((), ("--set", "params.s=0.03"), ("--again", "--tag", "warm"), ("--again",)):
+        assert caraml(tmp_path, "run", tmp_path / "tiny.toml", "--no-report", *more).exit_code == 0
+
+    def accepted(campaign: str, *more: object) -> list[int]:
+        done = caraml(tmp_path, "accept", campaign, "--as", "b", "--replace", *more)
+        assert done.exit_code == 0, done.exception
+        content = json.loads((tmp_path / "results" / "baselines" / "b.json").read_text())
+        assert content["suite"] == "tiny"
+        known = [record for path in (tmp_path / "results/points").glob("*/*/record.json") for record in [json.loads(path.read_text())]]
+        attempts = {record["started_at"]: record["attempt"] for record in known}
+        times = [run["time"] for point in content["points"] for run in next(iter(point["metrics"].values()))["runs"]]
+        found = {datetime.fromisoformat(begin).astimezone(UTC): attempt for begin, attempt in attempts.items()}
+        return sorted(found[datetime.fromisoformat(time)] for time in times)
+
+    assert accepted("tiny") == [3, 3], "the suite as it is written, and not its variant"
+    assert accepted("tiny@1") == [1, 1] and accepted("warm") == accepted("tiny@warm") == [2, 2]
+    assert accepted("tiny@3", "--rounds", 5) == [1, 1, 2, 2], "no later ones than the round's own"
+    assert accepted("tiny+params.s=0.03") == accepted("tiny@2") == [1, 1]
+    assert caraml(tmp_path, "check", tmp_path / "tiny.toml", "--baseline", "b", "--set", "params.s=0.03", "--within", "50%").exit_code in (
+        0,
+        5,
+    )
+    assert "did you mean tiny@5?" in refused(caraml(tmp_path, "accept", "tiny@12", "--as", "c"))
+    assert "stands for no campaign" in refused(caraml(tmp_path, "accept", "nap s=0.01", "--as", "c"))
+    (tmp_path / "other.toml").write_text(SUITE.replace('"tiny"', '"other"'))
+    assert caraml(tmp_path, "run", tmp_path / "other.toml", "--no-report", "--tag", "warm").exit_code == 0
+    said = refused(caraml(tmp_path, "accept", "warm", "--as", "c"))
+    assert "stands for 2 campaigns: other@1, tiny@3" in said
+    assert "are the same runs" in refused(caraml(tmp_path, "compare", "tiny", "tiny"))
+    assert "are the same runs" in refused(caraml(tmp_path, "compare", "tiny@warm", "tiny@3"))

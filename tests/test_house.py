@@ -104,7 +104,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_670,
+    "analysis": 3_680,
     "base": 2_550,
     "campaign": 1_655,
     "cli": 1_436,
@@ -116,7 +116,7 @@ LINES = {
     "reference": 350,
     "report": 3_832,
     "results": 2_430,
-    "suite": 1_313,
+    "suite": 1_316,
     "system": 4_161,
     "verify": 1_150,
     "worker": 1_985,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -213,3 +214,10 @@ def test_swept_parameters_are_part_of_the_label_and_not_of_the_key() -> None:
 def test_measure_refuses_a_window_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="below min_seconds"):
         Measure(min_seconds=10, max_seconds=5)
+
+
+def test_a_suite_s_file_is_named_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").touch()
+    with pytest.raises(InputError, match=r"unknown suite 'mine'.*(?s:.)*a file is named whole: mine\.toml"):
+        load_suite("mine")

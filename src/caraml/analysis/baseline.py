@@ -16,6 +16,7 @@ from caraml.base.errors import InputError
 from caraml.power.model import METHOD_VERSION
 from caraml.results.baseline import AcceptedMetric, AcceptedPoint, AcceptedRun, Baseline
 from caraml.results.record import Record
+from caraml.results.selector import Selection
 from caraml.suite.model import Point
 from caraml.system.model import System
 
@@ -72,6 +73,22 @@ def refuse_other_machine(baseline: Baseline, machine: Mapping[str, str]) -> None
 
 
 # -- accept --------------------------------------------------------------------------------------------------------------------------------
+
+
+def runs_of(found: Selection, rounds: int) -> tuple[str, list[Record]]:
+    """The suite of a campaign, and the newest ``rounds`` attempts at every point of it: of a round those up to its own, of a suite's name
+    those of the suite as it is written.
+
+    Raises:
+        InputError: the name stands for points, or for several campaigns.
+    """
+    listings = [one for one in found.listings if not one.settings] or list(found.listings)
+    if len(listings) != 1:
+        what = f"{len(listings)} campaigns: {', '.join(f'{one.campaign}@{one.round}' for one in listings)}" if listings else "no campaign"
+        raise InputError(f"{found.name!r} stands for {what}", "caraml accept SUITE, SUITE+SETTING or SUITE@ROUND; caraml status lists them")
+    keys = {key for key, _ in listings[0].points}
+    points = [point for point in found.points if point.key in keys and point.attempt != 0]
+    return listings[0].name, [record for point in points for record in found.store.newest(point.key, rounds, point.attempt)]
 
 
 def accept(records: Sequence[Record], suite: str, name: str) -> Baseline:

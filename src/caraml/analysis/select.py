@@ -47,7 +47,11 @@ def select(name: str, root: Path) -> Side:
 def sides(a: str, b: str | None, root: Path) -> tuple[Side, Side]:
     """Both sides of a comparison; of a suite alone its last two rounds. Raises ``InputError`` if there are none."""
     if b is not None:
-        return select(a, root), select(b, root)
+        found = select(a, root), select(b, root)
+        runs = [{(record.key, record.attempt, record.started_at) for record in side.records} for side in found]
+        if runs[0] == runs[1]:
+            raise InputError(f"{a!r} and {b!r} are the same runs", "caraml compare SUITE sets its last two rounds against each other")
+        return found
     if a.startswith(PREFIX):
         raise InputError(f"{a} is one result, and a comparison needs two", "caraml references lists what there is")
     before, last = last_two(a, root)

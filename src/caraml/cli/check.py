@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from caraml.base.errors import InputError, unknown_name
+from caraml.base.errors import InputError
 from caraml.cli.app import RESULTS, Out, app, console, say
 from caraml.cli.run import Here, LauncherName, Settings, SuiteName, SystemName
 
@@ -43,7 +43,7 @@ class Flags(StrEnum):
 
 @app.command()
 def accept(
-    campaign: Annotated[str, typer.Argument(help="A suite that was run (see `caraml status`).")],
+    campaign: Annotated[str, typer.Argument(help="A suite that was run, a variant or a round of it: quick@2 (see `caraml status`).")],
     name: Annotated[str, typer.Option("--as", help="Name of the baseline.")],
     out: Out = RESULTS,
     rounds: Annotated[
@@ -53,21 +53,18 @@ def accept(
 ) -> None:
     """Accept a campaign as reference for `caraml check`: all its repeats, with the interval between runs."""
     from caraml.analysis.baseline import accept as accepted
-    from caraml.analysis.baseline import started
+    from caraml.analysis.baseline import runs_of, started
     from caraml.base.format import count
     from caraml.results.baseline import NAMES, place, write_baseline
-    from caraml.results.store import Store
+    from caraml.results.selector import select
 
-    store = Store(out)
-    if campaign not in store.suites():
-        raise unknown_name("campaign", campaign, store.suites())
+    suite, records = runs_of(select(campaign, out), rounds)
     if not re.fullmatch(NAMES, name):
         raise InputError(f"--as {name!r}: expected letters, digits, '.', '_' and '-', at most 64", "--as accepted-2026")
     path = place(out, name)
     if path.exists() and not replace:
         raise InputError(f"there is a baseline {name!r} already: {path}", "--replace, or another name")
-    records = [record for key, _ in store.listing(campaign).points for record in store.newest(key, rounds)]
-    baseline = accepted(records, campaign, name)
+    baseline = accepted(records, suite, name)
     write_baseline(out, baseline)
     runs = [len(metric.runs) for point in baseline.points for metric in list(point.metrics.values())[:1]]
     least, most = min(runs, default=0), max(runs, default=0)

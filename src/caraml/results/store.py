@@ -144,10 +144,12 @@ class Store:
         """The newest whole record of a point, or ``None``."""
         return next((found for folder in self.points.glob(f"*-{key}") if (found := latest_in(folder)) is not None), None)
 
-    def newest(self, key: str, most: int) -> list[Record]:
-        """The newest whole records of a point, the newest first; without those that are damaged and attempts that somebody ended."""
+    def newest(self, key: str, most: int, until: int | None = None) -> list[Record]:
+        """The newest whole records of a point, the newest first, up to attempt ``until`` if that is given; without those that are damaged
+        and attempts that somebody ended."""
         found = (record for folder in self.points.glob(f"*-{key}") for record in _readable_in(folder))
-        return list(islice((record for record in found if not record.ended_by_hand), most))
+        counted = (record for record in found if not record.ended_by_hand and (until is None or record.attempt <= until))
+        return list(islice(counted, most))
 
     def suites(self) -> list[str]:
         """Names of the suites that were run into this folder."""

@@ -49,7 +49,10 @@ def load_suite(name: str) -> SuiteFile:
     if _is_name(name):
         path = CATALOG / f"{name}.toml"
         if not path.exists():
-            raise unknown_name("suite", name, catalog_suites())
+            error = unknown_name("suite", name, catalog_suites())
+            if Path(f"{name}.toml").is_file():
+                error.hint = f"a file is named whole: {name}.toml"
+            raise error
     document = read_toml(path)
     if "include" not in document.data:
         return suite_of(document)
