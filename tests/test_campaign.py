@@ -19,6 +19,7 @@ from caraml.base.toml import parse_toml
 from caraml.campaign import Campaign, exit_code, runner
 from caraml.launch.base import Job, JobState, Launcher
 from caraml.launch.slurm import SlurmLauncher
+from caraml.metrics.model import Metric
 from caraml.results.record import Record, Status
 from caraml.results.status import ProgressLine
 from caraml.results.store import Store, read_record, write_record
@@ -45,6 +46,7 @@ class Watcher:
 
     ran: list[int] = field(default_factory=list)
     reused: list[int] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
 
     def started(self, point: Point, index: int, total: int) -> None:
         self.ran.append(point.global_batch)
@@ -56,8 +58,8 @@ class Watcher:
         if reused:
             self.reused.append(record.point.global_batch)
 
-    def left(self, seconds: float) -> None:
-        pass
+    def left(self, text: str) -> None:
+        self.told.append(text)
 
 
 @dataclass
@@ -134,6 +136,28 @@ def test_out_of_memory_is_a_result_and_a_failure_is_not(tmp_path: Path) -> None:
     records = run.run()
     assert exit_code(records) == ExitCode.POINTS_FAILED == 1
     assert records[1].status == "failed" and "exit status 3" in (records[1].reason or "")
+
+
+def test_the_time_left_is_said_from_the_beginning(tmp_path: Path) -> None:
+    run, watcher = campaign(tmp_path, FakeLauncher({}))
+    run.run()
+    assert watcher.told[0].startswith("at least "), "the least that the policies of two points allow"
+    assert watcher.told[-1] == "about 0:00 left"
+    write_runtime(tmp_path, 600.0)
+    run, watcher = campaign(tmp_path, FakeLauncher({}), again=True)
+    run.run()
+    assert watcher.told[0] == "about 20:00 left"
+    run, watcher = campaign(tmp_path, FakeLauncher({}))
+    run.run()
+    assert set(watcher.told) == {"about 0:00 left"}, "what has a result takes no time"
+
+
+def write_runtime(root: Path, seconds: float) -> None:
+    """Let every record below say how long its point took."""
+    for path in root.glob("points/*/*/record.json"):
+        record = read_record(path)
+        write_record(path.parent, record.model_copy(update={"metrics": {"runtime": Metric(value=seconds, unit="s")}}))
+    Store(root).rows()
 
 
 class FakeCluster(SlurmLauncher):

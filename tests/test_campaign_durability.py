@@ -208,15 +208,29 @@ def test_who_came_first_has_the_device_first(tmp_path: Path, monkeypatch: pytest
 
 def test_the_time_that_is_left_is_that_of_points_of_the_kind(make_point: MakePoint) -> None:
     short, long, other = (make_point(benchmark=name, workload=kind) for name, kind in (("a", "gpt"), ("b", "gpt"), ("c", "command")))
+    policy = short.measure.min_seconds + 2 * short.measure.idle_seconds
     pace = Pace([short, short, long, long])
-    assert pace.left([]) is None and pace.expected(short) is None
+    assert pace.left([]) == (4 * policy, False) and pace.expected(short) is None, "of what has not run the least that its policy allows"
     pace.ended(short, 10.0)
-    assert pace.left([]) == 30.0, "what is known of the workload, where nothing is of the benchmark"
+    assert pace.left([]) == (30.0, True), "what is known of the workload, where nothing is of the benchmark"
     pace.ended(long, 100.0)
-    assert pace.left([]) == 110.0 and pace.left([(long, 40.0)]) == 70.0 and pace.left([(long, 400.0)]) == 10.0
+    assert pace.left([]) == (110.0, True) and pace.left([(long, 40.0)])[0] == 70.0 and pace.left([(long, 400.0)])[0] == 10.0
     pace.ended(short, None)
-    assert pace.left([]) == 100.0 and pace.expected(short) == 10.0
-    assert Pace([other]).left([]) is None
+    assert pace.left([]) == (100.0, True) and pace.expected(short) == 10.0
+    assert Pace([other]).left([]) == (0.0, False), "of a program nothing is known"
+
+
+def test_earlier_results_tell_the_time_that_is_left_before_a_point_has_ended(make_point: MakePoint) -> None:
+    known, new = make_point(benchmark="a", workload="command"), make_point(benchmark="b", workload="command")
+    rows = [{"workload": "command", "benchmark": "a", "status": "ok", "runtime": seconds} for seconds in (3.0, 5.0, 40.0)]
+    rows += [
+        {"workload": "command", "benchmark": "b", "status": "failed", "runtime": 9.0},
+        {"workload": "gpt", "benchmark": "b", "status": "ok"},
+    ]
+    pace = Pace([known, known, new], rows)
+    assert pace.left([(known, 2.0)]) == (8.0, False) and pace.expected(new) is None
+    pace.ended(known, 7.0)
+    assert pace.expected(known) == 7.0, "what it takes now counts more than what it took"
 
 
 def test_two_campaigns_on_one_folder_share_the_work(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_680,
     "base": 2_550,
-    "campaign": 1_655,
+    "campaign": 1_690,
     "cli": 1_436,
     "data": 850,
     "engine": 3_515,

@@ -192,8 +192,8 @@ class Watcher(Protocol):
         """A point has its record; ``reused`` when it had one before."""
         ...
 
-    def left(self, seconds: float) -> None:
-        """The whole campaign will take so long yet, as far as its points so far tell."""
+    def left(self, text: str) -> None:
+        """How long the whole campaign will take yet, in words, as far as results so far tell."""
         ...
 
 

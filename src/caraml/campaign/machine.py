@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import select
+import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
+from typing import cast
 
 from caraml import __version__
 from caraml.base.errors import InputError
@@ -18,6 +21,7 @@ from caraml.base.format import GIB, seconds_text
 from caraml.base.locks import Lock, machine_folder
 from caraml.launch.queue import login_node
 from caraml.results.claim import start_time
+from caraml.results.rows import Scalar
 from caraml.results.status import ProgressReader
 from caraml.suite.expand import Machine
 from caraml.suite.model import Point
@@ -37,8 +41,19 @@ _TICKET_SECONDS = 10.0
 class Pace:
     """How long points take here, and what that makes of those that are left."""
 
-    def __init__(self, points: Iterable[Point]) -> None:
-        self._left = Counter(map(_kind, points))
+    def __init__(self, points: Iterable[Point], earlier: Iterable[Mapping[str, Scalar]] = ()) -> None:
+        """``points`` are to be run; ``earlier`` are rows of results on the same machine."""
+        self._left: Counter[tuple[str, ...]] = Counter()
+        self._least: dict[tuple[str, ...], float] = {}
+        for point in points:
+            kind = _kind(point)
+            self._left[kind] += 1
+            self._least[kind] = min(shortest(point), self._least.get(kind, math.inf))
+        took: dict[tuple[str, ...], list[float]] = {}
+        for row in earlier:
+            if row["status"] == "ok" and isinstance(row.get("runtime"), float):
+                took.setdefault((str(row["workload"]), str(row["benchmark"])), []).append(cast(float, row["runtime"]))
+        self._earlier = {kind: statistics.median(some) for kind, some in took.items()}
         self._took: dict[tuple[str, ...], tuple[float, int]] = {}
 
     def ended(self, point: Point, seconds: float | None) -> None:
@@ -50,22 +65,30 @@ class Pace:
             self._took[name] = (total + (seconds or 0.0), count + 1)
 
     def expected(self, point: Point) -> float | None:
-        """What points of its benchmark took in the mean, or of its workload [s]; ``None`` if none has ended."""
+        """What points of its benchmark took in the mean, here or in earlier results, or else those of its workload [s]; ``None`` if none
+        has ended."""
         return self._mean(_kind(point))
 
-    def left(self, under_way: Iterable[tuple[Point, float]]) -> float | None:
-        """Seconds until all points have ended one after another, of which some have been ``under_way`` for so long; ``None`` if unknown."""
-        total = 0.0
-        for kind, count in self._left.items():
-            mean = self._mean(kind)
-            if count > 0 and mean is None:
-                return None
-            total += max(count, 0) * (mean or 0.0)
-        return total - sum(min(seconds, self.expected(point) or 0.0) for point, seconds in under_way)
+    def left(self, under_way: Iterable[tuple[Point, float]]) -> tuple[float, bool]:
+        """Seconds until all points have ended one after another, of which some have been ``under_way`` for so long, and whether that is all
+        that they will take: of kinds of which none has ended the least counts that their policy allows."""
+        kinds = {kind: self._mean(kind) for kind, count in self._left.items() if count > 0}
+        each = {kind: self._least[kind] if mean is None else mean for kind, mean in kinds.items()}
+        total = sum(self._left[kind] * seconds for kind, seconds in each.items())
+        return total - sum(min(seconds, each.get(_kind(point), 0.0)) for point, seconds in under_way), None not in kinds.values()
 
     def _mean(self, kind: tuple[str, ...]) -> float | None:
+        if kind not in self._took and kind in self._earlier:
+            return self._earlier[kind]
         total, count = self._took.get(kind) or self._took.get(kind[:1]) or (0.0, 0)
         return total / count if count else None
+
+
+def shortest(point: Point) -> float:
+    """Seconds that a point takes at least; 0 for a program, of which nothing is known."""
+    if point.workload == "command":
+        return 0.0
+    return point.measure.min_seconds + 2 * point.measure.idle_seconds
 
 
 def _kind(point: Point) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from caraml.base.errors import InputError
 from caraml.campaign.attempt import accepted, files_of, filled_command, lacking, references
+from caraml.campaign.machine import shortest
 from caraml.campaign.runner import Campaign
 from caraml.launch import queue
 from caraml.launch.prepare import beforehand, faults
@@ -98,7 +99,7 @@ def preview(campaign: Campaign) -> Preview:
             fate, reason = "known", f"{record.status}, attempt {record.attempt}"
         else:
             fate, reason = "run", None if record is None else f"again: {record.status}"
-        points.append(PointPlan(point, planned.key, fate, reason, _shortest(point), runtimes.get(point.workload)))
+        points.append(PointPlan(point, planned.key, fate, reason, shortest(point), runtimes.get(point.workload)))
     to_run = [one.point for one in points if one.fate == "run"]
     scripts, refused, silent = _scripts(campaign, to_run)
     disk = sum(sizes[point.workload] for point in to_run) if all(point.workload in sizes for point in to_run) else None
@@ -122,12 +123,6 @@ def estimated_kwh(system: System, point_seconds: Sequence[tuple[Point, float]]) 
         return None
     cpu = system.device_class == "cpu"  # several processes share the one CPU device of a node
     return sum(tdp * point.nodes * (1 if cpu else point.devices) * seconds for point, seconds in point_seconds) / JOULES_PER_KWH
-
-
-def _shortest(point: Point) -> float:
-    if point.workload == "command":
-        return 0.0
-    return point.measure.min_seconds + 2 * point.measure.idle_seconds
 
 
 def _memory(points: Sequence[Point]) -> list[Planned]:

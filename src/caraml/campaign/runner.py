@@ -6,7 +6,7 @@ import errno
 import shlex
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +15,7 @@ from typing import Any
 
 from caraml.base.errors import CaramlError, EnvironmentUnfitError, ExitCode, InputError
 from caraml.base.files import write_file
+from caraml.base.format import seconds_text
 from caraml.campaign.attempt import (
     PointTask,
     RunningPoint,
@@ -45,7 +46,7 @@ from caraml.results.claim import CLAIM, HANDLE, STARTED, Heartbeat
 from caraml.results.finish import finish, now, skipped
 from caraml.results.listing import Listing
 from caraml.results.record import FINAL, STOPPED, Record
-from caraml.results.status import ProgressReader
+from caraml.results.status import DONE, ProgressReader
 from caraml.results.store import POINT, RECORD, Store, folder_name, latest_in, read_record
 from caraml.suite.expand import WHOLE, Plan, PlannedPoint, SuitePart, expand
 from caraml.suite.load import SuiteFile
@@ -119,6 +120,8 @@ class Campaign:
     _busy: deque[PointTask] = field(default_factory=deque, init=False)
     _records: dict[int, Record] = field(default_factory=dict, init=False)
     _said: set[str] = field(default_factory=set, init=False)
+    _known: set[str] = field(default_factory=set, init=False)
+    """Keys of points that had a result when the campaign began."""
     _total: int = field(default=0, init=False)
     _launched: bool = field(default=False, init=False)
     _queue: tuple[str, float, float] = field(default=("", 0.0, _QUEUE_SECONDS[0]), init=False)
@@ -215,13 +218,14 @@ class Campaign:
     def _settle(self, work: deque[PointTask], total: int) -> list[Record]:
         """Give every point its record; ``work`` is used up, so that ten thousand points are not kept twice."""
         self._waiting, self._busy, self._running, self._records = work, deque(), {}, {}
-        self._total, self._pace = total, Pace(one.planned.point for one in work if one.planned.skip is None)
+        self._total, self._pace, self._known = total, Pace(()), set()
         try:
             with ExitStack() as stack:
                 self._heart = Heartbeat(self.store.root)
                 stack.callback(self._heart.end)
                 stack.callback(self.store.index.save)
                 self.store.index.load()
+                self._expect(work)
                 self._set_up()
                 self._saved = time.monotonic()
                 self._loop()
@@ -233,6 +237,16 @@ class Campaign:
                 "make room, then run the same command again: it goes on where it stopped",
             ) from error
         return [self._records[index] for index in sorted(self._records)]
+
+    def _expect(self, work: Iterable[PointTask]) -> None:
+        """Say how long it will take, as far as earlier results tell."""
+        if self.launcher.slots is None:
+            return
+        entries, anew = self.store.index.entries, self.again or self.options.only is not None
+        self._known = {one.key for one in work if not anew and (entry := entries.get(one.name)) is not None and entry.row["status"] in DONE}
+        earlier = (entry.row for entry in entries.values() if entry.row.get("device") == self.system.identity)
+        self._pace = Pace((one.planned.point for one in work if one.planned.skip is None and one.key not in self._known), earlier)
+        self._tell_left()
 
     def _loop(self) -> None:
         try:
@@ -500,16 +514,18 @@ class Campaign:
         self._records[work.index] = record if self._total <= _MANY else summary_record(work, record)
         self.store.index.note(work.name, record)
         self.watcher.finished(record, running is None if reused is None else reused)
-        if work.planned.skip is None:
+        if work.planned.skip is None and work.key not in self._known:
             self._pace.ended(work.planned.point, None if running is None else time.monotonic() - running.since)
             self._tell_left()
 
     def _tell_left(self) -> None:
         """Say how long all points will take yet where they run one after another; when a scheduler starts them nobody knows."""
+        if self.launcher.slots is None:
+            return
         now = time.monotonic()
-        under_way = [(running.work.planned.point, now - running.since) for running in self._running.values()]
-        if self.launcher.slots is not None and (seconds := self._pace.left(under_way)):
-            self.watcher.left(seconds)
+        seconds, known = self._pace.left([(running.work.planned.point, now - running.since) for running in self._running.values()])
+        told = f"{'about' if known else 'at least'} {seconds_text(seconds)} left"
+        self.watcher.left(told if known or seconds >= 1 else "time left unknown")
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:

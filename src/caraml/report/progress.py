@@ -88,9 +88,9 @@ class LiveTable:
         watts = "" if power is None else human(power, "W")
         self._ended.append((title, f"{record.status}{' (known)' if reused else ''}", rate, watts, ""))
 
-    def left(self, seconds: float) -> None:
+    def left(self, text: str) -> None:
         """How long the whole campaign will take yet."""
-        self._left = f"about {seconds_text(seconds)} left"
+        self._left = text
 
     def note(self, text: str) -> None:
         """What the campaign waits for."""
@@ -146,9 +146,9 @@ class LogLines:
         reason = f": {record.reason}" if record.reason else ""
         self._write(f"  {record.point.label}: {record.status}{' (known from before)' if reused else ''}{reason}")
 
-    def left(self, seconds: float) -> None:
+    def left(self, text: str) -> None:
         """Said with the next point: how long the whole campaign will take yet."""
-        self._left = f", about {seconds_text(seconds)} left"
+        self._left = f", {text}"
 
     def note(self, text: str) -> None:
         """Say what the campaign waits for."""
