@@ -293,6 +293,7 @@ def devices() -> str:
     return table(devices_table.head(), devices_table.rows())
 
 
+_OF_RECORDS = ("Record", "Metric", "Window", "Phase", "Facts", "Peak", "Bandwidth", "Fingerprint", "Profile", "Costly")
 TABLES: dict[str, Callable[[], str]] = {
     "benchmark": benchmark,
     "commands": commands,
@@ -303,7 +304,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "measure": _measure,
     "metrics": metrics,
     "power-flags": power_flags,
-    "record": lambda: models("caraml.results.record", "Record", "Metric", "Window", "Phase", "Facts", "Peak", "Bandwidth", "Fingerprint"),
+    "record": lambda: models("caraml.results.record", *_OF_RECORDS),
     "site": lambda: models("caraml.system.site", "Scheduler", "Network", "Container", "Software"),
     "statuses": statuses,
     "suite": _suite_keys,

@@ -10,6 +10,7 @@ from campaign_factory import again, campaign
 from record_factory import HOSTILE, full_store, make_point, make_record, save
 
 from caraml.report.page import page
+from caraml.results.record import Costly, Profile
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +25,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Addresses of pages: ``odd`` has everything that can go wrong, ``many`` is a campaign of several machines with its history."""
     root = tmp_path_factory.mktemp("pages")
     odd = full_store(root / "odd")
-    save(odd, make_record(make_point(benchmark=HOSTILE, seed=1, suite=HOSTILE, device=HOSTILE), environment={HOSTILE: HOSTILE}))
+    profile = Profile(steps=3, seconds=1.0, costliest=[Costly(name=HOSTILE, calls=1, seconds=1.0, share=1.0)], reason=HOSTILE)
+    hostile = make_point(benchmark=HOSTILE, seed=1, suite=HOSTILE, device=HOSTILE)
+    save(odd, make_record(hostile, environment={HOSTILE: HOSTILE}, profile=profile))
     many = campaign(root / "many", points=60)
     again(many, next(record.key for record in many.records() if record.window), times=10, slower_from=6)
     found = {}

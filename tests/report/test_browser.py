@@ -204,6 +204,7 @@ def test_hostile_names_do_nothing(chromium: Browser, pages: dict[str, str]) -> N
     assert chromium.run("window.alerted ?? false") is False
     assert chromium.run("document.querySelectorAll('script').length") == 2
     assert any(HOSTILE in text for text in texts)
+    assert any(f"Costliest operatorssharetimecallsoperator100.0 %1.00 s1{HOSTILE}" in text for text in texts)
     assert any(UNICODE in text for text in texts)
     assert chromium.faults == []
 

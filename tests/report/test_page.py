@@ -16,7 +16,7 @@ from caraml.metrics.model import Metric
 from caraml.report.document import HEADLINE, findings, headline
 from caraml.report.grouping import repeated
 from caraml.report.page import page, unpack, write_report
-from caraml.results.record import FLAGS, Record
+from caraml.results.record import FLAGS, Costly, Profile, Record
 from caraml.results.store import Store, write_record
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -265,6 +265,18 @@ def test_a_single_point_has_bars_and_no_empty_section(tmp_path: Path) -> None:
     assert f"No energy: {NO_SENSOR}" in parsed.ids["results"].text
     assert "No energy for gpt-mini b16 fp32" in parsed.ids["power"].text
     assert not parsed.ids["power"].all("figure")
+
+
+def test_a_profile_stands_with_its_point(tmp_path: Path) -> None:
+    store, costly = Store(tmp_path), [Costly(name=f"kernel_{index}<4>", calls=3, seconds=0.1, share=0.1) for index in range(10)]
+    found = Profile(of="kernels", steps=3, micro_batches=3, seconds=2.0, costliest=costly)
+    record = save(store, make_record(profile=found))
+    told = unpack(Page(page(store, [record], "one")).ids["packed"].text)["points"][record.key]
+    assert told["profile"]["title"] == "Costliest kernels"
+    assert told["profile"]["columns"] == ["share", "time", "calls", "kernel"]
+    assert (
+        told["profile"]["rows"][9] == ["10.0 %", "100 ms", "3", "kernel_9<4>"] and "3 steps after the window" in told["profile"]["notes"][0]
+    )
 
 
 def test_points_without_any_number_still_make_a_page(tmp_path: Path) -> None:

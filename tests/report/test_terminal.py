@@ -17,7 +17,7 @@ from caraml.report.document import HEADLINE, result_rows
 from caraml.report.grouping import repeated
 from caraml.report.numbers import written
 from caraml.report.terminal import record_view, repeats_view, results_table
-from caraml.results.record import FLAGS, Record
+from caraml.results.record import FLAGS, Costly, Profile, Record
 from caraml.results.store import Store
 
 
@@ -107,6 +107,17 @@ def test_a_table_of_repeats_has_a_row_for_each_work_and_says_what_was_lost() -> 
     assert len([line for line in text.splitlines() if "token/s" in line]) == 2
     each = flat(text_of(results_table(records, runs=True), 80))
     assert each.count("token/s") == 4 and "of the run's own window" in each
+
+
+def test_a_profile_is_a_table_of_what_cost_most() -> None:
+    costly = Costly(name="aten::mm <script>", calls=1234, seconds=0.25, share=0.5)
+    profile = Profile(steps=3, micro_batches=12, seconds=0.6, costliest=[costly], reason="memory.pickle.gz: too large")
+    words = flat(text_of(record_view(make_record(profile=profile)), 140))
+    assert "Costliest operators" in words and "50.0 % 250 ms 1,234 aten::mm <script>" in words
+    assert "rank 0, 3 steps after the window, 12 micro-batches in 600 ms" in words and "memory.pickle.gz: too large" in words
+    assert "Profile no room" in flat(text_of(record_view(make_record(profile=Profile(reason="no room"))), 140)).replace("─", "").replace(
+        "  ", " "
+    )
 
 
 def test_an_empty_table() -> None:

@@ -64,6 +64,20 @@ def test_the_key_ignores_names_and_follows_everything_else() -> None:
     assert point.model_copy(update={"measure": Measure(target=0.5)}).key != point.key
 
 
+def test_a_profile_is_asked_for_by_yes_or_no_and_leaves_other_keys_alone() -> None:
+    plain, traced = (plan(HEAD + f"global_batch = 8\n{more}").points[0].point for more in ("profile = false\n", "profile = true\n"))
+    assert plain.key == plan(HEAD + "global_batch = 8\n").points[0].point.key != traced.key
+    assert plain.key == "fe34b1bcf5f273e7", "a point that was measured before there were profiles is still the same"
+    assert traced.label == plain.label + " profile"
+    with pytest.raises(InputError, match=r"profile: found \[false, true\], expected .*true or false"):
+        plan(HEAD + "global_batch = 8\nprofile = [false, true]\n")
+    text = HEAD.replace("net", "command") + 'profile = true\nparams = { argv = ["true"], item = "run" }\n'
+    text = 'name = "s"\ntitle = "S"\n' + text
+    document = parse_toml(text, "s.toml")
+    with pytest.raises(InputError, match=r"s.toml:6: benchmark\[0\].profile: found true, expected false: .* params.argv"):
+        expand(SuiteFile(document.validate(Suite), document), machine(), real_params_of)
+
+
 def test_results_of_another_method_are_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
     point = plan(HEAD + "global_batch = 8\n").points[0].point
     before = point.key

@@ -68,7 +68,7 @@ class Trace:
 def raw_file(store: Store, record: Record, name: str) -> Path | None:
     """The raw file ``name`` of a record, or ``None`` if there is none. A record cannot point outside its own folder."""
     file = record.files.get(name)
-    if not file or Path(file).name != file or Path(file).suffix not in {".parquet", ".csv"}:
+    if not file or Path(file).name != file or Path(file).suffix not in ({".gz"} if name in ("trace", "memory") else {".parquet", ".csv"}):
         return None
     path = store.folder(record) / file
     return path if path.is_file() and not path.is_symlink() else None

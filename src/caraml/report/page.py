@@ -34,7 +34,17 @@ from caraml.report.document import (
 )
 from caraml.report.grouping import Repeats, labels, repeated, single
 from caraml.report.numbers import flat, interval, written
-from caraml.report.provenance import definition, energy_reason, flag_meaning, flag_text, no_energy, source, uncertainty, window_text
+from caraml.report.provenance import (
+    costliest,
+    definition,
+    energy_reason,
+    flag_meaning,
+    flag_text,
+    no_energy,
+    source,
+    uncertainty,
+    window_text,
+)
 from caraml.report.series import PowerTrace, read_traces
 from caraml.results.record import FLAGS, SCHEMA_VERSION, Record
 from caraml.results.store import Store
@@ -197,6 +207,7 @@ def _point(store: Store, record: Record, label: str, trace: PowerTrace | None, m
         "files": ["record.json", *record.files.values()],
         "facts": flat(record.facts.model_dump(mode="json")) if record.facts is not None else [],
         "numbers": [_number(record, name, mean) for name in record.metrics],
+        "profile": vars(costliest(record.profile)) if record.profile is not None else None,
         "trace": trace.packed() if trace is not None else None,
     }
 

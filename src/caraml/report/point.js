@@ -16,6 +16,12 @@
     return make("div", { class: "scroll", role: "region", "aria-label": `Numbers of ${point.label}`, tabindex: 0 }, make("table", { class: "metrics" }, head, make("tbody", {}, ...lines)));
   };
 
+  const table = ({ title, columns, rows }) => {
+    const head = make("thead", {}, make("tr", {}, ...columns.map((text) => make("th", { scope: "col" }, text))));
+    const lines = rows.map((row) => make("tr", {}, ...row.map((text) => make("td", {}, text))));
+    return make("div", { class: "scroll", role: "region", "aria-label": title, tabindex: 0 }, make("table", {}, head, make("tbody", {}, ...lines)));
+  };
+
   const show = async (key) => {
     const { metrics, points } = await known, point = points[key];
     if (!point) return;
@@ -30,6 +36,7 @@
     if (point.flags.length) full.append(definitions(point.flags));
     if (point.trace) full.append(trace(point));
     if (point.numbers.length) full.append(numbers(metrics, point));
+    if (point.profile) full.append(make("h4", {}, point.profile.title), table(point.profile), make("p", { class: "note" }, point.profile.notes.join("; ")));
     if (point.facts.length) full.append(make("h4", {}, "Work and data"), definitions(point.facts));
     which.value = key;
   };

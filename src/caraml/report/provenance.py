@@ -7,7 +7,8 @@ from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric
 from caraml.power.model import ENERGY_FLAGS, HEADLINES, ChannelEnergy
 from caraml.report.numbers import interval, plain
-from caraml.results.record import FLAGS, Record
+from caraml.report.section import Section
+from caraml.results.record import FLAGS, Profile, Record
 from caraml.worker.command_record import NO_ENERGY
 
 ENERGY_FIX = "run caraml doctor: it names the sensors of this machine, what is missing and the command that would fix it"
@@ -17,6 +18,17 @@ def definition(name: str) -> str:
     """What a metric is."""
     known = METRICS.get(name)
     return known.definition if known else "This version of CARAML has no definition of this metric."
+
+
+def costliest(profile: Profile) -> Section:
+    """What a trace shows: a row for each of the kernels or operators that took longest."""
+    notes = [profile.reason] if profile.reason else []
+    if profile.seconds is None:
+        return Section("Profile", notes=notes or ["no trace"])
+    work = f"{count(profile.steps, 'step')} after the window, {profile.micro_batches:,} micro-batches"
+    notes.insert(0, f"rank 0, {work} in {human(profile.seconds, 's')}; being traced, they take longer than steps of the window")
+    rows = [(f"{100 * one.share:.1f} %", human(one.seconds, "s"), f"{one.calls:,}", one.name) for one in profile.costliest]
+    return Section(f"Costliest {profile.of}", ("share", "time", "calls", profile.of[:-1]), rows, notes)
 
 
 def flag_meaning(flag: str) -> str:

@@ -16,7 +16,17 @@ from caraml.metrics.model import Metric
 from caraml.power.model import WindowEnergy
 from caraml.report.grouping import Repeats, labels, node_only, repeated, single
 from caraml.report.numbers import flat, plain, written
-from caraml.report.provenance import definition, energy_reason, flag_meaning, flag_text, no_energy, source, uncertainty, window_text
+from caraml.report.provenance import (
+    costliest,
+    definition,
+    energy_reason,
+    flag_meaning,
+    flag_text,
+    no_energy,
+    source,
+    uncertainty,
+    window_text,
+)
 from caraml.report.section import STYLES, plain_table
 from caraml.results.record import Record
 from caraml.suite.model import NOT_STATED
@@ -183,6 +193,9 @@ def record_view(record: Record, folder: str | None = None) -> RenderableType:
         parts += _section("Numbers", _metrics(record))
     if record.window is not None:
         parts += _section("Energy", *_energy(record))
+    if record.profile is not None:
+        table = costliest(record.profile)
+        parts += _section(table.title, plain_table(table.columns, table.rows, 3), *(_text(note, "dim") for note in table.notes))
     if record.phases:
         phases = [
             (phase.name, f"{phase.start:,.2f} to {phase.end:,.2f} s, {human(phase.end - phase.start, 's')}") for phase in record.phases

@@ -20,14 +20,16 @@ from caraml.base.files import write_file
 from caraml.base.limits import read_json
 from caraml.base.limits import tail as tail_of
 from caraml.metrics.model import Phase
-from caraml.results.record import Record, Status
-from caraml.results.store import RECORD, write_record
+from caraml.results.record import Profile, Record, Status
+from caraml.results.store import RECORD, read_record, write_record
 from caraml.suite.model import Point
 from caraml.system.files import read_int
 from caraml.system.host import oom_kills
 
 FAILURE = "failure.json"
 LOG = "worker.log"
+MEASURED = "measured.json"
+"""The record of a worker that has measured and still traces: the attempt's, if the worker ends before it is done."""
 _OOM_KILLS = ".oom_kills"
 _STARVED = "the kernel killed a process of the point: the host memory that it may use was full"
 _TAIL_LINES = 3
@@ -72,12 +74,17 @@ def finish(folder: Path, exit_code: int, status: Status | None = None, reason: s
     with suppress(FileNotFoundError, ValidationError):  # a damaged one is as good as none
         failure = Failure.model_validate_json(read_json(folder / FAILURE))
     starved = failure is None and _killed_for_memory(folder)
+    why = reason or (failure.reason if failure else _STARVED if starved else death(folder, exit_code))
+    if (folder / MEASURED).exists():
+        write_record(folder, read_record(folder / MEASURED).model_copy(update={"profile": Profile(reason=why)}))
+        (folder / MEASURED).unlink()
+        return
     record = Record(
         key=point.key,
         attempt=int(folder.name),
         point=point,
         status=status or (failure.status if failure else "oom" if starved else "failed"),
-        reason=reason or (failure.reason if failure else _STARVED if starved else death(folder, exit_code)),
+        reason=why,
         started_at=failure.started_at if failure else now(),
         phases=failure.phases if failure else [],
         traceback=failure.traceback if failure else None,

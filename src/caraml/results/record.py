@@ -75,6 +75,28 @@ class Node(FrozenModel):
     state: dict[str, JsonValue] = Field({}, description="clocks and settings of its CPU and GPUs")
 
 
+class Costly(FrozenModel):
+    """A kernel or an operator of a trace."""
+
+    name: str = Field(max_length=200, description="as torch's profiler calls it")
+    calls: int = Field(description="how often it ran in the traced steps")
+    seconds: float = Field(description="in it alone, without what it called; of all calls")
+    share: float = Field(description="of the time of all kernels, or operators")
+
+
+class Profile(FrozenModel):
+    """What the trace of a few steps after the window shows, on rank 0."""
+
+    of: Literal["kernels", "operators"] = Field(
+        "operators", description="kernels of the device, or torch's operators by the host's time where there are none to see"
+    )
+    steps: int = Field(0, description="traced steps; the last may be traced in part")
+    micro_batches: int = Field(0, description="traced micro-batches")
+    seconds: float | None = Field(None, description="from the first traced step to the end of the trace; longer than unobserved steps")
+    costliest: list[Costly] = Field([], max_length=10, description="the ten that took longest")
+    reason: str | None = Field(None, description="why there is no trace, or not all of it")
+
+
 class Record(FrozenModel):
     """Everything about one attempt at a point."""
 
@@ -108,7 +130,11 @@ class Record(FrozenModel):
     environment: dict[str, JsonValue] = Field(
         {}, description="versions, clocks, container, Slurm job, variables, state of the checkout, who multiplies"
     )
-    files: dict[str, str] = Field({}, description="raw files beside the record: `steps` (rank x step), `power` (raw readings)")
+    profile: Profile | None = Field(None, description="where a few steps after the window spent their time; only with `profile = true`")
+    files: dict[str, str] = Field(
+        {},
+        description="raw files beside the record: `steps` (rank x step), `power` (raw readings); of a profile `trace` and `memory`",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -39,6 +39,7 @@ _DEFAULTS: dict[str, Any] = {
     "compile": "off",
     "seed": 0,
     "deterministic": False,
+    "profile": False,
 }
 
 
@@ -178,8 +179,13 @@ class _Expansion:
         of_conditions = len(self.faults)
         if model is not None:
             asked["params"] = _lists_as_values(model, asked["params"])
-        if self._benchmark.workload == "command" and asked["accumulation"] is None:
-            asked["global_batch"] = asked["global_batch"] or 1  # a program need not have a batch
+        if self._benchmark.workload == "command":
+            if asked["profile"]:
+                self._fault(
+                    self._where_stands("profile"), True, "false: only CARAML's own steps are traced; a profiler can stand in params.argv"
+                )
+            if asked["accumulation"] is None:
+                asked["global_batch"] = asked["global_batch"] or 1  # a program need not have a batch
         self._check_axes(asked)
         if len(self.faults) > of_conditions or model is None:
             return [], 0
@@ -313,6 +319,7 @@ class _Expansion:
             micro_batch=micro_batch,
             seed=values["seed"],
             deterministic=values["deterministic"],
+            profile=values["profile"],
             measure=measure,
         )
 

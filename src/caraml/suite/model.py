@@ -164,6 +164,7 @@ class Point(_Model):
     seed: Seed = 0
     deterministic: bool = Field(False, description="only algorithms that give the same bits every time; slower on GPUs")
     repeat: int = 0
+    profile: bool = Field(False, description="trace a few steps after the window")
     measure: Measure = Measure()
 
     @property
@@ -195,6 +196,8 @@ class Point(_Model):
             content["placement"] = self.placement.model_dump(mode="json", exclude_defaults=True)
         if self.knobs.changed:
             content["knobs"] = self.knobs.changed
+        if not self.profile:
+            del content["profile"]
         content["measure"] = {name: value for name, value in content["measure"].items() if name not in _OF_EPOCHS or value is not None}
         if self.workload == OWN_LOOP:  # name and parameters say what the loop does; its steps may have different numbers of items
             del content["global_batch"], content["micro_batch"]
@@ -226,6 +229,8 @@ class Point(_Model):
             parts.append(self.knobs.label)
         if self.deterministic:
             parts.append("deterministic")
+        if self.profile:
+            parts.append("profile")
         if self.repeat:
             parts.append(f"#{self.repeat + 1}")
         return " ".join(parts)
@@ -273,6 +278,9 @@ class _Asked(_Model):
     seed: Seed | list[Seed] | None = Field(None, description="of starting weights and of the order of samples")
     deterministic: bool | list[bool] | None = Field(
         None, description="only algorithms that give the same bits every time; equal points then have an equal `fingerprint`"
+    )
+    profile: bool | None = Field(
+        None, description="trace a few steps after the window with torch's profiler; what is measured is over by then"
     )
     repeats: Count | None = Field(None, description="number of points that repeat the same work")
     measure: Measure | None = Field(None, description="when a measurement starts and stops")

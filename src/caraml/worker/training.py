@@ -10,7 +10,7 @@ import os
 import signal
 import time
 import traceback
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from caraml.base.errors import CaramlError, InputError, is_out_of_memory
+from caraml.base.files import write_file
 from caraml.base.format import human
 from caraml.base.limits import read_json
 from caraml.engine.device import CpuDevice, Device, open_device, sensors_of
@@ -28,7 +29,8 @@ from caraml.engine.matmul import Products
 from caraml.engine.phases import PhaseLog, process_start
 from caraml.engine.precision import ARITHMETIC, check_graphs, check_precision, set_attention, set_deterministic, set_matmul_precision
 from caraml.engine.ranks import Ranks
-from caraml.engine.step import make_step
+from caraml.engine.step import Watch, make_step
+from caraml.engine.steps import Step
 from caraml.engine.summary import RankSummary
 from caraml.engine.validation import save_model, validate, validation_loss
 from caraml.engine.watchdog import Watchdog, die_with_parent
@@ -36,8 +38,8 @@ from caraml.metrics.model import Bandwidth, Facts, Peak
 from caraml.metrics.roofline import bandwidth_of, peak_of
 from caraml.power.store import ROW
 from caraml.results.files import write_table
-from caraml.results.finish import Failure, note_failure, note_start, now
-from caraml.results.record import Record
+from caraml.results.finish import MEASURED, Failure, note_failure, note_start, now
+from caraml.results.record import Profile, Record
 from caraml.results.status import ProgressWriter
 from caraml.results.store import write_record
 from caraml.suite.model import Point
@@ -49,6 +51,7 @@ from caraml.workloads.base import BuildContext, Task
 
 if TYPE_CHECKING:
     from caraml.engine.parallel.divide import Divided
+    from caraml.engine.profile import Tracer
     from caraml.system.kernels import Kind
 
 _LONGEST_REASON = 400
@@ -74,6 +77,8 @@ class Worker:
         self._measuring: MeasuringLoop | None = None
         self._validation_loss: float | None = None
         self._afterwards_failed: str | None = None
+        self.measured = False
+        """Whether everything is measured and written."""
 
     def run(self) -> Record | None:
         """Measure and write the record; returns it on rank 0, ``None`` elsewhere."""
@@ -88,33 +93,34 @@ class Worker:
         with self.log.phase("build"):
             task = self._build(device, ranks)
             ranks.know_each_other()  # in the groups of its placement, too
-        if device.torch_device.type == "cpu" and self._own_device is None:
-            self._products = Products(self.point, ranks)
-        try:
+        with ExitStack() as opened:
+            opened.callback(task.close)
+            if device.torch_device.type == "cpu" and self._own_device is None:
+                self._products = Products(self.point, ranks)
+                opened.callback(self._products.close)
             with Watchdog(ranks, self._give_up) as watchdog:
-                step = make_step(task, self.point, device.torch_device, self._divided, watchdog.watch)
-                if self._products is not None:
-                    step = self._products.around(step, self.log.phase)
+                tracer, step = self._step(task, device, watchdog.watch)
                 self._measuring = self._loop(device, ranks, task, watchdog)
                 mine = self._measuring.run(step)
             mine.device_memory = device.peak_memory()
             self._validate_and_save(task, device.torch_device, mine)
             mine.damaged = task.damaged() if task.damaged is not None else {}
-        finally:
-            task.close()
-            if self._products is not None:
-                self._products.close()
-        mine.host_memory, mine.affinity = CpuDevice().peak_memory(), self._affinity
-        run = (run_began, time.monotonic())
-        with self.log.phase("idle_after"):
-            quiet_baseline(ranks, self._instruments, self.point.measure.idle_seconds)
-        with self.log.phase("save"):
-            everyone = gathered(ranks, mine, self._instruments, run)
-            meter = self._instruments.meter if self._instruments is not None else None
-            files = write_readings(ranks, everyone, meter, self.folder, self.origin)
-            record = self._record(everyone, files, *measured) if ranks.rank == 0 else None
+            if tracer is None:
+                opened.close()
+            mine.host_memory, mine.affinity = CpuDevice().peak_memory(), self._affinity
+            run = (run_began, time.monotonic())
+            with self.log.phase("idle_after"):
+                quiet_baseline(ranks, self._instruments, self.point.measure.idle_seconds)
+            with self.log.phase("save"):
+                everyone = gathered(ranks, mine, self._instruments, run)
+                meter = self._instruments.meter if self._instruments is not None else None
+                files = write_readings(ranks, everyone, meter, self.folder, self.origin)
+                record = self._record(everyone, files, *measured) if ranks.rank == 0 else None
+            if tracer is not None:
+                record = self._traced(ranks, task, tracer, step, record)
         if record is not None:
             write_record(self.folder, record)
+            (self.folder / MEASURED).unlink(missing_ok=True)
         ranks.barrier()  # a rank that went before the record is written and failed would end the one that writes it
         ranks.leave()
         return record
@@ -192,6 +198,18 @@ class Worker:
                 checkpoint.load(*self._parts(task), Path(task.start_from))
         self._facts = task.facts.in_mode(self.point.mode)
         return task
+
+    def _step(self, task: Task, device: Device, watch: Watch) -> tuple[Tracer | None, Step]:
+        """The step, and what will trace it once everything is measured."""
+        tracer = None
+        if self.point.profile:
+            from caraml.engine.profile import Tracer
+
+            tracer = Tracer(self.point, device, self.folder if self.rank == 0 else None)
+            looked_after = watch
+            watch = lambda batches: tracer.watch(looked_after(batches))  # noqa: E731
+        step = make_step(task, self.point, device.torch_device, self._divided, watch)
+        return tracer, step if self._products is None else self._products.around(step, self.log.phase)
 
     def _loop(self, device: Device, ranks: Ranks, task: Task, watchdog: Watchdog) -> MeasuringLoop:
         """The loop that the measuring policy asks for: over a span of time, or over epochs."""
@@ -284,6 +302,22 @@ class Worker:
         except (CaramlError, OSError, RuntimeError) as error:
             self._afterwards_failed = _in_words(error)
 
+    def _traced(self, ranks: Ranks, task: Task, tracer: Tracer, step: Step, record: Record | None) -> Record | None:
+        """Trace a few steps more, once what was measured is safe in a file; the record with what they show. Collective."""
+        if record is not None:
+            write_file(self.folder / MEASURED, record.model_dump_json())
+        ranks.barrier()
+        self.measured = True
+        profile, files = Profile(reason="the batch system was about to end the job"), dict[str, str]()
+        if not ranks.agree(self._hurried):
+            for part in self._parts(task)[0]:
+                part.train(self.point.mode != "inference")  # validation has left it in evaluation
+            with self.log.phase("profile"):
+                profile, files = tracer.run(step)
+        if record is None:
+            return None
+        return record.model_copy(update={"profile": profile, "files": {**record.files, **files}, "phases": list(self.log.phases)})
+
     def _record(
         self, everyone: list[RankSummary], files: dict[str, str], probed: Peak, bandwidth: Bandwidth, cache: Bandwidth | None
     ) -> Record:
@@ -343,7 +377,7 @@ def main(folder: Path) -> None:
             phases=phases,
             traceback=f"rank {worker.rank}: {traceback.format_exc()}",
         )
-        if note_failure(folder, failure):
+        if note_failure(folder, failure) and not worker.measured:
             with suppress(OSError, CaramlError):  # the failure is what is to be told
                 worker.rescue()
         raise

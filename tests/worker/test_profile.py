@@ -1,0 +1,160 @@
+"""`profile = true`: a trace of a few steps, and nothing that was measured changes by it or is lost with it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from caraml.engine import profile
+from caraml.engine.device import CpuDevice
+from caraml.engine.profile import IN_A_PIPELINE, MICRO_BATCHES, STEPS, TRACE, Tracer
+from caraml.engine.steps import StepOutcome
+from caraml.results.files import read_table
+from caraml.results.finish import MEASURED, finish
+from caraml.results.record import Record
+from caraml.results.store import RECORD, Store, read_record
+from caraml.suite.model import Measure, Point
+from caraml.suite.placement import Placement
+from caraml.workloads.gpt import Params
+from tests.conftest import MakePoint
+
+ROOT = Path(__file__).parents[2]
+FEW = Measure(target=0.5, min_seconds=0, max_seconds=200, min_steps=6, max_steps=6, idle_seconds=0, warm_up_max_seconds=1)
+GPT = {"preset": "4M", "width": 32, "layers": 4, "heads": 2, "sequence_length": 32, "vocab_size": 128, "data": "synthetic-device"}
+
+
+def run(root: Path, point: Point) -> tuple[Record, Path, int]:
+    """The record, its folder, and the worker's exit status."""
+    folder = Store(root).new_attempt(point)
+    command = [sys.executable, "-m", "caraml.worker", str(folder)]
+    if point.world > 1:
+        command[2:2] = ["caraml.engine.start", f"--devices={point.world}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CARAML_POWER": "fake:constant"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        finish(folder, done.returncode)
+    assert (folder / RECORD).exists(), done.stderr
+    assert not (folder / MEASURED).exists()
+    return read_record(folder / RECORD), folder, done.returncode
+
+
+def test_what_is_measured_is_the_same_with_and_without_a_trace(tmp_path: Path, make_point: MakePoint) -> None:
+    """On a device of known speed, whose clock nothing else moves: every step and every number of the window, to the last bit."""
+    point = make_point(workload="known", measure=FEW)
+    plain, _, _ = run(tmp_path, point)
+    traced, folder, code = run(tmp_path, point.model_copy(update={"profile": True}))
+    assert code == 0 and plain.key != traced.key and plain.profile is None
+    assert traced.profile is not None and traced.profile.steps == STEPS and traced.profile.reason is None
+    tables = [read_table(Store(tmp_path).folder(one) / one.files["steps"]) for one in (plain, traced)]
+    assert tables[0]["seconds"] == tables[1]["seconds"] and tables[0]["phase"] == tables[1]["phase"]
+    of_clock = ("throughput", "step_time_median", "step_time_mean", "peak_memory", "input_bandwidth", "mfu")
+    assert [plain.metrics[name] for name in of_clock] == [traced.metrics[name] for name in of_clock]
+    names = [phase.name for phase in traced.phases]
+    assert names[-1] == "profile" and "profile" not in {phase.name for phase in plain.phases}
+    (measure, profiled) = (next(phase for phase in traced.phases if phase.name == name) for name in ("measure", "profile"))
+    runtime = traced.value("runtime")
+    assert measure.end <= profiled.start and runtime is not None and runtime <= profiled.start, "no time of the run has it in it"
+    assert (folder / traced.files["trace"]).stat().st_size < 1 << 20
+
+
+CASES: dict[str, tuple[dict[str, Any], int]] = {
+    "alone": ({}, STEPS),
+    "accumulation": ({"global_batch": 8}, 4 * STEPS),
+    "long accumulation": ({"global_batch": 64}, MICRO_BATCHES),
+    "two ranks": ({"global_batch": 4, "devices": 2}, STEPS),
+    "compiled": ({"compile": "default"}, STEPS),
+    "pipeline": ({"global_batch": 8, "devices": 2, "placement": Placement(pp=2)}, 4 * STEPS),
+    "inference": ({"mode": "inference"}, STEPS),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_way_to_train_is_traced(tmp_path: Path, make_point: MakePoint, case: str) -> None:
+    values, micro_batches = CASES[case]
+    params = Params.model_validate({**GPT, "tied_head": False}).model_dump(mode="json")
+    point = make_point(workload="gpt", params=params, profile=True, measure=FEW, **{"global_batch": 2, "micro_batch": 2, **values})
+    record, folder, code = run(tmp_path, point)
+    assert code == 0 and record.status == "ok", record.reason
+    found = record.profile
+    assert found is not None and found.reason is None and found.of == "operators"
+    assert found.micro_batches == micro_batches and found.seconds is not None and found.seconds > 0
+    assert 0 < len(found.costliest) <= 10 and 0 < sum(one.share for one in found.costliest) <= 1.0001
+    assert [one.seconds for one in found.costliest] == sorted((one.seconds for one in found.costliest), reverse=True)
+    events = json.loads(gzip.decompress((folder / TRACE).read_bytes()))["traceEvents"]
+    passes = sum(event.get("name") == "aten::embedding" for event in events)
+    if case not in ("compiled", "pipeline"):
+        assert passes == 2 * micro_batches, "two tables, looked up once per traced micro-batch, and no step of the window among them"
+    if case != "inference":
+        assert any("AdamW" in event.get("name", "") for event in events) == (case != "long accumulation")
+    profiled = next(phase for phase in record.phases if phase.name == "profile")
+    energy, window, run_time = record.energy, record.window, record.value("run_time")
+    assert energy is not None and window is not None and run_time is not None and window.end < profiled.start
+    assert energy.duration_s == pytest.approx(window.seconds, abs=1e-3) and run_time <= profiled.start, "no energy has the trace in it"
+    steps = read_table(folder / record.files["steps"])
+    assert steps["phase"].count("measure") == 6 * point.world and steps["phase"][-1] == "measure", "no traced step is in the table"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_step_that_fails_under_the_profiler_loses_nothing(tmp_path: Path, make_point: MakePoint, ranks: int) -> None:
+    point = make_point(workload="known", measure=FEW, devices=ranks, global_batch=4 * ranks)
+    plain, folder, _ = run(tmp_path, point)
+    steps = read_table(folder / plain.files["steps"])["rank"].count(0)
+    broken = point.model_copy(update={"params": {"crash_at": steps + 2, "crash_on": ranks - 1}, "profile": True})
+    record, folder, code = run(tmp_path, broken)
+    assert code != 0 and record.status == "ok" and record.reason is None
+    assert record.metrics["throughput"] == plain.metrics["throughput"]
+    assert record.profile is not None and record.profile.reason is not None
+    assert "the model is broken" in record.profile.reason and "phase profile" in record.profile.reason
+    assert read_table(folder / record.files["steps"])["rank"].count(ranks - 1) == steps, "the table of all ranks is still there"
+
+
+class Steps:
+    """A step that takes ``accumulation`` batches."""
+
+    def __init__(self, tracer: Tracer, accumulation: int) -> None:
+        self.batches, self.accumulation, self.made = tracer.watch(iter(range(10_000))), accumulation, 0
+
+    def __call__(self) -> StepOutcome:
+        self.made += 1
+        for _ in range(self.accumulation):
+            next(self.batches)
+            torch.ones(2, 2) @ torch.ones(2, 2)
+        return StepOutcome(None, 0.0)
+
+
+def test_ranks_that_are_not_traced_make_as_many_steps(tmp_path: Path, make_point: MakePoint) -> None:
+    for accumulation in (1, 5, 16, 100):
+        point, made = make_point(global_batch=4 * accumulation, profile=True), []
+        for folder in (tmp_path, None):
+            tracer = Tracer(point, CpuDevice(), folder)
+            step = Steps(tracer, accumulation)
+            found, files = tracer.run(step)
+            made.append(step.made)
+            assert bool(files) == bool(found.costliest) == (folder is not None)
+        assert made[0] == made[1] == 1 + max(1, min(STEPS, MICRO_BATCHES // accumulation))
+
+
+def test_a_pipeline_that_takes_too_many_at_once_is_not_traced(tmp_path: Path, make_point: MakePoint) -> None:
+    point = make_point(devices=2, placement=Placement(pp=2), global_batch=4 * (IN_A_PIPELINE + 1), profile=True)
+    tracer = Tracer(point, CpuDevice(), tmp_path)
+    step = Steps(tracer, IN_A_PIPELINE + 1)
+    found, files = tracer.run(step)
+    assert (
+        not step.made and not files and found.reason is not None and "33 micro-batches" in found.reason and "global_batch" in found.reason
+    )
+
+
+def test_a_trace_that_is_too_large_is_not_kept(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "MOST_BYTES", 100)
+    tracer = Tracer(make_point(profile=True), CpuDevice(), tmp_path)
+    found, files = tracer.run(Steps(tracer, 1))
+    assert not files and not list(tmp_path.iterdir()) and found.costliest
+    assert found.reason is not None and TRACE in found.reason and "at most 100 are kept" in found.reason
