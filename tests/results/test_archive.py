@@ -326,8 +326,8 @@ def test_other_files_are_no_archives(archive: Path, tmp_path: Path) -> None:
 def test_a_jube_table_becomes_records_with_what_it_knows(tmp_path: Path) -> None:
     table = tmp_path / "llm.csv"
     table.write_text(
-        "JobID,System,Nodes,GlobalBatchSize,Time/iteration [s],Tokens/second,Avg_TFLOPs/GPU,Loss\n"
-        "123,JEDI,2,64,2.1,31207.2,88.3,1.5\n124,JEDI,2,128,,,,\n"
+        "JobID,System,Nodes,Devices,GlobalBatchSize,Time/iteration(s),Tokens/second,Avg_TFLOPs/GPU,Loss\n"
+        "123,JEDI,2,8,64,2.1,31207.2,88.3,1.5\n124,JEDI,2,8,128,,,,\n"
     )
     store = Store(tmp_path / "out")
     assert read_table(table, tmp_path / "out", None).records == 2
@@ -335,11 +335,42 @@ def test_a_jube_table_becomes_records_with_what_it_knows(tmp_path: Path) -> None
     assert good.value("throughput") == 31207.2 and good.metrics["throughput"].unit == "token/s"
     assert good.value("achieved_flops_per_device") == pytest.approx(88.3e12)
     assert (good.metrics["time_per_iteration"].unit, good.metrics["loss"].unit) == ("s", "?") and good.metrics["loss"].reason
-    assert (good.point.nodes, good.point.global_batch, good.point.params["System"]) == (2, 64, "JEDI")
+    assert (good.point.nodes, good.point.devices, good.point.global_batch) == (2, 4, 64)
+    assert (good.point.system, good.point.device) == ("jedi", "NVIDIA GH200 120GB x4")
     missing = good.environment["missing"]
-    assert isinstance(missing, dict) and "point.device" in missing and "point.nodes" not in missing
+    assert (
+        isinstance(missing, dict) and "point.precision" in missing and not {"point.nodes", "point.system", "point.devices"} & set(missing)
+    )
     assert bad.status == "failed" and bad.metrics["throughput"].value is None and bad.metrics["throughput"].reason
     assert read_table(table, tmp_path / "out", None).known == 2
+
+
+def test_energy_of_a_jube_table_is_that_of_all_devices_once(tmp_path: Path) -> None:
+    """Every rank of CARAML's scripts writes the energy of all devices of its node: the ranks of a node are one measurement, not four."""
+    (tmp_path / "combined.csv").write_text(
+        ",nodename,rank,pynvml:0,pynvml:1,gh:Module Power Socket 0\n"
+        "0,n1,0,10.0,20.0,99\n1,n1,1,12.0,20.0,99\n2,n2,2,1.0,2.0,99\n3,n2,3,1.0,2.0,99\n"
+    )
+    table = tmp_path / "t.csv"
+    table.write_text(
+        "JobID,System,Nodes,Devices,Images/second,Energy/Device(Wh),EnergyFile\n"
+        '1,mine,2,4,10,,/elsewhere/combined.csv\n2,mine,2,4,11,2.5,\n3,mine,2,4,12,"[1.0, 2.0, 3.0, 4.5]",\n4,mine,2,4,13,,lost.csv\n'
+        "5,mine,2,,14,2.5,\n6,mine,2,3,15,2.5,\n"
+    )
+    store = Store(tmp_path / "out")
+    assert read_table(table, store.root, None).records == 6
+    found = {record.value("throughput"): record for record in store.records("t")}
+    energies = {rate: record.value("run_energy") for rate, record in found.items()}
+    assert energies == {10: 3600 * (31 + 3), 11: 3600 * 2.5 * 4, 12: 3600 * 10.5, 13: None, 14: None, 15: 3600 * 2.5 * 3}
+    assert "lost.csv" in str(found[13].metrics["run_energy"].reason) and "how many" in str(found[14].metrics["run_energy"].reason)
+    assert (found[10].point.system, found[10].point.device, found[15].point.devices, found[15].point.params["Devices"]) == (
+        "mine",
+        "unknown",
+        1,
+        3,
+    )
+    missing = found[15].environment["missing"]
+    assert isinstance(missing, dict) and {"point.devices", "point.device"} < set(missing)
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n", "a,a\n1,2\n", "a,b\n1\n", "\x00\xff"])

@@ -97,17 +97,32 @@ def archive(
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="An archive, or a result table of JUBE (CSV).")],
+    file: Annotated[Path, typer.Argument(help="An archive, a result table of JUBE (CSV) or, with --jube, a script of JUBE.")],
     out: Out = RESULTS,
-    suite: Annotated[str | None, typer.Option("--suite", help="Name for the records of a CSV table; default: the file's.")] = None,
+    suite: Annotated[str | None, typer.Option("--suite", help="Name for the records of a CSV table, or for the suite of a script.")] = None,
+    jube: Annotated[bool, typer.Option("--jube", help="Print the suite that a JUBE script (YAML, XML) of CARAML's asks for.")] = False,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", help="With --jube: a tag of the script, as of `jube run`; may be several.")
+    ] = None,
 ) -> None:
-    """Read an archive back, or a JUBE table as records with what it knows; what is there already is kept."""
+    """Read an archive back, or a JUBE table as records with what it knows; what is there already is kept. A JUBE script becomes a suite."""
     if not file.exists():
         raise InputError(f"{file}: no such file")
+    if tag and not jube:
+        raise InputError("--tag is of --jube: it chooses in a script of JUBE")
+    if jube:
+        from caraml.suite.jube import suite_from_script
+
+        say(suite_from_script(file, tag or [], suite), nl=False)
+        return
     if file.suffix in {".csv", ".dat"}:
         from caraml.results.jube import read_table
 
         done = read_table(file, out, suite)
+    elif file.suffix in {".yaml", ".yml", ".xml"}:
+        raise InputError(
+            f"{file}: an archive or a table is expected", "caraml import --jube FILE prints the suite that a JUBE script asks for"
+        )
     else:
         from caraml.results.archive import unpack
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from caraml.base.errors import InputError, nearest
 
@@ -31,7 +31,6 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.USub: operator.neg,
 }
 _ALLOWED = "names, numbers, strings, lists, + - * / // %, comparisons, in, and, or, not"
-_LONGEST = 500
 _MEANT = dict.fromkeys(("batch", "batch_size", "bs"), "global_batch") | {"gpus": "devices", "ranks": "world", "dtype": "precision"}
 """What other programs call the names of a point, where another of ours is spelt alike."""
 
@@ -39,10 +38,15 @@ _MEANT = dict.fromkeys(("batch", "batch_size", "bs"), "global_batch") | {"gpus":
 class Condition:
     """A parsed condition. Raises ``InputError`` when the text is not in the language."""
 
+    longest = 500
+    allowed: tuple[type[ast.AST], ...] = (
+        ast.BoolOp, ast.And, ast.Or, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Name, ast.Load, ast.Constant, ast.List, ast.Tuple
+    )  # fmt: skip
+
     def __init__(self, text: str) -> None:
         self.text = text
-        if len(text) > _LONGEST:
-            raise InputError(f"condition of {len(text)} characters; the longest allowed is {_LONGEST}")
+        if len(text) > self.longest:
+            raise InputError(f"condition of {len(text)} characters; the longest allowed is {self.longest}")
         try:
             self._tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError) as error:
@@ -68,21 +72,7 @@ class Condition:
 
     def _check(self, node: ast.AST) -> None:
         for child in ast.walk(node):
-            allowed = isinstance(
-                child,
-                ast.BoolOp
-                | ast.And
-                | ast.Or
-                | ast.BinOp
-                | ast.UnaryOp
-                | ast.Compare
-                | ast.Name
-                | ast.Load
-                | ast.Constant
-                | ast.List
-                | ast.Tuple,
-            )
-            if not allowed and type(child) not in _OPERATORS:
+            if not isinstance(child, self.allowed) and type(child) not in _OPERATORS:
                 raise InputError(f"condition {self.text!r} uses {type(child).__name__}, which is not allowed", f"use {_ALLOWED}")
             if isinstance(child, ast.Constant) and not isinstance(child.value, str | int | float | bool):
                 raise InputError(f"condition {self.text!r} uses the constant {child.value!r}, which is not allowed", f"use {_ALLOWED}")
@@ -115,6 +105,34 @@ class Condition:
             hint = f"did you mean {guess!r}?" if guess else f"known names: {', '.join(sorted(values))}"
             raise InputError(f"condition {self.text!r}: unknown name {name!r}", hint)
         return values[name]
+
+
+class Formula(Condition):
+    """A value in the same language, with tables, positions, ``a if b else c`` and conversions besides, as JUBE's Python parameters have."""
+
+    longest = 20_000
+    allowed = (*Condition.allowed, ast.Dict, ast.Subscript, ast.IfExp, ast.Call)
+    _FUNCTIONS: ClassVar = {"int": int, "float": float, "str": str, "round": round, "min": min, "max": max}
+
+    def value(self) -> Any:
+        """What it is worth. Raises ``InputError`` for an unknown name or function, and for an impossible operation."""
+        try:
+            return self._evaluate(self._tree, {})
+        except (TypeError, ValueError, LookupError, ArithmeticError, MemoryError) as error:
+            raise InputError(f"{self.text!r} cannot be evaluated: {type(error).__name__} {error}") from error
+
+    def _evaluate(self, node: ast.AST, values: Mapping[str, Any]) -> Any:
+        match node:
+            case ast.Dict():
+                pairs = zip(node.keys, node.values, strict=True)
+                return {self._evaluate(key or node, values): self._evaluate(value, values) for key, value in pairs if key is not None}
+            case ast.Subscript():
+                return self._evaluate(node.value, values)[self._evaluate(node.slice, values)]
+            case ast.IfExp():
+                return self._evaluate(node.body if self._evaluate(node.test, values) else node.orelse, values)
+            case ast.Call(func=ast.Name(id=name), keywords=[]):
+                return self._lookup(name, self._FUNCTIONS)(*(self._evaluate(one, values) for one in node.args))
+        return super()._evaluate(node, values)
 
 
 def _arithmetic(op: ast.operator, left: Any, right: Any) -> Any:

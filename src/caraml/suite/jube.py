@@ -1,0 +1,427 @@
+"""JUBE scripts of CARAML's two benchmarks (YAML or XML) as suite files: parameter sets, tags and steps.
+
+A script is data here: its Python parameters are read as formulas, and its shell commands are not executed. What has no place in a suite is
+named, each with its line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.parsers import expat
+
+from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line, unknown_name
+from caraml.base.limits import JUBE, JUBE_ROWS, read_text, too_large
+from caraml.suite.expression import Condition, Formula
+
+_INNER = {"benchmark", "parameterset", "parameter", "step", "use", "do", "fileset", "prepare", "substituteset", "patternset", "include"}
+_INNER |= {"pattern", "analyser", "analyse", "file", "result", "table", "column", "include-path", "copy", "link", "iofile", "sub"}
+"""Keys of JUBE's YAML that are elements; all others are attributes."""
+_DEPTH = 40
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_FLAG = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+)(?!-)([^\s\"'\\]+))?")
+_OF_SITE = re.compile(
+    r"account|queue|timelimit|hint|gres|tasks|threadspertask|partition|singularity_file|job_config|oot|outlog|outerr|starter"
+)
+
+
+@dataclass
+class Element:
+    """An element of a script, from XML or from YAML."""
+
+    kind: str
+    line: int
+    attributes: dict[str, str] = field(default_factory=dict)
+    text: str = ""
+    inner: list[Element] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.attributes.get("name", "")
+
+    def all(self, kind: str) -> list[Element]:
+        return [one for one in self.inner if one.kind == kind]
+
+
+_COMMON = {
+    "nodes": "nodes",
+    "devices": "gpus_per_node replicas taskspernode",
+    "global_batch": "global_batch_size",
+    "micro_batch": "micro_batch_size batch_size_per_device batch_size",
+    "precision": "precision --fp16 --bf16 --use-fp16",
+    "seed": "seed --seed",
+    "params.learning_rate": "lr --lr --learning-rate",
+    "params.data": "dataset",
+}
+_KEYS = {
+    "gpt": {
+        **_COMMON,
+        "tp": "tp_size",
+        "pp": "pp_size ipus_per_replica",
+        "sp": "--sequence-parallel",
+        "distributed_optimizer": "--use-distributed-optimizer",
+        "params.width": "nhidden",
+        "params.layers": "nlayers",
+        "params.heads": "nheads",
+        "params.sequence_length": "sequence_length",
+        "params.weight_decay": "--weight-decay",
+        "params.clip_norm": "--clip-grad",
+        "params.recompute": "--recompute-granularity",
+        "params.positions": "--position-embedding-type",
+    },
+    "image_classification": {
+        **_COMMON,
+        "compiler": "compiler",
+        "compile": "compiler_mode",
+        "channels_last": "channels_last",
+        "params.model": "tf_model model",
+        "params.workers": "num_workers",
+    },
+}
+"""Keys of suites, and which parameters of the scripts and options of their programs hold them: the first that is there counts."""
+_WORDS: dict[str, dict[str, Any]] = {
+    "precision": {word: word for word in ("fp32", "tf32", "bf16", "fp16")}
+    | {"--fp16": "fp16", "--bf16": "bf16", "True": "fp16", "16.16": "fp16", "32.32": "fp32"},
+    "sp": {"--sequence-parallel": True},
+    "distributed_optimizer": {"--use-distributed-optimizer": True},
+    "channels_last": {"True": True, "False": False},
+    "compiler": {"trace": "off", "aot_eager": "off", "inductor": "default"},
+    "params.recompute": {"selective": "selective", "full": "full"},
+    "params.positions": {"rope": "rotary", "rotary": "rotary"},
+    "params.data": {"OSCAR": "text", "Synthetic": "synthetic", "ImageNet": "images", "ImageNet(synthetic)": "synthetic"}
+    | {"Synthetic(Host)": "synthetic", "Synthetic(Device)": "synthetic-device"},
+}
+"""What the words of the scripts are in suites."""
+_NETWORKS = {"resnet50_v2": "resnetv2_50", "resnet50_mlperf_pod4_bs20": "resnet50"}
+
+
+class _UnknownError(Exception):
+    """A parameter whose value only a run of JUBE would tell; why, in words."""
+
+
+class _SweptError(Exception):
+    """A parameter with several values, of which none is chosen yet."""
+
+    def __init__(self, name: str, values: list[str]) -> None:
+        self.name, self.values = name, values
+
+
+class _Parameters:
+    """The parameters that a step uses, and those that were asked for."""
+
+    def __init__(self, elements: dict[str, Element]) -> None:
+        self.elements = elements
+        self.used: set[str] = set()
+
+    def value(self, name: str, chosen: dict[str, str], depth: int = 0) -> str:
+        """A parameter's text under a choice of the swept ones. Raises ``_UnknownError`` and ``_SweptError``."""
+        element = self.elements.get(name)
+        mode = "text" if element is None else element.attributes.get("mode", "text")
+        if element is None or mode not in ("text", "python") or depth > _DEPTH:
+            raise _UnknownError(
+                f"${name} is known only to a run" if element is None or depth > _DEPTH else f"{mode} commands are not executed"
+            )
+        self.used.add(name)
+        text = self.filled(element.text, chosen, depth).strip()
+        if mode == "python":
+            try:
+                text = str(Formula(text).value())
+            except InputError as error:
+                raise _UnknownError(in_a_line(error)) from error
+        values = [one.strip() for one in text.split(element.attributes.get("separator") or ",")]
+        if len(values) > 1 and name not in chosen:
+            raise _SweptError(name, values)
+        return chosen.get(name, text)
+
+    def filled(self, template: str, chosen: dict[str, str], depth: int = 0) -> str:
+        """A text with the values of the parameters in it; ``$$`` is a dollar."""
+        return "$".join(
+            _VARIABLE.sub(lambda found: self.value(found[1] or found[2], chosen, depth + 1), part) for part in template.split("$$")
+        )
+
+    def options(self) -> dict[str, tuple[Element, str]]:
+        """Every option of a program in the parameters' texts, with hyphens: where it is, and the template of its value or itself."""
+        return {
+            f"--{found[1].replace('_', '-')}": (element, found[2] or f"--{found[1]}")
+            for element in self.elements.values()
+            if element.attributes.get("mode", "text") == "text" and not _OF_SITE.search(element.name)
+            for found in _FLAG.finditer(element.text)
+        }
+
+
+def suite_from_script(path: Path, tags: Sequence[str], name: str | None = None) -> str:
+    """A suite file with what a JUBE script asks for under these tags.
+
+    Args:
+        path: the script, YAML or XML.
+        tags: as of ``jube run --tag``.
+        name: the suite's; default: the benchmark's.
+
+    Returns:
+        The file's text; comments at its end name what could not be turned, line by line.
+
+    Raises:
+        InputError: not a script of JUBE, a tag that it does not have, or nothing in it that is a training of CARAML's.
+        EnvironmentUnfitError: YAML, and no package that reads it.
+    """
+    import tomli_w
+
+    root = _read(path)
+    known = {word for one in _everything(root) for word in re.findall(r"[\w.-]+", one.attributes.get("tag", ""))}
+    for tag in tags:
+        if tag not in known:
+            raise unknown_name(f"tag of {path.name}", tag, known)
+    whole = (root.all("benchmark") or [root])[0]
+    _select(path, whole, frozenset(tags))
+    notes: list[tuple[int, str]] = [(one.line, f"benchmark {one.name!r}: only the first is read") for one in root.all("benchmark")[1:]]
+    for step in whole.all("step"):
+        parameters = _Parameters(_used_sets(whole, step))
+        workload = "gpt" if "nlayers" in parameters.elements else "image_classification"
+        if "global_batch_size" in parameters.elements and (workload == "gpt" or {"model", "tf_model"} & set(parameters.elements)):
+            break
+    else:
+        hint = f"its tags: {', '.join(sorted(known))}; give those of `jube run --tag`" if known else None
+        raise InputError(
+            f"{path}: found no step with the parameters of CARAML's language model or image classification, global_batch_size first", hint
+        )
+    benchmark = _benchmark(path, step, parameters, workload, notes)
+    notes += _left(whole, step, parameters)
+    suite = {
+        "name": re.sub(r"[^a-z0-9_-]+", "-", (name or whole.name or path.stem).lower()).strip("-_") or "imported",
+        "title": f"{whole.name or path.stem} {' '.join(tags)}".strip(),
+        "description": f"From the JUBE script {path.name}" + (f", --tag {' '.join(tags)}." if tags else "."),
+        "benchmark": [benchmark],
+    }
+    system = parameters.elements.get("system_name")
+    start = f"# caraml run THIS_FILE --system {system.text.strip()}\n" if system is not None else ""
+    lines = [f"# {path.name}:{line}: {text}" for line, text in sorted(set(notes))]
+    return start + tomli_w.dumps(suite) + ("\n# Not in this suite:\n" + "\n".join(lines) + "\n" if lines else "")
+
+
+def _benchmark(path: Path, step: Element, parameters: _Parameters, workload: str, notes: list[tuple[int, str]]) -> dict[str, Any]:
+    rows = _rows(path, parameters, workload, notes)
+    columns = {key: [row[key] for row in rows] for key in rows[0]}
+    several = {key: list(dict.fromkeys(values)) for key, values in columns.items() if len(set(values)) > 1}
+    product = set(itertools.product(*several.values())) == set(zip(*(columns[key] for key in several), strict=True))
+    benchmark: dict[str, Any] = {"name": workload.replace("_", "-"), "workload": workload}
+    if several and not product:
+        benchmark["sweep"] = "zip"
+    if (repeats := step.attributes.get("iterations", "1")) != "1" and repeats.isdigit():
+        benchmark["repeats"] = int(repeats)
+    params: dict[str, Any] = {}
+    for key, values in columns.items():
+        value = values[0] if key not in several else several[key] if product else values
+        (params if key.startswith("params.") else benchmark)[key.removeprefix("params.")] = value
+    return benchmark | {"params": params}
+
+
+def _rows(path: Path, parameters: _Parameters, workload: str, notes: list[tuple[int, str]]) -> list[dict[str, Any]]:
+    """The values of each combination of swept parameters, by the keys of suites."""
+    waiting: list[dict[str, str]] = [{}]
+    rows: list[dict[str, Any]] = []
+    line = parameters.elements["global_batch_size"].line
+    while waiting:
+        chosen = waiting.pop()
+        try:
+            rows.append(_row(parameters, workload, chosen, notes))
+        except _SweptError as swept:
+            waiting += [{**chosen, swept.name: value} for value in reversed(swept.values)]
+            if len(waiting) + len(rows) > JUBE_ROWS:
+                raise too_large(path, len(waiting) + len(rows), JUBE_ROWS, "combinations of parameters") from None
+            continue
+        if "global_batch" not in rows[-1]:
+            why = next((text for at, text in notes if at == line), "global_batch_size is unknown")
+            raise InputError(f"{path}:{line}: {why}", "give the tags of `jube run --tag`, or write the number into the script")
+    if rounded := _settle(rows):
+        notes.append(
+            (line, f"{rounded} of {len(rows)} points: JUBE rounds the batch of a device and runs another one; here they are skipped")
+        )
+    keys = set(itertools.chain(*rows))
+    return [row for row in rows if set(row) == keys]  # the others have a value that was named as impossible
+
+
+def _row(parameters: _Parameters, workload: str, chosen: dict[str, str], notes: list[tuple[int, str]]) -> dict[str, Any]:
+    places = {name: (element, f"${{{name}}}") for name, element in parameters.elements.items()} | parameters.options()
+    row: dict[str, Any] = {}
+    for key, name in ((key, name) for key, names in _KEYS[workload].items() for name in names.split() if name in places):
+        element, template = places[name]
+        try:
+            text = parameters.filled(template, chosen) if key not in row else ""
+            value = _value(key, text)
+        except _UnknownError as error:
+            notes.append((element.line, f"{name}: {error}"))
+            continue
+        if value is not None:
+            row.setdefault(key, value)
+        elif key not in row:
+            notes.append((element.line, f"{name} = {text}: no value of {key.removeprefix('params.')} says that"))
+    for option, (element, template) in parameters.options().items():
+        if option not in " ".join(_KEYS[workload].values()).split() and not _VARIABLE.fullmatch(template):  # else its parameter is named
+            notes.append((element.line, f"{option}{f' {template}' if template != option else ''}: no key of a suite"))
+        parameters.used.add(element.name)
+    return row
+
+
+def _value(key: str, text: str) -> Any:
+    """A value of a suite, or ``None`` for a word that has no counterpart."""
+    if key in _WORDS:
+        return _WORDS[key].get(text)
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return _NETWORKS.get(text, text) if key in ("params.model", "compile") else None
+
+
+def _settle(rows: list[dict[str, Any]]) -> int:
+    """Make the keys of all rows agree as suites ask; of how many the batch was rounded to fit the devices."""
+    whole, rounded = 0, 0
+    for row in rows:
+        compiled, mode = row.pop("compiler", None), row.pop("compile", "default")
+        if compiled is not None:
+            row["compile"] = mode if compiled != "off" else "off"
+        if "sp" in row:
+            row["sp"] = row.get("tp", 1) > 1
+        if any(one.get("pp", 1) > 1 for one in rows):  # the first and last stage cannot hold one weight
+            row["params.tied_head"] = row["pp"] == 1
+        copies = max(row.get("nodes", 1) * row.get("devices", 1) // (row.get("tp", 1) * row.get("pp", 1)), 1)
+        share = row.get("micro_batch") == row["global_batch"] // copies
+        whole, rounded = whole + share, rounded + (share and row["global_batch"] % copies > 0)
+    same = {"micro_batch"} if whole == len(rows) else set()  # which a suite takes by itself
+    same |= {"sp"} if not any(row.get("sp") for row in rows) else set()
+    for row in rows:
+        for key in same & set(row):
+            del row[key]
+    return rounded
+
+
+_RESULTS = "rates and energy are measured and stand in every record (`caraml results`)"
+_LEFT = {"fileset": "no files are made or fetched", "substituteset": "no files are made or fetched", "include": "other files are not read"}
+_LEFT |= {"include-path": "other files are not read", "patternset": _RESULTS, "analyser": _RESULTS, "result": _RESULTS}
+
+
+def _left(whole: Element, step: Element, parameters: _Parameters) -> Iterator[tuple[int, str]]:
+    """Everything else of a script, each with why it is not in the suite."""
+    for name, element in parameters.elements.items():
+        if name not in parameters.used | {"system_name"} and element.text.strip():
+            mode = element.attributes.get("mode", "text")
+            why = "the system's file says it" if _OF_SITE.search(name) else "no key of a suite"
+            why = why if mode in ("text", "python") else f"{mode} commands are not executed"
+            yield element.line, f"parameter {name} = {_short(element.text)}: {why}"
+    for one in whole.inner:
+        if one.kind == "step" and one is not step:
+            yield one.line, f"step {one.name}: {_short(' ; '.join(do.text for do in one.all('do'))) or 'nothing'} is not executed"
+        elif one.kind in _LEFT:
+            yield one.line, f"{one.kind} {one.name}".strip() + f": {_LEFT[one.kind]}"
+        elif "init_with" in one.attributes:
+            yield one.line, f"init_with {one.attributes['init_with']}: other files are not read"
+
+
+def _short(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= 60 else f"{words[:57]}..."
+
+
+def _used_sets(whole: Element, step: Element) -> dict[str, Element]:
+    """The parameters of the sets that a step uses, of two with one name the later, as in JUBE."""
+    names = {name.strip() for use in step.all("use") if "from" not in use.attributes for name in use.text.split(",")}
+    sets = [one for one in whole.all("parameterset") if one.name in names]
+    return {one.name: one for found in sets for one in found.all("parameter") if one.name}
+
+
+def _select(path: Path, element: Element, tags: frozenset[str]) -> None:
+    """Leave out what the tags exclude: ``+`` is and, ``|`` or, ``!`` not."""
+    kept = []
+    for one in element.inner:
+        words = re.sub(r"[\w.-]+", lambda found: str(found[0] in tags), one.attributes.get("tag", ""))
+        try:
+            if not words.strip() or Condition(words.replace("+", " and ").replace("|", " or ").replace("!", " not ")).holds({}):
+                kept.append(one)
+        except InputError as error:
+            raise InputError(f"{path}:{one.line}: tag = {one.attributes['tag']!r} cannot be read; expected names with + | ! ( )") from error
+    element.inner = kept
+    for one in kept:
+        _select(path, one, tags)
+
+
+def _everything(element: Element) -> Iterator[Element]:
+    yield element
+    for one in element.inner:
+        yield from _everything(one)
+
+
+def _read(path: Path) -> Element:
+    try:
+        text = read_text(path, JUBE)
+    except (UnicodeDecodeError, OSError) as error:
+        raise InputError(f"{path}: not a script of JUBE: {error}") from error
+    root = _from_xml(path, text) if text.lstrip().startswith("<") else _from_yaml(path, text)
+    if not any(one.kind in ("benchmark", "parameterset") for one in root.inner):
+        raise InputError(
+            f"{path}: not a script of JUBE: expected benchmark or parameterset, found {_short(', '.join({one.kind for one in root.inner}))}"
+        )
+    return root
+
+
+def _from_xml(path: Path, text: str) -> Element:
+    root = Element("", 1)
+    open_ones, parser = [root], expat.ParserCreate()
+
+    def begin(kind: str, attributes: dict[str, str]) -> None:
+        open_ones.append(Element(kind, parser.CurrentLineNumber, attributes))
+        open_ones[-2].inner.append(open_ones[-1])
+        if len(open_ones) > _DEPTH:
+            raise InputError(f"{path}:{parser.CurrentLineNumber}: more than {_DEPTH} elements within each other")
+
+    def said(characters: str) -> None:
+        open_ones[-1].text += characters
+
+    def refuse(*_: object) -> None:
+        raise InputError(f"{path}:{parser.CurrentLineNumber}: found a DOCTYPE with entities, which a script of JUBE does without")
+
+    parser.StartElementHandler, parser.CharacterDataHandler, parser.EntityDeclHandler = begin, said, refuse
+    parser.EndElementHandler = lambda kind: open_ones.pop()
+    parser.buffer_text = True
+    try:
+        parser.Parse(text, True)
+    except expat.ExpatError as error:
+        raise InputError(f"{path}:{error.lineno}: not XML: {expat.ErrorString(error.code)}") from error
+    return root.inner[0]
+
+
+def _from_yaml(path: Path, text: str) -> Element:
+    try:
+        import yaml
+    except ImportError as error:
+        raise EnvironmentUnfitError(f"{path}: reading YAML needs the package pyyaml", "pip install 'caraml[jube]'") from error
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise InputError(f"{path}:{event.start_mark.line + 1}: found the alias *{event.anchor}, which is not read", "write it out")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InputError(f"{path}: not YAML: {in_a_line(error)}") from error
+    return Element("", 1) if node is None else _element("", node, 0, 1)
+
+
+def _element(kind: str, node: Any, depth: int, line: int) -> Element:
+    """JUBE's YAML: ``_`` is an element's text, lists are elements of one kind."""
+    element = Element(kind, line)
+    if depth > _DEPTH:
+        return element
+    if node.id == "scalar":
+        element.text = node.value
+    for key, value in node.value if node.id == "mapping" else ():
+        ones = [(one, one.start_mark.line + 1) for one in value.value] if value.id == "sequence" else [(value, key.start_mark.line + 1)]
+        if key.value == "_":
+            element.text = value.value if value.id == "scalar" else ""
+        elif key.value in _INNER:
+            element.inner += [_element(key.value, one, depth + 1, place) for one, place in ones]
+        elif value.id == "scalar":
+            element.attributes[key.value] = value.value
+    return element

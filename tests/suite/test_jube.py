@@ -1,0 +1,225 @@
+"""JUBE scripts of CARAML's two benchmarks as suites: the same points, and by name what is not in them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from caraml.base.errors import InputError, UnknownNameError
+from caraml.base.toml import read_toml
+from caraml.suite.expression import Formula
+from caraml.suite.jube import suite_from_script
+from caraml.suite.load import suite_of
+
+LANGUAGE = """\
+name: tiny-llm
+parameterset:
+  - name: machine
+    parameter:
+      - {name: system_name, tag: "A100", _: "A100"}
+      - {name: system_name, tag: "JEDI", _: "JEDI"}
+  - name: model
+    parameter:
+      - {name: size, tag: "800M", _: "800M"}
+      - {name: size, tag: "13B", _: "13B"}
+      - {name: row, mode: python, _: "{'800M': '0', '13B': '1'}['$size']"}
+      - {name: nhidden, mode: python, _: "[2048,5120][$row]"}
+      - {name: nlayers, mode: python, _: "[16,40][$row]"}
+      - {name: nheads, mode: python, _: "[8,32][$row]"}
+      - {name: tp_size, mode: python, _: "[1,2][$row]"}
+      - {name: pp_size, mode: python, _: "[1,2][$row]"}
+      - {name: copies, mode: python, _: "int($nodes*$gpus_per_node/($tp_size*$pp_size))"}
+      - {name: micro_batch_size, mode: python, _: "[4,2][$row]"}
+      - {name: global_batch_size, tag: "800M+!quick", _: "64,128,256"}
+      - {name: global_batch_size, tag: "800M+quick", _: "64"}
+      - {name: global_batch_size, tag: "!800M", mode: python, _: "$copies * $micro_batch_size * 64"}
+      - {name: sequence_length, type: int, _: 2048}
+      - {name: dataset, _: OSCAR}
+      - {name: version, mode: shell, _: "rm -rf $$HOME"}
+      - {name: more, tag: "13B", mode: text, _: --bf16}
+      - name: arguments
+        _: >
+          --num-layers $nlayers
+          --lr 1e-4 --clip-grad 1.0
+          --sequence-parallel
+          --recompute-granularity selective
+          --position-embedding-type rope
+          --lr-decay-style cosine
+          $more
+  - name: job
+    init_with: platform.xml
+    parameter:
+      - {name: queue, _: dc-gpu}
+      - {name: nodes, tag: "800M", _: 1}
+      - {name: nodes, tag: "13B", _: 44}
+      - {name: gpus_per_node, _: 4}
+step:
+  - name: setup
+    use: machine
+    do: bash setup.sh
+  - name: train
+    depend: setup
+    iterations: 2
+    use: [machine, model, job, {from: platform.xml, _: jobfiles}]
+    do: {done_file: ready, _: $submit job}
+result:
+  use: analyse
+"""
+
+IMAGES = """\
+<?xml version="1.0"?>
+<jube><benchmark name="Tiny Images" outpath="run">
+  <parameterset name="job">
+    <parameter name="system_name" tag="A100">A100</parameter>
+    <parameter name="system_name" tag="MI250">MI250</parameter>
+    <parameter name="nodes" separator=";" mode="python">{ "A100": "1;2", <!-- two of them --> "MI250": "1" }["${system_name}"]</parameter>
+    <parameter name="taskspernode" separator=";" mode="python">{"A100": "1;2;3", "MI250": "8"}["${system_name}"]</parameter>
+  </parameterset>
+  <parameterset name="model">
+    <parameter name="model">resnet50</parameter>
+    <parameter name="dataset" tag="!real">Synthetic(Host)</parameter>
+    <parameter name="dataset" tag="real">ImageNet</parameter>
+    <parameter name="total" mode="python">${nodes}*${taskspernode}</parameter>
+    <parameter name="global_batch_size" separator=";">16;64</parameter>
+    <parameter name="batch_size_per_device" mode="python">int(${global_batch_size}/${total})</parameter>
+    <parameter name="precision" separator=";" tag="precision">fp32;bf16;int4</parameter>
+    <parameter name="args_exec" separator="!" tag="!precision">--use_fp16=True --variable_update horovod</parameter>
+    <parameter name="compiler" tag="inductor">inductor</parameter>
+    <parameter name="compiler_mode" separator=";" tag="inductor">default;max-autotune</parameter>
+  </parameterset>
+  <step name="execute"><use>job,model</use><do>$submit</do></step>
+</benchmark></jube>
+"""
+
+
+@pytest.fixture
+def language(tmp_path: Path) -> Path:
+    path = tmp_path / "llm.yaml"
+    path.write_text(LANGUAGE)
+    return path
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    path = tmp_path / "images.xml"
+    path.write_text(IMAGES)
+    return path
+
+
+def benchmark(text: str, tmp_path: Path) -> dict[str, Any]:
+    """The one benchmark of a suite, after the suite was read as any other."""
+    path = tmp_path / "suite.toml"
+    path.write_text(text)
+    assert len(suite_of(read_toml(path)).suite.benchmark) == 1
+    found: dict[str, Any] = tomllib.loads(text)["benchmark"][0]
+    return found
+
+
+def test_tags_choose_and_parameters_are_computed(language: Path, tmp_path: Path) -> None:
+    small = benchmark(suite_from_script(language, ["800M", "A100"]), tmp_path)
+    assert small == {
+        "name": "gpt", "workload": "gpt", "repeats": 2, "nodes": 1, "devices": 4, "tp": 1, "pp": 1, "micro_batch": 4,
+        "global_batch": [64, 128, 256],
+        "params": {
+            "width": 2048, "layers": 16, "heads": 8, "sequence_length": 2048, "data": "text", "learning_rate": 1e-4, "clip_norm": 1.0,
+            "recompute": "selective", "positions": "rotary",
+        },
+    }  # fmt: skip
+    large = benchmark(suite_from_script(language, ["13B", "JEDI"]), tmp_path)
+    assert [large[key] for key in ("nodes", "tp", "pp", "sp", "global_batch", "precision")] == [44, 2, 2, True, 44 * 2 * 64, "bf16"]
+    assert large["params"]["tied_head"] is False and large["params"]["width"] == 5120
+    assert benchmark(suite_from_script(language, ["800M", "quick"]), tmp_path)["global_batch"] == 64
+
+
+def test_what_is_not_turned_is_named_with_its_line(language: Path) -> None:
+    text = suite_from_script(language, ["800M", "A100"], "mine")
+    lines = {line.removeprefix("# llm.yaml:") for line in text.splitlines() if line.startswith("# llm.yaml:")}
+    where = dict(enumerate(LANGUAGE.splitlines(), 1))
+
+    def told(what: str) -> str:
+        (found,) = [line for line in lines if what in line]
+        number, _, said = found.partition(": ")
+        assert what.rsplit(maxsplit=1)[-1] in where[int(number)] or "name: arguments" in where[int(number)] or "init_with" in what
+        return said
+
+    assert text.startswith("# caraml run THIS_FILE --system A100\n") and 'name = "mine"' in text
+    assert told("parameter version").endswith("shell commands are not executed")
+    assert told("parameter queue").endswith("the system's file says it")
+    assert told("--lr-decay-style").endswith("no key of a suite")
+    assert told("step setup") == "step setup: bash setup.sh is not executed"
+    assert "other files are not read" in told("init_with platform.xml")
+    assert told("result").startswith("result: rates and energy are measured")
+    assert not any("nlayers" in line or "train" in line for line in lines)
+
+
+def test_swept_parameters_are_swept_and_rounded_batches_told(images: Path, tmp_path: Path) -> None:
+    text = suite_from_script(images, ["A100"])
+    found = benchmark(text, tmp_path)
+    assert found == {
+        "name": "image-classification", "workload": "image_classification", "nodes": [1, 2], "devices": [1, 2, 3], "global_batch": [16, 64],
+        "precision": "fp16", "params": {"model": "resnet50", "data": "synthetic"},
+    }  # fmt: skip
+    assert 'name = "tiny-images"' in text
+    assert "images.xml:14: 4 of 12 points: JUBE rounds the batch of a device" in text
+    assert "--variable-update horovod: no key" in text
+
+
+def test_combinations_that_are_no_product_go_side_by_side(images: Path, tmp_path: Path) -> None:
+    images.write_text(IMAGES.replace('{"A100": "1;2;3", "MI250": "8"}["${system_name}"]', '"1;2" if ${nodes} == 1 else "4"'))
+    found = benchmark(suite_from_script(images, ["A100"]), tmp_path)
+    assert found["sweep"] == "zip"
+    assert list(zip(found["nodes"], found["devices"], found["global_batch"], strict=True)) == [
+        (1, 1, 16), (1, 1, 64), (1, 2, 16), (1, 2, 64), (2, 4, 16), (2, 4, 64),
+    ]  # fmt: skip
+
+
+def test_words_without_a_counterpart_are_named(images: Path, tmp_path: Path) -> None:
+    text = suite_from_script(images, ["MI250", "precision", "inductor"])
+    assert "images.xml:16: precision = int4: no value of precision says that" in text
+    found = benchmark(text, tmp_path)
+    assert set(found["compile"]) == {"default", "max-autotune"} and {"fp32", "bf16"} <= set(found["precision"])
+
+
+def test_a_tag_that_does_not_exist_names_the_nearest(language: Path) -> None:
+    with pytest.raises(UnknownNameError, match=r"(?s)unknown tag of llm.yaml '800m'.*did you mean '800M'"):
+        suite_from_script(language, ["800m"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.yaml", "a: [", "not YAML"),
+        ("a.yaml", "", "not a script of JUBE"),
+        ("a.yaml", "- 1", "not a script of JUBE"),
+        ("a.yaml", "name: x\nparameterset: &a {name: b}\nstep: *a\n", r"a.yaml:3: found the alias \*a"),
+        ("a.xml", "<jube><benchmark></jube>", "a.xml:1: not XML: mismatched tag"),
+        ("a.xml", '<!DOCTYPE a [<!ENTITY b "c">]><jube>&b;</jube>', "DOCTYPE"),
+        ("a.xml", "<a>" * 50 + "</a>" * 50, "elements within each other"),
+        ("a.xml", "<jube><benchmark name='x'/></jube>", "found no step"),
+        ("a.xml", IMAGES.replace('tag="!real"', 'tag="real+(("'), r"a.xml:11: tag = 'real\+\(\('"),
+        ("a.xml", IMAGES.replace("16;64", "${batch}"), r"a.xml:14: global_batch_size: \$batch is known only to a run"),
+        ("a.xml", IMAGES.replace("16;64", "${global_batch_size}"), "known only to a run"),
+        ("a.xml", IMAGES.replace("16;64", ";".join("16" * 2000)), "at most 1,000 are read"),
+        ("a.xml", IMAGES.replace('separator=";">16;64', 'mode="python">__import__("os").getpid()'), "Attribute"),
+        ("a.xml", IMAGES.replace('separator=";">16;64', 'mode="python">"16" * 10'), "arithmetic on"),
+    ],
+)
+def test_what_is_no_script_of_caraml_is_refused(tmp_path: Path, name: str, content: str, told: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(InputError, match=told):
+        suite_from_script(path, [])
+
+
+def test_formulas_are_values_and_never_code() -> None:
+    assert Formula("{'a': '1;2', 'b': '3'}['a']").value() == "1;2"
+    assert Formula("7 // 2 if (16 == 16) or (4 == 1) else 16").value() == 3
+    assert Formula("max(int(32/5), 2)").value() == 6
+    for text in ("open('x')", "[].append", "(lambda: 1)()", "{1: 2}[3]", "1/0", "x", "int('x')", "[1 for _ in 'ab']", "int(x=1)"):
+        with pytest.raises(InputError):
+            Formula(text).value()
+    assert re.fullmatch(r"-?\d+", str(Formula("-4").value()))
