@@ -109,20 +109,20 @@ LINES = {
     "campaign": 1_690,
     "cli": 1_450,
     "data": 850,
-    "engine": 3_644,
+    "engine": 3_654,
     "launch": 1_716,
-    "metrics": 1_500,
+    "metrics": 1_591,
     "power": 5_150,
     "reference": 350,
-    "report": 3_866,
+    "report": 3_875,
     "results": 2_520,
     "suite": 1_780,
     "system": 4_161,
     "verify": 1_150,
-    "worker": 2_018,
+    "worker": 2_028,
     "workloads": 7_850,
 }
-FILES = 275
+FILES = 276
 
 
 def test_no_room_outgrows_its_lines() -> None:

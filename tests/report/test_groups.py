@@ -9,7 +9,8 @@ from record_factory import broken_record, make_point, make_record, save
 from caraml.analysis.observations import values
 from caraml.analysis.run_variation import mean_metric, ratios
 from caraml.base.chart import wide_range
-from caraml.report.figures import front
+from caraml.metrics.model import Metric
+from caraml.report.figures import front, over_batch
 from caraml.report.grouping import ACTION, ENERGY, HOUR, RATE, TIME, families, first, item_of, repeated, works
 from caraml.report.scaling import histories
 from caraml.results.store import Store
@@ -99,6 +100,19 @@ def test_wide_ranges() -> None:
     assert wide_range([1.0, 21.0])
     assert not wide_range([1.0, 19.0])
     assert not wide_range([0.0, 100.0])
+
+
+def test_quality_is_drawn_over_the_batch_where_it_is_known() -> None:
+    records = [make_record(make_point(global_batch=batch)) for batch in (16, 32, 64)]
+    assert [figure.title for figure in over_batch(records)[0]] == ["Rate over global batch: gpt-mini"]
+    for record, value in zip(records, (31.0, 29.5, 24.0), strict=True):
+        record.metrics["psnr"] = Metric(value=value, unit="dB", low=value - 1, high=value + 1, n=100)
+        record.metrics["ms_ssim"] = Metric(value=None, unit="1", reason="only mode train validates and saves")
+    rate, quality = over_batch(records)[0]
+    assert (rate.title, quality.title) == ("Rate over global batch: gpt-mini", "Quality over global batch: gpt-mini")
+    assert list(quality.columns) == ["series", "global batch", "runs", "psnr"] and len(quality.drawings) == 1
+    assert [(row[1], row[3].split(" ")[0]) for row in quality.rows] == [("16", "31.0"), ("32", "29.5"), ("64", "24.0")]
+    assert "PSNR [dB]" in quality.drawings[0].svg and "without energy" not in quality.note
 
 
 def test_a_result_over_time_is_named_after_the_work_and_not_after_a_repeat(tmp_path: Path) -> None:

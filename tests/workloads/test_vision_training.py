@@ -18,17 +18,24 @@ from PIL import Image
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
+from caraml.engine.steps import StepTable
+from caraml.engine.summary import RankSummary
 from caraml.engine.validation import validate
 from caraml.launch.script import write_script
+from caraml.metrics.definitions import METRICS
+from caraml.metrics.model import Metric, unknown
+from caraml.metrics.quality import image_quality
 from caraml.results.files import read_table
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Measure, Point
+from caraml.worker.training import Worker
 from caraml.workloads import load_workload
-from caraml.workloads.base import BuildContext, Task
+from caraml.workloads.base import BuildContext, Quality, Task
 from caraml.workloads.image_classification import Params as ImageParams
 from caraml.workloads.image_classification import _network, flops_per_image, follow, goyal_rate
 from caraml.workloads.image_classification.generator import generate_image_folder
 from caraml.workloads.image_classification.store import pack_images
+from caraml.workloads.image_compression import Params as CompressionParams
 from caraml.workloads.question_answering import Params as QuestionParams
 from caraml.workloads.question_answering import flops_per_item
 from caraml.workloads.question_answering.data import generate_squad
@@ -247,6 +254,55 @@ def test_label_smoothing_raises_the_lowest_loss(folder: Path) -> None:
     images, labels = next(plain.batches)
     certain.forward = lambda _: torch.nn.functional.one_hot(labels, 4).float() * 50  # type: ignore[method-assign]
     assert plain.loss(certain, [images, labels]).item() == pytest.approx(0, abs=1e-6) and smooth.loss(certain, [images, labels]).item() > 1
+
+
+def test_what_a_compressed_image_is_worth() -> None:
+    """Over held-out images: all of them or so many batches, the same as of the network's own output; bits by the precision."""
+    task = build("image_compression", {"width": 4, "images": 64, "held_out": 24}, 8)
+    assert task.quality is not None and task.validation is not None
+    task.model.eval()
+    with torch.no_grad():
+        whole, part = task.quality.measure(None), task.quality.measure(2)
+        images = torch.cat([batch.float() / 255 for batch in task.validation()])
+        truth = image_quality([(task.model(images), images)])
+        with torch.autocast("cpu", torch.bfloat16):
+            half = task.quality.measure(1)
+    assert whole.keys() == set(task.quality.names) == {*truth, "bits_per_pixel"}
+    assert (whole["psnr"].n, part["psnr"].n, half["psnr"].n) == (24, 16, 8)
+    assert all(whole[name].value == pytest.approx(found.value, rel=1e-4) for name, found in truth.items())
+    assert whole["bits_per_pixel"].value == 4 * 7 * 7 * 32 / 28**2 == 8 and half["bits_per_pixel"].value == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "count"), [({"measure": Measure(epochs=2, idle_seconds=0)}, 40), ({"devices": 2}, 40), ({"mode": "compute"}, None)]
+)
+def test_quality_goes_to_the_record(tmp_path: Path, make_point: MakePoint, values: dict[str, Any], count: int | None) -> None:
+    few = Measure(target=0.5, min_seconds=0, min_steps=4, max_steps=4, idle_seconds=0, warm_up_max_seconds=1)
+    params = CompressionParams(width=4, images=64, held_out=40).model_dump(mode="json")
+    point = make_point(workload="image_compression", params=params, global_batch=16, micro_batch=8, **{"measure": few, **values})
+    attempt = Store(tmp_path).new_attempt(point)
+    assert subprocess.run([str(write_script(point, attempt, threads=1))], timeout=300, check=False).returncode == 0
+    record = read_record(attempt / RECORD)
+    for name in ("psnr", "ssim", "ms_ssim", "bits_per_pixel"):
+        metric = record.metrics[name]
+        assert metric.unit == METRICS[name].unit
+        assert (metric.value, metric.reason) == (None, "only mode train validates and saves") if count is None else metric.value is not None
+    assert record.metrics["psnr"].n == count
+
+
+def test_quality_that_cannot_be_measured_has_the_reason(tmp_path: Path, make_point: MakePoint) -> None:
+    """Its failure costs neither the measurement nor the loss."""
+    worker = Worker(tmp_path, make_point(mode="train"))
+    task = build("image_compression", {"width": 4, "images": 64, "held_out": 8}, 8)
+
+    def fails(most: int | None) -> dict[str, Metric]:
+        raise RuntimeError("no room for the windows")
+
+    task.quality = Quality(("psnr",), fails)
+    worker._quality = unknown(METRICS, ["psnr"], "not yet")
+    worker._validate_and_save(task, torch.device("cpu"), RankSummary(0.0, 1.0, StepTable(), [], 0.0, 0.0, 0, []))
+    assert worker._validation_loss is not None
+    assert worker._quality["psnr"].value is None and "no room for the windows" in (worker._quality["psnr"].reason or "")
 
 
 def test_epochs_go_all_the_way_to_the_record(folder: Path, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What follows training: the validation loss, and how long the model takes to be saved."""
+"""What follows training: the validation loss, the model's quality, and how long it takes to be saved."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from caraml.base.files import replacing
 from caraml.engine.precision import autocast
 from caraml.engine.ranks import Ranks
+from caraml.metrics.model import Metric
 from caraml.suite.model import Precision
 from caraml.workloads.base import VALIDATION_BATCHES, Task
 
@@ -62,6 +63,15 @@ def _judged(task: Task, batch: Any) -> torch.Tensor:
         return task.judge(task.model, batch)
     loss = task.loss(task.model, batch)
     return torch.stack([loss, torch.zeros_like(loss), torch.ones_like(loss)])
+
+
+def quality(task: Task, precision: Precision, device: torch.device, whole: bool) -> dict[str, Metric]:
+    """The task's own metrics over ``VALIDATION_BATCHES`` held-out batches at most, or over the ``whole`` of that data."""
+    if task.quality is None:
+        return {}
+    task.model.eval()
+    with torch.no_grad(), autocast(precision, device):
+        return task.quality.measure(None if whole else VALIDATION_BATCHES)
 
 
 def save_model(model: torch.nn.Module, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from caraml.metrics import energy, epochs, roofline, run, window
+from caraml.metrics import energy, epochs, quality, roofline, run, window
 from caraml.metrics.model import MetricDefinition
 
 METRICS: dict[str, MetricDefinition] = {
@@ -11,6 +11,7 @@ METRICS: dict[str, MetricDefinition] = {
     **energy.DEFINITIONS,
     **run.DEFINITIONS,
     **epochs.DEFINITIONS,
+    **quality.DEFINITIONS,
 }
 
 

@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from caraml.suite.model import Mode, Point
 
+ONLY_TRAINED = "only mode train validates and saves"
+"""Why there is no metric of a trained model in other modes."""
 Direction = Literal["higher", "lower", "neither"]
 
 
@@ -163,7 +165,7 @@ class Measured:
     whole_data_wait: float | None = None
     """Longest wait for batches of any rank, over all steps."""
     validation_loss: float | None = None
-    no_validation: str = "only mode train validates and saves"
+    no_validation: str = ONLY_TRAINED
     """Why there is no validation loss, or no saved model, if there is none."""
     epochs: Sequence[Epoch] = ()
     """Where training went by epochs."""

@@ -9,6 +9,7 @@ from typing import Any
 from caraml.analysis.roofline import RooflineRow, roofline
 from caraml.base.chart import Axis, Drawing, bars, cells, dots, marks, wide_range
 from caraml.base.format import count, prefixed, printable, significant
+from caraml.metrics.definitions import title_of, unit_of
 from caraml.metrics.model import Metric
 from caraml.report.grouping import (
     ACTION,
@@ -37,6 +38,7 @@ from caraml.report.grouping import (
     labels,
     machine,
     marker,
+    metric,
     repeated,
     works,
 )
@@ -52,6 +54,9 @@ AMOUNT = "10⁶"
 """How the figures write the amount of work that is compared."""
 MARGIN = 1.5
 """Factor between the outermost points of a roofline and the ends of its axes."""
+
+QUALITY = [metric(name, title_of(name), unit_of(name)) for name in ("psnr", "ms_ssim", "exact_match", "f1", "accuracy_validation")]
+"""What says how good a trained model is."""
 
 Lines = Sequence[tuple[str, list[Record]]]
 """Repeats of one point, or points along one line of a figure, by name."""
@@ -72,13 +77,15 @@ def of_works(records: Iterable[Record], draw: Callable[[str, list[Record], Lines
 
 
 def over_batch(records: Sequence[Record]) -> Figures:
-    """For each work, rate, energy of an hour and efficiency over the batch, a line for each machine; bars where no batch was swept."""
+    """For each work, rate, energy of an hour and efficiency over the batch, and the model's quality where it is known, a line for each
+    machine; bars where no batch was swept."""
     figures, single = [], []
     for name, group in works([record for record in records if record.value("throughput") is not None]).items():
         lines = families(group, ("batch",))
         swept = any(len({record.point.global_batch for record in line}) > 1 for line in lines.values())
         if swept and any(RATE.of([record]) is not None for record in group):
-            figures.append(_panels(name, lines))
+            figures.append(_panels(name, lines, (RATE, HOUR, EFFICIENCY)))
+            figures += [_panels(name, lines, QUALITY)] if any(one.of([record]) for one in QUALITY for record in group) else []
         else:
             single += group
     for item in dict.fromkeys(record.item for record in single):
@@ -86,10 +93,11 @@ def over_batch(records: Sequence[Record]) -> Figures:
     return first_figures(figures)
 
 
-def _panels(name: str, lines: dict[str, list[Record]]) -> ReportFigure:
+def _panels(name: str, lines: dict[str, list[Record]], wanted: Sequence[Quantity]) -> ReportFigure:
     shown, more = first(list(lines.items()), MOST_SERIES, "line")
     places = [(line, repeats) for line, records in shown for repeats in _by_batch(records)]
-    quantities = [quantity for quantity in (RATE, HOUR, EFFICIENCY) if any(quantity.of(repeats) is not None for _, repeats in places)]
+    quantities = [quantity for quantity in wanted if any(quantity.of(repeats) is not None for _, repeats in places)]
+    whole = "Quality" if wanted is QUALITY else "Rate, energy and efficiency" if len(quantities) > 1 else "Rate"
     batches = sorted({_batch(repeats) for _, repeats in places})
     # One octave of the axis is a tick; a single one would have no width.
     x = Axis("global batch [samples]", log=2, ticks=[float(batch) for batch in batches], domain=(batches[0] / 1.15, batches[-1] * 1.15))
@@ -104,16 +112,17 @@ def _panels(name: str, lines: dict[str, list[Record]]) -> ReportFigure:
             ]
             for line, records in shown
         ]
-        title = f"{quantity.title} [{unit}]"
-        about = f"{title if len(quantities) > 1 else 'Rate'} over global batch: {name}"
-        drawings.append(marks(series, x, Axis(title, zero=True), about))
+        title = f"{quantity.title} [{unit}]" if unit else quantity.title
+        about = f"{title if len(quantities) > 1 else whole} over global batch: {name}"
+        drawings.append(marks(series, x, Axis(title, zero=wanted is not QUALITY), about))
     columns = ["series", "global batch", "runs", *(quantity.title.lower() for quantity in quantities)]
     rows = [[line, f"{_batch(repeats):,}", str(len(repeats)), *(q.text(q.of(repeats)) for q in quantities)] for line, repeats in places]
     note = "The short lines show the 95 % confidence interval"
     note += "; of repeats, the mean and the widest ends." if any(len(repeats) > 1 for _, repeats in places) else "."
-    missing = sum(RATE.of(repeats) is not None and EFFICIENCY.of(repeats) is None for _, repeats in places) if len(quantities) > 1 else 0
+    with_energy = RATE in quantities and len(quantities) > 1
+    missing = sum(RATE.of(repeats) is not None and EFFICIENCY.of(repeats) is None for _, repeats in places) if with_energy else 0
     note += f" {count(missing, 'point')} without energy." if missing else ""
-    title = f"{'Rate, energy and efficiency' if len(quantities) > 1 else 'Rate'} over global batch: {name}"
+    title = f"{whole} over global batch: {name}"
     return ReportFigure(title, drawings, [line for line, _ in shown], "mark", columns, rows, note + more)
 
 

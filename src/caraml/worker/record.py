@@ -23,7 +23,7 @@ from caraml.engine.steps import StepRow, StepTable
 from caraml.engine.summary import RankSummary
 from caraml.metrics.energy import joules, nominal_epoch
 from caraml.metrics.epochs import epoch_metrics
-from caraml.metrics.model import Bandwidth, Epoch, Facts, Measured, Metric, Peak, Phase, Window, steps_per_epoch
+from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Epoch, Facts, Measured, Metric, Peak, Phase, Window, steps_per_epoch
 from caraml.metrics.roofline import limit_flags
 from caraml.metrics.run import is_input_bound, run_metrics, whole_run, without_wait
 from caraml.metrics.window import at_mean_items, derive
@@ -66,6 +66,8 @@ class Known:
     datasheet: Peak | None = None
     """Of a device that the workload brought itself; else the system's description has it."""
     validation_loss: float | None = None
+    quality: dict[str, Metric] = field(default_factory=dict)
+    """The workload's own metrics of the trained model."""
     afterwards_failed: str | None = None
     """Why validating or saving failed, if it did."""
     chosen: dict[str, Any] = field(default_factory=dict)
@@ -123,7 +125,7 @@ def make_record(ranks: list[RankSummary], known: Known) -> Record:
     if known.facts.epoch_items is not None:
         metrics |= nominal_epoch(metrics["energy_per_item"], known.facts.epoch_items, point.world)
     metrics |= epoch_metrics(measured, joules(nodes.spans.get("epochs"), *HEADLINES))
-    metrics |= whole_run(nodes.spans.get("run"))
+    metrics |= whole_run(nodes.spans.get("run")) | known.quality
     surroundings["affinity"] = [rank.affinity for rank in ranks]
     surroundings["throttled"] = nodes.throttled
     lost = not np.isfinite(measured.losses).all()
@@ -166,7 +168,7 @@ def together(ranks: list[RankSummary], known: Known) -> Measured:
     losses = np.array([rank.losses for rank in ranks if rank.losses])  # a pipeline's last stage alone sees the loss
     memory = [rank.device_memory for rank in ranks if rank.device_memory is not None]
     loss, trains = known.validation_loss, known.point.mode == "train"
-    why = "the workload has no held-out data" if trains else "only mode train validates and saves"
+    why = "the workload has no held-out data" if trains else ONLY_TRAINED
     if loss is not None and not np.isfinite(loss):
         loss, why = None, "it was NaN or infinite"
     waits = known.tells_wait

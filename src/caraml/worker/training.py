@@ -32,9 +32,10 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.step import Watch, make_step
 from caraml.engine.steps import Step
 from caraml.engine.summary import RankSummary
-from caraml.engine.validation import save_model, validate, validation_loss
+from caraml.engine.validation import quality, save_model, validate, validation_loss
 from caraml.engine.watchdog import Watchdog, die_with_parent
-from caraml.metrics.model import Bandwidth, Facts, Peak
+from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Facts, Metric, Peak, unknown
+from caraml.metrics.quality import DEFINITIONS as QUALITY
 from caraml.metrics.roofline import bandwidth_of, peak_of
 from caraml.power.store import ROW
 from caraml.results.files import write_table
@@ -76,6 +77,7 @@ class Worker:
         self._divided: Divided | None = None
         self._measuring: MeasuringLoop | None = None
         self._validation_loss: float | None = None
+        self._quality: dict[str, Metric] = {}
         self._afterwards_failed: str | None = None
         self.measured = False
         """Whether everything is measured and written."""
@@ -197,6 +199,8 @@ class Worker:
             with self.log.phase("load_checkpoint"):
                 checkpoint.load(*self._parts(task), Path(task.start_from))
         self._facts = task.facts.in_mode(self.point.mode)
+        if task.quality is not None:
+            self._quality = unknown(QUALITY, task.quality.names, ONLY_TRAINED)
         return task
 
     def _step(self, task: Task, device: Device, watch: Watch) -> tuple[Tracer | None, Step]:
@@ -292,6 +296,8 @@ class Worker:
             with self.log.phase("evaluate"):
                 if not mine.epochs and self._divided is None:
                     self._validation_loss = validation_loss(task, self.point.precision, device)
+                if self.rank == 0:
+                    self._quality |= quality(task, self.point.precision, device, whole=bool(mine.epochs))
             with self.log.phase("save_model"):
                 if together:
                     from caraml.engine.parallel import checkpoint
@@ -300,7 +306,8 @@ class Worker:
                 else:
                     save_model(task.model, self.folder)
         except (CaramlError, OSError, RuntimeError) as error:
-            self._afterwards_failed = _in_words(error)
+            self._afterwards_failed = reason = _in_words(error)
+            self._quality |= {name: one.model_copy(update={"reason": reason}) for name, one in self._quality.items() if one.value is None}
 
     def _traced(self, ranks: Ranks, task: Task, tracer: Tracer, step: Step, record: Record | None) -> Record | None:
         """Trace a few steps more, once what was measured is safe in a file; the record with what they show. Collective."""
@@ -337,6 +344,7 @@ class Worker:
             datasheet=probed if self._own_device is not None else None,
             validation_loss=self._validation_loss,
             afterwards_failed=self._afterwards_failed,
+            quality=self._quality,
             chosen={"matmul": self._products.told} if self._products is not None else {},
         )
         return make_record(everyone, known)

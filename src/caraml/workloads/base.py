@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from pydantic import BaseModel
 
-from caraml.metrics.model import Facts
+from caraml.metrics.model import Facts, Metric
 from caraml.suite.model import Knobs
 
 if TYPE_CHECKING:
@@ -121,6 +121,16 @@ class Division:
     """Shape of one sample's hidden states between two stages."""
 
 
+@dataclass(frozen=True)
+class Quality:
+    """What a task can say of the model's quality besides the loss."""
+
+    names: tuple[str, ...]
+    """Of the metrics, which ``caraml.metrics.quality`` defines."""
+    measure: Callable[[int | None], dict[str, Metric]]
+    """On held-out data, at most so many batches or all of it; the model is in evaluation mode and nothing has a gradient."""
+
+
 @dataclass
 class Task:
     """Everything that the engine needs to train: built once per process, for this rank."""
@@ -146,6 +156,8 @@ class Task:
     and a method ``share(rank, world)``, the part of one rank; else every rank takes every ``world``-th batch."""
     judge: Callable[[torch.nn.Module, Any], torch.Tensor] | None = None
     """Of a held-out batch: ``[sum of losses, number answered right, number of samples]``, shape (3,). Without it there is only a loss."""
+    quality: Quality | None = None
+    """Measured once, after the last step, on rank 0; ``None`` where there is no such metric or no held-out data."""
     damaged: Callable[[], dict[str, str]] | None = None
     """The damaged input files that this rank met and skipped, each with its reason."""
     division: Division | None = None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from caraml.workloads.base import BuildContext, Task, Workload, counted_facts, open_source
+from caraml.metrics.model import Metric
+from caraml.metrics.quality import DEFINITIONS, image_quality
+from caraml.workloads.base import BuildContext, Quality, Task, Workload, counted_facts, open_source
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +68,25 @@ def build(ctx: BuildContext[Params]) -> Task:
         size = ctx.micro_batch
         return (unseen.__getitems__(range(first, min(first + size, len(unseen)))).to(ctx.device) for first in range(0, len(unseen), size))
 
-    return Task(model, optimizer, source.batches, loss, facts, predict=_reconstruct, validation=validation, close=source.close)
+    def quality(most: int | None) -> dict[str, Metric]:
+        """Of the reconstructions as they are, between 0 and 1 and not rounded to 256 levels; and the rate."""
+        scaled = [batch.float().div_(255) for batch in itertools.islice(validation(), most)]
+        stored = model.encode(scaled[0])
+        bits = 8 * stored.element_size() * stored[0].numel() / scaled[0][0].numel()
+        rate = Metric(value=bits, unit=DEFINITIONS["bits_per_pixel"].unit)
+        return {**image_quality((model(images), images) for images in scaled), "bits_per_pixel": rate}
+
+    return Task(
+        model,
+        optimizer,
+        source.batches,
+        loss,
+        facts,
+        predict=_reconstruct,
+        validation=validation,
+        quality=Quality(("psnr", "ssim", "ms_ssim", "bits_per_pixel"), quality),
+        close=source.close,
+    )
 
 
 def _reconstruct(net: torch.nn.Module, batch: Any) -> torch.Tensor:
