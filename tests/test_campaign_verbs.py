@@ -406,3 +406,16 @@ def test_an_archive_comes_back_whole(here: Path) -> None:
     assert "0 records added, 3 known" in caraml(here, "import", "verbs.caraml.zip", "--out", "other").stdout
     assert Store(here / "other").records("verbs") == Store(here / "caraml-results").records("verbs")
     assert "3 points: 2 ok, 1 skipped" in caraml(here, "status", "--out", "other").stdout
+
+
+def test_a_program_sees_the_site_s_variables_with_and_without_energy(here: Path) -> None:
+    machine = caraml(here, "system", "detect").stdout
+    (here / "there.toml").write_text(f'{machine}\n[site.software.variables]\nOMP_WAIT_POLICY = "active"\n')
+    program = 'params = { argv = ["sh", "-c", "echo is $OMP_WAIT_POLICY"], energy = false }\n'
+    (here / "env.toml").write_text(f'name = "env"\ntitle = "E"\n[[benchmark]]\nname = "e"\nworkload = "command"\n{program}')
+    for number, more in enumerate((("--set", "params.energy=false"), ("--set", "params.energy=true", "--set", "measure.idle_seconds=0"))):
+        out = f"out{number}"
+        done = caraml(here, "run", "env.toml", "--system", "there.toml", "--out", out, *more, CARAML_POWER="fake:constant")
+        assert done.returncode == 0, done.stderr
+        (log,) = (here / out).glob("points/*/1/worker.log")
+        assert log.read_text() == "is active\n", more

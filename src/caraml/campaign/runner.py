@@ -400,9 +400,10 @@ class Campaign:
             write_file(folder / name, text, mode=0o755 if own else 0o644, sync="folder" if own else "none")
 
     def is_light(self, params: Params) -> bool:
-        """Whether the shell alone runs it here."""
-        here = self.launcher.slots is not None and self.system.site.container.runtime == "none"
-        return here and params.marks is None and not (params.energy and self._no_sensor is None)
+        """Whether the shell alone runs it here: in the environment of whoever started the campaign, so not where the site has its own."""
+        site = self.system.site
+        bare = site.container.runtime == "none" and not (site.software.modules or site.software.venv or site.software.variables)
+        return bare and self.launcher.slots is not None and params.marks is None and not (params.energy and self._no_sensor is None)
 
     @cached_property
     def _no_sensor(self) -> str | None:
