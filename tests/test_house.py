@@ -104,7 +104,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_680,
+    "analysis": 3_696,
     "base": 2_550,
     "campaign": 1_690,
     "cli": 1_450,

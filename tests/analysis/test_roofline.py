@@ -19,3 +19,14 @@ def test_rows_of_records_with_and_without_bytes(make_point) -> None:  # type: ig
     assert unknown.limit is None and unknown.share is None and unknown.reason
     assert row.limit == "memory" and row.ridge == pytest.approx(40) and row.share == 0.5
     assert row.attainable_flops_per_s == pytest.approx(plain.peak_measured.value / 4)
+
+
+def test_a_program_has_no_operations_and_is_not_called_old() -> None:
+    made = make_record()
+    assert made.facts is not None
+    record = made.model_copy(update={"metrics": {name: one for name, one in made.metrics.items() if name != "share_of_limit"}})
+    program = record.model_copy(update={"facts": made.facts.model_copy(update={"flops_per_item": None})})
+    assert [row.reason for row in roofline([program, record])] == [
+        "the operations of a program are not counted",
+        "measured by a version of CARAML that knew no roofline",
+    ]

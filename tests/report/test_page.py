@@ -131,11 +131,18 @@ def test_the_summary_says_how_good_what_is_best_and_what_to_do() -> None:
         made = make_record(make_point(global_batch=batch), "token", 40, step, 300.0)
         return made.model_copy(update={"flags": flags, **changes})
 
+    def wild(record: Record) -> Record:
+        rate = record.metrics["throughput"]
+        much = rate.model_copy(update={"low": 0.001 * (rate.value or 0.0), "high": 50.0 * (rate.value or 0.0)})
+        return record.model_copy(update={"metrics": {**record.metrics, "throughput": much}})
+
     lines = repeated([run(4, 0.1, []), run(8, 0.1, ["imprecise"]), run(16, 0.1, ["busy_machine"])])
     found = dict(findings(lines))
     assert found["Quality"].endswith("; 1 of 3 wider than asked for; 1 of 3 disturbed"), found
+    assert "e+" not in dict(findings(repeated([wild(run(4, 0.1, []))])))["Quality"]
     assert " b8 " in found["Fastest"] and "b4" not in found["Fastest"] and "b16" not in found["Fastest"], "not one that was disturbed"
     assert "on a quiet machine or for longer" in found["Next"] and "caraml advise" in found["Next"]
+    assert "caraml retry quick" in found["Next"], "needs no file"
     failed = run(4, 1.0, [], status="failed", reason="no", metrics={}, window=None)
     assert "is imprecise" in dict(findings(repeated([run(8, 0.1, ["imprecise"])])))["Next"]
     ((title, text),) = findings(repeated([failed]))

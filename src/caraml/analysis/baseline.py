@@ -101,7 +101,7 @@ def accept(records: Sequence[Record], suite: str, name: str) -> Baseline:
         listed = "; ".join(", ".join(one.values()) for one in machines.values())
         raise InputError(f"suite {suite} has results of {len(machines)} machines: {listed}", "accept a folder with results of one")
     if {record.method_version for record in good} != {METHOD_VERSION}:
-        raise InputError(f"suite {suite} was measured by another method than this CARAML's", f"caraml run {suite} --again")
+        raise InputError(f"suite {suite} was measured by another method than this CARAML's", f"caraml retry {suite}")
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(work_of(record.point), []).append(record)

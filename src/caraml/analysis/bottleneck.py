@@ -49,6 +49,11 @@ class Diagnosis:
     shares: tuple[Share, ...]
     sentence: str
 
+    @property
+    def word(self) -> str:
+        """What limits it, or why there is no such part, in a few words."""
+        return self.by or ("not known" if _is_unknown(self.shares) else "nothing that stands out")
+
 
 class Partners:
     """The records among which a run finds its counterparts: the same work in another mode, or on one device."""
@@ -146,8 +151,12 @@ def _rest(record: Record, partners: Partners, shares: Sequence[Share]) -> Share:
     return Share("memory and overhead", left, text)
 
 
+def _is_unknown(shares: Sequence[Share]) -> bool:
+    return any(share.share is None for share in shares if share.part != "communication")
+
+
 def _largest(shares: Sequence[Share]) -> Part | None:
-    if any(share.share is None for share in shares if share.part != "communication"):
+    if _is_unknown(shares):
         known = [share for share in shares if share.share is not None and share.share > 0.5]
         return known[0].part if known else None
     ranked = sorted((share for share in shares if share.share is not None), key=lambda share: -(share.share or 0.0))
@@ -162,6 +171,6 @@ def _sentence(by: Part | None, shares: Sequence[Share]) -> str:
         "communication": "communication is the limit: larger batch per device, or faster links",
         "compute": "arithmetic is the limit: only lower precision or faster devices help",
         "memory and overhead": "neither arithmetic nor input nor communication is the limit: memory traffic, launches or slow kernels",
-        None: "no single limit stands out",
+        None: "what limits it is not known" if _is_unknown(shares) else "no single limit stands out",
     }[by]
     return f"{advice} ({told})"

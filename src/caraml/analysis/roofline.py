@@ -67,5 +67,11 @@ def _row(record: Record) -> RooflineRow:
         limit=limit,
         attainable_flops_per_s=attainable,
         share=share.value if share is not None else None,
-        reason=share.reason if share is not None else "measured by a version of CARAML that knew no roofline",
+        reason=share.reason if share is not None else _unknown(record),
     )
+
+
+def _unknown(record: Record) -> str:
+    """Why a record says nothing of the roofline."""
+    counted = record.facts is not None and record.facts.flops_per_item is not None
+    return "measured by a version of CARAML that knew no roofline" if counted else "the operations of a program are not counted"

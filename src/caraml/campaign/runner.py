@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -44,7 +43,7 @@ from caraml.launch.script import SCRIPT
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.claim import CLAIM, HANDLE, STARTED, Heartbeat
 from caraml.results.finish import finish, now, skipped
-from caraml.results.listing import Listing
+from caraml.results.listing import Listing, command_of
 from caraml.results.record import FINAL, STOPPED, Record
 from caraml.results.status import DONE, ProgressReader
 from caraml.results.store import POINT, RECORD, Store, folder_name, latest_in, read_record
@@ -131,9 +130,8 @@ class Campaign:
 
     @property
     def command(self) -> str:
-        """What runs the suite, for hints: a file's name has to stand for itself."""
-        file = self.options.file
-        return f"caraml run {shlex.quote(file) if file.endswith('.toml') else self.suite.suite.name}"
+        """What runs the suite, for hints."""
+        return command_of(self.options.file, self.suite.suite.name)
 
     def plan(self) -> Plan:
         """The points of the suite on this system. Raises ``InputError`` with every fault of the suite."""

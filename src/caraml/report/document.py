@@ -17,7 +17,7 @@ from caraml.analysis.table import rows as flat_rows
 from caraml.base.chart_file import standalone
 from caraml.base.errors import InputError
 from caraml.base.files import write_file
-from caraml.base.format import printable
+from caraml.base.format import percent, printable
 from caraml.metrics.definitions import title_of
 from caraml.report import figures, scaling, times
 from caraml.report import section as text
@@ -153,7 +153,7 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
     disturbed = [line for line in good if disturbances(undisturbed(line.good))]
     rates = [line.mean.metrics["throughput"] for line in good]
     widths = sorted(width / rate.value for rate in rates if rate.value and (width := half_width(rate)) is not None)
-    told = f"rates are known to ± {100 * widths[len(widths) // 2]:.2g} % (median)" if widths else "no rate has an interval"
+    told = f"rates are known to ± {percent(widths[len(widths) // 2], 2)} (median)" if widths else "no rate has an interval"
     told += f", {len(rates) - len(widths)} of {len(rates)} without an interval" if widths and len(widths) < len(rates) else ""
     imprecise = [line for line in good if "imprecise" in line.mean.flags]
     told += f"; {len(imprecise)} of {len(good)} wider than asked for" if imprecise else ""
@@ -168,8 +168,8 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
                 best.append(f"{named[record.key]}: {quantity.text(record.metrics[quantity.name])}")
         found += [(title, _some(best))] if best else []
     partners = Partners(line.mean for line in good)
-    limits = Counter(bottleneck(line.mean, partners).by for line in good)
-    found.append(("Limited by", ", ".join(f"{part or 'nothing that stands out'}: {number}" for part, number in limits.most_common())))
+    limits = Counter(bottleneck(line.mean, partners).word for line in good)
+    found.append(("Limited by", ", ".join(f"{word}: {number}" for word, number in limits.most_common())))
     return found + _next_steps(lines, [*disturbed, *imprecise])
 
 
@@ -187,7 +187,7 @@ def _next_steps(lines: Sequence[Repeats], doubtful: Sequence[Repeats]) -> list[t
     if lost := [record for record in runs if record.status not in ("ok", "skipped")]:
         steps.append(f"caraml logs {lost[0].key} says why {lost[0].point.label} {lost[0].status}; caraml retry {suite} tries again")
     if doubtful:
-        steps.append(f"measure again what was disturbed or is imprecise, on a quiet machine or for longer: caraml run {suite} --again")
+        steps.append(f"measure again what was disturbed or is imprecise, on a quiet machine or for longer: caraml retry {suite}")
     if any(energy_reason(record) is not None for record in runs):
         steps.append("energy: caraml doctor names the sensors of this machine and what they need")
     if len([line for line in lines if line.good]) > 1:

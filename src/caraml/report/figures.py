@@ -117,8 +117,7 @@ def _panels(name: str, lines: dict[str, list[Record]], wanted: Sequence[Quantity
         drawings.append(marks(series, x, Axis(title, zero=wanted is not QUALITY), about))
     columns = ["series", "global batch", "runs", *(quantity.title.lower() for quantity in quantities)]
     rows = [[line, f"{_batch(repeats):,}", str(len(repeats)), *(q.text(q.of(repeats)) for q in quantities)] for line, repeats in places]
-    note = "The short lines show the 95 % confidence interval"
-    note += "; of repeats, the mean and the widest ends." if any(len(repeats) > 1 for _, repeats in places) else "."
+    note = "The short lines show the 95 % confidence interval between runs."
     with_energy = RATE in quantities and len(quantities) > 1
     missing = sum(RATE.of(repeats) is not None and EFFICIENCY.of(repeats) is None for _, repeats in places) if with_energy else 0
     note += f" {count(missing, 'point')} without energy." if missing else ""

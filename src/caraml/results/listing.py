@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import shlex
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -19,6 +20,11 @@ from caraml.system.variables import digest
 
 _UNKNOWN = "another user, another machine or an earlier version"
 _AGAIN = "run the suite again: what has a result is not measured twice"
+
+
+def command_of(file: str, name: str) -> str:
+    """What runs a suite, for hints; ``file`` is the path that it was read from, if it is none of the catalogue."""
+    return f"caraml run {shlex.quote(file) if file.endswith('.toml') else name}"
 
 
 class Listing(BaseModel):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caraml.base.errors import InputError
-from caraml.results.listing import Listing
+from caraml.results.listing import Listing, command_of
 from caraml.results.rows import Scalar, row_of
 from caraml.results.store import RECORD, Store, attempts, read_record
 
@@ -152,8 +152,8 @@ def last_two(name: str, root: Path) -> tuple[Selection, Selection]:
         before = [one for one in rounds if one.campaign == last.campaign and one.round < last.round]
         if before:
             return _of_round(store, before[-1]), _of_round(store, last)
-    told = ", ".join(map(_told, rounds))
-    raise InputError(f"suite {suites[0]} has no two rounds of the same points to compare: {told}", f"caraml run {suites[0]} --again")
+    told, again = ", ".join(map(_told, rounds)), command_of(rounds[-1].file, suites[0])
+    raise InputError(f"suite {suites[0]} has no two rounds of the same points to compare: {told}", f"{again} --again")
 
 
 def _everything(name: str, store: Store) -> Selection:
