@@ -82,9 +82,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     return False
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The spelling among ``known`` that is closest to ``word``, or ``None`` if nothing is close."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """The spelling among ``known`` that is closest to ``word``, or ``None`` if nothing is close; ``alike`` is 1 for the same letters."""
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=alike)
     return matches[0] if matches else None
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
 import typer
 
-from caraml.base.errors import InputError, unknown_name
+from caraml.base.errors import InputError, nearest, unknown_name
 from caraml.base.files import open_to_append
 from caraml.base.format import printable
 from caraml.base.toml import FaultsError, parse_toml
@@ -28,9 +29,9 @@ from caraml.launch.launchers import Name, default_name, launcher
 from caraml.report.progress import LiveTable, LogLines
 from caraml.results.record import Record
 from caraml.results.store import Store
-from caraml.suite.expand import WHOLE, SuitePart, refuse_with_all_faults
-from caraml.suite.load import SuiteFile, load_suite, suite_of
-from caraml.system.catalogue import load_system
+from caraml.suite.expand import WHOLE, SuitePart, called, refuse_with_all_faults, words_of
+from caraml.suite.load import SuiteFile, catalog_suites, load_suite, suite_of
+from caraml.system.catalogue import LOCAL, list_systems, load_system
 from caraml.system.model import System
 from caraml.workloads import params_of
 
@@ -43,6 +44,8 @@ _DETACHED = "import json, sys; from caraml.cli import main; sys.argv[:] = ['cara
 _MANY = 500
 """Above so many points a run ends with counts: a table and a page of them are made when somebody wants to look."""
 _DEFAULTS = SlurmOptions()
+_SYNTHETIC, _SIZE, _ALIKE = "synthetic", re.compile(r"\d+[MB]", re.IGNORECASE), 0.75
+"""Tags: the one for made input, those for sizes of models, and how alike one is to a name that was meant."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,12 @@ class Asked:
 
     def machine(self) -> System:
         """The system. Raises ``InputError`` for an unknown one."""
-        return load_system(self.system, Path(self.suite) if self.suite.endswith(".toml") else None)
+        return load_system(self.system, self.beside)
+
+    @property
+    def beside(self) -> Path | None:
+        """The suite's file, beside which systems may be."""
+        return Path(self.suite) if self.suite.endswith(".toml") else None
 
     def launcher_name(self, system: System) -> Name:
         """The launcher asked for, or the machine's usual one. Raises ``InputError`` for an unknown one."""
@@ -205,6 +213,52 @@ class Asked:
         """The command that says where the campaign stands."""
         elsewhere = ["--out", str(self.out)] if self.out != RESULTS else []
         return shlex.join(["caraml", "status", campaign.suite.suite.name, *elsewhere])
+
+
+def by_tags(asked: Asked, tags: Sequence[str] | None, more: Sequence[str] | None) -> Asked:
+    """With what tags say, as CARAML's scripts for JUBE have them: a system, benchmarks, `synthetic` input. Others only name the campaign.
+
+    ``more`` are those that follow the suite's name without an option. Raises ``InputError`` for one that is nearly a name, or chooses
+    nothing here.
+    """
+    words = [*(tags or ()), *(more or ())]
+    if more and not tags:
+        given = " ".join(more)
+        raise InputError(f"found {given!r} after the suite, expected options", f"caraml run {asked.suite} --tag {given}")
+    if not words:
+        return asked
+    file = load_suite(asked.suite)
+    systems = {name.casefold(): name for one in list_systems(asked.beside) for name in (one.name, *one.aliases)}
+    known = {word.casefold(): word for word in [*words_of(file.names), _SYNTHETIC]} | systems
+    chosen: dict[str, list[str]] = {"--system": [], "--only": [], "--set": []}
+    for word in words:
+        if word.casefold() in systems:
+            chosen["--system"].append(word)
+        elif word == _SYNTHETIC:
+            chosen["--set"] += [f"params.data={word}"] if any(one.workload != "command" for one in file.suite.benchmark) else []
+        elif called(word, file.names):
+            chosen["--only"].append(word)
+        elif word == "container":
+            hint = "caraml container build containers/cuda.def caraml-cuda.sif (AMD: rocm.def), then its name in the system's file"
+            raise InputError(f"--tag {word}: images are not made by `run`", hint)
+        elif _SIZE.fullmatch(word) and (others := [name for name in catalog_suites() if called(word, load_suite(name).names)]):
+            hint = f"caraml run {others[0]} --tag {' '.join(words)}"
+            raise InputError(f"--tag {word}: no benchmark of suite {asked.suite!r} has this size", hint)
+        elif (guess := nearest(word.casefold(), known, _ALIKE)) is not None or more:
+            hint = (
+                f"did you mean {known[guess]!r}? A word to find the campaign by must be less like a name"
+                if guess
+                else "caraml list systems"
+            )
+            raise InputError(f"--tag {word}: no system, and no benchmark of suite {asked.suite!r}, is called so", hint)
+    system = {one.casefold(): one for one in [*([asked.system] if asked.system != LOCAL else []), *chosen["--system"]]}
+    if len(system) > 1:
+        raise InputError(f"a campaign runs on one system: found {' and '.join(system.values())}", "one of them, as --tag or --system")
+    if meant := [word for option, values in chosen.items() for value in values for word in (option, value)]:
+        say(f"--tag {' '.join(words)}: {shlex.join(meant)}", err=True)
+    part = replace(asked.part, names=[*asked.part.names, *chosen["--only"]])
+    settings = (*asked.settings, *chosen["--set"])
+    return replace(asked, system=next(iter(system.values()), asked.system), part=part, settings=settings, tags=tuple(words))
 
 
 def attended() -> bool:

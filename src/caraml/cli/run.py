@@ -25,6 +25,11 @@ Only = Annotated[list[str] | None, typer.Option("--only", help="A benchmark of t
 Where = Annotated[
     list[str] | None, typer.Option("--where", help="Only points that meet this condition: 'global_batch <= 256'. Repeatable.")
 ]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option("--tag", help="800M, A100, synthetic: what to run, and where. Else a word to find the campaign by. Repeatable."),
+]
+MoreTags = Annotated[list[str] | None, typer.Argument(metavar="[TAG]...", help="More words after --tag, as JUBE takes them.")]
 Again = Annotated[bool, typer.Option("--again", help="Measure also what has a result; earlier results are kept.")]
 OneAtATime = Annotated[bool, typer.Option("--one-at-a-time", help="Slurm: never two jobs of the campaign at the same time.")]
 Pack = Annotated[int, typer.Option("--pack", min=1, help="Slurm: most points that share one job and run in it one after another.")]
@@ -37,12 +42,14 @@ Throttle = Annotated[int | None, typer.Option("--throttle", min=1, help="Slurm: 
 @app.command()
 def plan(  # noqa: PLR0917 -- options, which nobody gives by position
     suite: SuiteName,
+    more_tags: MoreTags = None,
     out: Out = RESULTS,
     system: SystemName = "local",
     launcher: LauncherName = None,
     settings: Settings = None,
     only: Only = None,
     where: Where = None,
+    tag: Tags = None,
     again: Again = False,
     scripts: Annotated[bool, typer.Option("--scripts", help="Print one script of each kind in full.")] = False,
     too_large: TooLarge = False,
@@ -50,14 +57,14 @@ def plan(  # noqa: PLR0917 -- options, which nobody gives by position
 ) -> None:
     """Say what a run would do: points, time, energy, disk, scripts, and what will be refused. Nothing runs."""
     from caraml.campaign.preview import preview
-    from caraml.cli.asked import Asked
+    from caraml.cli.asked import Asked, by_tags
     from caraml.report.progress import LogLines
     from caraml.report.tables import preview_view
     from caraml.suite.expand import SuitePart
 
     part = SuitePart(only or (), where or ())
     asked = Asked(suite, out, system, launcher, tuple(settings or ()), again, too_large=too_large, remote=remote, part=part)
-    campaign = asked.campaign(LogLines(sys.stdout), say)
+    campaign = by_tags(asked, tag, more_tags).campaign(LogLines(sys.stdout), say)
     found = preview(campaign)
     console().print(preview_view(found, campaign.system, campaign.options.launcher, scripts))
     raise typer.Exit(ExitCode.WRONG_INPUT if found.objections else ExitCode.OK)
@@ -66,6 +73,7 @@ def plan(  # noqa: PLR0917 -- options, which nobody gives by position
 @app.command()
 def run(  # noqa: PLR0917 -- options, which nobody gives by position
     suite: SuiteName,
+    more_tags: MoreTags = None,
     out: Out = RESULTS,
     again: Again = False,
     system: SystemName = "local",
@@ -74,7 +82,7 @@ def run(  # noqa: PLR0917 -- options, which nobody gives by position
     only: Only = None,
     where: Where = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return at once; `caraml status` and the same command find the jobs.")] = False,
-    tag: Annotated[list[str] | None, typer.Option("--tag", help="A word to find the campaign by; may be given several times.")] = None,
+    tag: Tags = None,
     comment: Annotated[str, typer.Option("--comment", help="A sentence to remember the campaign by.")] = "",
     one_at_a_time: OneAtATime = False,
     pack: Pack = 1,
@@ -87,15 +95,15 @@ def run(  # noqa: PLR0917 -- options, which nobody gives by position
     remote: Remote = None,
 ) -> None:
     """Run a suite: every point that has no result yet, and those whose jobs still run. Prints a table and writes a page."""
-    from caraml.cli.asked import Asked
+    from caraml.cli.asked import Asked, by_tags
     from caraml.launch.batch import SlurmOptions
     from caraml.suite.expand import SuitePart
 
     slurm = SlurmOptions(throttle, one_at_a_time, pack)
-    asked = Asked(suite, out, system, launcher, tuple(settings or ()), again, detach, tuple(tag or ()), comment, slurm)
+    asked = Asked(suite, out, system, launcher, tuple(settings or ()), again, detach, (), comment, slurm)
     asked = replace(asked, here=here, no_wait=no_wait, bell=bell, too_large=too_large, remote=remote)
     asked = replace(asked, part=SuitePart(only or (), where or ()))
-    raise typer.Exit(asked.run(report))
+    raise typer.Exit(by_tags(asked, tag, more_tags).run(report))
 
 
 @app.command()

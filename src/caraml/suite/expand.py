@@ -91,8 +91,7 @@ class SuitePart:
         """Keys of the points; ``None`` for all. Raises ``InputError`` for a name or a condition that nothing here has or meets."""
         if not self.names and not self.where:
             return None
-        own = list(dict.fromkeys(benchmark.name for benchmark in file.suite.benchmark))
-        benchmarks = {name for asked in self.names for name in _called(asked, own, file.suite.name)} or own
+        benchmarks = {name for asked in self.names for name in _benchmarks(asked, file)} or file.names
         conditions = [Condition(text) for text in self.where]
         found = frozenset(
             one.key
@@ -108,15 +107,25 @@ class SuitePart:
 WHOLE = SuitePart()
 
 
-def _called(asked: str, own: Sequence[str], suite: str) -> list[str]:
-    """The benchmarks of a name, or those that have it as words of theirs. Raises ``InputError`` where there is none."""
-    found = [name for name in own if name == asked] or [
+def called(asked: str, own: Sequence[str]) -> list[str]:
+    """The benchmarks of a name, or those that have it as words of theirs."""
+    return [name for name in own if name == asked] or [
         name for name in own if re.search(rf"(?<!\w){re.escape(asked)}(?!\w)", name, re.IGNORECASE)
     ]
+
+
+def words_of(names: Sequence[str]) -> list[str]:
+    """The words of benchmarks' names, as :func:`called` knows them."""
+    return list(dict.fromkeys(word for name in names for word in re.split(r"[^\w.]+", name)))
+
+
+def _benchmarks(asked: str, file: SuiteFile) -> list[str]:
+    """The benchmarks that are called so. Raises ``InputError`` where there is none."""
+    own, found = file.names, called(asked, file.names)
     if not found:
-        guess = nearest(asked, [*own, *dict.fromkeys(word for name in own for word in re.split(r"[^\w.]+", name))])
+        guess = nearest(asked, [*own, *words_of(own)])
         raise InputError(
-            f"--only {asked}: no benchmark of suite {suite!r} has this name",
+            f"--only {asked}: no benchmark of suite {file.suite.name!r} has this name",
             f"did you mean {guess!r}?" if guess else f"known: {', '.join(own)}",
         )
     return found

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from caraml.base.errors import nearest, unknown_name
+from caraml.base.errors import InputError, nearest, unknown_name
 from caraml.base.limits import DEPTH, TOML, too_large
 from caraml.base.toml import Location, TomlDocument, checked, read_toml
 from caraml.suite.model import Measure, Point, Suite
 from caraml.system.variables import hidden
 
 CATALOG = Path(__file__).parent / "catalog"
+_OF_JUBE = {"llm_benchmark_nvidia_amd": "llm", "llm_benchmark_ipu": "caraml-ipu", "image_classification_torch_benchmark": "vision"}
+"""Suites with the work of CARAML's scripts for JUBE."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class SuiteFile:
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What stands behind the references of ``env`` in the suite and its document, which have no value themselves that may be a secret."""
 
+    @property
+    def names(self) -> list[str]:
+        """Its benchmarks, each name once."""
+        return list(dict.fromkeys(benchmark.name for benchmark in self.suite.benchmark))
+
 
 def policy(**keys: Any) -> Measure:
     """When a measurement starts and stops: the keys of ``measure`` in suites. Raises ``InputError`` with every fault."""
@@ -46,6 +53,14 @@ def load_suite(name: str) -> SuiteFile:
         InputError: no such suite or file, or the file is wrong; every fault at once.
     """
     path = Path(name)
+    if path.suffix in {".yaml", ".yml", ".xml"}:
+        same = _OF_JUBE.get(path.stem)
+        hint = (
+            f"suite {same!r} has the same work: caraml run {same}, with the same --tag"
+            if same
+            else f"caraml import --jube {name} > mine.toml"
+        )
+        raise InputError(f"{name}: found a script of JUBE, expected a suite", hint)
     if _is_name(name):
         path = CATALOG / f"{name}.toml"
         if not path.exists():

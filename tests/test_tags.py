@@ -1,0 +1,57 @@
+"""``--tag`` as CARAML's scripts for JUBE have it: what chooses a machine, a benchmark or its input, and what only names a campaign."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from caraml.base.errors import InputError
+from caraml.cli.asked import Asked, by_tags
+from caraml.suite.load import load_suite
+
+
+def meant(suite: str, *words: str, system: str = "local") -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """System, benchmarks, settings and labels of `caraml run SUITE --tag WORD WORD ...`."""
+    asked = by_tags(Asked(suite, Path("results"), system), words[:1], words[1:])
+    return asked.system, tuple(asked.part.names), asked.settings, asked.tags
+
+
+def test_tags_choose_as_they_did(capsys: pytest.CaptureFixture[str]) -> None:
+    found = meant("llm", "800M", "A100", "synthetic")
+    assert found == ("A100", ("800M",), ("params.data=synthetic",), ("800M", "A100", "synthetic"))
+    assert capsys.readouterr().err == "--tag 800M A100 synthetic: --system A100 --only 800M --set params.data=synthetic\n"
+    assert meant("llm-large", "175b", "jedi")[:3] == ("jedi", ("175b",), ())
+    assert meant("vision", "WAIH100")[:3] == ("WAIH100", (), ())
+    assert meant("caraml-ipu", "117M", "synthetic")[1:3] == (("117M",), ()), "those programs make their input anyway"
+    assert meant("llm", "A100", system="A100")[0] == "A100"
+
+
+def test_other_words_name_the_campaign(capsys: pytest.CaptureFixture[str]) -> None:
+    assert by_tags(Asked("llm", Path("r")), ["nightly", "cold"], None).tags == ("nightly", "cold")
+    assert by_tags(Asked("llm", Path("r")), None, None) == Asked("llm", Path("r"))
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("suite", "words", "told"),
+    [
+        ("llm", ("80OM", "A100"), "--tag 80OM: no system, and no benchmark of suite 'llm'.*did you mean '800M'"),
+        ("llm", ("800M", "A10O"), "--tag A10O.*did you mean 'A100'"),
+        ("vision", ("sinthetic",), "--tag sinthetic.*did you mean 'synthetic'"),
+        ("llm", ("800M", "xyz"), "--tag xyz: no system.*caraml list systems"),
+        ("llm", ("13B", "JEDI"), "--tag 13B: no benchmark of suite 'llm' has this size.*caraml run llm-large --tag 13B JEDI"),
+        ("vision", ("container", "H100"), "--tag container: images are not made by `run`.*caraml container build containers/cuda.def"),
+        ("llm", ("A100", "H100"), "one system: found A100 and H100"),
+    ],
+)
+def test_a_tag_that_there_is_not_gets_the_nearest_name_or_the_right_command(suite: str, words: tuple[str, ...], told: str) -> None:
+    with pytest.raises(InputError, match=f"(?s){told}"):
+        meant(suite, *words)
+
+
+def test_words_without_the_option_and_scripts_of_jube_get_the_command() -> None:
+    with pytest.raises(InputError, match=r"(?s)found '800M A100' after the suite.*caraml run llm --tag 800M A100"):
+        by_tags(Asked("llm", Path("r")), None, ["800M", "A100"])
+    with pytest.raises(InputError, match=r"(?s)found a script of JUBE.*suite 'llm' has the same work: caraml run llm"):
+        load_suite("llm_training/llm_benchmark_nvidia_amd.yaml")
