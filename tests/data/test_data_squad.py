@@ -9,11 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caraml.base.errors import InputError
-from caraml.workloads.question_answering.data import Question, SquadWindows, default_squad, generate_squad, read_squad, train_word_pieces
+from caraml.metrics.quality import answer_quality
+from caraml.workloads.question_answering.data import (
+    LONGEST_ANSWER,
+    Question,
+    Scores,
+    SquadWindows,
+    default_squad,
+    generate_squad,
+    read_squad,
+    train_word_pieces,
+)
 
 TEXT = "The river Ill rises in Austria and ends in the Rhine near the town of Feldkirch."
 
@@ -34,7 +45,7 @@ def question(answer: str, text: str = TEXT, **more: Any) -> dict[str, Any]:
 
 def test_both_versions_are_read(tmp_path: Path) -> None:
     first = read_squad(write(tmp_path / "v1.json", [question("Austria")]))
-    assert first == [Question(TEXT, "Where does it rise?", "Austria", 23)]
+    assert first == [Question(TEXT, "Where does it rise?", "Austria", 23, ("Austria",))]
     second = read_squad(
         write(tmp_path / "v2.json", [question("Rhine"), question("Rhine", is_impossible=True), {**question("Ill"), "answers": []}])
     )
@@ -102,6 +113,73 @@ def test_the_invented_people_are_a_valid_file_of_version_2(tmp_path: Path) -> No
     assert len(questions) == 200 and 10 < unanswered < 60
     assert generate_squad(100, 3) == generate_squad(100, 3) != generate_squad(100, 4)
     assert default_squad().read_text() != default_squad(held_out=True).read_text()
+
+
+def scored(windows: SquadWindows, spans: dict[str, float], nothing: float = 0.0) -> Scores:
+    """A model that gives the words of each text a score as a span, ``nothing`` to the first token as one, and little to anything else."""
+    from tokenizers import BertWordPieceTokenizer
+
+    words = BertWordPieceTokenizer(str(windows.vocabulary), lowercase=True)
+
+    def scores(samples: torch.Tensor) -> torch.Tensor:
+        logits = torch.full((len(samples), 2, samples.shape[2]), -50.0)
+        logits[:, :, 0] = nothing / 2
+        for index, (ids, _, _) in enumerate(samples):
+            for text, score in spans.items():
+                pieces = words.encode(text, add_special_tokens=False).ids
+                for place in range(len(ids) - len(pieces) + 1):
+                    if ids[place : place + len(pieces)].tolist() == pieces:
+                        logits[index, 0, place] = logits[index, 1, place + len(pieces) - 1] = score / 2
+        return logits
+
+    return scores
+
+
+def test_the_best_span_of_any_window_is_the_answer_as_it_stands_in_the_text(tmp_path: Path) -> None:
+    text = "In the beginning Oslo was small. " + " ".join(f"word{number}" for number in range(200)) + " and then the River-Danube, Graz."
+    asked = {
+        "id": "1",
+        "question": "Where?",
+        "answers": [{"text": "Oslo", "answer_start": text.index("Oslo")}, {"text": "Graz", "answer_start": 0}],
+    }
+    path = write(tmp_path / "long.json", [asked, {**asked, "id": "2", "question": "Where does it end?"}], text)
+    windows = SquadWindows(path, train_word_pieces(path, 400), 64)
+    for batch in (1, 3, 64):
+        found = list(windows.answers(scored(windows, {"Oslo": 3.0, "River-Danube": 4.0, "Where": 9.0}, nothing=99.0), batch, None))
+        assert found == [("River-Danube", ("Oslo", "Graz"))] * 2, "not the question's words, and an answer always, where all have one"
+    few = len(windows) // 2
+    assert len(list(windows.answers(scored(windows, {"Oslo": 3.0}), few + 1, 1))) == 1, "the second question is not whole"
+    assert not list(windows.answers(scored(windows, {"Oslo": 3.0}), few - 1, 1))
+    assert len(list(windows.answers(scored(windows, {"Oslo": 3.0}), few * 2, 1))) == 2
+
+
+@pytest.mark.parametrize(("nothing", "answer"), [(2.0, "Rhine"), (4.0, "")])
+def test_no_answer_is_one_where_the_first_token_scores_best(tmp_path: Path, nothing: float, answer: str) -> None:
+    path = write(tmp_path / "v2.json", [question("Rhine"), question("Rhine", is_impossible=True)])
+    windows = SquadWindows(path, train_word_pieces(path, 200), 96)
+    found = list(windows.answers(scored(windows, {"Rhine": 3.0}, nothing), 2, None))
+    assert found == [(answer, ("Rhine",)), (answer, ())]
+    metrics = answer_quality(found)
+    assert metrics["exact_match"].value == metrics["f1"].value == 0.5
+
+
+def test_an_answer_has_at_most_thirty_tokens_and_ends_after_it_begins(tmp_path: Path) -> None:
+    text = " ".join("abcdefghij"[index % 10] for index in range(60))
+    path = write(tmp_path / "v1.json", [question("a b", text)], text)
+    windows = SquadWindows(path, train_word_pieces(path, 200), 96)
+    logits = torch.full((1, 2, 96), -10.0)
+    start = int(windows[0][0][1].argmax())  # of the text
+    logits[0, 0, start + 5], logits[0, 1, start + 5 + LONGEST_ANSWER - 1] = 5.0, 1.0  # 30 tokens
+    logits[0, 1, start + 5 + LONGEST_ANSWER], logits[0, 1, start + 4] = 9.0, 9.0  # 31 tokens, and an end before the beginning
+    ((found, _),) = windows.answers(lambda samples: logits, 1, None)
+    assert len(found.split()) == LONGEST_ANSWER and text.index(found) == 10
+
+
+def test_answers_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    asked = question("Austria")
+    asked["answers"].append({"text": 7, "answer_start": 0})
+    with pytest.raises(InputError, match="found no text; expected SQuAD's form"):
+        read_squad(write(tmp_path / "bad.json", [asked]))
 
 
 @settings(max_examples=100, deadline=None)

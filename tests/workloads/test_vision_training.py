@@ -96,6 +96,12 @@ def test_bert_learns_to_point_at_answers(tmp_path: Path) -> None:
     assert sum(losses[-10:]) / 10 < 0.55 * losses[0]
     assert loss is not None and right is not None and loss < 2.8 and right > 0.15
     assert task.facts.item == "item" and task.facts.data["kind"] == "squad"
+    assert task.quality is not None
+    task.model.eval()
+    with torch.no_grad():
+        quality = task.quality.measure(None)
+    exact, overlap = quality["exact_match"].value, quality["f1"].value
+    assert exact is not None and overlap is not None and 0.15 < exact <= overlap < 1 and quality["f1"].n == 80
 
 
 def test_the_autoencoder_learns_to_reconstruct_digits() -> None:

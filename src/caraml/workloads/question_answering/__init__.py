@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from caraml.base.errors import InputError
-from caraml.workloads.base import COUNTED, BuildContext, Task, Workload, counted_facts, open_source
+from caraml.metrics.model import Metric
+from caraml.metrics.quality import answer_quality
+from caraml.workloads.base import COUNTED, BuildContext, Quality, Task, Workload, counted_facts, open_source
 
 if TYPE_CHECKING:
     import torch
@@ -73,9 +75,21 @@ def build(ctx: BuildContext[Params]) -> Task:
         losses = F.cross_entropy(found.flatten(0, 1), batch[1].flatten(), reduction="sum") / 2
         return torch.stack([losses, right, right.new_tensor(len(found))])
 
-    validation = None if unseen is None else lambda: _batches(unseen, ctx)
+    def quality(most: int | None) -> dict[str, Metric]:
+        return answer_quality(unseen.answers(lambda windows: scores(model, [windows.to(ctx.device)]), ctx.micro_batch, most))
+
     return Task(
-        model, optimizer, source.batches, loss, facts, clip_norm=1.0, predict=scores, validation=validation, judge=judge, close=source.close
+        model,
+        optimizer,
+        source.batches,
+        loss,
+        facts,
+        clip_norm=1.0,
+        predict=scores,
+        validation=None if unseen is None else lambda: _batches(unseen, ctx),
+        quality=None if unseen is None else Quality(("exact_match", "f1"), quality),
+        judge=judge,
+        close=source.close,
     )
 
 

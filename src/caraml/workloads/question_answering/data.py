@@ -10,9 +10,11 @@ small network learns it in a few dozen steps, each text speaks of one person; SQ
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
     from tokenizers import BertWordPieceTokenizer, Encoding
 
 
+LONGEST_ANSWER = 30
+"""Tokens."""
+Scores = Callable[[torch.Tensor], torch.Tensor]
+"""Of windows (B, 3, T), the logits of being the answer's first and last token, (B, 2, T)."""
 STRIDE = 128
 """Tokens by which neighbouring windows overlap; less in short windows."""
 _VERSION = 1
@@ -39,16 +45,18 @@ _AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class Question:
-    """One question; ``start`` is the position of the answer's first character in the text, ``None`` if there is no answer."""
+    """One question; ``start`` is the position of the first answer's first character in the text, ``None`` if there is no answer."""
 
     text: str
     question: str
     answer: str
     start: int | None
+    answers: tuple[str, ...] = ()
+    """All that were given, by several people: which of them a model finds does not matter."""
 
 
 def read_squad(path: Path) -> list[Question]:
-    """All questions of a file, which may be compressed (.gz); of several answers the first.
+    """All questions of a file, which may be compressed (.gz); trained on is the first of several answers.
 
     Raises:
         InputError: if the file is not in SQuAD's form, or an answer does not stand where the file says.
@@ -81,7 +89,14 @@ def _question(text: str, asked: dict[str, Any]) -> Question:
     answers = [] if asked.get("is_impossible") else asked["answers"]
     if not answers:
         return Question(text, asked["question"], "", None)
-    return Question(text, asked["question"], answers[0]["text"], int(answers[0]["answer_start"]))
+    given = tuple(_text(answer["text"]) for answer in answers)
+    return Question(text, asked["question"], given[0], int(answers[0]["answer_start"]), given)
+
+
+def _text(found: Any) -> str:
+    if not isinstance(found, str):
+        raise TypeError("text")
+    return found
 
 
 def train_word_pieces(path: Path, vocabulary: int) -> Path:
@@ -105,7 +120,7 @@ class SquadWindows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def __init__(self, path: Path, vocabulary: Path, tokens: int) -> None:
         """Read and tokenise, or find what was made of the same file before. Raises ``InputError`` for a bad file."""
-        self.path, self.tokens = path, tokens
+        self.path, self.vocabulary, self.tokens = path, vocabulary, tokens
         if not path.is_file():
             raise InputError(f"{path}: no such file")
         key = {
@@ -126,12 +141,31 @@ class SquadWindows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def __getitem__(self, position: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Window ``position``."""
-        asked, used = self._lengths[position].tolist()
-        sample = np.zeros((3, self.tokens), dtype=np.int64)
-        sample[0] = self._ids[position]
-        sample[1, asked:used] = 1
-        sample[2, :used] = 1
-        return torch.from_numpy(sample), torch.from_numpy(self._spans[position].astype(np.int64))
+        return _sample(self._ids[position], *self._lengths[position].tolist()), torch.from_numpy(self._spans[position].astype(np.int64))
+
+    def answers(self, scores: Scores, batch: int, most: int | None) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """A model's answer to each question, with the given ones; in ``most`` batches of windows, to the questions that are whole in them.
+
+        As BERT's authors choose it: the best span of at most 30 tokens in any window of the text. In a file that has questions without an
+        answer it is none, the empty text, if the first token, ``[CLS]``, scores better as a span in each window than any other span.
+        """
+        questions = read_squad(self.path)
+        may_be_none = any(question.start is None for question in questions)
+        encodings = _encoded(_tokenizer(self.path, questions, self.vocabulary, self.tokens), questions)
+        windows = itertools.islice(encodings, None if most is None else most * batch)
+        asked: Question | None = None
+        best, nothing = (-math.inf, ""), math.inf
+        while part := list(itertools.islice(windows, batch)):
+            logits = scores(torch.stack([_sample(*_window(encoding)) for _, encoding in part])).float().cpu().numpy()
+            for (question, encoding), (start, end) in zip(part, logits, strict=True):
+                if question is not asked:
+                    if asked is not None:
+                        yield "" if may_be_none and nothing > best[0] else best[1], asked.answers
+                    asked, best, nothing = question, (-math.inf, ""), math.inf
+                nothing = min(nothing, float(start[0] + end[0]))
+                best = max(best, _best_span(start, end, question.text, encoding), key=lambda span: span[0])
+        if asked is not None and next(encodings, None) is None:  # else its other windows are in no batch
+            yield "" if may_be_none and nothing > best[0] else best[1], asked.answers
 
     def describe(self) -> dict[str, Any]:
         """The provenance of a record."""
@@ -147,10 +181,10 @@ class SquadWindows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
         }
 
 
-def _prepare(path: Path, vocabulary: Path, tokens: int, folder: Path) -> None:
+def _tokenizer(path: Path, questions: list[Question], vocabulary: Path, tokens: int) -> BertWordPieceTokenizer:
+    """What cuts questions with their texts into windows."""
     from tokenizers import BertWordPieceTokenizer
 
-    questions = read_squad(path)
     words = BertWordPieceTokenizer(str(vocabulary), lowercase=True)
     stride = min(STRIDE, tokens // 4)
     longest = max(words.encode_batch([question.question for question in questions]), key=len)
@@ -161,13 +195,19 @@ def _prepare(path: Path, vocabulary: Path, tokens: int, folder: Path) -> None:
         )
     words.enable_truncation(tokens, stride=stride, strategy="only_second")
     words.enable_padding(length=tokens)
-    windows = [window for question, encoding in _encoded(words, questions) for window in _windows(question, encoding)]
-    ids, lengths, spans = zip(*windows, strict=True)
+    return words
+
+
+def _prepare(path: Path, vocabulary: Path, tokens: int, folder: Path) -> None:
+    questions = read_squad(path)
+    words = _tokenizer(path, questions, vocabulary, tokens)
+    windows = [(*_window(encoding), _span(question, encoding)) for question, encoding in _encoded(words, questions)]
+    ids, asked, used, spans = zip(*windows, strict=True)
     with making(folder / "windows.npz") as file:
         np.savez(
             file,
             ids=np.array(ids, dtype=np.int32),
-            lengths=np.array(lengths, dtype=np.int32),
+            lengths=np.array([asked, used], dtype=np.int32).T,
             spans=np.array(spans, dtype=np.int32),
             questions=np.array(len(questions)),
         )
@@ -182,19 +222,40 @@ def _encoded(words: BertWordPieceTokenizer, questions: list[Question]) -> Iterat
             yield from ((question, window) for window in (encoding, *encoding.overflowing))
 
 
-Window = tuple[npt.NDArray[np.int32], tuple[int, int], tuple[int, int]]
+def _text_tokens(encoding: Encoding) -> list[int]:
+    """Places of the text's tokens in a window, one after the other."""
+    return [index for index, segment in enumerate(encoding.sequence_ids) if segment == 1]
 
 
-def _windows(question: Question, encoding: Encoding) -> Iterator[Window]:
-    """Ids (T,), tokens of question and in all, and the answer's span of one window."""
-    segments = encoding.sequence_ids
-    text = [index for index, segment in enumerate(segments) if segment == 1]
-    used = int(sum(encoding.attention_mask))
-    asked = text[0] if text else used
-    yield np.array(encoding.ids, dtype=np.int32), (asked, used), _span(question, encoding.offsets, text)
+def _window(encoding: Encoding) -> tuple[npt.NDArray[np.int32], int, int]:
+    """Ids (T,) of a window, and the tokens of the question and in all."""
+    text, used = _text_tokens(encoding), int(sum(encoding.attention_mask))
+    return np.array(encoding.ids, dtype=np.int32), text[0] if text else used, used
 
 
-def _span(question: Question, offsets: list[tuple[int, int]], text: list[int]) -> tuple[int, int]:
+def _sample(ids: npt.NDArray[np.int32], asked: int, used: int) -> torch.Tensor:
+    """Ids, segments and mask of a window, int64 (3, T)."""
+    sample = np.zeros((3, len(ids)), dtype=np.int64)
+    sample[0] = ids
+    sample[1, asked:used] = 1
+    sample[2, :used] = 1
+    return torch.from_numpy(sample)
+
+
+def _best_span(start: npt.NDArray[np.float32], end: npt.NDArray[np.float32], text: str, encoding: Encoding) -> tuple[float, str]:
+    """Score and text of the best span that begins and ends in the window's part of the text."""
+    places = _text_tokens(encoding)
+    first, last = start[places], end[places]
+    sums = [first[: len(places) - more] + last[more:] for more in range(min(LONGEST_ANSWER, len(places)))]
+    if not sums:
+        return -math.inf, ""
+    more = int(np.argmax([each.max() for each in sums]))
+    begin = int(sums[more].argmax())
+    return float(sums[more][begin]), text[encoding.offsets[places[begin]][0] : encoding.offsets[places[begin + more]][1]]
+
+
+def _span(question: Question, encoding: Encoding) -> tuple[int, int]:
+    offsets, text = encoding.offsets, _text_tokens(encoding)
     if question.start is None:
         return 0, 0
     end = question.start + len(question.answer)
