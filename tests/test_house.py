@@ -111,7 +111,7 @@ LINES = {
     "data": 850,
     "engine": 3_654,
     "launch": 1_716,
-    "metrics": 1_591,
+    "metrics": 1_630,
     "power": 5_150,
     "reference": 350,
     "report": 3_875,

@@ -135,12 +135,12 @@ def test_ranks_come_from_the_launcher() -> None:
 
 def test_a_csv_file_that_grows_is_a_meter(tmp_path: Path) -> None:
     file, stop = tmp_path / "pdu.csv", threading.Event()
-    file.write_text("timestamp,power_w\n")
+    file.write_text("timestamp,power_w,apparent_va\n")
 
     def log() -> None:
         while not stop.wait(0.05):
             with file.open("a") as out:
-                out.write(f"{datetime.now(UTC).isoformat()},400.0\n")
+                out.write(f"{datetime.now(UTC).isoformat()},400.0,500.0\n")
 
     logger = threading.Thread(target=log)
 
@@ -165,6 +165,30 @@ def test_a_csv_file_that_grows_is_a_meter(tmp_path: Path) -> None:
     node = energy.boundaries["node_ac"]
     assert node.energy_j == pytest.approx(400 * energy.duration_s, abs=node.bound_j)
     assert energy.channels[0].readings > 15
+    assert len(energy.channels) == 1, "apparent power is no energy of its own"
+    assert (node.mean_va, node.peak_va) == (pytest.approx(500), pytest.approx(500))
+    assert meter.latest_power_w() in (400.0, None)
+
+
+def test_apparent_power_is_summed_over_nodes_that_all_have_it() -> None:
+    first, second = window("n1", {"a": 5000}, boundary="node_ac"), window("n2", {"b": 5000}, boundary="node_ac")
+    first.boundaries["node_ac"].mean_va, first.boundaries["node_ac"].peak_va = 600.0, 700.0
+    assert over_nodes({"n1": first, "n2": second}).boundaries["node_ac"].mean_va is None
+    second.boundaries["node_ac"].mean_va, second.boundaries["node_ac"].peak_va = 400.0, 450.0
+    total = over_nodes({"n1": first, "n2": second}).boundaries["node_ac"]
+    assert (total.mean_va, total.peak_va) == (1000, 1150)
+
+
+def test_a_row_without_apparent_power_is_no_row(tmp_path: Path) -> None:
+    file = tmp_path / "m.csv"
+    file.write_text(f"time,power_w,apparent_va\n{time.time() - 1},10,11\n")
+    source = create(f"csv:{file}")
+    source.open()
+    assert [(channel.kind, channel.id) for channel in source.channels()] == [("power_mean", "csv:m.csv"), ("apparent_va", "csv:m.csv:va")]
+    assert [reading.value for reading in source.read()] == [10, 11]
+    with file.open("a") as out:
+        out.write(f"{time.time()},10,\n")
+    assert {reading.value for reading in source.read()} == {None}
 
 
 def test_units_of_a_csv_file_are_in_its_header(tmp_path: Path) -> None:
@@ -225,6 +249,8 @@ def test_ipmi_watts_and_averaging_time(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"PowerControl": [{"PowerConsumedWatts": 350}, {"PowerConsumedWatts": 80}]}, 350),
         ({"ReadingType": "Power", "Reading": 351.5, "AveragingInterval": "PT20S"}, 351.5),
+        ({"PowerWatts": {"Reading": 352.0, "ApparentVA": 400.0, "PowerFactor": 0.88}}, 352.0),
+        ({"ReadingType": "Temperature", "Reading": 40}, None),
         ({"PowerControl": [{}]}, None),
     ],
 )
@@ -254,11 +280,15 @@ def test_redfish_watts(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any]
         source.open()
         assert source.read()[0].value == watts
         assert source.channels()[0].mean_window_s == (20.0 if "Reading" in document else 1.0)
+        assert [(c.kind, c.domain) for c in source.channels()[1:]] == (
+            [("apparent_va", "redfish:node")] if "PowerWatts" in document else []
+        )
+        assert [r.value for r in source.read()[1:]] == ([400.0] if "PowerWatts" in document else [])
         assert seen[0] == "Basic dTpw"
     finally:
         server.shutdown()
         server.server_close()
-    assert source.read()[0].value is None
+    assert {reading.value for reading in source.read()} == {None}
 
 
 def test_the_password_of_a_controller_goes_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:

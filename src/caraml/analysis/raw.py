@@ -112,9 +112,10 @@ def read_ranks(path: Path) -> RankSteps:
 
 
 def read_power(path: Path) -> list[Trace]:
-    """Power over time of every channel, in watts. Raises ``InputError`` for a broken file."""
+    """Power over time of every channel, in watts; apparent power, in VA, is left out. Raises ``InputError`` for a broken file."""
     readings = """SELECT left(channel::VARCHAR, 100) AS channel, left(kind::VARCHAR, 100) AS kind, (t_before + t_after) / 2 AS t,
-        value::DOUBLE AS value FROM {} WHERE isfinite(value::DOUBLE) AND isfinite(t_before + t_after)"""
+        value::DOUBLE AS value FROM {}
+        WHERE isfinite(value::DOUBLE) AND isfinite(t_before + t_after) AND kind IS DISTINCT FROM 'apparent_va'"""
     traces = []
     with database() as connection, reading(connection, path, _COLUMNS):
         source, name = readings.format(table(connection, path, ROWS_SCANNED)), [str(path)]

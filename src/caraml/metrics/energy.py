@@ -93,6 +93,30 @@ DEFINITIONS: dict[str, MetricDefinition] = {
         source="sensor of the whole node",
         sensor=True,
     ),
+    "node_mean_apparent_power": MetricDefinition(
+        "Apparent power of the node",
+        "VA",
+        "lower",
+        "Mean apparent power of the whole node in the window, where its supply measures it: what supply and wiring must carry.",
+        source="integral of apparent power / window time",
+        sensor=True,
+    ),
+    "node_max_apparent_power": MetricDefinition(
+        "Max apparent power",
+        "VA",
+        "lower",
+        "Highest apparent power of the whole node in the window.",
+        source="highest reading",
+        sensor=True,
+    ),
+    "power_factor": MetricDefinition(
+        "Power factor",
+        "1",
+        "higher",
+        "Mean power of the whole node divided by its mean apparent power.",
+        source="mean power / mean apparent power, of one sensor",
+        sensor=True,
+    ),
     "energy_per_epoch": MetricDefinition(
         "Energy per epoch",
         "Wh",
@@ -206,7 +230,22 @@ def powers(energy: WindowEnergy | None) -> dict[str, Metric]:
             "max_aggregate_power": _watts(device.peak_w),
             "aggregate_power": _watts(device.mean_w),
         }
-    return {**found, "device_energy": devices, "node_energy": node}
+    return {**found, "device_energy": devices, "node_energy": node, **_apparent(energy, node)}
+
+
+def _apparent(energy: WindowEnergy | None, node: Metric) -> dict[str, Metric]:
+    """Apparent power of whole nodes, in front of their supplies, and the power factor."""
+    found = energy.boundaries.get("node_ac") if energy is not None else None
+    if found is None or found.mean_va is None:
+        why = node.reason if node.value is None else "the node's sensor gives watts only, or was silent within the window"
+        return unknown(DEFINITIONS, ("node_mean_apparent_power", "node_max_apparent_power", "power_factor"), why, scope="node_ac")
+    factor = found.mean_w / found.mean_va if found.mean_w is not None and found.mean_va > 0 else None
+    doubt = "no power is known" if factor is None else "above 1, which no supply has: the sensor's power and apparent power contradict"
+    return {
+        "node_mean_apparent_power": Metric(value=found.mean_va, unit="VA", scope="node_ac"),
+        "node_max_apparent_power": Metric(value=found.peak_va, unit="VA", scope="node_ac"),
+        "power_factor": Metric(value=factor, unit="1", scope="node_ac", reason=None if factor is not None and factor <= 1 else doubt),
+    }
 
 
 def _watts(value: float | None) -> Metric:

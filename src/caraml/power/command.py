@@ -303,7 +303,7 @@ def watch(methods: Sequence[str] | None = None, interval: float = 0.1, seconds: 
             while end is None or time.monotonic() < end:
                 time.sleep(every if end is None else min(every, max(end - time.monotonic(), 0.0)))
                 shown: dict[str, str] = {}
-                for channel in sorted(meter.channels, key=lambda c: c.kind == "energy"):
+                for channel in sorted((c for c in meter.channels if c.kind != "apparent_va"), key=lambda c: c.kind == "energy"):
                     power = channel_power(channel, meter.store, interval)
                     shown.setdefault(f"{channel.label} [{channel.boundary}]", "-" if power is None else f"{power:.1f} W")
                 clock = time.strftime("%H:%M:%S")

@@ -32,6 +32,8 @@ class ChannelReadings:
 
 def domain_energy(views: list[ChannelReadings], start: float, end: float) -> ChannelEnergy:
     """Energy of one domain from all channels that show it: the counter is the result, power the cross-check."""
+    apparent = next((m for m in views if m.channel.kind == "apparent_va"), None)
+    views = [m for m in views if m is not apparent]
     counter = next((m for m in views if m.channel.kind == "energy"), None)
     powers = sorted((m for m in views if m.channel.kind != "energy"), key=lambda m: m.channel.kind != "power_instant")
     power = powers[0] if powers else None
@@ -58,6 +60,10 @@ def domain_energy(views: list[ChannelReadings], start: float, end: float) -> Cha
     result.peak_w = next((e.peak_w for e in ranked if e and e.peak_w is not None), None)
     if by_counter and by_power and estimate is by_counter:
         _crosscheck(result, by_counter, by_power)
+    if apparent is not None:
+        seen = power_energy(apparent.series, apparent.channel, start, end, apparent.interval_s)
+        result.mean_va = None if seen.energy_j is None else seen.energy_j / (end - start)
+        result.peak_va = None if seen.energy_j is None else seen.peak_w
     return result
 
 
@@ -151,6 +157,7 @@ def boundary_energy(channels: list[ChannelEnergy], duration: float) -> BoundaryE
     total.mean_w = total.energy_j / duration if duration > 0 else None
     total.bound_j = added(c.bound_j for c in chosen)
     total.peak_w = added(c.peak_w for c in chosen)
+    total.mean_va, total.peak_va = added(c.mean_va for c in chosen), added(c.peak_va for c in chosen)
     total.idle_j = added(c.idle_j for c in chosen)
     total.net_j = added(c.net_j for c in chosen)
     total.net_bound_j = added(c.net_bound_j for c in chosen)

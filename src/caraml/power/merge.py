@@ -123,7 +123,7 @@ def _add(boundary: str, windows: Mapping[str, WindowEnergy], duration: float) ->
 
 
 _JOULES = ("energy_j", "bound_j", "idle_j", "net_j", "net_bound_j", "partial_j")
-_ADDED = (*_JOULES[:-1], "mean_w", "peak_w")
+_ADDED = (*_JOULES[:-1], "mean_w", "peak_w", "mean_va", "peak_va")
 
 
 def _knows(part: BoundaryEnergy) -> bool:

@@ -232,7 +232,7 @@ def channel_power(channel: Channel, store: ReadingStore, interval: float) -> flo
     now = time.monotonic()
     newest = store.last_value(channel.id)
     span = max(SPAN_S, 3 * interval, 5 * channel.update_period_s)
-    if newest is None or now - newest[0] > span + STALE_S:
+    if channel.kind == "apparent_va" or newest is None or now - newest[0] > span + STALE_S:
         return None
     if channel.kind != "energy":
         return newest[1]

@@ -14,8 +14,9 @@ METHOD_VERSION = 2
 number; results of different versions are never taken for the same work. 1: version 0.1.0. 2: the energy of every node counts, the window
 begins and ends on all ranks together, and an energy whose sensor went silent is not replaced by that of another boundary."""
 
-Kind = Literal["energy", "power_instant", "power_mean"]
-"""``energy``: a counter [J]; ``power_instant``: power now [W]; ``power_mean``: power averaged by the sensor [W]."""
+Kind = Literal["energy", "power_instant", "power_mean", "apparent_va"]
+"""``energy``: a counter [J]; ``power_instant``: power now [W]; ``power_mean``: power averaged by the sensor [W]; ``apparent_va``: product
+of effective voltage and current of a supply [VA], beside the domain's power and never in place of it."""
 
 Boundary = Literal["device", "module", "cpu", "node_dc", "node_ac"]
 """What a reading includes: an accelerator card; card plus host chip and memory on one module; processor packages and
@@ -143,7 +144,7 @@ class Reading:
     t_after: float
     """``time.monotonic()`` just after it answered [s]."""
     value: float | None
-    """[J] for a counter, [W] for power; ``None`` if the read failed."""
+    """[J] for a counter, [W] for power, [VA] for apparent power; ``None`` if the read failed."""
     error: str | None = None
 
 
@@ -170,6 +171,9 @@ class ChannelEnergy:
     mean_w: float | None = None
     peak_w: float | None = None
     """Highest power that was read, or that a counter showed between two readings [W]."""
+    mean_va: float | None = None
+    """Mean apparent power [VA], where the sensor has it."""
+    peak_va: float | None = None
     idle_w: float | None = None
     """Mean power of the same domain in the idle window [W]."""
     idle_j: float | None = None
@@ -207,6 +211,9 @@ class BoundaryEnergy:
     mean_w: float | None = None
     peak_w: float | None = None
     """Sum of the domains' peaks [W]; they need not have come at the same time, so this is an upper value."""
+    mean_va: float | None = None
+    """Sum of the domains' mean apparent powers [VA]: what the supplies must be laid out for."""
+    peak_va: float | None = None
     partial_j: float | None = None
     channels: list[str] = field(default_factory=list)
     """Domains that were added."""

@@ -173,6 +173,11 @@ class _Unusable:
         pass
 
 
+def with_apparent(channel: Channel) -> Channel:
+    """The channel of apparent power [VA] beside a channel of power, from the same sensor."""
+    return replace(channel, id=f"{channel.id}:va", kind="apparent_va", flags=())
+
+
 def timed(channel: str, ask: Callable[[], float], failures: tuple[type[Exception], ...]) -> Reading:
     """One reading with its times. An exception of a type in ``failures`` becomes a reading without a value."""
     before = time.monotonic()

@@ -13,7 +13,9 @@ MAX_POINTS = 1500
 
 
 def power_points(channel: Channel, series: ReadingSeries) -> list[tuple[float, float]]:
-    """Power over time [s, W]: the readings, or the slope of a counter over at least five of its updates."""
+    """Power over time [s, W]: the readings, or the slope of a counter over at least five of its updates; none of apparent power."""
+    if channel.kind == "apparent_va":
+        return []
     if channel.kind != "energy":
         return list(zip(series.t, series.value, strict=True))
     points, first = [], 0

@@ -1,7 +1,8 @@
 """Node power from its management controller: IPMI DCMI and Redfish. Slow, averaged, in whole watts: a cross-check.
 
-IPMI: ``ipmitool dcmi power reading`` (DCMI 1.5, section 6.6.1). Redfish: ``PowerControl[].PowerConsumedWatts`` of a
-``Power`` resource, or ``Reading`` of a power ``Sensor`` (DMTF DSP0268).
+IPMI: ``ipmitool dcmi power reading`` (DCMI 1.5, section 6.6.1), which knows watts only. Redfish: ``PowerControl[].PowerConsumedWatts`` of
+a ``Power`` resource, or ``Reading`` of a power ``Sensor``, or of the ``PowerWatts`` of an ``Outlet`` or ``EnvironmentMetrics``; the latter
+two have apparent power beside it where the hardware measures it (``ApparentVA``; DMTF DSP0268).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from caraml.base.limits import RECORD
 from caraml.power.model import Channel, Reading
-from caraml.power.source import SourceUnavailable
+from caraml.power.source import SourceUnavailable, with_apparent
 
 TIMEOUT_S = 5.0
 DCMI = ("ipmitool", "dcmi", "power", "reading")
@@ -130,7 +131,8 @@ class RedfishSource:
         except (BoardReadError, OSError, ValueError) as error:
             fix = "set REDFISH_USER and REDFISH_PASSWORD, and SSL_CERT_FILE if the controller has its own certificate"
             raise SourceUnavailable(f"{self._url} does not answer with a power: {error}", fix, kind="unreadable") from error
-        self._channels = [_channel(self.name, "node (Redfish)", self._window(document))]
+        channel = _channel(self.name, "node (Redfish)", self._window(document))
+        self._channels = [channel] if self._apparent(document) is None else [channel, with_apparent(channel)]
 
     def _ask(self) -> dict[str, Any]:
         request = urllib.request.Request(self._url, headers={"Accept": "application/json"})  # noqa: S310 -- the address that the user gave for a power sensor
@@ -147,13 +149,18 @@ class RedfishSource:
         return document
 
     def _watts(self, document: dict[str, Any]) -> float:
-        if document.get("ReadingType") == "Power" and document.get("Reading") is not None:
-            return float(document["Reading"])
+        sensor = _sensor(document)
+        if sensor.get("Reading") is not None:
+            return float(sensor["Reading"])
         powers = [c["PowerConsumedWatts"] for c in document.get("PowerControl", []) if c.get("PowerConsumedWatts") is not None]
         if not powers:
-            raise BoardReadError("neither PowerControl[].PowerConsumedWatts nor a Reading of type Power")
+            raise BoardReadError("neither PowerControl[].PowerConsumedWatts, PowerWatts.Reading nor a Reading of type Power")
         # The first entry is the whole chassis; further ones are its parts.
         return float(powers[0])
+
+    def _apparent(self, document: dict[str, Any]) -> float | None:
+        found = _sensor(document).get("ApparentVA")
+        return None if found is None else float(found)
 
     def _window(self, document: dict[str, Any]) -> float:
         """Averaging time of the reading [s]: 1 s unless the sensor states it (ISO 8601, ``PT<n>S``)."""
@@ -165,11 +172,27 @@ class RedfishSource:
         return self._channels
 
     def read(self) -> list[Reading]:
-        """Ask once."""
-        return [_asked(f"{self.name}:node", lambda: self._watts(self._ask()))]
+        """Ask once; power and apparent power are of one answer."""
+        kept: list[dict[str, Any]] = []
+
+        def watts() -> float:
+            kept.append(self._ask())
+            return self._watts(kept[0])
+
+        first = _asked(f"{self.name}:node", watts)
+        if len(self._channels) == 1:
+            return [first]
+        va = self._apparent(kept[0]) if kept else None
+        return [first, Reading(f"{self.name}:node:va", first.t_before, first.t_after, va, first.error or (None if va else "no ApparentVA"))]
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+def _sensor(document: dict[str, Any]) -> dict[str, Any]:
+    """The power sensor that a resource is or has; empty if neither."""
+    part = document.get("PowerWatts") if document.get("ReadingType") is None else document if document["ReadingType"] == "Power" else {}
+    return part if isinstance(part, dict) else {}
 
 
 def _asked(channel: str, ask: Any) -> Reading:

@@ -2,8 +2,8 @@
 
 The first line names the columns. One is the time, ``time`` or ``timestamp``: seconds since 1970 or ISO 8601 with an
 offset. One is the value, with its unit in the name: ``power_w``, ``power_kw``, ``energy_j``, ``energy_wh``,
-``energy_kwh``. A third, ``channel``, is allowed if there are several outlets. Times are the writer's: its clock must agree
-with this node's, and how well it does is not known here.
+``energy_kwh``. Two more are allowed: ``channel``, if there are several outlets, and ``apparent_va``, apparent power beside
+the value. Times are the writer's: its clock must agree with this node's, and how well it does is not known here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from caraml.base.errors import InputError
 from caraml.base.limits import LINE, LOG_END, opened
 from caraml.power.model import Channel, Kind, Reading
-from caraml.power.source import SourceUnavailable
+from caraml.power.source import SourceUnavailable, with_apparent
 
 TIMES = ("time", "timestamp")
 VALUES: dict[str, tuple[Kind, float]] = {
@@ -30,6 +30,7 @@ VALUES: dict[str, tuple[Kind, float]] = {
     "energy_kwh": ("energy", 3.6e6),
 }
 DEFAULT_PERIOD_S = 1.0
+APPARENT = "apparent_va"
 _BROKEN = (ValueError, IndexError, OverflowError, csv.Error)
 """What rows raise that are not text, have too few cells, or hold no number."""
 
@@ -122,19 +123,32 @@ class CsvSource:
         offset = time.monotonic() - time.time()
         when, what, where = self._columns() if self._header else (0, 0, None)
         scale = VALUES[self._header[what]][1] if self._header else 1.0
-        parsed = [(r[where] if where is not None else "", _instant(r[when]) + offset, _number(r[what]) * scale) for r in rows if r]
-        for outlet in {outlet for outlet, _, _ in parsed}:
-            self._channel(outlet, _spacing([t for name, t, _ in parsed if name == outlet]))
+        beside = self._header.index(APPARENT) if APPARENT in self._header else None
+        parsed = [
+            (
+                r[where] if where is not None else "",
+                _instant(r[when]) + offset,
+                _number(r[what]) * scale,
+                None if beside is None else _number(r[beside]),
+            )
+            for r in rows
+            if r
+        ]
+        for outlet in {outlet for outlet, *_ in parsed}:
+            self._channel(outlet, _spacing([t for name, t, *_ in parsed if name == outlet]))
         readings = []
-        for outlet, at, value in parsed:
+        for outlet, at, value, va in parsed:
             if at > self._newest.get(outlet, float("-inf")):
                 self._newest[outlet] = at
                 readings.append(Reading(self._channels[outlet].id, at, at, value))
+                if va is not None:
+                    readings.append(Reading(f"{self._channels[outlet].id}:va", at, at, va))
         return readings
 
     def channels(self) -> list[Channel]:
-        """One per outlet."""
-        return list(self._channels.values())
+        """One per outlet, and where the file has it one for its apparent power."""
+        own = list(self._channels.values())
+        return own + ([with_apparent(channel) for channel in own] if APPARENT in self._header else [])
 
     def read(self) -> list[Reading]:
         """Rows that are new."""
