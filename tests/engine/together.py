@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import torch
+
 from caraml.engine.ranks import Ranks
 from caraml.verify.device import KnownDevice, VirtualClock
 
@@ -31,6 +33,10 @@ class ThreadRanks(Ranks):
     def gather(self, value: Any) -> list[Any]:
         """Everybody's value."""
         return self.meeting.exchange(self, value)
+
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """Of everybody's numbers."""
+        return torch.stack(self.meeting.exchange(self, values)).mean(0)
 
     def barrier(self) -> None:
         """Wait for the last."""

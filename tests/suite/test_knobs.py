@@ -29,9 +29,13 @@ RESNET = {"model": "resnet18", "image_size": 32, "classes": 10, "learning_rate":
 
 def plan(lines: str, device_class: DeviceClass = "cpu", devices: int = 1, emulates: tuple[str, ...] = ()) -> list[PlannedPoint]:
     text = f'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "n"\nworkload = "gpt"\nglobal_batch = 8\n{lines}\n'
-    document = parse_toml(text, "s.toml")
     machine = Machine("m", "test device", device_class, "test", nodes=1, devices_per_node=devices, emulates=emulates)
-    return expand(SuiteFile(document.validate(Suite), document), machine, params_of).points
+    return expand(suite_of(text), machine, params_of).points
+
+
+def suite_of(text: str) -> SuiteFile:
+    document = parse_toml(text, "s.toml")
+    return SuiteFile(document.validate(Suite), document)
 
 
 def test_knobs_are_swept_like_everything_else() -> None:
@@ -59,9 +63,12 @@ def test_a_point_that_changes_no_knob_has_the_key_of_one_that_never_heard_of_the
     assert make_point(**content).key == make_point().key == "41f36d40ef3c211a"
 
 
-def test_what_has_no_effect_on_a_gpu_makes_no_other_point() -> None:
-    assert len(plan("keep_freed_memory = [true, false]", "gpu")) == 1
-    assert len(plan("keep_freed_memory = [true, false]", "cpu")) == 2
+def test_what_has_no_effect_on_a_device_makes_no_other_point() -> None:
+    for knob, effective, other in (("keep_freed_memory", "cpu", "gpu"), ("convolution_search", "gpu", "cpu")):
+        assert len(plan(f"{knob} = [true, false]", effective)) == 2  # type: ignore[arg-type]
+        assert len(plan(f"{knob} = [true, false]", other)) == 1  # type: ignore[arg-type]
+    residual = plan('precision = ["fp32", "bf16"]\nhalf_residual = [false, true]')
+    assert [planned.point.label for planned in residual] == ["n b8 fp32", "n b8 bf16", "n b8 bf16 half_residual=true"]
 
 
 def test_a_kernel_of_gpus_is_skipped_on_a_cpu() -> None:

@@ -22,14 +22,14 @@ from torch.utils._pytree import tree_leaves
 
 from caraml.base.errors import InputError
 from caraml.engine.parallel.divide import sharded
-from caraml.suite.model import Point, Precision
+from caraml.engine.precision import HALF
+from caraml.suite.model import Point
 from caraml.suite.placement import ModelShape, Placement, impossible
 from caraml.system.model import System
 from caraml.workloads.gpt import Params, config_of
 from caraml.workloads.gpt.division import layers_of_stage
-from caraml.workloads.gpt.model import Block, GPTConfig, chunked_loss
+from caraml.workloads.gpt.model import Block, GPTConfig, Norm, chunked_loss
 
-_HALF: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _FLOAT = 4
 _MOMENTS = 2
 """AdamW's two, in fp32 as the weights are."""
@@ -72,7 +72,7 @@ def memory_plan(point: Point) -> MemoryPlan:
     if not is_planned(point):
         what = f"backend {point.params['backend']!r}" if point.workload == "gpt" else repr(point.workload)
         raise InputError(f"memory is planned for workload 'gpt' with backend 'torch', not for {what}", "caraml memory gpt --system SYSTEM")
-    config = config_of(Params.model_validate(point.params))
+    config = config_of(Params.model_validate(point.params), point.knobs)
     last = point.placement.pp - 1  # from the second rank on, layers and micro-batches in flight only become fewer, until the loss
     plans = [_of_rank(point, config, rank) for rank in sorted({0, min(1, last), last})]
     return max(plans, key=lambda plan: plan.peak)
@@ -124,11 +124,17 @@ def _gathered(point: Point, layer: int, ends: int, whole: int) -> int:
     layer's gradients on their way."""
     placement = point.placement
     copies = point.dp // placement.shards(point.dp)
+    unit = 2 if point.precision in HALF else _FLOAT
     if placement.shards(point.dp) == 1:
-        return _FLOAT * GATHERED_LAYERS * layer if copies > 1 else 0
+        return unit * GATHERED_LAYERS * layer if copies > 1 else 0
     if placement.distributed_optimizer or placement.pp > 1:
-        return whole
-    return _FLOAT * (2 * GATHERED_LAYERS * layer + 2 * ends)
+        return whole * unit // _FLOAT
+    return unit * (2 * GATHERED_LAYERS * layer + 2 * ends)
+
+
+def _state_bytes(config: GPTConfig) -> int:
+    """Of a number of the hidden states between layers."""
+    return 2 if config.half_residual else _FLOAT
 
 
 def _received(point: Point, config: GPTConfig, rank: int) -> int:
@@ -136,7 +142,7 @@ def _received(point: Point, config: GPTConfig, rank: int) -> int:
     placement = point.placement
     if placement.pp == 1:
         return 0
-    states = _FLOAT * point.micro_batch * config.sequence_length * config.width // (placement.tp if placement.sp else 1)
+    states = _state_bytes(config) * point.micro_batch * config.sequence_length * config.width // (placement.tp if placement.sp else 1)
     held = placement.stages_of(rank)
     inward = sum(stage > 0 for stage in held) + sum(stage < placement.stages - 1 for stage in held)
     return inward * point.accumulation * states
@@ -159,7 +165,7 @@ class _Micro:
     def of(cls, point: Point, config: GPTConfig) -> _Micro:
         """Found by running a layer and the loss on tensors without content."""
         placement = point.placement
-        return _run(config, point.micro_batch, placement.tp, placement.sp, _HALF.get(point.precision))
+        return _run(config, point.micro_batch, placement.tp, placement.sp, HALF.get(point.precision))
 
     @staticmethod
     def in_flight(point: Point, rank: int) -> float:
@@ -179,18 +185,19 @@ class _Micro:
 @functools.cache
 def _run(config: GPTConfig, micro_batch: int, tp: int, sequence_parallel: bool, dtype: torch.dtype | None) -> _Micro:
     T, C, part = config.sequence_length, config.width, tp if sequence_parallel else 1
+    stream = dtype if config.half_residual else torch.float32
 
     def layer() -> tuple[object, object]:
         block = _shared(Block(config), config, tp, part)
-        x = torch.empty(micro_batch, T // part, C, requires_grad=True)
+        x = torch.empty(micro_batch, T // part, C, requires_grad=True, dtype=stream)
         rotary = None
         if config.positions == "rotary":
             rotary = torch.empty(T, C // config.heads), torch.empty(T, C // config.heads)
         return (lambda: block(x, rotary)), (block, x, rotary)
 
     def end() -> tuple[object, object]:
-        norm, head = nn.LayerNorm(C, bias=config.bias), nn.Linear(C, config.vocab_size // tp, bias=False)
-        x = torch.empty(micro_batch, T // part, C, requires_grad=True)
+        norm, head = Norm(C, bias=config.bias), nn.Linear(C, config.vocab_size // tp, bias=False)
+        x = torch.empty(micro_batch, T // part, C, requires_grad=True, dtype=stream)
         targets = torch.zeros(micro_batch, T, dtype=torch.int64)
 
         def loss() -> torch.Tensor:
@@ -206,7 +213,7 @@ def _run(config: GPTConfig, micro_batch: int, tp: int, sequence_parallel: bool, 
 
     kept, forward, backward = kept_and_peaks(layer, dtype)  # type: ignore[arg-type]
     _, loss_forward, loss_backward = kept_and_peaks(end, dtype)  # type: ignore[arg-type]
-    return _Micro(kept, max(forward, backward) - kept, _FLOAT * micro_batch * T * C // part, max(loss_forward, loss_backward))
+    return _Micro(kept, max(forward, backward) - kept, _state_bytes(config) * micro_batch * T * C // part, max(loss_forward, loss_backward))
 
 
 def _shared(block: Block, config: GPTConfig, tp: int, part: int) -> Block:

@@ -15,7 +15,8 @@ from caraml.system.model import UNITS, DType
 ARITHMETIC: dict[Precision, DType] = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"}
 """Peak figure that the utilisation of each precision is compared with."""
 
-_AUTOCAST: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""What autocast computes in."""
 
 
 def check_precision(precision: Precision, device: torch.device, emulated: bool = False) -> None:
@@ -32,7 +33,7 @@ def check_precision(precision: Precision, device: torch.device, emulated: bool =
     family = family_of(device.type)
     if ARITHMETIC[precision] not in family.arithmetic:
         raise EnvironmentUnfitError(f"precision: found {precision!r}, which {device.type} devices lack", "ask for fp32 or bf16")
-    if precision in _AUTOCAST and not torch.amp.is_autocast_available(device.type):
+    if precision in HALF and not torch.amp.is_autocast_available(device.type):
         raise EnvironmentUnfitError(f"precision: found {precision!r}; torch has no autocast for {device.type} devices", "ask for fp32")
 
 
@@ -53,11 +54,12 @@ def set_matmul_precision(precision: Precision) -> None:
     torch.backends.cudnn.allow_tf32 = allowed
 
 
-def set_deterministic(wanted: bool) -> None:
-    """Let torch choose algorithms that give the same bits every time; where an operation has none, it raises and names it."""
+def set_deterministic(wanted: bool, search: bool = True) -> None:
+    """Let torch choose algorithms that give the same bits every time; where an operation has none, it raises and names it. Otherwise
+    ``search`` times all algorithms of a convolution on its first call; the fastest may be another one the next time."""
     if wanted != torch.are_deterministic_algorithms_enabled():  # the call loads torch's compiler: seconds of every start
         torch.use_deterministic_algorithms(wanted)
-    torch.backends.cudnn.deterministic = wanted
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = wanted, search and not wanted
 
 
 def set_attention(kernel: Attention) -> None:
@@ -74,7 +76,7 @@ def set_attention(kernel: Attention) -> None:
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
     """The context of a forward pass."""
-    dtype = _AUTOCAST.get(precision)
+    dtype = HALF.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 

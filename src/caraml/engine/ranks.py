@@ -90,6 +90,12 @@ class Ranks:
         dist.all_gather(parts, torch.nn.functional.pad(mine, (0, longest - len(mine))), group=self._hosts)
         return [_unpacked(bytes(part[: int(size.item())].numpy())) for part, size in zip(parts, sizes, strict=True)]
 
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """Mean over all ranks of numbers in the host's memory."""
+        if self.world > 1:
+            dist.all_reduce(values, group=self._hosts)
+        return values / self.world
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.world > 1:

@@ -181,7 +181,8 @@ def _wrapped(model: torch.nn.Module, point: Point, device: torch.device) -> torc
         model.compile(mode=None if point.compile == "default" else point.compile)
     if point.world > 1:
         ids = None if device.type == "cpu" else [device.index]
-        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+        # Buffers are not sent with every forward pass: running statistics are averaged before anything is validated by them.
+        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
     return model
 
 

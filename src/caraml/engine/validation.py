@@ -43,6 +43,7 @@ def validate(
     if task.validation is None:
         return None, None
     batches = task.validation()
+    agree_on_statistics(task.model, ranks)
     own = batches.share(ranks.rank, ranks.world) if hasattr(batches, "share") else itertools.islice(batches, ranks.rank, None, ranks.world)
     task.model.eval()
     totals = torch.zeros(3, dtype=torch.float64)
@@ -55,6 +56,16 @@ def validate(
     if not count:
         return None, None
     return loss / count, right / count if task.judge is not None else None
+
+
+def agree_on_statistics(model: torch.nn.Module, ranks: Ranks) -> None:
+    """Give every rank the mean of all ranks' buffers of floating point: what batch normalisation has seen, which differs. Collective."""
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    if ranks.world == 1 or not buffers:
+        return
+    means = ranks.mean(torch.cat([buffer.detach().flatten().float() for buffer in buffers]).cpu())
+    for buffer, mean in zip(buffers, means.split([buffer.numel() for buffer in buffers]), strict=True):
+        buffer.copy_(mean.view_as(buffer))
 
 
 def _judged(task: Task, batch: Any) -> torch.Tensor:

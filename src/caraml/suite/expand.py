@@ -18,7 +18,7 @@ from caraml.base.toml import FaultsError
 from caraml.base.toml_lines import Location
 from caraml.suite.expression import Condition
 from caraml.suite.load import SuiteFile, suite_of
-from caraml.suite.model import Benchmark, Knobs, Measure, Point
+from caraml.suite.model import Benchmark, Compile, Knobs, Measure, Mode, Point
 from caraml.suite.placement import ModelShape, Placement, misfit
 from caraml.system.model import DeviceClass
 
@@ -36,7 +36,6 @@ _DEFAULTS: dict[str, Any] = {
     "devices": 1,
     "mode": "train",
     "precision": "fp32",
-    "compile": "off",
     "seed": 0,
     "deterministic": False,
     "profile": False,
@@ -57,6 +56,8 @@ class Machine:
     device_memory_gib: float | None = None
     emulates: tuple[str, ...] = ()
     """Precisions that it has no instructions for."""
+    compiles: bool = False
+    """Whether models are compiled for it where nothing else is asked for."""
     only_programs: str | None = None
     """Why nothing but programs of others computes on its devices, if so."""
 
@@ -207,11 +208,11 @@ class _Expansion:
             params = self._params(model, {name[7:]: value for name, value in values.items() if name.startswith("params.")})
             if params is None:
                 continue
-            point = self._point(measure, values, params.model_dump(mode="json"))
+            point = self._point(measure, values, params)
             if not self._asked_for(point, conditions):
                 excluded += 1
                 continue
-            skip = _impossible(point, self._machine) or misfit(point, _shape(params))
+            skip = _impossible(point, self._machine, params) or misfit(point, _shape(params))
             names = {"variant": _variant(asked, values, self._changed)}
             planned += [PlannedPoint(point.model_copy(update={**names, "repeat": repeat}), skip) for repeat in range(repeats)]
         return planned, excluded
@@ -292,7 +293,7 @@ class _Expansion:
                     self._fault(location, fault["input"], expected)
             return None
 
-    def _point(self, measure: Measure, values: dict[str, Any], params: dict[str, Any]) -> Point:
+    def _point(self, measure: Measure, values: dict[str, Any], params: BaseModel) -> Point:
         machine = self._machine
         nodes, devices = _extent(values, machine)
         whole = {name: None if value == "all" else value for name, value in values.items()}
@@ -312,7 +313,7 @@ class _Expansion:
             suite=self._suite.name,
             benchmark=self._benchmark.name,
             workload=self._benchmark.workload,
-            params=params,
+            params=params.model_dump(mode="json"),
             system=machine.name,
             device=machine.device,
             device_class=machine.device_class,
@@ -323,7 +324,7 @@ class _Expansion:
             knobs=Knobs.of(values, machine.device_class, machine.emulates),
             mode=values["mode"],
             precision=values["precision"],
-            compile=values["compile"],
+            compile=values.get("compile") or self._compiled(values["mode"], params),
             global_batch=global_batch,
             micro_batch=micro_batch,
             seed=values["seed"],
@@ -331,6 +332,11 @@ class _Expansion:
             profile=values["profile"],
             measure=measure,
         )
+
+    def _compiled(self, mode: Mode, params: BaseModel) -> Compile:
+        """What `compile` is where nobody says: on wherever torch compiles for the device, and the work can be compiled."""
+        ours = self._machine.compiles and self._benchmark.workload != "command" and mode != "data"
+        return "default" if ours and _uncompiled(params) is None else "off"
 
 
 def _axes(asked: dict[str, Any]) -> dict[str, list[Any]]:
@@ -373,7 +379,7 @@ def _combinations(asked: dict[str, Any], sweep: str) -> Iterator[dict[str, Any]]
         yield {**_DEFAULTS, **fixed, **dict(zip(axes, row, strict=True))}
 
 
-def _impossible(point: Point, machine: Machine) -> str | None:
+def _impossible(point: Point, machine: Machine, params: BaseModel) -> str | None:
     """Why a point cannot run on this machine, or ``None``. Nothing is rounded to make it fit."""
     if machine.only_programs is not None and point.workload != "command":
         return machine.only_programs
@@ -386,13 +392,18 @@ def _impossible(point: Point, machine: Machine) -> str | None:
         return f"global batch {point.global_batch} is not divisible by micro-batch x devices = {product}"
     if point.precision in machine.emulates and point.workload != "command" and not point.knobs.emulated:
         return f"{machine.device} only emulates {point.precision}, up to 200 times slower than fp32: ask for fp32, or for emulated = true"
-    return _contradiction(point)
+    return _contradiction(point, params)
 
 
-def _contradiction(point: Point) -> str | None:
+def _uncompiled(params: BaseModel) -> str | None:
+    """Why the work of these parameters cannot be compiled, as they say themselves; ``None`` if it can."""
+    return getattr(params, "uncompiled", None)
+
+
+def _contradiction(point: Point, params: BaseModel) -> str | None:
     """Why no machine of this class of device can run a point, or ``None``."""
-    if point.compile != "off" and point.params.get("recompute", "off") != "off":
-        return 'torch\'s compiled layers cannot be recomputed: params.recompute needs compile = "off"'
+    if point.compile != "off" and (reason := _uncompiled(params)) is not None:
+        return f'{reason}: expected compile = "off", found {point.compile!r}'
     if point.cuda_graphs and point.placement.split:
         return f"compile = {point.compile!r} replays CUDA graphs, and those of a divided model do not stay in place: {_NO_GRAPHS}"
     if point.cuda_graphs and point.accumulation > 1 and point.mode != "inference":

@@ -22,6 +22,7 @@ Attention = Literal["auto", "flash", "cudnn", "efficient", "math"]
 Matmul = Literal["auto", "mkl", "onednn"]
 
 _OF_CPUS = ("keep_freed_memory", "matmul")
+_OF_GPUS = ("convolution_search",)
 """Knobs without an effect elsewhere."""
 
 
@@ -34,6 +35,12 @@ class Knobs(BaseModel):
     fused_optimizer: bool = Field(True, description="one kernel for the whole update; else what torch chooses by itself")
     keep_freed_memory: bool = Field(True, description="CPUs: the C library keeps freed blocks instead of returning them to the kernel")
     attention: Attention = Field("auto", description="the only kernel that torch may take for attention; `auto`: torch's choice")
+    convolution_search: bool = Field(
+        True, description="NVIDIA and AMD GPUs: time the library's algorithms for each convolution and take the fastest (cudnn.benchmark)"
+    )
+    half_residual: bool = Field(
+        False, description="GPT in bf16 or fp16: hidden states between the layers in that format, too: less to move, less exact"
+    )
     matmul: Matmul = Field(
         "auto", description="CPUs: library of fp32 matrix products, torch's BLAS or oneDNN; `auto`: the faster by the point's own products"
     )
@@ -43,10 +50,13 @@ class Knobs(BaseModel):
     def of(cls, values: dict[str, Any], device_class: DeviceClass, emulates: Collection[str] = ()) -> Knobs:
         """From a point's swept values; what has no effect takes its default, so that the same work has the same key."""
         given = {name: values[name] for name in cls.model_fields if values.get(name) is not None}
-        if device_class != "cpu":
-            given = {name: value for name, value in given.items() if name not in _OF_CPUS}
-        if values.get("precision") not in emulates:
-            given.pop("emulated", None)
+        precision = values.get("precision")
+        without_effect = {
+            *(_OF_GPUS if device_class == "cpu" else _OF_CPUS),
+            *(() if precision in emulates else ("emulated",)),
+            *(() if precision in ("bf16", "fp16") else ("half_residual",)),
+        }
+        given = {name: value for name, value in given.items() if name not in without_effect}
         return cls(**given)
 
     @property
@@ -260,12 +270,16 @@ class _Asked(_Model):
         None, description="arithmetic of matrix products; `fp32` never uses TF32, `bf16` and `fp16` are autocast over fp32 weights"
     )
     compile: Compile | list[Compile] | None = Field(
-        None, description="mode of `torch.compile`; those with CUDA graphs take one micro-batch per step and whole models only"
+        None,
+        description="mode of `torch.compile`; those with CUDA graphs take one micro-batch per step and whole models only; "
+        "absent: `default` on NVIDIA, AMD and Intel GPUs, `off` elsewhere and for work that cannot be compiled",
     )
     channels_last: bool | list[bool] | None = None
     fused_optimizer: bool | list[bool] | None = None
     keep_freed_memory: bool | list[bool] | None = None
     attention: Attention | list[Attention] | None = None
+    convolution_search: bool | list[bool] | None = None
+    half_residual: bool | list[bool] | None = None
     matmul: Matmul | list[Matmul] | None = None
     emulated: bool | list[bool] | None = None
     global_batch: Count | list[Count] | None = Field(None, description="samples per optimizer step over all devices")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -28,6 +28,8 @@ class Params(BaseModel):
     """What is known of the work. Times in seconds; counts are of micro-batches from 0, on every rank."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    uncompiled: ClassVar[str] = "work of known length is launched, not computed"
 
     device: Literal["virtual", "asynchronous", "real"] = Field(
         "virtual", description="a device of known speed on a clock of its own or on the host's, or this machine's kept busy by the clock"

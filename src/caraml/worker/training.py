@@ -144,7 +144,7 @@ class Worker:
             if self.point.cuda_graphs:
                 check_graphs(self.point.compile, device.torch_device)
         set_matmul_precision(self.point.precision)
-        set_deterministic(self.point.deterministic)
+        set_deterministic(self.point.deterministic, self.point.knobs.convolution_search)
         set_attention(self.point.knobs.attention)
         ranks = Ranks.from_environment(device.torch_device)
         if local_rank == 0:

@@ -18,6 +18,8 @@ from tests.engine.parallel.training import point_of
 ROOT = Path(__file__).parents[3]
 TOLERANCE = 1e-4
 HALF = 5
+OTHERS = ("variant", "fp16", "bf16", "resumed", "half")
+"""First words of jobs that are not compared with the plain one."""
 Results = dict[str, dict[str, Any]]
 
 ALONE = [
@@ -25,6 +27,8 @@ ALONE = [
     {"name": "variant", "params": {"positions": "rotary", "tied_head": True}},
     {"name": "half", "steps": HALF, "params": {"save_to": "{}/from-one"}},
     {"name": "fp16", "point": {"precision": "fp16"}, "steps": HALF},
+    {"name": "bf16", "point": {"precision": "bf16"}, "steps": HALF},
+    {"name": "bf16 half residual", "point": {"precision": "bf16", "knobs": {"half_residual": True}}, "steps": HALF},
 ]
 TWO = [
     {"name": "dp2"},
@@ -46,6 +50,9 @@ TWO = [
     {"name": "onednn tp2+sp", "matmul": "onednn", "placement": {"tp": 2, "sp": True}},
     {"name": "auto pp2", "matmul": "auto", "placement": {"pp": 2}},
     {"name": "fp16 tp2+sp", "placement": {"tp": 2, "sp": True}, "point": {"precision": "fp16"}, "steps": HALF},
+    {"name": "bf16 fsdp2", "placement": {"fsdp": 2}, "point": {"precision": "bf16"}, "steps": HALF},
+    {"name": "bf16 optimizer", "placement": {"distributed_optimizer": True}, "point": {"precision": "bf16"}, "steps": HALF},
+    {"name": "bf16 pp2", "placement": {"pp": 2}, "point": {"precision": "bf16", "knobs": {"half_residual": True}}, "steps": HALF},
     {"name": "fp16 pp2", "placement": {"pp": 2, "schedule": "interleaved"}, "point": {"precision": "fp16"}, "steps": HALF},
     {"name": "resumed fsdp2", "placement": {"fsdp": 2}, "steps": HALF, "skip": HALF, "params": {"start_from": "{}/from-one"}},
     {"name": "resumed pp2", "placement": {"pp": 2}, "steps": HALF, "skip": HALF, "params": {"start_from": "{}/from-one"}},
@@ -104,7 +111,8 @@ def difference(found: dict[str, Any], truth: list[float]) -> float:
 
 
 @pytest.mark.parametrize(
-    "name", [job["name"] for job in [*TWO, *FOUR, *EIGHT] if str(job["name"]).split()[0] not in ("variant", "fp16", "resumed", "half")]
+    "name",
+    [job["name"] for job in [*TWO, *FOUR, *EIGHT] if str(job["name"]).split()[0] not in ("variant", "fp16", "bf16", "resumed", "half")],
 )
 def test_every_placement_trains_as_one_process(results: Results, name: str) -> None:
     truth = results["alone"]["losses"]
@@ -127,6 +135,24 @@ def test_rotary_positions_a_tied_head_and_recomputation_change_nothing(results: 
 @pytest.mark.parametrize("name", ["fp16 tp2+sp", "fp16 pp2"])
 def test_the_loss_scale_of_fp16_holds_over_all_devices(results: Results, name: str) -> None:
     assert difference(results[name], results["fp16"]["losses"]) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["bf16 fsdp2", "bf16 optimizer", "bf16 half residual", "bf16 pp2"])
+def test_parameters_and_states_in_16_bits_train_alike(results: Results, name: str) -> None:
+    """FSDP gathers in autocast's format, and the last two keep hidden states in it, too: also between the stages of a pipeline."""
+    truth = results["bf16"]["losses"]
+    assert 0 < difference(results[name], truth) < 1e-2
+    assert truth[-1] < 0.95 * truth[0]
+
+
+def test_shards_are_gathered_in_the_format_that_is_computed_in_and_summed_in_fp32(results: Results) -> None:
+    def formats(name: str, collective: str) -> set[str]:
+        return {text.split()[-1] for text in results[name]["exchanged"] if collective in text and "c10d" in text}
+
+    assert formats("fsdp2", "gather") == {"torch.float32"}
+    for name in ("bf16 fsdp2", "bf16 optimizer"):
+        assert formats(name, "gather") == {"torch.bfloat16"}, results[name]["exchanged"]
+        assert formats(name, "reduce_scatter") == {"torch.float32"}
 
 
 @pytest.mark.parametrize("name", ["resumed fsdp2", "resumed pp2", "resumed fsdp2 x tp2"])

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from caraml.engine.matmul import Products
 from caraml.engine.parallel import checkpoint
@@ -54,6 +56,7 @@ def train(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         phase=lambda _: nullcontext(),
         divided=mesh is not None,
         global_batch=point.global_batch,
+        knobs=point.knobs,
     )
     task = gpt.build(context)
     task.batches = same_samples(copy, copies, point, params)
@@ -67,7 +70,8 @@ def train(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     if "matmul" in job:
         chosen = Products(point.model_copy(update={"knobs": Knobs(matmul=job["matmul"])}), ranks)
         step = chosen.around(step, lambda _: nullcontext())
-    outcomes = [step() for _ in range(job.get("steps", 10))]
+    with Exchanges() as exchanges:
+        outcomes = [step() for _ in range(job.get("steps", 10))]
     told = ranks.gather(chosen.told if chosen is not None else {})
     if chosen is not None:
         chosen.close()
@@ -77,7 +81,21 @@ def train(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     seen = [own for own in ranks.gather(losses) if own]
     held = ranks.gather(sum(tensor.numel() for stage in parts[0] for tensor in map(local, stage.parameters())))
     task.close()
-    return {"losses": [sum(column) / len(column) for column in zip(*seen, strict=True)], "held": held, "matmul": told}
+    mean = [sum(column) / len(column) for column in zip(*seen, strict=True)]
+    return {"losses": mean, "held": held, "matmul": told, "exchanged": sorted(exchanges.seen)}
+
+
+class Exchanges(TorchDispatchMode):
+    """Which collectives ran inside on tensors of which format."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "gather" in str(func) or "scatter" in str(func):
+            self.seen |= {f"{func} {leaf.dtype}" for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
+        return func(*args, **(kwargs or {}))
 
 
 def local(parameter: torch.Tensor) -> torch.Tensor:

@@ -16,13 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from caraml.base.errors import InputError
+from caraml.engine.precision import HALF
 from caraml.suite.model import Point
 from caraml.suite.placement import Placement
 from caraml.workloads.base import Division, Task
@@ -52,17 +53,20 @@ Materialise = Callable[[nn.Module, str], None]
 """Gives the parameters of a module memory and their starting values; the text is the prefix of their names."""
 
 
-def shard(stage: nn.Module, layers: dict[str, nn.Module], sharing: DeviceMesh, keep_whole: bool, materialise: Materialise) -> None:
+def shard(stage: nn.Module, layers: dict[str, nn.Module], sharing: DeviceMesh, point: Point, materialise: Materialise) -> None:
     """Shard a stage layer by layer. Each layer gets its memory just before, so that no device ever holds the whole stage.
 
-    ``keep_whole`` leaves parameters gathered between the passes of a step, as a distributed optimizer has it; otherwise they are
-    gathered for each pass and dropped after it. A mesh of two axes holds copies (outer) of shards (inner).
+    A distributed optimizer leaves parameters gathered between the passes of a step; otherwise they are gathered for each pass and dropped
+    after it. A mesh of two axes holds copies (outer) of shards (inner). What is gathered has autocast's format, half the bytes, and
+    gradients are summed over the devices in fp32.
     """
+    half, keep_whole = HALF.get(point.precision), point.placement.distributed_optimizer
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None, cast_forward_inputs=False)
     for name, layer in layers.items():
         materialise(layer, f"{name}.")
-        fully_shard(layer, mesh=sharing, reshard_after_forward=not keep_whole)
+        fully_shard(layer, mesh=sharing, reshard_after_forward=not keep_whole, mp_policy=policy)
     materialise(stage, "")
-    fully_shard(stage, mesh=sharing, reshard_after_forward=not keep_whole)
+    fully_shard(stage, mesh=sharing, reshard_after_forward=not keep_whole, mp_policy=policy)
 
 
 def exchange_shards(stage: nn.Module, last: bool, keep_whole: bool, save_memory: bool) -> None:
@@ -78,7 +82,9 @@ def exchange_shards(stage: nn.Module, last: bool, keep_whole: bool, save_memory:
 def copies(stage: nn.Module, dp: DeviceMesh, device: torch.device) -> nn.Module:
     """The stage inside DDP over its copies. Parameters must be plain tensors: those that tensor parallelism divides go through FSDP."""
     ids = None if device.type == "cpu" else [device.index]
-    return DistributedDataParallel(stage, device_ids=ids, process_group=dp.get_group(), gradient_as_bucket_view=True)
+    return DistributedDataParallel(
+        stage, device_ids=ids, process_group=dp.get_group(), gradient_as_bucket_view=True, broadcast_buffers=False
+    )
 
 
 def exchange_copies(stage: nn.Module, last: bool) -> AbstractContextManager[None]:
@@ -166,7 +172,7 @@ def _stage(stage: nn.Module, division: Division, point: Point, mesh: Mesh, devic
         for layer in layers.values():  # its forward, so that the hooks of FSDP stay outside the graph
             layer.forward = torch.compile(layer.forward, mode=None if point.compile == "default" else point.compile)
     if sharded(point):
-        shard(stage, layers, mesh.sharing, placement.distributed_optimizer, materialise)
+        shard(stage, layers, mesh.sharing, point, materialise)
         return stage
     materialise(stage, "")
     return copies(stage, mesh.dp, device) if point.dp > 1 else stage

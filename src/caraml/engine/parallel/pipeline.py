@@ -11,7 +11,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 
 from caraml.engine.parallel.divide import Mesh
-from caraml.engine.precision import autocast
+from caraml.engine.precision import HALF, autocast
 from caraml.suite.model import Point
 from caraml.workloads.base import Division
 
@@ -33,7 +33,8 @@ class Pipeline:
             inner.forward = _in_precision(inner.forward, point, device)
             # Shapes are given, so that the first step asks nothing of the other stages.
             given = torch.empty(point.micro_batch, tokens, dtype=torch.int64, device="meta")
-            between = torch.empty(point.micro_batch, *states, device="meta", requires_grad=True)
+            half = HALF.get(point.precision) if point.knobs.half_residual else None
+            between = torch.empty(point.micro_batch, *states, device="meta", requires_grad=True, dtype=half)
             result = torch.empty((), device="meta") if index == placement.stages - 1 else between
             parts.append(
                 PipelineStage(

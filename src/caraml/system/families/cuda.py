@@ -34,4 +34,5 @@ FAMILY = Family(
     driven=lambda build: build.cuda is not None,
     variables=("CUDA_VISIBLE_DEVICES",),
     arithmetic=PLAIN | {"tf32", "fp8"},
+    compiled=True,
 )

@@ -69,6 +69,8 @@ class Family:
     """Environment variables that hide devices from a process."""
     arithmetic: frozenset[DType] = PLAIN
     """Formats that torch computes in on them; with others a point is refused."""
+    compiled: bool = False
+    """Whether torch's compiler makes kernels for them out of the box, so that models are compiled unless a benchmark says otherwise."""
     streams: bool = True
     """Whether copies to the device can overlap with its work, from pinned memory and on a stream of their own."""
 

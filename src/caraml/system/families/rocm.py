@@ -23,4 +23,5 @@ FAMILY = Family(
     driven=lambda build: build.hip is not None,
     variables=tuple(name for layer in ROCM for name in layer),
     arithmetic=PLAIN | {"tf32", "fp8"},
+    compiled=True,
 )

@@ -33,4 +33,5 @@ FAMILY = Family(
     by_driver=by_kernel,
     driven=lambda build: build.xpu is not None,
     variables=("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"),
+    compiled=True,
 )

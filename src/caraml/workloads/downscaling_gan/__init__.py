@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -26,6 +26,8 @@ _FLOPS_BATCH = 2
 
 class Params(WeatherParams):
     """Parameters of the `downscaling_gan` workload (`ap5`)."""
+
+    uncompiled: ClassVar[str] = "the gradient penalty is differentiated twice, which torch's compiled graphs cannot be"
 
     rows: int = Field(96, ge=16, multiple_of=8, description="rows of random data; files have their own")
     columns: int = Field(120, ge=16, multiple_of=8, description="columns of random data; files have their own")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from caraml.metrics.model import Facts
+from caraml.suite.model import Knobs
 from caraml.suite.placement import ModelShape
 from caraml.workloads.base import BuildContext, Division, Task, Workload, open_source
 
@@ -97,6 +98,11 @@ class Params(BaseModel):
             raise ValueError(f"decay_steps ({self.decay_steps}) must be above warm_up_steps ({self.warm_up_steps})")
         return self
 
+    @property
+    def uncompiled(self) -> str | None:
+        """Why the model cannot be compiled; ``None`` if it can."""
+        return None if self.recompute == "off" else "torch's compiled layers cannot be recomputed, and params.recompute asks for that"
+
     def model_shape(self) -> ModelShape | None:
         """What a placement must know of the model; ``None`` where it comes in whole copies only."""
         if self.backend == "megatron":
@@ -120,7 +126,7 @@ def build(ctx: BuildContext[Params]) -> Task:
 
     from caraml.workloads.gpt.model import GPT, flops_per_token, hardware_flops_per_token, parameter_count
 
-    params, config = ctx.params, config_of(ctx.params)
+    params, config = ctx.params, config_of(ctx.params, ctx.knobs)
     with ctx.phase("data"):
         source = open_source(_dataset(params, ctx.seed), ctx, workers=None, resident=params.data == "synthetic-device")
     torch.manual_seed(ctx.seed)
@@ -216,7 +222,7 @@ def network_traffic(config: GPTConfig) -> Traffic:
 
     def of(layers: int) -> Traffic:
         with torch.device("meta"):
-            model = GPT(dataclasses.replace(config, layers=layers))
+            model = GPT(dataclasses.replace(config, layers=layers, half_residual=False))  # there is no autocast there
         model.loss = lambda head, hidden, targets: F.cross_entropy(head(hidden).flatten(0, 1), targets.flatten())
         return traffic(model, lambda samples: model(*[torch.empty(samples, config.sequence_length, dtype=torch.long, device="meta")] * 2))
 
@@ -224,7 +230,7 @@ def network_traffic(config: GPTConfig) -> Traffic:
     return of(1).times(1 - further) + of(2).times(further)
 
 
-def config_of(params: Params) -> GPTConfig:
+def config_of(params: Params, knobs: Knobs | None = None) -> GPTConfig:
     """The network's sizes."""
     from caraml.workloads.gpt.model import GPTConfig, padded_vocabulary
 
@@ -237,6 +243,7 @@ def config_of(params: Params) -> GPTConfig:
         positions=params.positions,
         tied_head=params.tied_head,
         recompute=params.recompute,
+        half_residual=knobs is not None and knobs.half_residual,
     )
 
 

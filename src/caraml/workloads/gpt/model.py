@@ -27,6 +27,8 @@ CHUNK_BYTES = 2**29
 """Largest fp32 logits held at a time. A chunk this size still fills a GPU; 64 x 1024 tokens x 50304 words at once would be 13 GB."""
 CACHED_BYTES = 2**21
 """fp32 logits per thread of a CPU that are taken through all passes of the softmax at once."""
+TILE = 128
+"""Rows that the matrix units of a GPU multiply at a time."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -65,9 +67,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _slopes(hidden: Tensor, weight: Tensor, targets: Tensor, total: Tensor) -> Tensor:
     """Slopes of a chunk's losses by its logits (rows, V), probabilities less the target's one; the losses are added to ``total``.
 
-    They take the logits' memory, a few rows at a time: a CPU's cache then holds those until all passes over them are done.
+    They take the logits' memory, a few rows at a time: a CPU's cache then holds those until all passes over them are done. Compiled, all
+    passes become one kernel that reads the logits and writes the slopes; for that the target's one is compared, not scattered, which would
+    force slopes in float32 to memory.
     """
     logits = hidden @ weight.t()
+    if torch.compiler.is_compiling():
+        scores = logits.float()
+        highest = scores.amax(dim=-1, keepdim=True)
+        normaliser = (scores - highest).exp().sum(dim=-1, keepdim=True)
+        total += (normaliser.log() + highest - scores.gather(1, targets)).sum()
+        chosen = torch.arange(logits.shape[1], device=logits.device) == targets  # (rows, V)
+        return ((scores - highest).exp() / normaliser - chosen.float()).to(logits.dtype)
     rows = _rows_in_cache(logits)
     for part, y in zip(logits.split(rows), targets.split(rows), strict=True):
         scores = part.float()
@@ -83,8 +94,8 @@ def _slopes(hidden: Tensor, weight: Tensor, targets: Tensor, total: Tensor) -> T
 
 
 def _rows_in_cache(logits: Tensor) -> int:
-    """Rows of which each thread of a CPU works on a part that fits into its cache; all at once on accelerators, and when compiled."""
-    if torch.compiler.is_compiling() or logits.device.type != "cpu":
+    """Rows of which each thread of a CPU works on a part that fits into its cache; all at once on accelerators."""
+    if logits.device.type != "cpu":
         return len(logits)
     return max(1, CACHED_BYTES * torch.get_num_threads() // (4 * logits.shape[1]))
 
@@ -98,6 +109,14 @@ def _loss_alone(x: Tensor, w: Tensor, targets: Tensor, rows: int) -> Tensor:
     return total / x.shape[0]
 
 
+def _rows_of_chunk(count: int, most: int) -> int:
+    """Rows of a chunk: a multiple of ``TILE`` where ``most`` allows it, and if possible such that chunks are equal: one kernel does all."""
+    if count <= most:
+        return max(1, count)
+    even = range(most - most % TILE, most // 2, -TILE)
+    return next((rows for rows in even if count % rows == 0), max(even, default=max(1, most)))
+
+
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
     """Mean cross-entropy of ``hidden @ weight.T`` against ``targets``, a chunk of rows at a time.
 
@@ -107,7 +126,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    rows = max(1, chunk_bytes // (4 * weight.shape[0]))
+    rows = _rows_of_chunk(hidden.shape[0], chunk_bytes // (4 * weight.shape[0]))
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     with torch.autocast(kind, enabled=False):
         if not wanted:
@@ -150,6 +169,8 @@ class GPTConfig:
     """Whether the output head is the embedding's transpose, as in GPT-2."""
     bias: bool = True
     recompute: Recompute = "off"
+    half_residual: bool = False
+    """Whether hidden states between the layers have autocast's type instead of float32."""
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -253,15 +274,23 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).reshape(B, T, -1))
 
 
+class Norm(nn.LayerNorm):
+    """Layer normalisation by weights in float32, also where FSDP has gathered them in 16 bits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, C) -> (B, T, C)."""
+        return F.layer_norm(x, self.normalized_shape, self.weight.float(), None if self.bias is None else self.bias.float(), self.eps)
+
+
 class Block(nn.Module):
     """Attention and MLP, each behind a LayerNorm and around a residual."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         C, bias = config.width, config.bias
-        self.norm_attention = nn.LayerNorm(C, bias=bias)
+        self.norm_attention = Norm(C, bias=bias)
         self.attention = Attention(config)
-        self.norm_mlp = nn.LayerNorm(C, bias=bias)
+        self.norm_mlp = Norm(C, bias=bias)
         self.mlp_up = nn.Linear(C, 4 * C, bias=bias)
         self.mlp_down = nn.Linear(4 * C, C, bias=bias)
         self._recompute = config.recompute
@@ -306,7 +335,7 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, C) if first else None
         self.positions = nn.Embedding(config.sequence_length, C) if first and config.positions == "learned" else None
         self.blocks = nn.ModuleDict({str(layer): Block(config) for layer in layers})
-        self.norm = nn.LayerNorm(C, bias=config.bias) if last else None
+        self.norm = Norm(C, bias=config.bias) if last else None
         self.head = nn.Linear(C, config.vocab_size, bias=False) if last else None
         self.loss: Loss = chunked_loss
         if config.positions == "rotary":
@@ -337,6 +366,8 @@ class GPT(nn.Module):
             x = self.embedding(x)  # (B, T, C)
             if self.positions is not None:
                 x = x + self.positions(torch.arange(T, device=x.device))
+            half = self.config.half_residual and torch.is_autocast_enabled(x.device.type)
+            x = x.to(torch.get_autocast_dtype(x.device.type) if half else torch.float32)  # weights that FSDP gathers in 16 bits come so
         if self.config.positions == "rotary":
             rotary = self.cos, self.sin
         for block in self.blocks.values():

@@ -1,0 +1,184 @@
+"""Compiled steps: whole graphs, one compilation, the same numbers as eager ones, and a loss that goes over its logits once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from caraml.engine.precision import set_deterministic
+from caraml.engine.step import make_step
+from caraml.engine.validation import validate
+from caraml.suite.expand import Machine, expand
+from caraml.suite.model import Knobs
+from caraml.workloads import load_workload, params_of
+from caraml.workloads.base import BuildContext, Task
+from caraml.workloads.gpt.model import TILE, _rows_of_chunk, linear_cross_entropy
+from tests.conftest import MakePoint
+from tests.engine.together import Meeting, ThreadRanks
+from tests.suite.test_knobs import GPT, RESNET, suite_of
+from tests.workloads.test_modes import CASES
+
+CPU = torch.device("cpu")
+GRAPHS = {"regime_clustering": 2}
+"""Its images come in two sizes."""
+UNCOMPILED = {case for case in CASES if case == "downscaling_gan" or "recompute" in CASES[case]}
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Compilation up to the graphs that the code generator would get, which run as they are; counted."""
+    own = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **_: own(module, backend="aot_eager"))
+    torch._dynamo.reset()
+    counters.clear()
+    yield counters
+    torch._dynamo.reset()
+
+
+def built(case: str, micro_batch: int, knobs: Knobs | None = None, **params: Any) -> Task:
+    workload = load_workload(case.split(maxsplit=1)[0])
+    given = workload.params.model_validate({**CASES.get(case, {}), **params})
+    context = BuildContext(given, CPU, 0, 1, 1, micro_batch, 0, lambda _: nullcontext(), global_batch=4, knobs=knobs or Knobs())
+    return workload.build(context)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", sorted(CASES.keys() - UNCOMPILED))
+def test_every_step_is_compiled_whole_and_once(graphs: Any, make_point: MakePoint, case: str) -> None:
+    """Two micro-batches in a step, where there can be several: a break would leave parts of the step to Python, in every step."""
+    task = built(case, 2)
+    point = make_point(workload=case.split(maxsplit=1)[0], precision="bf16", compile="default")
+    batch = {"global_batch": 2 if task.own_step else 4, "micro_batch": 2}
+    step = make_step(task, point.model_copy(update=batch), CPU)
+    for _ in range(3):
+        step()
+    assert not graphs["graph_break"], dict(graphs["graph_break"])
+    assert graphs["stats"]["unique_graphs"] == GRAPHS.get(case, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "params"), [("gpt", GPT), ("image_classification", RESNET), ("question_answering", {})])
+def test_compiled_training_is_the_eager_one(graphs: Any, make_point: MakePoint, case: str, params: dict[str, Any]) -> None:
+    """Losses and parameters after three steps, with and without accumulation, in both memory orders and formats."""
+    for precision, micro_batch in (("fp32", 4), ("fp32", 2), ("bf16", 2)):
+        found = []
+        for compiled in ("off", "default"):
+            torch.manual_seed(1)  # of dropout
+            task = built(case, micro_batch, **params)
+            for module in task.model.modules():
+                if isinstance(module, torch.nn.Dropout):
+                    module.p = 0.0
+            asked = {"global_batch": 4, "micro_batch": micro_batch, "precision": precision, "compile": compiled}
+            step = make_step(task, make_point(workload=case, **asked), CPU)
+            losses = torch.stack([loss for _ in range(3) if (loss := step().loss) is not None])
+            found.append((losses, torch.cat([parameter.detach().flatten() for parameter in task.model.parameters()])))
+        (eager, weights), (compiled_losses, compiled_weights) = found
+        tolerance = 1e-5 if precision == "fp32" else 2e-2
+        assert torch.allclose(compiled_losses, eager, rtol=tolerance), (precision, micro_batch, eager, compiled_losses)
+        assert (compiled_weights - weights).norm() <= tolerance * weights.norm()
+    assert graphs["stats"]["unique_graphs"] >= 2
+
+
+@pytest.mark.slow
+def test_the_compiled_loss_goes_over_its_logits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes by the compiler's own count of what its kernels read and write, in bf16: the product writes two a logit, one kernel reads
+    them and writes the slopes. Passes through float32 in memory took 14."""
+    import torch._inductor.config as inductor
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.scheduler import ExternKernelSchedulerNode
+
+    rows, words, width = 4 * TILE, 50304, 32
+    passes: list[int] = []
+    own = GraphLowering.compile_to_module
+
+    def counted(graph: Any, *given: Any, **named: Any) -> Any:
+        module = own(graph, *given, **named)
+        passes.extend(
+            node.get_read_write_buffers_sizes() for node in graph.scheduler.nodes if not isinstance(node, ExternKernelSchedulerNode)
+        )
+        return module
+
+    monkeypatch.setattr(GraphLowering, "compile_to_module", counted)
+    monkeypatch.setattr(inductor, "force_disable_caches", True)
+    torch._dynamo.reset()
+    hidden, weight = torch.randn(rows, width, requires_grad=True), torch.randn(words, width, requires_grad=True)
+    targets = torch.randint(words, (rows,))
+
+    def loss(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return linear_cross_entropy(hidden, weight, targets, chunk_bytes=4 * words * 2 * TILE)
+
+    found = torch.compile(loss)(hidden, weight)
+    gradients = torch.autograd.grad(found, (hidden, weight))
+    besides = 5 * (2 + 4 + 4) * width * (rows + words)  # weights and their gradients, a few passes over them
+    assert 2 + (sum(passes) - besides) / (rows * words) <= 8, passes
+    assert sum(passes) > 4 * rows * words, "the count sees the kernel"
+    exact = torch.nn.functional.cross_entropy((hidden.bfloat16() @ weight.bfloat16().t()).float(), targets)
+    truth = torch.autograd.grad(exact, (hidden, weight))
+    assert found.item() == pytest.approx(exact.item(), rel=1e-2)
+    assert all((one - true).norm() < 0.02 * true.norm() for one, true in zip(gradients, truth, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "rows"), [(65536, 2668, 2048), (5000, 2668, 2560), (2668, 2668, 2668), (100, 2668, 100), (300, 40, 40), (3, 0, 1)]
+)
+def test_chunks_of_the_loss_are_whole_tiles_and_if_they_can_equal(count: int, most: int, rows: int) -> None:
+    assert _rows_of_chunk(count, most) == rows
+
+
+def plan(workload: str, lines: str = "", **machine: Any) -> Any:
+    where = Machine("m", "test device", "gpu", "test", nodes=1, devices_per_node=1, compiles=True)
+    text = f'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "n"\nworkload = "{workload}"\nglobal_batch = 8\n{lines}\n'
+    (planned,) = expand(suite_of(text), where, params_of).points
+    return planned
+
+
+def test_models_are_compiled_where_torch_compiles_for_the_device() -> None:
+    """Nobody has to ask; what cannot be compiled is not, and says why if somebody asks."""
+    silent, spelt, off = plan("gpt"), plan("gpt", 'compile = "default"'), plan("gpt", 'compile = "off"')
+    assert (silent.point.compile, silent.point.key) == ("default", spelt.point.key) and off.point.compile == "off"
+    assert plan("gpt", 'mode = "data"').point.compile == "off"
+    for workload, line, why in (("downscaling_gan", "", "differentiated twice"), ("gpt", 'params = { recompute = "full" }', "recompute")):
+        assert (plan(workload, line).point.compile, plan(workload, line).skip) == ("off", None)
+        asked = plan(workload, f'compile = "default"\n{line}')
+        assert asked.skip is not None and why in asked.skip and 'expected compile = "off"' in asked.skip
+    assert plan("command", 'params = { argv = ["true"], item = "x", items = 1 }').point.compile == "off"
+
+
+def test_convolutions_are_searched_for_unless_bits_must_repeat() -> None:
+    switches = torch.backends.cudnn
+    before = switches.benchmark
+    try:
+        set_deterministic(False, search=True)
+        assert switches.benchmark
+        set_deterministic(False, search=False)
+        assert not switches.benchmark
+    finally:
+        switches.benchmark = before
+
+
+def test_statistics_are_not_sent_in_every_step_and_agreed_on_before_validation(
+    make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr("caraml.engine.step.DistributedDataParallel", lambda model, **options: asked.update(options) or model)
+    task = built("image_classification", 2)
+    make_step(task, make_point(workload="image_classification", devices=2, global_batch=4, micro_batch=2), CPU)
+    assert asked["broadcast_buffers"] is False
+
+    def validated(ranks: ThreadRanks) -> list[float]:
+        own = built("image_classification", 2)
+        own.validation = lambda: iter([])
+        norm = next(module for module in own.model.modules() if isinstance(module, torch.nn.BatchNorm2d))
+        assert norm.running_mean is not None and norm.num_batches_tracked is not None
+        norm.running_mean.fill_(float(ranks.rank))
+        norm.num_batches_tracked.fill_(7)
+        validate(own, "fp32", CPU, ranks)
+        return [norm.running_mean[0].item(), float(norm.num_batches_tracked)]
+
+    assert Meeting(2).run(validated) == [[0.5, 7.0], [0.5, 7.0]]
