@@ -57,7 +57,7 @@ def test_help_and_list_import_nothing_heavy() -> None:
 
 def test_a_run_logs_lines_and_ends_with_a_table_and_a_page(out: Path) -> None:
     text = (out.parent / "stdout").read_text()
-    assert "point 1 of 2: net b2 fp32" in text and "measure" in text
+    assert "point 1 of 2, time left unknown: net b2 fp32" in text and "measure" in text
     assert "skipped" in text and "not divisible" in text
     assert f"report: {out / 'tiny.html'}" in text and (out / "tiny.html").stat().st_size > 10_000
 

@@ -116,7 +116,7 @@ LINES = {
     "reference": 350,
     "report": 3_875,
     "results": 2_520,
-    "suite": 1_825,
+    "suite": 1_834,
     "system": 4_166,
     "verify": 1_150,
     "worker": 2_028,

@@ -18,6 +18,8 @@ def test_an_unknown_name_gets_the_nearest_spelling() -> None:
 
 def test_nothing_near_gives_no_guess() -> None:
     assert nearest("zzz", ["quick"]) is None
+    assert nearest("juwles", ["jedi", "juwels-booster", "juwels-cluster"]) == "juwels-booster", "by its beginning"
+    assert nearest("4m", ["30M", "4M"]) == "4M" and nearest("Lumi", ["leonardo", "lumi-g"]) == "lumi-g", "capitals aside"
     assert "next step" not in str(InputError("no hint"))
 
 

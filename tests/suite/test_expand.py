@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from caraml.base.errors import InputError, unknown_name
-from caraml.base.toml import parse_toml
-from caraml.suite.expand import Machine, Plan, SuitePart, expand
+from caraml.base.toml import FaultsError, parse_toml
+from caraml.suite.expand import Machine, Plan, SuitePart, expand, refuse_with_all_faults
 from caraml.suite.load import SuiteFile, catalog_suites, load_suite
 from caraml.suite.model import Measure, Point, Suite
 from caraml.system.model import DeviceClass
@@ -245,3 +245,21 @@ def test_a_suite_s_file_is_named_whole(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "mine.toml").touch()
     with pytest.raises(InputError, match=r"unknown suite 'mine'.*(?s:.)*a file is named whole: mine\.toml"):
         load_suite("mine")
+
+
+def test_a_wrong_batch_is_not_called_missing_and_hides_no_other_fault() -> None:
+    def told(batch: str) -> str:
+        text = f'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "b"\nworkload = "gpt"\n{batch}params = {{ preset = "4m" }}\n'
+        document = parse_toml(text, "s.toml")
+        with pytest.raises(InputError) as refused:
+            try:
+                file = SuiteFile(document.validate(Suite), document)
+            except FaultsError as error:
+                refuse_with_all_faults(error, machine(), real_params_of)
+            expand(file, machine(), real_params_of)
+        return str(refused.value)
+
+    missing = told("")
+    assert "global_batch: found nothing" in missing and "params.preset" in missing
+    wrong = told('global_batch = [4, "x"]\n')
+    assert 'global_batch[1]: found "x"' in wrong and "found nothing" not in wrong and "params.preset" in wrong

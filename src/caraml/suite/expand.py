@@ -156,13 +156,20 @@ def refuse_with_all_faults(error: FaultsError, machine: Machine, params_of: Para
         try:
             expand(suite_of(error.rest), machine, params_of)
         except FaultsError as more:
-            error.rest.refuse(sorted({*error.faults, *more.faults}, key=_line))
+            known = [_place(fault) for fault in error.faults]
+            lacking = {fault for fault in more.faults if ": found nothing" in fault and any(one.startswith(_place(fault)) for one in known)}
+            error.rest.refuse(sorted({*error.faults, *more.faults} - lacking, key=_line))  # what was wrong is not missing
     raise error
 
 
 def _readable(error: InputError) -> str:
     """What a condition should have been, in a line."""
     return f"a condition on a point's names ({'; '.join(filter(None, (error.args[0], error.hint)))})"
+
+
+def _place(fault: str) -> str:
+    """Of which key a fault is: ``benchmark[0].params``."""
+    return fault.partition(": found ")[0].rpartition(": ")[2]
 
 
 def _line(fault: str) -> int:
@@ -186,7 +193,6 @@ class _Expansion:
         repeats, measure = asked.pop("repeats") or 1, asked.pop("measure") or Measure()
         model = self._params_model(params_of)
         conditions = self._conditions(model)
-        of_conditions = len(self.faults)
         if model is not None:
             asked["params"] = _lists_as_values(model, asked["params"])
         if self._benchmark.workload == "command":
@@ -196,8 +202,12 @@ class _Expansion:
                 )
             if asked["accumulation"] is None:
                 asked["global_batch"] = asked["global_batch"] or 1  # a program need not have a batch
+        if asked["global_batch"] is None and asked["accumulation"] is None:
+            self._fault(("global_batch",), None, "a number of samples per optimizer step, or a list of them")
+            asked["global_batch"] = 1  # so that the other faults are told, too
+        before = len(self.faults)
         self._check_axes(asked)
-        if len(self.faults) > of_conditions or model is None:
+        if len(self.faults) > before or model is None:
             return [], 0
         if self._too_many(asked, repeats):
             return [], 0
@@ -251,8 +261,6 @@ class _Expansion:
         return True
 
     def _check_axes(self, asked: dict[str, Any]) -> None:
-        if asked["global_batch"] is None and asked["accumulation"] is None:
-            self._fault(("global_batch",), None, "a number of samples per optimizer step, or a list of them")
         for one, other in (("global_batch", "accumulation"), ("world", "nodes")):
             if asked[one] is not None and asked[other] is not None:
                 self._fault(self._where_stands(other), asked[other], f"{one} or {other}, not both: each follows from the other")
