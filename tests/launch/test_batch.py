@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from pathlib import Path
@@ -64,6 +65,19 @@ def test_a_script_has_everything_that_the_site_says(tmp_path: Path, make_point: 
     srun = next(line for line in text.replace(" \\\n ", "").splitlines() if line.startswith("srun "))
     assert {"--nodes=4", "--ntasks=4", "--cpu-bind=mask_cpu:0xff", "--gres=gpu:4", "--mpi=pmi2"} <= set(srun.split())
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("state", "ended"), [("COMPLETING", True), ("PENDING", True), ("RUNNING", False), ("", False)])
+def test_a_step_that_is_ended_before_its_job_is_no_failure(tmp_path: Path, make_point: MakePoint, state: str, ended: bool) -> None:
+    """Slurm ends steps and shell one by one. A job that is put back into the queue would have its result already when it starts again."""
+    folder = Store(tmp_path / "results").new_attempt(make_point())
+    for name, code in (("srun", "exit 143"), ("squeue", f"echo {state}")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "1"}
+    path = write_script(make_point(), folder, 1, Site(scheduler=Scheduler()))
+    assert subprocess.run(["bash", str(path)], env=environment, capture_output=True, check=False).returncode == 143
+    assert (folder / "exit").exists() == (folder / RECORD).exists() == (not ended)
 
 
 def test_one_node_needs_no_network(tmp_path: Path, make_point: MakePoint) -> None:

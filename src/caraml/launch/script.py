@@ -191,6 +191,10 @@ trap 'ended=1 caught=1; kill "$step"' TERM
 {_srun(point, folder, site, gpu)}bash -c node >>{LOG} 2>&1 &
 step=$!
 while wait "$step"; code=$?; [ -n "$caught" ] && [ -z "$ended" ]; do caught=''; done
+# Slurm ends the steps of a job and its shell one by one: a step that was killed may have been told first.
+if [ -z "$ended" ] && [ "$code" -gt 128 ]; then
+  case $(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID" 2>/dev/null) in '' | *RUNNING*) ;; *) ended=1 ;; esac
+fi
 [ -z "$ended" ] || sleep 2  # the worker may be writing its record just now
 {_parting(point)}
 # A worker that measured has written its record; for any other the record says what happened.
