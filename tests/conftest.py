@@ -69,6 +69,8 @@ def fork_server() -> Iterator[None]:
         path, socket = STARTS / "server.py", f"{folder}/socket"
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STARTS), os.environ.get("PYTHONPATH")]))
         with subprocess.Popen([sys.executable, "-P", str(path), socket], stdin=subprocess.DEVNULL) as server:
+            while not Path(socket).exists() and server.poll() is None:
+                time.sleep(0.01)
             os.environ["FORK_SERVER"] = socket
             yield
             server.kill()

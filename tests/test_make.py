@@ -182,6 +182,17 @@ def test_a_start_from_the_fork_server_is_the_start_of_a_user(tmp_path: Path) -> 
     assert "forked: True" in told[1].stdout, "or it proves nothing"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux")
+@pytest.mark.parametrize(("name", "forked"), [("helper.py", True), ("torch", False)])
+def test_other_places_to_import_from_are_no_matter_unless_they_hide_what_is_loaded(tmp_path: Path, name: str, forked: bool) -> None:
+    """Ranks that import the tests have the checkout among their places; a stand-in for a library must be imported, not what was loaded."""
+    (tmp_path / name).touch()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT), os.environ["PYTHONPATH"]])}
+    words = [sys.executable, "-P", "-m", "tests.starts.told", "a", "0"]
+    told = subprocess.run(words, env=environment, input="in\n", capture_output=True, text=True, check=False)
+    assert told.returncode == 0 and f"forked: {forked}" in told.stdout, told
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_the_fork_server_knows_what_starts_points(
     devices: int, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch

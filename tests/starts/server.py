@@ -20,6 +20,7 @@ import socket
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from caraml.compat import make_torchvision_importable
@@ -67,7 +68,7 @@ class Server:
             text, files = text + more, files + received
         request = json.loads(text) if text.endswith(b"\n") else None
         pid = 0
-        if request is not None and request["path"] == self._path:
+        if request is not None and self._knows(request["path"]):
             pid = os.fork()
             if pid == 0:
                 self._forget(asking)
@@ -85,6 +86,15 @@ class Server:
         else:
             asking.close()
         return None
+
+    def _knows(self, path: list[str]) -> bool:
+        """Whether what is loaded is what a program with these places to import from would load: the same ones in the same order, and others
+        that hold nothing of the kind."""
+        loaded = {name.partition(".")[0] for name in sys.modules}
+        others = [Path(place) for place in path if place not in self._path]
+        return [place for place in path if place in self._path] == self._path and not any(
+            entry.name.partition(".")[0] in loaded for place in others if place.is_dir() for entry in place.iterdir()
+        )
 
     def _gone(self, asking: socket.socket) -> None:
         """Who asked has ended without waiting: killed, and its program with it."""
@@ -173,8 +183,9 @@ def main(address: str) -> None:
     """Listen, load, serve."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: end with who started us
     listening = socket.socket(socket.AF_UNIX)
-    listening.bind(address)
+    listening.bind(f"{address}.new")
     listening.listen(64)
+    Path(f"{address}.new").rename(address)  # who finds it can ask at once
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt at the terminal is for pytest to handle
     make_torchvision_importable()
     for name in PRELOADED:
