@@ -110,7 +110,7 @@ LINES = {
     "cli": 1_509,
     "data": 850,
     "engine": 3_688,
-    "launch": 1_716,
+    "launch": 1_719,
     "metrics": 1_630,
     "power": 5_150,
     "reference": 350,
