@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from caraml.base.errors import InputError
+from caraml.base.limits import VOCABULARY
 from caraml.metrics.model import Metric
 from caraml.metrics.quality import answer_quality
 from caraml.workloads.base import COUNTED, BuildContext, Quality, Task, Workload, counted_facts, open_source
+from caraml.workloads.pretrained import find_tokenizer, load_weights, read_config
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +23,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256},
 }
 """Sizes of Devlin et al. 2018, table 1 and section 3, and a tiny network for laptops and tests."""
+_OF_BERT = {
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "position_embedding_type": "absolute",
+}
+"""What all published sizes have, and what computes something else with other values."""
 FULL_VOCABULARY = 30522
 """Words of the published uncased BERT; a smaller vocabulary that is trained here does not make the network smaller."""
 
@@ -31,13 +41,17 @@ class Params(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     preset: Literal["base", "large", "tiny"] = Field("base", description="BERT base (109 M parameters), BERT large, or a tiny one")
-    weights: str | None = Field(None, description="folder of a trained BERT in transformers' form; from random weights if absent")
+    weights: str | None = Field(
+        None, description="folder of a trained BERT of the preset's size, as transformers writes it; from random weights if absent"
+    )
     data: Literal["squad", "synthetic", "synthetic-device"] = Field(
         "squad", description="SQuAD's JSON, random tokens made by the loader, or random tokens already on the device"
     )
     file: str | None = Field(None, description="train-v1.1.json or train-v2.0.json; without it, a small set about invented people")
     validation: str | None = Field(None, description="dev-v1.1.json or dev-v2.0.json; the invented set has its own")
-    vocabulary: str | None = Field(None, description="vocab.txt of WordPiece; of `weights`, or trained on the file, if absent")
+    vocabulary: str | None = Field(
+        None, description="vocab.txt of WordPiece, or tokenizer.json; of `weights`, or trained on the file, if absent"
+    )
     vocabulary_size: int = Field(2000, ge=100, description="words of a vocabulary that is trained")
     tokens: int = Field(384, ge=16, le=512, description="tokens per window, question and text together")
     workers: int | None = Field(None, ge=0, description="loader processes; chosen by device and cores if absent")
@@ -56,6 +70,9 @@ def build(ctx: BuildContext[Params]) -> Task:
         source = open_source(dataset, ctx, workers=params.workers, resident=params.data == "synthetic-device")
     torch.manual_seed(ctx.seed)
     model = _network(params).to(ctx.device).train()
+    words = model.config.vocab_size
+    if params.data == "squad" and dataset.vocabulary_size > words:
+        raise InputError(f"{dataset.vocabulary}: found {dataset.vocabulary_size:,} words, expected at most the {words:,} of the network")
     optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, weight_decay=params.weight_decay, fused=ctx.fused)
     size, formula = 8 * (3 * params.tokens + 2), f"{COUNTED}; of a full window"
     facts = counted_facts("item", model, source, flops_per_item(params), bytes_per_sample=size, formula=formula)
@@ -106,16 +123,22 @@ def flops_per_item(params: Params) -> tuple[float, float]:
 
 
 def _network(params: Params) -> Any:
+    """BERT with a span head; of trained weights, the vocabulary has their size."""
     from caraml.compat import make_torchvision_importable
 
     make_torchvision_importable()
     from transformers import BertConfig, BertForQuestionAnswering
 
-    if params.weights is not None:
-        if not (Path(params.weights) / "config.json").is_file():
-            raise InputError(f"weights: found no config.json in {params.weights}; expected a folder that transformers wrote")
-        return BertForQuestionAnswering.from_pretrained(params.weights, local_files_only=True)
-    return BertForQuestionAnswering(BertConfig(vocab_size=FULL_VOCABULARY, **PRESETS[params.preset]))
+    sizes, words = PRESETS[params.preset], FULL_VOCABULARY
+    if params.weights is None:
+        return BertForQuestionAnswering(BertConfig(vocab_size=words, **sizes))
+    folder = Path(params.weights)
+    found = read_config(folder, "bert", {**sizes, **_OF_BERT}, PRESETS).get("vocab_size", words)
+    if not isinstance(found, int) or not 0 < found <= VOCABULARY:
+        raise InputError(f"{folder / 'config.json'}: vocab_size: found {found!r}, expected 1 to {VOCABULARY:,}")
+    model = BertForQuestionAnswering(BertConfig(vocab_size=found, **sizes))
+    load_weights(model, folder, head=("qa_outputs.",))
+    return model
 
 
 def _datasets(params: Params, seed: int) -> tuple[Any, Any]:
@@ -126,11 +149,10 @@ def _datasets(params: Params, seed: int) -> tuple[Any, Any]:
     if params.data != "squad":
         return synthetic_windows(FULL_VOCABULARY, params.tokens, seed=seed), None
     file = Path(params.file) if params.file else default_squad()
-    beside = Path(params.weights or "", "vocab.txt")
     if params.vocabulary is not None:
         vocabulary = Path(params.vocabulary)
     else:
-        vocabulary = beside if params.weights and beside.is_file() else train_word_pieces(file, params.vocabulary_size)
+        vocabulary = find_tokenizer(Path(params.weights)) if params.weights else train_word_pieces(file, params.vocabulary_size)
     held_out = Path(params.validation) if params.validation else default_squad(held_out=True) if params.file is None else None
     return SquadWindows(file, vocabulary, params.tokens), None if held_out is None else SquadWindows(held_out, vocabulary, params.tokens)
 

@@ -25,12 +25,12 @@ import torch
 
 from caraml.base.errors import InputError, in_a_line
 from caraml.base.files import making, write_new
-from caraml.base.limits import SQUAD, SQUAD_OBJECTS, SQUAD_TEXT, SQUAD_VALUES, TOKENIZER, counted, read_bytes, too_large
+from caraml.base.limits import SQUAD, SQUAD_OBJECTS, SQUAD_TEXT, SQUAD_VALUES, TOKENIZER, counted, read_bytes, read_json, too_large
 from caraml.base.packed import unpacking
 from caraml.data.store import prepared_once
 
 if TYPE_CHECKING:
-    from tokenizers import BertWordPieceTokenizer, Encoding
+    from tokenizers import BertWordPieceTokenizer, Encoding, Tokenizer
 
 
 LONGEST_ANSWER = 30
@@ -115,6 +115,27 @@ def train_word_pieces(path: Path, vocabulary: int) -> Path:
     return prepared_once(key, build) / "vocab.txt"
 
 
+def _words(vocabulary: Path) -> BertWordPieceTokenizer | Tokenizer:
+    """The tokenizer of a ``tokenizer.json``, or of a ``vocab.txt`` in lower case, unless ``tokenizer_config.json`` says otherwise."""
+    if vocabulary.suffix == ".json":
+        from caraml.workloads.gpt.text import load_tokenizer
+
+        return load_tokenizer(vocabulary)
+    from tokenizers import BertWordPieceTokenizer
+
+    return BertWordPieceTokenizer(str(vocabulary), lowercase=_in_lower_case(vocabulary))
+
+
+def _in_lower_case(vocabulary: Path) -> bool:
+    settings = vocabulary.with_name("tokenizer_config.json")
+    if vocabulary.suffix == ".json" or not settings.is_file():
+        return True
+    try:
+        return json.loads(read_json(settings)).get("do_lower_case", True) is not False
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise InputError(f"{settings}: not readable as a JSON object: {in_a_line(error)}") from error
+
+
 class SquadWindows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """The windows of a file: ids, segments and mask as int64 (3, T), and the answer's first and last token as int64 (2,)."""
 
@@ -129,11 +150,12 @@ class SquadWindows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
             "file": _digest(path, SQUAD),
             "vocabulary": _digest(vocabulary, TOKENIZER),
             "tokens": tokens,
+            **({} if _in_lower_case(vocabulary) else {"lower_case": False}),
         }
         with np.load(prepared_once(key, lambda folder: _prepare(path, vocabulary, tokens, folder)) / "windows.npz") as prepared:
             self._ids, self._lengths, self._spans = prepared["ids"], prepared["lengths"], prepared["spans"]
             self.questions = int(prepared["questions"])
-        self.vocabulary_size = sum(1 for _ in vocabulary.open(encoding="utf-8"))
+        self.vocabulary_size = _words(vocabulary).get_vocab_size()
 
     def __len__(self) -> int:
         """The number of windows."""
@@ -181,11 +203,9 @@ class SquadWindows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
         }
 
 
-def _tokenizer(path: Path, questions: list[Question], vocabulary: Path, tokens: int) -> BertWordPieceTokenizer:
+def _tokenizer(path: Path, questions: list[Question], vocabulary: Path, tokens: int) -> BertWordPieceTokenizer | Tokenizer:
     """What cuts questions with their texts into windows."""
-    from tokenizers import BertWordPieceTokenizer
-
-    words = BertWordPieceTokenizer(str(vocabulary), lowercase=True)
+    words = _words(vocabulary)
     stride = min(STRIDE, tokens // 4)
     longest = max(words.encode_batch([question.question for question in questions]), key=len)
     if tokens - len(longest) - 1 <= stride:  # a window holds the question, the text, a [SEP], and more of the text than it repeats
@@ -213,7 +233,7 @@ def _prepare(path: Path, vocabulary: Path, tokens: int, folder: Path) -> None:
         )
 
 
-def _encoded(words: BertWordPieceTokenizer, questions: list[Question]) -> Iterator[tuple[Question, Encoding]]:
+def _encoded(words: BertWordPieceTokenizer | Tokenizer, questions: list[Question]) -> Iterator[tuple[Question, Encoding]]:
     """Each question with the encoding of each of its windows."""
     for first in range(0, len(questions), _AT_ONCE):
         part = questions[first : first + _AT_ONCE]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -18,6 +19,10 @@ class Params(WeatherParams):
     """Parameters of the `tweet_rain_classification` workload (`ap2`)."""
 
     preset: Literal["small", "tiny"] = Field("small", description="DeBERTa-v3-small, or a tiny network of its kind")
+    weights: str | None = Field(
+        None,
+        description="folder of a trained DeBERTa-v3 of the preset's size, with tokenizer.json; random weights and hashed words if absent",
+    )
     tokens: int = Field(64, ge=4, le=512, description="tokens per text; the report does not say how many")
     learning_rate: float = Field(3e-5, gt=0, description="of the optimizer")
     weight_decay: float = Field(0.01, ge=0, description="of the optimizer")
@@ -28,22 +33,26 @@ def build(ctx: BuildContext[Params]) -> Task:
     import torch
     from torch.nn import functional as F
 
-    from caraml.workloads.tweet_rain_classification.data import TweetSamples, synthetic_tweet
-    from caraml.workloads.tweet_rain_classification.model import VOCABULARY, TweetClassifier
+    from caraml.workloads.tweet_rain_classification.data import TweetSamples, pieces_of, synthetic_tweet
+    from caraml.workloads.tweet_rain_classification.model import VOCABULARY, TweetClassifier, trained
     from caraml.workloads.weather.samples import SyntheticSamples
 
     params = ctx.params
+    pieces = None if params.weights is None else pieces_of(Path(params.weights), VOCABULARY)
     with ctx.phase("data"):
         given = open_input(
             ctx,
             "ap2",
-            lambda folder, split: TweetSamples(folder, params.tokens, VOCABULARY, split),
+            lambda folder, split: TweetSamples(folder, params.tokens, VOCABULARY, split, pieces),
             lambda: SyntheticSamples(
                 "ap2", SAMPLES_WITHOUT_FILES, ctx.seed, partial(synthetic_tweet, tokens=params.tokens, vocabulary=VOCABULARY)
             ),
         )
     torch.manual_seed(ctx.seed)
-    model = TweetClassifier(_sizes(params)).to(ctx.device).train()
+    model = TweetClassifier(_sizes(params))
+    if params.weights is not None:
+        trained(model, Path(params.weights), _sizes(params))
+    model = model.to(ctx.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, weight_decay=params.weight_decay, fused=ctx.fused)
     facts = counted_facts("text", model, given, _flops(params), bytes_per_sample=8 * params.tokens)
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import re
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from caraml.base.errors import InputError
+from caraml.workloads.pretrained import find_tokenizer
 from caraml.workloads.weather.netcdf import Layout, NetcdfFiles, find_files, write_netcdf
 from caraml.workloads.weather.samples import Sample, Split, WeatherSamples, complete
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 LAYOUT = Layout({"text_normalized": ("index",), "tp_h": ("index",)}, {})
 RAINING_ABOVE = 1e-8
@@ -31,16 +35,17 @@ _FILLER = ("today", "again", "in town", "love it", "on my way", "what a day", "w
 class TweetSamples(WeatherSamples):
     """A sample is ``(tokens int64 (T,), label int64 ())``; the label is 1 where it rained.
 
-    All texts and labels are read at once: they are a few megabytes. A word becomes an id by its CRC-32, so that no vocabulary has to be
-    fetched; two words may share one. Both labels are split 80 to 20 into training and validation.
+    All texts and labels are read at once: they are a few megabytes. Without ``pieces``, the tokenizer of trained weights, a word becomes an
+    id by its CRC-32, so that no vocabulary has to be fetched; two words may share one. Both labels are split 80 to 20 into training and
+    validation.
     """
 
     application = "ap2"
 
-    def __init__(self, folder: Path, tokens: int, vocabulary: int, split: Split = "train") -> None:
+    def __init__(self, folder: Path, tokens: int, vocabulary: int, split: Split = "train", pieces: Tokenizer | None = None) -> None:
         """Read ``folder/*.nc``. Errors as :class:`NetcdfFiles`; also a part without a text."""
         self.files = NetcdfFiles(find_files(folder, "*.nc"), LAYOUT)
-        self._length, self._vocabulary = tokens, vocabulary
+        self._length, self._vocabulary, self._pieces = tokens, vocabulary, pieces
         texts: list[str] = []
         rain = []
         for number, path in enumerate(self.files.paths):
@@ -59,7 +64,8 @@ class TweetSamples(WeatherSamples):
 
     def __getitem__(self, position: int) -> Sample:
         """Text ``position``, cut or padded with 0 to T tokens."""
-        ids = word_ids(self._texts[position], self._length, self._vocabulary)
+        text, length = self._texts[position], self._length
+        ids = word_ids(text, length, self._vocabulary) if self._pieces is None else piece_ids(text, length, self._pieces)
         return torch.from_numpy(ids), torch.tensor(self._labels[position])
 
 
@@ -69,6 +75,26 @@ def word_ids(text: str, length: int, vocabulary: int) -> np.ndarray[Any, np.dtyp
     ids = [_FIRST_WORD + zlib.crc32(word.encode()) % (vocabulary - _FIRST_WORD) for word in words]
     padded = np.zeros(length, np.int64)
     padded[: len(ids) + 2] = [1, *ids, 2]
+    return padded
+
+
+def pieces_of(folder: Path, vocabulary: int) -> Tokenizer:
+    """The tokenizer of a folder of trained weights. Raises ``InputError`` where there is none, or its words are not the network's."""
+    from caraml.workloads.gpt.text import load_tokenizer
+
+    path = find_tokenizer(folder, ("tokenizer.json",))
+    pieces = load_tokenizer(path)
+    if (words := pieces.get_vocab_size()) > vocabulary or pieces.token_to_id("[PAD]") != 0:
+        found = f"{words:,} words and [PAD] = {pieces.token_to_id('[PAD]')}"
+        raise InputError(f"{path}: found {found}; expected at most {vocabulary:,} words and [PAD] = 0")
+    return pieces
+
+
+def piece_ids(text: str, length: int, pieces: Tokenizer) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Ids of a text by a tokenizer with its special tokens, int64 (length,), then 0; a text that is cut keeps its end token."""
+    ids = pieces.encode(text).ids
+    padded = np.zeros(length, np.int64)
+    padded[: len(ids)] = ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
     return padded
 
 

@@ -1,4 +1,4 @@
-"""DeBERTa-v3-small as a classifier of short texts, with random weights.
+"""DeBERTa-v3-small as a classifier of short texts, with random weights or trained ones.
 
 The network of MAELSTROM's second application (deliverable D3.7, section 4.3): 141,896,450 parameters. The architecture (He et al., arXiv
 2111.09543) is that of the ``transformers`` library; its sizes stand here, so that nothing is fetched.
@@ -6,17 +6,25 @@ The network of MAELSTROM's second application (deliverable D3.7, section 4.3): 1
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from caraml.compat import make_torchvision_importable
+from caraml.workloads.pretrained import load_weights, read_config
 
 VOCABULARY = 128_100
 LABELS = 2
 SMALL: dict[str, Any] = {"hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 3072}
 TINY: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 """For machines that cannot train the published size; the vocabulary stays."""
+
+_DECIDES = [
+    *("vocab_size", "hidden_act", "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "relative_attention", "share_att_key"),
+    *("max_relative_positions", "position_buckets", "norm_rel_ebd", "pos_att_type", "position_biased_input"),
+]
+"""What computes something else with another value."""
 
 
 def deberta_config(sizes: dict[str, Any]) -> Any:
@@ -63,3 +71,10 @@ class TweetClassifier(torch.nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Scores before the softmax."""
         return self.network(input_ids=tokens, attention_mask=(tokens != 0).long()).logits
+
+
+def trained(model: TweetClassifier, folder: Path, sizes: dict[str, Any]) -> None:
+    """Fill the network with the weights of a folder; its head stays as it was drawn. Raises ``InputError`` for those of another network."""
+    ours, names = deberta_config(sizes).to_dict(), [*sizes, *_DECIDES]
+    read_config(folder, "deberta-v2", {name: ours[name] for name in names}, {"small": SMALL, "tiny": TINY})
+    load_weights(model.network, folder, head=("pooler.", "classifier."))
