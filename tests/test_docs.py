@@ -44,7 +44,7 @@ ELSEWHERE = {
 expanded, every workload trained, the ruler proved through a real Slurm, and the templates of extensions used, in tests of their own."""
 
 SUITES = ROOT / "src" / "caraml" / "suite" / "catalog"
-STEPS_OF_QUICK = (24, 12)
+STEPS_OF_QUICK = (12, 5)
 """Of GPT and ResNet-50; after so many, in any case, both have learned something."""
 
 
