@@ -341,7 +341,7 @@ def test_of_a_long_csv_file_the_header_and_the_end_are_read(tmp_path: Path, monk
     assert "a line of more than 65,536 bytes" in str(source.read()[0].error)
 
 
-def test_slurm_energy_of_a_step_and_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_energy_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(SourceUnavailable, match="SLURM_JOB_ID"):
         create("slurm").open()
@@ -354,12 +354,6 @@ def test_slurm_energy_of_a_step_and_of_a_job(monkeypatch: pytest.MonkeyPatch) ->
     assert source.channels()[0].domain == "slurm:77.0"
     answer(monkeypatch, slurm, "0\n")
     assert source.read()[0].value is None
-    answer(monkeypatch, slurm, "54321|2\n")
-    assert slurm.job_energy("77") == slurm.JobEnergy("77", 54321.0, 2)
-    answer(monkeypatch, slurm, "0|2\n")
-    assert slurm.job_energy("77").energy_j is None
-    answer(monkeypatch, slurm, "", code=1, error="sacct: error: Slurm accounting storage is disabled")
-    assert "disabled" in (slurm.job_energy("77").reason or "")
 
 
 def test_mpirun_inside_a_slurm_job_is_believed_before_slurm() -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caraml.system import affinity, topology
-from caraml.system.affinity import SWITCH, cores_for, plan
+from caraml.system.affinity import SWITCH, plan
 from caraml.system.catalogue import load_system
 from caraml.system.detect import detect
 from caraml.system.files import cpu_list, cpu_numbers
@@ -35,7 +35,8 @@ def machine(devices: int = 4, kind: str = "cuda", near: Affinity | None = None) 
 
 def placed(processes: int, system: System, allowed: set[int], root: Path) -> list[str | None]:
     """The CPUs of every process as a list, and that no two share any."""
-    found = [cores_for(rank, processes, system, allowed, root) for rank in range(processes)]
+    planned, _ = plan(processes, system, allowed, root)
+    found = [[cpu for core in cores for cpu in core.cpus] for cores in planned] if planned else [None] * processes
     for one, other in itertools.combinations([set(cpus) for cpus in found if cpus], 2):
         assert not one & other
     assert all(set(cpus) <= allowed for cpus in found if cpus)

@@ -53,15 +53,6 @@ class ReadingSeries:
         return (min(values), max(values)) if values else None
 
 
-def series_of(readings: Iterable[Reading]) -> ReadingSeries:
-    """The successful ones among ``readings``, which must be of one channel, sorted by time."""
-    series = ReadingSeries()
-    for reading in sorted(readings, key=lambda r: r.t_before):
-        if reading.value is not None:
-            series.add(reading.t_before, reading.t_after, reading.value)
-    return series
-
-
 @dataclass(slots=True)
 class SeriesEstimate:
     """What one rule says about one window."""

@@ -28,21 +28,13 @@ SWITCH = "CARAML_BIND"
 _BY_NUMA = "contiguous blocks of physical cores, NUMA node by NUMA node"
 
 
-def cores_for(
-    local_rank: int, processes_on_node: int, system: System, allowed: Set[int] | None = None, root: Path = ROOT
-) -> list[int] | None:
-    """The logical CPUs for one of the processes of a node; ``None`` where they would have to share cores.
+def plan(processes: int, system: System, allowed: Set[int], root: Path = ROOT) -> tuple[list[list[Core]], str]:
+    """The cores of each process and by what rule; no list, and the reason, where the cores are too few.
 
     ``allowed`` are the CPUs that may be used: this process's affinity mask, which a cgroup's cpuset has narrowed already. Processes next
     to the same NUMA node get equal blocks of its physical cores; cores of a socket next to no device are divided among the socket's
     devices. The hardware threads of a core stay together.
     """
-    planned, _ = plan(processes_on_node, system, topology.mask() if allowed is None else allowed, root)
-    return [cpu for core in planned[local_rank] for cpu in core.cpus] if planned else None
-
-
-def plan(processes: int, system: System, allowed: Set[int], root: Path = ROOT) -> tuple[list[list[Core]], str]:
-    """The cores of each process and by what rule; no list, and the reason, where the cores are too few."""
     here = cores(allowed, root)
     if len(here) < processes:
         return [], f"{processes} processes would share {len(here)} cores"

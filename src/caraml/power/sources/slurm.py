@@ -1,7 +1,7 @@
-"""Slurm's energy accounting: node energy of the running step, and of a finished job.
+"""Slurm's energy accounting: node energy of the running step.
 
-``sstat`` and ``sacct`` report ``ConsumedEnergyRaw`` in J, as gathered by the cluster's ``acct_gather_energy`` plugin, by
-default every 30 s. The plugin measures whole nodes, so the number is the job's only if it had its nodes to itself.
+``sstat`` reports ``ConsumedEnergyRaw`` in J, as gathered by the cluster's ``acct_gather_energy`` plugin, by default every 30 s. The plugin
+measures whole nodes, so the number is the job's only if it had its nodes to itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from caraml.power.model import Channel, Reading
 from caraml.power.source import SourceUnavailable
@@ -26,38 +25,11 @@ class SlurmReadError(Exception):
     """Slurm answered without an energy."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobEnergy:
-    """What Slurm booked for a finished job."""
-
-    job: str
-    energy_j: float | None
-    """Sum over the job's nodes [J]."""
-    nodes: int | None
-    reason: str | None = None
-
-
 def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 -- Slurm's programs, for a job's number; no shell
     if done.returncode != 0:
         raise SlurmReadError(done.stderr.strip() or f"{command[0]} ended with code {done.returncode}")
     return done.stdout
-
-
-def job_energy(job: str) -> JobEnergy:
-    """Energy of a finished job by ``sacct``; ``None`` with a reason if Slurm does not know it."""
-    try:
-        text = _run(["sacct", "-X", "-n", "-P", "-j", job, "-o", "ConsumedEnergyRaw,NNodes"])
-    except (SlurmReadError, OSError, subprocess.SubprocessError) as error:
-        return JobEnergy(job, None, None, f"sacct: {error}")
-    rows = [line.split("|") for line in text.splitlines() if "|" in line]
-    if not rows:
-        return JobEnergy(job, None, None, f"sacct knows no job {job}")
-    energy, nodes = rows[0][0].strip(), rows[0][1].strip()
-    count = int(nodes) if nodes.isdigit() else None
-    if energy in UNKNOWN:
-        return JobEnergy(job, None, count, "the cluster does not gather energy (AcctGatherEnergyType in slurm.conf)")
-    return JobEnergy(job, float(energy), count)
 
 
 class SlurmSource:
