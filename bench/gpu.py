@@ -1,26 +1,38 @@
-"""One command for whoever has a GPU at hand: is it right there, and how fast?
+"""One command for whoever has a GPU at hand: is it right there, how fast, and how fast beside other programs?
 
-    python bench/gpu.py [--minutes 9] [--out results]
+    python bench/gpu.py [--minutes 8] [--out results] [--nanogpt DIR] [--timm FILE] [--torchvision FILE]
 
-Runs from a bare checkout; needs torch, numpy, scipy, pydantic, and timm for the images. First correctness: the GPU must train as the CPU
-does. If it does not, nothing is timed. Then the points of ``gpu.toml``, the most telling first, until the time is over. Writes a small
-table to ``OUT/<device>/gpu.md`` and the same as ``gpu.json``; the full records stay in ``caraml-results``.
+Runs from a bare checkout without a network; needs torch, numpy, scipy and pydantic. First correctness: the GPU must compute what the CPU
+does. If it does not, nothing is timed. Then the first points of ``gpu.toml``, CARAML beside its peers (``bench/train``), and the other
+points, until the time is over: nothing runs longer. What is missing (timm, transformers, a peer's checkout) is named, the rest is measured.
+Every part is a process of its own, so that none takes another's result with it. Writes a small table to ``OUT/<device>/gpu.md`` and the
+same as ``gpu.json`` after each; the full records stay in ``caraml-results``.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))  # of the workers
+NEEDED = ("torch", "numpy", "scipy", "pydantic")
+MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+if MISSING:
+    sys.exit(f"not installed: {', '.join(MISSING)}; next step: pip install {' '.join(MISSING)}, or PYTHONPATH with a folder that has them")
 
 import torch  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
@@ -34,6 +46,7 @@ from caraml.launch.local import LocalLauncher  # noqa: E402
 from caraml.results.record import Record  # noqa: E402
 from caraml.results.status import ProgressLine  # noqa: E402
 from caraml.results.store import Store  # noqa: E402
+from caraml.suite.expand import PlannedPoint  # noqa: E402
 from caraml.suite.load import load_suite  # noqa: E402
 from caraml.suite.model import Point, Precision  # noqa: E402
 from caraml.system.detect import detect  # noqa: E402
@@ -46,8 +59,18 @@ from caraml.workloads.gpt.model import (  # noqa: E402
 
 STEPS = 5
 SMALL = GPTConfig(vocab_size=512, sequence_length=128, width=128, layers=2, heads=2)
+ANSWER = "check "
+"""Begins a line of the process that checks."""
 RESERVE = 60.0
 """Seconds that a point is assumed to need at least; fewer left, and no further one is begun."""
+
+
+CHECKING = 150.0
+"""Seconds that the checks may take; of one that has not ended then, nothing is known."""
+ROUNDS, TURN = 5, 1.5
+"""Turns of CARAML and its peers, and seconds of each."""
+BESIDE = ("gpt2-1024", "resnet50-b256")
+"""Works of ``bench/train/compare.py``."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +78,22 @@ class Check:
     """One statement about the device, its deviation and the deviation allowed."""
 
     claim: str
-    deviation: float
+    deviation: float | None
+    """``None``: nobody knows, and ``unknown`` says why."""
     allowed: float
+    unknown: str = ""
 
     @property
     def holds(self) -> bool:
         """NaN never does."""
-        return self.deviation <= self.allowed
+        return self.deviation is not None and self.deviation <= self.allowed
+
+    @property
+    def in_words(self) -> str:
+        """What came of it."""
+        if self.deviation is None:
+            return f"unknown: {self.unknown}"
+        return "yes" if self.holds else "**no**"
 
 
 def gpt_losses(device: torch.device, precision: Precision, compiled: bool = False) -> list[float]:
@@ -176,21 +208,95 @@ def interface_deviation(device: torch.device, size: int = 4096, steps: int = 100
     return max(abs(general / own - 1), abs((clocks[1].peak_memory() or 0) / (clocks[0].peak_memory() or 1) - 1))
 
 
-def correctness(device: torch.device) -> Iterator[Check]:
-    """What must hold before a number of this device is worth anything."""
-    cpu = torch.device("cpu")
-    truth = gpt_losses(cpu, "fp32")
-    yield Check("GPT, fp32: losses as on the CPU", largest_relative(gpt_losses(device, "fp32"), truth), 1e-4)
-    yield Check("GPT, tf32: close", largest_relative(gpt_losses(device, "tf32" if device.type == "cuda" else "fp32"), truth), 1e-3)
-    yield Check("GPT, bf16: close", largest_relative(gpt_losses(device, "bf16"), truth), 1e-2)
-    yield Check("ResNet-18, fp32: losses as on the CPU", largest_relative(image_losses(device, "fp32"), image_losses(cpu, "fp32")), 2e-3)
-    yield Check("GPT-2's head, chunked against plain", head_deviation(device), 1e-4)
-    yield Check("prefetched batches as the loader made them", prefetch_deviation(device), 0)
-    if device.type == "cuda":
-        yield Check("GPT, fp32, compiled: losses as on the CPU", largest_relative(gpt_losses(device, "fp32", compiled=True), truth), 1e-4)
+def checks_of(device: torch.device) -> Iterator[tuple[str, float, Callable[[], float]]]:
+    """What must hold before a number of this device is worth anything: claim, deviation allowed, and how it is found."""
+    cpu, truth = torch.device("cpu"), list[float]()
+
+    def gpt(precision: Precision, compiled: bool = False) -> float:
+        truth[:] = truth or gpt_losses(cpu, "fp32")
+        return largest_relative(gpt_losses(device, precision, compiled), truth)
+
+    yield "GPT, fp32: losses as on the CPU", 1e-4, lambda: gpt("fp32")
+    yield "GPT, tf32: close", 1e-3, lambda: gpt("tf32" if device.type == "cuda" else "fp32")
+    yield "GPT, bf16: close", 1e-2, lambda: gpt("bf16")
+    yield "GPT-2's head, chunked against plain", 1e-4, lambda: head_deviation(device)
+    yield "prefetched batches as the loader made them", 0, lambda: prefetch_deviation(device)
     if device.type != "cpu":
-        yield Check("device events against the host's clock", clock_deviation(device), 0.01)
-        yield Check("torch's interface for all accelerators: step times and peak memory", interface_deviation(device), 0.01)
+        yield "device events against the host's clock", 0.01, lambda: clock_deviation(device)
+        yield "torch's interface for all accelerators: step times and peak memory", 0.01, lambda: interface_deviation(device)
+        yield "GPT, fp32, compiled: losses as on the CPU", 1e-4, lambda: gpt("fp32", compiled=True)
+        yield "GPT, bf16, compiled: close", 1e-2, lambda: gpt("bf16", compiled=True)
+    yield "ResNet-18, fp32: losses as on the CPU", 2e-3, lambda: largest_relative(image_losses(device, "fp32"), image_losses(cpu, "fp32"))
+
+
+def check(device: torch.device) -> Iterator[Check]:
+    """Each check; one that cannot be made says why, and the others are made."""
+    for claim, allowed, deviation in checks_of(device):
+        try:
+            yield Check(claim, deviation(), allowed)
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the other checks count
+            yield Check(
+                claim, None, allowed, f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"[:200]
+            )
+
+
+def ran(command: list[str], seconds: float, hear: Callable[[str], None]) -> str | None:
+    """Run a program for at most so long, and hear each line that it prints. ``None`` if it ended well, else why not. It is ended with all
+    that it started."""
+    program = subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+    )
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    last = ""
+    try:
+        assert program.stdout is not None
+        for line in program.stdout:
+            last = line.strip() or last
+            hear(line.rstrip())
+        program.wait()
+    except TimeoutError:
+        return f"not ready within {seconds:.0f} s"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        with suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        program.wait()
+    return None if program.returncode == 0 else f"ended with {program.returncode}: {last[:200]}"
+
+
+def _too_long(number: int, frame: object) -> None:
+    raise TimeoutError
+
+
+def correctness(kind: str, seconds: float) -> list[Check]:
+    """All checks, in a process of their own."""
+    found: list[Check] = []
+
+    def hear(line: str) -> None:
+        if line.startswith(ANSWER):
+            found.append(Check(**json.loads(line.removeprefix(ANSWER))))
+            say(f"{found[-1].in_words:8} {found[-1].claim}" + (f": {found[-1].deviation:.2g}" if found[-1].deviation is not None else ""))
+
+    failed = ran([__file__, "--device", kind, "--only-check"], seconds, hear)
+    for claim, allowed, _ in checks_of(torch.device(kind)):
+        if claim not in {one.claim for one in found}:
+            found.append(Check(claim, None, allowed, failed or "not asked"))
+    return found
+
+
+def beside(work: str, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """CARAML and its peers in turns: the table, the turns, and why there is less than that."""
+    lines: list[str] = []
+    kept = options.folder / f"beside-{work}.json"
+    paths = [f"--{peer}={getattr(options, peer)}" for peer in ("nanogpt", "timm", "torchvision") if getattr(options, peer)]
+    asked = [work, "--device", options.device, "--precision", options.precision, "--compile", "compiled", "--json", str(kept), *paths]
+    asked += ["--rounds", str(ROUNDS), "--seconds", str(TURN), *(["--batch", str(options.batch)] if options.batch else [])]
+    failed = ran(
+        [str(ROOT / "bench/train/compare.py"), *asked, "--threads", "1"], seconds, lambda line: lines.append(line) or say(f"    {line}")
+    )
+    told = [line for line in lines if line.startswith(("|", "left out"))]
+    return {"work": work, "table": told, "failed": failed}
 
 
 class Lines:
@@ -247,15 +353,42 @@ COLUMNS: dict[str, Callable[[Record], str]] = {
 }
 
 
-def markdown(title: str, checks: list[Check], records: list[Record], left_out: list[str]) -> str:
-    """The small table that is worth keeping."""
-    lines = [f"# {title}", "", "| claim | deviation | allowed | holds |", "|---|---|---|---|"]
-    lines += [f"| {check.claim} | {check.deviation:.2g} | {check.allowed:g} | {'yes' if check.holds else '**no**'} |" for check in checks]
-    lines += ["", "| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(column(record) for column in COLUMNS.values()) + " |" for record in records]
-    if left_out:
-        lines += ["", f"Left out, because the time was over: {', '.join(left_out)}."]
-    return "\n".join(lines) + "\n"
+@dataclass
+class Found:
+    """What there is so far."""
+
+    title: str
+    checks: list[Check]
+    records: list[Record]
+    beside: list[dict[str, Any]]
+    left_out: list[str]
+
+    def markdown(self) -> str:
+        """The small table that is worth keeping."""
+        lines = [f"# {self.title}", "", "| claim | deviation | allowed | holds |", "|---|---|---|---|"]
+        for one in self.checks:
+            deviation = "–" if one.deviation is None else f"{one.deviation:.2g}"
+            lines.append(f"| {one.claim} | {deviation} | {one.allowed:g} | {one.in_words} |")
+        lines += ["", "| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+        lines += ["| " + " | ".join(column(record) for column in COLUMNS.values()) + " |" for record in self.records]
+        for one_beside in self.beside:
+            lines += ["", f"## {one_beside['work']}, all compiled", "", *one_beside["table"]]
+            lines += [f"\n{one_beside['failed']}"] if one_beside["failed"] else []
+        if self.left_out:
+            lines += ["", f"Left out, because the time was over: {', '.join(self.left_out)}."]
+        return "\n".join(lines) + "\n"
+
+    def write(self, folder: Path) -> None:
+        """Write the table so far; called after each part, so that nothing is lost."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_file(folder / "gpu.md", self.markdown())
+        content = {
+            "checks": [asdict(one) for one in self.checks],
+            "beside": self.beside,
+            "left_out": self.left_out,
+            "records": [small(record) for record in self.records],
+        }
+        write_file(folder / "gpu.json", json.dumps(content, indent=1))
 
 
 def small(record: Record) -> dict[str, Any]:
@@ -263,49 +396,71 @@ def small(record: Record) -> dict[str, Any]:
     return record.model_dump(mode="json", exclude={"system", "environment", "files", "idle"})
 
 
-def write(folder: Path, title: str, checks: list[Check], records: list[Record], left_out: list[str]) -> None:
-    """Write the table so far; called after each point, so that nothing is lost."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_file(folder / "gpu.md", markdown(title, checks, records, left_out))
-    content = {"checks": [asdict(check) for check in checks], "left_out": left_out, "records": [small(record) for record in records]}
-    write_file(folder / "gpu.json", json.dumps(content, indent=1))
+def within(planned: PlannedPoint, seconds: float) -> PlannedPoint:
+    """The point, stopped when the time is over."""
+    policy = planned.point.measure
+    shorter = policy.model_copy(update={"timeout_seconds": min(policy.timeout_seconds, seconds)})
+    point = planned.point.model_copy(update={"measure": shorter})
+    return replace(planned, point=point, key=point.key)
+
+
+def asked_for() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Check and measure this machine's GPU.")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time for everything (default: 8)")
+    parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder of the small tables (default: results)")
+    parser.add_argument("--suite", type=Path, default=ROOT / "bench" / "gpu.toml", help="points to measure (default: bench/gpu.toml)")
+    parser.add_argument("--device", default=accelerator_type(), help="torch's name of the device (default: the accelerator that there is)")
+    parser.add_argument("--precision", default="bf16", help="of CARAML beside its peers (default: bf16)")
+    parser.add_argument("--batch", type=int, help="of CARAML beside its peers (default: the work's)")
+    parser.add_argument("--beside", nargs="*", default=list(BESIDE), help="works of bench/train/compare.py; none: no peers")
+    parser.add_argument("--before", type=int, default=2, help="points that come before the peers (default: 2)")
+    parser.add_argument("--nanogpt", help="checkout of karpathy/nanoGPT")
+    parser.add_argument("--timm", help="train.py of huggingface/pytorch-image-models")
+    parser.add_argument("--torchvision", help="references/classification/train.py of pytorch/vision")
+    parser.add_argument("--only-check", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
 def main() -> int:
     """Correctness, then rates; 0 if every check held and every point has a result."""
-    parser = argparse.ArgumentParser(description="Check and measure this machine's GPU.")
-    parser.add_argument("--minutes", type=float, default=9.0, help="time for everything (default: 9)")
-    parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder of the small tables (default: results)")
-    options = parser.parse_args()
-    deadline = time.monotonic() + 60 * options.minutes
-    kind = accelerator_type()
-    if kind is None:
+    options = asked_for()
+    if options.device is None:
         say("torch sees no GPU and no other accelerator; next step: caraml doctor")
         return 3
+    if options.only_check:
+        for one in check(torch.device(options.device, 0) if options.device != "cpu" else torch.device("cpu")):
+            say(ANSWER + json.dumps(asdict(one)))
+        return 0
+    deadline = time.monotonic() + 60 * options.minutes
+
+    def left() -> float:
+        return deadline - time.monotonic()
+
     system = detect()
-    folder = options.out / re.sub(r"[^a-z0-9]+", "-", system.identity.lower()).strip("-")
+    options.folder = options.out / re.sub(r"[^a-z0-9]+", "-", system.identity.lower()).strip("-")
     title = f"{system.identity}, torch {torch.__version__}, driver {system.driver}"
-    checks: list[Check] = []
-    for check in correctness(torch.device(kind, 0)):
-        say(f"{'holds' if check.holds else 'FAILS'}  {check.claim}: {check.deviation:.2g} (allowed {check.allowed:g})")
-        checks.append(check)
-    write(folder, title, checks, [], [])
-    if not all(check.holds for check in checks):
+    found = Found(title, correctness(options.device, min(CHECKING, left())), [], [], [])
+    found.write(options.folder)
+    if any(one.deviation is not None and not one.holds for one in found.checks):
         say("the device does not compute what it should; nothing is timed")
         return 1
-    torch.accelerator.empty_cache()
-    campaign = Campaign(
-        load_suite(str(ROOT / "bench" / "gpu.toml")), system, Store(Path("caraml-results")), LocalLauncher(), Lines(), again=True
-    )
-    plan = campaign.plan().points
-    records: list[Record] = []
-    for index, planned in enumerate(plan):
-        if time.monotonic() > deadline - RESERVE:
+    campaign = Campaign(load_suite(str(options.suite)), system, Store(Path("caraml-results")), LocalLauncher(), Lines(), again=True)
+    points, works = campaign.plan().points, list(options.beside)
+    while points or works:
+        index = len(found.records)
+        if left() < RESERVE:
+            found.left_out = [planned.point.label for planned in points] + [f"{work} beside peers" for work in works]
             break
-        records.append(campaign.settle(planned, index, len(plan)))
-        write(folder, title, checks, records, [other.point.label for other in plan[index + 1 :]])
-    say((folder / "gpu.md").read_text(encoding="utf-8"))
-    return 0 if all(record.status in ("ok", "oom") for record in records) else 1
+        if points and (index < options.before or not works):
+            found.records.append(campaign.settle(within(points.pop(0), left()), index, index + len(points) + 1))
+        else:
+            found.beside.append(beside(works.pop(0), options, left()))
+        found.write(options.folder)
+    found.write(options.folder)
+    say((options.folder / "gpu.md").read_text(encoding="utf-8"))
+    good = all(record.status in ("ok", "oom") for record in found.records) and not any(one["failed"] for one in found.beside)
+    return 0 if good and all(one.holds for one in found.checks) else 1
 
 
 if __name__ == "__main__":

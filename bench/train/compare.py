@@ -1,10 +1,12 @@
-"""CARAML's training step beside those of its peers: programs of one process tree that take turns in random order.
+"""CARAML's step beside those of its peers: programs of one process tree that take turns in random order.
 
-    python bench/train/compare.py gpt-small gpt2 resnet50 --nanogpt DIR --timm FILE --torchvision FILE [--threads 1 2] [--json FILE]
+    python bench/train/compare.py gpt2 resnet50-b16 --nanogpt DIR --timm FILE --torchvision FILE [--threads 1 2] [--json FILE]
+    python bench/train/compare.py gpt2-1024 resnet50-b256 --device cuda --precision bf16 --compile compiled
+    python bench/train/compare.py gpt2 resnet50-b16 --inference --compile eager
 
 Ratio first: time of the other's step over CARAML's in the same round, median over rounds with its 95 % bootstrap interval; above 1,
-CARAML is faster. A peer whose path is not given is left out and named. All train in fp32; with --bf16 CARAML also trains in bf16, which is
-compared with its own fp32.
+CARAML is faster. A peer whose path is not given is left out and named; of timm and torchvision, where they are installed, the network then
+runs in a plain loop. All train in fp32, or in --precision; with --bf16 CARAML also trains in bf16, which is compared with its own fp32.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from gate import PIPES
 from turns import Program, Turn, median, ratio, take_turns
 
 from caraml.launch.script import environment_of
+from caraml.workloads.gpt import Params
 
 HERE = Path(__file__).parent
 KNOBS: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -63,6 +66,8 @@ WORKS = {
         {"preset": "117M", "layers": 12, "width": 768, "heads": 12, "sequence_length": 256, "vocab_size": 50304},
         4,
     ),
+    "gpt2-1024": Work("GPT-2 124M, T 1024, for accelerators", "gpt", {"preset": "117M", "vocab_size": 50304}, 32),
+    "resnet50-b256": Work("ResNet-50, for accelerators", "image_classification", {"model": "resnet50", "image_size": 224}, 256),
     "bert": Work("BERT base, answers in 128 tokens", "question_answering", {"preset": "base", "tokens": 128}, 4),
     "resnet50-b16": Work("ResNet-50, 224 pixels", "image_classification", {"model": "resnet50", "image_size": 224}, 16),
     "resnet50-b32": Work("ResNet-50, 224 pixels", "image_classification", {"model": "resnet50", "image_size": 224}, 32),
@@ -71,11 +76,12 @@ WORKS = {
 
 def contestants(work: Work, asked: argparse.Namespace, threads: int, scratch: Path) -> tuple[dict[str, Spec], list[str]]:
     """Who trains, by name, and who was left out and why."""
-    data = "synthetic" if work.workload == "gpt" else "synthetic-device"
+    data = "synthetic" if work.workload == "gpt" and asked.device == "cpu" else "synthetic-device"
+    params = _whole(work)
     found: dict[str, Spec] = {}
     missing: list[str] = []
 
-    def add(name: str, peer: str, *, path: str | None = None, needs_path: bool = True, **options: bool) -> None:
+    def add(name: str, peer: str, *, path: str | None = None, needs_path: bool = True, **options: Any) -> None:
         wanted = {"eager", "compiled"} if asked.compile == "both" else {asked.compile}
         if ("compiled" if options.get("compile") else "eager") not in wanted:
             return
@@ -84,10 +90,11 @@ def contestants(work: Work, asked: argparse.Namespace, threads: int, scratch: Pa
             return
         folder = scratch / name.replace(" ", "-")
         folder.mkdir(parents=True, exist_ok=True)
-        params = {**work.params, "data": data} if peer == "caraml" else work.params
-        environment = {"OMP_NUM_THREADS": str(threads)}
-        given = str(Path(path).resolve()) if path else None
-        found[name] = Spec(peer, work.workload, params, work.batch, path=given, scratch=str(folder), environment=environment, **options)
+        environment = {"OMP_NUM_THREADS": str(threads)} if asked.device == "cpu" else {}
+        given = str(Path(path).resolve()) if path and peer != "plain" else path
+        more = {**options, "precision": asked.precision, "device": asked.device, "inference": asked.inference}
+        sizes = {**work.params, "data": data} if peer == "caraml" else params
+        found[name] = Spec(peer, work.workload, sizes, work.batch, path=given, scratch=str(folder), environment=environment, **more)
 
     for compiled in (False, True):
         tail = " compiled" if compiled else ""
@@ -95,17 +102,33 @@ def contestants(work: Work, asked: argparse.Namespace, threads: int, scratch: Pa
         if work.workload == "gpt":
             add(f"nanoGPT{tail}", "nanogpt", path=asked.nanogpt, compile=compiled)
         if work.workload in ("gpt", "question_answering"):
-            if importlib.util.find_spec("accelerate") is not None:
-                add(f"HF Trainer{tail}", "trainer", needs_path=False, compile=compiled)
+            needed = ["transformers"] if asked.inference else ["transformers", "accelerate"]
+            absent = [package for package in needed if importlib.util.find_spec(package) is None]
+            what = "HF" if asked.inference else "HF Trainer"
+            if absent:
+                missing.append(f"{what}{tail}: not installed: {', '.join(absent)}")
             else:
-                missing.append(f"HF Trainer{tail}: the package accelerate is not installed")
-            if not compiled and work.workload == "gpt":
+                add(f"{what}{tail}", "trainer", needs_path=False, compile=compiled)
+            if not compiled and work.workload == "gpt" and asked.device == "cpu" and not asked.inference:
                 add("optimum-benchmark", "optimum", path=asked.optimum)
-        else:
-            add(f"timm channels_last{tail}", "timm", path=asked.timm, compile=compiled, channels_last=True)
-            add(f"timm{tail}", "timm", path=asked.timm, compile=compiled)
-            add(f"torchvision{tail}", "torchvision", path=asked.torchvision, compile=compiled)
+            continue
+        for library in ("timm", "torchvision"):
+            script = None if asked.inference else getattr(asked, library)
+            if script is None and importlib.util.find_spec(library) is None:
+                missing.append(f"{library}{tail}: not installed")
+                continue
+            for last in (True, False) if library == "timm" or script is None else (False,):
+                name = library + (" channels_last" if last else "") + ("" if script or asked.inference else ", plain loop") + tail
+                way = {"compile": compiled, "channels_last": last}
+                add(name, library, path=script, **way) if script else add(name, "plain", path=library, **way)
     return _with_environments(found, threads, asked), missing
+
+
+def _whole(work: Work) -> dict[str, Any]:
+    """The parameters with what a preset says."""
+    if work.workload != "gpt":
+        return dict(work.params)
+    return Params.model_validate(work.params).model_dump(mode="json")
 
 
 def _with_environments(found: dict[str, Spec], threads: int, asked: argparse.Namespace) -> dict[str, Spec]:
@@ -133,36 +156,48 @@ def _in_its_environment(spec: Spec, threads: int) -> Spec:
 def compare(work: Work, asked: argparse.Namespace, threads: int, scratch: Path) -> tuple[dict[str, list[Turn]], list[str]]:
     """Turns of every contestant that trains, and who does not and why."""
     specs, missing = contestants(work, asked, threads, scratch)
-    programs = []
+    programs, begun = list[Program](), list[Program]()
     try:
         for name, spec in specs.items():
             log = Path(spec.scratch) / "log"
-            program = Program(name, [str(HERE / "contestants.py"), spec.to_json()], spec.environment, log, PIPES)
-            failed = program.started()
-            if failed is None:
-                programs.append(program)
-                print(f"  {name} trains", file=sys.stderr)
-            else:
-                missing.append(f"{name}: {failed}")
-                program.end()
+            begun.append(Program(name, [str(HERE / "contestants.py"), spec.to_json()], spec.environment, log, PIPES))
+            if asked.device != "cpu":  # an accelerator's host has cores enough for all to compile at once
+                continue
+            programs += _ready(begun.pop(), missing)
+        for program in begun:
+            programs += _ready(program, missing)
+        if not any(program.name.startswith("CARAML") for program in programs):
+            raise RuntimeError(f"CARAML does not run: {'; '.join(missing)}")
         return take_turns(programs, asked.rounds, asked.seconds), missing
     finally:
-        for program in programs:
+        for program in dict.fromkeys([*programs, *begun]):
             program.end()
 
 
-def table(turns: dict[str, list[Turn]]) -> list[str]:
-    """A Markdown table: ratios to CARAML's programs first, then what a step took."""
+def _ready(program: Program, missing: list[str]) -> list[Program]:
+    """The program, once it has done its first steps; nothing, and a line in ``missing``, if it ends instead."""
+    failed = program.started()
+    if failed is None:
+        print(f"  {program.name} runs", file=sys.stderr)
+        return [program]
+    missing.append(f"{program.name}: {failed}")
+    program.end()
+    return []
+
+
+def table(turns: dict[str, list[Turn]], samples: int) -> list[str]:
+    """A Markdown table: ratios to CARAML's programs first, then what a step took, and the rate."""
     ours = [name for name in ("CARAML", "CARAML compiled") if name in turns]
     heads = [f"over {name}, {kind}" for name in ours for kind in ("wall", "CPU")]
-    lines = ["| step of | " + " | ".join([*heads, "step [ms]", "CPU of a step [ms]"]) + " |", "|---" * (len(heads) + 3) + "|"]
-    for name, own in sorted(turns.items(), key=lambda item: statistics.median(turn.cpu for turn in item[1])):
+    lines = ["| step of | " + " | ".join([*heads, "step [ms]", "CPU of a step [ms]", "samples/s"]) + " |", "|---" * (len(heads) + 4) + "|"]
+    for name, own in sorted(turns.items(), key=lambda item: statistics.median(turn.wall for turn in item[1])):
         cells = [
             str(ratio([getattr(turn, kind) for turn in own], [getattr(turn, kind) for turn in turns[base]])) if name != base else "1"
             for base in ours
             for kind in ("wall", "cpu")
         ]
         cells += [str(median([1e3 * getattr(turn, kind) for turn in own])) for kind in ("wall", "cpu")]
+        cells.append(str(median([samples / turn.wall for turn in own])))
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines
 
@@ -175,7 +210,10 @@ def main() -> None:
     parser.add_argument("--optimum", help="folder with optimum-benchmark and the transformers that it wants")
     parser.add_argument("--timm", help="train.py of huggingface/pytorch-image-models")
     parser.add_argument("--torchvision", help="references/classification/train.py of pytorch/vision")
-    parser.add_argument("--threads", nargs="+", type=int, default=[1, os.cpu_count() or 1])
+    parser.add_argument("--device", default="cpu", help="cpu, or torch's name of an accelerator: all programs run on its first device")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="of all programs")
+    parser.add_argument("--inference", action="store_true", help="forward passes instead of training steps")
+    parser.add_argument("--threads", nargs="+", type=int, help="on a CPU; by default one, and all")
     parser.add_argument("--compile", choices=["eager", "compiled", "both"], default="both")
     parser.add_argument("--only", nargs="+", help="parts of peers' names; all if absent")
     parser.add_argument("--knobs", action="store_true", help="CARAML also without each of its knobs")
@@ -190,14 +228,18 @@ def main() -> None:
     kept = []
     for name in asked.works:
         work = WORKS[name] if asked.batch is None else replace(WORKS[name], batch=asked.batch)
-        for threads in asked.threads:
+        for threads in asked.threads or ([1, os.cpu_count() or 1] if asked.device == "cpu" else [os.cpu_count() or 1]):
             before = os.getloadavg()[0]
             with tempfile.TemporaryDirectory(prefix="caraml-bench-") as scratch:
                 turns, missing = compare(work, asked, threads, Path(scratch))
+            where = f"{threads} threads" if asked.device == "cpu" else asked.device
+            how = f"{asked.precision}{', inference' if asked.inference else ''}, {where}"
             loads = f"load {before:.1f} before, {os.getloadavg()[0]:.1f} after"
-            print(f"\n{work.title}, batch {work.batch}; fp32, {threads} threads, {asked.rounds} rounds; {loads}")
-            print(f"torch {torch.__version__}, {platform.machine()}\n")
-            print("\n".join(table(turns)))
+            print(f"\n{work.title}, batch {work.batch}; {how}, {asked.rounds} rounds; {loads}")
+            print(
+                f"torch {torch.__version__}, {platform.machine() if asked.device == 'cpu' else torch.accelerator.current_accelerator()}\n"
+            )
+            print("\n".join(table(turns, work.batch)))
             print("".join(f"\nleft out: {reason}" for reason in missing), flush=True)
             own = {program: [asdict(turn) for turn in values] for program, values in turns.items()}
             kept.append(
@@ -205,6 +247,9 @@ def main() -> None:
                     "work": name,
                     "batch": work.batch,
                     "threads": threads,
+                    "device": asked.device,
+                    "precision": asked.precision,
+                    "inference": asked.inference,
                     "load": [before, os.getloadavg()[0]],
                     "turns": own,
                     "left_out": missing,

@@ -1,4 +1,4 @@
-"""One training program: CARAML's step as its worker makes it, or a peer's own code, found where the caller says.
+"""One program: CARAML's step as its worker makes it, or a peer's own code, found where the caller says.
 
     python contestants.py '{"peer": "nanogpt", ...}'       (started by compare.py)
 
@@ -15,7 +15,7 @@ import pickle
 import runpy
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,9 @@ class Spec:
     compile: bool = False
     channels_last: bool = False
     precision: str = "fp32"
+    device: str = "cpu"
+    inference: bool = False
+    """Forward passes only."""
     knobs: dict[str, Any] = field(default_factory=dict)
     """CARAML's own, where they are not as they would be by themselves."""
     path: str | None = None
@@ -53,17 +56,27 @@ class Spec:
 
 
 def caraml(spec: Spec) -> None:
-    """The worker's task and step, mode train. Images lie on the device already, as those of the peers do."""
+    """The worker's task and step. Images lie on the device already, as those of the peers do."""
+    step = caraml_step(spec)
+    while True:
+        step()
+
+
+def caraml_step(spec: Spec) -> Callable[[], object]:
+    """What its worker would call in a loop."""
+    from caraml.engine.device import open_device
     from caraml.engine.matmul import Products
-    from caraml.engine.precision import check_precision, set_matmul_precision
+    from caraml.engine.precision import check_precision, set_deterministic, set_matmul_precision
     from caraml.engine.ranks import Ranks
     from caraml.engine.step import make_step
     from caraml.workloads import load_workload
     from caraml.workloads.base import BuildContext
 
-    workload, point, device = load_workload(spec.workload), point_of(spec), torch.device("cpu")
+    workload, point = load_workload(spec.workload), point_of(spec)
+    device = open_device(point.device_class, 0).torch_device
     check_precision(point.precision, device)
     set_matmul_precision(point.precision)
+    set_deterministic(False, point.knobs.convolution_search)
     context = BuildContext(
         params=workload.params.model_validate(spec.params),
         device=device,
@@ -76,10 +89,8 @@ def caraml(spec: Spec) -> None:
         global_batch=spec.batch,
         knobs=point.knobs,
     )
-    products = Products(point, Ranks())
-    step = products.around(make_step(workload.build(context), point, device), lambda name: nullcontext())
-    while True:
-        step()
+    step = make_step(workload.build(context), point, device)
+    return Products(point, Ranks()).around(step, lambda name: nullcontext()) if device.type == "cpu" else step
 
 
 def point_of(spec: Spec) -> Any:
@@ -92,11 +103,12 @@ def point_of(spec: Spec) -> Any:
         workload=spec.workload,
         params=spec.params,
         system="local",
-        device="cpu",
-        device_class="cpu",
+        device=spec.device,
+        device_class="cpu" if spec.device == "cpu" else "gpu",
         software="bench",
         global_batch=spec.batch,
         micro_batch=spec.batch,
+        mode="inference" if spec.inference else "train",
         compile="default" if spec.compile else "off",
         precision=spec.precision,
         knobs=Knobs(**spec.knobs),
@@ -114,9 +126,9 @@ def nanogpt(spec: Spec) -> None:
         tokens.tofile(data / f"{part}.bin")
     (data / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": params["vocab_size"]}))
     options = {
-        "device": "cpu",
+        "device": spec.device,
         "compile": spec.compile,
-        "dtype": "float32",
+        "dtype": "bfloat16" if spec.precision == "bf16" else "float32",
         "dataset": "random",
         "out_dir": "out",
         "eval_iters": 1,
@@ -168,7 +180,8 @@ def trainer(spec: Spec) -> None:
         output_dir=spec.scratch,
         per_device_train_batch_size=spec.batch,
         max_steps=ENDLESS,
-        use_cpu=True,
+        use_cpu=spec.device == "cpu",
+        bf16=spec.precision == "bf16",
         report_to=[],
         save_strategy="no",
         disable_tqdm=True,
@@ -187,6 +200,9 @@ def trainer(spec: Spec) -> None:
 
 def _gpt2(params: dict[str, Any]) -> Any:
     """GPT-2 of the library ``transformers``, of these sizes and without dropout."""
+    from caraml.compat import make_torchvision_importable
+
+    make_torchvision_importable()
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -230,17 +246,21 @@ def optimum(spec: Spec) -> None:
 class _Images:
     """A loader whose batches are in memory: float images and classes, without end."""
 
-    def __init__(self, batch: int, size: int) -> None:
-        generator = torch.Generator().manual_seed(0)
+    def __init__(self, spec: Spec) -> None:
+        generator, size = torch.Generator().manual_seed(0), spec.params["image_size"]
+        shape = (spec.batch, 3, size, size)
         self._batches = [
-            (torch.randn(batch, 3, size, size, generator=generator), torch.randint(1000, (batch,), generator=generator))
+            tuple(
+                part.to(spec.device)
+                for part in (torch.randn(shape, generator=generator), torch.randint(1000, shape[:1], generator=generator))
+            )
             for _ in range(RESIDENT)
         ]
 
     def __len__(self) -> int:
         return ENDLESS
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
         return itertools.cycle(self._batches)
 
 
@@ -255,7 +275,7 @@ def timm(spec: Spec) -> None:
     args, _ = script._parse_args()
     args.prefetcher = args.distributed = False
     args.rank, args.local_rank, args.world_size = 0, 0, 1
-    device = torch.device("cpu")
+    device = torch.device(spec.device)
     model = script.create_model(args.model, num_classes=1000).to(device)
     if spec.channels_last:
         model = model.to(memory_format=torch.channels_last)
@@ -263,8 +283,8 @@ def timm(spec: Spec) -> None:
     if spec.compile:
         model.compile()
     optimizer = script.create_optimizer_v2(model, **script.optimizer_kwargs(cfg=args))
-    loader = _Images(spec.batch, spec.params["image_size"])
-    script.train_one_epoch(0, model, loader, optimizer, args, task=task, device=device)
+    loader = _Images(spec)
+    script.train_one_epoch(0, model, loader, optimizer, args, task=task, device=device, amp_autocast=lambda: in_precision(spec))
 
 
 def torchvision(spec: Spec) -> None:
@@ -276,16 +296,85 @@ def torchvision(spec: Spec) -> None:
 
     assert spec.path is not None
     script = _imported(Path(spec.path))
-    args = script.get_args_parser().parse_args(["--device", "cpu"])
+    args = script.get_args_parser().parse_args(["--device", spec.device])
     args.channels_last = spec.channels_last
-    model = models.get_model(spec.params["model"])
+    model = models.get_model(spec.params["model"]).to(spec.device)
     if spec.channels_last:
         model = model.to(memory_format=torch.channels_last)
     if spec.compile:
         model.compile()
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay)
-    loader = _Images(spec.batch, spec.params["image_size"])
-    script.train_one_epoch(model, torch.nn.CrossEntropyLoss(), optimizer, loader, torch.device("cpu"), 0, args)
+    loader = _Images(spec)
+    scaler = torch.amp.GradScaler(spec.device) if spec.precision == "bf16" else None  # its --amp, which is in fp16
+    script.train_one_epoch(model, torch.nn.CrossEntropyLoss(), optimizer, loader, torch.device(spec.device), 0, args, scaler=scaler)
+
+
+def plain(spec: Spec) -> None:
+    """A network of a library, in the loop that its tutorials show: where there is no checkout of the library's own script."""
+    model, loader = image_network(spec), iter(_Images(spec))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-5)
+    while True:
+        images, labels = next(loader)
+        if spec.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        with in_precision(spec):
+            loss = torch.nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def in_precision(spec: Spec) -> AbstractContextManager[object]:
+    """Autocast, if the program shall have it."""
+    return torch.autocast(spec.device, dtype=torch.bfloat16, enabled=spec.precision == "bf16")
+
+
+def image_network(spec: Spec) -> Any:
+    """The network of the library that ``path`` names, on the device, compiled if asked."""
+    from caraml.compat import make_torchvision_importable
+
+    make_torchvision_importable()
+    name, library = spec.params["model"], importlib.import_module(spec.path or "timm")
+    model = library.create_model(name, num_classes=1000) if spec.path == "timm" else library.models.get_model(name)
+    model = model.to(spec.device, memory_format=torch.channels_last if spec.channels_last else torch.contiguous_format)
+    if spec.compile:
+        model.compile()
+    return model
+
+
+def forward_passes(spec: Spec) -> Callable[[], object]:
+    """A forward pass of CARAML in mode `inference`, or of a peer's network as its documentation has it: evaluation mode, no gradients."""
+    if spec.peer == "caraml":
+        return caraml_step(spec)
+    if spec.workload == "image_classification":
+        model, loader = image_network(spec).eval(), iter(_Images(spec))
+
+        def scores() -> object:
+            images, _ = next(loader)
+            return model(images.contiguous(memory_format=torch.channels_last) if spec.channels_last else images)
+
+        return _without_gradients(spec, scores)
+    tokens = torch.randint(spec.params["vocab_size"], (spec.batch, spec.params["sequence_length"])).to(spec.device)
+    if spec.peer == "nanogpt":
+        sys.path.insert(0, spec.path or "")
+        theirs = importlib.import_module("model")
+        sizes = {ours: spec.params[name] for ours, name in (("n_layer", "layers"), ("n_head", "heads"), ("n_embd", "width"))}
+        network = theirs.GPT(theirs.GPTConfig(block_size=tokens.shape[1], vocab_size=spec.params["vocab_size"], dropout=0.0, **sizes))
+    else:
+        network = _gpt2(spec.params)
+    network = network.to(spec.device).eval()
+    if spec.compile:
+        network.compile()
+    named = {} if spec.peer == "nanogpt" else {"labels": tokens, "use_cache": False}
+    return _without_gradients(spec, lambda: network(tokens, *([tokens] if spec.peer == "nanogpt" else []), **named))
+
+
+def _without_gradients(spec: Spec, work: Callable[[], object]) -> Callable[[], object]:
+    def once() -> object:
+        with torch.inference_mode(), in_precision(spec):
+            return work()
+
+    return once
 
 
 def _imported(file: Path) -> Any:
@@ -301,6 +390,7 @@ PEERS: dict[str, Callable[[Spec], None]] = {
     "optimum": optimum,
     "timm": timm,
     "torchvision": torchvision,
+    "plain": plain,
 }
 
 
@@ -308,5 +398,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("spec", help="as JSON")
     asked = Spec(**json.loads(parser.parse_args().spec))
-    gate.install()
-    PEERS[asked.peer](asked)
+    held = gate.install()
+    if not asked.inference:
+        PEERS[asked.peer](asked)
+    step = forward_passes(asked)
+    while True:
+        step()
+        held()

@@ -1,7 +1,8 @@
-"""Holds a training program after any of its optimizer steps, so that programs which know nothing of each other take turns.
+"""Holds a program after any of its steps, so that programs which know nothing of each other take turns.
 
 Torch calls a hook after every ``optimizer.step()``, whoever trains. From one call to the next lies one whole step of the program, logging
-and fetching of its next batch included, without a line of it being changed.
+and fetching of its next batch included, without a line of it being changed. A program without an optimizer calls the gate itself. A turn
+ends when the accelerator, if there is one, has done all its work.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ class Gate:
         self._left = FIRST_STEPS
         self._since = self._now()
 
-    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def __call__(self, *_: Any) -> None:
         """One step more is done; when it was the last one asked for, reply and wait."""
         self._left -= 1
         if self._left:
             return
         wall, cpu = (now - then for now, then in zip(self._now(), self._since, strict=True))
-        told = {"wall": wall, "cpu": cpu, "memory": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+        device = torch.accelerator.current_accelerator(check_available=True)
+        memory = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if device is None else torch.accelerator.max_memory_allocated()
+        told = {"wall": wall, "cpu": cpu, "memory": memory}
         print(json.dumps(told), file=self._replies, flush=True)
         command = self._commands.readline()
         if not command:  # whoever asked has gone
@@ -45,11 +48,15 @@ class Gate:
 
     @staticmethod
     def _now() -> tuple[float, float]:
-        """Seconds by the clock, and of CPU over all threads of this process."""
+        """Seconds by the clock, and of CPU over all threads of this process, when everything launched so far has been done."""
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
         return time.perf_counter(), time.process_time()
 
 
-def install() -> None:
+def install() -> Gate:
     """Gate this process by the pipes that its parent gave it."""
     commands, replies = (int(number) for number in os.environ[PIPES].split(","))
-    register_optimizer_step_post_hook(Gate(os.fdopen(commands, "r"), os.fdopen(replies, "w")))
+    gate = Gate(os.fdopen(commands, "r"), os.fdopen(replies, "w"))
+    register_optimizer_step_post_hook(gate)
+    return gate

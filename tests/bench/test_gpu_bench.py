@@ -26,6 +26,20 @@ from tests.conftest import MakePoint
 ROOT = Path(__file__).parents[2]
 
 
+BLOCK = (
+    "import importlib.util, sys\n"
+    "blocked = {'duckdb', 'typer', 'jinja2', 'rich', 'tokenizers', 'zstandard', 'simplejpeg', 'tomli_w'}\n"
+    "blocked |= {'timm', 'torchvision', 'vl_convert', 'PIL'}\n"
+    "class Block:\n"
+    "    def find_spec(self, name, path=None, target=None):\n"
+    "        if name.split('.')[0] in blocked: raise ModuleNotFoundError(f'No module named {name!r}')\n"
+    "sys.meta_path.insert(0, Block())\n"
+    "find = importlib.util.find_spec\n"
+    "importlib.util.find_spec = lambda name, *rest: None if name in blocked else find(name, *rest)\n"
+)
+"""Of a process: hides packages that a bare machine may lack."""
+
+
 @pytest.fixture(scope="module")
 def gpu() -> ModuleType:
     spec = importlib.util.spec_from_file_location("gpu", ROOT / "bench" / "gpu.py")
@@ -37,8 +51,79 @@ def gpu() -> ModuleType:
 
 
 def test_every_check_holds_for_the_cpu_against_itself(gpu: ModuleType) -> None:
-    checks = list(gpu.correctness(torch.device("cpu")))
+    checks = list(gpu.check(torch.device("cpu")))
     assert len(checks) >= 6 and all(check.holds for check in checks), checks
+
+
+def test_a_check_that_cannot_be_made_says_why_and_the_others_are_made(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without timm; what is unknown does not hold, but neither is it wrong."""
+
+    def absent(*_: object) -> list[float]:
+        raise ModuleNotFoundError("No module named 'timm'")
+
+    monkeypatch.setattr(gpu, "image_losses", absent)
+    monkeypatch.setattr(gpu, "gpt_losses", lambda device, precision, compiled=False: [1.0])
+    *others, images = gpu.check(torch.device("cpu"))
+    assert all(check.holds for check in others)
+    assert (images.deviation, images.holds, images.unknown) == (None, False, "ModuleNotFoundError: No module named 'timm'")
+    assert "unknown: ModuleNotFoundError" in gpu.Found("T", [images], [], [], []).markdown()
+
+
+def test_a_part_that_crashes_or_takes_too_long_takes_nothing_with_it(gpu: ModuleType) -> None:
+    heard: list[str] = []
+    assert gpu.ran(["-c", "print('one'); raise SystemExit('no such device')"], 60, heard.append) == "ended with 1: no such device"
+    code = "import subprocess, time; print('two', flush=True); subprocess.Popen(['sleep', '300']); time.sleep(300)"
+    assert gpu.ran(["-c", code], 3, heard.append) == "not ready within 3 s"
+    assert gpu.ran(["-c", "print('three')"], 60, heard.append) is None
+    assert heard == ["one", "no such device", "two", "three"]
+
+
+def test_points_end_with_the_time(gpu: ModuleType) -> None:
+    machine = Machine("local", "GPU x1", "gpu", "test", nodes=1, devices_per_node=1, compiles=True)
+    first = expand(load_suite(str(ROOT / "bench" / "gpu.toml")), machine, params_of).points[0]
+    assert first.point.compile == "default" and first.point.measure.timeout_seconds == 480
+    short = gpu.within(first, 100)
+    assert short.point.measure.timeout_seconds == 100 and short.key == short.point.key != first.key
+    assert gpu.within(first, 1000).point == first.point
+
+
+TINY_SUITE = """
+name = "tiny"
+title = "T"
+[[benchmark]]
+name = "gpt"
+workload = "gpt"
+global_batch = [4, 2]
+params = { preset = "4M", width = 16, layers = 1, heads = 1, vocab_size = 64, data = "synthetic-device" }
+measure = { target = 0.5, min_seconds = 0, min_steps = 4, max_seconds = 2, warm_up_max_seconds = 1, idle_seconds = 0 }
+[[benchmark]]
+name = "broken"
+workload = "image_classification"
+global_batch = 4
+params = { model = "resnet10t", path = "/nowhere", image_size = 32 }
+"""
+
+
+def test_the_whole_command_runs_from_a_bare_checkout(tmp_path: Path) -> None:
+    """On the CPU in the GPU's place, without what the machine may lack, and from another folder: CARAML is not installed there."""
+    (tmp_path / "suite.toml").write_text(TINY_SUITE)
+    source = str(ROOT / "src")
+    given = "os.environ['PYTHONPATH'].split(os.pathsep)"
+    hide = f"import os\nsys.path[:] = [x for x in sys.path if x != {source!r} or x in {given}]\n"
+    (tmp_path / "sitecustomize.py").write_text(BLOCK + hide)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path), "CARAML_HERE": "1"}
+    command = [str(ROOT / "bench" / "gpu.py"), "--device", "cpu", "--precision", "fp32", "--suite", "suite.toml", "--out", "out"]
+    command += ["--beside", "resnet50-b16", "--batch", "1", "--before", "1", "--minutes", "6"]
+    done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, env=environment, check=False)
+    (folder,) = (tmp_path / "out").iterdir()
+    found = json.loads((folder / "gpu.json").read_text())
+    assert [record["status"] for record in found["records"]] == ["ok", "ok", "failed"], done.stdout + done.stderr
+    unknown = [check["claim"] for check in found["checks"] if check["deviation"] is None]
+    assert unknown == ["ResNet-18, fp32: losses as on the CPU"] and done.returncode == 1
+    (beside,) = found["beside"]
+    assert "CARAML does not run" in beside["failed"] or "timm" in beside["failed"], beside
+    assert "throughput" in found["records"][0]["metrics"] and (folder / "gpu.json").stat().st_size < 100_000
+    assert "## resnet50-b16" in (folder / "gpu.md").read_text()
 
 
 def test_a_wrong_device_is_found_out(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,9 +148,11 @@ def test_the_table_shows_what_the_record_says(gpu: ModuleType, make_point: MakeP
     metrics = {"throughput": Metric(value=1000.0, unit="token/s", low=990.0, high=1010.0), "mfu": Metric(value=0.42, unit="1")}
     point = make_point()
     record = Record(key=point.key, attempt=1, point=point, status="ok", flags=["busy_machine"], started_at="x", metrics=metrics)
-    gpu.write(tmp_path, "T", [gpu.Check("claim", 0.5, 0.1)], [record], ["later"])
+    beside = {"work": "w", "table": ["| step of | x |"], "failed": "not ready within 3 s"}
+    gpu.Found("T", [gpu.Check("claim", 0.5, 0.1)], [record], [beside], ["later"]).write(tmp_path)
     text = (tmp_path / "gpu.md").read_text()
     assert "1,000 token/s ± 1.0 %" in text and "42.0 %" in text and "**no**" in text and "ok busy_machine" in text and "later" in text
+    assert "## w, all compiled" in text and "| step of | x |" in text and "not ready within 3 s" in text
     assert json.loads((tmp_path / "gpu.json").read_text())["records"][0]["metrics"]["throughput"]["value"] == 1000.0
 
 
@@ -75,19 +162,7 @@ def test_a_worker_needs_only_torch_numpy_and_pydantic(tmp_path: Path, make_point
     measure = Measure(target=0.5, min_seconds=0, min_steps=4, max_seconds=2, warm_up_max_seconds=1, idle_seconds=0)
     point = make_point(workload="gpt", params=params.model_dump(mode="json"), measure=measure)
     folder = Store(tmp_path).new_attempt(point)
-    code = (
-        "import importlib.util, sys\n"
-        "blocked = {'duckdb', 'typer', 'jinja2', 'rich', 'tokenizers', 'zstandard', 'timm', 'torchvision', 'vl_convert', 'PIL'}\n"
-        "class Block:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] in blocked: raise ModuleNotFoundError(name)\n"
-        "sys.meta_path.insert(0, Block())\n"
-        "find = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, *rest: None if name in blocked else find(name, *rest)\n"
-        "from pathlib import Path\n"
-        "from caraml.worker import training\n"
-        "training.main(Path(sys.argv[1]))\n"
-    )
+    code = f"{BLOCK}from pathlib import Path\nfrom caraml.worker import training\ntraining.main(Path(sys.argv[1]))\n"
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     record = read_record(folder / RECORD)
