@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -14,8 +17,10 @@ from campaign_factory import again, campaign
 from record_factory import broken_record, make_point, make_record, save
 
 import caraml
-from caraml.api import Results
+from caraml.api import Result, Results
 from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.power.model import ChannelEnergy, WindowEnergy
+from caraml.power.trace import power_frame
 from caraml.results.store import Store
 
 RECIPES = sorted((Path(__file__).parents[1] / "examples" / "recipes").glob("*.py"))
@@ -116,8 +121,42 @@ def test_tables_of_other_packages(tmp_path: Path, package: str, monkeypatch: pyt
         table = getattr(found, f"to_{package}")()
         assert table["throughput"][0] == found[0].value("throughput")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(EnvironmentUnfitError, match=f"pip install {package}"):
+    with pytest.raises(EnvironmentUnfitError, match=rf"pip install '?(caraml\[)?{package}"):
         getattr(found, f"to_{package}")()
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much of pandas as the frames take, where it is not installed: tables as dictionaries."""
+    if importlib.util.find_spec("pandas") is None:
+        module = ModuleType("pandas")
+        module.__spec__ = ModuleSpec("pandas", None)
+        vars(module).update(DataFrame=dict, Series=lambda values, dtype: values)
+        monkeypatch.setitem(sys.modules, "pandas", module)
+
+
+@pytest.mark.usefixtures("tables")
+def test_power_and_energy_have_jpwr_s_form(tmp_path: Path) -> None:
+    save(Store(tmp_path), make_record(), watts=300)
+    (result,) = caraml.load(tmp_path)
+    window, domain = result.record.window, "GPU-5a"
+    assert window is not None
+    channel = ChannelEnergy(id=domain, label="", source="nvml", boundary="device", hardware="nvidia", energy_j=7200.0)
+    energy = WindowEnergy("measure", window.start, window.end, channels=[channel], start_unix=1e9 + window.start)
+    result = Result(result.record.model_copy(update={"energy": energy}), result.store)
+    power, wh = result.power_frame(), result.energy_frame()
+    (trace,) = [one for one in result.power if not one.counter]
+    assert list(power) == ["timestamps", domain], "the counter is the same domain, and counts once"
+    assert list(power[domain]) == list(trace.watts) and list(power["timestamps"]) == pytest.approx([1e9 + t for t in trace.seconds])
+    assert wh[domain] == 2.0
+
+
+@pytest.mark.usefixtures("tables")
+def test_channels_that_were_read_at_other_instants_are_interpolated() -> None:
+    frame = power_frame({"a": ([0.0, 1.0, 2.0, 3.0], [10.0, 20.0, 30.0, 40.0]), "b": ([0.5, 2.5], [100.0, 300.0])}, 50.0)
+    assert list(frame["timestamps"]) == [50, 51, 52, 53] and list(frame["a"]) == [10, 20, 30, 40]
+    assert list(frame["b"])[1:3] == [150, 250] and math.isnan(frame["b"][0]) and math.isnan(frame["b"][3])
+    assert list(power_frame({}, 0.0)) == ["timestamps"]
 
 
 def test_loading_is_light(root: Path) -> None:

@@ -18,6 +18,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -26,6 +27,7 @@ from caraml.analysis.raw import Steps, Trace, raw_file, read_power, read_steps
 from caraml.analysis.table import COLUMNS, RAW, Scalar, insert_raw, rows, units
 from caraml.base.errors import EnvironmentUnfitError, InputError, unknown_name
 from caraml.metrics.model import Metric
+from caraml.power.trace import energy_frame, need_tables, power_frame, write_hdf5
 from caraml.results.record import Record
 from caraml.results.selector import Selection, select
 from caraml.results.store import Store
@@ -73,6 +75,34 @@ class Result:
     def power(self) -> list[Trace]:
         """Power of every channel over time [W over s]. Raises ``InputError`` if there is no such file."""
         return read_power(self._raw("power"))
+
+    def power_frame(self) -> pandas.DataFrame:
+        """Power as a table of the form that jpwr's has: ``timestamps`` (seconds since 1970) and a column [W] of each domain.
+
+        Raises ``InputError`` if there is no such file, and ``EnvironmentUnfitError`` where pandas is not installed.
+        """
+        energy = self.record.energy
+        domains = [] if energy is None else [channel.id for channel in energy.channels]
+        columns: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
+        for trace in sorted(self.power, key=lambda one: one.counter):  # power shows a domain better than the slope of its counter
+            stem = re.sub(r"[:_](energy|power\w*)$", "", trace.channel)
+            columns.setdefault(
+                max((name for name in domains if name in trace.channel), key=len, default=stem), (trace.seconds, trace.watts)
+            )
+        if energy is not None and energy.start_unix is not None:
+            return power_frame(columns, energy.start_unix - energy.start)
+        return power_frame(columns, datetime.fromisoformat(self.record.started_at).timestamp())
+
+    def energy_frame(self) -> pandas.Series[float]:
+        """Energy of every domain in the window [Wh]; NaN where it is not known. Raises ``EnvironmentUnfitError`` without pandas."""
+        return energy_frame(self.record.energy)
+
+    def to_hdf5(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Write both as ``power.KEY.h5`` and ``energy.KEY.h5`` with the key ``jpwr``, and return the files.
+
+        Raises as :meth:`power_frame`, and ``InputError`` if there is such a file already.
+        """
+        return write_hdf5(Path(folder), self.power_frame(), self.energy_frame(), self.record.key)
 
     def _raw(self, name: str) -> Path:
         path = raw_file(self.store, self.record, name)
@@ -172,14 +202,15 @@ class Results(Sequence[Result]):
 
     def to_pandas(self) -> pandas.DataFrame:
         """The rows as a pandas table. Raises ``EnvironmentUnfitError`` where pandas is not installed."""
-        _need("pandas")
+        need_tables("pandas")
         import pandas
 
         return pandas.DataFrame(self.rows, columns=list(COLUMNS))
 
     def to_polars(self) -> polars.DataFrame:
         """The rows as a polars table. Raises ``EnvironmentUnfitError`` where polars is not installed."""
-        _need("polars")
+        if importlib.util.find_spec("polars") is None:
+            raise EnvironmentUnfitError("polars is not installed", "pip install polars; or results.to_duckdb(), which needs nothing more")
         import polars
 
         from caraml.results.rows import TYPES
@@ -236,10 +267,3 @@ def _test(wanted: object) -> Callable[[Scalar], bool]:
     if isinstance(wanted, Collection) and not isinstance(wanted, str):
         return lambda value: value in wanted
     return lambda value: value == wanted
-
-
-def _need(package: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise EnvironmentUnfitError(
-            f"{package} is not installed", f"pip install {package}; or results.to_duckdb(), which needs nothing more"
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import resource
@@ -14,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from caraml.base.errors import InputError
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.power.__main__ import main
 from caraml.power.command import _Child, check_methods, measure, run_command, watch
 from caraml.power.model import window_from_dict
 from caraml.power.result import read_readings
 from caraml.power.source import source_names
 from caraml.power.store import ReadingStore
-from caraml.power.trace import downsampled, svg
+from caraml.power.trace import downsampled, svg, write_hdf5
 
 MODULES = Path(__file__).resolve().parents[1] / "fakes" / "power" / "modules"
 UNTIL = "n=0; until {} || [ $n -gt 3000 ]; do n=$((n + 1)); sleep 0.05; done"
@@ -86,6 +87,27 @@ def test_other_formats_hold_the_same_readings(tmp_path: Path, fmt: str) -> None:
         import duckdb
 
         assert duckdb.sql(f"select count(*) from '{file}' where value is not null").fetchall()[0][0] > 0
+
+
+def test_hdf5_without_its_packages_is_refused_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(EnvironmentUnfitError, match=r"(?s)pandas, tables are not installed.*caraml\[pandas\]"):
+        measure(["touch", str(tmp_path / "ran")], methods=["fake"], out=tmp_path / "r", fmt="h5")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hdf5_files_are_those_of_jpwr(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("tables")
+    measure(["sleep", "1"], methods=["fake:constant"], out=tmp_path, fmt="h5", rank=3)
+    power, energy = (pandas.read_hdf(tmp_path / f"{name}.3.h5", key="jpwr") for name in ("power", "energy"))
+    assert list(power.columns) == ["timestamps", "fake:0"] and list(energy.index) == ["fake:0"]
+    assert power["fake:0"].dropna().tolist() == pytest.approx([300.0] * power["fake:0"].count())
+    assert abs(power["timestamps"].iloc[-1] - time.time()) < 300
+    window = window_from_dict(json.loads((tmp_path / "energy.3.json").read_text())["energy"])
+    assert energy["fake:0"] == pytest.approx(window.channels[0].energy_j / 3600)
+    with pytest.raises(InputError, match="never overwritten"):
+        write_hdf5(tmp_path, power, energy, "3")
 
 
 def test_a_command_that_does_not_exist(tmp_path: Path) -> None:

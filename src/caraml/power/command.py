@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -259,6 +260,11 @@ def _write(meter: Meter, folder: ResultFolder, result: CommandResult) -> list[Pa
             picture = folder.folder / folder.path.name.replace("energy", "power").replace(".json", ".svg")
             write_file(picture, svg(meter.store, result.energy.start, result.energy.end, " ".join(result.command)[:100]), sync="none")
             files.append(picture)
+        if folder.format == "h5":
+            from caraml.power.trace import energy_frame, write_hdf5
+
+            suffix = f"{platform.node()}.{os.getpid()}" if result.rank is None else str(result.rank)
+            files += write_hdf5(folder.folder, meter.power_frame(), energy_frame(result.energy), suffix)
         return files
     except OSError as error:
         print(f"caraml power: cannot write to {folder.folder}: {error.strerror}; the result is:", file=sys.stderr)

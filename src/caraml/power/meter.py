@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ContextDecorator
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from caraml.base.errors import InputError
 from caraml.power.energy import ChannelReadings, window_energy
@@ -14,6 +15,9 @@ from caraml.power.node import ClockLog, node_key
 from caraml.power.sampling import Sampling
 from caraml.power.source import Source, create, source_names
 from caraml.power.store import ROW, ReadingStore, Row
+
+if TYPE_CHECKING:
+    import pandas
 
 TAIL_S = 0.5
 """How long beyond its age a reading after the window's end is waited for [s]."""
@@ -172,6 +176,15 @@ class Meter:
         """All readings as columns ``channel``, ``t_before``, ``t_after`` (monotonic, s), ``value`` (J or W) and ``kind``."""
         rows = list(self.rows())
         return {name: [row[index] for row in rows] for index, name in enumerate(ROW)}
+
+    def power_frame(self) -> pandas.DataFrame:
+        """Power of every domain as a table of the form that jpwr's has: see :func:`caraml.power.trace.power_frame`."""
+        from caraml.power.trace import domains, power_frame
+
+        shown = domains(self.store).items()
+        columns = {channel.domain: ([t for t, _ in points], [watts for _, watts in points]) for channel, points in shown}
+        first = min((times[0] for times, _ in columns.values()), default=0.0)
+        return power_frame(columns, self.clock.wall(first) - first)
 
     def listen(self, listener: Callable[[list[Reading]], None]) -> None:
         """Have ``listener`` called with every batch of readings, for example to write them to a file at once."""

@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import open_new, replacing_by_name, write_file
@@ -21,7 +21,7 @@ SCHEMA = 1
 FLUSH_S = 1.0
 """Readings younger than this are lost if the process is killed [s]."""
 
-Format = Literal["csv", "json", "parquet"]
+Format = Literal["csv", "json", "parquet", "h5"]
 
 
 @dataclass(slots=True)
@@ -52,13 +52,17 @@ class ResultFolder:
 
     def __init__(self, folder: Path, fmt: Format, rank: int | None) -> None:
         suffix = "" if rank is None else f".{rank}"
-        self.folder, self._format, self._suffix = folder, fmt, suffix
+        self.folder, self.format, self._suffix = folder, fmt, suffix
         self.path = folder / f"energy{suffix}.json"
         self.raw = folder / f"readings{suffix}.csv"
         self.trouble: str | None = None
         """Why readings could no longer be written, for example a full disk."""
-        if fmt not in ("csv", "json", "parquet"):
-            raise InputError(f"unknown format {fmt!r}; known: csv, json, parquet")
+        if fmt not in get_args(Format):
+            raise InputError(f"unknown format {fmt!r}; known: {', '.join(get_args(Format))}")
+        if fmt == "h5":
+            from caraml.power.trace import need_tables
+
+            need_tables("pandas", "tables")
         if fmt == "parquet" and importlib.util.find_spec("duckdb") is None:
             raise EnvironmentUnfitError("Parquet files need the package duckdb", "pip install duckdb, or use --csv")
         try:
@@ -111,13 +115,13 @@ class ResultFolder:
                 self._file.close()
             except OSError as error:
                 self.trouble = f"{self.raw}: {error.strerror}"
-        if self._format == "parquet" and self.trouble is None:
+        if self.format == "parquet" and self.trouble is None:
             self.raw = _to_parquet(self.raw)
-        elif self._format == "json" and self.trouble is None:
+        elif self.format == "json" and self.trouble is None:
             self.raw = _to_json(self.raw)
         self.write(result)
         written = [self.path, self.raw]
-        if self._format == "csv":
+        if self.format == "csv":
             table = self.folder / f"energy{self._suffix}.csv"
             write_file(table, channel_table(result.energy))
             written.append(table)
