@@ -51,6 +51,7 @@ def campaign(
     folder.mkdir()
     texts = {name: POINTS[name] + MEASURE for name in POINTS} | {
         "lost": GPT + ENDLESS,
+        "traced": GPT + "profile = true\n" + MEASURE,
         "graphs": RESNET + 'compile = "reduce-overhead"\n' + MEASURE,
     }
     benchmarks = [f'[[benchmark]]\nname = "{name}"\n{texts[name]}' for name in points]
@@ -111,6 +112,13 @@ def test_a_point_trains_as_on_a_cpu(trained: dict[str, dict[str, Any]], name: st
     assert trained[name]["losses"][:steps] == pytest.approx(truth[:steps], rel=near) and len(truth) == 7
     assert record.metrics["peak_memory"].value < record.metrics["peak_host_memory"].value
     assert json.dumps(record.environment)
+
+
+def test_steps_are_traced_where_the_profiler_sees_no_kernels(tmp_path: Path, surroundings: dict[str, str]) -> None:
+    record = campaign(tmp_path / "run", ["traced"], surroundings | {"EMULATED_SLOWNESS": "0.5"})["traced"]
+    assert record.status == "ok" and record.profile is not None and record.profile.reason is None
+    assert record.profile.of == "operators" and record.profile.steps == 3 and record.profile.micro_batches == 12
+    assert len(record.profile.costliest) == 10 and "memory" not in record.files and "trace" in record.files
 
 
 def test_graphs_that_the_device_lacks_are_refused(tmp_path: Path, surroundings: dict[str, str]) -> None:

@@ -8,14 +8,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, supported_activities
 
+from caraml.base.files import write_file
 from caraml.engine import profile
 from caraml.engine.device import CpuDevice
-from caraml.engine.profile import IN_A_PIPELINE, MICRO_BATCHES, STEPS, TRACE, Tracer
+from caraml.engine.profile import IN_A_PIPELINE, MEMORY, MICRO_BATCHES, STEPS, TRACE, Tracer
 from caraml.engine.steps import StepOutcome
 from caraml.results.files import read_table
 from caraml.results.finish import MEASURED, finish
@@ -25,6 +29,7 @@ from caraml.suite.model import Measure, Point
 from caraml.suite.placement import Placement
 from caraml.workloads.gpt import Params
 from tests.conftest import MakePoint
+from tests.report.record_factory import make_record
 
 ROOT = Path(__file__).parents[2]
 FEW = Measure(target=0.5, min_seconds=0, max_seconds=200, min_steps=6, max_steps=6, idle_seconds=0, warm_up_max_seconds=1)
@@ -142,6 +147,25 @@ def test_ranks_that_are_not_traced_make_as_many_steps(tmp_path: Path, make_point
         assert made[0] == made[1] == 1 + max(1, min(STEPS, MICRO_BATCHES // accumulation))
 
 
+def test_a_long_step_is_traced_in_part(tmp_path: Path, make_point: MakePoint) -> None:
+    tracer = Tracer(make_point(global_batch=400, profile=True), CpuDevice(), tmp_path)
+    found, _ = tracer.run(Steps(tracer, 100))
+    (product,) = (one for one in found.costliest if one.name == "aten::mm")
+    assert (found.steps, found.micro_batches, product.calls) == (1, MICRO_BATCHES, MICRO_BATCHES)
+
+
+def test_a_worker_that_died_while_it_traced_has_its_record(tmp_path: Path, make_point: MakePoint) -> None:
+    """Killed, timed out or cancelled: whatever the launcher says of it, the work was measured."""
+    point = make_point(profile=True)
+    folder = Store(tmp_path).new_attempt(point)
+    measured = make_record(point, attempt=1)
+    write_file(folder / MEASURED, measured.model_dump_json())
+    finish(folder, 137, "timeout", "no result after 1800 s")
+    record = read_record(folder / RECORD)
+    assert record.status == "ok" and record.metrics == measured.metrics and not (folder / MEASURED).exists()
+    assert record.profile is not None and record.profile.reason == "no result after 1800 s"
+
+
 def test_a_pipeline_that_takes_too_many_at_once_is_not_traced(tmp_path: Path, make_point: MakePoint) -> None:
     point = make_point(devices=2, placement=Placement(pp=2), global_batch=4 * (IN_A_PIPELINE + 1), profile=True)
     tracer = Tracer(point, CpuDevice(), tmp_path)
@@ -158,3 +182,46 @@ def test_a_trace_that_is_too_large_is_not_kept(tmp_path: Path, make_point: MakeP
     found, files = tracer.run(Steps(tracer, 1))
     assert not files and not list(tmp_path.iterdir()) and found.costliest
     assert found.reason is not None and TRACE in found.reason and "at most 100 are kept" in found.reason
+
+
+def test_on_a_gpu_kernels_are_told_and_memory_has_its_history(
+    tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device's own time, without annotations and without the operators that launched it; a snapshot of the traced steps."""
+    asked: list[dict[str, Any]] = []
+
+    def row(key: str, device: DeviceType, seconds: float, annotation: bool = False) -> SimpleNamespace:
+        times = {"self_device_time_total": seconds * 1e6, "self_cpu_time_total": 9e6}
+        return SimpleNamespace(key=key, count=6, device_type=device, is_user_annotation=annotation, **times)
+
+    class Profiler:
+        def __init__(self, activities: set[ProfilerActivity]) -> None:
+            assert activities == supported_activities()
+
+        def prepare_trace(self) -> None: ...
+        def start_trace(self) -> None:
+            assert asked == [{"max_entries": 100_000, "stacks": "python"}]
+
+        def stop_trace(self) -> None: ...
+        def export_chrome_trace(self, path: str) -> None:
+            Path(path).write_text("{}")
+
+        def key_averages(self) -> list[SimpleNamespace]:
+            gpu = DeviceType.CUDA
+            return [row("gemm", gpu, 3.0), row("aten::mm", DeviceType.CPU, 3.0), row("n" * 500, gpu, 1.0), row("forward", gpu, 4.0, True)]
+
+    def dump(path: str) -> None:
+        Path(path).write_bytes(b"snapshot")
+
+    memory = SimpleNamespace(_record_memory_history=lambda **values: asked.append(values), _dump_snapshot=dump)
+    monkeypatch.setattr(profile, "profile", Profiler)
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: SimpleNamespace(memory=memory))
+    device: Any = SimpleNamespace(torch_device=SimpleNamespace(type="cuda"), synchronize=lambda: None)
+    tracer = Tracer(make_point(profile=True), device, tmp_path)
+    found, files = tracer.run(Steps(tracer, 1))
+    assert found.of == "kernels" and [(one.name, one.seconds, one.share) for one in found.costliest] == [
+        ("gemm", 3.0, 0.75),
+        ("n" * 200, 1.0, 0.25),
+    ]
+    assert files == {"trace": TRACE, "memory": MEMORY} and gzip.decompress((tmp_path / MEMORY).read_bytes()) == b"snapshot"
+    assert asked[-1] == {"enabled": None}
