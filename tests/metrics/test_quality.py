@@ -109,8 +109,19 @@ def test_what_is_no_number_is_null_with_a_reason() -> None:
     assert exact["psnr"].value is None and "exactly" in (exact["psnr"].reason or "") and exact["ssim"].value == pytest.approx(1)
     assert mean("f1", []).value is None and mean("f1", []).reason == "no sample was held out"
     assert mean("f1", [0.5]).low is None and mean("f1", [0.5]).value == 0.5
-    one = mean("f1", [0.0, 1.0, 1.0, 0.0])
-    assert one.high == pytest.approx(0.5 + 3.18245 * math.sqrt(1 / 3) / 2, rel=1e-5)  # Student's t for 3 degrees
+    one = mean("psnr", [20.0, 21.0, 21.0, 20.0])
+    assert one.high == pytest.approx(20.5 + 3.18245 * math.sqrt(1 / 3) / 2, rel=1e-5)  # Student's t for 3 degrees
+    assert mean("psnr", [20.0, 20.0]).low is None, "no spread, and no certainty from that"
+
+
+@pytest.mark.parametrize(
+    ("right", "of", "low", "high"),
+    [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (1, 10, 0.0179, 0.4042), (15, 148, 0.0624, 0.1605)],
+)
+def test_the_interval_of_a_share_is_wilson_s(right: int, of: int, low: float, high: float) -> None:
+    """The last are the values that Newcombe (1998, table I) gives, the others follow from the formula; none leaves 0 to 1."""
+    found = mean("exact_match", [1.0] * right + [0.0] * (of - right))
+    assert found.value == right / of and (found.low, found.high) == (pytest.approx(low, abs=1e-4), pytest.approx(high, abs=1e-4))
 
 
 @pytest.mark.parametrize(

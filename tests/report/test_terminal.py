@@ -109,6 +109,13 @@ def test_a_table_of_repeats_has_a_row_for_each_work_and_says_what_was_lost() -> 
     assert each.count("token/s") == 4 and "of the run's own window" in each
 
 
+def test_quality_holds_for_held_out_data_and_not_for_the_window() -> None:
+    record = make_record()
+    record.metrics["psnr"] = Metric(value=30.0, unit="dB", low=29.0, high=31.0, n=100)
+    words = flat(text_of(record_view(record), 200))
+    assert "PSNR 30.0 ± 1.0 dB" in words.replace("  ", " ") and "over the held-out data, after the last step" in words
+
+
 def test_a_profile_is_a_table_of_what_cost_most() -> None:
     costly = Costly(name="aten::mm <script>", calls=1234, seconds=0.25, share=0.5)
     profile = Profile(steps=3, micro_batches=12, seconds=0.6, costliest=[costly], reason="memory.pickle.gz: too large")

@@ -21,6 +21,8 @@ WINDOW, SIGMA = 11, 1.5
 SCALE_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 """Of MS-SSIM's five scales, the finest first: Wang et al. 2003, section 3.2."""
 _K1, _K2 = 0.01, 0.03
+_Z = 1.959964
+"""Quantile of the normal distribution for 95 %."""
 
 _HELD_OUT = "held-out data after the last step: 16 batches at most, all of it in a run by epochs; the interval is that of the sample"
 
@@ -76,14 +78,20 @@ DEFINITIONS: dict[str, MetricDefinition] = {
 
 
 def mean(name: str, values: Sequence[float], **more: Any) -> Metric:
-    """The metric ``name`` as the mean over held-out samples, with Student's 95 % interval of that sample."""
+    """The metric ``name`` as the mean over held-out samples, with the 95 % interval of that sample: Student's, and Wilson's for a share.
+
+    Samples that are all alike have no spread that would tell how others are: then Student's is not known.
+    """
     unit = DEFINITIONS[name].unit
     if not values or not all(map(math.isfinite, values)):
         reason = "an image was reproduced exactly or not at all, which is no finite number" if values else "no sample was held out"
         return Metric(value=None, unit=unit, reason=reason)
     value, n = fmean(values), len(values)
-    half = t_critical(0.975, n - 1) * stdev(values) / math.sqrt(n) if n > 1 else None
-    ends = {} if half is None else {"low": value - half, "high": value + half}
+    centre, half = value, t_critical(0.975, n - 1) * stdev(values) / math.sqrt(n) if n > 1 else 0.0
+    if set(values) <= {0.0, 1.0}:  # Wilson 1927: holds for few samples and for shares near 0 and 1, too
+        weight = _Z**2 / n
+        centre, half = (value + weight / 2) / (1 + weight), math.sqrt(weight * (value * (1 - value) + weight / 4)) / (1 + weight)
+    ends = {"low": centre - half, "high": centre + half} if half else {}
     return Metric(value=value, unit=unit, n=n, **ends, **more)
 
 

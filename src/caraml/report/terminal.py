@@ -13,6 +13,7 @@ from caraml.analysis.run_variation import INTERVAL
 from caraml.base.format import count, human, printable
 from caraml.metrics.definitions import title_of
 from caraml.metrics.model import Metric
+from caraml.metrics.quality import DEFINITIONS as QUALITY
 from caraml.power.model import WindowEnergy
 from caraml.report.grouping import Repeats, labels, node_only, repeated, single
 from caraml.report.numbers import flat, plain, written
@@ -281,6 +282,8 @@ def _over(record: Record, name: str) -> str:
     """Where on the clock a number holds: nearly all of them in the window."""
     if name in {"first_step_time", "time_to_first_step", "loss_first"}:
         return "time before the window"
+    if name in QUALITY or name == "loss_validation":
+        return "held-out data, after the last step"
     if name == "idle_power" and record.idle is not None:
         return f"idle window of {record.idle.duration_s:,.2f} s before the work and after it"
     of_epochs = name.startswith(("epoch_", "batch_time", "throughput_first", "throughput_later", "accuracy_", "staging_"))
