@@ -83,9 +83,10 @@ def test_the_hashes_are_of_the_pinned_versions() -> None:
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OWN_EXTRAS = {"docs", "test"}
 """For those who work on CARAML: the package itself imports nothing of them."""
-OPTIONAL = {"amdsmi", "nvidia", "pandas", "polars", "tables"}
+OPTIONAL = {"amdsmi", "nvidia", "pandas", "polars", "tables", "torchao"}
 """Imported by the package if the machine has them: AMD's and NVIDIA's own libraries (DALI) come with their drivers and containers; tables
-of pandas and polars are for those who use these anyway. Only pandas and PyTables have an extra, and no test needs them."""
+of pandas and polars are for those who use these anyway. Pandas with PyTables, and torchao for certain GPUs,
+have extras, and no test needs them."""
 PEERS = {"accelerate", "codecarbon", "jpwr", "optimum_benchmark", "zeus"}
 """Programs that bench/ runs CARAML beside; they live in environments of their own."""
 TOOLS = {"hatchling": "pyproject.toml", "mkdocs-material": "mkdocs.yml", "mypy": "Makefile", "ruff": "Makefile"}

@@ -356,8 +356,7 @@ def forward_passes(spec: Spec) -> Callable[[], object]:
         return _without_gradients(spec, scores)
     tokens = torch.randint(spec.params["vocab_size"], (spec.batch, spec.params["sequence_length"])).to(spec.device)
     if spec.peer == "nanogpt":
-        sys.path.insert(0, spec.path or "")
-        theirs = importlib.import_module("model")
+        theirs = _imported(Path(spec.path or "", "model.py"))
         sizes = {ours: spec.params[name] for ours, name in (("n_layer", "layers"), ("n_head", "heads"), ("n_embd", "width"))}
         network = theirs.GPT(theirs.GPTConfig(block_size=tokens.shape[1], vocab_size=spec.params["vocab_size"], dropout=0.0, **sizes))
     else:

@@ -228,8 +228,19 @@ def test_the_random_state_of_the_program_stays() -> None:
 def test_formats_that_a_device_lacks() -> None:
     with pytest.raises(EnvironmentUnfitError, match="tf32"):
         measure("arithmetic", "cpu", "tf32", budget_s=0.1)
-    with pytest.raises(InputError, match="unknown dtype of the matrix probe 'fp8'; known: bf16"):
-        measure("arithmetic", "cpu", "fp8", budget_s=0.1)  # type: ignore[arg-type]
+    with pytest.raises(EnvironmentUnfitError, match="fp8 exists on NVIDIA and AMD GPUs only"):
+        measure("arithmetic", "cpu", "fp8", budget_s=0.1)
+    with pytest.raises(InputError, match="unknown dtype of the matrix probe 'fp4'; known: bf16"):
+        measure("arithmetic", "cpu", "fp4", budget_s=0.1)  # type: ignore[arg-type]
+
+
+def test_fp8_products_are_those_of_a_gpu_in_that_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch multiplies them on a CPU, too, slowly: the call is right, its speed means nothing."""
+    monkeypatch.setitem(kernels._PRODUCTS, "gpu", ((64, 32, 16),))
+    (kernel,) = kernels.dense(torch.device("cpu"), "fp8")
+    out = kernel.make()()
+    assert isinstance(out, torch.Tensor) and (out.shape, out.dtype) == ((64, 16), torch.bfloat16)
+    assert kernel.amount == 2.0 * 64 * 32 * 16
 
 
 def test_this_machine_has_limits_that_can_be_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,7 +252,7 @@ def test_items_that_are_no_whole_number_of_the_host(tmp_path: Path, items: Any) 
 @pytest.mark.parametrize(
     ("told", "words"),
     [
-        ({"precision": "fp8"}, "precision: found \"fp8\", expected 'fp32'"),
+        ({"precision": "fp4"}, "precision: found \"fp4\", expected 'fp32'"),
         ({"params": {"net": object()}}, "text, numbers, lists and tables only"),
         ({"params": [1]}, "params: found \\[1\\]"),
         ({"item": ""}, "item: found"),

@@ -236,6 +236,13 @@ def accelerator_type() -> str | None:
     return found.type if found is not None and families.forced() in ("", "cpu", found.type) else None
 
 
+def device_lacks_fp8(device: torch.device) -> str | None:
+    """Why a GPU does not multiply matrices in fp8, or ``None`` if it does: NVIDIA's from Ada on do, AMD's from the MI300."""
+    gpu: Any = torch.cuda.get_device_properties(device)
+    fit = gpu.gcnArchName.startswith(("gfx94", "gfx95", "gfx12")) if torch.version.hip else (gpu.major, gpu.minor) >= (8, 9)
+    return None if fit else f"{gpu.name} has no units for it, which NVIDIA's GPUs have from compute capability 8.9 on, and AMD's from gfx94"
+
+
 def collectives(device: torch.device) -> str:
     """The library by which processes on such devices exchange tensors, as torch calls it.
 

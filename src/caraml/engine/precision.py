@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 
 from caraml.base.errors import EnvironmentUnfitError
+from caraml.engine.device import device_lacks_fp8
 from caraml.suite.model import Attention, Compile, Precision
 from caraml.system import host
 from caraml.system.families import family_of
 from caraml.system.model import UNITS, DType
 
-ARITHMETIC: dict[Precision, DType] = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"}
+ARITHMETIC: dict[Precision, DType] = {"fp32": "fp32", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 """Peak figure that the utilisation of each precision is compared with."""
 
-HALF: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
+HALF: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 """What autocast computes in."""
+_TILE = 16
+"""Sides that fp8 products take are multiples of this."""
 
 
 def check_precision(precision: Precision, device: torch.device, emulated: bool = False) -> None:
@@ -33,8 +38,27 @@ def check_precision(precision: Precision, device: torch.device, emulated: bool =
     family = family_of(device.type)
     if ARITHMETIC[precision] not in family.arithmetic:
         raise EnvironmentUnfitError(f"precision: found {precision!r}, which {device.type} devices lack", "ask for fp32 or bf16")
+    if precision == "fp8" and (lacking := device_lacks_fp8(device)) is not None:
+        raise EnvironmentUnfitError(f"precision: found 'fp8', but {lacking}", "ask for bf16")
+    if precision == "fp8" and find_spec("torchao") is None:
+        raise EnvironmentUnfitError("precision: found 'fp8', which needs the package torchao", "pip install 'caraml[fp8]', or ask for bf16")
     if precision in HALF and not torch.amp.is_autocast_available(device.type):
         raise EnvironmentUnfitError(f"precision: found {precision!r}; torch has no autocast for {device.type} devices", "ask for fp32")
+
+
+def compute_in_fp8(model: torch.nn.Module, **options: Any) -> None:
+    """Have the linear layers of a model's blocks multiply in fp8, forward and backward, each tensor scaled by its largest number; where a
+    side is no multiple of 16, a layer stays as it is. Parameters stay the same objects, in fp32. ``options`` go to torchao."""
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    def chosen(module: torch.nn.Module, name: str) -> bool:
+        return (
+            name.startswith("blocks.")
+            and isinstance(module, torch.nn.Linear)
+            and module.in_features % _TILE == module.out_features % _TILE == 0
+        )
+
+    convert_to_float8_training(model, config=Float8LinearConfig(**options), module_filter_fn=chosen)
 
 
 def check_graphs(compiled: Compile, device: torch.device) -> None:

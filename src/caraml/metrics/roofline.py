@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LIMIT_METRICS = ("memory_traffic", "arithmetic_intensity", "share_of_limit")
 SHARES = ("mfu", "mfu_measured", "hfu", "share_of_limit")
 """Metrics that are parts of a limit."""
-_HALVES = ("bf16", "fp16")
+_HALVES = ("bf16", "fp16", "fp8")
 Level = Literal["memory", "cache"]
 
 

@@ -417,8 +417,15 @@ def _contradiction(point: Point, params: BaseModel) -> str | None:
     if point.cuda_graphs and point.accumulation > 1 and point.mode != "inference":
         what = f"compile = {point.compile!r} replays CUDA graphs, and each overwrites the gradients of the micro-batch before"
         return f"{what}: {_NO_GRAPHS}, or micro_batch = {point.global_batch // point.dp}"
-    if point.precision == "tf32" and point.device_class == "cpu":
-        return "tf32 is an arithmetic of GPUs"
+    return _without_kernels(point)
+
+
+def _without_kernels(point: Point) -> str | None:
+    """Why nobody has kernels for the point's arithmetic or attention, or ``None``."""
+    if point.precision in ("tf32", "fp8") and point.device_class == "cpu":
+        return f"{point.precision} is an arithmetic of GPUs"
+    if point.precision == "fp8" and (point.workload != "gpt" or point.placement.split or point.params.get("backend") != "torch"):
+        return "fp8 is for the linear layers of workload gpt, backend torch, in whole copies: ask for bf16, or leave out tp, pp and fsdp"
     if point.knobs.attention in ("cudnn", "efficient") and point.device_class == "cpu":
         return f"the attention kernel {point.knobs.attention!r} is one of GPUs"
     return None

@@ -54,7 +54,7 @@ class Knobs(BaseModel):
         without_effect = {
             *(_OF_GPUS if device_class == "cpu" else _OF_CPUS),
             *(() if precision in emulates else ("emulated",)),
-            *(() if precision in ("bf16", "fp16") else ("half_residual",)),
+            *(() if precision in ("bf16", "fp16", "fp8") else ("half_residual",)),
         }
         given = {name: value for name, value in given.items() if name not in without_effect}
         return cls(**given)
@@ -73,7 +73,7 @@ class Knobs(BaseModel):
 Mode = Literal["train", "compute", "data", "inference"]
 """``train``: real input pipeline. ``compute``: batches already on the device. ``data``: the input pipeline alone. ``inference``: real
 input, forward passes only."""
-Stated = Literal["fp32", "tf32", "bf16", "fp16"]
+Stated = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 Precision = Stated | Literal["not stated"]
 NOT_STATED: Literal["not stated"] = "not stated"
 """Of a point that somebody else measured, or whose work is not CARAML's: nobody said."""
@@ -267,7 +267,9 @@ class _Asked(_Model):
         "`inference`: real input, forward passes only",
     )
     precision: Stated | list[Stated] | None = Field(
-        None, description="arithmetic of matrix products; `fp32` never uses TF32, `bf16` and `fp16` are autocast over fp32 weights"
+        None,
+        description="arithmetic of matrix products; `fp32` never uses TF32, `bf16` and `fp16` are autocast over fp32 weights; `fp8`: the "
+        "linear layers of a GPT's blocks in it, the rest in `bf16` (GPUs, needs caraml[fp8])",
     )
     compile: Compile | list[Compile] | None = Field(
         None,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["arithmetic", "memory", "cache"]
 """FLOP/s of dense kernels; bytes/s of streams over arrays far larger than any cache, and over arrays that lie in the last one."""
-_DTYPES = {"fp64": "float64", "fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_DTYPES = {"fp64": "float64", "fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn"}
 
 Shape = tuple[int, ...]
 _PRODUCTS: dict[str, tuple[Shape, ...]] = {
@@ -87,6 +87,10 @@ def dense(device: torch.device, dtype: DType) -> Iterator[Kernel]:
         return lambda: F.conv2d(x, weight, padding=1)
 
     products, layers, convolutions = _libraries(device, dtype)
+    if dtype == "fp8":
+        for shape in _PRODUCTS["gpu"]:
+            yield Kernel(products, "matrix product", shape, 2.0 * prod(shape), partial(_fp8_product, device, *shape))
+        return
     kind = "cpu" if device.type == "cpu" else "gpu"
     for shape in _PRODUCTS[kind]:
         yield Kernel(products, "matrix product", shape, 2.0 * prod(shape), partial(product, *shape))
@@ -95,6 +99,16 @@ def dense(device: torch.device, dtype: DType) -> Iterator[Kernel]:
     for images, channels, side in _CONVOLUTIONS[kind]:
         flops = 2.0 * 9 * images * channels**2 * side**2
         yield Kernel(convolutions, CONVOLUTION, (images, channels, side), flops, partial(convolution, images, channels, side))
+
+
+def _fp8_product(device: torch.device, m: int, k: int, n: int) -> Callable[[], object]:
+    """A product of fp8 numbers, scaled as a whole, into bf16. AMD's MI300 has a format of its own."""
+    import torch
+
+    own = device.type == "cuda" and getattr(torch.cuda.get_device_properties(device), "gcnArchName", "").startswith("gfx94")
+    number = torch.float8_e4m3fnuz if own else torch.float8_e4m3fn
+    a, b, one = _random((m, k), number, device), _random((n, k), number, device), torch.ones((), device=device)
+    return lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
 def _libraries(device: torch.device, dtype: DType) -> tuple[str, str | None, str]:
@@ -186,8 +200,8 @@ def check(device: torch.device, dtype: DType) -> None:
     if dtype not in _DTYPES:
         raise unknown_name("dtype of the matrix probe", dtype, _DTYPES)
     family = family_of(device.type)
-    if dtype == "tf32" and (device.type == "cpu" or dtype not in family.arithmetic):
-        raise EnvironmentUnfitError(f"tf32 exists on NVIDIA and AMD GPUs only, not on {device}", "ask for fp32")
+    if dtype in ("tf32", "fp8") and (device.type == "cpu" or dtype not in family.arithmetic):
+        raise EnvironmentUnfitError(f"{dtype} exists on NVIDIA and AMD GPUs only, not on {device}", "ask for fp32")
     if device.type != "cpu" and dtype not in family.arithmetic:
         raise EnvironmentUnfitError(f"{family.title}s have no {dtype}", "ask for fp32")
 

@@ -27,7 +27,15 @@ from caraml.engine.instruments import Instruments, quiet_baseline
 from caraml.engine.loop import Hooks, MeasuringLoop, Progress
 from caraml.engine.matmul import Products
 from caraml.engine.phases import PhaseLog, process_start
-from caraml.engine.precision import ARITHMETIC, check_graphs, check_precision, set_attention, set_deterministic, set_matmul_precision
+from caraml.engine.precision import (
+    ARITHMETIC,
+    check_graphs,
+    check_precision,
+    compute_in_fp8,
+    set_attention,
+    set_deterministic,
+    set_matmul_precision,
+)
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import Watch, make_step
 from caraml.engine.steps import Step
@@ -189,6 +197,8 @@ class Worker:
             knobs=point.knobs,
         )
         task = self._workload.build(context)
+        if point.precision == "fp8":
+            compute_in_fp8(task.model)
         if mesh is not None:
             from caraml.engine.parallel.divide import divide
 
