@@ -294,6 +294,47 @@ def test_a_point_runs_in_its_container(bench: Bench) -> None:
     assert "Read-only" in (job.folder / "denied").read_text() and not Path("/usr/of-the-host").exists()
 
 
+CHAIN = """
+name = "chain"
+title = "C"
+[[benchmark]]
+name = "second"
+workload = "command"
+needs = "first"
+params = { argv = ["cat", "{folder}/needed/kept"], metrics = { answer = { pattern = "(\\\\d+)", unit = "1" } } }
+[[benchmark]]
+name = "first"
+workload = "command"
+params = { argv = ["sh", "-c", 'sleep 2; echo 42 >"$0/kept"; exit {code}', "{folder}"], code = 0 }
+"""
+
+
+@pytest.mark.parametrize(("code", "pack"), [(0, 1), (3, 4)])
+def test_a_dependent_job_waits_and_is_not_run_where_the_other_failed(code: int, pack: int, bench: Bench) -> None:
+    """Left at once: nobody but Slurm sees to the order."""
+    bench.root.mkdir(exist_ok=True)
+    (bench.root / "chain.toml").write_text(CHAIN.replace("code = 0", f"code = {code}"))
+    (bench.root / "machine.toml").write_text(MACHINE)
+    words = ["run", "chain.toml", "--system", "./machine.toml", "--launcher", "slurm", "--pack", str(pack)]
+
+    def caraml(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "caraml", *words, *more]
+        return subprocess.run(command, cwd=bench.root, capture_output=True, text=True, timeout=180, check=False)
+
+    left = caraml("--detach")
+    assert left.returncode == 0, left.stdout + left.stderr
+    queued = subprocess.run(["squeue", "--noheader", "--format=%E"], capture_output=True, text=True, check=True).stdout
+    assert "afterok:" in queued, queued
+    taken = caraml("--no-report")
+    found = {one.point.benchmark: one for one in Store(bench.root / "caraml-results").records("chain")}
+    assert found.keys() == {"first", "second"}, taken.stdout + taken.stderr
+    if code == 0:
+        assert taken.returncode == 0 and found["second"].value("answer") == 42
+        return
+    assert taken.returncode == 1 and found["first"].status == "failed"
+    assert found["second"].status == "skipped" and (found["second"].reason or "").startswith("needs first code=3, which is failed: ")
+
+
 def test_a_campaign_is_left_and_taken_up_again(bench: Bench) -> None:
     """The command line from end to end: a machine's file, a suite, two calls."""
     bench.root.mkdir(exist_ok=True)

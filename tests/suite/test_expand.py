@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from caraml.base.errors import InputError, unknown_name
 from caraml.base.toml import FaultsError, parse_toml
+from caraml.campaign.settings import with_settings
 from caraml.suite.expand import Machine, Plan, SuitePart, expand, refuse_with_all_faults
 from caraml.suite.load import SuiteFile, catalog_suites, load_suite
 from caraml.suite.model import Measure, Point, Suite
@@ -233,6 +234,18 @@ def test_swept_parameters_are_part_of_the_label_and_not_of_the_key() -> None:
     assert [one.point.label for one in swept] == ["n width=1 a b8 fp32", "n width=2 b b8 fp32"]
     (alone,) = plan(HEAD + 'global_batch = 8\nparams = { width = 1, kind = "a" }\n').points
     assert alone.point.label == "n b8 fp32" and alone.point.key == swept[0].point.key
+
+
+def test_a_benchmark_that_set_makes_into_another_s_work_leaves_it_that_name() -> None:
+    def labels(*settings: str) -> list[str]:
+        file = with_settings(load_suite("llm"), ["global_batch=16", *settings], real_params_of)
+        return [one.point.label for one in expand(file, machine("gpu"), real_params_of).points]
+
+    assert labels("params.preset=800M") == ["gpt-800M b16 1x4 bf16 compiled"]
+    assert labels("params.preset=117M", "params.learning_rate=1e-3") == ["gpt-117M learning_rate=0.001 b16 1x4 bf16 compiled"]
+    assert labels("params.preset=30M") == ["gpt-117M preset=30M b16 1x4 bf16 compiled"], "what none is called says what it is"
+    swept = labels('params.preset=["117M", "800M"]')
+    assert [label.split(" b16")[0] for label in swept] == ["gpt-117M preset=117M", "gpt-117M preset=800M"]
 
 
 def test_measure_refuses_a_window_that_cannot_be() -> None:

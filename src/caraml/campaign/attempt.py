@@ -25,7 +25,7 @@ from caraml.base.files import write_file, write_new
 from caraml.base.format import human
 from caraml.engine.instruments import BUSY_SHARE, CpuTime, cpu_time_of_children, share_of_others
 from caraml.launch.base import Job, JobState, Launcher
-from caraml.launch.script import SCRIPT, Recipe
+from caraml.launch.script import SCRIPT, Recipe, link_to
 from caraml.metrics.definitions import unit_of
 from caraml.metrics.energy import ENERGY_METRICS
 from caraml.metrics.model import Metric
@@ -63,6 +63,8 @@ class PointTask:
     label: str
     light: Params | None
     """Parameters of a command that needs no worker."""
+    after: tuple[str, ...] = ()
+    """Handles of the jobs that have to succeed first."""
 
 
 @dataclass
@@ -217,7 +219,16 @@ def references(params: Params) -> list[str]:
     return [name for name, text in params.env.items() if is_reference(text)]
 
 
-def script(point: Point, params: Params, title: str, folder: str, suite_folder: str) -> str:
+def needed_by(campaign: Campaign, point: Point) -> Path | None:
+    """Folder of the newest attempt at the one point that another needs, for its script."""
+    if len(point.needs) != 1:
+        return None
+    folder = campaign.store.points.absolute() / point.needs[0]
+    folder /= str(max(attempts(folder) or (1,)))
+    return folder if campaign.options.elsewhere is None else campaign.options.elsewhere.path(folder)
+
+
+def script(point: Point, params: Params, title: str, folder: str, suite_folder: str, *, needed: Path | None = None) -> str:
     """The text of ``run.sh``. ``title`` says what it is, ``folder`` is the attempt's, absolute."""
     argv, env, cwd = filled_command(params, names_of(point, params, folder, suite_folder))
     if argv[0] in _shell_words():  # `time` and `echo` are programs, too: the shell's own are not meant
@@ -230,7 +241,7 @@ def script(point: Point, params: Params, title: str, folder: str, suite_folder: 
 set -u
 cd {shlex.quote(folder)} || exit
 {GATE}
-{exports}exec 3>>{STARTED} >>{LOG} 2>&1 </dev/null
+{link_to(needed)}{exports}exec 3>>{STARTED} >>{LOG} 2>&1 </dev/null
 cd {shlex.quote(cwd)} || exit
 begin=$EPOCHREALTIME
 {shlex.join(argv)} 3>&-
@@ -253,7 +264,7 @@ def files_of(campaign: Campaign, point: Point, folder: Path) -> dict[str, str]:
     elsewhere, suite_folder, site = campaign.options.elsewhere, campaign.suite_folder, campaign.system.site
     if params is not None and campaign.is_light(params):
         title = f"{point.label}; point {point.key}, attempt {folder.name}"
-        return {SCRIPT: script(point, params, title, str(folder.absolute()), suite_folder)}
+        return {SCRIPT: script(point, params, title, str(folder.absolute()), suite_folder, needed=needed_by(campaign, point))}
     home = folder.resolve() if elsewhere is None else elsewhere.path(folder)
     files: dict[str, str] = {}
     if params is not None:
@@ -264,7 +275,12 @@ def files_of(campaign: Campaign, point: Point, folder: Path) -> dict[str, str]:
     if campaign.launcher.slots is not None:  # it runs where it is started, whatever scheduler the machine has
         site = site.model_copy(update={"scheduler": None})
     cpu, kind = campaign.system.cpu, campaign.system.devices[0].kind
-    return {**files, SCRIPT: Recipe(point, home, cpu.usable_threads or cpu.threads or 1, site, kind, elsewhere is not None).text()}
+    return {
+        **files,
+        SCRIPT: Recipe(
+            point, home, cpu.usable_threads or cpu.threads or 1, site, kind, elsewhere is not None, needed_by(campaign, point)
+        ).text(),
+    }
 
 
 def ran(folder: str) -> Ran | None:

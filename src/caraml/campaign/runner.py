@@ -27,6 +27,7 @@ from caraml.campaign.attempt import (
     finish_attempt,
     hand_to,
     lacking,
+    needed_by,
     note_handle,
     ran,
     script,
@@ -47,7 +48,7 @@ from caraml.results.listing import Listing, command_of
 from caraml.results.record import FINAL, STOPPED, Record
 from caraml.results.status import DONE, ProgressReader
 from caraml.results.store import POINT, RECORD, Store, folder_name, latest_in, read_record
-from caraml.suite.expand import WHOLE, Plan, PlannedPoint, SuitePart, expand
+from caraml.suite.expand import WHOLE, Plan, PlannedPoint, SuitePart, expand, without_unmet
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import Point
 from caraml.system.detect import detect
@@ -125,6 +126,8 @@ class Campaign:
     _launched: bool = field(default=False, init=False)
     _queue: tuple[str, float, float] = field(default=("", 0.0, _QUEUE_SECONDS[0]), init=False)
     """What was said of a scheduler's queue, when to look at it again, and how long to wait after that."""
+    _needed: set[str] = field(default_factory=set, init=False)
+    """Folders of points that others need."""
     _told: tuple[int, float] = field(default=(0, 0.0), init=False)
     """Place in the queue for the device as it was told, and when; 0: none, -1: none yet."""
 
@@ -139,7 +142,7 @@ class Campaign:
         if self.options.too_large or self.options.only is not None:  # what is tried again was run before
             return plan
         reasons = too_large(self.system, [one.point for one in plan.points if one.skip is None and not self._has_run(one)])
-        return replace(plan, points=[replace(one, skip=one.skip or reasons.get(one.key)) for one in plan.points])
+        return replace(plan, points=without_unmet([replace(one, skip=one.skip or reasons.get(one.key)) for one in plan.points]))
 
     def _has_run(self, planned: PlannedPoint) -> bool:
         """Whether a point has shown what it needs of memory, or cannot have a memory plan."""
@@ -217,6 +220,7 @@ class Campaign:
         """Give every point its record; ``work`` is used up, so that ten thousand points are not kept twice."""
         self._waiting, self._busy, self._running, self._records = work, deque(), {}, {}
         self._total, self._pace, self._known = total, Pace(()), set()
+        self._needed = {name for one in work for name in one.planned.point.needs}
         try:
             with ExitStack() as stack:
                 self._heart = Heartbeat(self.store.root)
@@ -285,8 +289,16 @@ class Campaign:
         """Launch as many as the launcher takes."""
         slots = self.launcher.slots
         batch: list[tuple[PointTask, Path]] = []
-        while self._waiting and (slots is None or len(self._running) + len(batch) < slots):
+        for _ in range(len(self._waiting)):
+            if slots is not None and len(self._running) + len(batch) >= slots:
+                break
             work = self._waiting[0]
+            if any(one.name in work.planned.point.needs for one, _ in batch):  # it waits for their handles
+                self._submit(batch)
+                batch = []
+            if not self._may_start(work):
+                self._waiting.rotate(-1)
+                continue
             number = self._open(work, batch)
             if number is not None and work.planned.skip is None and not self._has_device(bool(batch)):
                 return
@@ -296,6 +308,29 @@ class Campaign:
                 batch.append((work, folder))
         if batch:
             self._submit(batch)
+
+    def _may_start(self, work: PointTask) -> bool:
+        """Whether what a point needs has ended, or is a scheduler's job; where it did not succeed, the point is to be skipped."""
+        if work.planned.skip is not None or not work.planned.point.needs:
+            return True
+        unsettled = {one.name for one in (*self._waiting, *self._busy)}.intersection(work.planned.point.needs)
+        running = {one.work.name: handle for handle, one in self._running.items() if one.work.name in work.planned.point.needs}
+        if unsettled or (running and self.launcher.slots is not None):
+            return False
+        work.after = tuple(running.values())
+        if (why := self._unmet(work)) is not None:
+            work.planned = replace(work.planned, skip=why)
+        return True
+
+    def _unmet(self, work: PointTask) -> str | None:
+        """Which point that another needs did not succeed, and does not run either."""
+        for name in set(work.planned.point.needs) - {one.work.name for one in self._running.values()}:
+            record = latest_in(self.store.points / name)
+            if record is None:
+                return f"needs {name}, which has no result: caraml run {self.options.file or self.suite.suite.name}"
+            if record.status != "ok":
+                return f"needs {record.point.label}, which is {record.status}: {record.reason or 'no reason is known'}"
+        return None
 
     def _has_device(self, ours: bool) -> bool:
         """Whether the machine's device is ours to use."""
@@ -389,7 +424,8 @@ class Campaign:
         files = {f"{CLAIM}1": str(self._heart.runner)}
         if work.light is not None and work.planned.skip is None:  # its record will have the point, and nobody else asks
             title = f"{work.label}; point {work.key}, attempt {attempt.name}"
-            return {**files, SCRIPT: script(work.planned.point, work.light, title, str(attempt.absolute()), self.suite_folder)}
+            point, needed = work.planned.point, needed_by(self, work.planned.point)
+            return {**files, SCRIPT: script(point, work.light, title, str(attempt.absolute()), self.suite_folder, needed=needed)}
         return {**files, POINT: work.planned.point.model_dump_json(indent=1)}
 
     def _write_files(self, point: Point, folder: Path) -> None:
@@ -416,7 +452,7 @@ class Campaign:
             (self._shells, [one for one in batch if one[0].light]),
             (self.launcher, [one for one in batch if not one[0].light]),
         ):
-            jobs = [self._job(work.planned.point, folder) for work, folder in some]
+            jobs = [self._job(work, folder) for work, folder in some]
             for (work, folder), handle in zip(some, launcher.submit(jobs) if jobs else [], strict=True):
                 self._running[handle] = self._running_point(work, folder, handle, launcher)
                 if work.light is None:  # the others announce themselves, and end in no time
@@ -424,9 +460,9 @@ class Campaign:
                     if self.device is not None:
                         self.device.runs(handle)
 
-    @staticmethod
-    def _job(point: Point, folder: Path) -> Job:
-        return Job(folder, folder / SCRIPT, point.nodes, point.devices, point.measure.timeout_seconds)
+    def _job(self, work: PointTask, folder: Path) -> Job:
+        point, awaited = work.planned.point, work.name in self._needed
+        return Job(folder, folder / SCRIPT, point.nodes, point.devices, point.measure.timeout_seconds, work.after, awaited)
 
     # -- watching ------------------------------------------------------------------------------------------------------
 
@@ -486,6 +522,8 @@ class Campaign:
             return
         if state.exit_code == 0:
             wait_until_visible(folder)
+        if state.state == "lost" and (why := self._unmet(work)) is not None:  # Slurm ends what waits for a job that failed
+            finish_attempt(work, folder, 1, "skipped", why)
         if state.state == "lost" and not (folder / "failure.json").exists():
             finish_attempt(work, folder, 1, "lost", state.reason or "its job is gone")
         finish_attempt(work, folder, state.exit_code or 0)

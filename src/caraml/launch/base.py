@@ -24,6 +24,10 @@ class Job:
     nodes: int
     devices: int
     timeout: float
+    after: tuple[str, ...] = ()
+    """Handles of jobs that must have succeeded first."""
+    awaited: bool = False
+    """Whether others may be submitted with this one in their ``after``."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +13,7 @@ from caraml.base.errors import InputError
 from caraml.launch.base import Elsewhere, Job, JobState, Launcher
 from caraml.launch.batch import SlurmOptions
 from caraml.launch.local import LocalLauncher
+from caraml.launch.script import join
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.store import RECORD
 from caraml.system.model import System
@@ -61,6 +64,11 @@ def launcher_of(handle: str, root: Path) -> Launcher:
     return LocalLauncher()
 
 
+def _number_of(folder: Path) -> str:
+    """Name of the shell variable that has the number of a printed job."""
+    return re.sub(r"\W", "_", f"job_{folder.parent.name}")
+
+
 class PrintLauncher:
     """Starts nothing: prints one command for each script. A handle is ``print:FOLDER``; a point counts as ended when it has its record.
 
@@ -82,8 +90,10 @@ class PrintLauncher:
             for job in jobs:
                 self.show(job.script)
         else:
-            for _, script in self._slurm.scripts(jobs):
-                self._show(shlex.join(self._slurm.command(script)))
+            for group, script in self._slurm.scripts(jobs):
+                after = [f"slurm:${_number_of(Path(handle.partition(':')[2]))}:" for handle in group[0].after]
+                line = join(self._slurm.command(script, [replace(group[0], after=tuple(after))]))
+                self._show(f"{_number_of(group[0].folder)}=$({line})" if group[0].awaited else line)
         return [f"print:{job.folder.resolve()}" for job in jobs]
 
     def poll(self, handles: Sequence[str]) -> Mapping[str, JobState]:

@@ -22,6 +22,8 @@ from caraml.system.site import Scheduler, Site
 from caraml.system.variables import SITE, check_name, concealed, loading
 
 SCRIPT = "run.sh"
+NEEDED = "needed"
+"""Link in an attempt's folder to that of the point that it needs."""
 
 _MEET = ".meet"
 _READABLE = 110
@@ -118,6 +120,8 @@ class Recipe:
     """Which GPUs a container has to show."""
     away: bool = False
     """Whether the script will run on a machine that has nothing of this one."""
+    needed: Path | None = None
+    """Folder of the attempt that the point builds on."""
 
     @property
     def python(self) -> str:
@@ -152,7 +156,7 @@ def _local(made: Recipe) -> str:
     return f"""#!/usr/bin/env bash
 {_title(made.point, made.folder)}
 cd {quoted} || exit
-{GATE}{_software(made)}
+{GATE}{link_to(made.needed)}{_software(made)}
 {folded(_inside(made))} >>{LOG} 2>&1
 code=$?
 
@@ -176,7 +180,7 @@ def _slurm(made: Recipe) -> str:
 cd {shlex.quote(str(folder))} || exit
 if [ -e {RECORD} ]; then echo "this attempt has its result already: $PWD/{RECORD}"; exit 0; fi
 {GATE}rm -f {EXIT} {FAILURE}  # left by a run of this job that was cut off
-{_software(made)}{_meeting(point, site)}
+{link_to(made.needed)}{_software(made)}{_meeting(point, site)}
 # What runs on each node. The warning is meant for the worker; the programs around it must survive it.
 node() {{
   trap '' USR1
@@ -207,6 +211,11 @@ fi
 echo "$code" >{EXIT}
 exit "$code"
 """
+
+
+def link_to(needed: Path | None) -> str:
+    """The line that gives the folder of a point that another needs a name beside the other's files."""
+    return "" if needed is None else f"ln -sfn ../../{shlex.quote(needed.parent.name)}/{needed.name} {NEEDED}\n"
 
 
 def _title(point: Point, folder: Path) -> str:
@@ -272,7 +281,7 @@ def _inside(made: Recipe) -> list[str]:
         command_of(point, folder, site.container.python),
         site.container.runtime,
         made.image,
-        binds=[*site.container.binds, str(folder)],
+        binds=[*site.container.binds, str(folder), *([str(made.needed)] if made.needed else [])],
         workdir=str(folder),
         gpus="cuda" if made.kind == "cuda" else "rocm" if made.kind == "rocm" else None,
         extra=[*site.container.extra, *passed],

@@ -17,7 +17,7 @@ from caraml.base.limits import tail
 from caraml.launch import batch, queue
 from caraml.launch.base import Elsewhere, Job, JobState
 from caraml.launch.batch import CANCELLED, EXIT, SLURM_LOG, SlurmOptions
-from caraml.launch.script import step_name
+from caraml.launch.script import Shell, step_name
 from caraml.results.finish import LOG
 from caraml.results.store import RECORD
 from caraml.system.site import Scheduler
@@ -61,7 +61,7 @@ class SlurmLauncher:
         handles: dict[Path, str] = {}
         deadline = self._clock() + self.options.patience_seconds
         for group, script in self.scripts(jobs):
-            number, refusal = self._sbatch(script, deadline)
+            number, refusal = self._sbatch(self.command(script, group), deadline)
             for index, job in enumerate(group):
                 if refusal is not None:
                     write_file(job.folder / REFUSED, refusal)
@@ -71,13 +71,17 @@ class SlurmLauncher:
     def scripts(self, jobs: Sequence[Job]) -> list[tuple[list[Job], Path]]:
         """The scripts to submit and the jobs in each; writes those of arrays and packs."""
         if self.options.pack > 1:
-            groups = batch.packs(jobs, self.scheduler.model_copy(update={"max_minutes": self._longest()}), self.options.pack)
+            alone, rest = ([job for job in jobs if bool(job.awaited or job.after) == alone] for alone in (True, False))
+            groups = [[job] for job in alone] + batch.packs(
+                rest, self.scheduler.model_copy(update={"max_minutes": self._longest()}), self.options.pack
+            )
             return [(group, group[0].script if len(group) == 1 else self._pack(group)) for group in groups]
         if self.options.one_at_a_time:
             return [([job], job.script) for job in jobs]
         kinds: dict[tuple[str, ...], list[Job]] = {}
         for job in jobs:
-            kinds.setdefault(batch.alike(job.script), []).append(job)
+            # Each that others wait for has a number of its own.
+            kinds.setdefault((*batch.alike(job.script), *job.after, *([str(job.folder)] if job.awaited else [])), []).append(job)
         limit = queue.array_limit(ask=self._asks) if any(len(alike) > 1 for alike in kinds.values()) else 1
         size = min(self.options.array_size, limit)
         groups = [alike[begin : begin + size] for alike in kinds.values() for begin in range(0, len(alike), size)]
@@ -89,10 +93,14 @@ class SlurmLauncher:
         longest = self.scheduler.max_minutes or (queue.minutes_of(self.scheduler.partition) if asks else None)
         return None if longest is None else int(longest)
 
-    def command(self, script: Path) -> list[str]:
-        """The command that submits a script."""
-        alone = ["--dependency=singleton", f"--job-name={self.options.name}"] if self.options.one_at_a_time else []
-        return ["sbatch", "--parsable", *alone, str(self._there(script))]
+    def command(self, script: Path, group: Sequence[Job] = ()) -> list[str]:
+        """The command that submits the script of a group of jobs. What waits for a job that fails is ended by Slurm."""
+        alone = self.options.one_at_a_time
+        first = dict.fromkeys(_job(handle) for job in group for handle in job.after)
+        waits = [*(["singleton"] if alone else []), *([":".join(["afterok", *first])] if first else [])]
+        options = [*([f"--dependency={','.join(waits)}"] if waits else []), *(["--kill-on-invalid-dep=yes"] if first else [])]
+        options = [Shell(f'"{option}"') if "$" in option else option for option in options]  # a number that is not known yet
+        return ["sbatch", "--parsable", *options, *([f"--job-name={self.options.name}"] if alone else []), str(self._there(script))]
 
     def check(self, text: str) -> str | None:
         """Slurm's own objection to a script; ``None`` when it would start it some day. Nothing is queued."""
@@ -104,14 +112,14 @@ class SlurmLauncher:
         done = queue.call(["sbatch", "--test-only"], text)
         return None if done.returncode == 0 else queue.complaint(done.stderr)
 
-    def _sbatch(self, script: Path, deadline: float) -> tuple[str | None, str | None]:
+    def _sbatch(self, command: list[str], deadline: float) -> tuple[str | None, str | None]:
         """The job's number, or why there is none. A controller that is down is waited for: it has certainly not taken the job."""
         while True:
-            done = queue.call(self.command(script))
+            done = queue.call(command)
             if done.returncode == 0:
                 return queue.last_line(done.stdout).split(";")[0], None
             if not queue.NO_CONTACT.search(done.stderr) or self._clock() > deadline:
-                return None, f"sbatch refused {script}: {queue.complaint(done.stderr)}"
+                return None, f"sbatch refused {command[-1]}: {queue.complaint(done.stderr)}"
             time.sleep(_RETRY_SECONDS)
 
     @staticmethod

@@ -234,7 +234,7 @@ def _not_ours(root: Path, place: str, who: str) -> InputError:
 
 def folder_name(point: Point) -> str:
     """Name of a point's folder."""
-    return f"{point.workload}-{point.key}"
+    return point.folder_name
 
 
 def latest_in(folder: Path) -> Record | None:

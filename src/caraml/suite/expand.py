@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -70,6 +70,8 @@ class PlannedPoint:
     skip: str | None = None
     key: str = ""
     """The point's key once it is known: a hash that is better taken once."""
+    changes: int = 0
+    """How many parameters of its benchmark are not as the file says, so that its name may be wrong."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,11 @@ class SuitePart:
         if not found:
             words = [f"--only {name}" for name in self.names] + [f"--where {text!r}" for text in self.where]
             raise InputError(f"no point of suite {file.suite.name} is meant by {' '.join(words)}", "caraml plan shows all of its points")
+        needed: set[str] = set()
+        for one in reversed(plan.points):
+            if one.key in found or one.point.folder_name in needed:
+                found |= {one.key}
+                needed |= set(one.point.needs)
         return found
 
 
@@ -137,17 +144,54 @@ def expand(file: SuiteFile, machine: Machine, params_of: ParamsOf, software_of: 
     points: list[PlannedPoint] = []
     faults: list[str] = []
     left_out = 0
-    for index, benchmark in enumerate(file.suite.benchmark):
-        expansion = _Expansion(file, index, benchmark, machine)
+    by_name: dict[str, list[PlannedPoint]] = {}
+    for index in _needed_first(file, faults):
+        benchmark = file.suite.benchmark[index]
+        needed = [one.point.folder_name for one in by_name.get(benchmark.needs or "", ())]
+        expansion = _Expansion(file, index, benchmark, machine, tuple(needed))
         planned, excluded = expansion.run(params_of, software_of)
         points += planned
+        by_name.setdefault(benchmark.name, []).extend(planned)
         if len(points) > POINTS:
             file.document.refuse([file.document.fault(("benchmark", index), len(points), f"at most {POINTS:,} points in a suite")])
         left_out += excluded
         faults += expansion.faults
     if faults:
         file.document.refuse(faults)
-    return Plan(_without_twins(points), left_out)
+    return Plan(without_unmet(_without_twins(points)), left_out)
+
+
+def without_unmet(points: list[PlannedPoint]) -> list[PlannedPoint]:
+    """The points, those skipped that need one which is skipped; what is needed stands before."""
+    unmet: dict[str, str] = {}
+    found = []
+    for one in points:
+        why = next((unmet[name] for name in one.point.needs if name in unmet), None)
+        found.append(one if why is None or one.skip else replace(one, skip=f"needs {why}"))
+        if skip := found[-1].skip:
+            unmet[one.point.folder_name] = f"{one.point.label}, which is skipped: {skip}"
+    return found
+
+
+def _needed_first(file: SuiteFile, faults: list[str]) -> list[int]:
+    """The benchmarks by their position, each after what it needs, else in their order; faults of `needs` are noted."""
+    every, document = file.suite.benchmark, file.document
+    order: list[int] = []
+    waiting = list(range(len(every)))
+    while waiting:
+        names = {every[index].name for index in waiting}
+        ready = [index for index in waiting if every[index].needs not in names]
+        if not ready:
+            expected = f"no circle: {', '.join(sorted(names))} wait for each other"
+            faults += [document.fault(("benchmark", index, "needs"), every[index].needs, expected) for index in waiting]
+            break
+        order += ready
+        waiting = [index for index in waiting if index not in ready]
+    for index, benchmark in enumerate(every):
+        if benchmark.needs is not None and benchmark.needs not in file.names:
+            guess = nearest(benchmark.needs, file.names)
+            faults.append(document.fault(("benchmark", index, "needs"), benchmark.needs, "the name of a benchmark of this suite", guess))
+    return order
 
 
 def refuse_with_all_faults(error: FaultsError, machine: Machine, params_of: ParamsOf) -> NoReturn:
@@ -180,9 +224,9 @@ def _line(fault: str) -> int:
 class _Expansion:
     """One benchmark's points, and the faults found on the way."""
 
-    def __init__(self, file: SuiteFile, index: int, benchmark: Benchmark, machine: Machine) -> None:
+    def __init__(self, file: SuiteFile, index: int, benchmark: Benchmark, machine: Machine, needs: tuple[str, ...]) -> None:
         self._suite, self._document = file.suite, file.document
-        self._benchmark, self._machine = benchmark, machine
+        self._benchmark, self._machine, self._needs = benchmark, machine, needs
         self._location: Location = ("benchmark", index)
         self._changed = file.changed[index] if file.changed else frozenset()
         self.faults: list[str] = []
@@ -223,8 +267,11 @@ class _Expansion:
                 excluded += 1
                 continue
             skip = _impossible(point, self._machine, params) or misfit(point, _shape(params))
+            if self._benchmark.needs is not None and not self._needs:
+                skip = f"needs {self._benchmark.needs}, of which there is no point on {self._machine.name}"
             names = {"variant": _variant(asked, values, self._changed)}
-            planned += [PlannedPoint(point.model_copy(update={**names, "repeat": repeat}), skip) for repeat in range(repeats)]
+            runs = [point.model_copy(update={**names, "repeat": repeat}) for repeat in range(repeats)]
+            planned += [PlannedPoint(one, skip, changes=len(self._changed)) for one in runs]
         return planned, excluded
 
     def _fault(self, location: Location, found: object, expected: str, guess: str | None = None) -> None:
@@ -339,6 +386,7 @@ class _Expansion:
             deterministic=values["deterministic"],
             profile=values["profile"],
             measure=measure,
+            needs=self._needs,
         )
 
     def _compiled(self, mode: Mode, params: BaseModel) -> Compile:
@@ -455,9 +503,10 @@ def _names(point: Point, machine: Machine) -> dict[str, Any]:
 
 
 def _without_twins(points: list[PlannedPoint]) -> list[PlannedPoint]:
-    """Each piece of work once, under the first benchmark that asks for it."""
+    """Each piece of work once, under the first benchmark that asks for it; work that ``--set`` made the same is the other's."""
     unique: dict[str, PlannedPoint] = {}
     for planned in points:
         key = planned.point.key
-        unique.setdefault(key, PlannedPoint(planned.point, planned.skip, key))
+        if key not in unique or planned.changes < unique[key].changes:
+            unique[key] = replace(planned, key=key)
     return list(unique.values())

@@ -176,6 +176,9 @@ class Point(_Model):
     repeat: int = 0
     profile: bool = Field(False, description="trace a few steps after the window")
     measure: Measure = Measure()
+    needs: tuple[Annotated[str, Field(pattern=r"^[^/.][^/]*-[0-9a-f]{16}$")], ...] = Field(
+        (), description="folders of points that go first"
+    )
 
     @property
     def world(self) -> int:
@@ -201,6 +204,8 @@ class Point(_Model):
     def key(self) -> str:
         """Hash of everything that decides the result; the names that people gave it do not."""
         content = self.model_dump(mode="json", exclude={"suite", "benchmark", "variant", "placement", "knobs"})
+        if not self.needs:
+            del content["needs"]
         # A later kind of placement, or a later knob, must not change the keys of points that do without it.
         if self.placement.split:
             content["placement"] = self.placement.model_dump(mode="json", exclude_defaults=True)
@@ -213,6 +218,11 @@ class Point(_Model):
             del content["global_batch"], content["micro_batch"]
         canonical = json.dumps({"method": METHOD_VERSION, **content}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    @property
+    def folder_name(self) -> str:
+        """Name of its folder among the results."""
+        return f"{self.workload}-{self.key}"
 
     @property
     def label(self) -> str:
@@ -317,6 +327,10 @@ class Benchmark(_Asked):
         "product", description="of swept lists, every combination, or one point for each position in lists of equal length"
     )
     where: list[str] = Field([], description="conditions on a combination; those that break one are not asked for")
+    needs: str | None = Field(
+        None,
+        description="benchmark of this suite that has to succeed first; if it is one point, `needed` is a link to its folder",
+    )
     on: dict[DeviceClass, Override] = Field({}, description="values that replace these on one class of device, `cpu` or `gpu`")
 
     def asked(self, device_class: DeviceClass) -> dict[str, Any]:
