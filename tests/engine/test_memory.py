@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from caraml.base.errors import InputError
-from caraml.engine.memory import kept_and_peaks, memory_plan, planned_of, smallest_that_fit
+from caraml.engine.memory import LiveBytes, kept_and_peaks, memory_plan, planned_of, smallest_that_fit
 from caraml.engine.ranks import Ranks
 from caraml.suite.model import Point
 from caraml.suite.placement import ModelShape, Placement
 from caraml.workloads.gpt import Params, config_of
 from caraml.workloads.gpt.division import stage_on_meta
+from caraml.workloads.gpt.model import CHUNK_BYTES
 from tests.conftest import MakePoint
 from tests.engine.parallel.training import measured_peak, train
 
@@ -114,6 +115,26 @@ def test_published_sizes_fit_where_they_were_trained(make_point: MakePoint) -> N
     (alone,) = smallest_that_fit(small, shape_of(small), 40e9, 4)
     assert alone.point.world == 1
     assert smallest_that_fit(small, shape_of(small), 1e6, 4) == []
+
+
+def test_the_loss_of_each_kind_of_device_is_planned_with_few_operators(make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that does not compile holds a chunk of bf16 logits in fp32 as well; to plan a CPU's ten rows at a time would take seconds."""
+    calls = [0]
+    dispatch = LiveBytes.__torch_dispatch__
+
+    def counted(*args: Any) -> Any:
+        calls[0] += 1
+        return dispatch(*args)
+
+    monkeypatch.setattr(LiveBytes, "__torch_dispatch__", counted)
+    plans = {}
+    for device, compiled in (("cpu", "off"), ("gpu", "off"), ("gpu", "default")):
+        point = gpt(
+            make_point, {"preset": "117M"}, micro_batch=16, global_batch=16, precision="bf16", device_class=device, compile=compiled
+        )
+        plans[device, compiled] = memory_plan(point).logits
+    assert CHUNK_BYTES / 2 < plans["gpu", "off"] - plans["gpu", "default"] < CHUNK_BYTES
+    assert plans["cpu", "off"] == plans["gpu", "default"] and 0 < calls[0] < 4000
 
 
 def test_another_workload_is_refused(make_point: MakePoint) -> None:

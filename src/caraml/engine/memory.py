@@ -28,7 +28,7 @@ from caraml.suite.placement import ModelShape, Placement, impossible
 from caraml.system.model import System
 from caraml.workloads.gpt import Params, config_of
 from caraml.workloads.gpt.division import layers_of_stage
-from caraml.workloads.gpt.model import Block, GPTConfig, Norm, chunked_loss
+from caraml.workloads.gpt.model import CHUNK_BYTES, Block, GPTConfig, Norm, linear_cross_entropy
 
 _FLOAT = 4
 _MOMENTS = 2
@@ -165,7 +165,8 @@ class _Micro:
     def of(cls, point: Point, config: GPTConfig) -> _Micro:
         """Found by running a layer and the loss on tensors without content."""
         placement = point.placement
-        return _run(config, point.micro_batch, placement.tp, placement.sp, HALF.get(point.precision))
+        in_parts = point.device_class == "cpu" or point.compile != "off"
+        return _run(config, point.micro_batch, placement.tp, placement.sp, HALF.get(point.precision), in_parts=in_parts)
 
     @staticmethod
     def in_flight(point: Point, rank: int) -> float:
@@ -183,7 +184,7 @@ class _Micro:
 
 
 @functools.cache
-def _run(config: GPTConfig, micro_batch: int, tp: int, sequence_parallel: bool, dtype: torch.dtype | None) -> _Micro:
+def _run(config: GPTConfig, micro_batch: int, tp: int, sequence_parallel: bool, dtype: torch.dtype | None, *, in_parts: bool) -> _Micro:
     T, C, part = config.sequence_length, config.width, tp if sequence_parallel else 1
     stream = dtype if config.half_residual else torch.float32
 
@@ -203,7 +204,9 @@ def _run(config: GPTConfig, micro_batch: int, tp: int, sequence_parallel: bool, 
         def loss() -> torch.Tensor:
             hidden = torch.cat([norm(x)] * part, dim=1)
             if tp == 1:
-                return chunked_loss(head, hidden, targets)
+                # A CPU's parts are far smaller, and a kernel of the compiler's holds none; so many of them are quick to count.
+                cached = CHUNK_BYTES // 16 if in_parts else CHUNK_BYTES
+                return linear_cross_entropy(hidden.flatten(0, 1), head.weight, targets.flatten(), cached_bytes=cached)
             logits = head(hidden).flatten(0, 1).float()  # what torch's loss_parallel does, one operator after the other
             shifted = logits - logits.amax(-1, keepdim=True)
             log_probabilities = shifted - shifted.exp().sum(-1, keepdim=True).log()

@@ -39,7 +39,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0917  -- torch calls it by position; (N, C), (V, C), (N,) -> ()
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, dtype: torch.dtype
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, rows: int, at_a_time: int, dtype: torch.dtype
     ) -> Tensor:
         x, w = hidden.to(dtype), weight.to(dtype)
         slope_hidden = torch.empty_like(x)
@@ -48,7 +48,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, x.shape[0], rows):
             chunk = slice(start, start + rows)
             h = x[chunk]
-            slope = _slopes(h, w, targets[chunk, None], total)
+            slope = _slopes(h, w, targets[chunk, None], total, at_a_time)
             slope_hidden[chunk] = slope @ w  # (rows, C)
             product = slope.t() @ h  # (V, C)
             slope_weight = product.float() if slope_weight is None else slope_weight.add_(product)
@@ -57,17 +57,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total / hidden.shape[0]
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         slope_hidden, slope_weight = ctx.saved_tensors
         factor = grad_outputs[0].float() / slope_hidden.shape[0]
         hidden_dtype, weight_dtype = ctx.dtypes
-        return (slope_hidden.float() * factor).to(hidden_dtype), (slope_weight * factor).to(weight_dtype), None, None, None
+        return (slope_hidden.float() * factor).to(hidden_dtype), (slope_weight * factor).to(weight_dtype), None, None, None, None
 
 
-def _slopes(hidden: Tensor, weight: Tensor, targets: Tensor, total: Tensor) -> Tensor:
+def _slopes(hidden: Tensor, weight: Tensor, targets: Tensor, total: Tensor, at_a_time: int) -> Tensor:
     """Slopes of a chunk's losses by its logits (rows, V), probabilities less the target's one; the losses are added to ``total``.
 
-    They take the logits' memory, a few rows at a time: a CPU's cache then holds those until all passes over them are done. Compiled, all
+    They take the logits' memory, some rows at a time: a CPU's cache then holds those until all passes over them are done. Compiled, all
     passes become one kernel that reads the logits and writes the slopes; for that the target's one is compared, not scattered, which would
     force slopes in float32 to memory.
     """
@@ -79,8 +79,7 @@ def _slopes(hidden: Tensor, weight: Tensor, targets: Tensor, total: Tensor) -> T
         total += (normaliser.log() + highest - scores.gather(1, targets)).sum()
         chosen = torch.arange(logits.shape[1], device=logits.device) == targets  # (rows, V)
         return ((scores - highest).exp() / normaliser - chosen.float()).to(logits.dtype)
-    rows = _rows_in_cache(logits)
-    for part, y in zip(logits.split(rows), targets.split(rows), strict=True):
+    for part, y in zip(logits.split(at_a_time), targets.split(at_a_time), strict=True):
         scores = part.float()
         scores -= scores.amax(dim=-1, keepdim=True)
         total -= scores.gather(1, y).sum()
@@ -93,19 +92,12 @@ def _slopes(hidden: Tensor, weight: Tensor, targets: Tensor, total: Tensor) -> T
     return logits
 
 
-def _rows_in_cache(logits: Tensor) -> int:
-    """Rows of which each thread of a CPU works on a part that fits into its cache; all at once on accelerators."""
-    if logits.device.type != "cpu":
-        return len(logits)
-    return max(1, CACHED_BYTES * torch.get_num_threads() // (4 * logits.shape[1]))
-
-
-def _loss_alone(x: Tensor, w: Tensor, targets: Tensor, rows: int) -> Tensor:
+def _loss_alone(x: Tensor, w: Tensor, targets: Tensor, rows: int, at_a_time: int) -> Tensor:
     """The loss where nobody asks for gradients: a third of the products."""
     total = torch.zeros((), dtype=torch.float32, device=x.device)
     for start in range(0, x.shape[0], rows):
         chunk = slice(start, start + rows)
-        _slopes(x[chunk], w, targets[chunk, None], total)
+        _slopes(x[chunk], w, targets[chunk, None], total, at_a_time)
     return total / x.shape[0]
 
 
@@ -117,21 +109,29 @@ def _rows_of_chunk(count: int, most: int) -> int:
     return next((rows for rows in even if count % rows == 0), max(even, default=max(1, most)))
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Tensor:
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk_bytes: int = CHUNK_BYTES, cached_bytes: int | None = None
+) -> Tensor:
     """Mean cross-entropy of ``hidden @ weight.T`` against ``targets``, a chunk of rows at a time.
 
     Shapes: ``hidden`` (N, C), ``weight`` (V, C), ``targets`` (N,) int64; returns a float32 scalar. Under autocast the products run in
-    autocast's type; softmax and sums are float32 always. Without gradient mode only the loss is computed. Torch's own chunked loss
-    needs a newer release than this package asks for, and leaves compiled graphs.
+    autocast's type; softmax and sums are float32 always. Without gradient mode only the loss is computed. ``cached_bytes`` of a chunk's
+    logits go through the softmax at a time: if not given, what fits into the cache of a CPU, and the chunk on an accelerator. Torch's own
+    chunked loss needs a newer release than this package asks for, and leaves compiled graphs.
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    rows = _rows_of_chunk(hidden.shape[0], chunk_bytes // (4 * weight.shape[0]))
+    row_bytes = 4 * weight.shape[0]
+    rows = _rows_of_chunk(hidden.shape[0], chunk_bytes // row_bytes)
+    if cached_bytes is None:
+        in_parts = kind == "cpu" and not torch.compiler.is_compiling()
+        cached_bytes = CACHED_BYTES * torch.get_num_threads() if in_parts else chunk_bytes
+    at_a_time = max(1, cached_bytes // row_bytes)
     wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     with torch.autocast(kind, enabled=False):
         if not wanted:
-            return _loss_alone(hidden.to(dtype), weight.to(dtype), targets, rows)
-        return _LinearCrossEntropy.apply(hidden, weight, targets, rows, dtype)
+            return _loss_alone(hidden.to(dtype), weight.to(dtype), targets, rows, at_a_time)
+        return _LinearCrossEntropy.apply(hidden, weight, targets, rows, at_a_time, dtype)
 
 
 Recompute = Literal["off", "selective", "full"]
