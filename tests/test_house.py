@@ -109,7 +109,7 @@ LINES = {
     "campaign": 1_743,
     "cli": 1_509,
     "data": 850,
-    "engine": 3_719,
+    "engine": 3_722,
     "launch": 1_750,
     "metrics": 1_638,
     "power": 5_250,
