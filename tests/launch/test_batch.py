@@ -22,7 +22,7 @@ from caraml.launch.script import write_script
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.finish import finish
 from caraml.results.store import RECORD, Store, read_record
-from caraml.suite.model import Measure
+from caraml.suite.model import Knobs, Measure
 from caraml.system.catalogue import list_systems
 from caraml.system.site import Container, Network, Scheduler, Site, Software
 from tests.conftest import MakePoint
@@ -65,6 +65,8 @@ def test_a_script_has_everything_that_the_site_says(tmp_path: Path, make_point: 
     srun = next(line for line in text.replace(" \\\n ", "").splitlines() if line.startswith("srun "))
     assert {"--nodes=4", "--ntasks=4", "--cpu-bind=mask_cpu:0xff", "--gres=gpu:4", "--mpi=pmi2"} <= set(srun.split())
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    bound = script(tmp_path, make_point(device_class="gpu", nodes=4, devices=4, global_batch=64, knobs=Knobs(affinity="compact")))
+    assert "--cpu-bind=none" in bound and "mask_cpu" not in bound and "\nexport OMP_PROC_BIND=close\n" in bound
 
 
 @pytest.mark.parametrize(("state", "ended"), [("COMPLETING", True), ("PENDING", True), ("RUNNING", False), ("", False)])

@@ -51,6 +51,24 @@ def test_knobs_are_swept_like_everything_else() -> None:
     assert [planned.point.knobs.attention for planned in conditioned] == ["math"]
 
 
+def test_affinity_is_swept_and_told_to_processes_threads_and_slurm(make_point: MakePoint) -> None:
+    points = [planned.point for planned in plan('affinity = ["auto", "compact", "spread", "none"]')]
+    assert [point.label.removeprefix("n b8 fp32").strip() for point in points] == [
+        "", "affinity=compact", "affinity=spread", "affinity=none",
+    ]  # fmt: skip
+    told = [{name: value for name, value in environment_of(point, 8).items() if name.startswith(("OMP_P", "CARAML_"))} for point in points]
+    assert told == [
+        {},
+        {"CARAML_AFFINITY": "compact", "OMP_PROC_BIND": "close", "OMP_PLACES": "cores"},
+        {"CARAML_AFFINITY": "spread", "OMP_PROC_BIND": "spread", "OMP_PLACES": "cores"},
+        {"CARAML_AFFINITY": "none", "OMP_PROC_BIND": "false"},
+    ]
+    program = make_point(workload="command", knobs=Knobs(affinity="spread"))
+    assert environment_of(program, 8)["SLURM_DISTRIBUTION"] == "block:cyclic" and program.label.endswith("affinity=spread")
+    with pytest.raises(InputError, match=r"(?s)affinity.*packed"):
+        plan('affinity = "packed"')
+
+
 def test_a_point_that_changes_no_knob_has_the_key_of_one_that_never_heard_of_them(
     make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

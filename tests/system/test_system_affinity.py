@@ -220,6 +220,53 @@ print(json.dumps(affinity.bind(0, 2, "m")))
     assert done["cpus"] == str(cpu)
 
 
+def test_compact_and_spread_divide_the_node_differently(tree: Tree) -> None:
+    here = cores(set(range(16)), tree(numa_host(sockets=2, nodes=2, cores=4)))
+
+    def divided(wanted: str, processes: int) -> list[str]:
+        return [cpu_list([cpu for core in one for cpu in core.cpus]) for one in affinity._RULES[wanted](here, processes)]
+
+    assert divided("compact", 2) == ["0-7", "8-15"]
+    assert divided("spread", 2) == ["0,2,4,6,8,10,12,14", "1,3,5,7,9,11,13,15"]
+    assert divided("spread", 3) == ["0,3,6,9,12", "1,4,7,10,13", "2,5,8,11,14"]
+    assert divided("compact", 17) == divided("spread", 17) == []
+
+
+@needs_two_cores
+@pytest.mark.parametrize(("wanted", "binds"), [("compact", "close"), ("spread", "spread"), ("none", "false")])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_openmp_s_threads_are_where_the_point_wants_them(wanted: str, binds: str, processes: int) -> None:
+    """As a worker does it: bound before torch is loaded, described after, with a team of threads that has computed."""
+    code = f"""
+import json, os
+from caraml.system import affinity
+affinity.bind_early()
+import torch
+early = sorted(os.sched_getaffinity(0))
+done = affinity.bind(0, {processes}, "m")
+usable = affinity.usable_cpus({processes})
+torch.set_num_threads(usable)
+torch.randn(4_000_000).sin().sum()
+print(json.dumps([early, done | affinity.as_found(), usable]))
+"""
+    places = {} if wanted == "none" else {"OMP_PLACES": "cores"}
+    own = {affinity.WANTED: wanted, "OMP_PROC_BIND": binds, **places, "OMP_NUM_THREADS": "2", "LOCAL_WORLD_SIZE": str(processes)}
+    environment = {name: value for name, value in os.environ.items() if name != affinity.SWITCH} | own
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    early, said, usable = json.loads(done.stdout)
+    job = os.sched_getaffinity(0)
+    if wanted == "none":
+        assert said["reason"] == 'affinity = "none"' and set(said["threads"]) == {cpu_list(job)} == {said["found"]} and set(early) == job
+        return
+    mine = job if processes == 1 else cpu_numbers(said["cpus"])
+    assert len(early) == 1, "OpenMP has bound the thread that loaded it"
+    assert said["found"] == cpu_list(mine), "and got it back, or every process that it starts would have one core"
+    assert usable == len(mine) == len(job) // processes
+    assert said["bound"] == (processes > 1) and (said["rule"] or "").startswith(wanted if processes > 1 else "")
+    if processes == 1:
+        assert any(len(cpu_numbers(one)) < len(job) for one in said["threads"]), said["threads"]
+
+
 @needs_two_cores
 def test_threads_that_run_already_are_bound_too() -> None:
     code = """

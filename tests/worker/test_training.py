@@ -8,19 +8,21 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import pytest
 
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import StepRow, StepTable
 from caraml.engine.summary import RankSummary
+from caraml.launch.script import environment_of
 from caraml.metrics.model import Facts, Peak
 from caraml.results.files import read_table
 from caraml.results.finish import finish
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
-from caraml.suite.model import Measure, Point
+from caraml.suite.model import Knobs, Measure, Point
+from caraml.system.files import cpu_numbers
 from caraml.verify import workload as known
 from caraml.verify.device import PEAK_FLOPS
 from caraml.verify.energy import energy_claims
@@ -84,6 +86,21 @@ def test_two_ranks_double_the_rate(tmp_path: Path, make_point: MakePoint) -> Non
     first, second = both.environment["affinity"]
     assert first["cpus"] != second["cpus"] or first["reason"], "on cores of their own, or a reason why not"
     assert [rank["reason"] for rank in alone.environment["affinity"]] == ["one process alone may use every CPU of the job"]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+@pytest.mark.parametrize("wanted", ["compact", "spread", "none"])
+def test_ranks_run_where_the_point_wants_them(wanted: Literal["compact", "spread", "none"], tmp_path: Path, make_point: MakePoint) -> None:
+    point = make_point(params={"step_seconds": 0.02}, devices=2, global_batch=8, knobs=Knobs(affinity=wanted))
+    record = run(tmp_path, point, **environment_of(point, 2))
+    ranks = record.environment["affinity"]
+    assert isinstance(ranks, list)
+    assert [rank["found"] for rank in ranks] == [rank["cpus"] for rank in ranks], "as the kernel has it, and not as it was wanted"
+    if wanted == "none":
+        assert [rank["reason"] for rank in ranks] == ['affinity = "none"'] * 2
+    else:
+        assert ranks[0]["bound"] and not cpu_numbers(ranks[0]["found"]) & cpu_numbers(ranks[1]["found"])
+    assert record.environment["variables"]["OMP_PROC_BIND"] in ("close", "spread", "false")
 
 
 def test_the_slow_rank_sets_the_pace(tmp_path: Path, make_point: MakePoint) -> None:

@@ -17,6 +17,7 @@ from caraml.results.claim import GATE
 from caraml.results.finish import FAILURE, LOG
 from caraml.results.store import RECORD
 from caraml.suite.model import Point
+from caraml.system import affinity
 from caraml.system.model import DeviceKind
 from caraml.system.site import Scheduler, Site
 from caraml.system.variables import SITE, check_name, concealed, loading
@@ -68,7 +69,21 @@ def environment_of(point: Point, threads: int, kind: DeviceKind = "cpu") -> dict
         variables |= _KEEP_BLOCKS if point.knobs.keep_freed_memory else {}
     elif point.deterministic:
         variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # what cuBLAS needs to give the same bits every time
-    return variables | (_rocm(point) if kind == "rocm" and point.workload != "command" else {})
+    return variables | _affinity(point) | (_rocm(point) if kind == "rocm" and point.workload != "command" else {})
+
+
+def _affinity(point: Point) -> dict[str, str]:
+    """What binds the processes and OpenMP's threads of a point; processes of a program are those of its own steps, bound by Slurm."""
+    wanted = point.knobs.affinity
+    if wanted == "auto":
+        return {}
+    variables = {affinity.WANTED: wanted, "OMP_PROC_BIND": {"compact": "close", "spread": "spread", "none": "false"}[wanted]}
+    if wanted != "none":
+        variables["OMP_PLACES"] = "cores"
+    if point.workload == "command":
+        variables["SLURM_CPU_BIND"] = "none" if wanted == "none" else "cores"
+        variables |= {} if wanted == "none" else {"SLURM_DISTRIBUTION": "block:block" if wanted == "compact" else "block:cyclic"}
+    return variables
 
 
 def _python_path() -> dict[str, str]:
@@ -315,7 +330,8 @@ def _srun(point: Point, folder: Path, site: Site, gpu: bool) -> str:
         return ""
     options = [f"--nodes={point.nodes}", f"--ntasks={point.nodes}", "--ntasks-per-node=1", "--export=ALL", "--kill-on-bad-exit=1"]
     options += [f"--job-name={step_name(folder)}", Shell('--cpus-per-task="$cpus"')]
-    options += [f"--cpu-bind={scheduler.cpu_bind}"] if scheduler.cpu_bind else []
+    bind = scheduler.cpu_bind if point.knobs.affinity == "auto" else "none"  # one task has the whole node; its processes bind themselves
+    options += [f"--cpu-bind={bind}"] if bind else []
     options += batch.gpus(scheduler, point.devices) if gpu else []
     return folded(["srun", *options, *scheduler.srun_extra]) + " "
 

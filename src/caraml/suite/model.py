@@ -20,6 +20,7 @@ from caraml.system.model import DeviceClass
 
 Attention = Literal["auto", "flash", "cudnn", "efficient", "math"]
 Matmul = Literal["auto", "mkl", "onednn"]
+Binding = Literal["auto", "compact", "spread", "none"]
 
 _OF_CPUS = ("keep_freed_memory", "matmul")
 _OF_GPUS = ("convolution_search",)
@@ -43,6 +44,11 @@ class Knobs(BaseModel):
     )
     matmul: Matmul = Field(
         "auto", description="CPUs: library of fp32 matrix products, torch's BLAS or oneDNN; `auto`: the faster by the point's own products"
+    )
+    affinity: Binding = Field(
+        "auto",
+        description="which cores processes and threads run on: `auto`, processes near their devices; `compact`, each in a block of "
+        "neighbouring cores, threads side by side; `spread`, cores and threads dealt out over the node; `none`, where the kernel likes",
     )
     emulated: bool = Field(False, description="CPUs: allow a `precision` that the CPU only emulates, up to 200 times slower than fp32")
 
@@ -230,7 +236,8 @@ class Point(_Model):
         if self.workload == "command":
             own = [f"{name}={value}" for name, value in self.params.items() if name not in COMMAND_KEYS]
             batch = [f"b{self.global_batch}"] if self.global_batch > 1 else []
-            return " ".join([self.benchmark, *own, *batch, *([f"#{self.repeat + 1}"] if self.repeat else [])])
+            bound = [self.knobs.label] if self.knobs.affinity != "auto" else []
+            return " ".join([self.benchmark, *own, *batch, *bound, *([f"#{self.repeat + 1}"] if self.repeat else [])])
         if self.workload == OWN_LOOP:
             own = [f"{name}={value}" for name, value in self.params.items() if name != "name"]
             stated = [self.precision] if self.precision != NOT_STATED else []
@@ -293,6 +300,7 @@ class _Asked(_Model):
     convolution_search: bool | list[bool] | None = None
     half_residual: bool | list[bool] | None = None
     matmul: Matmul | list[Matmul] | None = None
+    affinity: Binding | list[Binding] | None = None
     emulated: bool | list[bool] | None = None
     global_batch: Count | list[Count] | None = Field(None, description="samples per optimizer step over all devices")
     accumulation: Count | list[Count] | None = Field(

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from caraml.system.files import cpu_list
 from caraml.system.model import System
 from caraml.system.topology import ROOT, Core, cores, device_affinity, neighbours
 
+WANTED = "CARAML_AFFINITY"
+"""Environment variable of a point's script: ``compact``, ``spread`` or ``none``; anything else is ``auto``."""
 SWITCH = "CARAML_BIND"
 """Environment variable: ``off`` leaves every process where the launcher put it."""
 _BY_NUMA = "contiguous blocks of physical cores, NUMA node by NUMA node"
@@ -47,14 +49,20 @@ def bind(local_rank: int, processes_on_node: int, system: System | str, environ:
     """Bind this process, with every thread that it has, to its part of the node; what was done, for the record.
 
     Points of one process keep all CPUs, and a process that its launcher has bound (its mask is not its parent's) is left there.
-    ``system`` is this machine, or the name of its description: see :func:`here`.
+    ``system`` is this machine, or the name of its description: see :func:`here`; the rules of :data:`WANTED` do without it.
     """
-    mask = topology.mask()
+    wanted, mask = environ.get(WANTED, ""), topology.job_mask()
     done: dict[str, Any] = {"bound": False, "cpus": cpu_list(mask), "numa_nodes": _nodes(mask), "rule": None, "reason": None}
     done["reason"] = _why_not(processes_on_node, mask, environ)
     if done["reason"]:
+        if wanted in _RULES and mask:  # its OpenMP has bound the calling thread to the first core, and all that it starts
+            topology.set_mask(mask)
         return done
-    planned, rule = plan(processes_on_node, here(system) if isinstance(system, str) else system, mask)
+    if wanted in _RULES:
+        planned, rule = _RULES[wanted](cores(mask), processes_on_node), _BY_RULE[wanted]
+        rule = rule if planned else f"{processes_on_node} processes would share {len(cores(mask))} cores"
+    else:
+        planned, rule = plan(processes_on_node, here(system) if isinstance(system, str) else system, mask)
     if not planned:
         return done | {"reason": rule}
     cpus = {cpu for core in planned[local_rank] for cpu in core.cpus}
@@ -63,6 +71,22 @@ def bind(local_rank: int, processes_on_node: int, system: System | str, environ:
     except OSError as error:
         return done | {"reason": f"the kernel refuses: {error.strerror}"}
     return done | {"bound": True, "cpus": cpu_list(cpus), "numa_nodes": _nodes(cpus), "rule": rule}
+
+
+def bind_early(environ: Mapping[str, str] = os.environ) -> None:
+    """Bind this process by the rule that its point asks for, if any, before torch is loaded: OpenMP lays its places out over the mask that
+    it finds then. :func:`bind` says later what was done, and gives the calling thread, which OpenMP binds to one core, the others back."""
+    if environ.get(WANTED) in _RULES:
+        bind(int(environ.get("LOCAL_RANK", "0")), int(environ.get("LOCAL_WORLD_SIZE", "1")), "", environ)
+
+
+def as_found() -> dict[str, Any]:
+    """Which CPUs the kernel lets this process's main thread run on now, and how many of its threads have each mask."""
+    try:
+        masks = [cpu_list(os.sched_getaffinity(int(task.name))) for task in Path("/proc/self/task").iterdir()]
+        return {"found": cpu_list(os.sched_getaffinity(os.getpid())), "threads": {one: masks.count(one) for one in sorted(set(masks))}}
+    except (OSError, AttributeError):  # a thread has ended meanwhile, or the system has no masks
+        return {"found": cpu_list(topology.mask()), "threads": None}
 
 
 def where_it_runs(local_rank: int, processes_on_node: int, seconds: float = 0.1) -> dict[str, Any]:
@@ -99,6 +123,8 @@ def here(name: str) -> System:
 def _why_not(processes: int, mask: Set[int], environ: Mapping[str, str]) -> str | None:
     if environ.get(SWITCH, "").strip().lower() == "off":
         return f"{SWITCH}=off"
+    if environ.get(WANTED) == "none":
+        return 'affinity = "none"'
     if processes < 2:
         return "one process alone may use every CPU of the job"
     if not mask:
@@ -162,6 +188,17 @@ def _blocks(cores: list[Core], count: int) -> list[list[Core]]:
         return [node[i * within : (i + 1) * within] for node in nodes for i in range(per_node)]
     return [cores[i * size : (i + 1) * size] for i in range(count)]
 
+
+def _dealt(cores: list[Core], count: int) -> list[list[Core]]:
+    """Cores by turns, as many to each: every process has some of every NUMA node."""
+    return [cores[i::count][: len(cores) // count] for i in range(count)] if len(cores) >= count else []
+
+
+_RULES: dict[str, Callable[[list[Core], int], list[list[Core]]]] = {
+    "compact": lambda cores, count: _blocks(cores, count) if len(cores) >= count else [],
+    "spread": _dealt,
+}
+_BY_RULE = {"compact": f"compact: {_BY_NUMA}", "spread": "spread: physical cores by turns, over all NUMA nodes"}
 
 if __name__ == "__main__":
     sys.stdout.write(json.dumps(where_it_runs(*map(int, sys.argv[1:]))))

@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 
 from caraml.base.locks import keep_temporary_files_private
+from caraml.system.affinity import bind_early
 
 keep_temporary_files_private()  # before torch is imported: it looks once
+bind_early()  # likewise: its OpenMP looks once
 from caraml.worker.training import main  # noqa: E402
 
 main(Path(sys.argv[1]))

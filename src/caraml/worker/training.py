@@ -117,7 +117,7 @@ class Worker:
             mine.damaged = task.damaged() if task.damaged is not None else {}
             if tracer is None:
                 opened.close()
-            mine.host_memory, mine.affinity = CpuDevice().peak_memory(), self._affinity
+            mine.host_memory, mine.affinity = CpuDevice().peak_memory(), self._affinity | affinity.as_found()
             run = (run_began, time.monotonic())
             with self.log.phase("idle_after"):
                 quiet_baseline(ranks, self._instruments, self.point.measure.idle_seconds)
