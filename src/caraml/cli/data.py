@@ -46,14 +46,26 @@ def prepare_images(
 def prepare_weather(
     application: Annotated[str, typer.Argument(help="ap1 ... ap6, or atmorep.")],
     out: Annotated[Path, typer.Option("--out", help="Folder to write; it must be new or empty.")],
-    size: Annotated[str, typer.Option(help="tiny: for tests. small: samples of the published size.")] = "tiny",
+    size: Annotated[
+        str | None, typer.Option(help="tiny: for tests. small: samples of the published size. Default: tiny, or small of many.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same files.")] = 0,
+    gigabytes: Annotated[float | None, typer.Option(min=0, help="Bytes of all files (1e9 each); goes on where it was ended.")] = None,
 ) -> None:
     """Write look-alike NetCDF files of a weather and climate application."""
-    from caraml.workloads.weather.lookalikes import prepare_weather as prepare
+    from caraml.workloads.weather.lookalikes import grow_weather, prepare_weather
 
-    done = prepare(application, out, size, seed)
+    if gigabytes is None:
+        done = prepare_weather(application, out, size or "tiny", seed)
+    else:
+        done = grow_weather(application, out, gigabytes, size or "small", seed, _tell)
     say(f"{out}: {done.files:,} files, {done.bytes:,} bytes")
+
+
+def _tell(done: int, of: int) -> None:
+    """Say how far it is, twenty times."""
+    if done * 20 // of > (done - 1) * 20 // of:
+        say(f"{done:,} of {of:,} files", err=True)
 
 
 @data_app.command("pack")

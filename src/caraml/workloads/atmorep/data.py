@@ -148,11 +148,14 @@ class SyntheticAtmosphere(torch.utils.data.Dataset[Any]):
         return {"kind": "synthetic", "of": "atmorep", "path": None, "items": self.samples, "bytes": 0, "seed": self.seed}
 
 
-def write_lookalike(folder: Path, size: str, seed: int) -> None:
-    """Write hours of smooth fields that move, so that neighbours in time and space tell of a masked token."""
+def write_lookalike(folder: Path, size: str, seed: int, only: int | None = None) -> None:
+    """Write hours of smooth fields that move, so that neighbours in time and space tell of a masked token.
+
+    ``only``: the number of the one file to write; it may be any.
+    """
     files, hours, levels, rows, columns = _SIZES[size]
     scale = np.array([[8, 10], [0, 8], [260, 12]], np.float32)
-    for number in range(files):
+    for number in range(files) if only is None else (only,):
         rng = np.random.default_rng([seed, number])
         start = smooth(rng, (len(FIELDS), levels, rows, columns), 6)
         moved = np.stack([np.roll(start, hour, -1) for hour in range(hours)])  # eastward, one point per hour

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from caraml.base.errors import InputError, in_a_line
-from caraml.base.files import write_new
+from caraml.base.files import write_file
 from caraml.base.limits import LINE, read_text
 from caraml.workloads.weather.netcdf import Layout, NetcdfFiles, find_files, write_netcdf
 from caraml.workloads.weather.samples import Sample, Split, WeatherSamples, complete, smooth, split_files, without_gaps
@@ -86,14 +86,16 @@ def synthetic_hour(rng: np.random.Generator, grid: tuple[int, int]) -> tuple[Any
     return rng.standard_normal((len(INPUTS), *grid), dtype=np.float32), rng.standard_normal((len(TARGETS), *grid), dtype=np.float32)
 
 
-def write_lookalike(folder: Path, size: str, seed: int) -> None:
-    """Write months whose fine temperature is the coarse one, corrected by the height that the coarse topography lacks."""
+def write_lookalike(folder: Path, size: str, seed: int, only: int | None = None) -> None:
+    """Write months whose fine temperature is the coarse one, corrected by the height that the coarse topography lacks.
+
+    ``only``: the number of the one file to write; it may be any.
+    """
     files, hours, rows, columns = _SIZES[size]
     rng, shape = np.random.default_rng(seed), (hours, rows, columns)
     fine = np.abs(600 * smooth(rng, (rows, columns), 1.5))
     coarse = _blurred(fine)
-    sums: dict[str, list[float]] = {}
-    for number in range(files):
+    for number in range(files) if only is None else (only,):
         rng = np.random.default_rng([seed, 1, number])
         air = 283 + 6 * smooth(rng, shape, 8)
         values = {name: smooth(rng, shape, 8) for name in INPUTS}
@@ -106,8 +108,9 @@ def write_lookalike(folder: Path, size: str, seed: int) -> None:
         write_netcdf(
             folder / PATTERN.replace("*", f"1995-{number + 1:02d}"), dict(zip(_DIMENSIONS, shape, strict=True)), variables, chunks=chunks
         )
-        sums = sums or {name: [float(v.mean()), max(float(v.std()), 1e-6)] for name, v in values.items()}
-    write_new(folder / NORMALIZATION, json.dumps(sums, indent=1) + "\n")
+        if number == 0:
+            sums = {name: [float(v.mean()), max(float(v.std()), 1e-6)] for name, v in values.items()}
+            write_file(folder / NORMALIZATION, json.dumps(sums, indent=1) + "\n")
 
 
 def _blurred(field: np.ndarray[Any, Any], side: int = 8) -> np.ndarray[Any, Any]:

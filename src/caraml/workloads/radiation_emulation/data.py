@@ -87,11 +87,14 @@ def synthetic_column(rng: np.random.Generator) -> tuple[Any, ...]:
     return sca, col, hl, inter, np.arange(HALF_LEVELS, dtype=np.float32)[:, None], heating, fluxes
 
 
-def write_lookalike(folder: Path, size: str, seed: int) -> None:
-    """Write columns whose fluxes are absorbed by clouds and vapour, layer by layer, and close the energy budget."""
+def write_lookalike(folder: Path, size: str, seed: int, only: int | None = None) -> None:
+    """Write columns whose fluxes are absorbed by clouds and vapour, layer by layer, and close the energy budget.
+
+    ``only``: the number of the one file to write; it may be any.
+    """
     files, columns = _SIZES[size]
     lengths = {**LAYOUT.lengths, "column": columns}
-    for number in range(files):
+    for number in range(files) if only is None else (only,):
         values = _columns(np.random.default_rng([seed, number]), columns)
         variables = {name: (dimensions, values[name]) for name, dimensions in {**INPUTS, **TARGETS}.items()}
         chunks = {name: (1, *values[name].shape[1:]) for name in ("col_inputs",)}

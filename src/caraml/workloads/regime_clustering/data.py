@@ -109,13 +109,13 @@ class SyntheticRegimes(torch.utils.data.Dataset[Sample]):
         return {"kind": "synthetic", "of": "ap6", "path": None, "items": self.samples, "bytes": 0, "seed": self.seed}
 
 
-def write_lookalike(folder: Path, size: str, seed: int) -> None:
-    """Write days that each follow one of four regimes, with noise of their own."""
+def write_lookalike(folder: Path, size: str, seed: int, only: int | None = None) -> None:
+    """Write days that each follow one of four regimes, with noise of their own. Or file ``only`` alone, of any number."""
     files, days, rows, columns = _SIZES[size]
     rng = np.random.default_rng(seed)
     regimes = smooth(rng, (4, len(VARIABLES), len(LEVELS), rows, columns), 12)
     scale = {"z": (3e4, 2e3), "t": (260, 10), "r": (50, 20), "u": (8, 8), "v": (0, 6)}
-    for number in range(files):
+    for number in range(files) if only is None else (only,):
         rng = np.random.default_rng([seed, 1, number])
         kind = rng.integers(4, size=days)
         variables: dict[str, tuple[tuple[str, ...], Any]] = {

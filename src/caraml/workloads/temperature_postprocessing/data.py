@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from caraml.base.errors import InputError, in_a_line
-from caraml.base.files import write_new
+from caraml.base.files import write_file
 from caraml.base.limits import LINE, read_text
 from caraml.workloads.weather.netcdf import Layout, NetcdfFiles, find_files, write_netcdf
 from caraml.workloads.weather.samples import Sample, Split, WeatherSamples, complete, smooth, split_files, without_gaps
@@ -111,8 +111,11 @@ def synthetic_patch(rng: np.random.Generator, patch: int) -> tuple[Any, ...]:
     return rng.random((17, patch, patch), dtype=np.float32), rng.random((1, patch, patch), dtype=np.float32)
 
 
-def write_lookalike(folder: Path, size: str, seed: int) -> None:
-    """Write forecasts whose error follows yesterday's bias, the altitude error of the model and the clouds, plus noise."""
+def write_lookalike(folder: Path, size: str, seed: int, only: int | None = None) -> None:
+    """Write forecasts whose error follows yesterday's bias, the altitude error of the model and the clouds, plus noise.
+
+    ``only``: the number of the one file to write; it may be any.
+    """
     files, leadtimes, rows, columns = _SIZES[size]
     rng = np.random.default_rng(seed)
     altitude = np.abs(400 * smooth(rng, (rows, columns), 12))
@@ -121,7 +124,7 @@ def write_lookalike(folder: Path, size: str, seed: int) -> None:
     spread, recent = 0.5 + 0.2 * np.abs(smooth(rng, (rows, columns))), smooth(rng, (rows, columns))
     static = np.stack([altitude, spread, recent, land, model_altitude, land], 2).astype(np.float32)
     chunk = (min(rows, 256), min(columns, 256))
-    for number in range(files):
+    for number in range(files) if only is None else (only,):
         rng = np.random.default_rng([seed, 1, number])
         forecast = 278 - 0.0065 * model_altitude + 5 * smooth(rng, (leadtimes, rows, columns), 12)
         bias, wind = recent + 0.5 * smooth(rng, (leadtimes, rows, columns)), 4 * smooth(rng, (2, leadtimes, rows, columns))
@@ -154,7 +157,7 @@ def _write_normalization(path: Path, predictors: Any, static: Any) -> None:
         for names, values in ((PREDICTORS, predictors), (STATIC_PREDICTORS, static))
         for index, name in enumerate(names)
     }
-    write_new(path, yaml.safe_dump(table))
+    write_file(path, yaml.safe_dump(table))
 
 
 def _normalization(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
