@@ -167,3 +167,4 @@ def test_a_worker_needs_only_torch_numpy_and_pydantic(tmp_path: Path, make_point
     assert done.returncode == 0, done.stderr
     record = read_record(folder / RECORD)
     assert record.status == "ok" and record.files["steps"] == "steps.csv"
+    assert record.environment["attention"] == {"asked": "auto", "kernel": "flash"}

@@ -11,7 +11,7 @@ import torch
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.toml import parse_toml
-from caraml.engine.precision import check_precision, set_attention
+from caraml.engine.precision import attention_kernel, check_precision, set_attention
 from caraml.engine.step import make_step
 from caraml.launch.script import environment_of
 from caraml.suite.expand import Machine, PlannedPoint, expand
@@ -121,6 +121,13 @@ def test_a_worker_refuses_what_its_cpu_emulates(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_allocator_can_be_left_as_it_is(make_point: MakePoint) -> None:
     assert not any(name.startswith("MALLOC_") for name in environment_of(make_point(knobs=Knobs(keep_freed_memory=False)), threads=1))
+
+
+def test_the_record_says_which_kernel_computes_attention(attention: Any) -> None:
+    """By torch's own choice, which the knob restricts."""
+    assert attention_kernel("auto", (2, 64, 32), "bf16", CPU) == {"asked": "auto", "kernel": "flash"}
+    attention("math")
+    assert attention_kernel("math", (2, 64, 32), "fp32", CPU) == {"asked": "math", "kernel": "math"}
 
 
 GRAPHS = ("reduce-overhead", "max-autotune")

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend
 
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.engine.device import device_lacks_fp8
@@ -96,6 +97,17 @@ def set_attention(kernel: Attention) -> None:
     }
     for name, switch in switches.items():
         switch(kernel in ("auto", name))
+
+
+def attention_kernel(asked: Attention, shape: tuple[int, int, int], precision: Precision, device: torch.device) -> dict[str, str]:
+    """What computes causal attention of this many heads, tokens and numbers per head: the answer of torch's own choice, for a record."""
+    heads, tokens, width = shape
+    operand = torch.empty(1, heads, tokens, width, device=device, dtype=HALF.get(precision), requires_grad=True)
+    try:
+        taken = SDPBackend(torch._fused_sdp_choice(operand, operand, operand, is_causal=True)).name
+    except (RuntimeError, ValueError) as error:  # devices of plug-ins need not answer
+        return {"asked": asked, "kernel": "unknown", "why": str(error).splitlines()[0]}
+    return {"asked": asked, "kernel": taken.removesuffix("_ATTENTION").lower()}
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:

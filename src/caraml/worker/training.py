@@ -29,6 +29,7 @@ from caraml.engine.matmul import Products
 from caraml.engine.phases import PhaseLog, process_start
 from caraml.engine.precision import (
     ARITHMETIC,
+    attention_kernel,
     check_graphs,
     check_precision,
     compute_in_fp8,
@@ -82,6 +83,7 @@ class Worker:
         self._hurried = False
         self._own_device: Any = None
         self._products: Products | None = None
+        self._chosen: dict[str, Any] = {}
         self._divided: Divided | None = None
         self._measuring: MeasuringLoop | None = None
         self._validation_loss: float | None = None
@@ -208,6 +210,9 @@ class Worker:
 
             with self.log.phase("load_checkpoint"):
                 checkpoint.load(*self._parts(task), Path(task.start_from))
+        if task.attention is not None and point.mode != "data":
+            asked = point.knobs.attention
+            self._chosen = {"attention": attention_kernel(asked, task.attention, point.precision, device.torch_device)}
         self._facts = task.facts.in_mode(self.point.mode)
         if task.quality is not None:
             self._quality = unknown(QUALITY, task.quality.names, ONLY_TRAINED)
@@ -355,7 +360,7 @@ class Worker:
             validation_loss=self._validation_loss,
             afterwards_failed=self._afterwards_failed,
             quality=self._quality,
-            chosen={"matmul": self._products.told} if self._products is not None else {},
+            chosen=self._chosen | ({"matmul": self._products.told} if self._products is not None else {}),
         )
         return make_record(everyone, known)
 

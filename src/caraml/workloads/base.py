@@ -160,6 +160,8 @@ class Task:
     """Measured once, after the last step, on rank 0; ``None`` where there is no such metric or no held-out data."""
     damaged: Callable[[], dict[str, str]] | None = None
     """The damaged input files that this rank met and skipped, each with its reason."""
+    attention: tuple[int, int, int] | None = None
+    """Heads, tokens and width of a head of the causal attention in every layer; ``None`` where there is no one kind of it."""
     division: Division | None = None
     """How to divide the model; ``None`` if it only comes whole."""
     rate: Callable[[int], float] | None = None

@@ -35,6 +35,7 @@ TWO = [
     {"name": "fsdp2", "placement": {"fsdp": 2}},
     {"name": "distributed optimizer", "placement": {"distributed_optimizer": True}},
     {"name": "tp2", "placement": {"tp": 2}},
+    {"name": "compiled fsdp2", "placement": {"fsdp": 2}, "point": {"compile": "default"}},
     {"name": "tp2+sp", "placement": {"tp": 2, "sp": True}},
     {"name": "pp2 gpipe", "placement": {"pp": 2, "schedule": "gpipe"}},
     {"name": "pp2 1f1b", "placement": {"pp": 2}},
@@ -118,6 +119,11 @@ def test_every_placement_trains_as_one_process(results: Results, name: str) -> N
     truth = results["alone"]["losses"]
     assert truth[-1] < 0.8 * truth[0], "the parity of a model that learns nothing proves nothing"
     assert difference(results[name], truth) < TOLERANCE
+
+
+def test_layers_alike_are_compiled_once(results: Results) -> None:
+    """Four of them, each by itself inside FSDP's hooks, over two micro-batches."""
+    assert results["compiled fsdp2"]["graphs"] == 1 and results["fsdp2"]["graphs"] == 0
 
 
 def test_ranks_multiply_with_the_same_library(results: Results) -> None:

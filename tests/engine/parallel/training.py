@@ -8,6 +8,7 @@ each step (mean over copies) and the number of parameters that each rank holds.
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import json
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -62,7 +64,8 @@ def train(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     task.batches = same_samples(copy, copies, point, params)
     for _ in range(job.get("skip", 0) * point.accumulation):
         next(task.batches)
-    divided = divide(task, point, mesh, CPU) if mesh is not None else None
+    with graphs_as_they_are():
+        divided = divide(task, point, mesh, CPU) if mesh is not None else None
     parts = ([task.model], [task.optimizer]) if divided is None else (divided.stages, divided.optimizers)
     if params.start_from:
         checkpoint.load(*parts, Path(params.start_from))
@@ -70,7 +73,8 @@ def train(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     if "matmul" in job:
         chosen = Products(point.model_copy(update={"knobs": Knobs(matmul=job["matmul"])}), ranks)
         step = chosen.around(step, lambda _: nullcontext())
-    with Exchanges() as exchanges:
+    exchanges = Exchanges()
+    with exchanges if point.compile == "off" else nullcontext():  # nothing is compiled inside such a mode
         outcomes = [step() for _ in range(job.get("steps", 10))]
     told = ranks.gather(chosen.told if chosen is not None else {})
     if chosen is not None:
@@ -82,7 +86,19 @@ def train(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     held = ranks.gather(sum(tensor.numel() for stage in parts[0] for tensor in map(local, stage.parameters())))
     task.close()
     mean = [sum(column) / len(column) for column in zip(*seen, strict=True)]
-    return {"losses": mean, "held": held, "matmul": told, "exchanged": sorted(exchanges.seen)}
+    return {"losses": mean, "held": held, "matmul": told, "exchanged": sorted(exchanges.seen), "graphs": counters["stats"]["unique_graphs"]}
+
+
+@contextmanager
+def graphs_as_they_are() -> Iterator[None]:
+    """Have what is compiled inside run as the graphs that the code generator would get; they are counted."""
+    own = torch.compile
+    counters.clear()
+    torch.compile = functools.partial(own, backend="aot_eager")  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compile = own  # type: ignore[assignment]
 
 
 class Exchanges(TorchDispatchMode):

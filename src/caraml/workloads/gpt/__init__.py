@@ -155,6 +155,7 @@ def build(ctx: BuildContext[Params]) -> Task:
         loss=lambda net, batch: net(*batch),
         facts=facts,
         clip_norm=params.clip_norm,
+        attention=(params.heads, params.sequence_length, params.width // params.heads) if params.backend == "torch" else None,
         division=_division(config, params, ctx) if params.backend == "torch" else None,
         rate=params.rate if params.warm_up_steps or params.decay_steps else None,
         start_from=params.start_from,
