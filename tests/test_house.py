@@ -106,7 +106,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_696,
     "base": 2_550,
-    "campaign": 1_743,
+    "campaign": 1_808,
     "cli": 1_521,
     "data": 850,
     "engine": 3_734,
@@ -119,7 +119,7 @@ LINES = {
     "suite": 1_920,
     "system": 4_210,
     "verify": 1_150,
-    "worker": 2_045,
+    "worker": 2_062,
     "workloads": 8_244,
 }
 FILES = 277

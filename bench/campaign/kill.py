@@ -25,9 +25,12 @@ title = "Killed again and again"
 [[benchmark]]
 name = "append"
 workload = "command"
-params = {{ argv = ["sh", "-c", "echo {{i}} >>{ran}; sleep {{pause}}"], pause = {pause}, energy = {energy}, i = {values} }}
+params = {{ argv = ["sh", "-c", "echo b; echo {{i}} >>{ran}; sleep {{pause}}; echo e"], pause = {pause}, {how}, i = {values} }}
 measure = {{ idle_seconds = 0 }}
 """
+
+_METERED = 'marks = { begin = "^b$", end = "^e$" }'
+"""With marks a worker watches the program."""
 
 
 def campaign(folder: Path) -> subprocess.Popen[bytes]:
@@ -46,7 +49,7 @@ def campaign(folder: Path) -> subprocess.Popen[bytes]:
 def torment(folder: Path, kills: int, points: int, seed: int, metered: bool) -> dict[str, object]:
     """Kill ``kills`` times, let it end, and say what was found."""
     folder.mkdir(parents=True)
-    text = SUITE.format(ran=folder / "ran", pause=0.05, energy=str(metered).lower(), values=list(range(points)))
+    text = SUITE.format(ran=folder / "ran", pause=0.05, how=_METERED if metered else "energy = false", values=list(range(points)))
     (folder / "suite.toml").write_text(text)
     chance, killed, early = random.Random(seed), 0, 0
     while killed < kills:

@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,19 @@ from pydantic import ValidationError
 from caraml.base.errors import InputError
 from caraml.base.toml import parse_toml
 from caraml.campaign import Campaign, Options
-from caraml.campaign.attempt import _is_busy
+from caraml.campaign.attempt import PointTask, RunningPoint, Sensors, Shells, _is_busy, conclude
 from caraml.engine.instruments import CpuTime
 from caraml.launch.local import LocalLauncher
 from caraml.power.signals import Constant
 from caraml.report.progress import LogLines
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
+from caraml.suite.expand import PlannedPoint
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import COMMAND_KEYS, Measure, Suite
 from caraml.system.detect import detect
 from caraml.worker.command import COMMAND, Command
+from caraml.worker.command_record import Ran
 from caraml.workloads.command import Params, filled
 from tests.conftest import MakePoint
 
@@ -127,7 +130,8 @@ seconds = {{ file = "{{folder}}/t.csv", column = "seconds", unit = "s", take = "
     [
         ('params = { argv = ["sh", "-c", "echo gone; exit 3"], energy = false }', "failed", "exit status 3: gone"),
         ('params = { argv = ["no-such-program"], energy = false }', "failed", "127"),
-        ('params = { argv = ["no-such-program"] }', "failed", "No such file"),
+        ('params = { argv = ["no-such-program"] }', "failed", "command not found"),
+        ('params = { argv = ["no-such-program"], marks = { begin = "B", end = "E" } }', "failed", "No such file"),
         (f'params = {{ argv = ["true"], energy = false, {METRIC} }}', "invalid", "not in the output"),
         (f'params = {{ argv = ["echo", "x=nan"], energy = false, {METRIC} }}', "invalid", "NaN"),
         (f'params = {{ argv = ["echo", "x=fast"], energy = false, {METRIC} }}', "invalid", "no number"),
@@ -139,7 +143,7 @@ seconds = {{ file = "{{folder}}/t.csv", column = "seconds", unit = "s", take = "
     ],
 )  # fmt: skip
 def test_what_goes_wrong_is_said(tmp_path: Path, body: str, status: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CARAML_POWER", "fake:constant")  # then there is a worker, unless `energy = false`
+    monkeypatch.setenv("CARAML_POWER", "fake:constant")  # then there are sensors, unless `energy = false`
     (record,) = run(tmp_path, body)
     assert record.status == status and words in (record.reason or ""), record.reason
 
@@ -193,25 +197,62 @@ def test_the_memory_of_a_program_is_not_that_of_what_started_it(tmp_path: Path, 
         assert memory.value is None and "hide it" in (memory.reason or "")
 
 
-def test_without_a_sensor_a_program_needs_no_worker_and_its_record_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sensor", [True, False])
+def test_a_program_without_marks_needs_no_worker_and_its_record_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sensor: bool
+) -> None:
     body = (
-        'params = { argv = ["sh", "-c", "echo x=1"], metrics = { x = { pattern = "x=(.*)", unit = "1" } } }\nmeasure = { idle_seconds = 0 }'
+        'params = { argv = ["sh", "-c", "sleep 0.3; echo x=1"], metrics = { x = { pattern = "x=(.*)", unit = "1" } } }\n'
+        "measure = { idle_seconds = 0.2 }"
     )
-    found: dict[bool, Record] = {}
-    for sensor in (True, False):
-        out = tmp_path / str(sensor)
-        out.mkdir()
-        monkeypatch.setenv("CARAML_POWER", "fake:constant" if sensor else f"csv:{tmp_path}/none")
-        (record,) = run(out, body)
-        folder = Store(out / "out").folder(record)
-        assert (folder / COMMAND).exists() is sensor, "the worker's input"
-        found[sensor] = record
-    with_sensor, without = found[True], found[False]
-    assert with_sensor.status == without.status == "ok" and set(with_sensor.metrics) == set(without.metrics)
-    for name in ("energy", "energy_per_item", "mean_power", "run_energy", "action"):
-        metric = without.metrics[name]
-        assert metric.value is None and "no power sensor" in (metric.reason or "") and metric.unit == with_sensor.metrics[name].unit
-    assert without.value("x") == 1 and without.value("run_time") == without.value("runtime")
+    monkeypatch.setenv("CARAML_POWER", "fake:constant" if sensor else f"csv:{tmp_path}/none")
+    found: list[Record] = []
+    for worker in (True, False):
+        (out := tmp_path / str(worker)).mkdir()
+        with monkeypatch.context() as patch:
+            if worker:
+                patch.setattr(Campaign, "is_light", lambda *_: False)
+            (record,) = run(out, body)
+        assert (Store(out / "out").folder(record) / COMMAND).exists() is worker, "the worker's input"
+        found.append(record)
+    by_worker, by_shell = found
+    assert by_worker.status == by_shell.status == "ok" and set(by_worker.metrics) == set(by_shell.metrics)
+    assert by_shell.value("x") == 1 and by_shell.value("run_time") == by_shell.value("runtime")
+    for name in ("energy", "energy_per_item", "mean_power", "idle_power", "run_energy"):
+        ours, theirs = by_shell.metrics[name], by_worker.metrics[name]
+        assert ours.unit == theirs.unit and (ours.value is None) is (theirs.value is None) is not sensor, name
+        assert sensor or "no power sensor" in (ours.reason or ""), name
+    if sensor:
+        power, seconds = by_shell.metrics["mean_power"], by_shell.value("window_time")
+        assert power.value == pytest.approx(Constant().watts, abs=power.bound) and seconds is not None and power.value is not None
+        assert by_shell.value("energy") == pytest.approx(power.value * seconds) and by_shell.files["power"] and by_shell.idle is not None
+        assert by_shell.energy is not None and (by_shell.energy.start, by_shell.energy.end) == (0.0, pytest.approx(seconds))
+
+
+def test_a_clock_that_is_set_while_a_program_runs_changes_neither_its_time_nor_its_energy(
+    tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARAML_POWER", "fake:constant")
+    sensors, begin, real = Sensors("run", 0.0), time.time(), time.time
+    time.sleep(0.3)
+    monkeypatch.setattr(time, "time", lambda: real() + 100.0)
+    sensors.over()
+    shell = Ran(0, "x", time.time() - begin, at=begin)
+    assert shell.seconds is not None and shell.seconds > 100
+    params = Params(argv=["true"])
+    found = sensors.completed(make_point(workload="command"), params, {}, tmp_path, shell)
+    assert found.seconds is not None and 0.3 <= found.seconds < 90
+    assert found.measured["energy"].value == pytest.approx(Constant().watts * found.seconds, abs=found.measured["energy"].bound)
+
+
+def test_energy_that_nobody_read_to_the_end_is_null_with_the_reason(tmp_path: Path, make_point: MakePoint) -> None:
+    """A runner was killed, and another one finds that the program has ended."""
+    point = make_point(workload="command", params={"argv": ["true"]})
+    work = PointTask(0, PlannedPoint(point), point.key, f"command-{point.key}", point.label, Params(argv=["true"]))
+    running = RunningPoint(work, tmp_path / "1", "local:1:", 60.0, Shells())
+    record = conclude(running, {}, Ran(0, "x", 0.5, at=1.0), None, None)
+    energy = record.metrics["energy"]
+    assert record.status == "ok" and energy.value is None and "ended before the program did" in (energy.reason or "")
 
 
 @pytest.mark.parametrize("argv", [["echo", "-e", "x=1"], ["time", "true"], ["true"], ["exit", "0"]])

@@ -1,8 +1,8 @@
 """One attempt at one point, from the claim to the record.
 
-A command for which no sensor is to be read, or none can be, and no mark is waited for needs no worker: the shell that starts it does. Its
-script notes how it ended behind its announcement, from which any runner can write the record, also days later. This is what makes ten
-thousand short runs cheap: no Python starts for them.
+A command on this machine of which no mark is waited for needs no worker: the shell that starts it does. Its script notes how it ended
+behind its announcement, from which any runner can write the record, also days later. Where there are sensors the runner itself reads
+them; what it read is lost with it. This is what makes ten thousand short runs cheap: no Python starts for them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from caraml.base.files import write_file, write_new
 from caraml.base.format import human
-from caraml.engine.instruments import BUSY_SHARE, CpuTime, cpu_time_of_children, share_of_others
+from caraml.engine.instruments import BUSY_SHARE, CpuTime, Instruments, cpu_time_of_children, share_of_others
 from caraml.launch.base import Job, JobState, Launcher
 from caraml.launch.script import SCRIPT, Recipe, link_to
 from caraml.metrics.definitions import unit_of
 from caraml.metrics.energy import ENERGY_METRICS
 from caraml.metrics.model import Metric
+from caraml.power.node import node_key
 from caraml.results.claim import GATE, HANDLE, STARTED, Runner, alive, handle_of, holder, take_over, withdraw, young
 from caraml.results.finish import LOG, finish
 from caraml.results.record import FINAL, Record, Status
@@ -38,7 +39,8 @@ from caraml.suite.expand import PlannedPoint
 from caraml.suite.model import Point
 from caraml.system.variables import PROGRAM, SITE, behind, concealed, forget, hand_over, is_reference, loading, missing, of_caller
 from caraml.worker.command import COMMAND, MAXRSS, Command
-from caraml.worker.command_record import NO_ENERGY, Ran, names_of, record_of_run
+from caraml.worker.command_record import NO_ENERGY, Ran, measured_by, names_of, record_of_run, window_of
+from caraml.worker.nodes import put_together
 from caraml.workloads.command import Params, filled
 
 if TYPE_CHECKING:
@@ -67,6 +69,45 @@ class PointTask:
     """Handles of the jobs that have to succeed first."""
 
 
+class Sensors:
+    """The instruments around a program that the shell alone runs: opened, and read at rest, before it is started."""
+
+    def __init__(self, item: str, idle_seconds: float) -> None:
+        self._item, self._idle_seconds, self._instruments = item, idle_seconds, Instruments()
+        self._instruments.measure_idle(idle_seconds)
+        self._instruments.meter.mark()
+        self._offsets = [time.time() - time.monotonic()]
+
+    def line(self, seconds: float) -> ProgressLine:
+        """What the sensors say now, ``seconds`` after the start."""
+        return ProgressLine(t=seconds, phase="run", item=self._item, watts=self._instruments.meter.latest_power_w())
+
+    def over(self) -> None:
+        """The program has ended."""
+        self._instruments.meter.mark()
+        self._offsets.append(time.time() - time.monotonic())
+
+    def close(self) -> None:
+        """Read no more."""
+        self._instruments.meter.stop()
+
+    def completed(self, point: Point, params: Params, names: Mapping[str, Any], folder: Path, how: Ran) -> Ran:
+        """How the program ran, with its energy; if it did not fail the machine is read at rest once more."""
+        # The shell's clock may be set, or drift, while the program runs: its instants are put on ours at each end.
+        begin, end = how.at - self._offsets[0], how.at + (how.seconds or 0.0) - self._offsets[1]
+        if how.seconds is not None and end > begin:
+            how = replace(how, seconds=end - begin)
+        window = window_of(point, params, names, folder, how)
+        if window is None:
+            return how
+        if not how.exit_code:
+            self._instruments.measure_idle(self._idle_seconds)
+        mine = self._instruments.summary(begin, end, {"run": (begin, end)})
+        nodes = put_together({node_key(): [mine]}, {node_key(): [0]}, window)
+        measured, fields = measured_by(nodes, self._instruments.meter, window, begin, item=params.item, folder=folder)
+        return replace(how, measured=measured, extras={**how.extras, **fields, "environment": mine.environment})
+
+
 @dataclass
 class RunningPoint:
     """A job under way."""
@@ -82,6 +123,8 @@ class RunningPoint:
     """When it was launched."""
     begun: CpuTime | None = None
     """CPU time when a program was started by the shell alone, of which nobody else knows what others used."""
+    sensors: Sensors | None = None
+    """Read by this process, around a program that the shell alone runs."""
 
     def look(self, state: JobState) -> bool:
         """Note when the job began to run; true when its time is over."""
@@ -199,6 +242,7 @@ class Watcher(Protocol):
         ...
 
 
+_UNREAD = "the campaign that read the sensors ended before the program did"
 _PATIENCE = 5.0
 """Seconds between asking a program to end and ending it."""
 
@@ -298,8 +342,8 @@ def ran(folder: str) -> Ran | None:
     started_at = datetime.fromtimestamp(float(begin), UTC).astimezone().isoformat(timespec="milliseconds")
     seconds = float(end) - float(begin)
     if seconds < 0:
-        return Ran(int(code), started_at, None, doubt="the clock was stepped while the program ran")
-    return Ran(int(code), started_at, seconds)
+        return Ran(int(code), started_at, None, doubt="the clock was stepped while the program ran", at=float(begin))
+    return Ran(int(code), started_at, seconds, at=float(begin))
 
 
 def conclude(running: RunningPoint, names: Mapping[str, Any], how: Ran, resident: int | None, sensor: str | None) -> Record:
@@ -312,13 +356,17 @@ def conclude(running: RunningPoint, names: Mapping[str, Any], how: Ran, resident
         resident: the largest resident set of its processes, as the kernel has it [B].
         sensor: why no energy was measured, where it was asked for.
     """
-    params = running.work.light
+    params, point = running.work.light, running.work.planned.point
     assert params is not None
-    measured, flags = {**_no_energy(params.item, (sensor or "") if params.energy else NO_ENERGY)}, []
+    measured, flags = {**_no_energy(params.item, (sensor or _UNREAD) if params.energy else NO_ENERGY)}, []
+    if running.sensors is not None:
+        how = running.sensors.completed(point, params, names, running.folder, how)
+        running.sensors.close()
     if params.energy:
         measured |= {"run_time": Metric(value=how.seconds, unit="s"), "peak_host_memory": _peak_memory(resident)}
         flags = ["busy_machine"] if how.seconds and _is_busy(running.begun, cpu_time_of_children(), how.seconds) else []
-    return record_of_run(running.work.planned.point, running.folder, params, names, replace(how, measured=measured, flags=flags))
+    how = replace(how, measured={**measured, **how.measured}, flags=flags)
+    return record_of_run(point, running.folder, params, names, how)
 
 
 def _peak_memory(resident: int | None) -> Metric:

@@ -18,6 +18,7 @@ from caraml.base.format import seconds_text
 from caraml.campaign.attempt import (
     PointTask,
     RunningPoint,
+    Sensors,
     Shells,
     Watcher,
     accepted,
@@ -46,7 +47,7 @@ from caraml.results.claim import CLAIM, HANDLE, STARTED, Heartbeat
 from caraml.results.finish import finish, now, skipped
 from caraml.results.listing import Listing, command_of
 from caraml.results.record import FINAL, STOPPED, Record
-from caraml.results.status import DONE, ProgressReader
+from caraml.results.status import DONE, ProgressLine, ProgressReader
 from caraml.results.store import POINT, RECORD, Store, folder_name, latest_in, read_record
 from caraml.suite.expand import WHOLE, Plan, PlannedPoint, SuitePart, expand, without_unmet
 from caraml.suite.load import SuiteFile
@@ -437,7 +438,7 @@ class Campaign:
         """Whether the shell alone runs it here: in the environment of whoever started the campaign, so not where the site has its own."""
         site = self.system.site
         bare = site.container.runtime == "none" and not (site.software.modules or site.software.venv or site.software.variables)
-        return bare and self.launcher.slots is not None and params.marks is None and not (params.energy and self._no_sensor is None)
+        return bare and self.launcher.slots is not None and params.marks is None
 
     @cached_property
     def _no_sensor(self) -> str | None:
@@ -453,12 +454,22 @@ class Campaign:
             (self.launcher, [one for one in batch if not one[0].light]),
         ):
             jobs = [self._job(work, folder) for work, folder in some]
+            sensors = self._read_sensors(some[0][0]) if launcher is self._shells and some else None
             for (work, folder), handle in zip(some, launcher.submit(jobs) if jobs else [], strict=True):
                 self._running[handle] = self._running_point(work, folder, handle, launcher)
+                self._running[handle].sensors = sensors
                 if work.light is None:  # the others announce themselves, and end in no time
                     note_handle(folder, handle)
                     if self.device is not None:
                         self.device.runs(handle)
+
+    def _read_sensors(self, work: PointTask) -> Sensors | None:
+        """Sensors for a program that the shell alone runs, where it wants energy and there are any."""
+        assert work.light is not None
+        if not work.light.energy or self._no_sensor is not None:
+            return None
+        self.watcher.progress(work.planned.point, ProgressLine(t=0.0, phase="idle", item=work.light.item))
+        return Sensors(work.light.item, work.planned.point.measure.idle_seconds)
 
     def _job(self, work: PointTask, folder: Path) -> Job:
         point, awaited = work.planned.point, work.name in self._needed
@@ -478,6 +489,8 @@ class Campaign:
         for handle, state in states.items():
             running = self._running[handle]
             line = running.reader.latest() if running.reader is not None else None
+            if line is None and running.sensors is not None:
+                line = running.sensors.line(time.monotonic() - running.since)
             if line is not None:
                 self.watcher.progress(running.work.planned.point, line)
                 self._tell_left()
@@ -512,6 +525,8 @@ class Campaign:
     def _conclude(self, running: RunningPoint, state: JobState) -> None:
         """See that an attempt whose job is over has its record."""
         work, folder = running.work, running.folder
+        if running.sensors is not None:
+            running.sensors.over()
         how = ran(str(folder)) if work.light is not None else None
         if work.light is not None and how is not None:
             names = names_of(work.planned.point, work.light, folder, self.suite_folder)
@@ -551,6 +566,8 @@ class Campaign:
         self._records[work.index] = record if self._total <= _MANY else summary_record(work, record)
         self.store.index.note(work.name, record)
         self.watcher.finished(record, running is None if reused is None else reused)
+        if running is not None and running.sensors is not None:
+            running.sensors.close()
         if work.planned.skip is None and work.key not in self._known:
             self._pace.ended(work.planned.point, None if running is None else time.monotonic() - running.since)
             self._tell_left()

@@ -24,13 +24,10 @@ from pydantic import BaseModel, ConfigDict
 from caraml.base.errors import CaramlError, InputError
 from caraml.base.format import human
 from caraml.base.limits import SECONDS, limited, read_json
-from caraml.engine.instruments import Instruments, NodeSummary, on_clock
+from caraml.engine.instruments import Instruments, NodeSummary
 from caraml.metrics.energy import energies
 from caraml.metrics.model import Metric, Window
-from caraml.metrics.run import whole_run
 from caraml.power.node import node_key
-from caraml.power.store import ROW
-from caraml.results.files import write_table
 from caraml.results.finish import Failure, death, note_failure, now
 from caraml.results.record import Record
 from caraml.results.status import ProgressWriter
@@ -39,7 +36,7 @@ from caraml.suite.model import Point
 from caraml.system.detect import detect
 from caraml.system.environment import environment
 from caraml.system.variables import PROGRAM, handed_over
-from caraml.worker.command_record import NO_ENERGY, Ran, items_of, names_of, read_metrics, record_of_run
+from caraml.worker.command_record import NO_ENERGY, Ran, measured_by, names_of, record_of_run, window_of
 from caraml.worker.nodes import Nodes, put_together
 from caraml.worker.remote import OtherNodes
 from caraml.workloads.command import Marks, Params
@@ -255,25 +252,21 @@ class CommandWorker:
         measured = {"peak_host_memory": self._peak_memory()}
         extras: dict[str, Any] = {"system": detect().model_dump(mode="json")}
         names = names_of(self.point, self.params, self.folder, self.command.suite_folder)
-        numbers, _ = read_metrics(self.params.metrics, self.folder, names) if not ran.exit_code else ({}, [])
-        items = items_of(self.params, names, numbers)
-        start, end = ran.window or (0.0, ran.seconds or 0.0)
-        if isinstance(items, int) and end > start:
-            window = Window(start=start, end=end, steps=1, samples=self.point.global_batch, items=items, first_step=0)
+        window = window_of(self.point, self.params, names, self.folder, ran)
+        if window is not None and self._instruments is None:
+            none = energies(window, self.params.item, None, None)
+            measured |= {name: Metric(value=None, unit=metric.unit, reason=NO_ENERGY) for name, metric in none.items()}
+        elif window is not None and self._instruments is not None:
             run = (begin, begin + (ran.seconds or 0.0))
-            if self._instruments is None:
-                none = energies(window, self.params.item, None, None)
-                measured |= {name: Metric(value=None, unit=metric.unit, reason=NO_ENERGY) for name, metric in none.items()}
-            else:
-                mine = self._instruments.summary(begin + start, begin + end, {"run": run})
-                whole = self.params.marks is not None and ran.window is None
-                edges = ("start", "stop") if whole else ("begin", "end")
-                nodes = self._nodes(mine, window, edges)
-                measured |= energies(window, self.params.item, nodes.energy, nodes.idle) | whole_run(nodes.spans["run"])
-                shifted = {"energy": on_clock(nodes.energy, begin), "idle": on_clock(nodes.idle, begin)}
-                extras |= {**shifted, "nodes": nodes.each, "files": self._raw_files(begin), "environment": mine.environment}
-                if self._others is not None:
-                    flags, apart = nodes.flags, (self._others.apart(edges[0]), self._others.apart(edges[1]))
+            mine = self._instruments.summary(begin + window.start, begin + window.end, {"run": run})
+            whole = self.params.marks is not None and ran.window is None
+            edges = ("start", "stop") if whole else ("begin", "end")
+            nodes = self._nodes(mine, window, edges)
+            found, fields = measured_by(nodes, self._instruments.meter, window, begin, item=self.params.item, folder=self.folder)
+            measured |= found
+            extras |= {**fields, "environment": mine.environment}
+            if self._others is not None:
+                flags, apart = nodes.flags, (self._others.apart(edges[0]), self._others.apart(edges[1]))
         extras |= {} if "environment" in extras else {"environment": environment()}  # which takes long
         ran = replace(ran, measured=measured, extras=extras, flags=flags, apart=apart)
         return record_of_run(self.point, self.folder, self.params, names, ran)
@@ -294,12 +287,6 @@ class CommandWorker:
         mine = replace(mine, other_cpu_share=None)  # what the program starts by srun is no child of this process
         first = [mine, *others.pop(node_key(), [])]
         return put_together({node_key(): first, **others}, {node_key(): [0]}, window)
-
-    def _raw_files(self, begin: float) -> dict[str, str]:
-        assert self._instruments is not None
-        meter = self._instruments.meter
-        meter.stop()
-        return {"power": write_table(self.folder, "power", ROW, meter.rows(begin))} if meter.channels else {}
 
 
 def _largest_resident(whose: int) -> int:

@@ -16,11 +16,18 @@ from pydantic import JsonValue
 
 from caraml.base.errors import InputError
 from caraml.base.limits import OUTPUT, SECONDS, limited, read_bytes
+from caraml.engine.instruments import on_clock
 from caraml.metrics.definitions import unit_of
+from caraml.metrics.energy import energies
 from caraml.metrics.model import Facts, Metric, Phase, Window
+from caraml.metrics.run import whole_run
+from caraml.power.meter import Meter
+from caraml.power.store import ROW
+from caraml.results.files import write_table
 from caraml.results.finish import LOG, death
 from caraml.results.record import Record, Status
 from caraml.suite.model import Point
+from caraml.worker.nodes import Nodes
 from caraml.workloads.command import POINT_NAMES, MetricSpec, Params, Take, filled
 
 SHORT_WINDOW = 0.1
@@ -63,6 +70,8 @@ class Ran:
     """What is to be said of the machine."""
     apart: tuple[float | None, float | None] = (None, None)
     """How far apart the nodes opened and closed the window, at most [s]."""
+    at: float = 0.0
+    """Second since 1970 at which it was started, as the host's clock had it, where the shell says so."""
 
 
 def names_of(point: Point, params: Params, folder: Path | str, suite_folder: str) -> dict[str, Any]:
@@ -85,6 +94,27 @@ def items_of(params: Params, names: Mapping[str, Any], numbers: Mapping[str, Met
         except ValueError:
             return f"items: found {filled(params.items, names)!r}, expected a number, a template of one, or the name of a metric"
     return int(value) if value > 0 else f"items: found {value:g}, expected more than 0"
+
+
+def window_of(point: Point, params: Params, names: Mapping[str, Any], folder: Path, ran: Ran) -> Window | None:
+    """The window whose energy is wanted; ``None`` if its items are not known."""
+    numbers, _ = read_metrics(params.metrics, folder, names) if not ran.exit_code else ({}, [])
+    items = items_of(params, names, numbers)
+    start, end = ran.window or (0.0, ran.seconds or 0.0)
+    if isinstance(items, str) or end <= start:
+        return None
+    return Window(start=start, end=end, steps=1, samples=point.global_batch, items=items, first_step=0)
+
+
+def measured_by(
+    nodes: Nodes, meter: Meter, window: Window, begin: float, *, item: str, folder: Path
+) -> tuple[dict[str, Metric], dict[str, Any]]:
+    """Energies of a window, and the fields of the record that are behind them; the meter is stopped. ``begin`` is when the record's clock
+    begins, on this node's."""
+    meter.stop()
+    measured = energies(window, item, nodes.energy, nodes.idle) | whole_run(nodes.spans["run"])
+    files = {"power": write_table(folder, "power", ROW, meter.rows(begin))} if meter.channels else {}
+    return measured, {"energy": on_clock(nodes.energy, begin), "idle": on_clock(nodes.idle, begin), "nodes": nodes.each, "files": files}
 
 
 def record_of_run(point: Point, folder: Path, params: Params, names: Mapping[str, Any], ran: Ran) -> Record:
