@@ -13,13 +13,13 @@ SEQUENCES = "printed as tokens; an epoch is four batches and the rate counts its
 def caraml(text: str) -> Iterator[list[str]]:
     """The two tables of the IPU, thermal design power, and the ratios in the slides' sentences."""
     for run, (batch, rate, energy, efficiency) in enumerate(below(text, "Batch Size\tTokens/Time")[1:], start=1):
-        row = Row("caraml", "IPU NLP", run, "jureca-gc200", "GC200", 4, 1, "gpt", parameters={"model": "117M", "batch": int(batch)})
+        row = Row("caraml", "IPU NLP", run, "jureca-ipu", "GC200", 4, 1, "gpt", parameters={"model": "117M", "batch": int(batch)})
         yield row.number("throughput", rate, "1/s", note=SEQUENCES)
         yield row.number("epoch_energy_per_device", energy, "Wh")
         yield row.number("items_per_watt_hour", efficiency, "1/Wh", note=SEQUENCES)
     for run, (batch, rate, energy, efficiency) in enumerate(below(text, "Batch Size\tImages/Time")[1:], start=1):
         model = {"model": "resnet50", "batch": int(batch)}
-        row = Row("caraml", "IPU CV", run, "jureca-gc200", "GC200", 1, 1, "image_classification", parameters=model)
+        row = Row("caraml", "IPU CV", run, "jureca-ipu", "GC200", 1, 1, "image_classification", parameters=model)
         yield row.number("throughput", rate, "images/s")
         yield row.number("epoch_energy", energy, "Wh")
         yield row.number("items_per_watt_hour", efficiency, "images/Wh")
@@ -49,7 +49,7 @@ def pearc(text: str) -> Iterator[list[str]]:
         yield row.number("throughput", rate, "images/s")
         yield row.number("training_time", seconds, "s")
     for run, (platform, devices, batch, seconds, rate) in enumerate(below(text, "**Table 4:")[1:], start=1):
-        system, device = ("tamu-grace-a100", "A100 PCIe") if "A100" in platform else ("ipu-pod16", "GC200")
+        system, device = ("grace-a100", "A100 PCIe") if "A100" in platform else ("ipu-pod16", "GC200")
         row = Row("pearc", "Table 4", run, system, device, int(devices), None, "image_compression", parameters={"batch": int(batch)})
         yield row.number("epoch_time_second", seconds, "s")
         yield row.number("throughput", rate, "images/s")
@@ -73,10 +73,10 @@ links | jureca-h100 - - - - | link_bandwidth 600 GB/s | | GPUs in pairs
 @ A100 (JURECA)	4 x NVIDIA A100 @ accelerators
 tdp | jureca-a100 - - - - | thermal_design_power 400 W
 tdp | jureca-mi250 - - - - | thermal_design_power 560 W | | of a module with two GCDs
-tdp | jureca-gc200 - - - - | thermal_design_power 300 W
+tdp | jureca-ipu - - - - | thermal_design_power 300 W
 links | jureca-a100 - - - - | link_bandwidth 600 GB/s
 links | jureca-mi250 - - - - | link_bandwidth 500 GB/s
-links | jureca-gc200 - - - - | link_bandwidth 256 GB/s
+links | jureca-ipu - - - - | link_bandwidth 256 GB/s
 @ NLP Benchmark on GH200 Superchip @ text NLP
 jrdc-rate | jureca-gh200 1 1 gpt train | ratio 2.45 - | of=throughput_per_device over=jureca-a100 model=800M
 jrdc-over-jedi-rate | jureca-gh200 1 1 gpt train | share 20 % | of=throughput_per_device over=jedi model=800M | more than the other
@@ -94,8 +94,8 @@ mi250-gpu-energy | jureca-mi250 8 1 gpt train | ratio 1.7 - | of=energy_per_devi
 mi250-gcd-efficiency | jureca-mi250 4 1 gpt train | ratio 1.7 - | of=items_per_watt_hour over=gpu model=800M
 a100-efficiency | jureca-a100 4 1 gpt train | ratio 2 - | of=items_per_watt_hour over=jureca-mi250 model=800M
 @ NLP Benchmark on Graphcore IPU M2000 POD4 @ text NLP
-ipu-epoch | jureca-gc200 4 1 gpt train | accumulation_steps 4 - | model=117M | batches in what the slides call an epoch
-ipu-most-energy | jureca-gc200 4 1 gpt train | epoch_energy_per_device 33 Wh | model=117M
+ipu-epoch | jureca-ipu 4 1 gpt train | accumulation_steps 4 - | model=117M | batches in what the slides call an epoch
+ipu-most-energy | jureca-ipu 4 1 gpt train | epoch_energy_per_device 33 Wh | model=117M
 @ Benchmark	NLP Training	CV Training @ text CV
 epoch | - - - image_classification train | samples_per_epoch 10⁶ - | | the table and the figure use 1281167
 @ ResNet-50 TensorFlow Benchmark on 1 Device @ text CV
@@ -105,7 +105,7 @@ epoch-figure | - 1 1 image_classification train | samples_per_epoch 1281167 -
 PEARC = """
 @ For energy consumption, one notes @ text 3.1
 tdp | ipu-pod16 1 - - - | thermal_design_power 300 W
-tdp-dgx | dgx-a100 8 - - - | thermal_design_power 6500 W
+tdp-dgx | hipergator-dgxa100 8 - - - | thermal_design_power 6500 W
 tdp-pod | ipu-pod16 16 - - - | thermal_design_power 6000 W | | without the host
 @ Efficient Net B0 on A100 @ text 3.2
 efficientnet-a100 | - 2 - image_classification train | throughput 3749.09 images/s | device=A100 model=efficientnet_b0
@@ -118,8 +118,8 @@ effective-batch | ipu-pod16 1 - image_classification train | batch_size 480 - | 
 images | - - - image_compression train | samples_per_epoch 70,000 -
 @ We find that when using the same small batch size @ text 3.4
 ipu-rate | ipu-pod16 1 - image_compression train | throughput 3000 images/s | batch=10 | about
-gpu-rate | tamu-grace-a100 1 - image_compression train | throughput 270 images/s | batch=10
-gpu-best | tamu-grace-a100 2 - image_compression train | throughput 8,642 images/s | batch=512
+gpu-rate | grace-a100 1 - image_compression train | throughput 270 images/s | batch=10
+gpu-best | grace-a100 2 - image_compression train | throughput 8,642 images/s | batch=512
 @ In the case of the 16-IPU model @ text 3.4
 ipu-before | ipu-pod16 16 - image_compression train | throughput 14,000 images/s | batch=10 | before gradient accumulation
 ipu-after | ipu-pod16 16 - image_compression train | throughput 21,500 images/s | batch=10 | about
@@ -157,10 +157,10 @@ nodes | karolina - - - - | nodes 72 -
 devices | karolina - - - - | devices_per_node 8 -
 memory | karolina - - - - | device_memory 40 GiB
 @ This petascale supercomputer is hosted @ text 3.6
-sustained | discoverer - - - - | sustained_performance 4.5 PFLOP/s
-nodes | discoverer - - - - | nodes 4 -
-devices | discoverer - - - - | devices_per_node 8 -
-memory | discoverer - - - - | device_memory 141 GiB
+sustained | discoverer-plus - - - - | sustained_performance 4.5 PFLOP/s
+nodes | discoverer-plus - - - - | nodes 4 -
+devices | discoverer-plus - - - - | devices_per_node 8 -
+memory | discoverer-plus - - - - | device_memory 141 GiB
 @ This system is in production since April 2021 @ text 3.7
 sustained | vega - - - - | sustained_performance 6.9 PFLOP/s
 nodes | vega - - - - | nodes 60 -

@@ -21,13 +21,13 @@ DEVICES = SYSTEMS | {
     "marenostrum5": "H100",
     "meluxina": "A100",
     "karolina": "A100",
-    "discoverer": "H200",
+    "discoverer-plus": "H200",
     "vega": "A100",
     "deucalion": "A100",
     "jupiter": "GH200",
-    "dgx-a100": "A100",
+    "hipergator-dgxa100": "A100",
     "ipu-pod16": "GC200",
-    "tamu-grace-a100": "A100 PCIe",
+    "grace-a100": "A100 PCIe",
 }
 
 

@@ -123,9 +123,9 @@ def test_batches_follow_from_the_applications_details() -> None:
     ("source", "name", "system", "value"),
     [
         ("maelstrom", "training-data", "", 329.83e9),
-        ("caraml", "tdp", "jureca-gc200", 300),
+        ("caraml", "tdp", "jureca-ipu", 300),
         ("caraml", "epoch-figure", "", 1281167),
-        ("caraml", "ipu-epoch", "jureca-gc200", 4),
+        ("caraml", "ipu-epoch", "jureca-ipu", 4),
         ("pearc", "images", "", 70000),
         ("maelstrom", "epochs-jsc", "", 20),
         ("maelstrom", "epochs-e4", "", 50),

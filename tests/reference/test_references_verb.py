@@ -37,6 +37,14 @@ def test_rows_show_our_unit_the_printed_one_and_the_notes() -> None:
     assert "[1] misprint: 1199.11 fits the training time" in text
 
 
+def test_a_machine_is_found_by_any_of_its_names() -> None:
+    own = references("--system", "jureca-ipu", "--csv")
+    assert own == references("--system", "GC200", "--csv") == references("--system", "jureca-gc200", "--csv")
+    assert references("--system", "discoverer", "--csv").count("discoverer-plus") == 4
+    with pytest.raises(InputError, match="unknown system 'jureca-a10'"):
+        references("--system", "jureca-a10")
+
+
 def test_files_hold_every_column() -> None:
     rows = list(csv.DictReader(io.StringIO(references("--source", "pearc", "--csv"))))
     assert tuple(rows[0]) == FIELDS

@@ -135,7 +135,14 @@ def references(
     from caraml.reference.listing import full_lines, overview, rows_text
 
     wanted = {"source": source, "table": table, "system": system, "workload": workload, "metric": metric, "mode": mode}
-    rows = select(load(), **wanted)
+    every = load()
+    if system is not None and system not in {row.system for row in every}:  # another name of the same machine
+        from caraml.system.catalogue import list_systems
+
+        machines = (one for one in list_systems() if system.casefold() in {word.casefold() for word in (one.name, *one.aliases)})
+        words = {word for one in machines for word in (one.name, *one.aliases, *(alias.casefold() for alias in one.aliases))}
+        wanted["system"] = next((row.system for row in every if row.system in words), system)
+    rows = select(every, **wanted)
     if csv or json:
         columns, lines = full_lines(rows)
         say((to_csv if csv else to_json)(columns, lines), nl=False)

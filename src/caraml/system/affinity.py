@@ -24,7 +24,7 @@ from caraml.system.model import System
 from caraml.system.topology import ROOT, Core, cores, device_affinity, neighbours
 
 WANTED = "CARAML_AFFINITY"
-"""Environment variable of a point's script: ``compact``, ``spread`` or ``none``; anything else is ``auto``."""
+"""Environment variable: ``compact``, ``spread`` or ``none``, the ``affinity`` of a point as its script sets it; else it is ``auto``."""
 SWITCH = "CARAML_BIND"
 """Environment variable: ``off`` leaves every process where the launcher put it."""
 _BY_NUMA = "contiguous blocks of physical cores, NUMA node by NUMA node"

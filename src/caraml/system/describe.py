@@ -86,6 +86,7 @@ def _hardware(system: System) -> Iterator[Row]:
         "cpu.threads": cpu.threads,
         "cpu.numa_nodes": cpu.numa_nodes,
         "memory_bytes": _bytes(system.memory_bytes),
+        "ssd_bytes": "none" if system.ssd_bytes == 0 else _bytes(system.ssd_bytes),
         "affinity": _affinity(system),
     }
     return (Row(key, str(value), _source(system, key)) for key, value in values.items() if value)

@@ -102,6 +102,7 @@ class System(_Model):
     devices: tuple[DeviceModel, ...] = Field(min_length=1, description="the devices of one node")
     cpu: Cpu = Field(description="the processors of one node")
     memory_bytes: int | None = Field(None, ge=1, description="host memory of one node that may be used: cgroup limit included")
+    ssd_bytes: int | None = Field(None, ge=0, description="solid-state storage of one node, on which data can be staged; 0: it has none")
     driver: str | None = Field(None, description="version of the accelerators' driver")
     os: str | None = Field(None, description="operating system")
     kernel: str | None = Field(None, description="version of the kernel")

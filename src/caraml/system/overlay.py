@@ -13,7 +13,7 @@ from caraml.system.model import Affinity, Cpu, DeviceModel, System
 
 Table = dict[str, Any]
 
-_NEED_SOURCE = ("nodes", "devices_per_node", "devices", "cpu", "memory_bytes", "affinity")
+_NEED_SOURCE = ("nodes", "devices_per_node", "devices", "cpu", "memory_bytes", "ssd_bytes", "affinity")
 _TABLES: dict[str, type[BaseModel]] = {"devices": DeviceModel, "cpu": Cpu, "affinity": Affinity}
 _NAMES = {"model", "kind", "index", "uuid", "pci_bus_id"}
 """Fields that name a device and are no figures."""
