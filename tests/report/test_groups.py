@@ -102,6 +102,11 @@ def test_wide_ranges() -> None:
     assert not wide_range([0.0, 100.0])
 
 
+def test_a_run_with_a_profile_is_a_repeat_of_its_work() -> None:
+    plain, traced = make_record(), make_record(make_point(profile=True))
+    assert plain.key != traced.key and [len(line.runs) for line in repeated([plain, traced])] == [2]
+
+
 def test_quality_is_drawn_over_the_batch_where_it_is_known() -> None:
     records = [make_record(make_point(global_batch=batch)) for batch in (16, 32, 64)]
     assert [figure.title for figure in over_batch(records)[0]] == ["Rate over global batch: gpt-mini"]

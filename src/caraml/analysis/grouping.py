@@ -12,7 +12,7 @@ from caraml.suite.model import Point
 Axes: TypeAlias = dict[str, str]
 """What decides a point's result, by name, as text that can be compared."""
 
-_NOT_WORK = {"suite", "benchmark", "variant", "params", "repeat", "seed", "measure", "knobs"}
+_NOT_WORK = {"suite", "benchmark", "variant", "params", "repeat", "seed", "profile", "measure", "knobs"}
 """Fields of a point that are labels, or that do not change what is measured: repeats differ in them; or that stand here in another form."""
 _AS_THEY_ARE = "knobs as they are"
 

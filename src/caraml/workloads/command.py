@@ -10,7 +10,7 @@ import re
 import string
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -163,4 +163,3 @@ def _no_task(context: BuildContext[Params]) -> NoReturn:
 
 
 WORKLOAD = Workload(title="any program, measured from outside", params=Params, build=_no_task)
-TAKES = get_args(Take)

@@ -21,7 +21,6 @@ from caraml.data.store import prepared_once
 SIDE = 28
 DRAWN = 60_000
 """Images of a drawn epoch, as many as MNIST's training set has."""
-HELD_OUT = 10_000
 _VERSION = 1
 _IMAGES_MAGIC = 2051
 _DTYPE = np.uint8

@@ -13,8 +13,6 @@ from torch.nn import functional as F
 PREDICTORS = 17
 QUANTILES = (0.1, 0.5, 0.9)
 LEVELS = 6
-SMALLEST_SIDE = 2 ** (LEVELS - 1)
-"""Height and width of a field must be a multiple of this."""
 _WIDTH = 16
 
 
