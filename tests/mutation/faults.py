@@ -598,8 +598,8 @@ FAULTS = [
     Fault(
         "a matrix product counted as half its work",
         KERNELS,
-        'yield Kernel(products, "matrix product", shape, 2.0 * prod(shape)',
-        'yield Kernel(products, "matrix product", shape, 1.0 * prod(shape)',
+        "2.0 * prod(shape), partial(product, *shape))",
+        "1.0 * prod(shape), partial(product, *shape))",
         (T_PROBE,),
     ),
     Fault("a triad counted as one array", KERNELS, "float(passes * array_bytes)", "float(array_bytes)", (T_PROBE,)),
