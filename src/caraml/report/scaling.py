@@ -8,18 +8,20 @@ from typing import Any
 
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.history import Series, attempts, history
-from caraml.analysis.scaling import Cell, Curve, Quantity, ScalingFamily, matrix, scaling, solutions_of
-from caraml.base.chart import Axis, cells, marks
+from caraml.analysis.scaling import Basis, Cell, Curve, Quantity, ScalingFamily, matrix, scaling, solutions_of
+from caraml.base.chart import Axis, Drawing, cells, marks
 from caraml.base.format import printable
 from caraml.metrics.model import Metric
 from caraml.report.comparison import law_text
 from caraml.report.grouping import MOST_SERIES, first, first_figures, keys, labels, marker, repeated
-from caraml.report.numbers import counted, written
+from caraml.report.numbers import counted, plain, written
 from caraml.report.section import ReportFigure
 from caraml.results.record import Record
 
 MOST_LAWS = 12
 """Families to which laws are fitted, which takes longer than all else; ``caraml scaling`` fits them to any number."""
+_RATE: Basis = "training"
+"""The rate that a device's is told of: items per second of the training part."""
 FEWEST_ATTEMPTS = 3
 """Attempts from which a result over time is worth a figure."""
 
@@ -36,24 +38,74 @@ def efficiencies(records: Sequence[Record]) -> tuple[list[ReportFigure], list[st
 
 
 def _efficiency(name: str, families: Sequence[ScalingFamily]) -> ReportFigure:
-    """One family is drawn by each of its rates, several by the training part."""
+    """One family is drawn by each of its rates, several in a panel for each rate; beside them the rate of one device."""
     names = _names(families)
+    shown, more = first(list(families), MOST_SERIES, "line")
+    bases = list(dict.fromkeys(curve.basis for family in shown for curve in family.curves))
     if len(families) == 1:
-        lines: list[tuple[str, Curve]] = [(curve.basis, curve) for curve in families[0].curves]
+        lines: list[str] = [*bases]
+        panels: list[tuple[str, list[Curve | None]]] = [("efficiency", [*families[0].curves])]
     else:
-        lines = [(names[family.name], curve) for family in families if (curve := family.curve("training")) is not None]
-    chosen, more = first(lines, MOST_SERIES, "line")
-    series = [[_size_mark(line, curve, index) for index in range(len(curve.sizes))] for line, curve in chosen]
-    worlds = sorted({size.world for _, curve in chosen for size in curve.sizes})
+        lines = [names[family.name] for family in shown]
+        panels = [
+            (f"efficiency, {'training part' if basis == _RATE else basis}", [family.curve(basis) for family in shown]) for basis in bases
+        ]
+    worlds = sorted({size.world for family in shown for curve in family.curves for size in curve.sizes})
     x = Axis("devices", log=2, ticks=[float(world) for world in worlds], domain=(worlds[0] / 1.15, worlds[-1] * 1.15))
     title = f"Scaling efficiency: {name}"
-    drawing = marks(series, x, Axis("efficiency [%]", zero=True), title)
+    drawings = [
+        marks(
+            [
+                [_size_mark(line, curve, at) for at in range(len(curve.sizes))] if curve else []
+                for line, curve in zip(lines, curves, strict=True)
+            ],
+            x,
+            Axis(f"{what} [%]", zero=True),
+            title if len(panels) == 1 else f"{what[0].upper()}{what[1:]}: {name}",
+        )
+        for what, curves in panels
+    ]
+    of_items = [curve if curve and curve.basis == _RATE else None for curve in _rates(families, shown)]
+    drawings += _per_device(lines, of_items, x, name, f"{families[0].item}/s")
     columns = ["family", "rate", "devices", "batch", "speed-up", "efficiency", "law"]
     listed = families[:MOST_SERIES]
     rows = [_size_row(names[one.name], curve, at) for one in listed for curve in one.curves for at in range(len(curve.sizes))]
     note = "Rate over that of the smallest number of devices, times the ratio of devices; the short lines show the 95 % interval."
-    note += f" {law_text(lines[0][1].laws[0])}" if len(families) == 1 and lines[0][1].laws else ""
-    return ReportFigure(title, [drawing], [line for line, _ in chosen], "mark", columns, rows, note + more)
+    laws = families[0].curves[0].laws
+    note += f" {law_text(laws[0])}" if len(families) == 1 and laws else ""
+    return ReportFigure(title, drawings, lines, "mark", columns, rows, note + more)
+
+
+def _rates(families: Sequence[ScalingFamily], shown: Sequence[ScalingFamily]) -> list[Curve | None]:
+    """The curve of each line of a figure whose rate is in items per second."""
+    return [*families[0].curves] if len(families) == 1 else [family.curve(_RATE) for family in shown]
+
+
+def _per_device(lines: Sequence[str], curves: Sequence[Curve | None], x: Axis, name: str, plain_unit: str) -> list[Drawing]:
+    """Items per second and device over the number of devices: flat where scaling is perfect."""
+    found = [size.rate.value / size.world for curve in curves if curve for size in curve.sizes]
+    if not found:
+        return []
+    factor, unit = counted(max(found), plain_unit)
+    series = [
+        [
+            marker(
+                size.world,
+                Metric(value=rate, unit=plain_unit, low=_over(size.rate.low, size.world), high=_over(size.rate.high, size.world)),
+                factor,
+                f"{line}, {size.world} devices: {plain('', rate, plain_unit)} per device",
+                keys(size.keys),
+            )
+            for size in (curve.sizes if curve else ())
+            for rate in [size.rate.value / size.world]
+        ]
+        for line, curve in zip(lines, curves, strict=True)
+    ]
+    return [marks(series, x, Axis(f"rate per device [{unit}]", zero=True), f"Rate per device: {name}")]
+
+
+def _over(value: float | None, world: int) -> float | None:
+    return None if value is None else value / world
 
 
 def _names(families: Sequence[ScalingFamily]) -> dict[str, str]:

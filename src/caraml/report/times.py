@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -134,10 +134,19 @@ def _distribution(records: Sequence[Record], times: dict[str, list[float]]) -> R
     log = 10 if wide_range([x for line in lines for x, _ in line.points]) else None
     title = f"Step times in the window: {records[0].point.benchmark}"
     x_title = f"step time [{unit}]" if len(shown) == 1 else "step time / the point's median"
-    drawing = curves(lines, Axis(x_title, log=log), Axis("share of steps at or below", domain=(0, 1)), title, step=True)
+    y = Axis("share of steps at or below", domain=(0, 1))
+    drawings = [curves(lines, Axis(x_title, log=log), y, title, step=True)]
+    if len(shown) > 1:  # as they are, too: whose steps take longer, and by how much
+        factor, unit = prefixed(max(medians.values()), "s")
+        own = [
+            replace(line, points=[(x * medians[key] / factor, share) for x, share in line.points])
+            for line, key in zip(lines, found, strict=True)
+        ]
+        log = 10 if wide_range([x for line in own for x, _ in line.points]) else None
+        drawings.append(curves(own, Axis(f"step time [{unit}]", log=log), y, f"{title}, absolute", step=True))
     columns = ["point", "shortest", "5 %", "median", "95 %", "longest", "elbow"]
     note = "The slowest rank's time of each step; the elbow in the table is where the bulk ends and a tail begins." + _left_out(records)
-    return ReportFigure(title, [drawing], [line.name for line in lines], "line", columns, rows, note)
+    return ReportFigure(title, drawings, [line.name for line in lines], "line", columns, rows, note)
 
 
 def _at(points: Points, share: float) -> float:
