@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.data.loader import stream
 from caraml.data.staging import stage, unstage
+from caraml.workloads.image_classification import Params, _parts
 from caraml.workloads.image_classification.generator import ImageFolderFacts
 from caraml.workloads.image_classification.images import Form, ImageSamples, open_store
 from caraml.workloads.image_classification.lmdb_store import LmdbStore
@@ -106,7 +107,9 @@ def test_unreadable_databases_are_named_before_any_worker_starts(tmp_path: Path,
         LmdbStore(tmp_path / "text.lmdb")
     with lmdb.open(str(tmp_path / "other.lmdb"), subdir=False) as other, other.begin(write=True) as transaction:
         transaction.put(b"key", b"value")
-    with pytest.raises(InputError, match="not one of images"):
+    with pytest.raises(
+        InputError, match=r"not one of images: found 1 entries, keys 'key', a value that begins with 76 61 6c 75 65; expected"
+    ):
         LmdbStore(tmp_path / "other.lmdb")
     pack_images(image_folder[0], tmp_path / "cut.lmdb")
     with (tmp_path / "cut.lmdb").open("r+b") as file:
@@ -118,6 +121,44 @@ def test_unreadable_databases_are_named_before_any_worker_starts(tmp_path: Path,
         transaction.delete(b"\0" * 8)
     with pytest.raises(InputError, match="found 199 images; expected 200"):
         LmdbStore(tmp_path / "whole.lmdb")
+
+
+def test_tiny_imagenet_is_read_as_it_is_unpacked(tmp_path: Path, image_folder: tuple[Path, ImageFolderFacts]) -> None:
+    root, given = tmp_path / "tiny-imagenet-200", FolderStore(image_folder[0])
+    lines = []
+    for position, label in enumerate(given.labels.tolist()):
+        name = f"{given.classes[label]}_{position}.JPEG"
+        part = root / "val" / "images" if position % 4 == 0 else root / "train" / given.classes[label] / "images"
+        part.mkdir(parents=True, exist_ok=True)
+        (part / name).write_bytes(given.read(position))
+        (part.parent / "boxes.txt").touch()
+        if position % 4 == 0:
+            lines.append(f"{name}\t{given.classes[label]}\t0\t0\t63\t63\n")
+    (root / "val" / "val_annotations.txt").write_text("".join(lines))
+    (root / "wnids.txt").write_text("\n".join(given.classes))
+    params = Params.model_validate({"data": str(root)})
+    assert (params.data, params.path) == ("images", str(root))
+    train, held_out = _parts(str(root))
+    assert held_out is not None and FolderStore(Path(train)).classes == FolderStore(Path(held_out)).classes == given.classes
+    assert content(FolderStore(Path(train))) | content(FolderStore(Path(held_out))) == content(given)
+    assert len(FolderStore(Path(held_out)).labels) == 50
+    assert _parts(str(root / "train")) == (str(root / "train"), None)
+    (root / "val" / "val_annotations.txt").write_text(lines[0] + "../../etc\tn1\n")
+    with pytest.raises(InputError, match=r"val_annotations\.txt:2: found '\.\./\.\./etc.*expected IMAGE, a tab and CLASS"):
+        FolderStore(root / "val")
+
+
+@pytest.mark.parametrize(
+    ("given", "form"),
+    [("/d/a.lmdb", "lmdb"), ("./a.tar", "archive"), ("/d/a.sqsh", "archive"), ("/d/set", "images"), ("/d/set.v2", "images")],
+)
+def test_the_form_of_a_path_follows_from_its_ending(given: str, form: str) -> None:
+    params = Params.model_validate({"data": given})
+    assert (params.data, params.path) == (form, given)
+    with pytest.raises(ValueError, match="a form with `path`, or a path alone: path is '/other'"):
+        Params.model_validate({"data": given, "path": "/other"})
+    with pytest.raises(ValueError, match="'images', 'lmdb'"):
+        Params.model_validate({"data": "lmbd"})
 
 
 def test_broken_shards_are_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import lzma
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pytest
 import zstandard
 
@@ -197,3 +198,21 @@ def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("some words")
     with pytest.raises(EnvironmentUnfitError, match=r"words\.txt: data cannot be written here"):
         prepare_text([tmp_path / "words.txt"], tmp_path / "words.txt" / "corpus")
+
+
+def test_a_corpus_has_the_first_documents_and_no_more_tokens_than_asked(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"document {number} of many"}) + "\n" for number in range(3000)))
+    every = prepare_text([tmp_path / "a.jsonl"], tmp_path / "every", vocab_size=300)
+    reader, tokenizer = IndexedTokens(tmp_path / "every"), every.tokenizer
+    first = prepare_text([tmp_path / "a.jsonl"], tmp_path / "first", tokenizer=tokenizer, most_documents=790)
+    ends = np.cumsum([len(reader[number]) for number in range(3000)])
+    assert (first.documents, first.tokens, first.provenance["most_documents"]) == (790, ends[789], 790)
+    for most in (int(ends[99]), int(ends[99]) + 1, int(ends[99]) - 1):
+        part = prepare_text([tmp_path / "a.jsonl"], tmp_path / "part", tokenizer=tokenizer, most_tokens=most)
+        count = 99 if most < ends[99] else 100
+        assert (part.documents, part.tokens) == (count, ends[count - 1])
+        assert part.provenance["text_bytes"] == sum(len(f"document {number} of many") for number in range(count))
+    assert np.array_equal(IndexedTokens(tmp_path / "part")[98], reader[98])
+    with pytest.raises(InputError, match="--tokens: found 3, the first document has more"):
+        prepare_text([tmp_path / "a.jsonl"], tmp_path / "none", tokenizer=tokenizer, most_tokens=3)
+    assert not list(tmp_path.glob("none.*"))

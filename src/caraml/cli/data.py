@@ -14,17 +14,20 @@ data_app.add_typer(prepare_app, name="prepare")
 
 
 @prepare_app.command("text")
-def prepare_text(
+def prepare_text(  # noqa: PLR0917 -- options, which nobody gives by position
     inputs: Annotated[list[Path], typer.Argument(help="Files or folders: JSONL (.xz, .gz, .zst), Parquet, plain text.")],
     out: Annotated[Path, typer.Option("--out", help="Prefix of the .bin and .idx files.")],
     tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json, or folder with vocab.json and merges.txt.")] = None,
     vocab_size: Annotated[int, typer.Option(help="Words of the tokenizer that is trained when none is given.")] = 8192,
     text_key: Annotated[str, typer.Option(help="Field that holds a document's text.")] = "text",
+    documents: Annotated[int | None, typer.Option(min=1, help="Only so many documents, the first.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Only as many whole documents as have at most so many tokens together.")] = None,
 ) -> None:
     """Tokenise documents into Megatron's indexed format."""
     from caraml.workloads.gpt.text import prepare_text as prepare
 
-    done = prepare(inputs, out, tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key)
+    limits = {"most_documents": documents, "most_tokens": tokens}
+    done = prepare(inputs, out, tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key, **limits)
     say(f"{done.prefix}: {done.documents:,} documents, {done.tokens:,} tokens, vocabulary {done.vocab_size:,}")
 
 

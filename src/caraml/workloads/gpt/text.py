@@ -102,6 +102,8 @@ def prepare_text(
     tokenizer: Path | None = None,
     vocab_size: int = DEFAULT_VOCAB_SIZE,
     text_key: str = "text",
+    most_documents: int | None = None,
+    most_tokens: int | None = None,
 ) -> PreparedText:
     """Tokenise the documents of ``inputs`` into the corpus ``out``, each ended by the end-of-text token.
 
@@ -112,6 +114,8 @@ def prepare_text(
             without it, a byte-level BPE is trained on the first 64 MiB of the text.
         vocab_size: the vocabulary to train; a given tokenizer has its own. A short text may yield a smaller one.
         text_key: the field or column that holds the text.
+        most_documents: only the first of them; a tokenizer that is trained sees no others either.
+        most_tokens: end before the document that would bring the corpus above it.
 
     Raises:
         InputError: for inputs, tokenizers and vocabularies that are missing, damaged or empty.
@@ -122,7 +126,7 @@ def prepare_text(
     files = text_files(inputs)
     make_parent(out)
     if tokenizer is None:
-        encoder = _train_tokenizer(_all_documents(files, text_key), vocab_size)
+        encoder = _train_tokenizer(itertools.islice(_all_documents(files, text_key), most_documents), vocab_size)
         origin = f"byte-level BPE trained on the text, tokenizers {version('tokenizers')}"
     else:
         encoder = load_tokenizer(tokenizer)
@@ -134,11 +138,17 @@ def prepare_text(
     serialised = encoder.to_str()
     text_bytes = 0
     with IndexedTokensWriter(out, size) as writer:
-        for texts in _batches(_all_documents(files, text_key)):
-            text_bytes += sum(len(text.encode()) for text in texts)
-            for encoding in _encoded(encoder, texts, origin):
-                if encoding.ids:
+        full = False
+        for texts in _batches(itertools.islice(_all_documents(files, text_key), most_documents)):
+            for text, encoding in zip(texts, _encoded(encoder, texts, origin), strict=True):
+                full = full or (most_tokens is not None and writer.token_count + len(encoding.ids) + 1 > most_tokens)
+                if encoding.ids and not full:
                     writer.add([*encoding.ids, end_of_text])
+                text_bytes += 0 if full else len(text.encode())
+            if full:
+                break
+        if writer.document_count == 0 and full:
+            raise InputError(f"--tokens: found {most_tokens}, the first document has more", "a higher number")
         if writer.document_count == 0:
             raise InputError(f"{', '.join(map(str, inputs))}: found no text in {len(files)} files")
         idx_path(out).unlink(missing_ok=True)  # from here on, an older corpus of this name is no longer whole
@@ -148,6 +158,8 @@ def prepare_text(
             "files": len(files),
             "file_bytes": sum(path.stat().st_size for path in files),
             "text_bytes": text_bytes,
+            **({"most_documents": most_documents} if most_documents is not None else {}),
+            **({"most_tokens": most_tokens} if most_tokens is not None else {}),
             "bytes": writer.token_count * writer.dtype.itemsize,
             "sha256": writer.sha256,
             "tokenizer_origin": origin,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from caraml.base.errors import InputError, unknown_name
 from caraml.metrics.model import Facts
@@ -36,7 +36,7 @@ class Params(BaseModel):
     data: Literal["images", "lmdb", "webdataset", "archive", "dali", "synthetic", "synthetic-device"] = Field(
         "images",
         description="image files, one LMDB, tar shards read in place, an archive unpacked by `stage`, image files decoded by DALI, "
-        "random images made on the host by the loader, or random images already on the device",
+        "random images made on the host by the loader, or random images already on the device; or the path of a set instead",
     )
     path: str | None = Field(None, description="where the data lies; without it, a small set of image files that is drawn on first use")
     validation: str | None = Field(None, description="held-out images in the same form; the drawn set has its own")
@@ -56,6 +56,28 @@ class Params(BaseModel):
     momentum: float = Field(0.9, ge=0, lt=1, description="of the optimizer")
     weight_decay: float = Field(5e-5, ge=0, description="of the optimizer")
     epoch_images: int = Field(IMAGENET_IMAGES, ge=1, description="images of the epoch that `energy_per_epoch` speaks of; or 1000000")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _path_as_data(cls, values: Any) -> Any:
+        """A path in place of a form: what it is follows from its ending."""
+        data = values.get("data") if isinstance(values, dict) else None
+        if not isinstance(data, str) or "/" not in data:
+            return values
+        if values.get("path") not in (None, data):
+            raise ValueError(f"a form with `path`, or a path alone: path is {values['path']!r}")
+        return {**values, "data": _FORMS.get(Path(data).suffix, "images"), "path": data}
+
+
+_FORMS = {".lmdb": "lmdb", **dict.fromkeys((".tar", ".zip", ".sqsh", ".squashfs"), "archive")}
+_PARTS = ("train", "val")
+"""Folders, or beginnings of names, of the two parts of a set: TinyImageNet's, and EPICURE's."""
+
+
+def _parts(path: str) -> tuple[str, str | None]:
+    """Training and held-out images of a set that is named as a whole: ``PATH/train`` and ``PATH/val``, or else all of it and nothing."""
+    train, held_out = (Path(path, part) for part in _PARTS)
+    return (str(train), str(held_out)) if train.is_dir() and held_out.is_dir() else (path, None)
 
 
 @dataclass(frozen=True)
@@ -216,12 +238,14 @@ def _open(ctx: BuildContext[Params]) -> _Input:
         return _Input(source, None, dict)
     if params.data == "dali":
         return _Input(_dali_source(ctx), None, dict)
-    samples, staging = _samples(ctx, params.path)
+    path, validation = (None, None) if params.path is None else _parts(params.path)
+    samples, staging = _samples(ctx, path)
     source = open_source(samples, ctx, workers=params.workers, resident=False)
     source.description.update(staging)
-    if params.path is not None and params.validation is None:
+    validation = params.validation or validation
+    if path is not None and validation is None:
         return _Input(source, None, lambda: samples.damaged)
-    unseen, _ = _samples(ctx, params.validation, held_out=samples)
+    unseen, _ = _samples(ctx, validation, held_out=samples)
     held_out = HeldOut(unseen, ctx.micro_batch, ctx.device, loader_workers(ctx, params.workers))
     return _Input(source, held_out, lambda: {**samples.damaged, **unseen.damaged})
 

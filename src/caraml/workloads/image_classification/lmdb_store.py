@@ -49,7 +49,8 @@ class LmdbStore:
             images, classes = (meta.get("images"), meta.get("classes")) if isinstance(meta, dict) else (None, None)
             if not isinstance(images, int) or not isinstance(classes, list) or not images or meta.get("format") != FORMAT:
                 raise InputError(
-                    f"{self.path}: an LMDB, but not one of images: no `{META.decode()}` of format {FORMAT}", "caraml data pack writes one"
+                    f"{self.path}: an LMDB, but not one of images: {self._content()}; expected a key `{META.decode()}` of format {FORMAT}",
+                    "caraml data pack FOLDER --out NAME.lmdb writes one from the image files",
                 )
             if (entries := _environments[str(self.path.absolute())][1].stat()["entries"]) > IMAGES:
                 raise too_large(self.path, entries, IMAGES, "images")
@@ -62,6 +63,14 @@ class LmdbStore:
         if len(labels) != images or not 0 <= labels.min() <= labels.max() < len(classes):
             raise InputError(f"{self.path}: found {len(labels)} images; expected {images} of classes below {len(classes)}")
         return {"classes": classes, "labels": labels.tobytes()}
+
+    def _content(self) -> str:
+        """What a database of another layout has: its first keys and how its first value begins."""
+        with self._transaction().cursor() as cursor:
+            first = [(bytes(key), bytes(value[:16])) for (key, value), _ in zip(cursor, range(3), strict=False)]
+        count = _environments[str(self.path.absolute())][1].stat()["entries"]
+        keys = ", ".join(repr(key[:40])[1:] for key, _ in first)
+        return f"found {count:,} entries, keys {keys or 'none'}" + (f", a value that begins with {first[0][1].hex(' ')}" if first else "")
 
     def _transaction(self) -> Any:
         """The read transaction of this process; LMDB forbids to carry one over a fork, so a loader's worker opens its own."""

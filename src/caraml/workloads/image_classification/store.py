@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import replacing, replacing_by_name
-from caraml.base.limits import IMAGE, files_below, read_bytes, read_json
+from caraml.base.limits import IMAGE, files_below, read_bytes, read_json, read_text
 from caraml.data.staging import SQUASH_SUFFIXES
 from caraml.workloads.image_classification.generator import FACTS_FILE
 
@@ -30,6 +30,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", "
 """Endings, in lower case, of names that are taken for images."""
 _SIZED_EXACTLY = 1000
 """Files whose sizes are asked for; of more, as many at even distances. Asking for a million takes minutes on a parallel file system."""
+_ANNOTATIONS = "val_annotations.txt"
 _HINT = "expected ROOT/CLASS/IMAGE; `caraml data prepare images` writes one"
 
 
@@ -54,7 +55,10 @@ class ImageStore(Protocol):
 
 
 class FolderStore:
-    """``ROOT/CLASS/IMAGE``: one folder per class, searched to the bottom; files with other endings than :data:`SUFFIXES` are not images."""
+    """``ROOT/CLASS/IMAGE``: one folder per class, searched to the bottom; files with other endings than :data:`SUFFIXES` are not images.
+
+    Or ``ROOT/images/IMAGE`` with the classes in ``ROOT/val_annotations.txt``, as TinyImageNet's held-out images are.
+    """
 
     def __init__(self, root: Path) -> None:
         """List the images, sorted by name. Raises ``InputError`` if there is no such folder, no class in it, or a class without images."""
@@ -63,6 +67,10 @@ class FolderStore:
             self.classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
         except OSError as error:
             raise InputError(f"{root}: no image folder ({error.strerror or error})", _HINT) from error
+        if (annotated := self.root / _ANNOTATIONS).is_file():
+            self._paths, names = _annotated(annotated)
+            self.classes, self.labels = number_classes(names, annotated)
+            return
         if not self.classes:
             raise InputError(f"{root}: no image folder (found no folder of a class in it)", _HINT)
         seen: set[tuple[int, int]] = set()
@@ -98,6 +106,22 @@ class FolderStore:
             "bytes_from": "all files" if len(chosen) == len(self._paths) else f"the mean of {len(chosen)} files",
             "generated": json.loads(read_json(facts)) if facts.is_file() else None,
         }
+
+
+def _annotated(path: Path) -> tuple[list[str], list[str]]:
+    """Images and their classes by a file with a line for each: name, class, and more that is not needed, with tabs between.
+
+    Raises:
+        InputError: a line without both, or with a name that leaves the folder.
+    """
+    paths, names = [], []
+    for number, line in enumerate(read_text(path, IMAGE).splitlines(), 1):
+        name, tab, rest = line.partition("\t")
+        if not tab or "/" in name or name in {"", ".."}:
+            raise InputError(f"{path}:{number}: found {line[:60]!r}, expected IMAGE, a tab and CLASS", "copy the file again")
+        paths.append(str(path.parent / "images" / name))
+        names.append(rest.partition("\t")[0])
+    return paths, names
 
 
 def number_classes(names: Sequence[str], source: Path) -> tuple[list[str], npt.NDArray[np.int64]]:
