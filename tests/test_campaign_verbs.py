@@ -20,6 +20,7 @@ from caraml.suite.load import SuiteFile
 from caraml.suite.model import Suite
 from caraml.system.detect import detect
 from caraml.workloads import params_of
+from caraml.workloads.image_classification.generator import generate_image_folder
 
 SUITE = """name = "verbs"
 title = "Verbs"
@@ -419,3 +420,28 @@ def test_a_program_sees_the_site_s_variables_with_and_without_energy(here: Path)
         assert done.returncode == 0, done.stderr
         (log,) = (here / out).glob("points/*/1/worker.log")
         assert log.read_text() == "is active\n", more
+
+
+IMAGES = """name = "images"
+title = "Images"
+[[benchmark]]
+name = "resnet"
+workload = "image_classification"
+global_batch = 4
+params = { model = "test_resnet", image_size = 32, data = "images", path = "photos" }
+measure = { target = 0.5, min_seconds = 0, max_seconds = 30, min_steps = 4, max_steps = 4, warm_up_max_seconds = 0.1, idle_seconds = 0 }
+"""
+
+
+def test_input_with_a_relative_path_lies_beside_its_suite_and_for_one_of_the_catalogue_in_the_current_folder(here: Path) -> None:
+    (here / "study").mkdir()
+    generate_image_folder(here / "study" / "photos", classes=2, images_per_class=8, seed=0)
+    (here / "study" / "images.toml").write_text(IMAGES)
+    done = caraml(here, "run", "study/images.toml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (record,) = Store(here / "caraml-results").records("images")
+    assert record.status == "ok" and record.point.params["path"] == "photos"  # where the study lies is no part of its keys
+    printed = caraml(here, "run", "vision", "--set", "params.data=images", "--set", "params.path=study/photos", "--launcher", "print")
+    assert printed.returncode == 0, printed.stderr
+    scripts = [path.read_text() for path in (here / "caraml-results" / "points").glob("*/1/run.sh")]
+    assert len(scripts) > 1 and sum(f"export CARAML_SUITE_FOLDER={here}\n" in text for text in scripts) == len(scripts) - 1

@@ -106,7 +106,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_696,
     "base": 2_550,
-    "campaign": 1_808,
+    "campaign": 1_814,
     "cli": 1_531,
     "data": 850,
     "engine": 3_734,
@@ -120,7 +120,7 @@ LINES = {
     "system": 4_220,
     "verify": 1_150,
     "worker": 2_062,
-    "workloads": 8_309,
+    "workloads": 8_313,
 }
 FILES = 277
 

@@ -201,7 +201,7 @@ def test_a_folder_without_a_part_says_which(tmp_path: Path) -> None:
     (folder / "config.json").unlink()
     with pytest.raises(InputError, match=r"found no config.json in .*expected a folder that transformers wrote"):
         _network(Params(preset="tiny", weights=str(folder)))
-    with pytest.raises(InputError, match=rf"found no config.json in {Path.cwd()}/bert;(?s:.*)give the whole path"):
+    with pytest.raises(InputError, match=rf"found no config.json in {Path.cwd()}/bert;"):
         _network(Params(preset="tiny", weights="bert"))
 
 

@@ -319,12 +319,17 @@ def files_of(campaign: Campaign, point: Point, folder: Path) -> dict[str, str]:
     if campaign.launcher.slots is not None:  # it runs where it is started, whatever scheduler the machine has
         site = site.model_copy(update={"scheduler": None})
     cpu, kind = campaign.system.cpu, campaign.system.devices[0].kind
-    return {
-        **files,
-        SCRIPT: Recipe(
-            point, home, cpu.usable_threads or cpu.threads or 1, site, kind, elsewhere is not None, needed_by(campaign, point)
-        ).text(),
-    }
+    made = Recipe(
+        point,
+        home,
+        cpu.usable_threads or cpu.threads or 1,
+        site,
+        kind,
+        away=elsewhere is not None,
+        needed=needed_by(campaign, point),
+        suite_folder=None if params is not None or elsewhere is not None else suite_folder,
+    )
+    return {**files, SCRIPT: made.text()}
 
 
 def ran(folder: str) -> Ran | None:

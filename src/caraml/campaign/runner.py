@@ -50,7 +50,7 @@ from caraml.results.record import FINAL, STOPPED, Record
 from caraml.results.status import DONE, ProgressLine, ProgressReader
 from caraml.results.store import POINT, RECORD, Store, folder_name, latest_in, read_record
 from caraml.suite.expand import WHOLE, Plan, PlannedPoint, SuitePart, expand, without_unmet
-from caraml.suite.load import SuiteFile
+from caraml.suite.load import CATALOG, SuiteFile
 from caraml.suite.model import Point
 from caraml.system.detect import detect
 from caraml.system.environment import environment
@@ -588,8 +588,9 @@ class Campaign:
 
     @cached_property
     def suite_folder(self) -> str:
-        """Folder of the suite file, in which programs start."""
-        return str(Path(self.options.file or self.suite.document.name).resolve().parent)
+        """From where programs start and paths are meant: the folder of the suite's file, the current one for suites of the catalogue."""
+        folder = Path(self.options.file or self.suite.document.name).resolve().parent
+        return str(Path.cwd() if folder == CATALOG.resolve() else folder)
 
     @cached_property
     def _surroundings(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from caraml.system import affinity
 from caraml.system.model import DeviceKind
 from caraml.system.site import Scheduler, Site
 from caraml.system.variables import SITE, check_name, concealed, loading
+from caraml.workloads.base import SUITE_FOLDER
 
 SCRIPT = "run.sh"
 NEEDED = "needed"
@@ -137,6 +138,8 @@ class Recipe:
     """Whether the script will run on a machine that has nothing of this one."""
     needed: Path | None = None
     """Folder of the attempt that the point builds on."""
+    suite_folder: str | None = None
+    """From which relative paths of input are meant."""
 
     @property
     def python(self) -> str:
@@ -257,6 +260,7 @@ def _variables(made: Recipe) -> dict[str, str]:
     """What the script exports; the site's own variables go before every other word."""
     point, site = made.point, made.site
     variables = environment_of(point, made.threads, made.kind) | ({} if made.away else _python_path())
+    variables |= {} if made.suite_folder is None else {SUITE_FOLDER: made.suite_folder}
     variables |= _network(point, site) | _image_variables(made)
     if site.scheduler is not None:
         variables["OMP_NUM_THREADS"] = Shell(f"$((cpus > {point.devices} ? cpus / {point.devices} : 1))")

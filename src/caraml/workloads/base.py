@@ -6,9 +6,11 @@ that suites can be checked without it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from pydantic import BaseModel
@@ -25,8 +27,15 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound=BaseModel)
 
+SUITE_FOLDER = "CARAML_SUITE_FOLDER"
+"""Environment variable: the folder of the suite's file, or that in which `caraml` was called for a suite of the catalogue."""
 VALIDATION_BATCHES = 16
 """Held-out batches, at most, that the validation loss after a window is the mean of: it tells that training works, at a bounded cost."""
+
+
+def given_path(text: str) -> Path:
+    """A file or folder of input that a suite names; a relative one is meant from the suite's file on."""
+    return Path(os.environ.get(SUITE_FOLDER, "")) / text
 
 
 @dataclass(frozen=True)

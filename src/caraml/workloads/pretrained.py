@@ -36,8 +36,7 @@ def read_config(folder: Path, kind: str, expected: Mapping[str, Any], presets: M
     """
     path = folder / "config.json"
     if not path.is_file():
-        hint = None if folder.is_absolute() else "points run in folders of their own: give the whole path"
-        raise InputError(f"weights: found no config.json in {folder.absolute()}; expected a folder that transformers wrote", hint)
+        raise InputError(f"weights: found no config.json in {folder.absolute()}; expected a folder that transformers wrote")
     try:
         config = json.loads(read_json(path))
     except (ValueError, RecursionError) as error:

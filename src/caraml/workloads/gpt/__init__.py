@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -11,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from caraml.metrics.model import Facts
 from caraml.suite.model import Knobs
 from caraml.suite.placement import ModelShape
-from caraml.workloads.base import BuildContext, Division, Task, Workload, open_source
+from caraml.workloads.base import BuildContext, Division, Task, Workload, given_path, open_source
 
 if TYPE_CHECKING:
     import torch
@@ -192,7 +191,7 @@ def _dataset(params: Params, seed: int) -> MapDataset:
 
     if params.data != "text":
         return synthetic_tokens(params.vocab_size, params.sequence_length, seed=seed)
-    prefix = Path(params.corpus) if params.corpus else default_text_corpus(min(params.vocab_size, LARGEST_TRAINED_VOCABULARY)).prefix
+    prefix = given_path(params.corpus) if params.corpus else default_text_corpus(min(params.vocab_size, LARGEST_TRAINED_VOCABULARY)).prefix
     return TokenSamples(IndexedTokens(prefix), params.sequence_length, params.vocab_size)
 
 

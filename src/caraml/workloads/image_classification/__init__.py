@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from caraml.base.errors import InputError, unknown_name
 from caraml.metrics.model import Facts
-from caraml.workloads.base import BatchSource, BuildContext, Task, Workload, loader_workers, open_source
+from caraml.workloads.base import BatchSource, BuildContext, Task, Workload, given_path, loader_workers, open_source
 
 if TYPE_CHECKING:
     import torch
@@ -259,7 +259,7 @@ def _samples(
 
     params = ctx.params
     form: Form = params.data  # type: ignore[assignment]  # what is left after synthetic data and DALI
-    where = Path(path) if path else default_image_folder(held_out=held_out is not None) if form == "images" else None
+    where = given_path(path) if path else default_image_folder(held_out=held_out is not None) if form == "images" else None
     opened = open_store(form, where, Path(params.stage) if params.stage else None, ctx.phase("staging"))
     found = len(opened.store.classes)
     if found > params.classes:
@@ -286,7 +286,7 @@ def _dali_source(ctx: BuildContext[Params]) -> BatchSource:
     from caraml.workloads.image_classification.generator import default_image_folder
 
     params = ctx.params
-    root = Path(params.path) if params.path else default_image_folder()
+    root = given_path(params.path) if params.path else default_image_folder()
     threads = loader_workers(ctx, params.workers)
     batches = DaliBatches(
         root, params.image_size, ctx.micro_batch, ctx.device, threads=threads, seed=ctx.seed, rank=ctx.rank, world=ctx.world

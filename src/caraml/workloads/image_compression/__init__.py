@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from caraml.metrics.model import Metric
 from caraml.metrics.quality import DEFINITIONS, image_quality
-from caraml.workloads.base import BuildContext, Quality, Task, Workload, counted_facts, open_source
+from caraml.workloads.base import BuildContext, Quality, Task, Workload, counted_facts, given_path, open_source
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +46,7 @@ def build(ctx: BuildContext[Params]) -> Task:
     params = ctx.params
     with ctx.phase("data"):
         if params.folder is not None:
-            digits, unseen = (mnist(Path(params.folder), held_out) for held_out in (False, True))
+            digits, unseen = (mnist(given_path(params.folder), held_out) for held_out in (False, True))
         else:
             digits, unseen = drawn_digits(params.images), drawn_digits(params.held_out, held_out=True)
         source = open_source(digits, ctx, workers=params.workers, resident=params.data == "resident")

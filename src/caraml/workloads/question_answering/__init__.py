@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,7 +10,7 @@ from caraml.base.errors import InputError
 from caraml.base.limits import VOCABULARY
 from caraml.metrics.model import Metric
 from caraml.metrics.quality import answer_quality
-from caraml.workloads.base import COUNTED, BuildContext, Quality, Task, Workload, counted_facts, open_source
+from caraml.workloads.base import COUNTED, BuildContext, Quality, Task, Workload, counted_facts, given_path, open_source
 from caraml.workloads.pretrained import find_tokenizer, load_weights, read_config
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def _network(params: Params) -> Any:
     sizes, words = PRESETS[params.preset], FULL_VOCABULARY
     if params.weights is None:
         return BertForQuestionAnswering(BertConfig(vocab_size=words, **sizes))
-    folder = Path(params.weights)
+    folder = given_path(params.weights)
     found = read_config(folder, "bert", {**sizes, **_OF_BERT}, PRESETS).get("vocab_size", words)
     if not isinstance(found, int) or not 0 < found <= VOCABULARY:
         raise InputError(f"{folder / 'config.json'}: vocab_size: found {found!r}, expected 1 to {VOCABULARY:,}")
@@ -148,12 +147,12 @@ def _datasets(params: Params, seed: int) -> tuple[Any, Any]:
 
     if params.data != "squad":
         return synthetic_windows(FULL_VOCABULARY, params.tokens, seed=seed), None
-    file = Path(params.file) if params.file else default_squad()
+    file = given_path(params.file) if params.file else default_squad()
     if params.vocabulary is not None:
-        vocabulary = Path(params.vocabulary)
+        vocabulary = given_path(params.vocabulary)
     else:
-        vocabulary = find_tokenizer(Path(params.weights)) if params.weights else train_word_pieces(file, params.vocabulary_size)
-    held_out = Path(params.validation) if params.validation else default_squad(held_out=True) if params.file is None else None
+        vocabulary = find_tokenizer(given_path(params.weights)) if params.weights else train_word_pieces(file, params.vocabulary_size)
+    held_out = given_path(params.validation) if params.validation else default_squad(held_out=True) if params.file is None else None
     return SquadWindows(file, vocabulary, params.tokens), None if held_out is None else SquadWindows(held_out, vocabulary, params.tokens)
 
 

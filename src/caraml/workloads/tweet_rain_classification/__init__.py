@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from caraml.workloads.base import BuildContext, Task, Workload, counted_facts
+from caraml.workloads.base import BuildContext, Task, Workload, counted_facts, given_path
 from caraml.workloads.weather import WeatherParams, open_input
 
 SAMPLES_WITHOUT_FILES = 148_000
@@ -38,7 +37,7 @@ def build(ctx: BuildContext[Params]) -> Task:
     from caraml.workloads.weather.samples import SyntheticSamples
 
     params = ctx.params
-    pieces = None if params.weights is None else pieces_of(Path(params.weights), VOCABULARY)
+    pieces = None if params.weights is None else pieces_of(given_path(params.weights), VOCABULARY)
     with ctx.phase("data"):
         given = open_input(
             ctx,
@@ -51,7 +50,7 @@ def build(ctx: BuildContext[Params]) -> Task:
     torch.manual_seed(ctx.seed)
     model = TweetClassifier(_sizes(params))
     if params.weights is not None:
-        trained(model, Path(params.weights), _sizes(params))
+        trained(model, given_path(params.weights), _sizes(params))
     model = model.to(ctx.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, weight_decay=params.weight_decay, fused=ctx.fused)
     facts = counted_facts("text", model, given, _flops(params), bytes_per_sample=8 * params.tokens)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from caraml.workloads.base import VALIDATION_BATCHES, BatchSource, BuildContext, open_source
+from caraml.workloads.base import VALIDATION_BATCHES, BatchSource, BuildContext, given_path, open_source
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +53,7 @@ def open_input(
         return open_source(made, ctx, workers=params.workers, resident=resident)
     from caraml.workloads.weather.lookalikes import default_weather_folder
 
-    folder = Path(params.folder) if params.folder else default_weather_folder(application, params.lookalike)
+    folder = given_path(params.folder) if params.folder else default_weather_folder(application, params.lookalike)
     source = open_source(files(folder, "train"), ctx, workers=params.workers, resident=False)
     return replace(source, validation=lambda: _once(files(folder, "validation"), ctx.micro_batch, ctx.device))
 
