@@ -39,9 +39,13 @@ ELSEWHERE = {
     "caraml verify --system jureca-a100 --launcher slurm --nodes 3",
     "caraml run curves.toml",
     "caraml power --methods ina -- sleep 10",
+    "caraml compare quick@1 quick",
+    "caraml compare KEY/1 KEY",
+    "caraml compare other-results caraml-results --fail-if worse:5%",
 }
-"""Part of another command of its page, run by the fixture, too long for here, or for a machine with Slurm: every suite of the catalogue is
-expanded, every workload trained, the ruler proved through a real Slurm, and the templates of extensions used, in tests of their own."""
+"""Part of another command of its page, run by the fixture, too long for here, for a machine with Slurm, or for results of two rounds: every
+suite of the catalogue is expanded, every workload trained, the ruler proved through a real Slurm, rounds compared, and the templates of
+extensions used, in tests of their own."""
 
 SUITES = ROOT / "src" / "caraml" / "suite" / "catalog"
 STEPS_OF_QUICK = (12, 5)

@@ -21,7 +21,7 @@ from caraml.cli.app import app
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Bandwidth, Facts, Metric, Peak, Phase, Window
 from caraml.power.model import BLOCKING, ENERGY_FLAGS
-from caraml.results.record import FLAGS, STATUSES, Fingerprint, Record
+from caraml.results.record import FLAGS, STATUSES, Costly, Fingerprint, Profile, Record
 from caraml.suite.load import catalog_suites
 from caraml.suite.model import Benchmark, Knobs, Measure, Suite
 from caraml.suite.placement import Placement
@@ -30,7 +30,7 @@ from caraml.system.site import Container, Network, Scheduler, Site, Software
 from caraml.workloads import WORKLOADS, load_workload
 
 ROOT = Path(__file__).parents[1]
-RECORD: tuple[type[BaseModel], ...] = (Record, Metric, Window, Phase, Facts, Peak, Bandwidth, Fingerprint)
+RECORD: tuple[type[BaseModel], ...] = (Record, Metric, Window, Phase, Facts, Peak, Bandwidth, Fingerprint, Profile, Costly)
 SYSTEM: tuple[type[BaseModel], ...] = (System, DeviceModel, Cpu, Link, Affinity, Figure, Site, Scheduler, Network, Container, Software)
 MODELS: dict[str, type[BaseModel]] = {
     **{name: load_workload(name).params for name in WORKLOADS},
@@ -201,7 +201,7 @@ def test_types_and_defaults_are_put_into_words(tables: ModuleType) -> None:
     text = tables.TABLES["benchmark"]()
     assert (
         '| `devices` | integer ≥ 1, `"all"` | `1` |' in text
-        and '| `precision` | `"fp32"`, `"tf32"`, `"bf16"`, `"fp16"` | `"fp32"` |' in text
+        and '| `precision` | `"fp32"`, `"tf32"`, `"bf16"`, `"fp16"`, `"fp8"` | `"fp32"` |' in text
     )
     assert "| `target` | number > 0 < 1 | `0.01` |" in tables.TABLES["measure"]()
     assert "| `width` | integer ≥ 8 | by `preset` |" in tables.TABLES["workloads"]()

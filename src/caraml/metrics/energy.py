@@ -94,7 +94,7 @@ DEFINITIONS: dict[str, MetricDefinition] = {
         sensor=True,
     ),
     "node_mean_apparent_power": MetricDefinition(
-        "Apparent power of the node",
+        "Apparent power",
         "VA",
         "lower",
         "Mean apparent power of the whole node in the window, where its supply measures it: what supply and wiring must carry.",
