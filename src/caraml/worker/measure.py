@@ -128,7 +128,10 @@ class OwnLoop:
             self._loop.end()
         self._loop.__exit__()
         if self.done and (error is None or self._ranks.world == 1):
-            self._conclude()
+            try:
+                self._conclude()
+            finally:
+                self._ranks.barrier()  # where a rank fails on its way out, its launcher ends the one that writes the record
         elif error is not None:  # of several ranks, too, that measured: who would wait for the others may wait for ever
             self._fail("oom" if is_out_of_memory(error) else "failed", " ".join(f"{type(error).__name__}: {error}".split())[:400])
         elif not self._loop.steps:
