@@ -179,7 +179,7 @@ def test_apparent_power_is_summed_over_nodes_that_all_have_it() -> None:
     assert (total.mean_va, total.peak_va) == (1000, 1150)
 
 
-def test_a_row_without_apparent_power_is_no_row(tmp_path: Path) -> None:
+def test_a_row_without_apparent_power_has_its_power(tmp_path: Path) -> None:
     file = tmp_path / "m.csv"
     file.write_text(f"time,power_w,apparent_va\n{time.time() - 1},10,11\n")
     source = create(f"csv:{file}")
@@ -187,8 +187,8 @@ def test_a_row_without_apparent_power_is_no_row(tmp_path: Path) -> None:
     assert [(channel.kind, channel.id) for channel in source.channels()] == [("power_mean", "csv:m.csv"), ("apparent_va", "csv:m.csv:va")]
     assert [reading.value for reading in source.read()] == [10, 11]
     with file.open("a") as out:
-        out.write(f"{time.time()},10,\n")
-    assert {reading.value for reading in source.read()} == {None}
+        out.write(f"{time.time()},12,\n")
+    assert [(reading.channel, reading.value) for reading in source.read()] == [("csv:m.csv", 12)]
 
 
 def test_units_of_a_csv_file_are_in_its_header(tmp_path: Path) -> None:
@@ -250,6 +250,7 @@ def test_ipmi_watts_and_averaging_time(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"PowerControl": [{"PowerConsumedWatts": 350}, {"PowerConsumedWatts": 80}]}, 350),
         ({"ReadingType": "Power", "Reading": 351.5, "AveragingInterval": "PT20S"}, 351.5),
         ({"PowerWatts": {"Reading": 352.0, "ApparentVA": 400.0, "PowerFactor": 0.88}}, 352.0),
+        ({"PowerWatts": {"Reading": 0.0, "ApparentVA": 0.0}}, 0.0),
         ({"ReadingType": "Temperature", "Reading": 40}, None),
         ({"PowerControl": [{}]}, None),
     ],
@@ -283,7 +284,7 @@ def test_redfish_watts(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any]
         assert [(c.kind, c.domain) for c in source.channels()[1:]] == (
             [("apparent_va", "redfish:node")] if "PowerWatts" in document else []
         )
-        assert [r.value for r in source.read()[1:]] == ([400.0] if "PowerWatts" in document else [])
+        assert [r.value for r in source.read()[1:]] == ([document["PowerWatts"]["ApparentVA"]] if "PowerWatts" in document else [])
         assert seen[0] == "Basic dTpw"
     finally:
         server.shutdown()

@@ -183,7 +183,10 @@ class RedfishSource:
         if len(self._channels) == 1:
             return [first]
         va = self._apparent(kept[0]) if kept else None
-        return [first, Reading(f"{self.name}:node:va", first.t_before, first.t_after, va, first.error or (None if va else "no ApparentVA"))]
+        return [
+            first,
+            Reading(f"{self.name}:node:va", first.t_before, first.t_after, va, first.error or ("no ApparentVA" if va is None else None)),
+        ]
 
     def close(self) -> None:
         """Nothing to release."""

@@ -129,7 +129,7 @@ class CsvSource:
                 r[where] if where is not None else "",
                 _instant(r[when]) + offset,
                 _number(r[what]) * scale,
-                None if beside is None else _number(r[beside]),
+                None if beside is None or not r[beside].strip() else _number(r[beside]),
             )
             for r in rows
             if r
