@@ -435,12 +435,14 @@ measure = { target = 0.5, min_seconds = 0, max_seconds = 30, min_steps = 4, max_
 
 def test_input_with_a_relative_path_lies_beside_its_suite_and_for_one_of_the_catalogue_in_the_current_folder(here: Path) -> None:
     (here / "study").mkdir()
-    generate_image_folder(here / "study" / "photos", classes=2, images_per_class=8, seed=0)
+    for part in ("train", "val"):
+        generate_image_folder(here / "study" / "photos" / part, classes=2, images_per_class=8, seed=0)
     (here / "study" / "images.toml").write_text(IMAGES)
     done = caraml(here, "run", "study/images.toml")
     assert done.returncode == 0, done.stdout + done.stderr
     (record,) = Store(here / "caraml-results").records("images")
     assert record.status == "ok" and record.point.params["path"] == "photos"  # where the study lies is no part of its keys
+    assert record.value("loss_validation") is not None, "of the held-out images beside those of training"
     printed = caraml(here, "run", "vision", "--set", "params.data=images", "--set", "params.path=study/photos", "--launcher", "print")
     assert printed.returncode == 0, printed.stderr
     scripts = [path.read_text() for path in (here / "caraml-results" / "points").glob("*/1/run.sh")]

@@ -32,6 +32,7 @@ from caraml.engine.loop import FEWEST_STEPS, Hooks, MeasuringLoop
 from caraml.engine.phases import PhaseLog
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import StepOutcome
+from caraml.engine.summary import RankSummary
 from caraml.metrics.model import Facts, Metric, Peak
 from caraml.power.node import node_key
 from caraml.results.finish import now
@@ -128,10 +129,7 @@ class OwnLoop:
             self._loop.end()
         self._loop.__exit__()
         if self.done and (error is None or self._ranks.world == 1):
-            try:
-                self._conclude()
-            finally:
-                self._ranks.barrier()  # where a rank fails on its way out, its launcher ends the one that writes the record
+            self._conclude()
         elif error is not None:  # of several ranks, too, that measured: who would wait for the others may wait for ever
             self._fail("oom" if is_out_of_memory(error) else "failed", " ".join(f"{type(error).__name__}: {error}".split())[:400])
         elif not self._loop.steps:
@@ -164,8 +162,6 @@ class OwnLoop:
         folder = Store(self._out).new_attempt(point) if ranks.rank == 0 else self._out
         meter = self._instruments.meter if self._instruments is not None else None
         files = write_readings(ranks, everyone, meter, folder, self._origin)
-        if ranks.rank != 0:
-            return
         known = Known(
             folder=folder,
             point=point,
@@ -178,12 +174,20 @@ class OwnLoop:
             files=files,
             tells_wait=False,
         )
+        try:
+            if ranks.rank == 0:
+                self._write(everyone, known, missing, reported)
+        finally:
+            ranks.barrier()  # where a rank fails on its way out, its launcher ends the one that writes the record
+
+    def _write(self, everyone: list[RankSummary], known: Known, missing: dict[str, JsonValue], reported: bool) -> None:
+        """The record of all ranks; ``reported`` says whether the device tells its peak memory."""
         record = make_record(everyone, known)
         record.environment["missing"] = {**_table(record.environment.get("missing")), **missing}
         for name in ("peak_memory", "peak_host_memory"):
             if record.value(name) is None and (reported or name == "peak_host_memory"):
                 record.metrics[name] = Metric(value=None, unit="B", reason="this process had used as much before the loop began")
-        self._keep(record, folder)
+        self._keep(record, known.folder)
 
     def _fail(self, status: Status, reason: str) -> None:
         if self._ranks.rank != 0:

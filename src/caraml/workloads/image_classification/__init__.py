@@ -76,7 +76,7 @@ _PARTS = ("train", "val")
 
 def _parts(path: str) -> tuple[str, str | None]:
     """Training and held-out images of a set that is named as a whole: ``PATH/train`` and ``PATH/val``, or else all of it and nothing."""
-    train, held_out = (Path(path, part) for part in _PARTS)
+    train, held_out = (given_path(path) / part for part in _PARTS)
     return (str(train), str(held_out)) if train.is_dir() and held_out.is_dir() else (path, None)
 
 
