@@ -115,7 +115,7 @@ LINES = {
     "power": 5_250,
     "reference": 350,
     "report": 3_940,
-    "results": 2_520,
+    "results": 2_530,
     "suite": 1_920,
     "system": 4_220,
     "verify": 1_150,

@@ -48,6 +48,21 @@ def test_the_newest_whole_attempt_counts(tmp_path: Path, make_point: MakePoint) 
     assert found is not None and found.attempt == 2 and found.value("throughput") == 2.0
 
 
+def test_many_points_are_found_by_one_listing_and_a_new_one_by_another(
+    tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, points = Store(tmp_path), [make_point(seed=seed) for seed in range(12)]
+    for point in points[:10]:
+        write_record(store.new_attempt(point), record_of(point, 1))
+    listings, names = [], Store.names
+    monkeypatch.setattr(Store, "names", lambda self: listings.append(1) or names(self))
+    assert all(len(store.newest(point.key, 5)) == 1 for point in points[:10])
+    assert len(listings) == 1
+    write_record(store.new_attempt(points[10]), record_of(points[10], 1))
+    assert [record.key for record in store.newest(points[10].key, 5)] == [points[10].key]
+    assert store.newest(points[11].key, 5) == [] and store.latest(points[11].key) is None
+
+
 def test_attempts_are_numbers_not_words(tmp_path: Path, make_point: MakePoint) -> None:
     store, point = Store(tmp_path), make_point()
     for _ in range(11):

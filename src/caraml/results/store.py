@@ -53,6 +53,7 @@ class Store:
         self.root = root
         self.points = root / "points"
         self.index = Index(root, read_record)
+        self._known_names: dict[str, str] = {}
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -142,12 +143,14 @@ class Store:
 
     def latest(self, key: str) -> Record | None:
         """The newest whole record of a point, or ``None``."""
-        return next((found for folder in self.points.glob(f"*-{key}") if (found := latest_in(folder)) is not None), None)
+        folder = self._folder_of(key)
+        return None if folder is None else latest_in(folder)
 
     def newest(self, key: str, most: int, until: int | None = None) -> list[Record]:
         """The newest whole records of a point, the newest first, up to attempt ``until`` if that is given; without those that are damaged
         and attempts that somebody ended."""
-        found = (record for folder in self.points.glob(f"*-{key}") for record in _readable_in(folder))
+        folder = self._folder_of(key)
+        found = () if folder is None else _readable_in(folder)
         counted = (record for record in found if not record.ended_by_hand and (until is None or record.attempt <= until))
         return list(islice(counted, most))
 
@@ -205,6 +208,12 @@ class Store:
         of_key = self.names()
         keys = dict.fromkeys(key for listing in self.current(suite) for key, _ in listing.points)
         return [of_key[key] for key in keys if key in of_key]
+
+    def _folder_of(self, key: str) -> Path | None:
+        """Folder of a point. All are listed once, and again for a key that was not there: one listing per key is quadratic."""
+        if key not in self._known_names:
+            self._known_names = self.names()
+        return self.points / self._known_names[key] if key in self._known_names else None
 
     def names(self) -> dict[str, str]:
         """Name of each point's folder by the point's key, in the order in which they last changed."""
