@@ -126,7 +126,7 @@ def test_a_device_file_that_may_not_be_opened_is_not_a_device(tree: Tree, instal
     installed()
     root = tree(intel(0, "0000:4d:00.0", render=False))
     assert families.refusal(root) is None
-    shown = families.xpu.FAMILY.by_driver(root)
+    shown = families.family_of("xpu").by_driver(root)
     assert (shown.devices, shown.closed, shown.loaded) == ((), ("/dev/dri/renderD128",), "/sys/module/xe")
 
 

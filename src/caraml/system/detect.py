@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from caraml.base.errors import EnvironmentUnfitError
-from caraml.system import families, host, nvml, peaks, rocm
+from caraml.system import families, host, nvml, peaks
 from caraml.system.environment import container, environment
-from caraml.system.families.cuda import by_kernel
+from caraml.system.families.family import amd_driver, amd_gpus, nvidia_gpus
 from caraml.system.files import read
 from caraml.system.model import Affinity, Cpu, DeviceClass, DeviceModel, Figure, System, cpu_identity, device_identity
 from caraml.system.topology import device_affinity
@@ -89,7 +89,7 @@ def _gpu_models(root: Path) -> list[str]:
     """The names of the GPUs in use, by the cheapest way that tells them; none if CPUs are to be used."""
     if families.forced() == "cpu":
         return []
-    kernel = by_kernel(root).devices if _nvidia_counts(root) else ()
+    kernel = nvidia_gpus(root).devices if _nvidia_counts(root) else ()
     # A MIG instance is known to NVML only.
     if kernel and "MIG-" not in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
         return [device.model for device in _visible(kernel, CUDA)]
@@ -118,10 +118,10 @@ def _gpus(root: Path, missing: dict[str, str]) -> tuple[list[DeviceModel], str |
             missing.update(nv.missing)
             if devices:
                 return _with_torch(devices, missing), driver
-    amd = _visible(rocm.gpus(root), ROCM) if families.forced() in ("", "cuda") else []
+    amd = _visible(amd_gpus(root).devices, ROCM) if families.forced() in ("", "cuda") else []
     if amd:
         missing["devices.compute_capability"] = "not shown by the amdgpu driver"
-        return _with_torch(amd, missing), rocm.driver(root)
+        return _with_torch(amd, missing), amd_driver(root)
     others, loaded = _only_torch_sees(root), families.driver_folder(root)
     return others, read(root / loaded / "version") if others and loaded else None
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from caraml.base.errors import in_a_line
-from caraml.system import families, host, nvml, peaks, rocm
+from caraml.system import families, host, nvml, peaks
 from caraml.system.detect import detect
 from caraml.system.environment import environment
-from caraml.system.families.family import AUTOLOAD, TorchBuild
+from caraml.system.families.family import AUTOLOAD, CUDA, TorchBuild, amd_gpus
 from caraml.system.limits import cache_home
 from caraml.system.model import UNITS, System
 
@@ -98,8 +98,9 @@ def _gpus(torch: Any) -> Check:
         driver_sees = 0 if isinstance(nv, str) else len(nv.units())
         reason = nv if isinstance(nv, str) else nv.missing.get("devices", "")
     name = "NVIDIA driver"
-    if not driver_sees and rocm.present():
-        driver_sees, name = len(rocm.gpus()), "AMD driver"
+    amd = amd_gpus(Path("/"))
+    if not driver_sees and amd.loaded:
+        driver_sees, name = len(amd.devices), "AMD driver"
     torch_sees = torch.cuda.device_count() if torch is not None and torch.cuda.is_available() else 0
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = f"the {name} shows {driver_sees}, torch {torch_sees}"
@@ -111,7 +112,7 @@ def _gpus(torch: Any) -> Check:
     if hidden is not None:
         return Check("GPU", "warn", f"{found}: CUDA_VISIBLE_DEVICES={hidden!r}", "unset CUDA_VISIBLE_DEVICES, to use all of them")
     if torch is not None and not (torch.version.cuda or torch.version.hip):
-        return Check("GPU", "missing", f"{found}: this torch is built for {_built_for(torch)}", _TORCH_WITH_GPU)
+        return Check("GPU", "missing", f"{found}: this torch is built for {_built_for(torch)}", CUDA.fix)
     if not driver_sees:
         return Check("GPU", "warn", f"{found}: no power or clocks without NVML ({reason})", f"{sys.executable} -m pip install nvidia-ml-py")
     return Check(
@@ -143,9 +144,6 @@ def _accelerators(system: System, root: Path = Path("/")) -> list[Check]:
         elif shown.devices and family.kind != system.devices[0].kind and unfit is None and not families.forced():
             found.append(Check(name, "warn", f"{shown.devices[0].model} is not measured: {families.why_not(family)}", family.fix))
     return found
-
-
-_TORCH_WITH_GPU = "pip install torch --index-url https://download.pytorch.org/whl/cu130, or the index that https://pytorch.org names"
 
 
 def _peak(system: System) -> Check:

@@ -18,7 +18,8 @@ from typing import Any
 
 from caraml import __version__
 from caraml.base.plugins import installed
-from caraml.system import nvml, rocm
+from caraml.system import nvml
+from caraml.system.families.family import amd_driver, amd_gpus
 from caraml.system.files import fields, listing, read, read_int
 from caraml.system.variables import shown
 
@@ -167,9 +168,9 @@ def _gpus(root: Path, missing: dict[str, str]) -> tuple[list[dict[str, Any]], st
     with nvml.session() as nv:
         if isinstance(nv, str):
             missing["gpus"] = nv
-            if rocm.present(root):
+            if amd_gpus(root).loaded:
                 missing["gpus"] += "; the state of AMD GPUs is not read yet"
-            return [], rocm.driver(root)
+            return [], amd_driver(root)
         states = [_gpu_state(nv, index, handle) for index, handle in nv.gpus()]
         driver = nv.driver()
         missing.update({key.replace("devices", "gpus", 1): reason for key, reason in nv.missing.items()})

@@ -1,4 +1,4 @@
-"""Families of accelerators that torch knows, one file each: how their driver shows them, which torch drives them, where they differ.
+"""Which family of accelerators is measured: of those that drivers show, the one that torch drives or that the user asks for.
 
 Nothing here imports torch, except :func:`torch_s_devices` where only torch knows whether there is a device.
 """
@@ -15,14 +15,24 @@ from typing import Any
 
 from caraml.base.errors import EnvironmentUnfitError, in_a_line, nearest
 from caraml.system import host
-from caraml.system.families import cuda, hpu, mps, mtia, npu, other, rocm, xpu
-from caraml.system.families.family import AUTOLOAD, PLAIN, Family, Shown, TorchBuild, installed_torch
+from caraml.system.families.family import (
+    AUTOLOAD,
+    CUDA,
+    FAMILIES,
+    HIP,
+    INTEGRATED,
+    OTHER,
+    PLAIN,
+    Family,
+    Shown,
+    TorchBuild,
+    installed_torch,
+)
 from caraml.system.model import DeviceModel
 
 __all__ = ["FAMILIES", "OVERRIDE", "PLAIN", "Family", "Shown", "driven", "driver_folder", "family_of"]
 __all__ += ["forced", "measured", "refusal", "told_apart", "torch_s_devices", "why_not"]
 
-FAMILIES = (cuda.FAMILY, rocm.FAMILY, xpu.FAMILY, hpu.FAMILY, npu.FAMILY, mps.FAMILY, mtia.FAMILY, other.FAMILY)
 OVERRIDE = "CARAML_DEVICE"
 """Environment variable: what to measure, by torch's name for it. ``cpu`` makes a machine with GPUs measure its CPUs."""
 _CPU = f"or measure the CPUs: export {OVERRIDE}=cpu"
@@ -37,8 +47,8 @@ def family_of(torch_type: str) -> Family:
     """The family of torch's devices of this type: of ``cuda`` the one that torch is built for."""
     if torch_type == "cuda":
         build = installed_torch()
-        return rocm.FAMILY if build is not None and build.hip else cuda.FAMILY
-    return next((family for family in FAMILIES if family.torch_type == torch_type), other.FAMILY)
+        return HIP if build is not None and build.hip else CUDA
+    return next((family for family in FAMILIES if family.torch_type == torch_type), OTHER)
 
 
 def driven(family: Family) -> bool:
@@ -70,7 +80,7 @@ def _shown(root: Path) -> list[tuple[Family, Shown]]:
 def told_apart(torch_type: str, count: int, root: Path) -> list[str] | None:
     """PCI addresses of all ``count`` devices of a family, by which its sensors are told from those of other accelerators in the machine.
     ``None`` where drivers show no others; empty where its own driver does not tell the addresses of so many."""
-    shown = {family: [device for device in of.devices if device.model != xpu.INTEGRATED] for family, of in _shown(root)}
+    shown = {family: [device for device in of.devices if device.model != INTEGRATED] for family, of in _shown(root)}
     if not any(devices for family, devices in shown.items() if family.torch_type != torch_type):
         return None
     own = [device.pci_bus_id for family, devices in shown.items() if family.torch_type == torch_type for device in devices]
@@ -169,7 +179,7 @@ def refusal(root: Path = Path("/")) -> EnvironmentUnfitError | None:
         return EnvironmentUnfitError(f"found two families of accelerators: {found}", f"say which to measure: export {choice}")
     if not able:
         for family, devices in shown:
-            if any(device.model != xpu.INTEGRATED for device in devices.devices):
+            if any(device.model != INTEGRATED for device in devices.devices):
                 installed = f"torch {build.version}, built for {build.built_for}," if build is not None else "an absent torch"
                 return EnvironmentUnfitError(
                     f"found {_told(root, family)}: {installed} cannot drive it, and its CPUs would be measured instead",
@@ -193,7 +203,7 @@ def _unmet(root: Path, wanted: str) -> EnvironmentUnfitError | None:
         expected = "" if asked else f"; expected {', '.join(names)}, or what a plug-in of torch calls its devices"
         return EnvironmentUnfitError(
             f"{OVERRIDE}: found {wanted!r}, which {installed} cannot drive{expected}",
-            f"did you mean {guess!r}?" if guess and not asked else f"{(asked or [other.FAMILY])[0].fix}; {_CPU}",
+            f"did you mean {guess!r}?" if guess and not asked else f"{(asked or [OTHER])[0].fix}; {_CPU}",
         )
     if wanted == "cuda" and any(family in asked for family, _ in _shown(root)):
         return None

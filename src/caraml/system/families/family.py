@@ -1,18 +1,24 @@
-"""What CARAML knows of a family of accelerators, and how torch's build is read without importing it."""
+"""Families of accelerators: how their kernel drivers show them, which torch drives them, where they differ; and torch's build by its files.
+
+No vendor's library is needed, and torch is not imported.
+"""
 
 from __future__ import annotations
 
 import ast
 import os
+import platform
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from caraml.system.files import listing, read
+from caraml.system.files import fields, listing, read, read_int
 from caraml.system.model import DeviceKind, DeviceModel, DType
+from caraml.system.visible import ROCM
 
 GROUP = "torch.backends"
 """Group of the entry points by which torch finds plug-ins for other accelerators."""
@@ -97,7 +103,22 @@ def installed_torch() -> TorchBuild | None:
     return TorchBuild(str(values.get("__version__", "unknown")), **versions, plugins=plugins)
 
 
-def pci_devices(root: Path, pattern: str, vendor: str, node: Callable[[Path], Path | None], *, unnamed: str, kind: DeviceKind) -> Shown:
+def _pci_address(folder: Path) -> str | None:
+    """Of the device behind a folder of the kernel, from lines like ``PCI_SLOT_NAME=0000:c1:00.0``."""
+    found = re.search(r"^PCI_SLOT_NAME=(.*)$", read(folder / "uevent") or "", re.MULTILINE)
+    return found[1] if found else None
+
+
+def _usable(node: Path) -> bool:
+    return os.access(node, os.R_OK | os.W_OK)
+
+
+def _loaded(root: Path, *names: str) -> str | None:
+    """The first of these files that is there, by which a driver is known to be loaded."""
+    return next((f"/{name}" for name in names if (root / name).exists()), None)
+
+
+def _pci_devices(root: Path, pattern: str, vendor: str, node: Callable[[Path], Path | None], unnamed: str, *, kind: DeviceKind) -> Shown:
     """PCI devices of a vendor below ``/sys/class``, ``pattern`` being their folders, and ``node`` the device file of each.
 
     The driver tells no names: ``unnamed`` with the PCI device's number stands for them.
@@ -107,15 +128,179 @@ def pci_devices(root: Path, pattern: str, vendor: str, node: Callable[[Path], Pa
         if read(folder / "vendor") != vendor:
             continue
         file = node(folder)
-        if file is None or not os.access(file, os.R_OK | os.W_OK):
-            closed.append(f"/{file.relative_to(root)}" if file is not None else f"/{folder.relative_to(root)}")
+        if file is None or not _usable(file):
+            closed.append(f"/{(folder if file is None else file).relative_to(root)}")
             continue
-        address = next((line[14:] for line in (read(folder / "uevent") or "").splitlines() if line.startswith("PCI_SLOT_NAME=")), None)
-        number = read(folder / "device")
+        number, address = read(folder / "device"), _pci_address(folder)
         devices.append(DeviceModel(model=f"{unnamed} {number}" if number else unnamed, kind=kind, index=len(devices), pci_bus_id=address))
     return Shown(tuple(devices), tuple(closed))
 
 
-def no_driver(root: Path) -> Shown:
+def nvidia_gpus(root: Path) -> Shown:
+    """The GPUs that the NVIDIA kernel module lists."""
+    devices, closed = [], []
+    for path in listing(root / "proc/driver/nvidia/gpus", "*/information"):
+        info = fields(read(path))
+        node = root / f"dev/nvidia{info.get('Device Minor', '')}"
+        if info.get("Model") and _usable(node):
+            bus = info.get("Bus Location")
+            devices.append(DeviceModel(model=info["Model"], kind="cuda", uuid=info.get("GPU UUID"), pci_bus_id=bus))
+        elif info.get("Model"):
+            closed.append(f"/dev/{node.name}")
+    loaded = "/proc/driver/nvidia/version" if read(root / "proc/driver/nvidia/version") is not None else None
+    return Shown(tuple(sorted(devices, key=lambda device: device.pci_bus_id or "")), tuple(closed), loaded)
+
+
+def amd_gpus(root: Path) -> Shown:
+    """Every AMD GPU (on dual-die packages: every die, as ROCm counts them) that amdgpu shows, in the order of PCI addresses; none without
+    the driver's compute interface, because AMD graphics cannot be computed on without it."""
+    loaded = _loaded(root, "dev/kfd")
+    folders = [card / "device" for card in listing(root / "sys/class/drm", "card[0-9]*") if "-" not in card.name] if loaded else []
+    amd = [folder for folder in folders if read(folder / "vendor") == "0x1002" and read_int(folder / "mem_info_vram_total")]
+    ordered = sorted(amd, key=lambda folder: _pci_address(folder) or "")
+    return Shown(tuple(_amd_gpu(index, folder) for index, folder in enumerate(ordered)), loaded=loaded)
+
+
+def _amd_gpu(index: int, folder: Path) -> DeviceModel:
+    hwmon = next(iter(listing(folder / "hwmon", "hwmon[0-9]*")), folder / "hwmon")
+    cap_uw, default_uw = read_int(hwmon / "power1_cap"), read_int(hwmon / "power1_cap_default")
+    return DeviceModel(
+        model=read(folder / "product_name") or f"unknown AMD GPU {read(folder / 'device') or ''}".strip(),
+        kind="rocm",
+        index=index,
+        uuid=read(folder / "unique_id"),
+        pci_bus_id=_pci_address(folder) or None,
+        memory_bytes=read_int(folder / "mem_info_vram_total"),
+        tdp_w=default_uw / 1e6 if default_uw else None,
+        power_limit_w=cap_uw / 1e6 if cap_uw else None,
+    )
+
+
+def amd_driver(root: Path) -> str | None:
+    """The version of the amdgpu module; ``None`` for the one that is part of the kernel."""
+    return read(root / "sys/module/amdgpu/version")
+
+
+INTEGRATED = "Intel integrated graphics"
+_OF_THE_PROCESSOR = "0000:00:02.0"
+"""PCI address of the graphics inside an Intel processor."""
+
+
+def _intel_gpus(root: Path) -> Shown:
+    """What the i915 and xe drivers show, graphics inside of processors among it."""
+
+    def node(folder: Path) -> Path | None:
+        return next((root / "dev/dri" / path.name for path in listing(folder / "drm", "renderD[0-9]*")), None)
+
+    shown = _pci_devices(root, "drm/card[0-9]*", "0x8086", node, "Intel GPU", kind="xpu")
+    named = (d.model_copy(update={"model": INTEGRATED}) if d.pci_bus_id == _OF_THE_PROCESSOR else d for d in shown.devices)
+    return replace(shown, devices=tuple(named), loaded=_loaded(root, "sys/module/xe", "sys/module/i915"))
+
+
+def _gaudi(root: Path) -> Shown:
+    """What the habanalabs driver shows."""
+    shown = _pci_devices(root, "accel/accel[0-9]*", "0x1da3", lambda of: root / "dev/accel" / of.parent.name, "Intel Gaudi", kind="hpu")
+    return replace(shown, loaded=_loaded(root, "sys/module/habanalabs"))
+
+
+def _ascend(root: Path) -> Shown:
+    """What the davinci driver shows: device files, and nothing of what stands behind them."""
+    files = [path for path in listing(root / "dev", "davinci[0-9]*") if path.name[7:].isdigit()]
+    devices = tuple(DeviceModel(model="Huawei Ascend", kind="npu", index=int(path.name[7:])) for path in files if _usable(path))
+    return Shown(devices, tuple(f"/dev/{path.name}" for path in files if not _usable(path)), _loaded(root, "dev/davinci_manager"))
+
+
+def _apple_gpu(root: Path) -> Shown:
+    """Every Mac with a processor of Apple's own has one, whose memory is the processor's."""
+    if root != Path("/") or (platform.system(), platform.machine()) != ("Darwin", "arm64"):
+        return Shown()
+    return Shown((DeviceModel(model="Apple GPU", kind="mps"),), loaded="/System/Library/Frameworks/Metal.framework")
+
+
+def _none_shown(root: Path) -> Shown:
     """Of families that show themselves to torch alone."""
     return Shown()
+
+
+CUDA = Family(
+    kind="cuda",
+    torch_type="cuda",
+    title="NVIDIA GPU",
+    fix="pip install torch --index-url https://download.pytorch.org/whl/cu130, or the index that https://pytorch.org names",
+    by_driver=nvidia_gpus,
+    driven=lambda build: build.cuda is not None,
+    variables=("CUDA_VISIBLE_DEVICES",),
+    arithmetic=PLAIN | {"tf32", "fp8"},
+    compiled=True,
+)
+HIP = Family(  # torch calls the device ``cuda``
+    kind="rocm",
+    torch_type="cuda",
+    title="AMD GPU",
+    fix="pip install torch --index-url https://download.pytorch.org/whl/rocm7.0, or the index that https://pytorch.org names",
+    by_driver=amd_gpus,
+    driven=lambda build: build.hip is not None,
+    variables=tuple(name for layer in ROCM for name in layer),
+    arithmetic=PLAIN | {"tf32", "fp8"},
+    compiled=True,
+)
+OTHER = Family(  # a renamed PrivateUse1 backend, whose name is the plug-in's own
+    kind="other",
+    torch_type="",
+    title="accelerator of a plug-in",
+    fix="install the vendor's plug-in for torch",
+    by_driver=_none_shown,
+    driven=lambda build: bool(build.plugins),
+)
+FAMILIES = (
+    CUDA,
+    HIP,
+    Family(  # collectives by oneCCL as ``xccl``
+        kind="xpu",
+        torch_type="xpu",
+        title="Intel GPU",
+        fix="pip install torch --index-url https://download.pytorch.org/whl/xpu",
+        by_driver=_intel_gpus,
+        driven=lambda build: build.xpu is not None,
+        variables=("ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR"),
+        compiled=True,
+    ),
+    Family(  # collectives by HCCL
+        kind="hpu",
+        torch_type="hpu",
+        title="Intel Gaudi",
+        fix="install the torch of the Gaudi software with habana-torch-plugin (https://docs.habana.ai)",
+        by_driver=_gaudi,
+        driven=lambda build: any(module.startswith("habana_frameworks") for module in build.plugins),
+        variables=("HABANA_VISIBLE_MODULES", "HABANA_VISIBLE_DEVICES"),
+    ),
+    Family(  # collectives by Huawei's HCCL
+        kind="npu",
+        torch_type="npu",
+        title="Huawei Ascend",
+        fix="pip install torch-npu, of the version of torch and of the CANN software",
+        by_driver=_ascend,
+        driven=lambda build: any(module.startswith("torch_npu") for module in build.plugins),
+        variables=("ASCEND_RT_VISIBLE_DEVICES",),
+        arithmetic=frozenset({"fp32", "fp16", "bf16"}),
+    ),
+    Family(
+        kind="mps",
+        torch_type="mps",
+        title="Apple GPU",
+        fix="install a torch built for macOS on arm64, in an arm64 Python of macOS 14 or later",
+        by_driver=_apple_gpu,
+        driven=lambda build: True,  # every build for these machines does
+        arithmetic=frozenset({"fp32", "fp16", "bf16"}),
+        streams=False,
+    ),
+    Family(  # no public driver shows them
+        kind="mtia",
+        torch_type="mtia",
+        title="MTIA",
+        fix="install the torch of the machine's vendor",
+        by_driver=_none_shown,
+        driven=lambda build: any("mtia" in module for module in build.plugins),
+    ),
+    OTHER,
+)
