@@ -708,19 +708,19 @@ FAULTS = [
     Fault("the cause of an error is not asked", "base/errors.py", "        seen = seen.__cause__\n", "        seen = None\n", (T_ERRORS,)),
     Fault(
         "power capping is a fault",
-        "system/throttle.py",
+        "system/nvml.py",
         '_SLOWDOWNS = ("thermal", "board")',
         '_SLOWDOWNS = ("thermal", "board", "power")',
         (T_THROTTLE,),
     ),
     Fault(
         "others' GPUs throttle us",
-        "system/throttle.py",
+        "system/nvml.py",
         "if devices is not None and not any(",
         "if devices is not None and devices is None and not any(",
         (T_THROTTLE,),
     ),
-    Fault("heat is no fault", "system/throttle.py", '_SLOWDOWNS = ("thermal", "board")', '_SLOWDOWNS = ("board",)', (T_THROTTLE,)),
+    Fault("heat is no fault", "system/nvml.py", '_SLOWDOWNS = ("thermal", "board")', '_SLOWDOWNS = ("board",)', (T_THROTTLE,)),
     Fault(
         "CUDA graphs overwrite accumulated gradients",
         "suite/expand.py",
@@ -738,7 +738,7 @@ FAULTS = [
     ),
     Fault(
         "nanoseconds of throttling taken for microseconds",
-        "system/throttle.py",
+        "system/nvml.py",
         "violationTime / 1e9",
         "violationTime / 1e6",
         ("tests/system/test_system_throttle.py",),

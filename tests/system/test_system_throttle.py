@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from caraml.system.throttle import shares, slowed_down, throttled
+from caraml.system.nvml import shares, slowed_down, throttled
 from tests.system.fake_nvml import FakeGpu, FakeNvml, NVMLError
 
 

@@ -18,7 +18,7 @@ from caraml.power.energy import around
 from caraml.power.model import WindowEnergy, window_from_dict
 from caraml.system.detect import detect
 from caraml.system.environment import environment
-from caraml.system.throttle import Throttled, shares, throttled
+from caraml.system.nvml import Throttled, shares, throttled
 
 if TYPE_CHECKING:
     from caraml.engine.ranks import Ranks

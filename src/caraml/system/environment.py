@@ -20,7 +20,7 @@ from caraml import __version__
 from caraml.base.plugins import installed
 from caraml.system import nvml
 from caraml.system.families.family import amd_driver, amd_gpus
-from caraml.system.files import fields, listing, read, read_int
+from caraml.system.files import kib, listing, read, read_int
 from caraml.system.variables import shown
 
 ROOT = Path("/")
@@ -28,36 +28,12 @@ ROOT = Path("/")
 _PACKAGES = ("torch", "torchvision", "numpy", "timm", "triton", "pydantic", "nvidia-ml-py")
 
 _SLURM = (
-    "SLURM_JOB_ID",
-    "SLURM_JOB_NAME",
-    "SLURM_JOB_PARTITION",
-    "SLURM_CLUSTER_NAME",
-    "SLURM_JOB_NODELIST",
-    "SLURM_JOB_NUM_NODES",
-    "SLURM_NTASKS",
-    "SLURM_NTASKS_PER_NODE",
-    "SLURM_CPUS_PER_TASK",
-    "SLURM_CPU_BIND",
-    "SLURM_GPUS_ON_NODE",
-    "SLURM_JOB_GPUS",
-    "SLURM_ARRAY_JOB_ID",
-    "SLURM_ARRAY_TASK_ID",
-    "SLURM_RESTART_COUNT",
-    "SLURM_JOB_QOS",
+    "JOB_ID JOB_NAME JOB_PARTITION CLUSTER_NAME JOB_NODELIST JOB_NUM_NODES NTASKS NTASKS_PER_NODE CPUS_PER_TASK CPU_BIND GPUS_ON_NODE"
+    " JOB_GPUS ARRAY_JOB_ID ARRAY_TASK_ID RESTART_COUNT JOB_QOS"
 )
-
-_THROTTLE = {
-    0x1: "gpu_idle",
-    0x2: "application_clocks",
-    0x4: "sw_power_cap",
-    0x8: "hw_slowdown",
-    0x10: "sync_boost",
-    0x20: "sw_thermal",
-    0x40: "hw_thermal",
-    0x80: "hw_power_brake",
-    0x100: "display_clock",
-}
-"""Bits of NVML's clock event reasons (nvml.h, nvmlClocksEventReasons)."""
+"""Which of Slurm's variables, without their common beginning."""
+_THROTTLE = "gpu_idle application_clocks sw_power_cap hw_slowdown sync_boost sw_thermal hw_thermal hw_power_brake display_clock"
+"""NVML's clock event reasons, from the lowest bit on (nvml.h, nvmlClocksEventReasons)."""
 
 
 def environment(root: Path = ROOT) -> dict[str, Any]:
@@ -68,13 +44,16 @@ def environment(root: Path = ROOT) -> dict[str, Any]:
     """
     missing: dict[str, str] = {}
     gpus, driver = _gpus(root, missing)
+    git = git_state(Path(__file__).resolve().parents[3])
+    if isinstance(git, str):
+        missing["git"] = git
     return {
         "versions": installed() | _versions(missing) | {"driver": driver},
         "gpus": gpus,
         "cpu": _cpu_state(root, missing),
-        "git": _git(missing),
+        "git": None if isinstance(git, str) else git,
         "container": container(root, os.environ),
-        "slurm": {name: os.environ[name] for name in _SLURM if name in os.environ} or None,
+        "slurm": {name: os.environ[name] for word in _SLURM.split() if (name := f"SLURM_{word}") in os.environ} or None,
         "variables": variables(os.environ),
         "missing": missing,
     }
@@ -123,14 +102,6 @@ def git_state(folder: Path) -> dict[str, Any] | str:
             return f"git: {(done.stderr.strip() or 'no message').splitlines()[0]}"
         answers.append(done.stdout.strip())
     return {"commit": answers[0], "dirty": bool(answers[1])}
-
-
-def _git(missing: dict[str, str]) -> dict[str, Any] | None:
-    state = git_state(Path(__file__).resolve().parents[3])
-    if isinstance(state, str):
-        missing["git"] = state
-        return None
-    return state
 
 
 def _versions(missing: dict[str, str]) -> dict[str, str | None]:
@@ -196,7 +167,7 @@ def _gpu_state(nv: nvml.Nvml, index: int, handle: Any) -> dict[str, Any]:
         "sm_clock_mhz": ask("sm_clock_mhz", "nvmlDeviceGetClockInfo", library.NVML_CLOCK_SM),
         "sm_clock_max_mhz": ask("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", library.NVML_CLOCK_SM),
         "memory_clock_mhz": ask("memory_clock_mhz", "nvmlDeviceGetClockInfo", library.NVML_CLOCK_MEM),
-        "throttle": None if reasons is None else [name for bit, name in _THROTTLE.items() if reasons & bit],
+        "throttle": None if reasons is None else [name for bit, name in enumerate(_THROTTLE.split()) if reasons >> bit & 1],
         "ecc": None if ecc is None else bool(ecc[0]),
         "mig": None if mig is None else bool(mig[0]),
         "pcie_generation": ask("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
@@ -220,7 +191,7 @@ def _cpu_state(root: Path, missing: dict[str, str]) -> dict[str, Any]:
         "smt": read(root / "sys/devices/system/cpu/smt/control"),
         "transparent_hugepages": _chosen(read(root / "sys/kernel/mm/transparent_hugepage/enabled")),
         "load_1min": _load(root),
-        "memory_available_bytes": _available(root),
+        "memory_available_bytes": kib(root / "proc/meminfo", "MemAvailable"),
     }
     missing.update({f"cpu.{key}": "not shown by /proc or /sys here" for key, value in state.items() if value is None})
     return state
@@ -238,8 +209,3 @@ def _load(root: Path) -> float | None:
         return os.getloadavg()[0] if root == ROOT and hasattr(os, "getloadavg") else None
     match = re.match(r"[\d.]+", text)
     return float(match[0]) if match else None
-
-
-def _available(root: Path) -> int | None:
-    match = re.match(r"(\d+) kB", fields(read(root / "proc/meminfo")).get("MemAvailable", ""))
-    return int(match[1]) * 1024 if match else None

@@ -50,6 +50,12 @@ def fields(text: str | None) -> dict[str, str]:
     return found
 
 
+def kib(path: Path, key: str) -> int | None:
+    """The bytes of a line ``key: N kB``; ``None`` if there is no such line."""
+    found = re.match(r"(\d+) kB", fields(read(path)).get(key, ""))
+    return int(found[1]) * 1024 if found else None
+
+
 def cpu_numbers(text: str | None) -> frozenset[int]:
     """The CPUs of a list as Linux writes it, e.g. ``0-3,8``; none for text that is no such list."""
     found: set[int] = set()

@@ -11,29 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from caraml.base.errors import InputError
-from caraml.system.files import clean, cpu_list, cpu_numbers, fields, listing, read, read_int
+from caraml.system.files import clean, cpu_list, cpu_numbers, fields, kib, listing, read, read_int
 from caraml.system.model import Cpu
 from caraml.system.topology import job_mask, mask, numa_cpus
 
 ROOT = Path("/")
 
-_ISA = (
-    "avx2",
-    "avx512f",
-    "avx512_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "amx_tile",
-    "amx_bf16",
-    "amx_fp16",
-    "amx_int8",
-    "asimd",
-    "asimdhp",
-    "bf16",
-    "i8mm",
-    "sve",
-    "sve2",
-)
+_ISA = "avx2 avx512f avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_fp16 amx_int8 asimd asimdhp bf16 i8mm sve sve2"
 
 _ARM_PARTS = {
     (0x41, 0xD0C): "Arm Neoverse-N1",
@@ -65,7 +49,7 @@ def cpu(root: Path = ROOT) -> Cpu:
         usable_threads=usable_threads(threads, root),
         numa_nodes=len(nodes) or None,
         numa_cpus=tuple(map(cpu_list, nodes.values())) if list(nodes) == list(range(len(nodes))) else (),
-        isa=tuple(flag for flag in _ISA if flag in flags),
+        isa=tuple(flag for flag in _ISA.split() if flag in flags),
     )
 
 
@@ -117,26 +101,27 @@ def busy_seconds(cpus: frozenset[int], root: Path = ROOT) -> float | None:
     return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
 
 
+_MEMORY_FILES = (("", "memory.max", "memory.current"), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"))
+"""Of each version of cgroups: its controller, and the files of its limit and of what is used."""
+
+
 def memory_bytes(root: Path = ROOT) -> int | None:
     """Memory that this process may use: the host's, or less where a cgroup says so. ``None`` if not even the host's is known."""
     if root == ROOT and platform.system() == "Darwin":
         size = _sysctl("hw.memsize")
         return int(size) if size.isdigit() else None
-    total = re.match(r"(\d+) kB", fields(read(root / "proc/meminfo")).get("MemTotal", ""))
-    limits = [int(total[1]) * 1024] if total else []
-    for folder in _cgroup_folders(root, ""):
-        limits.append(read_int(folder / "memory.max") or 0)
-    for folder in _cgroup_folders(root, "memory"):
-        limits.append(read_int(folder / "memory.limit_in_bytes") or 0)
+    limits = [kib(root / "proc/meminfo", "MemTotal")]
+    for controller, most, _ in _MEMORY_FILES:
+        limits += [read_int(folder / most) for folder in _cgroup_folders(root, controller)]
     # A v1 group without a limit holds a number near 2^63, which the host's own size undercuts.
-    return min((limit for limit in limits if 0 < limit < 2**60), default=None)
+    return min((limit for limit in limits if limit and 0 < limit < 2**60), default=None)
 
 
 def free_memory(root: Path = ROOT) -> int | None:
     """Bytes that processes here may still take: of the host, or less where a cgroup says so; ``None`` where the kernel does not tell."""
-    available = re.match(r"(\d+) kB", fields(read(root / "proc/meminfo")).get("MemAvailable", ""))
-    found = [int(available[1]) * 1024] if available else []
-    for controller, most, used in (("", "memory.max", "memory.current"), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes")):
+    available = kib(root / "proc/meminfo", "MemAvailable")
+    found = [] if available is None else [available]
+    for controller, most, used in _MEMORY_FILES:
         for folder in _cgroup_folders(root, controller):
             limit, taken = read_int(folder / most), read_int(folder / used)
             if limit is not None and taken is not None and limit < 2**60:
@@ -163,8 +148,7 @@ def limit_memory(processes: int, root: Path = ROOT) -> int | None:
     asked, free = os.environ.get(MEMORY, ""), free_memory(root)
     if asked == "off" or not (asked or free) or not sys.platform.startswith("linux"):
         return None
-    has = re.match(r"(\d+) kB", fields(read(root / "proc/self/status")).get("VmData", "0 kB"))
-    taken = int(has[1]) * 1024 if has else 0
+    taken = kib(root / "proc/self/status", "VmData") or 0
     try:
         limit = int(float(asked) * 2**30) if asked else taken + int((free or 0) * (1 - SPARED)) // processes
     except (ValueError, OverflowError):

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from caraml.system.files import clean
+from caraml.system.files import clean, names_device
 from caraml.system.model import DeviceModel
 
 
@@ -34,6 +34,10 @@ class Nvml:
             self.missing[key] = f"NVML: {error}"
             return None
         return _text(answer) if isinstance(answer, str | bytes) else answer
+
+    def quietly(self, function: str, *arguments: Any) -> Any:
+        """Like ``ask`` for questions where "no" is an ordinary answer: an empty slot, a GPU without the feature."""
+        return Nvml(self.library).ask("", function, *arguments)
 
     def driver(self) -> str | None:
         """The version of the NVIDIA driver."""
@@ -61,14 +65,6 @@ class Nvml:
         slots = self.ask(f"devices[{index}].mig", "nvmlDeviceGetMaxMigDeviceCount", handle) or 0
         handles = (self.quietly("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot) for slot in range(slots))
         return [instance for instance in handles if instance is not None]
-
-    def quietly(self, function: str, *arguments: Any) -> Any:
-        """Like ``ask`` for questions where "no" is an ordinary answer: an empty slot, a GPU without the feature."""
-        call = getattr(self.library, function, None)
-        try:
-            return call(*arguments) if call else None
-        except self.library.NVMLError:
-            return None
 
     def device(self, index: int, handle: Any) -> DeviceModel:
         """One GPU or MIG instance as a ``Device``; what NVML does not tell is ``None`` and named in ``missing``."""
@@ -115,3 +111,53 @@ def session() -> Iterator[Nvml | str]:
 def _text(answer: str | bytes) -> str:
     """Older versions of nvidia-ml-py answer in bytes."""
     return clean(answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer)
+
+
+Throttled = dict[str, dict[str, float]]
+"""Seconds since the driver was loaded for which GPUs were held below the clock that they asked for, by GPU (UUID) and reason (``power``,
+``thermal``, ``board``). A stretch is a difference of two readings; the reasons of the moment would miss what happens between two looks."""
+
+_POLICIES = {"power": 0, "thermal": 1, "board": 3}
+"""NVML_PERF_POLICY_POWER, NVML_PERF_POLICY_THERMAL and NVML_PERF_POLICY_BOARD_LIMIT."""
+_SLOWDOWNS = ("thermal", "board")
+"""Reasons that say something is wrong. At its power limit is where a GPU that is busy belongs: that share is noted and no fault."""
+SLOWED_SHARE = 0.01
+"""Share of a window above which a slowdown is worth a flag."""
+
+
+def throttled(devices: Collection[str] | None = None) -> Throttled:
+    """The counters of the GPUs with these UUIDs or PCI addresses (``None``: of all NVIDIA GPUs); empty without NVML.
+
+    GPUs in MIG mode and consumer cards may have none.
+    """
+    with session() as nv:
+        return {} if isinstance(nv, str) else dict(_counters(nv, devices))
+
+
+def slowed_down(held_back: Throttled) -> bool:
+    """Whether shares of a window (see :func:`shares`) tell of heat or of the board's own protection; power capping does not count."""
+    return any(share > SLOWED_SHARE for reasons in held_back.values() for reason, share in reasons.items() if reason in _SLOWDOWNS)
+
+
+def shares(begin: Throttled, end: Throttled, seconds: float) -> Throttled:
+    """Share of a stretch of ``seconds`` for which each GPU was held back, by reason; only what both readings have."""
+    return {
+        uuid: {reason: max(after - begin[uuid][reason], 0.0) / seconds for reason, after in reasons.items() if reason in begin[uuid]}
+        for uuid, reasons in end.items()
+        if uuid in begin
+    }
+
+
+def _counters(nv: Nvml, devices: Collection[str] | None) -> list[tuple[str, dict[str, float]]]:
+    found = []
+    for _, handle in nv.gpus():
+        uuid = nv.quietly("nvmlDeviceGetUUID", handle)
+        bus = getattr(nv.quietly("nvmlDeviceGetPciInfo", handle), "busId", None)
+        names = [_text(name) for name in (uuid, bus) if name]
+        if devices is not None and not any(names_device(word, *names) for word in devices):
+            continue
+        answers = {reason: nv.quietly("nvmlDeviceGetViolationStatus", handle, policy) for reason, policy in _POLICIES.items()}
+        seconds = {reason: answer.violationTime / 1e9 for reason, answer in answers.items() if answer is not None}
+        if uuid and seconds:
+            found.append((uuid, seconds))
+    return found

@@ -108,30 +108,17 @@ class Limit(BaseModel):
         return f"{self.shape[0] / 2**20:.3g} MiB arrays" if self.kind != "arithmetic" else " x ".join(map(str, self.shape))
 
 
-def measure(kind: Kind, device: torch.device | str, dtype: DType = "fp32", *, budget_s: float, processes: int = 1) -> Limit:
+def measure(
+    kind: Kind, device: torch.device | str, dtype: DType = "fp32", *, budget_s: float, processes: int = 1, known: Limit | None = None
+) -> Limit:
     """The limit of ``device``, found among the kernels of every library within about ``budget_s`` seconds, loading them not counted.
 
     Small kernels come first; one that the rate so far predicts to be too slow is skipped, so that formats which a device only emulates
-    end in time.
+    end in time. Of a ``known`` limit only its kernel is measured.
 
     Raises:
-        EnvironmentUnfitError: the device has no such format, or not enough memory for the smallest kernel.
+        EnvironmentUnfitError: the device has no such format, not enough memory for the smallest kernel, or this torch no such kernel.
     """
-    return _measured(kind, device, dtype, budget_s=budget_s, processes=processes)
-
-
-def measure_again(known: Limit, device: torch.device | str, *, budget_s: float) -> Limit:
-    """The same kernel as ``known`` has, measured now.
-
-    Raises:
-        EnvironmentUnfitError: this torch does not have it any more.
-    """
-    return _measured(known.kind, device, known.dtype, budget_s=budget_s, processes=known.processes, known=known)
-
-
-def _measured(
-    kind: Kind, device: torch.device | str, dtype: DType, *, budget_s: float, processes: int, known: Limit | None = None
-) -> Limit:
     import torch
 
     device = torch.device(device)
@@ -171,6 +158,11 @@ def _measured(
         host=platform.node(),
         trials=() if known is not None else tuple(one.told() for one in found.tried),
     )
+
+
+def measure_again(known: Limit, device: torch.device | str, *, budget_s: float) -> Limit:
+    """The same kernel as ``known`` has, measured now. Errors as of :func:`measure`."""
+    return measure(known.kind, device, known.dtype, budget_s=budget_s, processes=known.processes, known=known)
 
 
 def _disturbed(found: Search, others: float | None) -> str | None:

@@ -10,7 +10,7 @@ from caraml.metrics.model import Metric, Window
 from caraml.power.merge import of_one_node, over_nodes
 from caraml.power.model import WindowEnergy
 from caraml.results.record import Node
-from caraml.system.throttle import Throttled, slowed_down
+from caraml.system.nvml import Throttled, slowed_down
 
 NO_BASELINE = "no idle baseline was measured"
 NO_PROCESS = "no process of this node reads its sensors"
