@@ -106,7 +106,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_696,
     "base": 2_550,
-    "campaign": 1_814,
+    "campaign": 1_826,
     "cli": 1_531,
     "data": 850,
     "engine": 3_734,

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from caraml.base.errors import InputError
 from caraml.base.toml import parse_toml
 from caraml.campaign import Campaign, Options
-from caraml.campaign.attempt import PointTask, RunningPoint, Sensors, Shells, _is_busy, conclude
+from caraml.campaign.attempt import PointTask, RunningPoint, Sensors, Shells, _is_busy, conclude, ran
 from caraml.engine.instruments import CpuTime
 from caraml.launch.local import LocalLauncher
 from caraml.power.signals import Constant
@@ -229,19 +229,21 @@ def test_a_program_without_marks_needs_no_worker_and_its_record_says_the_same(
         assert by_shell.energy is not None and (by_shell.energy.start, by_shell.energy.end) == (0.0, pytest.approx(seconds))
 
 
+@pytest.mark.parametrize("step", [100.0, -100.0, 0.04])
 def test_a_clock_that_is_set_while_a_program_runs_changes_neither_its_time_nor_its_energy(
-    tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
+    step: float, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CARAML_POWER", "fake:constant")
-    sensors, begin, real = Sensors("run", 0.0), time.time(), time.time
+    sensors, begin, real, up = Sensors("run", 0.0), time.time(), time.time, time.monotonic()
     time.sleep(0.3)
-    monkeypatch.setattr(time, "time", lambda: real() + 100.0)
+    monkeypatch.setattr(time, "time", lambda: real() + step)
     sensors.over()
-    shell = Ran(0, "x", time.time() - begin, at=begin)
-    assert shell.seconds is not None and shell.seconds > 100
-    params = Params(argv=["true"])
+    now = time.monotonic()
+    (tmp_path / "started").write_text(f"1 2 node -\n0 {begin:.6f} {time.time():.6f} {up:.2f} {now:.2f}\n")
+    shell, params = ran(str(tmp_path)), Params(argv=["true"])
+    assert shell is not None
     found = sensors.completed(make_point(workload="command"), params, {}, tmp_path, shell)
-    assert found.seconds is not None and 0.3 <= found.seconds < 90
+    assert found.seconds is not None and now - up - 0.011 <= found.seconds < now - up + 2
     assert found.measured["energy"].value == pytest.approx(Constant().watts * found.seconds, abs=found.measured["energy"].bound)
 
 
@@ -271,6 +273,26 @@ def test_a_program_called_like_a_word_of_the_shell_s_is_the_program(
         assert (record.status == "failed" and "127" in (record.reason or "")) or "126" in (record.reason or ""), record.reason
     else:
         assert record.status == "ok" and said == f"program of {' '.join(argv[1:])}\n", said
+
+
+@pytest.mark.parametrize(
+    "times, seconds",
+    [
+        ("1000.000000 1002.500000", 2.5),
+        ("1000.000000 1002.500000 77.10 79.60", 2.5),
+        ("1000,000000 1002,500000 77.10 79.61", 2.5),
+        ("1000.000000 4602.500000 77.10 79.60", 2.5),
+        ("1000.000000 400.000000 77.10 79.60", 2.5),
+        ("1000.000000 400.000000", None),
+    ],
+    ids=["earlier-version", "as-it-was", "decimal-comma", "set-forward", "set-back", "set-back-in-an-earlier-version"],
+)
+def test_a_clock_that_is_set_while_the_shell_alone_runs_a_program_changes_no_time(
+    tmp_path: Path, times: str, seconds: float | None
+) -> None:
+    (tmp_path / "started").write_text(f"1 2 node -\n0 {times}\n")
+    found = ran(str(tmp_path))
+    assert found is not None and found.seconds == (None if seconds is None else pytest.approx(seconds, abs=0.011))
 
 
 def test_others_at_work_are_told_also_without_a_worker() -> None:

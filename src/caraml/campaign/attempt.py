@@ -93,8 +93,11 @@ class Sensors:
 
     def completed(self, point: Point, params: Params, names: Mapping[str, Any], folder: Path, how: Ran) -> Ran:
         """How the program ran, with its energy; if it did not fail the machine is read at rest once more."""
-        # The shell's clock may be set, or drift, while the program runs: its instants are put on ours at each end.
-        begin, end = how.at - self._offsets[0], how.at + (how.seconds or 0.0) - self._offsets[1]
+        # The shell's clock may be set, or drift, while the program runs: its instants are put on ours at each end. A large step is out of
+        # the seconds already.
+        drift = self._offsets[1] - self._offsets[0]
+        begin = how.at - self._offsets[0]
+        end = begin + (how.seconds or 0.0) - (drift if abs(drift) <= _STEPPED else 0.0)
         if how.seconds is not None and end > begin:
             how = replace(how, seconds=end - begin)
         window = window_of(point, params, names, folder, how)
@@ -247,6 +250,8 @@ _PATIENCE = 5.0
 """Seconds between asking a program to end and ending it."""
 
 
+_STEPPED = 0.05
+"""Seconds by which the clock and the uptime may differ over a run: the uptime is told in hundredths."""
 _TICKS = 2
 """Clock ticks of the kernel that the CPU time of others must be worth before it is told from rounding."""
 
@@ -287,10 +292,13 @@ cd {shlex.quote(folder)} || exit
 {GATE}
 {link_to(needed)}{exports}exec 3>>{STARTED} >>{LOG} 2>&1 </dev/null
 cd {shlex.quote(cwd)} || exit
+read -r up _ </proc/uptime
 begin=$EPOCHREALTIME
 {shlex.join(argv)} 3>&-
 code=$?
-echo "$code $begin $EPOCHREALTIME" >&3
+end=$EPOCHREALTIME
+read -r now _ </proc/uptime
+echo "$code $begin $end $up $now" >&3
 exit "$code"
 """
 
@@ -343,12 +351,15 @@ def ran(folder: str) -> Ran | None:
     lines = text.split("\n")
     if len(lines) != 3:
         return None
-    code, begin, end = lines[1].replace(",", ".").split()  # some locales have a decimal comma
-    started_at = datetime.fromtimestamp(float(begin), UTC).astimezone().isoformat(timespec="milliseconds")
-    seconds = float(end) - float(begin)
-    if seconds < 0:
-        return Ran(int(code), started_at, None, doubt="the clock was stepped while the program ran", at=float(begin))
-    return Ran(int(code), started_at, seconds, at=float(begin))
+    code, *times = lines[1].replace(",", ".").split()  # some locales have a decimal comma
+    begin, end, *uptime = map(float, times)
+    started_at = datetime.fromtimestamp(begin, UTC).astimezone().isoformat(timespec="milliseconds")
+    seconds = end - begin
+    if uptime and abs(uptime[1] - uptime[0] - seconds) > _STEPPED:  # nobody can set the uptime, which is coarser
+        seconds = uptime[1] - uptime[0]
+    if seconds < 0:  # of a script that an earlier version wrote, without the uptime
+        return Ran(int(code), started_at, None, doubt="the clock was stepped while the program ran", at=begin)
+    return Ran(int(code), started_at, seconds, at=begin)
 
 
 def conclude(running: RunningPoint, names: Mapping[str, Any], how: Ran, resident: int | None, sensor: str | None) -> Record:
