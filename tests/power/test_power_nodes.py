@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import shutil
 import subprocess
 import threading
 import time
@@ -20,7 +21,6 @@ from caraml.power.merge import Part, displaced, merge, over_nodes
 from caraml.power.model import Boundary, ChannelEnergy, WindowEnergy
 from caraml.power.node import Election, job, rank, world_size
 from caraml.power.source import SourceUnavailable, create
-from caraml.power.sources import board, slurm
 
 
 def window(
@@ -224,21 +224,21 @@ DCMI = """
 """
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, module: Any, text: str, code: int = 0, error: str = "") -> None:
-    monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(module.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, code, text, error))
+def answer(monkeypatch: pytest.MonkeyPatch, text: str, code: int = 0, error: str = "") -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, code, text, error))
 
 
 def test_ipmi_watts_and_averaging_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, board, DCMI.format(state="activated"))
+    answer(monkeypatch, DCMI.format(state="activated"))
     source = create("ipmi")
     source.open()
     (channel,) = source.channels()
     assert (channel.boundary, channel.mean_window_s, channel.resolution) == ("node_ac", 2.0, 1.0)
     assert source.read()[0].value == 412
-    answer(monkeypatch, board, DCMI.format(state="deactivated"))
+    answer(monkeypatch, DCMI.format(state="deactivated"))
     assert source.read()[0].value is None
-    answer(monkeypatch, board, "", code=1, error="Could not open device at /dev/ipmi0")
+    answer(monkeypatch, "", code=1, error="Could not open device at /dev/ipmi0")
     with pytest.raises(SourceUnavailable, match="/dev/ipmi0") as closed:
         create("ipmi").open()
     assert closed.value.kind == "unreadable"
@@ -348,12 +348,12 @@ def test_slurm_energy_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
         create("slurm").open()
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
-    answer(monkeypatch, slurm, "12345\n")
+    answer(monkeypatch, "12345\n")
     source = create("slurm")
     source.open()
     assert source.read()[0].value == 12345
     assert source.channels()[0].domain == "slurm:77.0"
-    answer(monkeypatch, slurm, "0\n")
+    answer(monkeypatch, "0\n")
     assert source.read()[0].value is None
 
 

@@ -18,7 +18,8 @@ from caraml.power import Meter
 from caraml.power.energy import ChannelReadings, window_energy
 from caraml.power.model import Channel, Reading, WindowEnergy
 from caraml.power.source import BUILT_IN, Source, SourceUnavailable, create
-from caraml.power.sources.cray import CraySource
+from caraml.power.sources import files
+from caraml.power.sources.files import CraySource
 from caraml.power.sources.rapl import RaplSource
 from caraml.power.store import ReadingSeries
 
@@ -167,10 +168,16 @@ def test_grace_without_its_middle_rail_still_nests(tmp_path: Path) -> None:
     assert channels["grace:0:CPU"].parent == "grace:0:Module"
 
 
+def cray(root: Path, drm: Path) -> CraySource:
+    source = CraySource(root)
+    source.drm = drm
+    return source
+
+
 def test_cray_counters_of_a_lumi_node(tmp_path: Path) -> None:
     accelerators = {f"accel{n}": 400 for n in range(4)}
     trees.pm_counters(tmp_path, {"": 2500, "cpu": 250, "memory": 60, **accelerators}, {"": 2500, "cpu": 250, "memory": 60, **accelerators})
-    source = CraySource(tmp_path, drm=tmp_path / "drm")
+    source = cray(tmp_path, tmp_path / "drm")
     channels, values = opened(source)
     assert values["cray:energy"] == 2500
     assert values["cray:accel3_power"] == 400
@@ -184,19 +191,17 @@ def test_cray_counters_of_a_lumi_node(tmp_path: Path) -> None:
 
 def test_cray_parts_of_a_grace_hopper_node_are_not_added_to_their_sum(tmp_path: Path) -> None:
     trees.pm_counters(tmp_path, {"": 9, "cpu": 4, "cpu0": 1, "cpu1": 1, "accel0": 2}, {"": 9, "cpu": 4, "cpu0": 1, "cpu1": 1, "accel0": 2})
-    channels, _ = opened(CraySource(tmp_path, drm=tmp_path))
+    channels, _ = opened(cray(tmp_path, tmp_path))
     assert channels["cray:cpu0_energy"].parent == "cray:cpu"
     assert channels["cray:cpu_energy"].parent == "cray:node"
 
 
 def test_cray_reads_again_when_the_values_changed_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trees.pm_counters(tmp_path, {"": 100}, {"": 10})
-    source = CraySource(tmp_path, drm=tmp_path)
+    source = cray(tmp_path, tmp_path)
     source.open()
-    from caraml.power.sources import cray
-
     fresh = iter(["1", "2", "3", "3", "1700000000"])  # torn once, then whole; the last answer is for `startup`
-    monkeypatch.setattr(cray, "read_text", lambda path: next(fresh) if path.name == "freshness" else "1700000000")
+    monkeypatch.setattr(files, "read", lambda path: next(fresh) if path.name == "freshness" else "1700000000")
     readings = source.read()
     assert [r.value for r in readings] == [100, 10]
     assert next(fresh) == "1700000000"
@@ -205,7 +210,7 @@ def test_cray_reads_again_when_the_values_changed_meanwhile(tmp_path: Path, monk
 
 def test_a_restart_of_the_cray_controller_ends_the_series(tmp_path: Path) -> None:
     trees.pm_counters(tmp_path, {"": 100}, {"": 10})
-    source = CraySource(tmp_path, drm=tmp_path)
+    source = cray(tmp_path, tmp_path)
     source.open()
     trees.write(tmp_path, {"startup": 1700009999})
     assert {r.value for r in source.read()} == {None}

@@ -1,16 +1,21 @@
-"""The one interface behind which every vendor's sensors live, and the register of those that exist."""
+"""The one interface behind which every vendor's sensors live, the register of those that exist, and what several of them share."""
 
 from __future__ import annotations
 
 import importlib
+import os
+import re
+import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError, unknown_name
 from caraml.base.plugins import Plugin, plugins
 from caraml.power.model import Channel, Reading
+from caraml.system.visible import UNTOLD, Masks, let_through, named
 
 
 class SourceUnavailable(EnvironmentUnfitError):  # noqa: N818 - a state of the machine, not a fault
@@ -64,7 +69,7 @@ class SourceEntry:
     auto: bool = True
     """Opened by ``sources="auto"``: needs no configuration and is cheap to read."""
     factory: str = "create"
-    """Function of the module that makes the source from ``(argument, devices, automatic)``: see ``create``."""
+    """Function or class of the module that makes the source from ``(argument, devices, automatic)``: see ``create``."""
     accelerator: bool = False
     """Sees accelerators, of which some can be chosen. The others see what all processes of a node share."""
     argument: str | None = None
@@ -75,20 +80,20 @@ _OURS = "caraml.power.sources"
 BUILT_IN: dict[str, SourceEntry] = {
     entry.name: entry
     for entry in (
-        SourceEntry("nvml", f"{_OURS}.nvml", "NVIDIA GPUs (NVML)", accelerator=True),
-        SourceEntry("amdsmi", f"{_OURS}.amdsmi", "AMD GPUs (AMD SMI)", accelerator=True),
-        SourceEntry("amdgpu", f"{_OURS}.drm", "AMD GPUs (kernel driver)", factory="create_amd", accelerator=True),
-        SourceEntry("intel", f"{_OURS}.drm", "Intel GPUs (kernel drivers xe, i915)", factory="create_intel", accelerator=True),
-        SourceEntry("gaudi", f"{_OURS}.library", "Intel Gaudi (HLML)", factory="create_gaudi", accelerator=True),
-        SourceEntry("graphcore", f"{_OURS}.library", "Graphcore IPU (gcipuinfo)", factory="create_graphcore", accelerator=True),
-        SourceEntry("ascend", f"{_OURS}.library", "Huawei Ascend (npu-smi)", factory="create_ascend", accelerator=True),
-        SourceEntry("rapl", f"{_OURS}.rapl", "processors and memory (RAPL)"),
-        SourceEntry("grace", f"{_OURS}.grace", "NVIDIA Grace and Grace-Hopper rails"),
-        SourceEntry("cray", f"{_OURS}.cray", "HPE Cray EX node (pm_counters)"),
-        SourceEntry("ipmi", f"{_OURS}.board", "node (IPMI DCMI)", auto=False, factory="create_ipmi"),
-        SourceEntry("redfish", f"{_OURS}.board", "node (Redfish)", auto=False, factory="create_redfish", argument="address"),
-        SourceEntry("slurm", f"{_OURS}.slurm", "nodes of the job step (Slurm accounting)", auto=False),
-        SourceEntry("csv", f"{_OURS}.csvfile", "a meter that writes a CSV file", auto=False, argument="path"),
+        SourceEntry("nvml", f"{_OURS}.nvml", "NVIDIA GPUs (NVML)", factory="NvmlSource", accelerator=True),
+        SourceEntry("amdsmi", f"{_OURS}.amdsmi", "AMD GPUs (AMD SMI)", factory="AmdSmiSource", accelerator=True),
+        SourceEntry("amdgpu", f"{_OURS}.files", "AMD GPUs (kernel driver)", factory="AmdGpuSource", accelerator=True),
+        SourceEntry("intel", f"{_OURS}.files", "Intel GPUs (kernel drivers xe, i915)", factory="IntelSource", accelerator=True),
+        SourceEntry("gaudi", f"{_OURS}.library", "Intel Gaudi (HLML)", factory="GaudiSource", accelerator=True),
+        SourceEntry("graphcore", f"{_OURS}.library", "Graphcore IPU (gcipuinfo)", factory="GraphcoreSource", accelerator=True),
+        SourceEntry("ascend", f"{_OURS}.library", "Huawei Ascend (npu-smi)", factory="AscendSource", accelerator=True),
+        SourceEntry("rapl", f"{_OURS}.rapl", "processors and memory (RAPL)", factory="RaplSource"),
+        SourceEntry("grace", f"{_OURS}.files", "NVIDIA Grace and Grace-Hopper rails", factory="GraceSource"),
+        SourceEntry("cray", f"{_OURS}.files", "HPE Cray EX node (pm_counters)", factory="CraySource"),
+        SourceEntry("ipmi", f"{_OURS}.board", "node (IPMI DCMI)", auto=False, factory="IpmiSource"),
+        SourceEntry("redfish", f"{_OURS}.board", "node (Redfish)", auto=False, factory="RedfishSource", argument="address"),
+        SourceEntry("slurm", f"{_OURS}.board", "nodes of the job step (Slurm accounting)", auto=False, factory="SlurmSource"),
+        SourceEntry("csv", f"{_OURS}.csvfile", "a meter that writes a CSV file", auto=False, factory="CsvSource", argument="path"),
         SourceEntry("fake", f"{_OURS}.fake", "a made-up signal, for demonstrations", auto=False, accelerator=True),
     )
 }
@@ -152,25 +157,96 @@ def _make(entry: SourceEntry, argument: str, devices: Sequence[str] | None, auto
     return factory(argument, devices, automatic)
 
 
-class _Unusable:
+# -- what several sources share --------------------------------------------------------------------------------------------------------
+
+
+class SensorError(Exception):
+    """A sensor, or the program that reads it, answered without a number."""
+
+
+class SensorGroup:
+    """Base of sources: ``open`` lists the channels, and ``answers`` tells what all of them show, at once."""
+
+    name = ""
+    min_interval_s = 0.0
+    failures: tuple[type[Exception], ...] = (SensorError, OSError, ValueError, subprocess.SubprocessError)
+    """What is raised where sensors do not answer."""
+
+    def __init__(self, argument: str | Path = "", devices: Sequence[str] | None = None, automatic: bool = False) -> None:
+        self.argument, self.devices, self.automatic = str(argument), devices, automatic
+        self.listed: list[Channel] = []
+
+    def channels(self) -> list[Channel]:
+        """What was found."""
+        return self.listed
+
+    def answers(self) -> Mapping[str, float | str]:
+        """By channel its value [J, W or VA], or in words why there is none."""
+        return {}
+
+    def read(self) -> list[Reading]:
+        """Ask once for all channels."""
+        before = time.monotonic()
+        try:
+            told = self.answers()
+        except self.failures as error:
+            told = dict.fromkeys((channel.id for channel in self.listed), f"{type(error).__name__}: {error}")
+        after, readings = time.monotonic(), []
+        for name in (channel.id for channel in self.listed):
+            value = told.get(name, "the answer has nothing of it any more")
+            readings.append(Reading(name, before, after, None, value) if isinstance(value, str) else Reading(name, before, after, value))
+        return readings
+
+    def close(self) -> None:
+        """Release what ``open`` took."""
+
+    def expect_driver(self, vendor: str, *files: Path) -> None:
+        """Where nobody asked for this source, do not load a library in vain. Raises ``SourceUnavailable`` if none of the files exists."""
+        if self.automatic and not any(file.exists() for file in files):
+            raise SourceUnavailable(f"no {vendor} driver: there is no {' and no '.join(map(str, files))}")
+
+
+class AskedSensors(SensorGroup):
+    """Base of sources of which each sensor is asked by itself."""
+
+    def __init__(self, argument: str | Path = "", devices: Sequence[str] | None = None, automatic: bool = False) -> None:
+        super().__init__(argument, devices, automatic)
+        self.questions: dict[str, Callable[[], float]] = {}
+        """By channel what gives its value [J or W]."""
+
+    def add(self, channel: Channel, question: Callable[[], float]) -> None:
+        """List a channel that was found."""
+        self.listed.append(channel)
+        self.questions[channel.id] = question
+
+    def try_to_add(self, channel: Channel, question: Callable[[], float]) -> bool:
+        """List a channel if it answers; whether it did."""
+        if self.or_none(question) is None:
+            return False
+        self.add(channel, question)
+        return True
+
+    def or_none(self, question: Callable[[], Any]) -> Any:
+        """The answer, or ``None``."""
+        try:
+            return question()
+        except self.failures:
+            return None
+
+    def read(self) -> list[Reading]:
+        """Ask every sensor."""
+        return [timed(name, question, self.failures) for name, question in self.questions.items()]
+
+
+class _Unusable(SensorGroup):
     """Stands for a plug-in that does not work, so that its reason is told where reasons are told."""
 
-    min_interval_s = 0.0
-
     def __init__(self, name: str, reason: str, hint: str | None) -> None:
+        super().__init__()
         self.name, self._reason, self._hint = name, reason, hint or "repair or uninstall the plug-in"
 
     def open(self) -> None:
         raise SourceUnavailable(self._reason, self._hint)
-
-    def channels(self) -> list[Channel]:
-        return []
-
-    def read(self) -> list[Reading]:
-        return []
-
-    def close(self) -> None:
-        pass
 
 
 def with_apparent(channel: Channel) -> Channel:
@@ -186,3 +262,45 @@ def timed(channel: str, ask: Callable[[], float], failures: tuple[type[Exception
     except failures as error:
         return Reading(channel, before, time.monotonic(), None, f"{type(error).__name__}: {error}")
     return Reading(channel, before, time.monotonic(), value)
+
+
+def output_of(command: Sequence[str], seconds: float) -> str:
+    """What a program prints that is given so long. Raises ``SensorError`` where it fails, else what ``subprocess.run`` does."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 -- vendors' programs, with arguments of ours; no shell
+    if done.returncode != 0:
+        raise SensorError((done.stderr or done.stdout).strip() or f"{command[0]} ended with code {done.returncode}")
+    return done.stdout
+
+
+def select(
+    present: Sequence[str], aliases: Mapping[str, Sequence[str]], wanted: Sequence[str] | None, masks: Masks = (), family: str = ""
+) -> list[str]:
+    """Ids out of ``present`` that were asked for, or that the environment leaves visible.
+
+    Args:
+        present: stable ids in the library's order.
+        aliases: other spellings of each id besides its number: PCI address, ids of slices.
+        wanted: explicit choice; ``["all"]`` ignores the environment; an id that does not exist is an error.
+        masks: variables that narrow the devices where nothing was asked for.
+        family: whose further variables hide devices in a way that sensors cannot follow (see ``UNTOLD``).
+
+    Raises:
+        SourceUnavailable: none was asked for, or some are hidden and nobody can tell which.
+        UnknownDeviceError: one was asked for that does not exist.
+    """
+    if wanted is not None and not wanted:
+        raise SourceUnavailable("none was asked for: what is measured uses none, or torch does not tell which")
+    if wanted is not None and list(wanted) == ["all"]:
+        return list(present)
+    names = [(device, *aliases.get(device, ())) for device in present]
+    if wanted is None:
+        hiding = [name for name in UNTOLD.get(family, ()) if re.search(r"(^|[:,.])\s*\d", os.environ.get(name, ""))]
+        if hiding and len(present) > 1:
+            raise SourceUnavailable(f"{hiding[0]} hides some of {len(present)} devices, by numbers that their sensors do not have")
+        return [present[place] for place in let_through(names, masks)]
+    numbered = {place: (str(place), *some) for place, some in enumerate(names)}
+    places = {word: named(word, numbered) for word in wanted}
+    unknown = [word for word, place in places.items() if place is None]
+    if unknown:
+        raise UnknownDeviceError(unknown, [f"{i}: {device}" for i, device in enumerate(present)])
+    return list(dict.fromkeys(present[place] for place in places.values() if place is not None))

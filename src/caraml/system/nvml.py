@@ -9,10 +9,12 @@ import importlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from caraml.system.files import clean, names_device
-from caraml.system.model import DeviceModel
+
+if TYPE_CHECKING:  # sensors are read without pydantic
+    from caraml.system.model import DeviceModel
 
 
 @dataclass
@@ -33,7 +35,7 @@ class Nvml:
         except (self.library.NVMLError, UnicodeDecodeError) as error:
             self.missing[key] = f"NVML: {error}"
             return None
-        return _text(answer) if isinstance(answer, str | bytes) else answer
+        return text(answer) if isinstance(answer, str | bytes) else answer
 
     def quietly(self, function: str, *arguments: Any) -> Any:
         """Like ``ask`` for questions where "no" is an ordinary answer: an empty slot, a GPU without the feature."""
@@ -54,11 +56,12 @@ class Nvml:
         """Like ``gpus``, but a GPU in MIG mode is replaced by its instances: those are what a process computes on."""
         found = []
         for index, handle in self.gpus():
-            instances = self._mig_instances(index, handle)
+            instances = self.mig_instances(index, handle)
             found += [(index, instance) for instance in instances] or [(index, handle)]
         return found
 
-    def _mig_instances(self, index: int, handle: Any) -> list[Any]:
+    def mig_instances(self, index: int, handle: Any) -> list[Any]:
+        """The slices into which a GPU is partitioned; none where it is not."""
         mode = self.quietly("nvmlDeviceGetMigMode", handle)
         if mode is None or not mode[0]:
             return []
@@ -66,21 +69,26 @@ class Nvml:
         handles = (self.quietly("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot) for slot in range(slots))
         return [instance for instance in handles if instance is not None]
 
+    def pci_bus_id(self, handle: Any, key: str = "") -> str | None:
+        """The PCI address of a GPU."""
+        bus = getattr(self.ask(key, "nvmlDeviceGetPciInfo", handle), "busId", None)
+        return text(bus) if bus else None
+
     def device(self, index: int, handle: Any) -> DeviceModel:
         """One GPU or MIG instance as a ``Device``; what NVML does not tell is ``None`` and named in ``missing``."""
+        from caraml.system.model import DeviceModel
+
         key = f"devices[{index}]"
-        pci = self.ask(f"{key}.pci_bus_id", "nvmlDeviceGetPciInfo", handle)
         memory = self.ask(f"{key}.memory_bytes", "nvmlDeviceGetMemoryInfo", handle)
         tdp_mw = self.ask(f"{key}.tdp_w", "nvmlDeviceGetPowerManagementDefaultLimit", handle)
         limit_mw = self.ask(f"{key}.power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", handle)
         capability = self.ask(f"{key}.compute_capability", "nvmlDeviceGetCudaComputeCapability", handle)
-        bus = getattr(pci, "busId", None)
         return DeviceModel(
             model=self.ask(f"{key}.model", "nvmlDeviceGetName", handle) or "unknown NVIDIA GPU",
             kind="cuda",
             index=index,
             uuid=self.ask(f"{key}.uuid", "nvmlDeviceGetUUID", handle),
-            pci_bus_id=_text(bus) if bus else None,
+            pci_bus_id=self.pci_bus_id(handle, f"{key}.pci_bus_id"),
             memory_bytes=int(memory.total) if memory is not None else None,
             tdp_w=tdp_mw / 1000 if tdp_mw else None,
             power_limit_w=limit_mw / 1000 if limit_mw else None,
@@ -108,7 +116,7 @@ def session() -> Iterator[Nvml | str]:
         Nvml(library).quietly("nvmlShutdown")
 
 
-def _text(answer: str | bytes) -> str:
+def text(answer: str | bytes) -> str:
     """Older versions of nvidia-ml-py answer in bytes."""
     return clean(answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer)
 
@@ -152,8 +160,7 @@ def _counters(nv: Nvml, devices: Collection[str] | None) -> list[tuple[str, dict
     found = []
     for _, handle in nv.gpus():
         uuid = nv.quietly("nvmlDeviceGetUUID", handle)
-        bus = getattr(nv.quietly("nvmlDeviceGetPciInfo", handle), "busId", None)
-        names = [_text(name) for name in (uuid, bus) if name]
+        names = [name for name in (uuid, nv.pci_bus_id(handle)) if name]
         if devices is not None and not any(names_device(word, *names) for word in devices):
             continue
         answers = {reason: nv.quietly("nvmlDeviceGetViolationStatus", handle, policy) for reason, policy in _POLICIES.items()}

@@ -10,15 +10,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from caraml.power.model import Channel, Reading
-from caraml.power.source import SourceUnavailable, timed
+from caraml.power.model import Channel
+from caraml.power.source import AskedSensors, SensorError, SourceUnavailable, select
 from caraml.power.sources.files import MICRO
-from caraml.power.sources.visible import select
 from caraml.system.visible import ROCM
 
 DRIVER = Path("/dev/kfd")
@@ -29,10 +27,6 @@ INVALID = (0xFFFF, 0xFFFFFFFF)
 DUAL_DIE = ("MI250",)
 IMPORT_FAILURES = (ImportError, OSError, KeyError, AttributeError)
 """The library raises any of these where ROCm is missing or does not fit."""
-
-
-class AmdReadError(Exception):
-    """The library answered without a number."""
 
 
 @dataclass(slots=True)
@@ -49,21 +43,15 @@ class _Die:
     partners: list[str] = field(default_factory=list)
 
 
-class AmdSmiSource:
+class AmdSmiSource(AskedSensors):
     """AMD accelerators, one channel pair per package."""
 
     name = "amdsmi"
-    min_interval_s = 0.0
-
-    def __init__(self, devices: Sequence[str] | None = None, automatic: bool = False) -> None:
-        self._wanted, self._automatic = devices, automatic
-        self._smi: Any = None
-        self._sensors: list[tuple[Channel, Callable[[], float]]] = []
+    _smi: Any = None
 
     def open(self) -> None:
         """Load the library, find the packages and probe once what each can tell."""
-        if self._automatic and not DRIVER.exists():
-            raise SourceUnavailable(f"no AMD compute driver: {DRIVER} does not exist")
+        self.expect_driver("AMD compute", DRIVER)
         try:
             # The library prints advice on import, which would land in the middle of a user's output.
             with contextlib.redirect_stdout(io.StringIO()):
@@ -73,21 +61,21 @@ class AmdSmiSource:
             raise SourceUnavailable(f"the library amdsmi cannot be loaded ({type(error).__name__}: {error})", fix) from error
         try:
             smi.amdsmi_init()
-            self._smi = smi
+            self._smi, self.failures = smi, (smi.AmdSmiException, SensorError, KeyError, AttributeError, ValueError, TypeError)
             dies = [self._die(i, handle) for i, handle in enumerate(smi.amdsmi_get_processor_handles())]
         except smi.AmdSmiException as error:
             raise SourceUnavailable(f"amdsmi does not start: {error}", "check that amd-smi list works on this node") from error
         for die in self._packages(dies):
             self._probe(die)
-        if not self._sensors:
+        if not self.listed:
             raise SourceUnavailable("no AMD accelerator that is visible to this process offers energy or power")
 
     def _die(self, position: int, handle: Any) -> _Die:
         smi = self._smi
         pci = str(smi.amdsmi_get_gpu_device_bdf(handle))
-        uuid = self._or_none(lambda: str(smi.amdsmi_get_gpu_device_uuid(handle))) or pci
-        name = self._or_none(lambda: str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"])) or "AMD GPU"
-        info = self._or_none(lambda: smi.amdsmi_get_gpu_enumeration_info(handle)) or {}
+        uuid = self.or_none(lambda: str(smi.amdsmi_get_gpu_device_uuid(handle))) or pci
+        name = self.or_none(lambda: str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"])) or "AMD GPU"
+        info = self.or_none(lambda: smi.amdsmi_get_gpu_enumeration_info(handle)) or {}
         number = info.get("hip_id")
         aliases = [pci, uuid, str(info.get("hip_uuid", uuid))]
         return _Die(handle, uuid, pci, name, number if isinstance(number, int) else position, aliases)
@@ -95,7 +83,7 @@ class AmdSmiSource:
     def _packages(self, dies: list[_Die]) -> list[_Die]:
         """One die for every package of which a visible device is part."""
         ordered = sorted(dies, key=lambda d: d.number)
-        chosen = set(select([d.id for d in ordered], {d.id: d.aliases for d in ordered}, self._wanted, ROCM))
+        chosen = set(select([d.id for d in ordered], {d.id: d.aliases for d in ordered}, self.devices, ROCM))
         heads: list[_Die] = []
         members: dict[str, list[str]] = {}
         for die in sorted(dies, key=lambda d: d.pci):
@@ -113,13 +101,13 @@ class AmdSmiSource:
         for head in heads:
             if slot and head.pci.rpartition(".")[0] == slot:
                 return head
-        second = any(model in die.name for model in DUAL_DIE) and self._or_none(lambda: self._power(die.handle)) in (None, 0.0)
+        second = any(model in die.name for model in DUAL_DIE) and self.or_none(lambda: self._power(die.handle)) in (None, 0.0)
         return heads[-1] if second and heads and heads[-1].name == die.name else die
 
     def _probe(self, die: _Die) -> None:
         """Add counter and power of one package, as far as they answer."""
         dual = any(model in die.name for model in DUAL_DIE) and bool(die.partners)
-        limit = self._or_none(lambda: float(self._smi.amdsmi_get_power_info(die.handle)["power_limit"]) * MICRO)
+        limit = self.or_none(lambda: float(self._smi.amdsmi_get_power_info(die.handle)["power_limit"]) * MICRO)
         common: dict[str, Any] = {
             "source": self.name,
             "boundary": "device",
@@ -131,10 +119,9 @@ class AmdSmiSource:
             "flags": ("dual_die_parent",) if dual else ("shared_device",) if die.partners else (),
             "users": (die.id, *die.partners) if die.partners else (),
         }
-        if self._or_none(lambda: self._energy(die.handle)) is not None:
-            energy = Channel(id=f"amdsmi:{die.id}:energy", kind="energy", resolution=16 * MICRO, **common)
-            self._sensors.append((energy, lambda: self._energy(die.handle)))
-        if self._or_none(lambda: self._power(die.handle)) is not None:
+        energy = Channel(id=f"amdsmi:{die.id}:energy", kind="energy", resolution=16 * MICRO, **common)
+        self.try_to_add(energy, lambda: self._energy(die.handle))
+        if self.or_none(lambda: self._power(die.handle)) is not None:
             instant = _number(self._smi.amdsmi_get_power_info(die.handle).get("current_socket_power")) is not None
             power = Channel(
                 id=f"amdsmi:{die.id}:power",
@@ -143,14 +130,14 @@ class AmdSmiSource:
                 resolution=1.0,
                 **common,
             )
-            self._sensors.append((power, lambda: self._power(die.handle)))
+            self.add(power, lambda: self._power(die.handle))
 
     def _energy(self, handle: Any) -> float:
         """Counter [J]."""
         answer = self._smi.amdsmi_get_energy_count(handle)
         count = _number(answer.get("energy_accumulator", answer.get("power")))
         if count is None or count == 0:
-            raise AmdReadError(f"energy counter says {count}")
+            raise SensorError(f"energy counter says {count}")
         return count * float(answer["counter_resolution"]) * MICRO
 
     def _power(self, handle: Any) -> float:
@@ -160,25 +147,7 @@ class AmdSmiSource:
             power = _number(answer.get(key))
             if power is not None:
                 return power
-        raise AmdReadError("socket power is N/A")
-
-    def _failures(self) -> tuple[type[Exception], ...]:
-        return (self._smi.AmdSmiException, AmdReadError, KeyError, AttributeError, ValueError, TypeError)
-
-    def _or_none(self, ask: Callable[[], Any]) -> Any:
-        try:
-            return ask()
-        except self._failures():
-            return None
-
-    def channels(self) -> list[Channel]:
-        """Per package a counter and a power channel, as far as they exist."""
-        return [channel for channel, _ in self._sensors]
-
-    def read(self) -> list[Reading]:
-        """Ask every package."""
-        failures = self._failures()
-        return [timed(channel.id, ask, failures) for channel, ask in self._sensors]
+        raise SensorError("socket power is N/A")
 
     def close(self) -> None:
         """Shut the library down."""
@@ -190,8 +159,3 @@ class AmdSmiSource:
 def _number(value: Any) -> float | None:
     """A number out of an answer in which ``"N/A"`` and all-ones mean that there is none."""
     return float(value) if isinstance(value, int | float) and value not in INVALID else None
-
-
-def create(argument: str, devices: Sequence[str] | None, automatic: bool) -> AmdSmiSource:
-    """``amdsmi``."""
-    return AmdSmiSource(devices, automatic)

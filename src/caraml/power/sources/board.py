@@ -1,8 +1,11 @@
-"""Node power from its management controller: IPMI DCMI and Redfish. Slow, averaged, in whole watts: a cross-check.
+"""What a site measures of a node: its management controller by IPMI DCMI and Redfish, and Slurm's accounting. Slow: a cross-check.
 
 IPMI: ``ipmitool dcmi power reading`` (DCMI 1.5, section 6.6.1), which knows watts only. Redfish: ``PowerControl[].PowerConsumedWatts`` of
 a ``Power`` resource, or ``Reading`` of a power ``Sensor``, or of the ``PowerWatts`` of an ``Outlet`` or ``EnvironmentMetrics``; the latter
-two have apparent power beside it where the hardware measures it (``ApparentVA``; DMTF DSP0268).
+two have apparent power beside it where the hardware measures it (``ApparentVA``; DMTF DSP0268). Both are averaged, in whole watts.
+
+Slurm: ``sstat`` reports ``ConsumedEnergyRaw`` in J, as gathered by the cluster's ``acct_gather_energy`` plugin, by default every 30 s. The
+plugin measures whole nodes, so the number is the job's only if it had its nodes to itself.
 """
 
 from __future__ import annotations
@@ -12,26 +15,18 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import time
-import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from typing import Any
 
 from caraml.base.limits import RECORD
-from caraml.power.model import Channel, Reading
-from caraml.power.source import SourceUnavailable, with_apparent
+from caraml.power.model import Channel
+from caraml.power.source import AskedSensors, SensorError, SensorGroup, SourceUnavailable, output_of, with_apparent
 
 TIMEOUT_S = 5.0
 DCMI = ("ipmitool", "dcmi", "power", "reading")
 WATTS = re.compile(r"Instantaneous power reading:\s*(\d+)\s*Watts", re.IGNORECASE)
 PERIOD = re.compile(r"Sampling period:\s*0*(\d+)\s*(Seconds|Milliseconds)", re.IGNORECASE)
 INACTIVE = re.compile(r"Power reading state is:\s*deactivated", re.IGNORECASE)
-
-
-class BoardReadError(Exception):
-    """The management controller answered without a power."""
 
 
 def _channel(source: str, label: str, window: float) -> Channel:
@@ -50,51 +45,32 @@ def _channel(source: str, label: str, window: float) -> Channel:
     )
 
 
-class IpmiSource:
+class IpmiSource(AskedSensors):
     """Node power by IPMI DCMI."""
 
     name = "ipmi"
     min_interval_s = 1.0
-
-    def __init__(self) -> None:
-        self._channels: list[Channel] = []
 
     def open(self) -> None:
         """Ask once."""
         if shutil.which(DCMI[0]) is None:
             raise SourceUnavailable("the command ipmitool is missing", "install the package ipmitool")
         try:
-            text = self._ask()
-            self._watts(text)
-        except (BoardReadError, OSError, subprocess.SubprocessError) as error:
+            text = output_of(DCMI, TIMEOUT_S)
+            _dcmi_watts(text)
+        except self.failures as error:
             fix = "sudo chmod a+rw /dev/ipmi0 (holds until the machine restarts)"
             raise SourceUnavailable(f"{' '.join(DCMI)} fails: {error}", fix, kind="unreadable") from error
         match = PERIOD.search(text)
         window = int(match[1]) * (1.0 if match[2].lower() == "seconds" else 1e-3) if match else 1.0
-        self._channels = [_channel(self.name, "node (IPMI DCMI)", window)]
+        self.add(_channel(self.name, "node (IPMI DCMI)", window), lambda: _dcmi_watts(output_of(DCMI, TIMEOUT_S)))
 
-    def _ask(self) -> str:
-        done = subprocess.run(DCMI, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 -- ipmitool with constant arguments
-        if done.returncode != 0:
-            raise BoardReadError((done.stderr or done.stdout).strip() or f"exit code {done.returncode}")
-        return done.stdout
 
-    def _watts(self, text: str) -> float:
-        match = WATTS.search(text)
-        if match is None or INACTIVE.search(text):
-            raise BoardReadError("no power reading in the answer")
-        return float(match[1])
-
-    def channels(self) -> list[Channel]:
-        """The node."""
-        return self._channels
-
-    def read(self) -> list[Reading]:
-        """Run the command once."""
-        return [_asked(f"{self.name}:node", lambda: self._watts(self._ask()))]
-
-    def close(self) -> None:
-        """Nothing to release."""
+def _dcmi_watts(text: str) -> float:
+    match = WATTS.search(text)
+    if match is None or INACTIVE.search(text):
+        raise SensorError("no power reading in the answer")
+    return float(match[1])
 
 
 class _SameHost(urllib.request.HTTPRedirectHandler):
@@ -104,92 +80,64 @@ class _SameHost(urllib.request.HTTPRedirectHandler):
         """The request for the new address. Raises ``BoardReadError`` for one elsewhere."""
         made = super().redirect_request(req, *more)
         if made is not None and (made.host != req.host or made.type not in {req.type, "https"}):
-            raise BoardReadError(f"it sends on to {made.type}://{made.host}, which is not asked")
+            raise SensorError(f"it sends on to {made.type}://{made.host}, which is not asked")
         return made
 
 
 _OPENER = urllib.request.build_opener(_SameHost)
 
 
-class RedfishSource:
+class RedfishSource(SensorGroup):
     """Node power from a Redfish resource; user and password come from ``REDFISH_USER`` and ``REDFISH_PASSWORD``."""
 
     name = "redfish"
     min_interval_s = 1.0
 
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._channels: list[Channel] = []
-
     def open(self) -> None:
         """Ask once."""
-        if not self._url:
+        if not self.argument:
             raise SourceUnavailable("no address given", "use redfish:https://<controller>/redfish/v1/Chassis/<id>/Power")
         try:
             document = self._ask()
-            self._watts(document)
-        except (BoardReadError, OSError, ValueError) as error:
+            _watts(document)
+        except self.failures as error:
             fix = "set REDFISH_USER and REDFISH_PASSWORD, and SSL_CERT_FILE if the controller has its own certificate"
-            raise SourceUnavailable(f"{self._url} does not answer with a power: {error}", fix, kind="unreadable") from error
-        channel = _channel(self.name, "node (Redfish)", self._window(document))
-        self._channels = [channel] if self._apparent(document) is None else [channel, with_apparent(channel)]
+            raise SourceUnavailable(f"{self.argument} does not answer with a power: {error}", fix, kind="unreadable") from error
+        # A reading is averaged over 1 s unless the sensor states its time (ISO 8601, ``PT<n>S``).
+        stated = re.fullmatch(r"PT(\d+(?:\.\d+)?)S", str(document.get("AveragingInterval", "")))
+        channel = _channel(self.name, "node (Redfish)", float(stated[1]) if stated else 1.0)
+        self.listed = [channel] if _sensor(document).get("ApparentVA") is None else [channel, with_apparent(channel)]
+
+    def answers(self) -> dict[str, float | str]:
+        """Power and apparent power of one answer."""
+        document = self._ask()
+        va = _sensor(document).get("ApparentVA")
+        return {"redfish:node": _watts(document), "redfish:node:va": "no ApparentVA" if va is None else float(va)}
 
     def _ask(self) -> dict[str, Any]:
-        request = urllib.request.Request(self._url, headers={"Accept": "application/json"})  # noqa: S310 -- the address that the user gave for a power sensor
+        request = urllib.request.Request(self.argument, headers={"Accept": "application/json"})  # noqa: S310 -- the address that the user gave for a power sensor
         user, password = os.environ.get("REDFISH_USER"), os.environ.get("REDFISH_PASSWORD")
         if user and password is not None:
             request.add_header("Authorization", "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode())
         with _OPENER.open(request, timeout=TIMEOUT_S) as answer:
             content = answer.read(RECORD + 1)
         if len(content) > RECORD:
-            raise BoardReadError(f"the answer has more than {RECORD:,} bytes")
+            raise SensorError(f"the answer has more than {RECORD:,} bytes")
         document = json.loads(content)
         if not isinstance(document, dict):
-            raise BoardReadError("the answer is not a Redfish resource")
+            raise SensorError("the answer is not a Redfish resource")
         return document
 
-    def _watts(self, document: dict[str, Any]) -> float:
-        sensor = _sensor(document)
-        if sensor.get("Reading") is not None:
-            return float(sensor["Reading"])
-        powers = [c["PowerConsumedWatts"] for c in document.get("PowerControl", []) if c.get("PowerConsumedWatts") is not None]
-        if not powers:
-            raise BoardReadError("neither PowerControl[].PowerConsumedWatts, PowerWatts.Reading nor a Reading of type Power")
-        # The first entry is the whole chassis; further ones are its parts.
-        return float(powers[0])
 
-    def _apparent(self, document: dict[str, Any]) -> float | None:
-        found = _sensor(document).get("ApparentVA")
-        return None if found is None else float(found)
-
-    def _window(self, document: dict[str, Any]) -> float:
-        """Averaging time of the reading [s]: 1 s unless the sensor states it (ISO 8601, ``PT<n>S``)."""
-        match = re.fullmatch(r"PT(\d+(?:\.\d+)?)S", str(document.get("AveragingInterval", "")))
-        return float(match[1]) if match else 1.0
-
-    def channels(self) -> list[Channel]:
-        """The node."""
-        return self._channels
-
-    def read(self) -> list[Reading]:
-        """Ask once; power and apparent power are of one answer."""
-        kept: list[dict[str, Any]] = []
-
-        def watts() -> float:
-            kept.append(self._ask())
-            return self._watts(kept[0])
-
-        first = _asked(f"{self.name}:node", watts)
-        if len(self._channels) == 1:
-            return [first]
-        va = self._apparent(kept[0]) if kept else None
-        return [
-            first,
-            Reading(f"{self.name}:node:va", first.t_before, first.t_after, va, first.error or ("no ApparentVA" if va is None else None)),
-        ]
-
-    def close(self) -> None:
-        """Nothing to release."""
+def _watts(document: dict[str, Any]) -> float:
+    sensor = _sensor(document)
+    if sensor.get("Reading") is not None:
+        return float(sensor["Reading"])
+    powers = [c["PowerConsumedWatts"] for c in document.get("PowerControl", []) if c.get("PowerConsumedWatts") is not None]
+    if not powers:
+        raise SensorError("neither PowerControl[].PowerConsumedWatts, PowerWatts.Reading nor a Reading of type Power")
+    # The first entry is the whole chassis; further ones are its parts.
+    return float(powers[0])
 
 
 def _sensor(document: dict[str, Any]) -> dict[str, Any]:
@@ -198,21 +146,49 @@ def _sensor(document: dict[str, Any]) -> dict[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
-def _asked(channel: str, ask: Any) -> Reading:
-    """One reading; whatever the network or the command does wrong becomes a reading without a value."""
-    before = time.monotonic()
-    try:
-        value, error = ask(), None
-    except (BoardReadError, OSError, ValueError, subprocess.SubprocessError) as cause:
-        value, error = None, f"{type(cause).__name__}: {cause}"
-    return Reading(channel, before, time.monotonic(), value, error)
+SLURM_TIMEOUT_S, SLURM_PERIOD_S = 10.0, 30.0
+UNKNOWN = ("", "0", "18446744073709551614")
+"""Texts by which Slurm says that it has no energy: empty, zero and its NO_VAL64."""
 
 
-def create_ipmi(argument: str, devices: Sequence[str] | None, automatic: bool) -> IpmiSource:
-    """``ipmi``."""
-    return IpmiSource()
+class SlurmSource(AskedSensors):
+    """Counter of the running step, over all its nodes, refreshed as often as the cluster gathers it."""
+
+    name = "slurm"
+    min_interval_s = 10.0
+
+    def open(self) -> None:
+        """Ask once for the step that this process belongs to."""
+        job = os.environ.get("SLURM_JOB_ID")
+        if job is None:
+            raise SourceUnavailable("not inside a Slurm job: SLURM_JOB_ID is not set")
+        if shutil.which("sstat") is None:
+            raise SourceUnavailable("the command sstat is missing on this node")
+        step = f"{job}.{os.environ.get('SLURM_STEP_ID', 'batch')}"
+        try:
+            _step_energy(step)
+        except self.failures as error:
+            raise SourceUnavailable(f"sstat gives no energy for step {step}: {error}") from error
+        channel = Channel(
+            id=f"slurm:{step}",
+            source=self.name,
+            kind="energy",
+            boundary="node_dc",
+            label=f"nodes of step {step}",
+            domain=f"slurm:{step}",
+            hardware="node",
+            resolution=1.0,
+            update_period_s=SLURM_PERIOD_S,
+            # One number for all nodes of the step: no plausible power is too high for it.
+            max_power_w=1e8,
+            flags=("shared_device",),
+            spans_nodes=True,
+        )
+        self.add(channel, lambda: _step_energy(step))
 
 
-def create_redfish(argument: str, devices: Sequence[str] | None, automatic: bool) -> RedfishSource:
-    """``redfish:<address of the Power or Sensor resource>``."""
-    return RedfishSource(argument)
+def _step_energy(step: str) -> float:
+    text = output_of(["sstat", "-n", "-P", "-j", step, "-o", "ConsumedEnergyRaw"], SLURM_TIMEOUT_S).strip().splitlines()
+    if not text or text[0].strip() in UNKNOWN:
+        raise SensorError("the cluster does not gather energy (AcctGatherEnergyType in slurm.conf)")
+    return float(text[0])

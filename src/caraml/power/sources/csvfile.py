@@ -19,7 +19,7 @@ from pathlib import Path
 from caraml.base.errors import InputError
 from caraml.base.limits import LINE, LOG_END, opened
 from caraml.power.model import Channel, Kind, Reading
-from caraml.power.source import SourceUnavailable, with_apparent
+from caraml.power.source import SensorGroup, SourceUnavailable, with_apparent
 
 TIMES = ("time", "timestamp")
 VALUES: dict[str, tuple[Kind, float]] = {
@@ -35,14 +35,17 @@ _BROKEN = (ValueError, IndexError, OverflowError, csv.Error)
 """What rows raise that are not text, have too few cells, or hold no number."""
 
 
-class CsvSource:
-    """The rows of a CSV file as readings, as they come."""
+class CsvSource(SensorGroup):
+    """The rows of a CSV file as readings, as they come: ``csv:<path of the file>``."""
 
     name = "csv"
     min_interval_s = 0.2
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, argument: str | Path, devices: Sequence[str] | None = None, automatic: bool = False) -> None:
+        super().__init__(argument, devices, automatic)
+        if not self.argument:
+            raise InputError("the source csv needs a file", "use csv:/path/to/meter.csv")
+        self._path = Path(argument)
         self._position = 0
         self._rest = b""
         self._header: list[str] = []
@@ -160,9 +163,6 @@ class CsvSource:
             error = f"{type(cause).__name__}: {cause}"
             return waiting + [Reading(c.id, before, before, None, error) for c in self._channels.values()]
 
-    def close(self) -> None:
-        """Nothing to release."""
-
 
 def _number(text: str) -> float:
     value = float(text)
@@ -183,10 +183,3 @@ def _spacing(times: list[float]) -> float:
     """Median time between rows [s]."""
     gaps = sorted(b - a for a, b in pairwise(times) if b > a)
     return gaps[len(gaps) // 2] if gaps else DEFAULT_PERIOD_S
-
-
-def create(argument: str, devices: Sequence[str] | None, automatic: bool) -> CsvSource:
-    """``csv:<path of the file>``."""
-    if not argument:
-        raise InputError("the source csv needs a file", "use csv:/path/to/meter.csv")
-    return CsvSource(Path(argument))

@@ -11,13 +11,13 @@ from caraml.base.errors import InputError
 from caraml.power.model import Channel, Kind, Reading
 from caraml.power.node import rank
 from caraml.power.signals import Constant, Signal, square
-from caraml.power.sources.visible import select
+from caraml.power.source import SensorGroup, select
 
 MEAN_W = 300.0
 SHAPES: dict[str, Callable[[float], Signal]] = {"constant": Constant, "square": square}
 
 
-class FakeSource:
+class FakeSource(SensorGroup):
     """One made-up device with a counter and a power channel that follow ``signal`` from the moment of ``open``.
 
     Args:
@@ -27,8 +27,6 @@ class FakeSource:
         kinds: which channels exist.
         answers_s: for how long the sensors answer [s].
     """
-
-    min_interval_s = 0.0
 
     def __init__(
         self,
@@ -41,14 +39,11 @@ class FakeSource:
         wrap_j: float | None = None,
         answers_s: float = math.inf,
     ) -> None:
-        self.name = name
-        self._answers_s = answers_s
-        self.signal = signal
-        self.wanted: Sequence[str] | None = None
-        """Devices that were asked for; there is one only."""
+        super().__init__()
+        self.name, self.signal, self._answers_s = name, signal, answers_s
         self.origin = 0.0
         """Monotonic time at which the signal's clock is 0 [s]."""
-        self._channels = [
+        self.listed = [
             Channel(
                 id=f"{name}:0:{kind}",
                 source=name,
@@ -71,13 +66,9 @@ class FakeSource:
     def open(self) -> None:
         """Start the signal's clock."""
         device = f"{self.name}:0"
-        if self.wanted:  # of an empty choice nothing is held back: a CPU's point asks for no accelerator, and this stands for any sensor
-            select([device], {}, self.wanted)
+        if self.devices:  # of an empty choice nothing is held back: a CPU's point asks for no accelerator, and this stands for any sensor
+            select([device], {}, self.devices)
         self.origin = time.monotonic()
-
-    def channels(self) -> list[Channel]:
-        """A counter and a power channel, unless told otherwise."""
-        return self._channels
 
     def true_energy(self, start: float, end: float) -> float:
         """Exact energy between two monotonic instants [J]."""
@@ -98,7 +89,7 @@ class FakeSource:
     def read(self) -> list[Reading]:
         """One reading per channel."""
         readings = []
-        for channel in self._channels:
+        for channel in self.listed:
             before = time.monotonic()
             if before - self.origin > self._answers_s:
                 readings.append(Reading(channel.id, before, before, None, f"made to go silent after {self._answers_s:g} s"))
@@ -106,9 +97,6 @@ class FakeSource:
             value = self.value(channel, before)
             readings.append(Reading(channel.id, before, time.monotonic(), value))
         return readings
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 def create(argument: str, devices: Sequence[str] | None, automatic: bool) -> FakeSource:
@@ -126,5 +114,5 @@ def create(argument: str, devices: Sequence[str] | None, automatic: bool) -> Fak
         source = FakeSource(SHAPES[shape](float(mean or MEAN_W)), answers_s=float(seconds or math.inf))
     except ValueError:
         raise InputError(f"fake:{argument}: found {watts!r}, expected watts such as 300, 300/500 or 300@2.5") from None
-    source.wanted = devices
+    source.devices = devices
     return source

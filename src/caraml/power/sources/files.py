@@ -1,20 +1,34 @@
-"""Sensors that are files: reading numbers from the kernel's trees, and telling absent from closed."""
+"""Sensors that are files of the kernel, kept open and read from their start: a base class, GPUs, Grace and Cray nodes.
+
+- ``amdgpu``, ``intel``: GPUs whose driver shows power or energy, in ``/sys/class/drm/card<n>/device/hwmon/hwmon<m>/``: amdgpu
+  ``power1_average`` (mean) or ``power1_input`` (instantaneous) in µW; xe ``energy1_input`` (card) and ``energy2_input`` (package, part of
+  the card) in µJ; i915 ``energy1_input`` in µJ (Linux documentation, hwmon/sysfs-interface and the drivers' ABI files). Integrated
+  graphics have none of them.
+- ``grace``: power rails of NVIDIA Grace and Grace-Hopper, from the kernel's ACPI power meter driver, in
+  ``/sys/class/hwmon/hwmon<i>/device/{power1_average,power1_average_interval,power1_oem_info}`` in µW and ms; always a mean. The rail's name
+  says what it is: ``Module Power Socket 0`` contains the GPU, its memory and the regulators' loss besides ``Grace Power Socket 0``, which
+  contains ``CPU`` and ``SysIO`` (NVIDIA Grace Performance Tuning Guide).
+- ``cray``: an HPE Cray EX node's ``/sys/cray/pm_counters``, 10 Hz, readable by every user. Lines are ``<int> J <time> us`` and
+  ``<int> W <time> us``. The node's counter includes the others and more than them. A set of values belongs together if ``freshness`` is the
+  same before and after reading it. ``startup`` changes when the node controller restarts and the counters with it. (HPE Cray EX
+  documentation, "pm_counters"; field list as on LUMI.)
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from caraml.power.model import Channel, Reading
-from caraml.power.source import SourceUnavailable, timed
+from caraml.power.model import Boundary, Channel, Kind, Reading
+from caraml.power.source import AskedSensors, SourceUnavailable, select
+from caraml.system.files import listing, read
+from caraml.system.visible import ROCM, Masks
 
 MICRO = 1e-6
 """The kernel counts power and energy in µW and µJ."""
-
-READ_FAILURES = (OSError, ValueError, IndexError)
-"""What reading a kernel file can raise: the device is gone, or the text is not a number."""
 
 
 class FileSensor:
@@ -43,17 +57,20 @@ class SensorFile:
     scale: float = MICRO
 
 
-class FileSource:
+class FileSource(AskedSensors):
     """Base of the sources whose sensors are files: they say what they find, the rest is common."""
 
-    name = ""
-    min_interval_s = 0.0
+    root = Path()
+    """Where the files are, unless the source's argument says where else."""
     fix: str | None = None
     """Command that opens files which only root may read."""
+    failures = (OSError, ValueError, IndexError)
+    """What reading a kernel file can raise: the device is gone, or the text is not a number."""
 
-    def __init__(self) -> None:
-        self._channels: list[Channel] = []
-        self._sensors: dict[str, FileSensor] = {}
+    def __init__(self, argument: str | Path = "", devices: Sequence[str] | None = None, automatic: bool = False) -> None:
+        super().__init__(argument, devices, automatic)
+        self.root = Path(argument) if argument else self.root
+        self.files: dict[str, FileSensor] = {}
 
     def find(self) -> Iterator[SensorFile]:
         """All sensors of this family, readable or not. Raises ``SourceUnavailable`` if there can be none."""
@@ -64,12 +81,12 @@ class FileSource:
         closed: list[Path] = []
         for found in self.find():
             try:
-                self._sensors[found.channel.id] = FileSensor(found.path, found.scale)
+                sensor = self.files[found.channel.id] = FileSensor(found.path, found.scale)
             except PermissionError:
                 closed.append(found.path)
                 continue
-            self._channels.append(found.channel)
-        if not self._channels:
+            self.add(found.channel, sensor.number)
+        if not self.listed:
             if closed:
                 raise SourceUnavailable(f"{closed[0]} exists, but only root may read it", self.fix, kind="unreadable")
             raise SourceUnavailable(self.absence())
@@ -78,32 +95,22 @@ class FileSource:
         """The reason if nothing was found."""
         return "no such sensor on this machine"
 
-    def channels(self) -> list[Channel]:
-        """What was found and opened."""
-        return self._channels
-
-    def read(self) -> list[Reading]:
-        """Read every file once."""
-        return [timed(name, sensor.number, READ_FAILURES) for name, sensor in self._sensors.items()]
+    def drop(self, channel: Channel) -> None:
+        """Leave a channel out that was opened."""
+        self.listed.remove(channel)
+        del self.questions[channel.id]
+        self.files.pop(channel.id).close()
 
     def close(self) -> None:
         """Close the files."""
-        for sensor in self._sensors.values():
+        for sensor in self.files.values():
             sensor.close()
-        self._sensors.clear()
-
-
-def read_text(path: Path) -> str | None:
-    """Content of a small file, or ``None`` if it is not there or not readable."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None
+        self.files.clear()
 
 
 def read_number(path: Path, scale: float = 1.0) -> float | None:
     """The first number in a small file, or ``None``."""
-    text = read_text(path)
+    text = read(path)
     try:
         return float(text.split()[0]) * scale if text else None
     except ValueError:
@@ -113,3 +120,190 @@ def read_number(path: Path, scale: float = 1.0) -> float | None:
 def numbered(name: str) -> list[int]:
     """Key that sorts ``card2`` before ``card10``."""
     return [int("".join(c for c in part if c.isdigit()) or 0) for part in name.split(":")]
+
+
+class _DrmSource(FileSource):
+    """GPUs of one vendor, found through their kernel driver."""
+
+    root = Path("/sys/class/drm")
+    drivers: tuple[str, ...]
+    masks: Masks = ()
+    vendor: str
+
+    def find(self) -> Iterator[SensorFile]:
+        """The sensors of every card that is visible to this process, by PCI address."""
+        cards: dict[str, Path] = {}
+        for card in listing(self.root, "card*"):
+            for hwmon in (card / "device" / "hwmon").glob("hwmon*"):
+                if read(hwmon / "name") in self.drivers:
+                    cards[(card / "device").resolve().name] = hwmon
+        for pci in select(list(cards), {}, self.devices, self.masks, self.name) if cards else ():
+            yield from self.sensors(pci, cards[pci])
+
+    def sensors(self, pci: str, hwmon: Path) -> Iterator[SensorFile]:
+        """Those of one card."""
+        raise NotImplementedError
+
+    def channel(self, pci: str, kind: Kind, limit: float | None, window: float = 0.0, part: str = "") -> Channel:
+        """Of a card, or of a ``part`` of it."""
+        domain = f"{pci}:{part}" if part else pci
+        return Channel(
+            id=f"{self.name}:{domain}:{kind}",
+            source=self.name,
+            kind=kind,
+            boundary="device",
+            label=f"{self.vendor} GPU {pci}",
+            domain=domain,
+            hardware=self.vendor.lower(),
+            resolution=MICRO,
+            update_period_s=0.01,
+            mean_window_s=window,
+            max_power_w=2 * limit if limit else None,
+            parent=pci if part else None,
+        )
+
+    def absence(self) -> str:
+        """The reason if no card was found."""
+        return f"no card of the drivers {', '.join(self.drivers)} with a power sensor below {self.root}"
+
+
+class AmdGpuSource(_DrmSource):
+    """AMD GPUs: ``amdgpu``, or ``amdgpu:/path`` for a tree elsewhere."""
+
+    name, drivers, masks, vendor = "amdgpu", ("amdgpu",), ROCM, "AMD"
+
+    def sensors(self, pci: str, hwmon: Path) -> Iterator[SensorFile]:
+        """Instantaneous power, else its mean over a time that the driver does not say, for which 1 s is the cautious value.
+
+        The second die of a dual-die card has a device but no power file: its package is the first die's.
+        """
+        options: tuple[tuple[str, Kind, float], ...] = (("power1_input", "power_instant", 0.0), ("power1_average", "power_mean", 1.0))
+        for file, kind, window in options:
+            if read_number(hwmon / file) is not None:
+                cap = read_number(hwmon / "power1_cap_max", MICRO)
+                yield SensorFile(self.channel(pci, kind, cap, window), hwmon / file)
+                return
+
+
+class IntelSource(_DrmSource):
+    """Intel GPUs: ``intel``, or ``intel:/path`` for a tree elsewhere."""
+
+    name, drivers, vendor = "intel", ("xe", "i915"), "Intel"
+
+    def sensors(self, pci: str, hwmon: Path) -> Iterator[SensorFile]:
+        """The card's counter and that of its package."""
+        limit = read_number(hwmon / "power1_max", MICRO) or read_number(hwmon / "power1_rated_max", MICRO)
+        for file, part in (("energy1_input", ""), ("energy2_input", "package")):
+            if (hwmon / file).exists():
+                yield SensorFile(self.channel(pci, "energy", limit, part=part), hwmon / file)
+
+
+DEFAULT_INTERVAL_S = 0.05
+RAIL = re.compile(r"^(Module|Grace|CPU|SysIO)\s+Power\s+Socket\s+(\d+)$")
+PARENT = {"Grace": "Module", "CPU": "Grace", "SysIO": "Grace"}
+
+
+class GraceSource(FileSource):
+    """The rails of every socket, nested as the board nests them: ``grace``, or ``grace:/path`` for a tree elsewhere."""
+
+    name = "grace"
+    root = Path("/sys/class/hwmon")
+
+    def find(self) -> Iterator[SensorFile]:
+        """One power channel per rail."""
+        rails: dict[tuple[str, str], Path] = {}
+        for hwmon in listing(self.root, "hwmon*"):
+            match = RAIL.match(read(hwmon / "device" / "power1_oem_info") or "")
+            if match and (hwmon / "device" / "power1_average").exists():
+                rails[match[1], match[2]] = hwmon / "device"
+        for (rail, socket), device in rails.items():
+            yield SensorFile(self._channel(rail, socket, device, rails), device / "power1_average")
+
+    def _channel(self, rail: str, socket: str, device: Path, rails: dict[tuple[str, str], Path]) -> Channel:
+        window = read_number(device / "power1_average_interval", 1e-3) or DEFAULT_INTERVAL_S
+        parent = PARENT.get(rail)
+        while parent and (parent, socket) not in rails:
+            parent = PARENT.get(parent)
+        boundary: Boundary = "module" if rail == "Module" else "cpu"
+        return Channel(
+            id=f"grace:{socket}:{rail}",
+            source=self.name,
+            kind="power_mean",
+            boundary=boundary,
+            label=f"{rail} socket {socket}",
+            domain=f"grace:{socket}:{rail}",
+            # The module is what NVML's module scope sees too: the two are alternatives.
+            hardware="nvidia" if boundary == "module" else "cpu",
+            resolution=1e-6,
+            update_period_s=window,
+            mean_window_s=window,
+            parent=f"grace:{socket}:{parent}" if parent else None,
+            flags=("module_scope",) if boundary == "module" else (),
+        )
+
+    def absence(self) -> str:
+        """The reason if no rail was found."""
+        return f"no Grace power rail below {self.root}"
+
+
+CRAY_PERIOD_S = 0.1
+CRAY_RETRIES = 3
+CRAY_FILE = re.compile(r"^(?:(cpu|memory|accel)(\d*)_)?(energy|power)$")
+VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
+
+
+class CraySource(FileSource):
+    """Node, processors, memory and accelerator modules of a Cray EX node: ``cray``, or ``cray:/path`` for a tree elsewhere."""
+
+    name = "cray"
+    root = Path("/sys/cray/pm_counters")
+    drm = Path("/sys/class/drm")
+    startup: str | None = None
+
+    def find(self) -> Iterator[SensorFile]:
+        """A counter and a power channel per part that the node controller measures."""
+        if not self.root.exists():
+            raise SourceUnavailable(f"{self.root} does not exist: not an HPE Cray EX node")
+        self.startup = read(self.root / "startup")
+        files = {p.name: p for p in self.root.iterdir() if CRAY_FILE.match(p.name)}
+        for name in sorted(files, key=lambda n: (numbered(n), n)):
+            yield SensorFile(self._channel(name, set(files)), files[name], scale=1.0)
+
+    def _channel(self, name: str, present: set[str]) -> Channel:
+        match = CRAY_FILE.match(name)
+        assert match is not None, name
+        part, number, quantity = match[1] or "node", match[2] or "", match[3]
+        boundaries: dict[str, Boundary] = {"node": "node_dc", "cpu": "cpu", "memory": "cpu", "accel": "module"}
+        kind: Kind = "energy" if quantity == "energy" else "power_instant"
+        parent = "cray:node"
+        if number and f"{part}_{quantity}" in present:
+            parent = f"cray:{part}"
+        return Channel(
+            id=f"cray:{name}",
+            source=self.name,
+            kind=kind,
+            boundary=boundaries[part],
+            label=f"{part} {number}".strip(),
+            domain=f"cray:{part}{number}",
+            hardware={"node": "node", "accel": self._accelerator()}.get(part, "cpu"),
+            resolution=1.0,
+            update_period_s=CRAY_PERIOD_S,
+            parent=None if part == "node" else parent,
+            flags=("module_scope",) if part == "accel" else (),
+        )
+
+    def _accelerator(self) -> str:
+        """Vendor of the node's accelerators, so that their own counters and these are known as alternatives."""
+        vendors = (read(card / "device" / "vendor") for card in self.drm.glob("card[0-9]*"))
+        return next((VENDORS[v] for v in vendors if v in VENDORS), "accelerator")
+
+    def read(self) -> list[Reading]:
+        """One consistent set of values. A restarted controller ends the series: its counters begin anew."""
+        for _ in range(CRAY_RETRIES):
+            before = read(self.root / "freshness")
+            readings = super().read()
+            if read(self.root / "freshness") == before:
+                break
+        if read(self.root / "startup") != self.startup:
+            return [replace(r, value=None, error="the node controller restarted, and its counters with it") for r in readings]
+        return readings

@@ -8,14 +8,13 @@ which is a mean over one second on Ampere and newer except GA100. On Grace-Hoppe
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from caraml.power.model import Boundary, Channel, Kind, Reading
-from caraml.power.source import SourceUnavailable, timed
-from caraml.power.sources.visible import select
+from caraml.power.model import Boundary, Channel, Kind
+from caraml.power.source import AskedSensors, SensorError, SourceUnavailable, select
+from caraml.system.nvml import Nvml, text
 from caraml.system.visible import CUDA
 
 MILLI = 1e-3
@@ -32,32 +31,15 @@ ACCURACY = 0.05
 MARKERS = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
 
 
-class NvmlReadError(Exception):
-    """A field value came back with an error code instead of a value."""
-
-
-@dataclass(slots=True)
-class _Sensor:
-    channel: Channel
-    ask: Callable[[], float]
-
-
-class NvmlSource:
+class NvmlSource(AskedSensors):
     """All GPUs of this process's mask; the parents of MIG slices once each."""
 
     name = "nvml"
-    min_interval_s = 0.0
-
-    def __init__(self, devices: Sequence[str] | None = None, automatic: bool = False) -> None:
-        self._wanted = devices
-        self._automatic = automatic
-        self._nvml: Any = None
-        self._sensors: list[_Sensor] = []
+    _nvml: Any = None
 
     def open(self) -> None:
         """Load the library, find the GPUs and probe once what each of them can tell."""
-        if self._automatic and not any(marker.exists() for marker in MARKERS):
-            raise SourceUnavailable("no NVIDIA driver: none of " + ", ".join(map(str, MARKERS)) + " exists")
+        self.expect_driver("NVIDIA", *MARKERS)
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError as error:
@@ -66,58 +48,31 @@ class NvmlSource:
             nvml.nvmlInit()
         except nvml.NVMLError as error:
             raise SourceUnavailable(f"NVML does not start: {error}", "check that nvidia-smi works on this node") from error
-        self._nvml = nvml
-        handles = self._handles()
+        self._nvml, self.failures = nvml, (nvml.NVMLError, SensorError, AttributeError)
+        handles = self._handles(Nvml(nvml))
         if not handles:
             raise SourceUnavailable("no NVIDIA GPU is visible to this process", "check CUDA_VISIBLE_DEVICES")
-        for uuid, (handle, slices) in handles.items():
-            self._probe(uuid, handle, slices)
-        if not self._sensors:
+        for uuid, (name, handle, slices) in handles.items():
+            self._probe(uuid, name, handle, slices)
+        if not self.listed:
             raise SourceUnavailable("the GPUs offer neither an energy counter nor power")
 
-    def _handles(self) -> dict[str, tuple[Any, tuple[str, ...]]]:
-        """Physical GPUs by UUID, with the MIG slices of them that were asked for."""
-        nvml = self._nvml
-        present, slices_of = {}, {}
-        order = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-            present[uuid] = handle
-            slices_of[uuid] = self._slices(handle)
-            order.append(uuid)
-        aliases = {uuid: [self._pci(present[uuid]), *slices_of[uuid]] for uuid in order}
-        chosen = select(order, aliases, self._wanted, CUDA)
-        return {uuid: (present[uuid], slices_of[uuid]) for uuid in chosen}
+    def _handles(self, nv: Nvml) -> dict[str, tuple[str, Any, tuple[str, ...]]]:
+        """Physical GPUs by UUID: name, handle, and the UUIDs of the MIG slices into which each is partitioned."""
+        present: dict[str, tuple[str, Any, tuple[str, ...]]] = {}
+        aliases = {}
+        for index in range(self._nvml.nvmlDeviceGetCount()):
+            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            slices = [nv.quietly("nvmlDeviceGetUUID", each) for each in nv.mig_instances(index, handle)]
+            uuid = text(self._nvml.nvmlDeviceGetUUID(handle))
+            aliases[uuid] = [nv.pci_bus_id(handle) or "", *filter(None, slices)]
+            present[uuid] = (nv.quietly("nvmlDeviceGetName", handle) or "NVIDIA GPU", handle, tuple(aliases[uuid][1:]))
+        return {uuid: present[uuid] for uuid in select(list(present), aliases, self.devices, CUDA)}
 
-    def _slices(self, handle: Any) -> tuple[str, ...]:
-        """UUIDs of the MIG slices of a GPU; none if it is not partitioned or does not say."""
-        nvml = self._nvml
-        try:
-            if nvml.nvmlDeviceGetMigMode(handle)[0] != 1:
-                return ()
-            count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
-        except nvml.NVMLError:
-            return ()
-        found = []
-        for index in range(count):
-            try:
-                found.append(_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))))
-            except nvml.NVMLError:
-                continue  # a position without a slice
-        return tuple(found)
-
-    def _pci(self, handle: Any) -> str:
-        try:
-            return _text(self._nvml.nvmlDeviceGetPciInfo(handle).busId)
-        except self._nvml.NVMLError:
-            return ""
-
-    def _probe(self, uuid: str, handle: Any, slices: tuple[str, ...]) -> None:
+    def _probe(self, uuid: str, name: str, handle: Any, slices: tuple[str, ...]) -> None:
         """Add the counter and the best power reading of one GPU, as far as they answer."""
         nvml = self._nvml
-        name = self._or_none(lambda: _text(nvml.nvmlDeviceGetName(handle))) or "NVIDIA GPU"
-        limit = self._or_none(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) * MILLI)
+        limit = self.or_none(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) * MILLI)
         superchip = any(word in name for word in ("GH200", "GB200", "GB300"))
         module: Boundary = "module" if superchip else "device"
         flags = ("mig_parent", "shared_device") if slices else ()
@@ -144,14 +99,14 @@ class NvmlSource:
             )
 
         duty = next((share for model, share in PART_TIME.items() if model in name), 1.0)
-        self._try(channel("energy", module), lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) * MILLI)
+        self.try_to_add(channel("energy", module), lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) * MILLI)
         scopes: list[tuple[int, Boundary]] = [(SCOPE_GPU, "device"), *([(SCOPE_MODULE, module)] if superchip else [])]
         for scope, boundary in scopes:
-            instant = self._try(channel("power_instant", boundary, duty=duty), self._field(handle, FIELD_INSTANT, scope))
+            instant = self.try_to_add(channel("power_instant", boundary, duty=duty), self._field(handle, FIELD_INSTANT, scope))
             if not instant:
                 mean = channel("power_mean", boundary, mean_window_s=MEAN_WINDOW_S)
-                if not self._try(mean, self._field(handle, FIELD_AVERAGE, scope)) and not superchip:
-                    self._try(mean, lambda: nvml.nvmlDeviceGetPowerUsage(handle) * MILLI)
+                if not self.try_to_add(mean, self._field(handle, FIELD_AVERAGE, scope)) and not superchip:
+                    self.try_to_add(mean, lambda: nvml.nvmlDeviceGetPowerUsage(handle) * MILLI)
 
     def _field(self, handle: Any, field: int, scope: int) -> Callable[[], float]:
         """A question for one field value in W; the error code of the item is checked."""
@@ -159,48 +114,13 @@ class NvmlSource:
         def ask() -> float:
             item = self._nvml.nvmlDeviceGetFieldValues(handle, [(field, scope)])[0]
             if item.nvmlReturn != 0:
-                raise NvmlReadError(f"field {field} scope {scope}: NVML error {item.nvmlReturn}")
+                raise SensorError(f"field {field} scope {scope}: NVML error {item.nvmlReturn}")
             return float(item.value.uiVal) * MILLI
 
         return ask
-
-    def _failures(self) -> tuple[type[Exception], ...]:
-        return (self._nvml.NVMLError, NvmlReadError, AttributeError)
-
-    def _or_none(self, ask: Callable[[], Any]) -> Any:
-        try:
-            return ask()
-        except self._failures():
-            return None
-
-    def _try(self, channel: Channel, ask: Callable[[], float]) -> bool:
-        """Keep the sensor if it answers once."""
-        works = self._or_none(ask) is not None
-        if works:
-            self._sensors.append(_Sensor(channel, ask))
-        return works
-
-    def channels(self) -> list[Channel]:
-        """Per GPU a counter and a power channel, as far as they exist."""
-        return [sensor.channel for sensor in self._sensors]
-
-    def read(self) -> list[Reading]:
-        """Ask every GPU for counter [J] and power [W]."""
-        failures = self._failures()
-        return [timed(sensor.channel.id, sensor.ask, failures) for sensor in self._sensors]
 
     def close(self) -> None:
         """Shut the library down."""
         if self._nvml is not None:
             self._nvml.nvmlShutdown()
             self._nvml = None
-
-
-def _text(value: str | bytes) -> str:
-    """Old versions of the library answer in bytes."""
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def create(argument: str, devices: Sequence[str] | None, automatic: bool) -> NvmlSource:
-    """``nvml``."""
-    return NvmlSource(devices, automatic)

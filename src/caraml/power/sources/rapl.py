@@ -8,15 +8,15 @@ same packages through another register and are left out. Since CVE-2020-8694 the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from caraml.power.model import Boundary, Channel
 from caraml.power.source import SourceUnavailable
-from caraml.power.sources.files import MICRO, FileSource, SensorFile, numbered, read_number, read_text
+from caraml.power.sources.files import MICRO, FileSource, SensorFile, numbered, read_number
+from caraml.system.files import read
 
-ROOT = Path("/sys/class/powercap")
 UPDATE_PERIOD_S = 0.001
 """RAPL counters are refreshed about every millisecond (Intel SDM vol. 3, section on RAPL interfaces)."""
 RESOLUTION_J = 61e-6
@@ -24,14 +24,11 @@ RESOLUTION_J = 61e-6
 
 
 class RaplSource(FileSource):
-    """All RAPL domains of the node, each counted once and nested as the hardware nests them."""
+    """All RAPL domains of the node, each counted once and nested as the hardware nests them: ``rapl``, or ``rapl:/path``."""
 
     name = "rapl"
+    root = Path("/sys/class/powercap")
     fix = "sudo chmod -R a+r /sys/class/powercap/intel-rapl*/ (holds until the machine restarts)"
-
-    def __init__(self, root: Path = ROOT) -> None:
-        super().__init__()
-        self._root = root
 
     def open(self) -> None:
         """Find the domains; dies that mirror one counter become one channel."""
@@ -41,7 +38,7 @@ class RaplSource(FileSource):
 
     def find(self) -> Iterator[SensorFile]:
         """Packages and the domains inside them, without twins, in the order of their numbers."""
-        zones = {d.name: d for d in self._root.glob("intel-rapl:*")}
+        zones = {d.name: d for d in self.root.glob("intel-rapl:*")}
         for package in list(zones.values()):
             zones.update({d.name: d for d in package.glob("intel-rapl:*:*")})
         found = [d for d in zones.values() if (d / "energy_uj").exists()]
@@ -51,17 +48,17 @@ class RaplSource(FileSource):
             yield SensorFile(self._channel(zone), zone / "energy_uj")
 
     def _why_absent(self) -> SourceUnavailable:
-        if not self._root.exists():
-            return SourceUnavailable(f"{self._root} does not exist: no RAPL here, or a virtual machine that hides it")
-        if any(self._root.glob("intel-rapl*")):
+        if not self.root.exists():
+            return SourceUnavailable(f"{self.root} does not exist: no RAPL here, or a virtual machine that hides it")
+        if any(self.root.glob("intel-rapl*")):
             fix = "start the container with -v /sys/devices/virtual/powercap:/sys/devices/virtual/powercap:ro"
-            return SourceUnavailable(f"{self._root} lists RAPL but shows no counters: masked in this container", fix, kind="masked")
-        return SourceUnavailable(f"{self._root} is empty: the RAPL driver is not loaded", "sudo modprobe intel_rapl_msr")
+            return SourceUnavailable(f"{self.root} lists RAPL but shows no counters: masked in this container", fix, kind="masked")
+        return SourceUnavailable(f"{self.root} is empty: the RAPL driver is not loaded", "sudo modprobe intel_rapl_msr")
 
     def _channel(self, zone: Path) -> Channel:
-        label = read_text(zone / "name") or zone.name
+        label = read(zone / "name") or zone.name
         numbers = zone.name.split(":")[1:]
-        package = read_text(self._root / f"intel-rapl:{numbers[0]}" / "name") or f"zone-{numbers[0]}"
+        package = read(self.root / f"intel-rapl:{numbers[0]}" / "name") or f"zone-{numbers[0]}"
         inner = len(numbers) > 1
         boundary: Boundary = "node_dc" if label == "psys" else "cpu"
         limit = read_number(zone / "constraint_0_max_power_uw", MICRO) or read_number(zone / "constraint_0_power_limit_uw", MICRO)
@@ -84,40 +81,30 @@ class RaplSource(FileSource):
 
     def _drop_dead(self) -> None:
         """Leave out domains that show exactly 0: the processor lists them but does not fill them."""
-        dead = [c for c in self._channels if self._sensors[c.id].number() == 0]
-        for channel in dead:
-            self._sensors.pop(channel.id).close()
-            self._channels.remove(channel)
-        if not self._channels:
-            raise SourceUnavailable(f"all RAPL counters below {self._root} show 0: they do not work on this machine")
+        for channel in [c for c in self.listed if self.questions[c.id]() == 0]:
+            self.drop(channel)
+        if not self.listed:
+            raise SourceUnavailable(f"all RAPL counters below {self.root} show 0: they do not work on this machine")
 
     def _merge_mirrors(self) -> None:
         """Dies of one package that all show the package's counter: keep the first and name the others as its users.
 
         Two counters that run for themselves are never equal to the microjoule; a mirror is, in one of two looks.
         """
-        kept: list[Channel] = []
-        for channel in self._channels:
-            twin = next((c for c in kept if _same_package(c, channel) and self._equal(c, channel)), None)
-            if twin is None:
-                kept.append(channel)
-                continue
-            self._sensors.pop(channel.id).close()
-            users = (*(twin.users or (twin.label,)), channel.label)
-            kept[kept.index(twin)] = replace(twin, users=users, flags=("shared_device",))
-        self._channels = kept
+        for channel in list(self.listed):
+            before = self.listed[: self.listed.index(channel)]
+            twin = next((c for c in before if _same_package(c, channel) and self._equal(c, channel)), None)
+            if twin is not None:
+                self.drop(channel)
+                users = (*(twin.users or (twin.label,)), channel.label)
+                self.listed[self.listed.index(twin)] = replace(twin, users=users, flags=("shared_device",))
 
     def _equal(self, first: Channel, second: Channel) -> bool:
         """Do the two counters show one value, or does a refresh between the two looks explain the difference?"""
-        one, other = self._sensors[first.id], self._sensors[second.id]
-        return any(one.number() == other.number() for _ in range(3))
+        one, other = self.questions[first.id], self.questions[second.id]
+        return any(one() == other() for _ in range(3))
 
 
 def _same_package(first: Channel, second: Channel) -> bool:
     """Are these two dies of one package?"""
     return "-die-" in first.label and first.parent == second.parent and first.label.split("-die-")[0] == second.label.split("-die-")[0]
-
-
-def create(argument: str, devices: Sequence[str] | None, automatic: bool) -> RaplSource:
-    """``rapl``, or ``rapl:/path`` for a tree elsewhere."""
-    return RaplSource(Path(argument) if argument else ROOT)
