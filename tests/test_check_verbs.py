@@ -129,6 +129,15 @@ def test_wrong_input_says_what_is_wrong(here: Path) -> None:
     file.write_text(text)
 
 
+def test_accept_says_which_repeats_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "tiny.toml").write_text(SUITE.replace("test ! -e broken && sleep 0.2", "test {repeat} = 0 && sleep 0.2"))
+    assert caraml(tmp_path, "run", tmp_path / "tiny.toml", "--no-report").exit_code == 1
+    done = caraml(tmp_path, "accept", "tiny", "--as", "good")
+    assert done.exit_code == 0 and "1 point, 1 run each" in done.stdout, done.output
+    assert "nap: 1 of 2 runs have no result: failed: program ended with exit status 1" in done.stdout
+
+
 def test_a_round_a_variant_or_a_tag_is_accepted_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "tiny.toml").write_text(SUITE.replace("sleep 0.2", "sleep {s}").replace("energy", "s = 0.01, energy"))

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from run_factory import run
 
-from caraml.analysis.baseline import accept, machine_of_record, refuse_other_machine
+from caraml.analysis.baseline import accept, failed_repeats, machine_of_record, refuse_other_machine
 from caraml.analysis.check import (
     ALPHA,
     SCREEN,
@@ -137,6 +137,21 @@ def test_what_failed_is_worse_and_lost_repeats_are_said() -> None:
     assert some.verdict == "same" and some.notes == ("1 of 2 runs have no result: failed: no driver",)
     absent = judged(works(baseline, good[1:]))[0]
     assert absent.verdict == "undecided" and "not measured, or" in absent.notes[0]
+
+
+def test_repeats_that_failed_are_told_when_the_others_are_accepted() -> None:
+    good = [one for day in range(1, 6) for one in night(day)]
+    batch = [one for one in good if one.point.global_batch == 16]
+    lost = {"failed": "no driver", "oom": "too large"}
+    failed = [
+        one.model_copy(update={"status": how, "reason": why, "metrics": {}})
+        for one, how, why in zip(batch, lost, lost.values(), strict=False)
+    ]
+    rest = [one for one in good if one not in batch[:2]]
+    told = failed_repeats([*failed, *rest])
+    assert told == ["gpt-mini b16 fp32: 2 of 5 runs have no result: 1 x failed: no driver; 1 x oom: too large"]
+    assert [len(point.metrics["throughput"].runs) for point in accept([*failed, *rest], "nightly", "good").points] == [3, 5]
+    assert failed_repeats(good) == [] == failed_repeats(failed), "none failed, or nothing else is there"
 
 
 def test_a_point_that_never_had_a_result_is_not_judged() -> None:

@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from caraml.analysis.run_variation import mean_metric
 from caraml.base.errors import InputError
 from caraml.base.toml import parse_toml
 from caraml.campaign import Campaign, Options
-from caraml.campaign.attempt import PointTask, RunningPoint, Sensors, Shells, _is_busy, conclude, ran
+from caraml.campaign.attempt import PointTask, RunningPoint, Sensors, Shells, conclude, ran
 from caraml.engine.instruments import CpuTime
 from caraml.launch.local import LocalLauncher
 from caraml.power.signals import Constant
+from caraml.report.numbers import written
 from caraml.report.progress import LogLines
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
@@ -27,7 +29,7 @@ from caraml.suite.expand import PlannedPoint
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import COMMAND_KEYS, Measure, Suite
 from caraml.system.detect import detect
-from caraml.worker.command import COMMAND, Command
+from caraml.worker.command import COMMAND, Command, CommandWorker
 from caraml.worker.command_record import Ran
 from caraml.workloads.command import Params, filled
 from tests.conftest import MakePoint
@@ -229,6 +231,15 @@ def test_a_program_without_marks_needs_no_worker_and_its_record_says_the_same(
         assert by_shell.energy is not None and (by_shell.energy.start, by_shell.energy.end) == (0.0, pytest.approx(seconds))
 
 
+@pytest.mark.parametrize("runs", [1, 3])
+def test_window_and_run_of_a_program_without_marks_are_one_time_with_one_interval(tmp_path: Path, runs: int) -> None:
+    records = run(tmp_path, f'repeats = {runs}\nparams = {{ argv = ["sleep", "0.2"] }}\nmeasure = {{ idle_seconds = 0 }}')
+    times = [mean_metric(records, name) for name in ("window_time", "runtime", "run_time")]
+    assert None not in times and times[0] == times[1] == times[2]
+    assert len({written(name, mean_metric(records, name)) for name in ("window_time", "runtime", "run_time")}) == 1
+    assert len({written(name, records[0].metrics[name]) for name in ("window_time", "runtime", "run_time")}) == 1
+
+
 @pytest.mark.parametrize("step", [100.0, -100.0, 0.04])
 def test_a_clock_that_is_set_while_a_program_runs_changes_neither_its_time_nor_its_energy(
     step: float, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
@@ -295,12 +306,41 @@ def test_a_clock_that_is_set_while_the_shell_alone_runs_a_program_changes_no_tim
     assert found is not None and found.seconds == (None if seconds is None else pytest.approx(seconds, abs=0.011))
 
 
-def test_others_at_work_are_told_also_without_a_worker() -> None:
-    begin, seconds = CpuTime(0.0, 0.0), 10.0
-    everyone = seconds * (os.cpu_count() or 1)
-    assert _is_busy(begin, CpuTime(everyone, 0.5 * everyone), seconds)
-    assert not _is_busy(begin, CpuTime(everyone, everyone), seconds), "all of it was the program's"
-    assert not _is_busy(begin, CpuTime(everyone, 0.0), 1e-3), "less than a tick"
+@pytest.mark.parametrize(
+    ("others", "job", "flags"),
+    [(1.0, {}, ["busy_machine"]), (0.0, {}, []), (1.0, {"SLURM_JOB_ID": "7"}, [])],
+    ids=["busy", "quiet", "by srun"],
+)
+def test_others_at_work_are_told_of_a_program(
+    tmp_path: Path, make_point: MakePoint, others: float, job: dict[str, str], flags: list[str]
+) -> None:
+    """By a kernel that says that others used all CPUs, or none. In a job of Slurm's they may be the program's own, started by srun."""
+    all_of_it = others * (os.cpu_count() or 1)
+    point = make_point(workload="command", params={"argv": ["sleep", "0.5"]}, measure=Measure(idle_seconds=0))
+    folder = Store(tmp_path / "out").new_attempt(point)
+    (folder / COMMAND).write_text(Command(argv=["sleep", "0.5"], env={}, cwd=str(tmp_path), suite_folder=str(tmp_path)).model_dump_json())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SLURM_JOB_ID", raising=False)
+        for name, text in {**job, "CARAML_POWER": "fake:constant"}.items():
+            patch.setenv(name, text)
+        patch.setattr("caraml.worker.command.signal.signal", lambda *_: None)
+        patch.setattr("caraml.engine.instruments.cpu_time", lambda *_: CpuTime(all_of_it * time.monotonic(), 0.0))
+        assert CommandWorker(folder).run() == 0
+    record = read_record(folder / RECORD)
+    found = record.metrics["other_cpu_share"]
+    assert record.flags == flags and (found.value is None) is bool(job) is bool(found.reason), found
+
+
+def test_others_at_work_are_told_also_without_a_worker(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = Params(argv=["sleep", "1"])
+    point = make_point(workload="command", params=params.model_dump(mode="json"))
+    work = PointTask(0, PlannedPoint(point), point.key, f"command-{point.key}", point.label, params)
+    for ours, seconds, flags in ((0.5, 10.0, ["busy_machine"]), (1.0, 10.0, []), (0.0, 1e-3, [])):  # the last is shorter than a tick
+        everyone = seconds * (os.cpu_count() or 1)
+        end = CpuTime(everyone, ours * everyone)
+        monkeypatch.setattr("caraml.campaign.attempt.cpu_time_of_children", lambda end=end: end)
+        running = RunningPoint(work, tmp_path / "1", "local:1:", 60.0, Shells(), begun=CpuTime(0.0, 0.0))
+        assert conclude(running, {}, Ran(0, "x", seconds, at=1.0), None, None).flags == flags
 
 
 def test_a_program_on_several_nodes_has_no_energy_but_what_is_known_of_it(

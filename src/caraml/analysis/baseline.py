@@ -161,6 +161,20 @@ def good_of(records: Iterable[Record]) -> list[Record]:
     return [record for record in records if record.status == "ok"]
 
 
+def failed_repeats(records: Iterable[Record]) -> list[str]:
+    """Of each piece of work with a result, how many of its runs have none, and why: ``LABEL: 2 of 5 runs have no result: failed: ...``."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(work_of(record.point), []).append(record)
+    told = []
+    for group in groups.values():
+        reasons = Counter(why_not(record) for record in group if record.status != "ok")
+        if 0 < (failed := reasons.total()) < len(group):
+            why = "; ".join(f"{count} x {reason}" if len(reasons) > 1 else reason for reason, count in reasons.most_common())
+            told.append(f"{label_of(group[0].point)}: {failed} of {len(group)} runs have no result: {why}")
+    return told
+
+
 def label_of(point: Point) -> str:
     """The label of all repeats of a point."""
     return point.model_copy(update={"repeat": 0}).label

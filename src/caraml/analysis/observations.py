@@ -27,7 +27,8 @@ SENSOR_ACCURACY = 0.05
 Z95 = 1.959964
 
 _ENERGIES = ("energy", "device_energy", "node_energy", "run_energy", "run_node_energy", "items_per_watt_hour", "mean_power")
-_RATES = ("throughput", "step_time_mean", "epoch_time_mean", "run_time", "achieved_flops", "mfu", "input_bandwidth", *_ENERGIES)
+_TIMES = ("step_time_mean", "epoch_time_mean", "window_time", "run_time", "runtime")
+_RATES = ("throughput", *_TIMES, "achieved_flops", "mfu", "input_bandwidth", *_ENERGIES)
 
 
 def is_known_kind(metric: str) -> bool:

@@ -39,8 +39,8 @@ from caraml.suite.expand import PlannedPoint
 from caraml.suite.model import Point
 from caraml.system.variables import PROGRAM, SITE, behind, concealed, forget, hand_over, is_reference, loading, missing, of_caller
 from caraml.worker.command import COMMAND, MAXRSS, Command
-from caraml.worker.command_record import NO_ENERGY, Ran, measured_by, names_of, record_of_run, window_of
-from caraml.worker.nodes import put_together
+from caraml.worker.command_record import NO_ENERGY, Ran, measured_by, names_of, once, record_of_run, window_of
+from caraml.worker.nodes import NO_SHARE, put_together
 from caraml.workloads.command import Params, filled
 
 if TYPE_CHECKING:
@@ -252,8 +252,6 @@ _PATIENCE = 5.0
 
 _STEPPED = 0.05
 """Seconds by which the clock and the uptime may differ over a run: the uptime is told in hundredths."""
-_TICKS = 2
-"""Clock ticks of the kernel that the CPU time of others must be worth before it is told from rounding."""
 
 
 def filled_command(params: Params, names: Mapping[str, Any]) -> tuple[list[str], dict[str, str], str]:
@@ -379,8 +377,10 @@ def conclude(running: RunningPoint, names: Mapping[str, Any], how: Ran, resident
         how = running.sensors.completed(point, params, names, running.folder, how)
         running.sensors.close()
     if params.energy:
-        measured |= {"run_time": Metric(value=how.seconds, unit="s"), "peak_host_memory": _peak_memory(resident)}
-        flags = ["busy_machine"] if how.seconds and _is_busy(running.begun, cpu_time_of_children(), how.seconds) else []
+        share = share_of_others(running.begun, cpu_time_of_children(), how.seconds or 0.0, os.cpu_count() or 1)
+        others = Metric(value=share, unit="1", reason=NO_SHARE if share is None else None)
+        measured |= {"run_time": once(how.seconds, "s"), "peak_host_memory": _peak_memory(resident), "other_cpu_share": others}
+        flags = ["busy_machine"] if (share or 0.0) > BUSY_SHARE else []
     how = replace(how, measured={**measured, **how.measured}, flags=flags)
     return record_of_run(point, running.folder, params, names, how)
 
@@ -392,14 +392,6 @@ def _peak_memory(resident: int | None) -> Metric:
         return Metric(value=resident, unit="B")
     hidden = f"at most the {human(ours, 'B')} of what started it, which hide it"
     return Metric(value=None, unit="B", reason=hidden if resident is not None else "another process than this one started it")
-
-
-def _is_busy(begin: CpuTime | None, end: CpuTime | None, seconds: float) -> bool:
-    """Whether others used the CPUs while a program ran; not of runs too short to say."""
-    cpus = os.cpu_count() or 1
-    if seconds * cpus * BUSY_SHARE * os.sysconf("SC_CLK_TCK") < _TICKS:
-        return False
-    return (share_of_others(begin, end, seconds, cpus) or 0.0) > BUSY_SHARE
 
 
 class Shells:

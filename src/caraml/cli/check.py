@@ -53,7 +53,7 @@ def accept(
 ) -> None:
     """Accept a campaign as reference for `caraml check`: all its repeats, with the interval between runs."""
     from caraml.analysis.baseline import accept as accepted
-    from caraml.analysis.baseline import runs_of, started
+    from caraml.analysis.baseline import failed_repeats, runs_of, started
     from caraml.base.format import count
     from caraml.results.baseline import NAMES, place, write_baseline
     from caraml.results.selector import select
@@ -74,6 +74,8 @@ def accept(
             say(f"  {point.label}: accepted without a result: {point.reason}")
         elif point.flags:
             say(f"  {point.label}: accepted with flags: {', '.join(point.flags)}")
+    for sentence in failed_repeats(records):
+        say(f"  {sentence}")
     left_out = sum(record.status == "ok" for record in records) - sum(runs)
     if left_out > 0:
         say(f"  {count(left_out, 'run')} left out, flagged where most runs of the point are not")

@@ -27,6 +27,8 @@ POWER_SOURCES = "CARAML_POWER"
 """Environment variable: comma-separated names of power sources to use instead of all that answer."""
 BUSY_SHARE = 0.05
 """Share of a host's CPU time used by others above which a window is flagged `busy_machine`."""
+_TICKS = 2
+"""Clock ticks of the kernel that this share must be worth before it is told from rounding."""
 _SETTLING = 1.0
 """Seconds between the work and the idle baseline after it: boards show power averaged over as long, and clocks fall."""
 _PROC = Path("/proc")
@@ -162,8 +164,8 @@ def _everyone(proc: Path) -> float | None:
 
 
 def share_of_others(begin: CpuTime | None, end: CpuTime | None, seconds: float, cpus: int) -> float | None:
-    """Share of ``cpus`` that others used in the ``seconds`` between two snapshots; ``None`` if one is missing."""
-    if begin is None or end is None or seconds <= 0:
+    """Share of ``cpus`` that others used in the ``seconds`` between two snapshots; ``None`` if one is missing, or the time is too short."""
+    if begin is None or end is None or seconds * cpus * BUSY_SHARE * os.sysconf("SC_CLK_TCK") < _TICKS:
         return None
     others = (end.everyone - begin.everyone) - (end.ours - begin.ours)
     return max(others, 0.0) / (seconds * cpus)

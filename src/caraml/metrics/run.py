@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 
 from caraml.metrics.energy import NODE, joules, powers
@@ -17,9 +17,10 @@ INPUT_BOUND_SHARE = 0.1
 """Share of the window spent waiting for batches above which a run is input-bound: without the wait it would be 11 % faster or more."""
 
 
-def _runtime_source(run: DescribedRun) -> str:
-    ends = "the program's start to its end" if run.point.workload == "command" else "the start of the worker's process"
-    return f"monotonic clock, from {ends}"
+def _clocked(of_training: str) -> Callable[[DescribedRun], str]:
+    """The source of a time whose ends, of a program, are those of its run."""
+    program = "the program's start to its end"
+    return lambda run: f"monotonic clock, from {program if run.point.workload == 'command' else of_training}"
 
 
 DEFINITIONS: dict[str, MetricDefinition] = {
@@ -28,7 +29,7 @@ DEFINITIONS: dict[str, MetricDefinition] = {
         "s",
         "neither",
         "From the start of the worker until its model is saved; of a command, the program's run.",
-        source=_runtime_source,
+        source=_clocked("the start of the worker's process"),
     ),
     "training_time": MetricDefinition(
         "Training",
@@ -118,8 +119,8 @@ DEFINITIONS: dict[str, MetricDefinition] = {
         "Run",
         "s",
         "lower",
-        "From the first data until the model is saved, without the interpreter's start, idle baseline and probes.",
-        source="monotonic clock, from the phase `build` until after `save_model`",
+        "From the first data until the model is saved, without idle baseline and probes; of a command, the program's run.",
+        source=_clocked("the phase `build` until after `save_model`"),
     ),
     "run_energy": MetricDefinition(
         "Run energy",

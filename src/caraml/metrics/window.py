@@ -66,8 +66,8 @@ DEFINITIONS: dict[str, MetricDefinition] = {
         "Window",
         "s",
         "neither",
-        "Wall time of the measured window, from one device synchronisation to the next; steps inside are not synchronised.",
-        source="monotonic clock, device synchronised at both ends",
+        "Wall time of the window: from one device synchronisation to the next; of a command, its run, or what marks enclose.",
+        source=lambda run: f"monotonic clock, {'of the host' if run.point.workload == 'command' else 'device synchronised'} at both ends",
     ),
     "steps": MetricDefinition("Steps", "1", "neither", "Optimizer steps inside the window.", source="counted", shown="count"),
     "step_time_mean": MetricDefinition(

@@ -263,10 +263,11 @@ class CommandWorker:
             edges = ("start", "stop") if whole else ("begin", "end")
             nodes = self._nodes(mine, window, edges)
             found, fields = measured_by(nodes, self._instruments.meter, window, begin, item=self.params.item, folder=self.folder)
-            measured |= found
+            measured |= {**found, "other_cpu_share": nodes.other_cpu}
             extras |= {**fields, "environment": mine.environment}
+            flags = nodes.flags
             if self._others is not None:
-                flags, apart = nodes.flags, (self._others.apart(edges[0]), self._others.apart(edges[1]))
+                apart = (self._others.apart(edges[0]), self._others.apart(edges[1]))
         extras |= {} if "environment" in extras else {"environment": environment()}  # which takes long
         ran = replace(ran, measured=measured, extras=extras, flags=flags, apart=apart)
         return record_of_run(self.point, self.folder, self.params, names, ran)
@@ -280,11 +281,12 @@ class CommandWorker:
 
     def _nodes(self, mine: NodeSummary, window: Window, edges: tuple[str, str]) -> Nodes:
         """All nodes of the point; this process is on the first."""
+        if "SLURM_JOB_ID" in os.environ:  # what the program starts by srun is no child of this process
+            mine = replace(mine, other_cpu_share=None)
         if self._others is None:
             return put_together({node_key(): [mine]}, {node_key(): [0]}, window)
         run = ("begin", "end") if self.params.marks is None else ("start", "stop")
         others = self._others.summaries(edges, {"run": run})
-        mine = replace(mine, other_cpu_share=None)  # what the program starts by srun is no child of this process
         first = [mine, *others.pop(node_key(), [])]
         return put_together({node_key(): first, **others}, {node_key(): [0]}, window)
 

@@ -33,7 +33,6 @@ from caraml.workloads.command import POINT_NAMES, MetricSpec, Params, Take, fill
 SHORT_WINDOW = 0.1
 """Seconds below which the delay in seeing the marks matters."""
 _LONGEST = 60
-ONE_RUN = "one run: repeats give the spread"
 NO_ENERGY = "not asked for: `energy = false`"
 
 _BLANK: Record = cast(Any, Record).model_construct(key="", attempt=0, status="ok", started_at="")
@@ -112,7 +111,8 @@ def measured_by(
     """Energies of a window, and the fields of the record that are behind them; the meter is stopped. ``begin`` is when the record's clock
     begins, on this node's."""
     meter.stop()
-    measured = energies(window, item, nodes.energy, nodes.idle) | whole_run(nodes.spans["run"])
+    run = nodes.spans["run"]
+    measured = energies(window, item, nodes.energy, nodes.idle) | whole_run(run) | {"run_time": once(run.duration_s, "s")}
     files = {"power": write_table(folder, "power", ROW, meter.rows(begin))} if meter.channels else {}
     return measured, {"energy": on_clock(nodes.energy, begin), "idle": on_clock(nodes.idle, begin), "nodes": nodes.each, "files": files}
 
@@ -156,14 +156,13 @@ def _record(point: Point, folder: Path, ran: Ran, status: Status, reason: str | 
 
 def _rates(window: Window, point: Point, item: str, ran: Ran) -> dict[str, Metric]:
     rate, unit = window.items / window.seconds, unit_of("throughput", item)
-    metrics = {
-        "throughput": Metric(value=rate, unit=unit, n=1, reason=ONE_RUN),
-        "throughput_per_device": Metric(value=rate / point.world, unit=unit, n=1, reason=ONE_RUN),
-        "window_time": Metric(value=window.seconds, unit="s", n=1),
-    }
-    if ran.seconds is not None:
-        metrics["runtime"] = Metric(value=ran.seconds, unit="s", n=1)
-    return metrics
+    rates = {"throughput": once(rate, unit), "throughput_per_device": once(rate / point.world, unit)}
+    return rates | {"window_time": once(window.seconds, "s")} | ({"runtime": once(ran.seconds, "s")} if ran.seconds is not None else {})
+
+
+def once(value: float | None, unit: str) -> Metric:
+    """A rate or a time of one run of a program: its spread is that of repeats."""
+    return Metric(value=value, unit=unit, n=1, reason="one run: repeats give the spread")
 
 
 def read_metrics(specs: Mapping[str, MetricSpec], folder: Path, names: Mapping[str, Any]) -> tuple[dict[str, Metric], list[str]]:

@@ -14,6 +14,10 @@ from caraml.system.nvml import Throttled, slowed_down
 
 NO_BASELINE = "no idle baseline was measured"
 NO_PROCESS = "no process of this node reads its sensors"
+NO_SHARE = (
+    "the kernel does not tell (no /proc/stat), the window had no edges or was shorter than the ticks of the kernel's clock, "
+    "or processes of the program may be Slurm's"
+)
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,7 @@ def _one(summaries: Sequence[NodeSummary]) -> NodeSummary:
 
 
 def _others(shares: Mapping[str, float], scope: str | None) -> Metric:
-    reason = None if shares else "the kernel does not tell (no /proc/stat), or the window had no edges"
-    return Metric(value=max(shares.values(), default=None), unit="1", scope=scope, reason=reason)
+    return Metric(value=max(shares.values(), default=None), unit="1", scope=scope, reason=None if shares else NO_SHARE)
 
 
 def _differs(first: NodeSummary, node: NodeSummary) -> list[str]:
