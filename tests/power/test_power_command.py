@@ -17,7 +17,7 @@ import pytest
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.power.__main__ import main
-from caraml.power.command import _Child, check_methods, measure, run_command, watch
+from caraml.power.command import _Child, check_methods, measure, watch
 from caraml.power.model import window_from_dict
 from caraml.power.result import read_readings
 from caraml.power.source import source_names
@@ -49,7 +49,7 @@ def result_of(folder: Path, name: str = "energy.json") -> dict[str, Any]:
 
 @pytest.mark.parametrize("code", [0, 1, 7, 255])
 def test_the_exit_code_is_the_commands(tmp_path: Path, code: int) -> None:
-    assert run_command(["sh", "-c", f"exit {code}"], methods=["fake"], out=tmp_path / "r") == code
+    assert measure(["sh", "-c", f"exit {code}"], methods=["fake"], out=tmp_path / "r").exit_code == code
     assert result_of(tmp_path / "r")["exit_code"] == code
 
 
@@ -267,7 +267,7 @@ def test_a_full_disk_does_not_stop_the_measurement(
         path.write_text(text)
 
     monkeypatch.setattr(result, "write_file", full)
-    assert run_command(["true"], methods=["fake"], out=tmp_path) == 0
+    assert measure(["true"], methods=["fake"], out=tmp_path).exit_code == 0
     err = capsys.readouterr().err
     assert "No space left" in err
     assert '"boundaries"' in err

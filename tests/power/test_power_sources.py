@@ -457,6 +457,7 @@ NPU_SMI = """+------------------------------------------------------------------
 """
 
 
+@pytest.mark.processes
 def test_ascend_chips_are_read_from_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     answer, program = tmp_path / "answer", tmp_path / "npu-smi"

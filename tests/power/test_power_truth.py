@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 from sensors import channel, observed
@@ -12,11 +14,49 @@ from caraml.power import integral
 from caraml.power.counter import counter_energy
 from caraml.power.integral import power_energy
 from caraml.power.model import Channel
-from caraml.power.signals import Constant, Exponential, Ramp, Signal, Square, Telegraph
+from caraml.power.signals import Constant, Signal, Square, Telegraph
 from caraml.power.store import ReadingSeries, SeriesEstimate
 
 PHASES = 200
 LENGTH = 10.0
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """Power that rises linearly from ``low`` at 0 to ``high`` at ``length`` seconds, then stays [W]."""
+
+    low: float = 100.0
+    high: float = 500.0
+    length: float = 10.0
+
+    def power(self, t: float) -> float:
+        """Power at ``t`` [W]."""
+        return self.low + (self.high - self.low) * min(max(t / self.length, 0.0), 1.0)
+
+    def energy(self, t: float) -> float:
+        """Integral to ``t`` [J]."""
+        rising = min(max(t, 0.0), self.length)
+        return self.low * t + (self.high - self.low) * (rising**2 / (2 * self.length) + max(t - self.length, 0.0))
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """Power that approaches ``high`` from ``low`` with time constant ``tau`` [W, s], from time 0 on."""
+
+    low: float = 100.0
+    high: float = 500.0
+    tau: float = 2.0
+
+    def power(self, t: float) -> float:
+        """Power at ``t`` [W]."""
+        return self.low if t <= 0 else self.high - (self.high - self.low) * math.exp(-t / self.tau)
+
+    def energy(self, t: float) -> float:
+        """Integral to ``t`` [J]."""
+        if t <= 0:
+            return self.low * t
+        return self.high * t - (self.high - self.low) * self.tau * (1 - math.exp(-t / self.tau))
+
 
 SIGNALS: dict[str, Callable[[random.Random], Signal]] = {
     "constant": lambda draw: Constant(),

@@ -56,33 +56,6 @@ def check_methods(methods: Sequence[str]) -> None:
             raise InputError(known.args[0], f"{hint}readable on this machine: {', '.join(here) or 'none'}")
 
 
-def run_command(
-    argv: Sequence[str],
-    *,
-    methods: Sequence[str] | None = None,
-    interval: float = 0.1,
-    out: Path | None = None,
-    fmt: Format = "csv",
-    rank: int | None = None,
-    idle_s: float = 0.0,
-    devices: Sequence[str] | None = None,
-) -> int:
-    """Run and measure ``argv``; write results, report on standard error; return the command's exit code.
-
-    Args:
-        argv: the command and its arguments.
-        methods: names of sources; ``None`` for every one that answers.
-        interval: sampling interval [s].
-        out: folder for the results; ``None`` for ``caraml-power/<job or time>``. Nothing in it is overwritten.
-        fmt: format of the raw readings; the result itself is always JSON.
-        rank: number in the names of the files; ``None`` to take it from the launcher (srun, mpirun), if there is one.
-        idle_s: measure this long before the command starts [s], and report net energy beside gross.
-        devices: as for ``Meter``.
-    """
-    outcome = measure(argv, methods=methods, interval=interval, out=out, fmt=fmt, rank=rank, idle_s=idle_s, devices=devices)
-    return outcome.exit_code
-
-
 def exit_like(outcome: Outcome) -> int:
     """End as the command ended: by the same signal, if it was one, so that whoever waits for this process sees it."""
     if outcome.signal is not None and outcome.signal != signal.SIGKILL:
@@ -104,7 +77,18 @@ def measure(
     idle_s: float = 0.0,
     devices: Sequence[str] | None = None,
 ) -> Outcome:
-    """As ``run_command``, but returns all that is known."""
+    """Run and measure ``argv``; write results, report on standard error; return how the command ended.
+
+    Args:
+        argv: the command and its arguments.
+        methods: names of sources; ``None`` for every one that answers.
+        interval: sampling interval [s].
+        out: folder for the results; ``None`` for ``caraml-power/<job or time>``. Nothing in it is overwritten.
+        fmt: format of the raw readings; the result itself is always JSON.
+        rank: number in the names of the files; ``None`` to take it from the launcher (srun, mpirun), if there is one.
+        idle_s: measure this long before the command starts [s], and report net energy beside gross.
+        devices: as for ``Meter``.
+    """
     if not argv:
         raise InputError("there is no command to measure", "put it after two dashes: caraml power -- python train.py")
     if not idle_s >= 0:

@@ -196,8 +196,13 @@ def around(before: WindowEnergy, after: WindowEnergy) -> WindowEnergy:
     channels = [
         _between(channel, later.get((channel.source, channel.id)), before.duration_s, after.duration_s) for channel in before.channels
     ]
-    whole = replace(before, channels=channels, boundaries={}, reason=None if channels else before.reason)
-    conclude(whole, set(before.flags).difference(*(channel.flags for channel in before.channels)))
+    return with_channels(before, channels)
+
+
+def with_channels(window: WindowEnergy, channels: list[ChannelEnergy]) -> WindowEnergy:
+    """The window with other energies of its domains; flags that hold for the whole of it stay."""
+    whole = replace(window, channels=channels, boundaries={}, reason=None if channels else window.reason)
+    conclude(whole, set(window.flags).difference(*(channel.flags for channel in window.channels)))
     return whole
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from caraml.base.errors import InputError, in_a_line
 from caraml.base.limits import MERGED, MERGED_CHANNELS, RANKS, read_json, too_large
-from caraml.power.energy import added, boundary_energy, conclude
+from caraml.power.energy import added, boundary_energy, conclude, with_channels
 from caraml.power.model import BOUNDARIES, BoundaryEnergy, ChannelEnergy, WindowEnergy
 
 if TYPE_CHECKING:
@@ -165,10 +165,7 @@ def displaced(window: WindowEnergy, seconds: float) -> WindowEnergy:
     """
     if not window.channels or seconds <= 0:
         return window
-    channels = [_wider(channel, seconds * max(channel.peak_w or 0.0, channel.mean_w or 0.0)) for channel in window.channels]
-    whole = replace(window, channels=channels, reason=None, boundaries={})
-    conclude(whole, set(window.flags).difference(*(channel.flags for channel in channels)))
-    return whole
+    return with_channels(window, [_wider(one, seconds * max(one.peak_w or 0.0, one.mean_w or 0.0)) for one in window.channels])
 
 
 def _wider(channel: ChannelEnergy, joules: float) -> ChannelEnergy:

@@ -12,7 +12,7 @@ from caraml.base.errors import InputError
 from caraml.power.energy import ChannelReadings, window_energy
 from caraml.power.model import Channel, Reading, WindowEnergy
 from caraml.power.node import ClockLog, node_key
-from caraml.power.sampling import Sampling
+from caraml.power.sampler import Sampling
 from caraml.power.source import Source, create, source_names
 from caraml.power.store import ROW, ReadingStore, Row
 

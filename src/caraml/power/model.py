@@ -28,28 +28,6 @@ HEADLINES: tuple[Boundary, ...] = ("device", "module", "cpu")
 
 Method = Literal["counter", "power_integral"]
 
-Flag = Literal[
-    "no_source",
-    "unreadable",
-    "masked",
-    "partial_coverage",
-    "reset",
-    "frozen",
-    "wrap_ambiguous",
-    "too_short",
-    "aliasing_possible",
-    "mean_sensor",
-    "module_scope",
-    "shared_device",
-    "mig_parent",
-    "dual_die_parent",
-    "counter_power_mismatch",
-    "clock_step",
-    "suspended",
-    "estimated",
-    "fake",
-]
-
 ENERGY_FLAGS: dict[str, str] = {
     "no_source": "no sensor could be read; the reason says what would help",
     "unreadable": "a sensor exists but this user may not read it",
@@ -72,18 +50,8 @@ ENERGY_FLAGS: dict[str, str] = {
     "fake": "made up by a source for demonstrations",
 }
 
-BLOCKING: frozenset[str] = frozenset(
-    {
-        "no_source",
-        "partial_coverage",
-        "reset",
-        "frozen",
-        "wrap_ambiguous",
-        "too_short",
-        "counter_power_mismatch",
-        "suspended",
-        "estimated",
-    }
+BLOCKING = frozenset(
+    ("no_source", "partial_coverage", "reset", "frozen", "wrap_ambiguous", "too_short", "counter_power_mismatch", "suspended", "estimated")
 )
 """Flags that make a number invalid. The others tell what the number means, not that it is wrong."""
 

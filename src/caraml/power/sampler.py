@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 
 from caraml.base.errors import CaramlError
 from caraml.power.model import Channel, Reading
-from caraml.power.source import Source, SourceUnavailable, UnknownDeviceError
+from caraml.power.source import Source, SourceUnavailable, UnknownDeviceError, entries
 from caraml.power.store import ReadingStore
 
 STALLED_S = 0.5
@@ -31,6 +31,12 @@ CALIBRATION_S = 0.45
 CALIBRATION_INTERVALS = 3
 CALIBRATION_MARGIN = 1.25
 """The longest interval seen is taken this much longer."""
+
+OPEN_TIMEOUT_S = 10.0
+"""A driver without persistence mode may take seconds to wake its devices; longer than this is a fault [s]."""
+
+POLL_S = 0.002
+"""Pause between questions [s]."""
 
 Offset = Callable[[], float]
 """Where in its interval the next reading falls, 0 to 1."""
@@ -197,10 +203,6 @@ class Sampler:
         return readings
 
 
-POLL_S = 0.002
-"""Pause between questions [s]."""
-
-
 class PeriodWatch:
     """Collects the instants at which channels show a new value."""
 
@@ -227,34 +229,81 @@ class PeriodWatch:
         return {name: max(b - a for a, b in pairwise(changes)) for name, changes in self._changes.items() if len(changes) >= 3}
 
 
-def observe(source: Source, seconds: float, timeout: float = 5.0) -> tuple[dict[str, float], SourceUnavailable | None]:
-    """Open a source, ask it as fast as it makes sense for ``seconds``, close it.
+class Sampling:
+    """The samplers of all sources of one meter, as threads of this process."""
 
-    Returns the longest time between changes of every channel that changed often enough [s], and why the source could
-    not be opened. A sensor that does not answer within ``timeout`` [s] is given up.
-    """
-    result: dict[str, float] = {}
-    problem: list[SourceUnavailable] = []
+    def __init__(self, sources: list[Source], interval: float, store: ReadingStore, offset: Offset | None = None) -> None:
+        self.store = store
+        self._base_interval = interval
+        self._samplers = [Sampler(source, interval, store, offset) for source in sources]
 
-    def ask() -> None:
-        try:
-            source.open()
-            watch = PeriodWatch(c.id for c in source.channels())
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                watch.feed(source.read())
-                time.sleep(max(POLL_S, source.min_interval_s))
-            result.update(watch.longest())
-        except SourceUnavailable as error:
-            problem.append(error)
-        except Exception as error:  # noqa: BLE001 - thread boundary: a vendor library may raise anything; it is reported
-            problem.append(SourceUnavailable(f"{type(error).__name__}: {error}"))
-        finally:
-            source.close()
+    @property
+    def reasons(self) -> list[str]:
+        """Why sources are not read, or no longer read."""
+        return [s.failure for s in self._samplers if s.failure is not None]
 
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(seconds + timeout)
-    if thread.is_alive():
-        return {}, SourceUnavailable(f"did not answer within {seconds + timeout:g} s")
-    return result, problem[0] if problem else None
+    @property
+    def absent(self) -> list[str]:
+        """Names of sources whose sensors do not exist on this machine."""
+        return [s.name for s in self._samplers if s.absent]
+
+    @property
+    def closed(self) -> set[str]:
+        """Flags of sensors that are there but not for this process."""
+        return {s.closed for s in self._samplers if s.closed is not None}
+
+    def start(self) -> None:
+        """Open all sources at the same time and wait for each one's first reading."""
+        for sampler in self._samplers:
+            sampler.start()
+        deadline = time.monotonic() + OPEN_TIMEOUT_S
+        for sampler in self._samplers:
+            sampler.wait_open(max(deadline - time.monotonic(), 0.0))
+
+    def check_devices(self, devices: Sequence[str]) -> None:
+        """Raise an error if no source knows the accelerators that were asked for.
+
+        A source that does not answer cannot judge: then the run goes on, and its reason is in the result.
+        """
+        known = entries()
+        judges = [s for s in self._samplers if s.name in known and known[s.name].accelerator]
+        refusals = [s.refused for s in judges if s.refused is not None]
+        if not judges or any(s.failure is None for s in judges):
+            return
+        if refusals or all(s.absent for s in judges):
+            # With devices of several makers, a name that one source knows is not unknown, but no source knows all.
+            unknown = [word for word in devices if all(word in r.words for r in refusals)] or list(devices)
+            present = [device for r in refusals for device in r.present]
+            raise UnknownDeviceError(unknown, present)
+
+    def read_now(self) -> None:
+        """Read every channel now, all sources at the same time."""
+        answered = [sampler.read_now() for sampler in self._samplers]
+        self.store.wait_until(lambda: all(done() for done in answered), STALLED_S)
+
+    def request(self, at: float) -> None:
+        """Have each source read at ``at``, and once more for each different age of its channels' readings."""
+        for sampler in self._samplers:
+            for delay in {0.0, *(channel.age_s for channel in sampler.channels)}:
+                sampler.request(at + delay)
+
+    def expects(self, channel: Channel) -> bool:
+        """Is the channel's source still read, and not hanging?"""
+        sampler = self._sampler(channel)
+        return sampler is not None and sampler.alive and not sampler.stalled
+
+    def interval(self, channel: Channel) -> float:
+        """Sampling interval of the channel's source [s]."""
+        sampler = self._sampler(channel)
+        return sampler.interval if sampler else self._base_interval
+
+    def stop(self) -> None:
+        """End all threads. One that hangs in its sensor is left behind; it cannot keep the process alive."""
+        for sampler in self._samplers:
+            sampler.stop()
+        deadline = time.monotonic() + 1.0
+        for sampler in self._samplers:
+            sampler.join(max(deadline - time.monotonic(), 0.0))
+
+    def _sampler(self, channel: Channel) -> Sampler | None:
+        return next((s for s in self._samplers if s.name == channel.source), None)

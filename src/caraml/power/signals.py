@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -35,24 +34,6 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Ramp:
-    """Power that rises linearly from ``low`` at 0 to ``high`` at ``length`` seconds, then stays [W]."""
-
-    low: float = 100.0
-    high: float = 500.0
-    length: float = 10.0
-
-    def power(self, t: float) -> float:
-        """Power at ``t`` [W]."""
-        return self.low + (self.high - self.low) * min(max(t / self.length, 0.0), 1.0)
-
-    def energy(self, t: float) -> float:
-        """Integral to ``t`` [J]."""
-        rising = min(max(t, 0.0), self.length)
-        return self.low * t + (self.high - self.low) * (rising**2 / (2 * self.length) + max(t - self.length, 0.0))
-
-
-@dataclass(frozen=True)
 class Square:
     """``high`` in the first half of every ``period``, ``low`` in the second [W, s]; ``phase`` shifts it [s]."""
 
@@ -77,25 +58,6 @@ class Square:
 def square(mean: float) -> Square:
     """A square wave of this mean power [W], five times as high at its top as at its bottom."""
     return Square(low=mean / 3, high=mean * 5 / 3)
-
-
-@dataclass(frozen=True)
-class Exponential:
-    """Power that approaches ``high`` from ``low`` with time constant ``tau`` [W, s], from time 0 on."""
-
-    low: float = 100.0
-    high: float = 500.0
-    tau: float = 2.0
-
-    def power(self, t: float) -> float:
-        """Power at ``t`` [W]."""
-        return self.low if t <= 0 else self.high - (self.high - self.low) * math.exp(-t / self.tau)
-
-    def energy(self, t: float) -> float:
-        """Integral to ``t`` [J]."""
-        if t <= 0:
-            return self.low * t
-        return self.high * t - (self.high - self.low) * self.tau * (1 - math.exp(-t / self.tau))
 
 
 class Telegraph:
