@@ -113,8 +113,8 @@ LINES = {
     "launch": 1_770,
     "metrics": 1_639,
     "power": 5_250,
-    "reference": 350,
-    "report": 3_940,
+    "reference": 482,
+    "report": 4_240,
     "results": 2_530,
     "suite": 1_920,
     "system": 4_190,
@@ -122,7 +122,7 @@ LINES = {
     "worker": 2_073,
     "workloads": 8_313,
 }
-FILES = 269
+FILES = 271
 
 
 def test_no_room_outgrows_its_lines() -> None:

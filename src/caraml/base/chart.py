@@ -396,10 +396,12 @@ def dots(rows: Sequence[str], series: Sequence[Sequence[dict[str, Any]]], axis_t
     return plot.drawing(title, [mark["d"] for mark in every])
 
 
-def cells(rows: Sequence[str], columns: Sequence[str], found: Sequence[dict[str, Any]], title: str, width: float = CELL) -> Drawing:
+def cells(
+    rows: Sequence[str], columns: Sequence[str], found: Sequence[dict[str, Any]], title: str, width: float = CELL, *, heading: str = ""
+) -> Drawing:
     """A cell for each ``row`` and ``column`` that has one, at least ``width`` wide, filled by its ``value`` (framed if that is ``None``).
 
-    In it stands ``text``; ``d`` is read out.
+    In it stands ``text``; ``d`` is read out. ``heading`` stands above, where there are several drawings.
     """
     wide = max(WIDTH / len(columns), width)
     plot = _Plot(round(wide * len(columns)), LINE * len(rows) + 20)
@@ -419,4 +421,7 @@ def cells(rows: Sequence[str], columns: Sequence[str], found: Sequence[dict[str,
     plot.group(unknown, stroke="var(--ink)", stroke_opacity=0.5, stroke_dasharray="3 3", pointer_events="all")
     plot.words += [text_at(0, row * LINE + 32, name) for row, name in enumerate(rows)]
     plot.words += [text_at((column + 0.5) * wide, 12, name, "middle", bold=True) for column, name in enumerate(columns)]
+    if heading:
+        plot.words.append(text_at(0, -12, heading))
+        plot.top = 29.0
     return plot.drawing(title, [cell["d"] for cell in found])

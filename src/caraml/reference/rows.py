@@ -25,6 +25,8 @@ SOURCES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Names of the sources and what they stand for."""
+SHORT = {"caraml": "CARAML", "maelstrom": "D3.7", "pearc": "PEARC '22", "epicure": "EPICURE"}
+"""What figures call the sources."""
 
 Parameter = str | int | float
 

@@ -19,7 +19,7 @@ from caraml.base.errors import InputError
 from caraml.base.files import write_file
 from caraml.base.format import percent, printable
 from caraml.metrics.definitions import title_of
-from caraml.report import figures, scaling, times
+from caraml.report import figures, published, scaling, times
 from caraml.report import section as text
 from caraml.report.grouping import COST, MOST_SERIES, TOTAL, Repeats, labels, machine, node_only, repeated, single, works
 from caraml.report.numbers import flat, half_width, written
@@ -260,6 +260,7 @@ def figure_sections(store: Store, records: Sequence[Record]) -> list[Section]:
         ("loss", "Training loss", losses, no_loss + nothing),
         ("power", "Power", *_power(store, records)),
         ("history", "Results over time", *scaling.histories(store.root, records)),
+        ("published", "Beside published results", *published.beside(records)),
     ]
     return [Section(title, notes=notes, figures=drawn, id=name) for name, title, drawn, notes in found if drawn or notes]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from caraml.base.errors import InputError, nearest
@@ -114,10 +115,10 @@ class Formula(Condition):
     allowed = (*Condition.allowed, ast.Dict, ast.Subscript, ast.IfExp, ast.Call)
     _FUNCTIONS: ClassVar = {"int": int, "float": float, "str": str, "round": round, "min": min, "max": max}
 
-    def value(self) -> Any:
+    def value(self, values: Mapping[str, Any] = MappingProxyType({})) -> Any:
         """What it is worth. Raises ``InputError`` for an unknown name or function, and for an impossible operation."""
         try:
-            return self._evaluate(self._tree, {})
+            return self._evaluate(self._tree, values)
         except (TypeError, ValueError, LookupError, ArithmeticError, MemoryError) as error:
             raise InputError(f"{self.text!r} cannot be evaluated: {type(error).__name__} {error}") from error
 

@@ -1,0 +1,194 @@
+"""Published figures as data, and the experiments of the tables that each of them shows.
+
+``data/figures.toml`` says of every figure which tables it takes, how their runs are grouped and what is drawn of them, by formulas in the
+language of suites' conditions. Formulas and conditions see the fields of an experiment: those of its rows, their parameters, and its
+numbers by metric, in our units.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from caraml.base.errors import InputError
+from caraml.reference.rows import Reference, load
+from caraml.suite.expression import Formula
+from caraml.suite.model import WORKLOAD_ALIASES
+
+APPLICATIONS = {workload: alias.upper() for alias, workload in WORKLOAD_ALIASES.items()}
+"""MAELSTROM's names of its applications."""
+_FLAGS = {"": "cached", "-nocache": "no cache", "-dl_test -nocache": "loading alone"}
+"""What AP3's flags in the tables mean."""
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Panel(_Data):
+    """One pair of axes of a figure."""
+
+    axis: str = Field(description="title of the axis of values, with its unit")
+    unit: str = ""
+    values: dict[str, str] = Field(description="what is drawn: a formula over a published experiment for each name")
+    own: dict[str, str] = Field({}, description="the same over a result of the user, where it is another formula")
+    log: bool = False
+    x: str = Field("", description="formula of the horizontal axis, where it is not the figure's")
+    x_axis: str = ""
+
+
+class PublishedFigure(_Data):
+    """A figure of a source that its tables allow to draw."""
+
+    source: str
+    name: str = Field(description="`Figure 27`, or what else the source calls it")
+    title: str
+    section: str = Field(description="heading of the gallery")
+    command: str = Field(description="what measures the same")
+    tables: list[str]
+    where: str = Field("", description="condition on the runs of the tables")
+    form: Literal["dots", "bars", "lines", "cells", "ratios"] = Field(description="how it is drawn")
+    row: str = Field("{system}", description="name of a row, or of a line")
+    series: str = Field("", description="name of a series in a row, where there is more than one")
+    repeats: Literal["each", "mean", "median"] = Field("each", description="what stands for runs of one row, series and number of devices")
+    least: str = Field("", description="formula: of several numbers of devices, the one where it is least is shown")
+    x: str = Field("", description="formula of the horizontal axis of lines, and of the columns of cells")
+    x_axis: str = ""
+    x_own: str = Field("", description="the same of the user's results")
+    x_log: bool = True
+    panels: list[Panel]
+    own: str = Field("", description="condition on the user's results; absent: those of the same workloads and modes")
+    along: list[str] = Field(["batch"], description="in what the user's results along one line differ")
+    note: str
+    table_batches: dict[str, dict[str, int]] = Field({}, description="table, run: the batch of its device where the heading is wrong")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One run of a table, repeats of it, or a result of the user: its fields and numbers by name."""
+
+    fields: Mapping[str, Any]
+    notes: tuple[tuple[str, str], ...] = ()
+    """What is wrong with its printed numbers: metric and sentence."""
+
+    def number(self, formula: str) -> float | None:
+        """What a formula is worth here; ``None`` where a number that it needs is not known."""
+        try:
+            value = _parsed(formula).value(self.fields)
+        except InputError:
+            return None
+        return None if value is None or isinstance(value, str) else float(value)
+
+    def holds(self, condition: str) -> bool:
+        """Whether a condition is true; one on something that is not known here is not."""
+        try:
+            return not condition or _parsed(condition).holds(self.fields)
+        except InputError:
+            return False
+
+
+_parsed = cache(Formula)
+
+
+@cache
+def published_figures() -> tuple[PublishedFigure, ...]:
+    """Every figure, in the order of the gallery. One that is ``like`` another has its keys, where it has none of its own."""
+    tables = tomllib.loads((files("caraml.reference") / "data" / "figures.toml").read_text(encoding="utf-8"))["figure"]
+    whole: dict[str, dict[str, Any]] = {}
+    for table in tables:
+        found = whole.get(table.pop("like", ""), {}) | table
+        whole[f"{found['source']} {found['name']}"] = found
+    return tuple(PublishedFigure.model_validate(found) for found in whole.values())
+
+
+@cache
+def drawn_names() -> frozenset[str]:
+    """Every name in a formula of a figure's panels: the numbers that are drawn."""
+    formulas = {text for figure in published_figures() for panel in figure.panels for text in (*panel.values.values(), *panel.own.values())}
+    return frozenset(name for text in formulas for name in _parsed(text).names)
+
+
+def experiments(figure: PublishedFigure) -> list[Experiment]:
+    """The published experiments that a figure shows, in the order of its tables; integrals of power rather than counters."""
+    found = [one for table in figure.tables for one in _runs(figure.source, table, figure.table_batches.get(table, {}))]
+    chosen = [one for one in found if one.holds(figure.where)]
+    if figure.repeats != "each":
+        chosen = _together(figure, chosen)
+    if figure.least:
+        chosen = [
+            min(group, key=lambda one: one.number(figure.least) or float("inf"))
+            for group in _grouped(chosen, lambda one: (figure.row.format_map(one.fields), figure.series.format_map(one.fields)))
+        ]
+    return chosen
+
+
+def _runs(source: str, table: str, batches: Mapping[str, int]) -> Iterable[Experiment]:
+    groups: dict[object, list[Reference]] = {}
+    for row in load():
+        if (
+            (row.source, row.table) == (source, table)
+            and row.value is not None
+            and row.system
+            and row.parameters.get("method") != "counter"
+        ):
+            # A text has no runs: what it says of one system belongs together.
+            one_of = (row.run, row.parameters.get("epoch")) if row.run else (row.system, row.devices)
+            groups.setdefault(one_of, []).append(row)
+    for rows in groups.values():
+        first = rows[0]
+        fields: dict[str, Any] = {**dict.fromkeys(_parameters(), ""), **first.parameters}
+        fields |= {
+            name: getattr(first, name) for name in ("source", "table", "run", "system", "device", "devices", "nodes", "workload", "mode")
+        }
+        fields |= {"app": APPLICATIONS.get(first.workload, first.workload), "flags": _FLAGS.get(fields["flags"], fields["flags"])}
+        if str(first.run) in batches:
+            fields["batch"] = batches[str(first.run)]
+        for metric in dict.fromkeys(row.metric for row in rows):  # a text may state both ends of a range
+            fields[metric] = statistics.fmean(row.value for row in rows if row.metric == metric and row.value is not None)
+        if "node_mean_power" in fields:
+            fields.setdefault("node_energy", fields["node_mean_power"] * fields.get("runtime", fields.get("training_time")))
+        yield Experiment(fields, tuple((row.metric, f"{table}, run {row.run}, {row.metric}: {row.note}") for row in rows if row.note))
+
+
+@cache
+def _tables() -> dict[tuple[str, str], list[Reference]]:
+    tables: dict[tuple[str, str], list[Reference]] = {}
+    for row in load():
+        tables.setdefault((row.source, row.table), []).append(row)
+    return tables
+
+
+@cache
+def _parameters() -> frozenset[str]:
+    return frozenset(name for row in load() for name in row.parameters)
+
+
+def _together(figure: PublishedFigure, found: Sequence[Experiment]) -> list[Experiment]:
+    """Repeats as one experiment, with the mean or median of each of their numbers."""
+    middle = statistics.fmean if figure.repeats == "mean" else statistics.median
+    merged = []
+    for group in _grouped(found, lambda one: (*_place(figure, one), one.fields["devices"], one.fields["nodes"])):
+        fields = dict(group[0].fields)
+        for name in [name for name, value in fields.items() if isinstance(value, float)]:
+            fields[name] = middle(float(one.fields[name]) for one in group if isinstance(one.fields.get(name), float))
+        merged.append(Experiment(fields, tuple(note for one in group for note in one.notes)))
+    return merged
+
+
+def _place(figure: PublishedFigure, one: Experiment) -> tuple[object, ...]:
+    names = figure.row.format_map(one.fields), figure.series.format_map(one.fields)
+    return (*names, one.number(figure.x) if figure.x else None)
+
+
+def _grouped(found: Iterable[Experiment], key: Any) -> list[list[Experiment]]:
+    groups: dict[object, list[Experiment]] = {}
+    for one in found:
+        groups.setdefault(key(one), []).append(one)
+    return list(groups.values())

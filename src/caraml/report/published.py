@@ -1,0 +1,296 @@
+"""Published figures with the user's results beside them: one way to draw each form, and what is drawn stands in ``caraml.reference``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from caraml.analysis.estimate import Estimate
+from caraml.analysis.scaling import Solution, matrix
+from caraml.base.chart import Axis, Drawing, bars, cells, dots, marks
+from caraml.base.format import printable, significant
+from caraml.metrics.model import Metric
+from caraml.reference.figures import APPLICATIONS, Experiment, Panel, PublishedFigure, drawn_names, experiments, published_figures
+from caraml.reference.rows import SHORT
+from caraml.report.grouping import LABEL, clipped, families, first, keys, labels, machine, marker, repeated, works
+from caraml.report.numbers import plain
+from caraml.report.section import ReportFigure
+from caraml.results.record import Record
+
+MOST_OWN = 30
+"""Results of the user in one figure."""
+OWN = "yours"
+"""What stands before the user's results in a figure, where published ones have the name of their source."""
+
+
+class Line:
+    """What has one name in a figure: a published row or line, or one of the user's."""
+
+    def __init__(self, name: str, own: bool, found: Sequence[Experiment], of: str = "") -> None:
+        self.name, self.own, self.found, self.of = printable(name), own, found, of
+
+    def number(self, panel: Panel, value: str, one: Experiment) -> float | None:
+        """A value of a panel for one of its experiments."""
+        return one.number(panel.own.get(value, panel.values[value]) if self.own else panel.values[value])
+
+
+def beside(records: Sequence[Record]) -> tuple[list[ReportFigure], list[str]]:
+    """Every published figure of a workload, mode and setting that is among the records and has a number of theirs.
+
+    Of figures that show nothing which the records have, only their names.
+    """
+    good = [record for record in records if record.status == "ok"]
+    own = [(line.mean, _fields(line.mean)) for line in repeated(good, drawn_names())]
+    figures, empty = [], []
+    for figure in published_figures():
+        kinds = set() if figure.own else {(one.fields["workload"], one.fields["mode"]) for one in experiments(figure)}
+        chosen = [record for record, one in own if _of(figure, kinds, one)]
+        if not chosen:
+            continue
+        drawn = draw(figure, chosen)
+        if drawn is None:
+            empty.append(f"{SHORT[figure.source]} {figure.name}")
+        else:
+            figures.append(drawn)
+    notes = [f"Not drawn, since your results have none of their numbers: {', '.join(empty)}."] if empty else []
+    return figures, notes
+
+
+def draw(figure: PublishedFigure, records: Sequence[Record] = ()) -> ReportFigure | None:
+    """A figure, with the results of ``records``, each the mean of its repeats, in the same axes; ``None`` if none of those has a number."""
+    published = [one for one in experiments(figure) if _told(figure, one, own=False)]
+    of_source = SHORT[figure.source]
+    lines = [Line(f"{of_source}: {name}", False, group) for name, group in _named(figure, published).items()]
+    mine, more = first([record for record in records if _told(figure, _fields(record), own=True)], MOST_OWN, "result")
+    lines += _own_lines(figure, mine)
+    shown, rows, legend = _FORMS[figure.form](figure, lines)
+    if records and not any(row[0].startswith(f"{OWN}:") for row in rows):
+        return None
+    systems = ", ".join(dict.fromkeys(str(one.fields["system"]) for one in published))
+    note = f"{figure.note} Systems: {systems}." + "".join(f" {one}." for one in _notes(figure, published)) + more
+    key = {"dots": "mark", "lines": "mark"}.get(figure.form, "block")
+    columns = ["result", "value", "number"]
+    title = f"{of_source} {figure.name}: {figure.title}"
+    return ReportFigure(title, shown, legend, key, columns, rows, note)  # type: ignore[arg-type]
+
+
+def _fields(record: Record) -> Experiment:
+    """A result of the user as an experiment."""
+    point = record.point
+    fields: dict[str, Any] = {name: value for name, value in point.params.items() if isinstance(value, str | int | float)}
+    fields |= {
+        name: getattr(point, name) for name in ("benchmark", "workload", "mode", "precision", "nodes", "global_batch", "micro_batch")
+    }
+    fields |= {"devices": point.world, "device": point.device, "system": machine(point)}
+    fields |= {"app": APPLICATIONS.get(point.workload, point.workload)}
+    known = {name: one for name, one in record.metrics.items() if one.value is not None}
+    # An epoch that is projected from the window says nothing about first and later ones.
+    return Experiment(fields | {name: one.value for name, one in known.items() if not (name.startswith("epoch_time") and one.reason)})
+
+
+def _of(figure: PublishedFigure, kinds: Collection[tuple[str, str]], one: Experiment) -> bool:
+    """Whether a result of the user is of what a figure shows. ``kinds``: workloads and modes in its tables."""
+    return one.holds(figure.own) if figure.own else (one.fields["workload"], one.fields["mode"]) in kinds
+
+
+def _told(figure: PublishedFigure, one: Experiment, own: bool) -> bool:
+    line = Line("", own, [one])
+    return any(line.number(panel, value, one) is not None for panel in figure.panels for value in panel.values)
+
+
+def _named(figure: PublishedFigure, found: Sequence[Experiment]) -> dict[str, list[Experiment]]:
+    groups: dict[str, list[Experiment]] = {}
+    for one in found:
+        groups.setdefault(figure.row.format_map(one.fields), []).append(one)
+    return groups
+
+
+def _own_lines(figure: PublishedFigure, records: Sequence[Record]) -> list[Line]:
+    """The user's results, each a row; along a horizontal axis those that differ in what the axis shows as one line."""
+    if not figure.x:
+        named = labels(records)
+        several = len({machine(record.point) for record in records}) > 1
+        names = [f"{named[one.key]}{f' {machine(one.point)}' if several else ''}" for one in records]
+        return [Line(f"{OWN}: {name}", True, [_fields(one)], keys([one])) for name, one in zip(names, records, strict=True)]
+    groups = {
+        f"{OWN}: {work} {family}": group
+        for work, of_work in works(records).items()
+        for family, group in families(of_work, figure.along).items()
+    }
+    return [Line(name, True, [_fields(one) for one in group], keys(group)) for name, group in groups.items()]
+
+
+def _notes(figure: PublishedFigure, found: Sequence[Experiment]) -> list[str]:
+    """What the tables say wrongly of the numbers that are drawn."""
+    told = " ".join(formula for panel in figure.panels for formula in panel.values.values())
+    notes = dict.fromkeys(note for one in found for metric, note in one.notes if metric in told and "misprint" in note)
+    return list(notes)
+
+
+def _rows(figure: PublishedFigure, lines: Sequence[Line]) -> list[list[str]]:
+    """The table of a figure: a row for each number."""
+    rows = []
+    for line in lines:
+        for one in line.found:
+            for panel in figure.panels:
+                for value in panel.values:
+                    number = line.number(panel, value, one)
+                    if number is not None:
+                        place = [figure.series.format_map(one.fields)] if figure.series and not line.own else []
+                        place += [f"{figure.x_axis.split(' [')[0]} {_x(figure, line, one):g}"] if figure.x else []
+                        rows.append([" ".join([line.name, *place]), _spoken(panel, value), plain("", number, panel.unit)])
+    return rows
+
+
+def _spoken(panel: Panel, value: str) -> str:
+    return f"{value}: {panel.axis}" if value else panel.axis
+
+
+def _x(figure: PublishedFigure, line: Line, one: Experiment) -> float:
+    found = one.number(figure.x_own if line.own and figure.x_own else figure.x)
+    assert found is not None, f"{figure.name}: every experiment has its place on the horizontal axis"
+    return found
+
+
+Drawn = tuple[list[Drawing], list[list[str]], list[str]]
+"""Drawings, the rows of their table, and the legend."""
+
+
+def _dots(figure: PublishedFigure, lines: Sequence[Line]) -> Drawn:
+    """A row for each line, a marker for each series or value."""
+    published = [one for line in lines if not line.own for one in line.found]
+    series = list(dict.fromkeys(figure.series.format_map(one.fields) for one in published)) if figure.series else []
+    legend = [*series, OWN] if series and any(line.own for line in lines) else series or [*figure.panels[0].values]
+    names = clipped([line.name for line in lines], LABEL)
+    drawings = []
+    for panel in figure.panels:
+        found: list[list[dict[str, Any]]] = [[] for _ in legend]
+        for row, line in enumerate(lines):
+            for one in line.found:
+                for at, value in enumerate(panel.values):
+                    number = line.number(panel, value, one)
+                    if number is None:
+                        continue
+                    name = OWN if line.own else figure.series.format_map(one.fields)
+                    index = legend.index(name) if series else at
+                    spoken = " ".join(
+                        filter(None, (line.name, name if series and not line.own else "", value, plain("", number, panel.unit)))
+                    )
+                    found[index].append({"row": row, "x": number, "d": spoken, "of": line.of})
+        if any(found):
+            drawings.append(dots(names, found, panel.axis, f"{figure.title}: {panel.axis}"))
+    return drawings, _rows(figure, lines), [] if legend == [""] else legend
+
+
+def _bars(figure: PublishedFigure, lines: Sequence[Line]) -> Drawn:
+    """A bar for each line, of parts one after the other; the sum stands in its name."""
+    drawings = []
+    for panel in figure.panels:
+        segments, names = [], []
+        for row, line in enumerate(lines):
+            (one,) = line.found
+            parts = {value: number for value in panel.values if (number := line.number(panel, value, one)) is not None}
+            start = 0.0
+            for at, value in enumerate(panel.values):
+                length = max(parts.get(value, 0.0), 0.0)  # parts that are measured apart may be more than the whole
+                if value in parts:
+                    spoken = f"{line.name}, {value}: {plain('', parts[value], panel.unit)}"
+                    segments.append({"row": row, "a": start, "b": start + length, "series": at, "d": spoken, "of": line.of})
+                start += length
+            names.append(plain("", sum(parts.values()), panel.unit) if parts and panel.unit != "%" else "")
+        brief = clipped([line.name for line in lines], LABEL - 10)
+        drawings.append(
+            bars(
+                [f"{a}: {b}" if b else a for a, b in zip(brief, names, strict=True)],
+                segments,
+                [],
+                panel.axis,
+                f"{figure.title}: {panel.axis}",
+            )
+        )
+    return drawings, _rows(figure, lines), [*figure.panels[0].values]
+
+
+def _lines(figure: PublishedFigure, lines: Sequence[Line]) -> Drawn:
+    """A line with markers for each, over the horizontal axis."""
+    drawings = []
+    for panel in figure.panels:
+        series = []
+        for line in lines:
+            found = sorted(
+                (_x(figure, line, one), number)
+                for one in line.found
+                for value in panel.values
+                if (number := line.number(panel, value, one)) is not None
+            )
+            series.append(
+                [
+                    marker(x, Metric(value=y, unit=panel.unit), 1.0, f"{line.name}, {x:g}: {plain('', y, panel.unit)}", line.of)
+                    for x, y in found
+                ]
+            )
+        places = sorted({mark["x"] for one in series for mark in one})
+        if places:
+            x = Axis(figure.x_axis, log=2, ticks=places, domain=(places[0] / 1.15, places[-1] * 1.15))
+            heights = [mark["y"] for one in series for mark in one]
+            y = Axis(panel.axis, log=10, domain=(min(heights) / 1.2, max(heights) * 1.2)) if panel.log else Axis(panel.axis, zero=True)
+            drawings.append(marks(series, x, y, f"{figure.title}: {panel.axis}"))
+    return drawings, _rows(figure, lines), [line.name for line in lines]
+
+
+def _cells(figure: PublishedFigure, lines: Sequence[Line]) -> Drawn:
+    """A row for each line, a column for each place on the horizontal axis."""
+    columns = sorted({_x(figure, line, one) for line in lines for one in line.found})
+    drawings = []
+    for panel in figure.panels:
+        found = []
+        for row, line in enumerate(lines):
+            for one in line.found:
+                number = line.number(panel, "", one)
+                if number is not None:
+                    x = _x(figure, line, one)
+                    spoken = f"{line.name}, {x:g}: {plain('', number, panel.unit)}"
+                    found.append(
+                        {"row": row, "column": columns.index(x), "text": significant(number), "value": number, "d": spoken, "of": line.of}
+                    )
+        drawings.append(cells([line.name for line in lines], [f"{x:g}" for x in columns], found, panel.axis, heading=panel.axis))
+    return drawings, _rows(figure, lines), []
+
+
+def _ratios(figure: PublishedFigure, lines: Sequence[Line]) -> Drawn:
+    """MAELSTROM's matrices: the cost at the best number of devices over that at the smallest, by line and device."""
+    drawings, rows = [], []
+    for panel in figure.panels:
+        solutions = []
+        for line in lines:
+            for one in line.found:
+                cost, by = line.number(panel, "cost", one), line.number(panel, "by" if "by" in panel.values else "cost", one)
+                if cost is not None and by is not None:
+                    name = f"{OWN}: {one.fields['app']}" if line.own else line.name
+                    column = str(one.fields["device"]).rpartition(" x")[0] or str(one.fields["device"])
+                    solutions.append(Solution(name, column, one.fields["devices"], Estimate(by, None), Estimate(cost, None)))
+        ratios = [cell for cell in matrix(solutions, "energy", "time") if cell.ratio is not None]
+        names, columns = ([*dict.fromkeys(getattr(cell, side) for cell in ratios)] for side in ("row", "column"))
+        found = [
+            {
+                "row": names.index(one.row),
+                "column": columns.index(one.column),
+                "text": one.text,
+                "value": one.ratio.value,
+                "d": f"{one.row}, {one.column}: {one.text}",
+            }
+            for one in ratios
+            if one.ratio is not None
+        ]
+        drawings.append(cells(names, columns, found, panel.axis, 110, heading=panel.axis))
+        rows += [[f"{one.row}, {one.column}", panel.axis, one.text] for one in ratios]
+    return drawings, rows, []
+
+
+_FORMS: dict[str, Callable[[PublishedFigure, Sequence[Line]], Drawn]] = {
+    "dots": _dots,
+    "bars": _bars,
+    "lines": _lines,
+    "cells": _cells,
+    "ratios": _ratios,
+}

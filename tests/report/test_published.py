@@ -1,0 +1,153 @@
+"""Published figures: their numbers are what the sources' texts say of them, and results of the user stand in the same axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from record_factory import broken_record, make_point, make_record
+
+from caraml.metrics.model import Metric
+from caraml.reference.figures import Experiment, PublishedFigure, experiments, published_figures
+from caraml.report.published import beside, draw
+from caraml.report.section import ReportFigure
+from caraml.results.record import Record
+
+FIGURES = {f"{figure.source} {figure.name}": figure for figure in published_figures()}
+
+
+def numbers(name: str, value: str, panel: int = 0) -> list[float | None]:
+    figure = FIGURES[name]
+    return [one.number(figure.panels[panel].values[value]) for one in experiments(figure)]
+
+
+def node(name: str) -> list[float]:
+    """Energy of whole nodes [Wh]: both parts of a bar."""
+    return [(a or 0) + (b or 0) for a, b in zip(numbers(name, "devices"), numbers(name, "rest of the node"), strict=True)]
+
+
+def own(values: dict[str, tuple[float, str]], **point: Any) -> Record:
+    record = make_record(
+        make_point(**{"suite": "maelstrom", "benchmark": "ap3", "workload": "radiation_emulation", "params": {}} | point), "column"
+    )
+    return record.model_copy(update={"metrics": {name: Metric(value=value, unit=unit) for name, (value, unit) in values.items()}})
+
+
+EPOCHS = {"epoch_time_first": (30.0, "s"), "epoch_time_mean": (20.0, "s")}
+
+
+def test_the_thirteen_figures_that_the_tables_of_ap3_allow_are_there() -> None:
+    wanted = (27, 29, 31, 33, 36, 37, 40, 41, 43, 45, 51, 52, 53)
+    assert {f"maelstrom Figure {number}" for number in wanted} <= FIGURES.keys()
+    assert all(draw(figure) is not None for figure in FIGURES.values())
+
+
+def test_energies_of_nodes_are_those_that_section_4_6_states() -> None:
+    devices = numbers("maelstrom Figure 51", "devices")
+    assert (min(devices), max(devices)) == (6.91, 30.80)  # type: ignore[type-var]
+    assert max(node("maelstrom Figure 51")) == pytest.approx(252.44, abs=0.01)
+    assert numbers("maelstrom Figure 52", "devices") == pytest.approx([0.46, 0.46, 0.37], abs=0.0101)
+    assert node("maelstrom Figure 52")[2] == pytest.approx(3.96, abs=0.01)
+    batches = dict(
+        zip([one.fields["batch"] for one in experiments(FIGURES["maelstrom Figure 53"])], node("maelstrom Figure 53"), strict=True)
+    )
+    assert batches[512] == pytest.approx(4.87, abs=0.01) and batches[32] == pytest.approx(15.14, abs=0.01)
+
+
+def test_epochs_and_inference_are_those_of_their_tables_and_sections() -> None:
+    ratios = numbers("maelstrom Figure 27", "ratio", 1)
+    assert len(ratios) == 9 and ratios[0] == pytest.approx(463.0 / 434.6)
+    # The cache is filled in the first epoch.
+    assert all(ratio and (ratio > 1.6) == (at in (3, 4, 5)) and (ratio > 1.1) == (at in (3, 4, 5)) for at, ratio in enumerate(ratios))
+    loading = numbers("maelstrom Figure 29", "loading")
+    assert sum(filter(None, loading)) / 3 == pytest.approx(2.75, abs=0.01)  # section 4.4.2: around 2.7 seconds
+    for name in ("Figure 29", "Figure 33", "Figure 40", "Figure 41", "Figure 45"):
+        parts = zip(*(numbers(f"maelstrom {name}", part, 1) for part in ("inference", "loading", "rest")), strict=True)
+        assert all(sum(one) == pytest.approx(100) for one in parts), name  # type: ignore[arg-type]
+
+
+def test_ipu_tables_are_drawn_with_their_energy() -> None:
+    assert numbers("caraml IPU NLP", "", 1)[0] == 15.68 and numbers("caraml IPU CV", "", 1)[0] == 32.09
+    figure = draw(FIGURES["caraml IPU NLP"])
+    assert figure is not None and len(figure.drawings) == 3 and "energy of 4 batches" in figure.drawings[1].svg
+
+
+def test_results_of_the_user_stand_in_the_same_axes_and_are_told_apart() -> None:
+    figure = only([own(EPOCHS)], "Figure 27")
+    told = [row for row in figure.rows if row[0].startswith("yours: ")]
+    assert [row[1:] for row in told] == [
+        ["first epoch: time of an epoch [s]", "30.0 s"],
+        ["mean epoch: time of an epoch [s]", "20.0 s"],
+        ["ratio: first / mean epoch", "1.50"],
+    ]
+    assert len([row for row in figure.rows if row[0].startswith("D3.7: jureca-a100, ")]) == 27
+    svg = figure.drawings[0].svg
+    assert svg.index("D3.7: jureca-a100, no cache, run 0") < svg.index("yours: ap3") and 'data-of="' in svg
+    assert "Systems: jureca-a100." in figure.note
+
+
+def only(records: list[Record], name: str) -> ReportFigure:
+    return next(figure for figure in beside(records)[0] if f" {name}:" in figure.title)
+
+
+def test_figures_without_a_number_of_the_user_are_named_and_not_drawn() -> None:
+    figures, notes = beside([own(EPOCHS)])
+    assert not any("Figure 51" in figure.title for figure in figures) and "D3.7 Figure 51" in notes[0]
+    assert not any("Figure 29:" in figure.title for figure in figures) and "Figure 29" not in notes[0]  # inference was not run
+
+
+def test_other_workloads_and_points_without_a_result_draw_nothing() -> None:
+    assert beside([]) == ([], [])
+    assert beside([make_record(make_point())]) == ([], [])
+    failed = broken_record(make_point(workload="radiation_emulation", params={}), "oom", "out of memory")
+    assert beside([failed]) == ([], [])
+
+
+def test_a_projected_epoch_is_no_epoch() -> None:
+    record = own(EPOCHS)
+    projected = Metric(value=20.0, unit="s", reason="projected from the window")
+    record = record.model_copy(update={"metrics": {**record.metrics, "epoch_time_mean": projected}})
+    told = [row[1] for row in only([record], "Figure 27").rows if row[0].startswith("yours")]
+    assert told == ["first epoch: time of an epoch [s]"]
+
+
+def test_parts_of_the_runtime_of_the_user_are_those_of_the_record() -> None:
+    metrics = {"runtime": (50.0, "s"), "training_share": (0.7, "1"), "loading_share": (0.2, "1"), "rest_share": (0.1, "1")}
+    rows = [row for row in only([own(metrics, mode="inference")], "Figure 45").rows if row[0].startswith("yours")]
+    found = {row[1].split(":")[0]: row[2] for row in rows if "runtime [s]" in row[1] and "share" not in row[1]}
+    assert found == {"inference": "35.0 s", "loading": "10.0 s", "rest": "5.00 s"}
+
+
+def test_batches_of_the_user_lie_along_one_line() -> None:
+    rate = {"throughput": (1000.0, "image/s"), "energy_per_item": (0.18, "J/image")}
+    records = [
+        own(rate, benchmark="resnet", workload="image_classification", params={"model": "resnet50"}, global_batch=batch, micro_batch=4)
+        for batch in (16, 32)
+    ]
+    figure = only(records, "IPU CV")
+    assert [name for name in figure.legend if name.startswith("yours")] == ["yours: resnet micro batch 4"] or len(figure.legend) == 2
+    energies = [row for row in figure.rows if row[0].startswith("yours") and row[1].startswith("energy")]
+    assert [row[2] for row in energies] == ["64.1"] * 2  # 0.18 J x 1,281,167 images
+    other = own(rate, benchmark="resnet", workload="image_classification", params={"model": "resnet18"})
+    assert not any("IPU CV" in one.title for one in beside([other])[0])
+
+
+def test_more_devices_of_the_user_are_a_row_of_the_matrix() -> None:
+    cost = [{"training_time": (time, "s"), "device_energy": (energy, "J")} for time, energy in ((100.0, 50.0), (40.0, 60.0))]
+    records = [
+        own(one, devices=devices, global_batch=16 * devices, device=f"Test GPU x{devices}")
+        for one, devices in zip(cost, (1, 4), strict=True)
+    ]
+    figure = only(records, "Figures 1 and 2")
+    assert ["yours: AP3, Test GPU", "time: best over smallest", "0.4, 1 → 4"] in [list(row) for row in figure.rows]
+    assert ["yours: AP3, Test GPU", "energy: best over smallest", "1, 1 → 1"] in [list(row) for row in figure.rows]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_published_number_that_a_figure_shows_is_known_and_every_name_in_it_is_one(name: str) -> None:
+    figure: PublishedFigure = FIGURES[name]
+    found: list[Experiment] = experiments(figure)
+    for panel in figure.panels:
+        assert set(panel.own) <= set(panel.values)
+        for value, formula in panel.values.items():
+            assert any(one.number(formula) is not None for one in found), f"{name}: {value}"
