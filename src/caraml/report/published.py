@@ -23,7 +23,7 @@ OWN = "yours"
 """What stands before the user's results in a figure, where published ones have the name of their source."""
 
 
-class Line:
+class FigureLine:
     """What has one name in a figure: a published row or line, or one of the user's."""
 
     def __init__(self, name: str, own: bool, found: Sequence[Experiment], of: str = "") -> None:
@@ -60,7 +60,7 @@ def draw(figure: PublishedFigure, records: Sequence[Record] = ()) -> ReportFigur
     """A figure, with the results of ``records``, each the mean of its repeats, in the same axes; ``None`` if none of those has a number."""
     published = [one for one in experiments(figure) if _told(figure, one, own=False)]
     of_source = SHORT[figure.source]
-    lines = [Line(f"{of_source}: {name}", False, group) for name, group in _named(figure, published).items()]
+    lines = [FigureLine(f"{of_source}: {name}", False, group) for name, group in _named(figure, published).items()]
     mine, more = first([record for record in records if _told(figure, _fields(record), own=True)], MOST_OWN, "result")
     lines += _own_lines(figure, mine)
     shown, rows, legend = _FORMS[figure.form](figure, lines)
@@ -94,7 +94,7 @@ def _of(figure: PublishedFigure, kinds: Collection[tuple[str, str]], one: Experi
 
 
 def _told(figure: PublishedFigure, one: Experiment, own: bool) -> bool:
-    line = Line("", own, [one])
+    line = FigureLine("", own, [one])
     return any(line.number(panel, value, one) is not None for panel in figure.panels for value in panel.values)
 
 
@@ -105,19 +105,19 @@ def _named(figure: PublishedFigure, found: Sequence[Experiment]) -> dict[str, li
     return groups
 
 
-def _own_lines(figure: PublishedFigure, records: Sequence[Record]) -> list[Line]:
+def _own_lines(figure: PublishedFigure, records: Sequence[Record]) -> list[FigureLine]:
     """The user's results, each a row; along a horizontal axis those that differ in what the axis shows as one line."""
     if not figure.x:
         named = labels(records)
         several = len({machine(record.point) for record in records}) > 1
         names = [f"{named[one.key]}{f' {machine(one.point)}' if several else ''}" for one in records]
-        return [Line(f"{OWN}: {name}", True, [_fields(one)], keys([one])) for name, one in zip(names, records, strict=True)]
+        return [FigureLine(f"{OWN}: {name}", True, [_fields(one)], keys([one])) for name, one in zip(names, records, strict=True)]
     groups = {
         f"{OWN}: {work} {family}": group
         for work, of_work in works(records).items()
         for family, group in families(of_work, figure.along).items()
     }
-    return [Line(name, True, [_fields(one) for one in group], keys(group)) for name, group in groups.items()]
+    return [FigureLine(name, True, [_fields(one) for one in group], keys(group)) for name, group in groups.items()]
 
 
 def _notes(figure: PublishedFigure, found: Sequence[Experiment]) -> list[str]:
@@ -127,7 +127,7 @@ def _notes(figure: PublishedFigure, found: Sequence[Experiment]) -> list[str]:
     return list(notes)
 
 
-def _rows(figure: PublishedFigure, lines: Sequence[Line]) -> list[list[str]]:
+def _rows(figure: PublishedFigure, lines: Sequence[FigureLine]) -> list[list[str]]:
     """The table of a figure: a row for each number."""
     rows = []
     for line in lines:
@@ -146,7 +146,7 @@ def _spoken(panel: Panel, value: str) -> str:
     return f"{value}: {panel.axis}" if value else panel.axis
 
 
-def _x(figure: PublishedFigure, line: Line, one: Experiment) -> float:
+def _x(figure: PublishedFigure, line: FigureLine, one: Experiment) -> float:
     found = one.number(figure.x_own if line.own and figure.x_own else figure.x)
     assert found is not None, f"{figure.name}: every experiment has its place on the horizontal axis"
     return found
@@ -156,7 +156,7 @@ Drawn = tuple[list[Drawing], list[list[str]], list[str]]
 """Drawings, the rows of their table, and the legend."""
 
 
-def _dots(figure: PublishedFigure, lines: Sequence[Line]) -> Drawn:
+def _dots(figure: PublishedFigure, lines: Sequence[FigureLine]) -> Drawn:
     """A row for each line, a marker for each series or value."""
     published = [one for line in lines if not line.own for one in line.found]
     series = list(dict.fromkeys(figure.series.format_map(one.fields) for one in published)) if figure.series else []
@@ -182,7 +182,7 @@ def _dots(figure: PublishedFigure, lines: Sequence[Line]) -> Drawn:
     return drawings, _rows(figure, lines), [] if legend == [""] else legend
 
 
-def _bars(figure: PublishedFigure, lines: Sequence[Line]) -> Drawn:
+def _bars(figure: PublishedFigure, lines: Sequence[FigureLine]) -> Drawn:
     """A bar for each line, of parts one after the other; the sum stands in its name."""
     drawings = []
     for panel in figure.panels:
@@ -211,7 +211,7 @@ def _bars(figure: PublishedFigure, lines: Sequence[Line]) -> Drawn:
     return drawings, _rows(figure, lines), [*figure.panels[0].values]
 
 
-def _lines(figure: PublishedFigure, lines: Sequence[Line]) -> Drawn:
+def _lines(figure: PublishedFigure, lines: Sequence[FigureLine]) -> Drawn:
     """A line with markers for each, over the horizontal axis."""
     drawings = []
     for panel in figure.panels:
@@ -238,7 +238,7 @@ def _lines(figure: PublishedFigure, lines: Sequence[Line]) -> Drawn:
     return drawings, _rows(figure, lines), [line.name for line in lines]
 
 
-def _cells(figure: PublishedFigure, lines: Sequence[Line]) -> Drawn:
+def _cells(figure: PublishedFigure, lines: Sequence[FigureLine]) -> Drawn:
     """A row for each line, a column for each place on the horizontal axis."""
     columns = sorted({_x(figure, line, one) for line in lines for one in line.found})
     drawings = []
@@ -257,7 +257,7 @@ def _cells(figure: PublishedFigure, lines: Sequence[Line]) -> Drawn:
     return drawings, _rows(figure, lines), []
 
 
-def _ratios(figure: PublishedFigure, lines: Sequence[Line]) -> Drawn:
+def _ratios(figure: PublishedFigure, lines: Sequence[FigureLine]) -> Drawn:
     """MAELSTROM's matrices: the cost at the best number of devices over that at the smallest, by line and device."""
     drawings, rows = [], []
     for panel in figure.panels:
@@ -287,7 +287,7 @@ def _ratios(figure: PublishedFigure, lines: Sequence[Line]) -> Drawn:
     return drawings, rows, []
 
 
-_FORMS: dict[str, Callable[[PublishedFigure, Sequence[Line]], Drawn]] = {
+_FORMS: dict[str, Callable[[PublishedFigure, Sequence[FigureLine]], Drawn]] = {
     "dots": _dots,
     "bars": _bars,
     "lines": _lines,
