@@ -22,8 +22,9 @@ from caraml.analysis.grouping import axes, disturbances, grouped, names, same_wo
 from caraml.analysis.laws import Law, Name, fit
 from caraml.analysis.observations import Value, values
 from caraml.analysis.raw import raw_file, read_ranks, read_steps
-from caraml.analysis.run_variation import estimates, estimates_of, mean_of
+from caraml.analysis.run_variation import estimates, estimates_of, mean_metric, mean_of
 from caraml.base.format import count
+from caraml.metrics.model import Metric
 from caraml.results.record import Record
 from caraml.results.store import Store
 
@@ -55,6 +56,8 @@ class Size:
     """Speed-up over the ideal one; exactly 1 at the smallest size."""
     mean: Estimate | None
     """The rate by itself, as every table shows it; ``rate`` has what all runs together say."""
+    flops: Metric | None = None
+    """Achieved FLOP/s of one device, with its interval; of the training part, where the FLOPs are known."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,10 @@ def _curve(basis: Basis, kind: Kind, sizes: Sequence[Sequence[Record]], store: S
         speed_up = Estimate(1.0, 0.0) if rate is base else rate.over(base)
         keys = tuple(record.key for record in size)
         relative = speed_up.scaled(smallest / point.world)
-        points.append(Size(point.world, point.nodes, point.global_batch, keys, rate, speed_up, relative, mean_of(cell, "throughput")))
+        flops = mean_metric(size, "achieved_flops_per_device") if basis == "training" else None
+        achieved = flops if flops is not None and flops.value is not None else None
+        mean = mean_of(cell, "throughput")
+        points.append(Size(point.world, point.nodes, point.global_batch, keys, rate, speed_up, relative, mean, achieved))
     order: tuple[Name, Name] = ("Amdahl", "Gustafson") if kind == "strong" else ("Gustafson", "Amdahl")
     worlds = [one.world for one in points]
     laws = () if efficiency is None else tuple(fit(name, worlds, [one.rate for one in points], efficiency) for name in order)

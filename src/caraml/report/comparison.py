@@ -148,6 +148,7 @@ def scaling_sections(
 
 def _curve(family: ScalingFamily, curve: Curve) -> Section:
     unit = {"training": f"{family.item}/s", "median batch": "sample/s", "epoch": "epoch/s"}[curve.basis]
+    with_flops = any(size.flops is not None for size in curve.sizes)
     rows = tuple(
         (
             str(size.world),
@@ -155,6 +156,7 @@ def _curve(family: ScalingFamily, curve: Curve) -> Section:
             str(size.global_batch),
             str(len(size.keys)),
             estimated(size.mean, unit),
+            *([written("throughput", size.flops)] if with_flops else []),
             estimated(size.speed_up, "1"),
             estimated(size.efficiency, "1"),
         )
@@ -163,7 +165,8 @@ def _curve(family: ScalingFamily, curve: Curve) -> Section:
     notes = [law_text(law) for law in curve.laws]
     notes += [f"rests on flagged runs: {_flagged(family.rests_on)}"] if family.rests_on else []
     notes += [f"rate: {INTERVAL}", f"speed-up, efficiency and laws: {curve.variation}"]
-    columns = ("devices", "nodes", "global batch", "runs", "rate", "speed-up", "efficiency")
+    flops = ["FLOP/s per device"] if with_flops else []
+    columns = ("devices", "nodes", "global batch", "runs", "rate", *flops, "speed-up", "efficiency")
     return Section(f"{family.name}, by {curve.basis}", columns, rows, tuple(notes))
 
 

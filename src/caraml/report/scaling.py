@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.history import Series, attempts, history
-from caraml.analysis.scaling import Basis, Cell, Curve, Quantity, ScalingFamily, matrix, scaling, solutions_of
+from caraml.analysis.scaling import Basis, Cell, Curve, Quantity, ScalingFamily, Size, matrix, scaling, solutions_of
 from caraml.base.chart import Axis, Drawing, cells, marks
-from caraml.base.format import printable
+from caraml.base.format import count, printable
 from caraml.metrics.model import Metric
 from caraml.report.comparison import law_text
 from caraml.report.grouping import MOST_SERIES, first, first_figures, keys, labels, marker, repeated
@@ -38,7 +38,7 @@ def efficiencies(records: Sequence[Record]) -> tuple[list[ReportFigure], list[st
 
 
 def _efficiency(name: str, families: Sequence[ScalingFamily]) -> ReportFigure:
-    """One family is drawn by each of its rates, several in a panel for each rate; beside them the rate of one device."""
+    """One family is drawn by each of its rates, several in a panel for each rate; beside them what one device does."""
     names = _names(families)
     shown, more = first(list(families), MOST_SERIES, "line")
     bases = list(dict.fromkeys(curve.basis for family in shown for curve in family.curves))
@@ -47,27 +47,29 @@ def _efficiency(name: str, families: Sequence[ScalingFamily]) -> ReportFigure:
         panels: list[tuple[str, list[Curve | None]]] = [("efficiency", [*families[0].curves])]
     else:
         lines = [names[family.name] for family in shown]
-        panels = [
-            (f"efficiency, {'training part' if basis == _RATE else basis}", [family.curve(basis) for family in shown]) for basis in bases
-        ]
-    worlds = sorted({size.world for family in shown for curve in family.curves for size in curve.sizes})
-    x = Axis("devices", log=2, ticks=[float(world) for world in worlds], domain=(worlds[0] / 1.15, worlds[-1] * 1.15))
+        panels = [(f"efficiency, {_TOLD.get(basis, basis)}", [family.curve(basis) for family in shown]) for basis in bases]
+    x = _Across([size for family in shown for curve in family.curves for size in curve.sizes])
     title = f"Scaling efficiency: {name}"
     drawings = [
         marks(
             [
-                [_size_mark(line, curve, at) for at in range(len(curve.sizes))] if curve else []
+                [_size_mark(line, curve, at, x) for at in range(len(curve.sizes))] if curve else []
                 for line, curve in zip(lines, curves, strict=True)
             ],
-            x,
+            x.axis,
             Axis(f"{what} [%]", zero=True),
             title if len(panels) == 1 else f"{what[0].upper()}{what[1:]}: {name}",
         )
         for what, curves in panels
     ]
-    of_items = [curve if curve and curve.basis == _RATE else None for curve in _rates(families, shown)]
-    drawings += _per_device(lines, of_items, x, name, f"{families[0].item}/s")
-    columns = ["family", "rate", "devices", "batch", "speed-up", "efficiency", "law"]
+    for what, unit, value in _PER_DEVICE:
+        curves = (
+            [*families[0].curves]
+            if len(families) == 1
+            else [family.curve("median batch" if what == "median" else _RATE) for family in shown]
+        )
+        drawings += _per_device(lines, curves, x, name, (what, unit.format(item=families[0].item), value))
+    columns = ["family", "rate", "devices", "nodes", "batch", "FLOP/s per device", "speed-up", "efficiency", "law"]
     listed = families[:MOST_SERIES]
     rows = [_size_row(names[one.name], curve, at) for one in listed for curve in one.curves for at in range(len(curve.sizes))]
     note = "Rate over that of the smallest number of devices, times the ratio of devices; the short lines show the 95 % interval."
@@ -76,32 +78,71 @@ def _efficiency(name: str, families: Sequence[ScalingFamily]) -> ReportFigure:
     return ReportFigure(title, drawings, lines, "mark", columns, rows, note + more)
 
 
-def _rates(families: Sequence[ScalingFamily], shown: Sequence[ScalingFamily]) -> list[Curve | None]:
-    """The curve of each line of a figure whose rate is in items per second."""
-    return [*families[0].curves] if len(families) == 1 else [family.curve(_RATE) for family in shown]
+class _Across:
+    """The horizontal axis: nodes, where all sizes have equally many devices on each, else devices."""
+
+    def __init__(self, sizes: Sequence[Size]) -> None:
+        each = {size.world / size.nodes for size in sizes}
+        self.nodes = len(each) == 1 and max(size.nodes for size in sizes) > 1
+        places = sorted({self.place(size) for size in sizes})
+        title = f"nodes of {count(round(each.pop()), 'device')}" if self.nodes else "devices"
+        self.axis = Axis(title, log=2, ticks=[float(place) for place in places], domain=(places[0] / 1.15, places[-1] * 1.15))
+
+    def place(self, size: Size) -> int:
+        """Where a size stands."""
+        return size.nodes if self.nodes else size.world
 
 
-def _per_device(lines: Sequence[str], curves: Sequence[Curve | None], x: Axis, name: str, plain_unit: str) -> list[Drawing]:
-    """Items per second and device over the number of devices: flat where scaling is perfect."""
-    found = [size.rate.value / size.world for curve in curves if curve for size in curve.sizes]
-    if not found:
+def _of_rate(basis: Basis) -> Callable[[Curve, Size], Metric | None]:
+    """A curve's rate over its devices, if it is the rate of ``basis``."""
+
+    def value(curve: Curve, size: Size) -> Metric | None:
+        rate = size.rate
+        if curve.basis != basis:
+            return None
+        return Metric(value=rate.value / size.world, unit="1", low=_over(rate.low, size.world), high=_over(rate.high, size.world))
+
+    return value
+
+
+_TOLD: dict[Basis, str] = {"training": "training part"}
+_PER_DEVICE: tuple[tuple[str, str, Callable[[Curve, Size], Metric | None]], ...] = (
+    ("rate", "{item}/s", _of_rate("training")),
+    ("median", "sample/s", _of_rate("median batch")),
+    ("arithmetic", "FLOP/s", lambda _, size: size.flops),
+)
+"""What one device does over their number: flat where scaling is perfect. EPICURE has the second of images, the third of language models."""
+
+
+def _per_device(
+    lines: Sequence[str],
+    curves: Sequence[Curve | None],
+    x: _Across,
+    name: str,
+    quantity: tuple[str, str, Callable[[Curve, Size], Metric | None]],
+) -> list[Drawing]:
+    """A quantity of one device over the number of devices; nothing where no size has it."""
+    what, plain_unit, value = quantity
+    found = [[(size, metric) for size in curve.sizes if (metric := value(curve, size)) is not None] if curve else [] for curve in curves]
+    values = [metric.value for one in found for _, metric in one if metric.value is not None]
+    if not values:
         return []
-    factor, unit = counted(max(found), plain_unit)
+    factor, unit = counted(max(values), plain_unit)
     series = [
         [
             marker(
-                size.world,
-                Metric(value=rate, unit=plain_unit, low=_over(size.rate.low, size.world), high=_over(size.rate.high, size.world)),
+                x.place(size),
+                metric,
                 factor,
-                f"{line}, {size.world} devices: {plain('', rate, plain_unit)} per device",
+                f"{line}, {size.world} devices: {plain('', metric.value, plain_unit)} per device",
                 keys(size.keys),
             )
-            for size in (curve.sizes if curve else ())
-            for rate in [size.rate.value / size.world]
+            for size, metric in one
         ]
-        for line, curve in zip(lines, curves, strict=True)
+        for line, one in zip(lines, found, strict=True)
     ]
-    return [marks(series, x, Axis(f"rate per device [{unit}]", zero=True), f"Rate per device: {name}")]
+    title = {"rate": "rate per device", "median": "rate of the median batch per device", "arithmetic": "arithmetic of a device"}[what]
+    return [marks(series, x.axis, Axis(f"{title} [{unit}]", zero=True), f"{title[0].upper()}{title[1:]}: {name}")]
 
 
 def _over(value: float | None, world: int) -> float | None:
@@ -126,16 +167,20 @@ def _short(family: ScalingFamily, families: Sequence[ScalingFamily]) -> str:
     return printable(" ".join(words))
 
 
-def _size_mark(line: str, curve: Curve, index: int) -> dict[str, Any]:
+def _size_mark(line: str, curve: Curve, index: int, x: _Across) -> dict[str, Any]:
     size = curve.sizes[index]
-    return marker(size.world, _metric(size.efficiency), 0.01, f"{line}, {size.world} devices: {_share(size.efficiency)}", keys(size.keys))
+    return marker(
+        x.place(size), _metric(size.efficiency), 0.01, f"{line}, {size.world} devices: {_share(size.efficiency)}", keys(size.keys)
+    )
 
 
 def _size_row(name: str, curve: Curve, index: int) -> list[str]:
     size = curve.sizes[index]
     law = law_text(curve.laws[0]) if curve.laws and index == len(curve.sizes) - 1 else ""
     speed_up = written("", _metric(size.speed_up)) if index else "1"
-    return [name, curve.basis, f"{size.world:,}", f"{size.global_batch:,}", speed_up, _share(size.efficiency) if index else "100 %", law]
+    arithmetic = written("throughput", size.flops)
+    sizes = f"{size.world:,}", f"{size.nodes:,}", f"{size.global_batch:,}"
+    return [name, curve.basis, *sizes, arithmetic, speed_up, _share(size.efficiency) if index else "100 %", law]
 
 
 def _metric(estimate: Estimate) -> Metric:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caraml.analysis.distribution import elbow
+from caraml.analysis.distribution import batches, elbow
 from caraml.analysis.raw import Steps
 from caraml.base.chart import Axis, Line, Points, bars, curves, dots, wide_range
-from caraml.base.format import prefixed
+from caraml.base.format import count, prefixed
 from caraml.metrics.model import Phase
 from caraml.report.figures import Lines, of_works, stacked
 from caraml.report.grouping import LABEL, MOST_FIGURES, MOST_SERIES, clipped, keys, labels, metric
@@ -110,13 +110,22 @@ def _spoken(name: str) -> str:
 
 
 def step_distributions(records: Sequence[Record], steps: dict[str, Steps]) -> list[ReportFigure]:
-    """Cumulative distribution of the step times in the window, a figure for each benchmark."""
+    """Cumulative distribution of the step times in the window, a figure for each benchmark; of epochs without first and last batch."""
     groups = _benchmarks(records, steps, lambda found: bool(found.measured()))
-    return [_distribution(group, {record.key: steps[record.key].measured() for record in group}) for group in groups]
+    figures = []
+    for group in groups:
+        every = {record.key: steps[record.key].measured() for record in group}
+        times = {record.key: batches(record, steps[record.key]) or every[record.key] for record in group}
+        left_out = sum(len(every[key]) - len(times[key]) for key in times)
+        figures.append(_distribution(group, times, left_out))
+    return figures
 
 
-def _distribution(records: Sequence[Record], times: dict[str, list[float]]) -> ReportFigure:
-    """Several points share the axis by their medians, or the fast ones would be upright lines; a single one keeps its seconds."""
+def _distribution(records: Sequence[Record], times: dict[str, list[float]], left_out: int) -> ReportFigure:
+    """Several points share the axis by their medians, or the fast ones would be upright lines; a single one keeps its seconds.
+
+    ``left_out``: how many first and last batches of epochs are not in ``times``.
+    """
     named, shown = labels(records), records[:MOST_SERIES]
     found = {record.key: distribution(times[record.key]) for record in shown}
     medians = {key: _at(one, 0.5) for key, one in found.items()}
@@ -145,7 +154,10 @@ def _distribution(records: Sequence[Record], times: dict[str, list[float]]) -> R
         log = 10 if wide_range([x for line in own for x, _ in line.points]) else None
         drawings.append(curves(own, Axis(f"step time [{unit}]", log=log), y, f"{title}, absolute", step=True))
     columns = ["point", "shortest", "5 %", "median", "95 %", "longest", "elbow"]
-    note = "The slowest rank's time of each step; the elbow in the table is where the bulk ends and a tail begins." + _left_out(records)
+    note = "The slowest rank's time of each step; the elbow in the table is where the bulk ends and a tail begins."
+    if left_out:
+        note += f" Without the first and the last batch of each epoch ({count(left_out, 'step')}), as in EPICURE's guide, chapter 5."
+    note += _left_out(records)
     return ReportFigure(title, drawings, [line.name for line in lines], "line", columns, rows, note)
 
 
