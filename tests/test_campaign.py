@@ -16,7 +16,7 @@ import pytest
 from caraml.base.errors import EnvironmentUnfitError, ExitCode
 from caraml.base.files import write_file
 from caraml.base.toml import parse_toml
-from caraml.campaign import Campaign, exit_code, runner
+from caraml.campaign import Campaign, Options, exit_code, runner
 from caraml.launch.base import Job, JobState, Launcher
 from caraml.launch.slurm import SlurmLauncher
 from caraml.metrics.model import Metric
@@ -192,7 +192,7 @@ def test_without_a_cluster_no_attempt_is_used_up(tmp_path: Path, monkeypatch: py
     (tmp_path / "sinfo").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     run, watcher = campaign(tmp_path / "out", FakeCluster(tmp_path))
-    run.options = runner.Options(launcher="slurm")
+    run.options = Options(launcher="slurm")
     with pytest.raises(EnvironmentUnfitError, match=r"no cluster answers here .*configuration source") as told:
         run.run()
     assert "--launcher print" in str(told.value) and not (tmp_path / "out").exists()

@@ -106,7 +106,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_717,
     "base": 2_550,
-    "campaign": 1_826,
+    "campaign": 1_878,
     "cli": 1_533,
     "data": 850,
     "engine": 3_736,

@@ -826,7 +826,7 @@ FAULTS = [
     ),
     Fault(
         "a point that cannot fit is run",
-        "campaign/runner.py",
+        "campaign/campaign.py",
         "skip=one.skip or reasons.get(one.key)",
         "skip=one.skip",
         ("tests/test_campaign_verbs.py::test_a_point_that_does_not_fit_is_skipped_with_the_numbers",),
@@ -840,7 +840,7 @@ FAULTS = [
     ),
     Fault(
         "the shell's own `time` for the program",
-        "campaign/attempt.py",
+        "campaign/program.py",
         "if argv[0] in _shell_words():",
         "if False:",
         ("tests/workloads/test_command.py::test_a_program_called_like_a_word_of_the_shell_s_is_the_program",),

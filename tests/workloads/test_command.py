@@ -17,7 +17,8 @@ from caraml.analysis.run_variation import mean_metric
 from caraml.base.errors import InputError
 from caraml.base.toml import parse_toml
 from caraml.campaign import Campaign, Options
-from caraml.campaign.attempt import PointTask, RunningPoint, Sensors, Shells, conclude, ran
+from caraml.campaign.attempt import PointTask, RunningPoint
+from caraml.campaign.program import Sensors, Shells, conclude, ran
 from caraml.engine.instruments import CpuTime
 from caraml.launch.local import LocalLauncher
 from caraml.power.signals import Constant
@@ -338,7 +339,7 @@ def test_others_at_work_are_told_also_without_a_worker(tmp_path: Path, make_poin
     for ours, seconds, flags in ((0.5, 10.0, ["busy_machine"]), (1.0, 10.0, []), (0.0, 1e-3, [])):  # the last is shorter than a tick
         everyone = seconds * (os.cpu_count() or 1)
         end = CpuTime(everyone, ours * everyone)
-        monkeypatch.setattr("caraml.campaign.attempt.cpu_time_of_children", lambda end=end: end)
+        monkeypatch.setattr("caraml.campaign.program.cpu_time_of_children", lambda end=end: end)
         running = RunningPoint(work, tmp_path / "1", "local:1:", 60.0, Shells(), begun=CpuTime(0.0, 0.0))
         assert conclude(running, {}, Ran(0, "x", seconds, at=1.0), None, None).flags == flags
 

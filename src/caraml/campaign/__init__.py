@@ -5,7 +5,7 @@ the holes and goes on with jobs that still run.
 """
 
 from caraml.campaign.attempt import Watcher
+from caraml.campaign.campaign import Campaign, Options, exit_code
 from caraml.campaign.machine import machine_of
-from caraml.campaign.runner import Campaign, Options, exit_code
 
 __all__ = ["Campaign", "Options", "Watcher", "exit_code", "machine_of"]

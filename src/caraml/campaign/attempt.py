@@ -1,51 +1,33 @@
-"""One attempt at one point, from the claim to the record.
-
-A command on this machine of which no mark is waited for needs no worker: the shell that starts it does. Its script notes how it ended
-behind its announcement, from which any runner can write the record, also days later. Where there are sensors the runner itself reads
-them; what it read is lost with it. This is what makes ten thousand short runs cheap: no Python starts for them.
-"""
+"""One attempt at one point, from the claim to the record: who works on it, what its job is given, and how it is ended."""
 
 from __future__ import annotations
 
 import os
-import resource
-import shlex
-import shutil
-import signal
-import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from functools import cache, lru_cache
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
+from caraml.base.errors import CaramlError
 from caraml.base.files import write_file, write_new
-from caraml.base.format import human
-from caraml.engine.instruments import BUSY_SHARE, CpuTime, Instruments, cpu_time_of_children, share_of_others
+from caraml.campaign.program import Sensors, filled_command, references, script
+from caraml.engine.instruments import CpuTime, cpu_time_of_children
 from caraml.launch.base import Job, JobState, Launcher
-from caraml.launch.script import SCRIPT, Recipe, link_to
-from caraml.metrics.definitions import unit_of
-from caraml.metrics.energy import ENERGY_METRICS
-from caraml.metrics.model import Metric
-from caraml.power.node import node_key
-from caraml.results.claim import GATE, HANDLE, STARTED, Runner, alive, handle_of, holder, take_over, withdraw, young
-from caraml.results.finish import LOG, finish
+from caraml.launch.script import SCRIPT, Recipe
+from caraml.results.claim import CLAIM, HANDLE, STARTED, Runner, alive, handle_of, holder, take_over, withdraw, young
+from caraml.results.finish import finish, skipped
 from caraml.results.record import FINAL, Record, Status
 from caraml.results.status import ProgressLine, ProgressReader
-from caraml.results.store import POINT, RECORD, Store, attempts, folder_name, latest_in, read_record
+from caraml.results.store import POINT, RECORD, Store, attempts, latest_in, read_record
 from caraml.suite.expand import PlannedPoint
 from caraml.suite.model import Point
-from caraml.system.variables import PROGRAM, SITE, behind, concealed, forget, hand_over, is_reference, loading, missing, of_caller
-from caraml.worker.command import COMMAND, MAXRSS, Command
-from caraml.worker.command_record import NO_ENERGY, Ran, measured_by, names_of, once, record_of_run, window_of
-from caraml.worker.nodes import NO_SHARE, put_together
+from caraml.system.variables import PROGRAM, SITE, behind, concealed, forget, hand_over, is_reference, missing, of_caller
+from caraml.worker.command import COMMAND, Command
+from caraml.worker.command_record import names_of
 from caraml.workloads.command import Params, filled
 
 if TYPE_CHECKING:
-    from caraml.campaign.runner import Campaign
-
+    from caraml.campaign.campaign import Campaign
 
 _VISIBLE_SECONDS = 10.0
 _LOOK_SECONDS = 0.25
@@ -68,47 +50,15 @@ class PointTask:
     after: tuple[str, ...] = ()
     """Handles of the jobs that have to succeed first."""
 
+    @property
+    def point(self) -> Point:
+        """The point."""
+        return self.planned.point
 
-class Sensors:
-    """The instruments around a program that the shell alone runs: opened, and read at rest, before it is started."""
-
-    def __init__(self, item: str, idle_seconds: float) -> None:
-        self._item, self._idle_seconds, self._instruments = item, idle_seconds, Instruments()
-        self._instruments.measure_idle(idle_seconds)
-        self._instruments.meter.mark()
-        self._offsets = [time.time() - time.monotonic()]
-
-    def line(self, seconds: float) -> ProgressLine:
-        """What the sensors say now, ``seconds`` after the start."""
-        return ProgressLine(t=seconds, phase="run", item=self._item, watts=self._instruments.meter.latest_power_w())
-
-    def over(self) -> None:
-        """The program has ended."""
-        self._instruments.meter.mark()
-        self._offsets.append(time.time() - time.monotonic())
-
-    def close(self) -> None:
-        """Read no more."""
-        self._instruments.meter.stop()
-
-    def completed(self, point: Point, params: Params, names: Mapping[str, Any], folder: Path, how: Ran) -> Ran:
-        """How the program ran, with its energy; if it did not fail the machine is read at rest once more."""
-        # The shell's clock may be set, or drift, while the program runs: its instants are put on ours at each end. A large step is out of
-        # the seconds already.
-        drift = self._offsets[1] - self._offsets[0]
-        begin = how.at - self._offsets[0]
-        end = begin + (how.seconds or 0.0) - (drift if abs(drift) <= _STEPPED else 0.0)
-        if how.seconds is not None and end > begin:
-            how = replace(how, seconds=end - begin)
-        window = window_of(point, params, names, folder, how)
-        if window is None:
-            return how
-        if not how.exit_code:
-            self._instruments.measure_idle(self._idle_seconds)
-        mine = self._instruments.summary(begin, end, {"run": (begin, end)})
-        nodes = put_together({node_key(): [mine]}, {node_key(): [0]}, window)
-        measured, fields = measured_by(nodes, self._instruments.meter, window, begin, item=params.item, folder=folder)
-        return replace(how, measured=measured, extras={**how.extras, **fields, "environment": mine.environment})
+    def job(self, folder: Path, *, awaited: bool) -> Job:
+        """What a launcher is told of an attempt at it; ``awaited``: others may be submitted that wait for it."""
+        point = self.point
+        return Job(folder, folder / SCRIPT, point.nodes, point.devices, point.measure.timeout_seconds, self.after, awaited)
 
 
 @dataclass
@@ -128,6 +78,13 @@ class RunningPoint:
     """CPU time when a program was started by the shell alone, of which nobody else knows what others used."""
     sensors: Sensors | None = None
     """Read by this process, around a program that the shell alone runs."""
+
+    @classmethod
+    def of(cls, work: PointTask, folder: Path, handle: str, launcher: Launcher) -> RunningPoint:
+        """A job that was launched just now, or is taken up."""
+        light, timeout = work.light, work.point.measure.timeout_seconds
+        begun = cpu_time_of_children() if light is not None and light.energy else None
+        return cls(work, folder, handle, timeout, launcher, reader=ProgressReader(folder) if light is None else None, begun=begun)
 
     def look(self, state: JobState) -> bool:
         """Note when the job began to run; true when its time is over."""
@@ -208,13 +165,13 @@ def accepted(record: Record, planned: PlannedPoint) -> bool:
 def finish_attempt(work: PointTask, folder: Path, exit_code: int, status: Status | None = None, reason: str | None = None) -> None:
     """See that an attempt has a record: also one of a command without a worker, whose folder does not have the point."""
     if not (folder / POINT).exists():
-        write_new(f"{folder}/{POINT}", work.planned.point.model_dump_json(indent=1))
+        write_new(f"{folder}/{POINT}", work.point.model_dump_json(indent=1))
     finish(folder, exit_code, status, reason)
 
 
 def summary_record(work: PointTask, record: Record) -> Record:
     """How a point ended, and nothing more."""
-    point, status, reason = work.planned.point, record.status, record.reason
+    point, status, reason = work.point, record.status, record.reason
     return Record(key=record.key, attempt=record.attempt, point=point, status=status, reason=reason, started_at=record.started_at)
 
 
@@ -225,47 +182,6 @@ def wait_until_visible(folder: Path) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-class Watcher(Protocol):
-    """Is told what happens, in the campaign's own thread."""
-
-    def started(self, point: Point, index: int, total: int) -> None:
-        """A point is being launched."""
-        ...
-
-    def progress(self, point: Point, line: ProgressLine) -> None:
-        """A point said something."""
-        ...
-
-    def finished(self, record: Record, reused: bool) -> None:
-        """A point has its record; ``reused`` when it had one before."""
-        ...
-
-    def left(self, text: str) -> None:
-        """How long the whole campaign will take yet, in words, as far as results so far tell."""
-        ...
-
-
-_UNREAD = "the campaign that read the sensors ended before the program did"
-_PATIENCE = 5.0
-"""Seconds between asking a program to end and ending it."""
-
-
-_STEPPED = 0.05
-"""Seconds by which the clock and the uptime may differ over a run: the uptime is told in hundredths."""
-
-
-def filled_command(params: Params, names: Mapping[str, Any]) -> tuple[list[str], dict[str, str], str]:
-    """Arguments, those variables that may be shown, and folder of a program, with the templates filled in."""
-    argv = [filled(word, names) for word in params.argv]
-    env = {name: filled(text, names) for name, text in params.env.items() if not is_reference(text)}
-    return argv, env, filled(params.cwd, names)
-
-
-def references(params: Params) -> list[str]:
-    """Names of a program's variables whose values are elsewhere."""
-    return [name for name, text in params.env.items() if is_reference(text)]
-
-
 def needed_by(campaign: Campaign, point: Point) -> Path | None:
     """Folder of the newest attempt at the one point that another needs, for its script."""
     if len(point.needs) != 1:
@@ -273,39 +189,6 @@ def needed_by(campaign: Campaign, point: Point) -> Path | None:
     folder = campaign.store.points.absolute() / point.needs[0]
     folder /= str(max(attempts(folder) or (1,)))
     return folder if campaign.options.elsewhere is None else campaign.options.elsewhere.path(folder)
-
-
-def script(point: Point, params: Params, title: str, folder: str, suite_folder: str, *, needed: Path | None = None) -> str:
-    """The text of ``run.sh``. ``title`` says what it is, ``folder`` is the attempt's, absolute."""
-    argv, env, cwd = filled_command(params, names_of(point, params, folder, suite_folder))
-    if argv[0] in _shell_words():  # `time` and `echo` are programs, too: the shell's own are not meant
-        found = shutil.which(argv[0], path=env.get("PATH"))
-        argv = ["env", *argv] if found is None else [found, *argv[1:]]
-    exports = "".join(f"export {name}={shlex.quote(text)}\n" for name, text in env.items())
-    exports += "".join(f"{line}\n" for line in loading(references(params), PROGRAM, last=True))
-    return f"""#!/usr/bin/env bash
-# {" ".join(title.split())}
-set -u
-cd {shlex.quote(folder)} || exit
-{GATE}
-{link_to(needed)}{exports}exec 3>>{STARTED} >>{LOG} 2>&1 </dev/null
-cd {shlex.quote(cwd)} || exit
-read -r up _ </proc/uptime
-begin=$EPOCHREALTIME
-{shlex.join(argv)} 3>&-
-code=$?
-end=$EPOCHREALTIME
-read -r now _ </proc/uptime
-echo "$code $begin $end $up $now" >&3
-exit "$code"
-"""
-
-
-@cache
-def _shell_words() -> frozenset[str]:
-    """Names that bash takes for its own before it looks for a program."""
-    done = subprocess.run(["bash", "-c", "compgen -bk"], capture_output=True, text=True, check=False)  # noqa: S607 -- the bash that its user has
-    return frozenset(done.stdout.split())
 
 
 def files_of(campaign: Campaign, point: Point, folder: Path) -> dict[str, str]:
@@ -338,112 +221,6 @@ def files_of(campaign: Campaign, point: Point, folder: Path) -> dict[str, str]:
     return {**files, SCRIPT: made.text()}
 
 
-def ran(folder: str) -> Ran | None:
-    """How the program ran, by the second line of its script's announcement; ``None`` if it has not said so."""
-    try:
-        descriptor = os.open(f"{folder}/{STARTED}", os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    text = os.read(descriptor, 4096).decode()
-    os.close(descriptor)
-    lines = text.split("\n")
-    if len(lines) != 3:
-        return None
-    code, *times = lines[1].replace(",", ".").split()  # some locales have a decimal comma
-    begin, end, *uptime = map(float, times)
-    started_at = datetime.fromtimestamp(begin, UTC).astimezone().isoformat(timespec="milliseconds")
-    seconds = end - begin
-    if uptime and abs(uptime[1] - uptime[0] - seconds) > _STEPPED:  # nobody can set the uptime, which is coarser
-        seconds = uptime[1] - uptime[0]
-    if seconds < 0:  # of a script that an earlier version wrote, without the uptime
-        return Ran(int(code), started_at, None, doubt="the clock was stepped while the program ran", at=begin)
-    return Ran(int(code), started_at, seconds, at=begin)
-
-
-def conclude(running: RunningPoint, names: Mapping[str, Any], how: Ran, resident: int | None, sensor: str | None) -> Record:
-    """The record of a program that ended.
-
-    Args:
-        running: the attempt at it.
-        names: what its templates may name.
-        how: what its script says.
-        resident: the largest resident set of its processes, as the kernel has it [B].
-        sensor: why no energy was measured, where it was asked for.
-    """
-    params, point = running.work.light, running.work.planned.point
-    assert params is not None
-    measured, flags = {**_no_energy(params.item, (sensor or _UNREAD) if params.energy else NO_ENERGY)}, []
-    if running.sensors is not None:
-        how = running.sensors.completed(point, params, names, running.folder, how)
-        running.sensors.close()
-    if params.energy:
-        share = share_of_others(running.begun, cpu_time_of_children(), how.seconds or 0.0, os.cpu_count() or 1)
-        others = Metric(value=share, unit="1", reason=NO_SHARE if share is None else None)
-        measured |= {"run_time": once(how.seconds, "s"), "peak_host_memory": _peak_memory(resident), "other_cpu_share": others}
-        flags = ["busy_machine"] if (share or 0.0) > BUSY_SHARE else []
-    how = replace(how, measured={**measured, **how.measured}, flags=flags)
-    return record_of_run(point, running.folder, params, names, how)
-
-
-def _peak_memory(resident: int | None) -> Metric:
-    """The kernel counts in what the process that started a program had at that time."""
-    ours = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS
-    if resident is not None and resident > ours:
-        return Metric(value=resident, unit="B")
-    hidden = f"at most the {human(ours, 'B')} of what started it, which hide it"
-    return Metric(value=None, unit="B", reason=hidden if resident is not None else "another process than this one started it")
-
-
-class Shells:
-    """Starts light scripts as a launcher does, with less ado: no Python object and no look into /proc for each."""
-
-    slots = 1
-
-    def __init__(self) -> None:
-        self._bash = shutil.which("bash") or "/bin/bash"
-        self._environment = dict(os.environb)  # of bytes, as the kernel wants them: encoding them anew takes longer than the call
-        self._pids: dict[str, int] = {}
-        self.resident: dict[str, int] = {}
-        """Largest resident set of the processes of scripts that ended [B], by handle; whoever reads it takes it out."""
-
-    def submit(self, jobs: Sequence[Job]) -> list[str]:
-        """Start the scripts. A handle names the process only; the script's announcement has the rest, for whoever comes after us."""
-        handles = []
-        for job in jobs:
-            pid = os.posix_spawn(self._bash, ["bash", str(job.script)], self._environment, setsid=True)
-            handles.append(f"local:{pid}:")
-            self._pids[handles[-1]] = pid
-        return handles
-
-    def poll(self, handles: Sequence[str]) -> dict[str, JobState]:
-        """Running, or ended with its exit code."""
-        return {handle: self._state(handle) for handle in handles}
-
-    def _state(self, handle: str) -> JobState:
-        pid, status, used = os.wait4(self._pids[handle], os.WNOHANG)
-        if not pid:
-            return JobState("running")
-        del self._pids[handle]
-        self.resident[handle] = used.ru_maxrss * MAXRSS
-        return JobState("ended", os.waitstatus_to_exitcode(status))
-
-    def cancel(self, handles: Sequence[str]) -> None:
-        """Ask each to end, with all that it started, then end it."""
-        for handle in handles:
-            for number, patience in ((signal.SIGTERM, _PATIENCE), (signal.SIGKILL, _PATIENCE)):
-                deadline = time.monotonic() + patience
-                if handle in self._pids:
-                    os.killpg(self._pids[handle], number)
-                while handle in self._pids and self._state(handle).state == "running" and time.monotonic() < deadline:
-                    time.sleep(0.02)
-
-
-@lru_cache(maxsize=64)
-def _no_energy(item: str, reason: str) -> dict[str, Metric]:
-    names = ENERGY_METRICS if reason == NO_ENERGY else (*ENERGY_METRICS, "run_energy", "run_node_energy", "action")
-    return {name: Metric(value=None, unit=unit_of(name, item), reason=reason) for name in names}
-
-
 def lacking(campaign: Campaign, planned: PlannedPoint) -> list[str]:
     """A sentence for each variable of a point that is to run whose value is not known here."""
     if planned.skip is not None:
@@ -453,15 +230,15 @@ def lacking(campaign: Campaign, planned: PlannedPoint) -> list[str]:
     found = [*missing(site, {}), *missing(cast(dict[str, str], env or {}), campaign.suite.values)]
     if not found or campaign.again or campaign.options.only is not None:
         return found
-    known = latest_in(campaign.store.points / folder_name(planned.point))
+    known = latest_in(campaign.store.points / planned.point.folder_name)
     return [] if known is not None and accepted(known, planned) else found
 
 
-def hand_to(work: PointTask, folder: Path, campaign: Campaign) -> None:
+def _hand_to(work: PointTask, folder: Path, campaign: Campaign) -> None:
     """Leave what a point's scripts do not say where only the job's user can read it."""
     if work.light is not None and not references(work.light):
         return  # ten thousand times in a row
-    point, program = work.planned.point, {}
+    point, program = work.point, {}
     if point.workload == "command":
         params = work.light or Params.model_validate(point.params)
         names = names_of(point, params, folder.absolute(), campaign.suite_folder)
@@ -469,3 +246,74 @@ def hand_to(work: PointTask, folder: Path, campaign: Campaign) -> None:
         program = {name: filled(template, names) for name, template in templates.items() if template is not None}
     site = {} if work.light else of_caller(concealed(campaign.system.site.software.variables))
     hand_over(folder, {SITE: site, PROGRAM: program})
+
+
+def prepare(campaign: Campaign, work: PointTask, number: int, runner: Runner) -> Path | Record | None:
+    """Make attempt ``number``, claimed by ``runner``, with all that its job needs.
+
+    Returns:
+        Its folder; its record, where there is nothing to launch; ``None`` where another campaign was faster.
+    """
+    folder = campaign.store.claim_attempt(work.point, work.name, number, lambda attempt: _first_files(campaign, work, attempt, runner))
+    if folder is None:
+        return None
+    try:
+        if work.planned.skip is None:
+            if work.light is None:
+                _write_files(campaign, work.point, folder)
+            _hand_to(work, folder, campaign)
+            return folder
+        skipped(folder, work.point, work.planned.skip)
+    except CaramlError as error:
+        finish(folder, 1, "failed", str(error))
+    return read_record(folder / RECORD)
+
+
+def _first_files(campaign: Campaign, work: PointTask, attempt: Path, runner: Runner) -> dict[str, str]:
+    """Names and texts of the files that are in an attempt's folder from its first moment on."""
+    files, point = {f"{CLAIM}1": str(runner)}, work.point
+    if work.light is None or work.planned.skip is not None:
+        return {**files, POINT: point.model_dump_json(indent=1)}
+    # Its record will have the point, and nobody else asks.
+    title, needed = f"{work.label}; point {work.key}, attempt {attempt.name}", needed_by(campaign, point)
+    return {**files, SCRIPT: script(point, work.light, title, str(attempt.absolute()), campaign.suite_folder, needed=needed)}
+
+
+def _write_files(campaign: Campaign, point: Point, folder: Path) -> None:
+    """Write what the job of a point reads into its attempt's folder."""
+    for name, text in files_of(campaign, point, folder).items():
+        own = name == SCRIPT
+        write_file(folder / name, text, mode=0o755 if own else 0o644, sync="folder" if own else "none")
+
+
+def is_printed(folder: Path, handle: str) -> bool:
+    """Whether an attempt's script was printed and not started."""
+    return handle.startswith("print:") and not (folder / STARTED).exists()
+
+
+def write_again(campaign: Campaign, point: Point, folder: Path) -> None:
+    """Have a printed script say what the suite and the machine's description say now, unless it was edited since it was printed."""
+    if (folder / SCRIPT).stat().st_mtime_ns <= (folder / HANDLE).stat().st_mtime_ns:
+        _write_files(campaign, point, folder)
+    elif (folder / SCRIPT).read_text(encoding="utf-8") != files_of(campaign, point, folder)[SCRIPT]:
+        campaign.say(f"{folder / SCRIPT} was edited, and stays as it is")
+
+
+class Watcher(Protocol):
+    """Is told what happens, in the campaign's own thread."""
+
+    def started(self, point: Point, index: int, total: int) -> None:
+        """A point is being launched."""
+        ...
+
+    def progress(self, point: Point, line: ProgressLine) -> None:
+        """A point said something."""
+        ...
+
+    def finished(self, record: Record, reused: bool) -> None:
+        """A point has its record; ``reused`` when it had one before."""
+        ...
+
+    def left(self, text: str) -> None:
+        """How long the whole campaign will take yet, in words, as far as results so far tell."""
+        ...

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from caraml.base.errors import InputError
-from caraml.campaign.attempt import accepted, files_of, filled_command, lacking, references
+from caraml.campaign.attempt import accepted, files_of, lacking
+from caraml.campaign.campaign import Campaign
 from caraml.campaign.machine import shortest
-from caraml.campaign.runner import Campaign
+from caraml.campaign.program import filled_command, references
 from caraml.launch import queue
 from caraml.launch.prepare import beforehand, faults
 from caraml.launch.script import SCRIPT
 from caraml.launch.slurm import SlurmLauncher
-from caraml.results.store import folder_name, latest_in
+from caraml.results.store import latest_in
 from caraml.suite.model import Point
 from caraml.system.model import System
 from caraml.worker.command_record import names_of
@@ -87,7 +88,7 @@ def preview(campaign: Campaign) -> Preview:
     """Look at what ``campaign.run()`` would do. Raises ``InputError`` with every fault of the suite."""
     plan = campaign.plan()
     chosen = [planned for _, planned in campaign.chosen(plan)]
-    known = {planned.key: latest_in(campaign.store.points / folder_name(planned.point)) for planned in chosen}
+    known = {planned.key: latest_in(campaign.store.points / planned.point.folder_name) for planned in chosen}
     runtimes, sizes = _earlier(campaign, {planned.point.workload for planned in chosen})
     points = []
     for planned in chosen:
@@ -162,7 +163,7 @@ def _scripts(campaign: Campaign, points: Sequence[Point]) -> tuple[dict[str, tup
     for alike in kinds.values():
         point = alike[0]
         try:
-            text = files_of(campaign, point, campaign.store.points.absolute() / folder_name(point) / "1")[SCRIPT]
+            text = files_of(campaign, point, campaign.store.points.absolute() / point.folder_name / "1")[SCRIPT]
         except InputError as error:
             objections.append(f"{point.label}: {error}")
             continue

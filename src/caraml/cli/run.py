@@ -156,7 +156,7 @@ def memory(
 
 def _suite(name: str, machine: System, settings: list[str]) -> list[Planned]:
     """The points of a suite whose memory can be planned, those included that the machine has too few nodes for."""
-    from caraml.campaign.runner import machine_of
+    from caraml.campaign.machine import machine_of
     from caraml.campaign.settings import with_settings
     from caraml.engine.memory import planned_of
     from caraml.suite.expand import expand
@@ -173,7 +173,7 @@ def _suite(name: str, machine: System, settings: list[str]) -> list[Planned]:
 def _fitting(name: str, machine: System, settings: list[str]) -> list[Planned]:
     """The placements of a workload on the fewest devices of a machine."""
     from caraml.base.toml import parse_toml
-    from caraml.campaign.runner import machine_of
+    from caraml.campaign.machine import machine_of
     from caraml.campaign.settings import with_settings
     from caraml.engine.memory import MOST_DEVICES, smallest_that_fit
     from caraml.suite.expand import expand

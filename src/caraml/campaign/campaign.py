@@ -1,0 +1,177 @@
+"""A campaign: a suite on one machine with results in one store, and what of it is to be run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from caraml.base.errors import EnvironmentUnfitError, ExitCode, InputError
+from caraml.campaign.attempt import PointTask, Watcher, lacking
+from caraml.campaign.machine import DeviceLock, machine_of, refuse_login_node, too_large
+from caraml.campaign.runner import CampaignRun
+from caraml.launch.base import Elsewhere, Launcher
+from caraml.launch.queue import no_cluster
+from caraml.launch.slurm import SlurmLauncher
+from caraml.results.finish import now
+from caraml.results.listing import Listing, command_of
+from caraml.results.record import FINAL, Record
+from caraml.results.store import Store, latest_in
+from caraml.suite.expand import WHOLE, Plan, PlannedPoint, SuitePart, expand, without_unmet
+from caraml.suite.load import CATALOG, SuiteFile
+from caraml.system.model import System
+from caraml.workloads import params_of, software_of
+from caraml.workloads.command import Params
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for besides the suite; kept in the store's listing."""
+
+    file: str = ""
+    settings: tuple[str, ...] = ()
+    launcher: str = "local"
+    tags: tuple[str, ...] = ()
+    comment: str = ""
+    detach: bool = False
+    """Leave as soon as everything is in the launcher's hands."""
+    only: frozenset[str] | None = None
+    """Keys of the only points to run, anew; ``None`` for all that have no result."""
+    part: SuitePart = WHOLE
+    """What is to be run of the suite, where that is not all; the rest stays part of the campaign."""
+    imported: str = ""
+    """The archive that the suite came from."""
+    elsewhere: Elsewhere | None = None
+    """Where the results will lie on the machine that scripts are printed for."""
+    too_large: bool = False
+    """Run also points whose memory plan does not fit."""
+    no_wait: bool = False
+    """Rather end than wait for other campaigns on this device before the first point."""
+    here: bool = False
+    """Measure on this host although it may be a login node."""
+
+
+@dataclass
+class Campaign:
+    """A suite on one machine, with results in one store."""
+
+    suite: SuiteFile
+    system: System
+    store: Store
+    launcher: Launcher
+    watcher: Watcher
+    again: bool = False
+    """Measure also what has a result already; earlier results are kept beside."""
+    options: Options = Options()
+    device: DeviceLock | None = None
+    """One at a time on this machine's device; for a launcher that starts jobs here."""
+    say: Callable[[str], None] = lambda text: None
+    """Is told, in a sentence, what the campaign waits for."""
+
+    @property
+    def command(self) -> str:
+        """What runs the suite, for hints."""
+        return command_of(self.options.file, self.suite.suite.name)
+
+    @property
+    def anew(self) -> bool:
+        """Whether what has a result already is measured again."""
+        return self.again or self.options.only is not None
+
+    @cached_property
+    def suite_folder(self) -> str:
+        """From where programs start and paths are meant: the folder of the suite's file, the current one for suites of the catalogue."""
+        folder = Path(self.options.file or self.suite.document.name).resolve().parent
+        return str(Path.cwd() if folder == CATALOG.resolve() else folder)
+
+    def plan(self) -> Plan:
+        """The points of the suite on this system. Raises ``InputError`` with every fault of the suite."""
+        plan = expand(self.suite, machine_of(self.system, self.options.launcher), params_of, software_of)
+        if self.options.too_large or self.options.only is not None:  # what is tried again was run before
+            return plan
+        reasons = too_large(self.system, [one.point for one in plan.points if one.skip is None and not self._has_run(one)])
+        return replace(plan, points=without_unmet([replace(one, skip=one.skip or reasons.get(one.key)) for one in plan.points]))
+
+    def _has_run(self, planned: PlannedPoint) -> bool:
+        """Whether a point has shown what it needs of memory, or cannot have a memory plan."""
+        if planned.point.workload != "gpt":
+            return True
+        record = latest_in(self.store.points / planned.point.folder_name)
+        return record is not None and (record.status == "ok" or (not self.again and record.status in FINAL and record.status != "skipped"))
+
+    def chosen(self, plan: Plan) -> list[tuple[int, PlannedPoint]]:
+        """The points that are to be run or to be known, and their positions in the plan. Raises ``InputError`` where there are none."""
+        machine = machine_of(self.system, self.options.launcher)
+        keys = self.options.part.keys(self.suite, plan, machine)
+        return [(index, planned) for index, planned in enumerate(plan.points) if keys is None or planned.key in keys]
+
+    def run(self) -> list[Record]:
+        """Run what has no result yet; returns the records of the points, in order (of those that have one, when detached).
+
+        Raises:
+            InputError: nothing can be run, or others could put their programs in the place of the suite's.
+        """
+        if self.options.launcher == "local" and not self.options.here:
+            refuse_login_node(self.command)
+        if isinstance(self.launcher, SlurmLauncher) and self.options.launcher == "slurm" and (why := no_cluster()) is not None:
+            raise EnvironmentUnfitError(why, "run on a login node of the machine, or take `--launcher print` for the scripts alone")
+        plan, only = self.plan(), self.options.only
+        chosen = self.chosen(plan)
+        self.store.make()
+        work = deque(self._task(index, planned) for index, planned in chosen)
+        points = [(planned.key, planned.point.label) for planned in plan.points]
+        whole, total = len(work) == len(points), len(points)
+        if only is not None:
+            work = deque(one for one in work if one.key in only)
+            if not work:
+                what = f"no point of suite {self.suite.suite.name} has a key that was asked for"
+                raise InputError(f"{what}: the suite, the machine or a version is another now", self.command)
+        if unknown := dict.fromkeys(sentence for one in work for sentence in lacking(self, one.planned)):
+            raise InputError("; ".join(unknown), f"export what is missing, or {self.command}")
+        self.store.remember(self.listing(points), anew=self.again and only is None and whole)
+        return CampaignRun(self, work, total).records()
+
+    def settle(self, planned: PlannedPoint, index: int, total: int) -> Record:
+        """Give one point its record: the one it has, or a new one."""
+        self.store.make()
+        return CampaignRun(self, deque([self._task(index, planned)]), total).records()[0]
+
+    def listing(self, points: Sequence[tuple[str, str]]) -> Listing:
+        """What this campaign was asked for."""
+        options = self.options
+        return Listing(
+            name=self.suite.suite.name,
+            title=self.suite.suite.title,
+            file=options.file,
+            text=self.suite.document.text,
+            settings=list(options.settings),
+            system=self.system.name,
+            launcher=options.launcher,
+            tags=list(options.tags),
+            comment=options.comment,
+            asked_at=now(),
+            imported=options.imported,
+            points=list(points),
+        )
+
+    def _task(self, index: int, planned: PlannedPoint) -> PointTask:
+        point = planned.point
+        key, commanded = planned.key or point.key, None
+        if point.workload == "command":
+            params = Params.model_validate(point.params)
+            commanded = params if self.is_light(params) else None
+        return PointTask(index, planned, key, f"{point.workload}-{key}", point.label, commanded)
+
+    def is_light(self, params: Params) -> bool:
+        """Whether the shell alone runs it here: in the environment of whoever started the campaign, so not where the site has its own."""
+        site = self.system.site
+        bare = site.container.runtime == "none" and not (site.software.modules or site.software.venv or site.software.variables)
+        return bare and self.launcher.slots is not None and params.marks is None
+
+
+def exit_code(records: list[Record]) -> ExitCode:
+    """0 when every point has a result; out of memory is one, a failure is not."""
+    failed = any(record.status in ("failed", "timeout", "invalid", "lost") for record in records)
+    return ExitCode.POINTS_FAILED if failed else ExitCode.OK

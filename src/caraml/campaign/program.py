@@ -1,0 +1,243 @@
+"""A program that needs no worker: the shell that starts it does.
+
+So it is for a command on this machine of which no mark is waited for. Its script notes how it ended behind its announcement, from which any
+runner can write the record, also days later. Where there are sensors the runner itself reads them; what it read is lost with it. This is
+what makes ten thousand short runs cheap: no Python starts for them.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from caraml.base.format import human
+from caraml.engine.instruments import BUSY_SHARE, Instruments, cpu_time_of_children, share_of_others
+from caraml.launch.base import Job, JobState
+from caraml.launch.script import link_to
+from caraml.metrics.definitions import unit_of
+from caraml.metrics.energy import ENERGY_METRICS
+from caraml.metrics.model import Metric
+from caraml.power.node import node_key
+from caraml.results.claim import GATE, STARTED
+from caraml.results.finish import LOG
+from caraml.results.record import Record
+from caraml.results.status import ProgressLine
+from caraml.suite.model import Point
+from caraml.system.variables import PROGRAM, is_reference, loading
+from caraml.worker.command import MAXRSS
+from caraml.worker.command_record import NO_ENERGY, Ran, measured_by, names_of, once, record_of_run, window_of
+from caraml.worker.nodes import NO_SHARE, put_together
+from caraml.workloads.command import Params, filled
+
+if TYPE_CHECKING:
+    from caraml.campaign.attempt import RunningPoint
+
+_UNREAD = "the campaign that read the sensors ended before the program did"
+_PATIENCE = 5.0
+"""Seconds between asking a program to end and ending it."""
+_STEPPED = 0.05
+"""Seconds by which the clock and the uptime may differ over a run: the uptime is told in hundredths."""
+
+
+def filled_command(params: Params, names: Mapping[str, Any]) -> tuple[list[str], dict[str, str], str]:
+    """Arguments, those variables that may be shown, and folder of a program, with the templates filled in."""
+    argv = [filled(word, names) for word in params.argv]
+    env = {name: filled(text, names) for name, text in params.env.items() if not is_reference(text)}
+    return argv, env, filled(params.cwd, names)
+
+
+def references(params: Params) -> list[str]:
+    """Names of a program's variables whose values are elsewhere."""
+    return [name for name, text in params.env.items() if is_reference(text)]
+
+
+def script(point: Point, params: Params, title: str, folder: str, suite_folder: str, *, needed: Path | None = None) -> str:
+    """The text of ``run.sh``. ``title`` says what it is, ``folder`` is the attempt's, absolute."""
+    argv, env, cwd = filled_command(params, names_of(point, params, folder, suite_folder))
+    if argv[0] in _shell_words():  # `time` and `echo` are programs, too: the shell's own are not meant
+        found = shutil.which(argv[0], path=env.get("PATH"))
+        argv = ["env", *argv] if found is None else [found, *argv[1:]]
+    exports = "".join(f"export {name}={shlex.quote(text)}\n" for name, text in env.items())
+    exports += "".join(f"{line}\n" for line in loading(references(params), PROGRAM, last=True))
+    return f"""#!/usr/bin/env bash
+# {" ".join(title.split())}
+set -u
+cd {shlex.quote(folder)} || exit
+{GATE}
+{link_to(needed)}{exports}exec 3>>{STARTED} >>{LOG} 2>&1 </dev/null
+cd {shlex.quote(cwd)} || exit
+read -r up _ </proc/uptime
+begin=$EPOCHREALTIME
+{shlex.join(argv)} 3>&-
+code=$?
+end=$EPOCHREALTIME
+read -r now _ </proc/uptime
+echo "$code $begin $end $up $now" >&3
+exit "$code"
+"""
+
+
+@cache
+def _shell_words() -> frozenset[str]:
+    """Names that bash takes for its own before it looks for a program."""
+    done = subprocess.run(["bash", "-c", "compgen -bk"], capture_output=True, text=True, check=False)  # noqa: S607 -- the bash that its user has
+    return frozenset(done.stdout.split())
+
+
+class Sensors:
+    """The instruments around a program that the shell alone runs: opened, and read at rest, before it is started."""
+
+    def __init__(self, item: str, idle_seconds: float) -> None:
+        self._item, self._idle_seconds, self._instruments = item, idle_seconds, Instruments()
+        self._instruments.measure_idle(idle_seconds)
+        self._instruments.meter.mark()
+        self._offsets = [time.time() - time.monotonic()]
+
+    def line(self, seconds: float) -> ProgressLine:
+        """What the sensors say now, ``seconds`` after the start."""
+        return ProgressLine(t=seconds, phase="run", item=self._item, watts=self._instruments.meter.latest_power_w())
+
+    def over(self) -> None:
+        """The program has ended."""
+        self._instruments.meter.mark()
+        self._offsets.append(time.time() - time.monotonic())
+
+    def close(self) -> None:
+        """Read no more."""
+        self._instruments.meter.stop()
+
+    def completed(self, point: Point, params: Params, names: Mapping[str, Any], folder: Path, how: Ran) -> Ran:
+        """How the program ran, with its energy; if it did not fail the machine is read at rest once more."""
+        # The shell's clock may be set, or drift, while the program runs: its instants are put on ours at each end. A large step is out of
+        # the seconds already.
+        drift = self._offsets[1] - self._offsets[0]
+        begin = how.at - self._offsets[0]
+        end = begin + (how.seconds or 0.0) - (drift if abs(drift) <= _STEPPED else 0.0)
+        if how.seconds is not None and end > begin:
+            how = replace(how, seconds=end - begin)
+        window = window_of(point, params, names, folder, how)
+        if window is None:
+            return how
+        if not how.exit_code:
+            self._instruments.measure_idle(self._idle_seconds)
+        mine = self._instruments.summary(begin, end, {"run": (begin, end)})
+        nodes = put_together({node_key(): [mine]}, {node_key(): [0]}, window)
+        measured, fields = measured_by(nodes, self._instruments.meter, window, begin, item=params.item, folder=folder)
+        return replace(how, measured=measured, extras={**how.extras, **fields, "environment": mine.environment})
+
+
+def ran(folder: str) -> Ran | None:
+    """How the program ran, by the second line of its script's announcement; ``None`` if it has not said so."""
+    try:
+        descriptor = os.open(f"{folder}/{STARTED}", os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    text = os.read(descriptor, 4096).decode()
+    os.close(descriptor)
+    lines = text.split("\n")
+    if len(lines) != 3:
+        return None
+    code, *times = lines[1].replace(",", ".").split()  # some locales have a decimal comma
+    begin, end, *uptime = map(float, times)
+    started_at = datetime.fromtimestamp(begin, UTC).astimezone().isoformat(timespec="milliseconds")
+    seconds = end - begin
+    if uptime and abs(uptime[1] - uptime[0] - seconds) > _STEPPED:  # nobody can set the uptime, which is coarser
+        seconds = uptime[1] - uptime[0]
+    if seconds < 0:  # of a script that an earlier version wrote, without the uptime
+        return Ran(int(code), started_at, None, doubt="the clock was stepped while the program ran", at=begin)
+    return Ran(int(code), started_at, seconds, at=begin)
+
+
+def conclude(running: RunningPoint, names: Mapping[str, Any], how: Ran, resident: int | None, sensor: str | None) -> Record:
+    """The record of a program that ended.
+
+    Args:
+        running: the attempt at it.
+        names: what its templates may name.
+        how: what its script says.
+        resident: the largest resident set of its processes, as the kernel has it [B].
+        sensor: why no energy was measured, where it was asked for.
+    """
+    params, point = running.work.light, running.work.point
+    assert params is not None
+    measured, flags = {**_no_energy(params.item, (sensor or _UNREAD) if params.energy else NO_ENERGY)}, []
+    if running.sensors is not None:
+        how = running.sensors.completed(point, params, names, running.folder, how)
+        running.sensors.close()
+    if params.energy:
+        share = share_of_others(running.begun, cpu_time_of_children(), how.seconds or 0.0, os.cpu_count() or 1)
+        others = Metric(value=share, unit="1", reason=NO_SHARE if share is None else None)
+        measured |= {"run_time": once(how.seconds, "s"), "peak_host_memory": _peak_memory(resident), "other_cpu_share": others}
+        flags = ["busy_machine"] if (share or 0.0) > BUSY_SHARE else []
+    how = replace(how, measured={**measured, **how.measured}, flags=flags)
+    return record_of_run(point, running.folder, params, names, how)
+
+
+def _peak_memory(resident: int | None) -> Metric:
+    """The kernel counts in what the process that started a program had at that time."""
+    ours = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS
+    if resident is not None and resident > ours:
+        return Metric(value=resident, unit="B")
+    hidden = f"at most the {human(ours, 'B')} of what started it, which hide it"
+    return Metric(value=None, unit="B", reason=hidden if resident is not None else "another process than this one started it")
+
+
+@lru_cache(maxsize=64)
+def _no_energy(item: str, reason: str) -> dict[str, Metric]:
+    names = ENERGY_METRICS if reason == NO_ENERGY else (*ENERGY_METRICS, "run_energy", "run_node_energy", "action")
+    return {name: Metric(value=None, unit=unit_of(name, item), reason=reason) for name in names}
+
+
+class Shells:
+    """Starts light scripts as a launcher does, with less ado: no Python object and no look into /proc for each."""
+
+    slots = 1
+
+    def __init__(self) -> None:
+        self._bash = shutil.which("bash") or "/bin/bash"
+        self._environment = dict(os.environb)  # of bytes, as the kernel wants them: encoding them anew takes longer than the call
+        self._pids: dict[str, int] = {}
+        self.resident: dict[str, int] = {}
+        """Largest resident set of the processes of scripts that ended [B], by handle; whoever reads it takes it out."""
+
+    def submit(self, jobs: Sequence[Job]) -> list[str]:
+        """Start the scripts. A handle names the process only; the script's announcement has the rest, for whoever comes after us."""
+        handles = []
+        for job in jobs:
+            pid = os.posix_spawn(self._bash, ["bash", str(job.script)], self._environment, setsid=True)
+            handles.append(f"local:{pid}:")
+            self._pids[handles[-1]] = pid
+        return handles
+
+    def poll(self, handles: Sequence[str]) -> dict[str, JobState]:
+        """Running, or ended with its exit code."""
+        return {handle: self._state(handle) for handle in handles}
+
+    def _state(self, handle: str) -> JobState:
+        pid, status, used = os.wait4(self._pids[handle], os.WNOHANG)
+        if not pid:
+            return JobState("running")
+        del self._pids[handle]
+        self.resident[handle] = used.ru_maxrss * MAXRSS
+        return JobState("ended", os.waitstatus_to_exitcode(status))
+
+    def cancel(self, handles: Sequence[str]) -> None:
+        """Ask each to end, with all that it started, then end it."""
+        for handle in handles:
+            for number, patience in ((signal.SIGTERM, _PATIENCE), (signal.SIGKILL, _PATIENCE)):
+                deadline = time.monotonic() + patience
+                if handle in self._pids:
+                    os.killpg(self._pids[handle], number)
+                while handle in self._pids and self._state(handle).state == "running" and time.monotonic() < deadline:
+                    time.sleep(0.02)
