@@ -116,7 +116,7 @@ LINES = {
     "reference": 482,
     "report": 4_296,
     "results": 2_530,
-    "suite": 1_920,
+    "suite": 1_931,
     "system": 4_190,
     "verify": 1_150,
     "worker": 2_073,

@@ -111,6 +111,64 @@ def test_a_need_that_cannot_be_met_is_a_fault(text: str, words: str) -> None:
     assert "frist" not in words or "did you mean 'first'" in str(caught.value)
 
 
+KEPT = """[[benchmark]]
+name = "{0}"
+workload = "gpt"
+{1}
+params = {{ preset = "4M", {2} }}
+"""
+SAVED, TAKEN = 'save_to = "kept"', 'start_from = "needed/kept"'
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "pairs"),
+    [
+        ("global_batch = [4, 8]", "global_batch = [8, 4]", [1, 0]),
+        ("global_batch = [4, 8]", "global_batch = 8\nprecision = ['fp32', 'bf16']", [1, 1]),
+        ("global_batch = [4, 8]\nrepeats = 2", "global_batch = 8\nrepeats = 2", [2, 3]),
+        ("global_batch = [4, 8]\nseed = [1, 2]\nsweep = 'zip'", "global_batch = [8, 4]\nseed = [2, 1]\nsweep = 'zip'", [1, 0]),
+        ("global_batch = 4", "global_batch = [4, 8]", [0, 0]),
+    ],
+)
+def test_of_several_points_each_needs_the_one_that_is_alike(first: str, second: str, pairs: list[int]) -> None:
+    points = [
+        one.point
+        for one in expanded(KEPT.format("first", first, SAVED) + KEPT.format("second", f'needs = "first"\n{second}', TAKEN))[1].points
+    ]
+    kept = [one.folder_name for one in points if one.benchmark == "first"]
+    assert [one.needs for one in points if one.benchmark == "second"] == [(kept[index],) for index in pairs]
+
+
+def test_parameters_of_the_workload_decide_what_is_alike() -> None:
+    first, second = (f"width = [64, 128], heads = 4, {one}" for one in (SAVED, TAKEN))
+    text = KEPT.format("first", "global_batch = 4", first) + KEPT.format("second", 'needs = "first"\nglobal_batch = [4, 8]', second)
+    points = [one.point for one in expanded(text)[1].points]
+    widths = {one.folder_name: one.params["width"] for one in points[:2]}
+    assert len(points) == 6 and all(widths[one.needs[0]] == one.params["width"] and len(one.needs) == 1 for one in points[2:])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ("global_batch = [4, 8]", "global_batch = [8, 16]", "0 of its 2 points have global_batch = 16"),
+        ("global_batch = 4\nrepeats = 2", "global_batch = 4\nrepeats = 3", "0 of its 2 points have repeats = 2"),
+        ("global_batch = [4, 4]", "global_batch = 4", "2 of its 2 points have global_batch = 4"),
+    ],
+)
+def test_files_of_no_point_or_of_several_are_refused_before_anything_runs(first: str, second: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        expanded(KEPT.format("first", first, SAVED) + KEPT.format("second", f'needs = "first"\n{second}', TAKEN))
+    assert 'benchmark[1].needs: found "first", expected a benchmark of one point, or with one for each of these' in str(caught.value)
+    assert words in str(caught.value), caught.value
+
+
+def test_what_takes_no_files_waits_for_all_points() -> None:
+    points = [
+        one.point for one in expanded(FIRST.replace("code = 0", "code = [0, 0.5]") + SECOND.replace("/needed/kept", "/other"))[1].points
+    ]
+    assert [len(one.needs) for one in points] == [0, 0, 2, 2]
+
+
 def records(out: Path) -> dict[str, Record]:
     return {record.point.label: record for record in Store(out).records("needs")}
 

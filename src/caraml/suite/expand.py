@@ -72,6 +72,8 @@ class PlannedPoint:
     """The point's key once it is known: a hash that is better taken once."""
     changes: int = 0
     """How many parameters of its benchmark are not as the file says, so that its name may be wrong."""
+    swept: tuple[tuple[str, Any], ...] = ()
+    """Names and values of what its benchmark sweeps: by them a point finds the one of several points that it takes files from."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,7 @@ def expand(file: SuiteFile, machine: Machine, params_of: ParamsOf, software_of: 
     by_name: dict[str, list[PlannedPoint]] = {}
     for index in _needed_first(file, faults):
         benchmark = file.suite.benchmark[index]
-        needed = [one.point.folder_name for one in by_name.get(benchmark.needs or "", ())]
-        expansion = _Expansion(file, index, benchmark, machine, tuple(needed))
+        expansion = _Expansion(file, index, benchmark, machine, by_name.get(benchmark.needs or "", ()))
         planned, excluded = expansion.run(params_of, software_of)
         points += planned
         by_name.setdefault(benchmark.name, []).extend(planned)
@@ -224,9 +225,9 @@ def _line(fault: str) -> int:
 class _Expansion:
     """One benchmark's points, and the faults found on the way."""
 
-    def __init__(self, file: SuiteFile, index: int, benchmark: Benchmark, machine: Machine, needs: tuple[str, ...]) -> None:
+    def __init__(self, file: SuiteFile, index: int, benchmark: Benchmark, machine: Machine, needed: Sequence[PlannedPoint]) -> None:
         self._suite, self._document = file.suite, file.document
-        self._benchmark, self._machine, self._needs = benchmark, machine, needs
+        self._benchmark, self._machine, self._needed = benchmark, machine, needed
         self._location: Location = ("benchmark", index)
         self._changed = file.changed[index] if file.changed else frozenset()
         self.faults: list[str] = []
@@ -267,12 +268,29 @@ class _Expansion:
                 excluded += 1
                 continue
             skip = _impossible(point, self._machine, params) or misfit(point, _shape(params))
-            if self._benchmark.needs is not None and not self._needs:
+            if self._benchmark.needs is not None and not self._needed:
                 skip = f"needs {self._benchmark.needs}, of which there is no point on {self._machine.name}"
-            names = {"variant": _variant(asked, values, self._changed)}
-            runs = [point.model_copy(update={**names, "repeat": repeat}) for repeat in range(repeats)]
-            planned += [PlannedPoint(one, skip, changes=len(self._changed)) for one in runs]
+            names, swept = {"variant": _variant(asked, values, self._changed)}, tuple((name, values[name]) for name in _axes(asked))
+            for repeat in range(repeats):
+                needs = self._needs({**values, **{f"params.{name}": value for name, value in point.params.items()}}, point, repeat)
+                one = point.model_copy(update={**names, "repeat": repeat, "needs": needs})
+                planned.append(PlannedPoint(one, skip, changes=len(self._changed), swept=swept))
         return planned, excluded
+
+    def _needs(self, values: dict[str, Any], point: Point, repeat: int) -> tuple[str, ...]:
+        """Folders of what goes first: of several points that hand files over, the one that agrees in all that its benchmark sweeps."""
+        every = self._needed
+        if len(every) > 1 and re.search(r"(?<![\w.-])needed/", json.dumps(point.params)):
+            again = any(one.point.repeat for one in every)
+            found = [one for one in every if all(values.get(name) == value for name, value in one.swept)]
+            found = [one for one in found if one.point.repeat == repeat or not again]
+            if len(found) != 1:
+                axes = [*dict.fromkeys(name for one in every for name, _ in one.swept), *(["repeats"] if again else [])]
+                alike = ", ".join(f"{name} = {json.dumps(repeat if name == 'repeats' else values.get(name))}" for name in axes)
+                expected = f"a benchmark of one point, or with one for each of these: needed/ names its files, and {len(found)} of its "
+                self._fault(("needs",), self._benchmark.needs, f"{expected}{len(every)} points have {alike}")
+            every = found
+        return tuple(one.point.folder_name for one in every)
 
     def _fault(self, location: Location, found: object, expected: str, guess: str | None = None) -> None:
         text = self._document.fault((*self._location, *location), found, expected, guess)
@@ -386,7 +404,6 @@ class _Expansion:
             deterministic=values["deterministic"],
             profile=values["profile"],
             measure=measure,
-            needs=self._needs,
         )
 
     def _compiled(self, mode: Mode, params: BaseModel) -> Compile:

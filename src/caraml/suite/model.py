@@ -337,7 +337,7 @@ class Benchmark(_Asked):
     where: list[str] = Field([], description="conditions on a combination; those that break one are not asked for")
     needs: str | None = Field(
         None,
-        description="benchmark of this suite that has to succeed first; if it is one point, `needed` is a link to its folder",
+        description="benchmark of this suite that has to succeed first; `needed` is a link to the folder of its point, or of the one alike",
     )
     on: dict[DeviceClass, Override] = Field({}, description="values that replace these on one class of device, `cpu` or `gpu`")
 
