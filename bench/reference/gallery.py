@@ -10,7 +10,7 @@ import re
 from itertools import groupby
 from pathlib import Path
 
-from caraml.base.chart_file import standalone
+from caraml.base.chart import standalone
 from caraml.base.files import write_file
 from caraml.reference.figures import PublishedFigure, published_figures
 from caraml.reference.rows import SHORT

@@ -171,11 +171,11 @@ class Results(Sequence[Result]):
         It takes 256 MiB of memory (``SET memory_limit`` gives it more), and what does not fit lies in a temporary folder that goes with it.
         Raises ``InputError`` for a raw file that is no such table or larger than is read.
         """
-        from caraml.base.database import connected
+        from caraml.base.database import database
         from caraml.results.rows import fill
 
         scratch = tempfile.TemporaryDirectory(prefix="caraml-sql-")
-        connection = connected(Path(scratch.name))
+        connection = database(Path(scratch.name))
         weakref.finalize(connection, scratch.cleanup)
         fill(connection, "records", self.rows)
         for table, columns in RAW.items():

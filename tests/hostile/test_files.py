@@ -33,7 +33,7 @@ from caraml.suite.expand import expand
 from caraml.suite.load import CATALOG as SUITES
 from caraml.suite.load import load_suite
 from caraml.suite.model import Point
-from caraml.system.catalogue import system_file
+from caraml.system.catalogue import load_system
 from caraml.system.detect import detect
 from caraml.system.peaks import CATALOG as SYSTEMS
 from caraml.workloads import params_of
@@ -79,7 +79,7 @@ def read_raw(path: Path) -> None:
 DOCUMENTS = b'{"text": "one"}\n{"text": "two \\u00e9"}\n' * 20
 KINDS: dict[str, Kind] = {
     "suite": Kind((SUITES / "maelstrom.toml").read_bytes(), "suite.toml", read_suite),
-    "system": Kind((SYSTEMS / "jedi.toml").read_bytes(), "machine.toml", system_file),
+    "system": Kind((SYSTEMS / "jedi.toml").read_bytes(), "machine.toml", load_system),
     "documents": Kind(DOCUMENTS, "a.jsonl", lambda path: exhaust(read_documents(path))),
     "gzip": Kind(gzip.compress(DOCUMENTS), "a.jsonl.gz", lambda path: exhaust(read_documents(path))),
     "xz": Kind(lzma.compress(DOCUMENTS), "a.jsonl.xz", lambda path: exhaust(read_documents(path))),

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from browser import Browser, needs_chromium
 
-from caraml.base import chart_file
+from caraml.base import chart
 from caraml.base.chart import DASHES, SERIES, SHAPES, dash, series_colour, shape
 
 STYLE = files("caraml.report").joinpath("style.css").read_text(encoding="utf-8")
@@ -83,7 +83,7 @@ def test_contrast(theme: dict[str, str]) -> None:
 
 def test_light_and_dark_name_the_same_colours() -> None:
     assert LIGHT.keys() == DARK.keys()
-    assert LIGHT | chart_file.LIGHT == LIGHT, "figures as files have the colours of the page"
+    assert LIGHT | chart.LIGHT == LIGHT, "figures as files have the colours of the page"
     assert STYLE.count("--s6:") == 3, "the dark colours stand twice: chosen, and by the system's wish"
     chosen, wished = (dict(re.findall(r"--([a-z0-9]+): (#[0-9a-f]+)", part)) for part in STYLE.split("color-scheme: dark;")[1:3])
     assert {name: wished[name] for name in DARK} == {name: chosen[name] for name in DARK}

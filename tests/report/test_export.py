@@ -12,7 +12,7 @@ import pytest
 from campaign_factory import campaign
 from record_factory import UNICODE, broken_record, full_store, make_point, make_record, save
 
-from caraml.base.chart_file import standalone
+from caraml.base.chart import standalone
 from caraml.base.errors import InputError
 from caraml.report.document import csv_text, figure_sections, markdown, safe_cells, write_figures
 from caraml.report.page import page, unpack

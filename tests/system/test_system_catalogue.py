@@ -15,12 +15,11 @@ from caraml.system import peaks
 from caraml.system.catalogue import list_systems, load_system
 from caraml.system.describe import rows
 from caraml.system.files import cpu_numbers
-from caraml.system.model import Figure
 
 
 def peak(model: str, dtype: str) -> float | None:
-    found = peaks.peak_flops_per_s(model, dtype)  # type: ignore[arg-type]
-    return found.value if isinstance(found, Figure) else None
+    found = peaks.entry(model)
+    return None if isinstance(found, str) else found.flops_per_s.get(dtype)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +64,7 @@ def test_an_unknown_device_has_no_peak_but_a_reason(model: str) -> None:
 
 
 def test_a_dtype_that_the_hardware_lacks_has_no_peak() -> None:
-    assert peaks.peak_flops_per_s("Tesla V100-SXM2-16GB", "bf16") == "the data sheet of NVIDIA V100 SXM2 has no bf16"
+    assert isinstance(peaks.entry("Tesla V100-SXM2-16GB"), peaks.PeakEntry) and peak("Tesla V100-SXM2-16GB", "bf16") is None
 
 
 def test_every_entry_is_plausible() -> None:
@@ -86,8 +85,9 @@ def test_every_entry_is_plausible() -> None:
 
 
 def test_figures_name_their_source() -> None:
-    found = peaks.peak_flops_per_s("AMD Instinct MI250X", "bf16")
-    assert isinstance(found, Figure)
+    sheet = peaks.entry("AMD Instinct MI250X")
+    assert isinstance(sheet, peaks.PeakEntry)
+    found = peaks.figures(sheet)["bf16"]
     assert found.unit == "FLOP/s"
     assert found.source.endswith("(dense, per GCD)")
 

@@ -8,13 +8,13 @@ marks by them.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from decimal import Decimal
 from html import escape
-from typing import Any
+from typing import Any, Literal
 
+from caraml.base.axis import Axis, Scale, wide_range
 from caraml.base.format import printable
 
 WIDTH, HEIGHT = 330, 190
@@ -32,14 +32,18 @@ SHAPES = {
     "cross": "m-1.5-4h3v2.5h2.5v3h-2.5v2.5h-3v-2.5h-2.5v-3h2.5z",
 }
 """Markers around the point where a path begins."""
-WIDE_RANGE = 20
-"""Largest over smallest value from which an axis is logarithmic."""
 ROW, LINE, CELL = 40, 42, 46
 """Height of a bar and of a row of cells, each with its label above it, and least width of a cell [px]: five digits."""
-_TIMES = (60, 300, 900, 3600, 3 * 3600, 6 * 3600, 12 * 3600, *(86400 * days for days in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)))
-"""Distances between the ticks of a time axis [s]."""
-
 Points = list[tuple[float, float]]
+Key = Literal["line", "mark", "block"]
+_SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1b1f24")
+LIGHT = {f"s{index}": colour for index, colour in enumerate(_SERIES)} | {
+    "paper": "#fff",
+    "ink": "#1b1f24",
+    "grid": "#e3e6eb",
+    "shade": "#0072b21f",
+}
+"""Colours of the page in light mode; those of series are Okabe and Ito's, which the colour-blind tell apart."""
 
 
 def series_colour(index: int) -> str:
@@ -60,11 +64,6 @@ def shape(index: int) -> str:
 def block_opacity(index: int) -> float:
     """How strongly a block is filled: almost not at all once its colour comes for the second time."""
     return 0.55 if index < SERIES else 0.1
-
-
-def wide_range(values: Sequence[float]) -> bool:
-    """True for positive values that only a logarithmic axis can show together."""
-    return min(values) > 0 and max(values) / min(values) > WIDE_RANGE
 
 
 @dataclass(frozen=True)
@@ -95,84 +94,6 @@ class Drawing:
         """As inline SVG."""
         head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" font-size="12" viewBox="0 0 {_px(self.width)} {_px(self.height)}">'
         return f"{head}<title>{escaped(self.title)}</title><desc>{escaped(self.summary)}</desc>{self.body}</svg>"
-
-
-@dataclass(frozen=True)
-class Axis:
-    """Title and scale of an axis."""
-
-    title: str
-    log: int | None = None
-    """Base of a logarithmic axis."""
-    zero: bool = False
-    ticks: Sequence[float] = ()
-    domain: tuple[float, float] | None = None
-    time: bool = False
-    """Values are milliseconds since 1970, written as dates."""
-
-
-class _Scale:
-    """Where the values of an axis lie along ``length`` pixels, from the far end if ``upward``."""
-
-    def __init__(self, axis: Axis, values: Iterable[float], length: float, upward: bool = False) -> None:
-        self._of = math.log if axis.log else float
-        low, high = axis.domain or _ends(axis, list(values))
-        self._low, self._high, self._length, self._upward = self._of(low), self._of(high), length, upward
-        ticks = list(axis.ticks) or (_log_ticks if axis.log else _time_ticks if axis.time else _ticks)(low, high)
-        self.ticks = [(self(tick), _date(tick, high - low) if axis.time else _number(tick)) for tick in ticks]
-
-    def __call__(self, value: float) -> float:
-        share = (self._of(value) - self._low) / (self._high - self._low)
-        return self._length * (1 - share if self._upward else share)
-
-
-def _ends(axis: Axis, values: list[float]) -> tuple[float, float]:
-    """Both ends of an axis that holds ``values``; those of a linear one are round."""
-    if axis.zero and not axis.log:
-        values = [*values, 0.0]
-    low, high = min(values), max(values)
-    if low == high:
-        low, high = (low / 2, high * 2) if axis.log else (low - 43_200_000, high + 43_200_000) if axis.time else (low - 0.5, high + 0.5)
-    if axis.log or axis.time:
-        return low, high
-    step = _step(low, high, 10)
-    return math.floor(low / step) * step, math.ceil(high / step) * step
-
-
-def _step(low: float, high: float, parts: int) -> float:
-    """1, 2 or 5 times a power of ten that divides a span into about ``parts``."""
-    raw = (high - low) / parts
-    power = 10.0 ** math.floor(math.log10(raw))
-    return power * next(factor for factor, limit in ((1, 2**0.5), (2, 10**0.5), (5, 50**0.5), (10, math.inf)) if raw / power < limit)
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    step = _step(low, high, 5)
-    return [index * step for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten; of a short axis 1, 2 and 5 of each, or the ticks of a linear one."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1,), (1, 2, 5)):
-        found = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
-        if len(found) > 2:
-            return found
-    return _ticks(low, high)
-
-
-def _time_ticks(low: float, high: float) -> list[float]:
-    step = 1000 * next((step for step in _TIMES if (high - low) / 1000 / step <= 4), _TIMES[-1])
-    return [float(index * step) for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
-def _date(tick: float, span: float) -> str:
-    return f"{datetime.fromtimestamp(tick / 1000, UTC):{'%Y-%m-%d' if span > 3 * 86_400_000 else '%m-%d %H:%M'}}"
-
-
-def _number(value: float) -> str:
-    """A tick's number without trailing zeros."""
-    return f"{Decimal(f'{value:.6g}').normalize():,f}"
 
 
 def _px(value: float) -> str:
@@ -215,9 +136,9 @@ class _Plot:
     top: float = 6.0
     bottom: float = 4.0
 
-    def x_axis(self, axis: Axis, values: Iterable[float] = ()) -> _Scale:
+    def x_axis(self, axis: Axis, values: Iterable[float] = ()) -> Scale:
         """An axis below; labels that would touch the one before are left out."""
-        scale = _Scale(axis, values, self.width)
+        scale = Scale(axis, values, self.width)
         ticks = "".join(f"M{_at(at, self.height)}v5" for at, _ in scale.ticks)
         self.parts.append(f'<path stroke="var(--ink)" d="M0,{_px(self.height)}h{_px(self.width)}{ticks}"/>')
         free = -math.inf
@@ -232,9 +153,9 @@ class _Plot:
             self.bottom = 42.0
         return scale
 
-    def y_axis(self, axis: Axis, values: Iterable[float] = ()) -> _Scale:
+    def y_axis(self, axis: Axis, values: Iterable[float] = ()) -> Scale:
         """An axis at the left with grid lines; its title lies flat above it: easier to read, and never cut by the edge."""
-        scale = _Scale(axis, values, self.height, upward=True)
+        scale = Scale(axis, values, self.height, upward=True)
         self.parts.append(f'<path stroke="var(--grid)" d="{"".join(f"M0,{_px(at)}h{_px(self.width)}" for at, _ in scale.ticks)}"/>')
         free = math.inf
         for at, label in scale.ticks:
@@ -367,7 +288,7 @@ def _top(mark: dict[str, Any]) -> float:
     return float(ROW * mark["row"] + 20)
 
 
-def _span(across: _Scale, mark: dict[str, Any]) -> str:
+def _span(across: Scale, mark: dict[str, Any]) -> str:
     """From ``low`` to ``high`` through the middle of a row's bar."""
     return _path(f"M{_at(across(mark['low']), _top(mark) + 7)}H{_px(across(mark['high']))}", mark.get("d", ""), _of([mark]))
 
@@ -425,3 +346,38 @@ def cells(
         plot.words.append(text_at(0, -12, heading))
         plot.top = 29.0
     return plot.drawing(title, [cell["d"] for cell in found])
+
+
+# -- charts as files of their own ------------------------------------------------------------------------------------------------------
+
+
+def symbol(index: int, key: Key) -> str:
+    """What stands for a series in a legend of 28 x 12 px: a ``line``, a line with its ``mark``, or a ``block``."""
+    colour = series_colour(index)
+    if key == "block":
+        return f'<rect x="6" y="1" width="16" height="10" fill="{colour}" fill-opacity="{block_opacity(index)}" stroke="{colour}"/>'
+    line = f'<path d="M0 6H28" stroke="{colour}" stroke-width="1.5" stroke-dasharray="{dash(index) or "none"}"/>'
+    return line + (f'<path fill="{colour}" d="M14 6{SHAPES[shape(index)]}"/>' if key == "mark" else "")
+
+
+def standalone(drawings: Sequence[Drawing], title: str, legend: Sequence[str] = (), key: Key = "line") -> str:
+    """Drawings side by side as one SVG document, for a paper or a picture viewer, with the legend below, in light colours."""
+    parts, x, below = [], 0.0, 0.0
+    for drawing in drawings:
+        parts.append(f'<g transform="translate({x:g},0)">{drawing.body}</g>')
+        x, below = x + drawing.width + 14, max(below, drawing.height)
+    across, y = 0.0, below + 6
+    for index, name in enumerate(legend):
+        long = 48 + LETTER * len(name)
+        if across and across + long > x:
+            across, y = 0.0, y + 18
+        mark = f'<g transform="translate({across + 4:g},{y:g})">{symbol(index, key)}</g>'
+        parts.append(f'{mark}<g fill="var(--ink)">{text_at(across + 38, y + 10, name)}</g>')
+        across += long
+    height = y + 18 if legend else y
+    body = re.sub(r"var\(--([a-z0-9]+)\)", lambda name: LIGHT[name[1]], "".join(parts))
+    # Papers and vector programs know no colour with a transparent part in its last two digits.
+    body = re.sub(r'fill="(#[0-9a-f]{6})([0-9a-f]{2})"', lambda fill: f'fill="{fill[1]}" fill-opacity="{int(fill[2], 16) / 255:.2f}"', body)
+    size = f'width="{x:g}" height="{height:g}" viewBox="0 0 {x:g} {height:g}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="DejaVu Sans, Verdana, sans-serif" font-size="12">'
+    return f'{head}<title>{escaped(title)}</title><rect width="100%" height="100%" fill="{LIGHT["paper"]}"/>{body}</svg>\n'

@@ -25,15 +25,9 @@ _PATIENCE = 12
 """Times its computing that a query may last: disks and machines are busy."""
 
 
-@contextmanager
-def database(spill: Path | None = None, threads: int = _THREADS) -> Iterator[duckdb.DuckDBPyConnection]:
-    """As :func:`connected`, for a block."""
-    with connected(spill, threads) as connection:
-        yield connection
-
-
-def connected(spill: Path | None = None, threads: int = _THREADS) -> duckdb.DuckDBPyConnection:
-    """A database in memory that takes at most :data:`~caraml.base.limits.DATABASE`; what does not fit goes into the folder ``spill``.
+def database(spill: Path | None = None, threads: int = _THREADS) -> duckdb.DuckDBPyConnection:
+    """A database in memory, also for a ``with`` block, that takes at most :data:`~caraml.base.limits.DATABASE`; what does not fit
+    goes into the folder ``spill``.
 
     Each of its ``threads`` works on a part of a table of its own in memory.
     """

@@ -28,7 +28,7 @@ def most_unpacked(size: int) -> int:
 
 def unpacks_too_far(path: Path, most: int) -> InputError:
     """The error for a file that unpacks to more than :func:`most_unpacked` says."""
-    return InputError(f"{path}: unpacks to more than {most:,} bytes, the most that are read of a file of its size")
+    return InputError(f"{path}: refused: it unpacks to more than {most:,} bytes, the most that are read of a file of its size")
 
 
 @contextmanager
@@ -73,9 +73,7 @@ class Bounded(io.RawIOBase):
             raise InputError(f"{self._path}: cannot be read or unpacked: {in_a_line(error)}") from error
         self._left -= len(content)
         if self._left < 0:
-            raise InputError(
-                f"{self._path}: refused: it unpacks to more than {self._most:,} bytes, the most that are read of a file of its size"
-            )
+            raise unpacks_too_far(self._path, self._most)
         buffer[: len(content)] = content
         return len(content)
 

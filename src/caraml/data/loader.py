@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -51,44 +52,35 @@ def default_workers(device_type: str, processes_on_node: int = 1) -> int:
     return min(cores - 1, _MOST_WORKERS)
 
 
+@dataclass(eq=False)
 class EndlessBatches(Sampler[list[int]]):
-    """The positions of this rank's batches, epoch after epoch without a seam.
+    """The positions of this rank's batches, epoch after epoch without a seam; see :func:`stream` for arguments and errors.
 
     Every epoch is a new permutation of all samples, drawn from ``(seed, epoch)``, the same on all ranks; rank r takes
     elements r, r + world_size, ... of it. So an epoch gives each sample to one rank, once, apart from those that are too
     few for one more on every rank (they vary with the permutation).
     """
 
-    def __init__(
-        self,
-        samples: int,
-        batch_size: int,
-        *,
-        seed: int,
-        rank: int,
-        world_size: int,
-        drop_last: bool,
-        batches_per_step: int = 1,
-        counting: bool = False,
-    ) -> None:
-        """Divide ``samples`` positions; see :func:`stream` for the other arguments and errors.
+    samples: int
+    batch_size: int
+    _: KW_ONLY
+    seed: int
+    rank: int
+    world_size: int
+    drop_last: bool
+    batches_per_step: int = 1
+    counting: bool = False
+    """Positions count on over the epochs: ``epoch * samples + position``, so that a sample can know its epoch."""
 
-        With ``counting``, positions count on over the epochs: ``epoch * samples + position``, so that a sample can know its epoch.
-        """
-        if not 0 <= rank < world_size or batch_size < 1:
-            raise ValueError(f"rank {rank} of {world_size}, batch size {batch_size}")
-        self.samples = samples
-        self.batch_size = batch_size
-        self.seed = seed
-        self.rank = rank
-        self.world_size = world_size
-        self.drop_last = drop_last
-        self.counting = counting
-        self.samples_per_rank = samples // world_size
-        self.unit = batch_size * batches_per_step if drop_last else batch_size
-        if self.samples_per_rank < (self.unit if drop_last else 1):
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size or self.batch_size < 1:
+            raise ValueError(f"rank {self.rank} of {self.world_size}, batch size {self.batch_size}")
+        self.samples_per_rank = self.samples // self.world_size
+        self.unit = self.batch_size * self.batches_per_step if self.drop_last else self.batch_size
+        if self.samples_per_rank < (self.unit if self.drop_last else 1):
+            least = self.unit * self.world_size
             raise InputError(
-                f"found {samples} samples; expected at least {self.unit * world_size} for batches of {self.unit} on {world_size} ranks",
+                f"found {self.samples} samples; expected at least {least} for batches of {self.unit} on {self.world_size} ranks",
                 "use a smaller batch or more data",
             )
 

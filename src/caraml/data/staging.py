@@ -106,7 +106,8 @@ def _own_folder(to: Path) -> Path:
 
 def _fill(folder: Path, source: Path, unpack: bool) -> None:
     begin = time.monotonic()
-    _need_room(folder, source)
+    # Images hardly shrink in an archive, so the archive's own size is what will be needed at least.
+    _refuse_full(folder, source, _bytes_below(source) if source.is_dir() else source.stat().st_size)
     content = folder / _CONTENT
     try:
         if unpack:
@@ -124,11 +125,6 @@ def _fill(folder: Path, source: Path, unpack: bool) -> None:
     except OSError as error:
         raise EnvironmentUnfitError(f"{folder.parent}: staging {source} failed: {error}", "free space there, or stage elsewhere") from error
     write_new(folder / _NOTE, json.dumps({"source": str(source), "seconds": time.monotonic() - begin, "bytes": size}))
-
-
-def _need_room(folder: Path, source: Path) -> None:
-    """Images hardly shrink in an archive, so the archive's own size is what will be needed at least."""
-    _refuse_full(folder, source, _bytes_below(source) if source.is_dir() else source.stat().st_size)
 
 
 def _bytes_below(folder: Path) -> int:

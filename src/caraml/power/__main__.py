@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verb = words[0] if words and words[0] in PARSERS else ""
     try:
         given = PARSERS[verb]().parse_args(words[1:] if verb else words)
-        return {"": _run, "watch": _watch, "sources": _sources, "merge": _merge}[verb](given)
+        return {"": _run, "watch": lambda given: watch(**vars(given)), "sources": _sources, "merge": _merge}[verb](given)
     except CaramlError as error:
         print(printable(f"{PROGRAM}: {error}", lines=True), file=sys.stderr)
         return int(error.exit_code)
@@ -42,6 +42,7 @@ def _run_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="folder for the results (default: caraml-power/<job or time>)")
     parser.add_argument("--rank", type=int, help="number in the file names (default: what srun or mpirun says)")
     formats = parser.add_mutually_exclusive_group()
+    formats.set_defaults(fmt="csv")
     for name in ("csv", "json", "parquet"):
         formats.add_argument(f"--{name}", dest="fmt", action="store_const", const=name, help=f"raw readings as {name}")
     formats.add_argument(
@@ -82,23 +83,9 @@ PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
 
 
 def _run(given: argparse.Namespace) -> int:
-    command = given.command[1:] if given.command[:1] == ["--"] else given.command
-    return exit_like(
-        measure(
-            command,
-            methods=given.methods,
-            interval=given.interval,
-            out=given.out,
-            fmt=given.fmt or "csv",
-            rank=given.rank,
-            idle_s=given.idle,
-            devices=given.devices,
-        )
-    )
-
-
-def _watch(given: argparse.Namespace) -> int:
-    return watch(given.methods, given.interval, given.seconds)
+    options = vars(given)
+    command = options.pop("command")
+    return exit_like(measure(command[1:] if command[:1] == ["--"] else command, idle_s=options.pop("idle"), **options))
 
 
 def _sources(given: argparse.Namespace) -> int:

@@ -173,7 +173,9 @@ def counter_energy(series: ReadingSeries, channel: Channel, start: float, end: f
     why = silent(series, start, end)
     counter = unwrap(series, channel)
     if why or len(counter.t) < 2:
-        return _partial(estimate, counter, start, end, why or "the sensor gave one reading only")
+        if seen := estimate.seen_in_part(counter.t, start, end, why or "the sensor gave one reading only"):
+            estimate.partial_j = interpolate(counter.t, counter.energy, seen[1]) - interpolate(counter.t, counter.energy, seen[0])
+        return estimate
     period = max(channel.update_period_s, _longest_repeat(counter, channel))
     shift = usable_shift(channel.update_period_s / 2, series, end)
     t = array("d", (instant - shift for instant in counter.t))
@@ -192,19 +194,6 @@ def counter_energy(series: ReadingSeries, channel: Channel, start: float, end: f
     estimate.peak_w = _peak(counter, channel, start, end)
     estimate.coverage = 1.0
     _count_defects(estimate, counter, channel, (start, end), max(high_s, high_e, estimate.peak_w or 0.0))
-    return estimate
-
-
-def _partial(estimate: SeriesEstimate, counter: Counter, start: float, end: float, why: str) -> SeriesEstimate:
-    """The energy of the part that was seen, kept apart from the energy of the window, which is unknown."""
-    estimate.reason = why
-    estimate.flags.add("partial_coverage")
-    if len(counter.t) >= 2:
-        begin, finish = max(start, counter.t[0]), min(end, counter.t[-1])
-        if finish > begin:
-            estimate.partial_j = interpolate(counter.t, counter.energy, finish) - interpolate(counter.t, counter.energy, begin)
-            estimate.coverage = (finish - begin) / (end - start)
-            estimate.peak_w = None
     return estimate
 
 

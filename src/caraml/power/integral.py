@@ -91,7 +91,10 @@ def power_energy(series: ReadingSeries, channel: Channel, start: float, end: flo
     estimate = SeriesEstimate()
     why = silent(series, start, end)
     if why or len(series) < 2:
-        return _partial(estimate, series, start, end, why or "the sensor gave one reading only")
+        if seen := estimate.seen_in_part(series.t, start, end, why or "the sensor gave one reading only"):
+            t, power = _closed(series, *seen)
+            estimate.partial_j, estimate.peak_w = trapezoid(t, power), max(power)
+        return estimate
     shift = usable_shift(channel.age_s, series, end)
     dated = ReadingSeries(array("d", (t - shift for t in series.t)), series.half, series.value)
     t, power = _closed(dated, start, end)
@@ -159,17 +162,3 @@ def _count_defects(
         estimate.flags.add("mean_sensor")
     if series.count(start, end) < MIN_READINGS or end - start < MIN_MEAN_WINDOWS * channel.mean_window_s:
         estimate.flags.add("too_short")
-
-
-def _partial(estimate: SeriesEstimate, series: ReadingSeries, start: float, end: float, why: str) -> SeriesEstimate:
-    """The energy of the part that was seen, kept apart from the energy of the window, which is unknown."""
-    estimate.reason = why
-    estimate.flags.add("partial_coverage")
-    if len(series) >= 2:
-        begin, finish = max(start, series.t[0]), min(end, series.t[-1])
-        if finish > begin:
-            t, power = _closed(series, begin, finish)
-            estimate.partial_j = trapezoid(t, power)
-            estimate.peak_w = max(power)
-            estimate.coverage = (finish - begin) / (end - start)
-    return estimate

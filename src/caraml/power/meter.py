@@ -220,8 +220,8 @@ class Meter:
         longest = TAIL_SHARE * (end - start)
 
         def reached(channel: Channel) -> bool:
-            last = self.store.last_time(channel.id)
-            return last is not None and last - min(channel.age_s, longest) >= end
+            newest = self.store.newest(channel.id)
+            return newest is not None and (newest[0] + newest[1]) / 2 - min(channel.age_s, longest) >= end
 
         waiting = [c for c in self.channels if self._sampling.expects(c) and not reached(c)]
         if not waiting:
@@ -243,12 +243,12 @@ STALE_S = 1.0
 def channel_power(channel: Channel, store: ReadingStore, interval: float) -> float | None:
     """Newest power of one channel [W]; ``None`` if it has been silent."""
     now = time.monotonic()
-    newest = store.last_value(channel.id)
+    newest = store.newest(channel.id)
     span = max(SPAN_S, 3 * interval, 5 * channel.update_period_s)
-    if channel.kind == "apparent_va" or newest is None or now - newest[0] > span + STALE_S:
+    if channel.kind == "apparent_va" or newest is None or now - newest[1] > span + STALE_S:
         return None
     if channel.kind != "energy":
-        return newest[1]
+        return newest[2]
     series = store.series(channel.id, now - span)
     if len(series) < 2 or series.t[-1] - series.t[0] < max(2 * channel.update_period_s, interval / 2):
         return None

@@ -72,6 +72,16 @@ class SeriesEstimate:
         """Sum of the parts [J]. Worst cases add linearly: they may all point the same way."""
         return None if self.energy_j is None else sum(self.parts.values())
 
+    def seen_in_part(self, t: Sequence[float], start: float, end: float, why: str) -> tuple[float, float] | None:
+        """Note why the energy of the whole is not known; from when to when the readings at ``t`` lie in the window [s]."""
+        self.reason = why
+        self.flags.add("partial_coverage")
+        if len(t) < 2 or min(end, t[-1]) <= max(start, t[0]):
+            return None
+        seen = max(start, t[0]), min(end, t[-1])
+        self.coverage = (seen[1] - seen[0]) / (end - start)
+        return seen
+
 
 def interpolate(t: Sequence[float], y: Sequence[float], at: float) -> float:
     """Value at ``at``, which must lie within ``t``, on the straight line between its neighbours."""
@@ -167,17 +177,11 @@ class ReadingStore:
         with self._grown:
             self._grown.notify_all()
 
-    def last_time(self, channel: str) -> float | None:
-        """Midpoint of the newest good reading [s]."""
+    def newest(self, channel: str) -> tuple[float, float, float] | None:
+        """The newest good reading: before and after the call [s], and value."""
         with self._grown:
             column = self._columns.get(channel)
-            return (column.before[-1] + column.after[-1]) / 2 if column and column.value else None
-
-    def last_value(self, channel: str) -> tuple[float, float] | None:
-        """Time [s] and value of the newest good reading."""
-        with self._grown:
-            column = self._columns.get(channel)
-            return (column.after[-1], column.value[-1]) if column and column.value else None
+            return (column.before[-1], column.after[-1], column.value[-1]) if column and column.value else None
 
     def last_error(self, channel: str) -> str | None:
         """Cause of the newest failed read."""

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from caraml.base.chart import Axis, Line, curves
-from caraml.base.chart_file import standalone
+from caraml.base.chart import Axis, Line, curves, standalone
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.format import JOULES_PER_WATT_HOUR
 from caraml.power.model import Channel, WindowEnergy

@@ -14,7 +14,7 @@ from caraml.analysis.raw import Steps, raw_file, read_steps
 from caraml.analysis.run_variation import INTERVAL
 from caraml.analysis.table import COLUMNS, to_csv, units
 from caraml.analysis.table import rows as flat_rows
-from caraml.base.chart_file import standalone
+from caraml.base.chart import standalone
 from caraml.base.errors import InputError
 from caraml.base.files import write_file
 from caraml.base.format import percent, printable

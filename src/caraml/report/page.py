@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from caraml import __version__
 from caraml.analysis.run_variation import INTERVAL
-from caraml.base.chart import WIDTH, Drawing
-from caraml.base.chart_file import symbol
+from caraml.base.chart import WIDTH, Drawing, symbol
 from caraml.base.files import write_file
 from caraml.base.format import printable
 from caraml.metrics.definitions import METRICS, title_of

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from caraml.base.chart import Drawing
-from caraml.base.chart_file import Key
+from caraml.base.chart import Drawing, Key
 from caraml.base.format import printable
 
 if TYPE_CHECKING:

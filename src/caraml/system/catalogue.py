@@ -45,7 +45,8 @@ def load_system(name_or_path: str | Path, beside: Path | None = None) -> System:
     """The system called ``name_or_path``: ``local``, a name or alias (case does not matter), or a TOML file.
 
     What is taken for a file: a ``Path``, and text that ends in ``.toml`` or has a slash. ``beside`` is the suite's file: a folder
-    ``systems`` next to it is searched too.
+    ``systems`` next to it is searched too. In a file, one ``[[devices]]`` table stands for all devices of a node, and peak and bandwidth
+    come from the data sheet of the device's model where the file gives none.
 
     Raises:
         InputError: no such name, or a file with faults (all of them listed).
@@ -79,18 +80,6 @@ def list_systems(beside: Path | None = None) -> tuple[System, ...]:
         InputError: a file has faults, or two systems claim a name.
     """
     return tuple(found.system for _, found in sorted(_known(beside).items()))
-
-
-def system_file(path: Path, beside: Path | None = None) -> System:
-    """The system that a TOML file describes, by itself or by what it changes of the one that it extends.
-
-    One ``[[devices]]`` table stands for all devices of a node. Peak and bandwidth come from the data sheet of the device's model where
-    the file gives none.
-
-    Raises:
-        InputError: the file's faults, all of them; figures without a source are faults too.
-    """
-    return described(path, beside).system
 
 
 def user_folders(beside: Path | None = None) -> list[Path]:
@@ -144,9 +133,9 @@ def _described(path: Path, known: dict[str, Described]) -> Described:
     document = read_toml(path)
     base = _base(document, known)
     if base is None:
-        return Described(_with_sheet(_validated(document, document.data)), (path,), document.data)
+        return Described(peaks.with_sheet(_validated(document, document.data)), (path,), document.data)
     data = _laid_over(base.data, document.data)
-    return Described(_with_sheet(_validated(document, data)), (*base.files, path), data)
+    return Described(peaks.with_sheet(_validated(document, data)), (*base.files, path), data)
 
 
 def _base(document: TomlDocument, known: dict[str, Described]) -> Described | None:
@@ -178,18 +167,6 @@ def _refuse_twice(known: dict[str, Described]) -> None:
     twice = [f"{word!r} in {' and '.join(sorted(files))}" for word, files in sorted(owners.items()) if len(files) > 1]
     if twice:
         raise InputError(f"several systems have the same name or alias: {'; '.join(twice)}")
-
-
-def _with_sheet(system: System) -> System:
-    entry = peaks.entry(system.devices[0].model)
-    missing = dict(system.missing)
-    peak, bandwidth = system.peak, system.memory_bandwidth
-    if isinstance(entry, str):
-        absent = [key for key, value in (("peak", peak), ("memory_bandwidth", bandwidth)) if value is None]
-        missing |= {key: entry for key in absent if key not in missing}
-    else:
-        peak, bandwidth = peak or peaks.figures(entry), bandwidth or peaks.bandwidth(entry)
-    return system.model_copy(update={"peak": peak, "memory_bandwidth": bandwidth, "missing": missing})
 
 
 # -- one file laid over another, so that no figure keeps a source that was another figure's -------------------------------------------

@@ -20,7 +20,7 @@ from caraml.system import families, host, nvml, peaks
 from caraml.system.environment import container, environment
 from caraml.system.families.family import amd_driver, amd_gpus, nvidia_gpus
 from caraml.system.files import read
-from caraml.system.model import Affinity, Cpu, DeviceClass, DeviceModel, Figure, System, cpu_identity, device_identity
+from caraml.system.model import Affinity, Cpu, DeviceClass, DeviceModel, System, cpu_identity, device_identity
 from caraml.system.topology import device_affinity
 from caraml.system.visible import CUDA, ROCM, Masks, let_through
 
@@ -37,21 +37,19 @@ def detect(root: Path = ROOT) -> System:
     missing: dict[str, str] = {}
     cpu, memory = host.cpu(root), host.memory_bytes(root)
     gpus, driver = ([], None) if families.forced() == "cpu" else _gpus(root, missing)
-    devices = gpus or [_cpu_device(cpu, memory)]
-    model = devices[0].model
+    devices = gpus or [DeviceModel(model=cpu.model, kind="cpu", memory_bytes=memory)]  # all CPUs of the node
     if not gpus:
         driver, missing["driver"] = None, "no GPU in use"
     unfit = families.refusal(root)
     if unfit is not None:
         missing["devices"] = unfit.args[0]
-    peak, bandwidth = _sheet(model, missing)
     _explain(missing, cpu, memory)
     kind = container(root, os.environ)
     identity = cpu_identity(cpu) if not gpus else device_identity([device.model for device in devices])
     near = device_affinity(devices, root) if gpus else "the CPUs compute themselves"
     if isinstance(near, str):
         missing["affinity"] = near
-    return System(
+    system = System(
         name="local",
         title=identity,
         hostname=platform.node() or None,
@@ -63,12 +61,11 @@ def detect(root: Path = ROOT) -> System:
         driver=driver,
         os=_os_name(root),
         kernel=f"{platform.system()} {platform.release()}",
-        peak=peak,
-        memory_bandwidth=bandwidth,
         affinity=near if isinstance(near, Affinity) else None,
         container=kind and (kind["image"] or kind["runtime"]),
         missing=missing,
     )
+    return peaks.with_sheet(system)
 
 
 def fast_identity(root: Path = ROOT) -> str:
@@ -194,20 +191,6 @@ def _only_torch_sees(root: Path) -> list[DeviceModel]:
         return families.torch_s_devices(root)
     except EnvironmentUnfitError:  # told by `families.refusal`
         return []
-
-
-def _cpu_device(cpu: Cpu, memory: int | None) -> DeviceModel:
-    """All CPUs of the node as the one device that a process computes on."""
-    return DeviceModel(model=cpu.model, kind="cpu", memory_bytes=memory)
-
-
-def _sheet(model: str, missing: dict[str, str]) -> tuple[dict[Any, Figure] | None, Figure | None]:
-    """Peak and bandwidth by data sheet; the reason goes to ``missing`` where there is none."""
-    entry = peaks.entry(model)
-    if isinstance(entry, str):
-        missing["peak"] = missing["memory_bandwidth"] = entry
-        return None, None
-    return peaks.figures(entry), peaks.bandwidth(entry)
 
 
 def _explain(missing: dict[str, str], cpu: Cpu, memory: int | None) -> None:

@@ -44,7 +44,7 @@ def checks(output: Path = Path("results")) -> list[Check]:
     torch, torch_check = _torch()
     system, state = detect(), environment()
     return [
-        _python(),
+        Check("Python", "ok", f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"),
         torch_check,
         *_devices(torch, system),
         _peak(system),
@@ -56,7 +56,7 @@ def checks(output: Path = Path("results")) -> list[Check]:
         *_gpu_processes(),
         _timer(),
         _disk(output),
-        _cache(),
+        _kept("cache", cache_home(), "export XDG_CACHE_HOME=$TMPDIR"),
         _data(),
         *(_library(name, why) for name, why in LIBRARIES.items()),
         _tools("container runtime", ("apptainer", "singularity", "podman", "docker", "ch-run", "bwrap")),
@@ -70,10 +70,6 @@ LIBRARIES = {
     "vl-convert-python": "figures of the report as PDF and PNG",
 }
 """What is not imported before it is needed, by the name of its distribution."""
-
-
-def _python() -> Check:
-    return Check("Python", "ok", f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}")
 
 
 def _torch() -> tuple[Any, Check]:
@@ -254,10 +250,6 @@ def _disk(output: Path) -> Check:
         return Check("disk", "missing", f"{folder} cannot be written to", "caraml run SUITE --out FOLDER, with a folder of yours")
     found = f"{free / _GB:.1f} GB free for {output}"
     return Check("disk", "ok" if free > 2 * _GB else "warn", found, None if free > 2 * _GB else f"du -sh {folder}/* and make room")
-
-
-def _cache() -> Check:
-    return _kept("cache", cache_home(), "export XDG_CACHE_HOME=$TMPDIR")
 
 
 def _data() -> Check:

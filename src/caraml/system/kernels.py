@@ -142,16 +142,12 @@ def streams(device: torch.device, array_bytes: int) -> Iterator[Kernel]:
     def array() -> torch.Tensor:
         return _random((array_bytes // 4,), torch.float32, device)
 
-    def read() -> Callable[[], object]:
-        return partial(torch.sum, array())
-
-    def copy() -> Callable[[], object]:
-        return partial(array().copy_, array())
-
-    def triad() -> Callable[[], object]:
-        return partial(torch.add, array(), array(), alpha=3.0, out=array())
-
-    for passes, (name, make) in enumerate((("sum", read), ("copy", copy), ("triad", triad)), start=1):
+    makes: dict[str, Callable[[], Callable[[], object]]] = {
+        "sum": lambda: partial(torch.sum, array()),
+        "copy": lambda: partial(array().copy_, array()),
+        "triad": lambda: partial(torch.add, array(), array(), alpha=3.0, out=array()),
+    }
+    for passes, (name, make) in enumerate(makes.items(), start=1):
         yield Kernel("torch", name, (array_bytes,), float(passes * array_bytes), make)
 
 

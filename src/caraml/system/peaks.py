@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from caraml.base.errors import nearest
 from caraml.base.toml import load_toml
-from caraml.system.model import DType, Figure
+from caraml.system.model import DType, Figure, System
 
 CATALOG = Path(__file__).parent / "catalog"
 
@@ -70,16 +70,6 @@ def entries() -> tuple[PeakEntry, ...]:
     return load_toml(CATALOG / "peaks.toml", _Peaks).device
 
 
-def peak_flops_per_s(model: str, dtype: DType) -> Figure | str:
-    """Dense peak of one device [FLOP/s] with its source, or a sentence that says why it is not known."""
-    found = entry(model)
-    if isinstance(found, str):
-        return found
-    if dtype not in found.flops_per_s:
-        return f"the data sheet of {found.model} has no {dtype}" if dtype in get_args(DType) else f"no dtype is called {dtype!r}"
-    return figures(found)[dtype]
-
-
 def figures(found: PeakEntry) -> dict[DType, Figure]:
     """Every peak of a data sheet [FLOP/s]."""
     return {dtype: Figure(value=value, unit="FLOP/s", source=_source(found)) for dtype, value in found.flops_per_s.items()}
@@ -88,6 +78,18 @@ def figures(found: PeakEntry) -> dict[DType, Figure]:
 def bandwidth(found: PeakEntry) -> Figure:
     """The memory bandwidth of a data sheet [bytes/s]."""
     return Figure(value=found.memory_bandwidth_bytes_per_s, unit="B/s", source=_source(found))
+
+
+def with_sheet(system: System) -> System:
+    """The system with the figures of its device's data sheet where it has none of its own, or why there are none."""
+    sheet, missing = entry(system.devices[0].model), dict(system.missing)
+    peak, memory = system.peak, system.memory_bandwidth
+    if isinstance(sheet, str):
+        absent = [key for key, value in (("peak", peak), ("memory_bandwidth", memory)) if value is None]
+        missing |= {key: sheet for key in absent if key not in missing}
+    else:
+        peak, memory = peak or figures(sheet), memory or bandwidth(sheet)
+    return system.model_copy(update={"peak": peak, "memory_bandwidth": memory, "missing": missing})
 
 
 def _source(found: PeakEntry) -> str:
