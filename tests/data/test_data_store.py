@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
-from caraml.data.store import build_folder, data_home, prepared_once
+from caraml.base.files import data_home
+from caraml.data.store import build_folder, prepared_once
 
 BUILDER = """
 import os, time

@@ -61,7 +61,7 @@ def test_output_of_the_command_is_untouched(tmp_path: Path) -> None:
 
 
 def test_energy_of_a_command_is_right_and_written(tmp_path: Path) -> None:
-    outcome = measure(["sleep", "1"], methods=["fake:constant"], out=tmp_path, idle_s=0.5)
+    measure(["sleep", "1"], methods=["fake:constant"], out=tmp_path, idle_s=0.5)
     document = result_of(tmp_path)
     energy = window_from_dict(document["energy"])
     device = energy.boundaries["device"]
@@ -70,7 +70,7 @@ def test_energy_of_a_command_is_right_and_written(tmp_path: Path) -> None:
     assert device.energy_j == pytest.approx(300 * energy.duration_s, abs=device.bound_j)
     assert device.net_j == pytest.approx(0, abs=device.net_bound_j)
     assert energy.duration_s >= 1.0 and energy.start >= window_from_dict(document["idle"]).end
-    assert {f.name for f in outcome.files} == {"energy.json", "energy.csv", "readings.csv", "power.svg"}
+    assert {f.name for f in tmp_path.iterdir()} == {"energy.json", "energy.csv", "readings.csv", "power.svg"}
     columns = read_readings(tmp_path / "readings.csv")
     assert len(columns["value"]) > 4
     assert (tmp_path / "power.svg").read_text().count('stroke="#') > 3, "axis, grid, line and legend"

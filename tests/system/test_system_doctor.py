@@ -12,7 +12,7 @@ import pytest
 from fake_machine import Tree
 from fake_nvml import FakeGpu, FakeNvml, fake_torch
 
-from caraml.data.store import data_home
+from caraml.base.files import data_home
 from caraml.system import doctor, families
 from caraml.system.detect import detect
 from caraml.system.doctor import checks
@@ -85,8 +85,10 @@ def test_more_threads_than_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.processes
-def test_doctor_names_a_fix_for_whatever_is_missing(tmp_path: Path) -> None:
+def test_doctor_names_a_fix_for_whatever_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARAML_DATA", str(tmp_path / "data"))
     found = checks(tmp_path / "not" / "yet")
+    assert {check.name: check.found for check in found}["prepared data"] == str(data_home()) == str(tmp_path / "data")
     names = [check.name for check in found]
     assert len(names) == len(set(names))
     assert {"torch", "GPU", "CPU cores", "clock", "disk", "timm", "Slurm"} <= set(names)
@@ -98,11 +100,6 @@ def test_doctor_without_a_library_or_a_tool() -> None:
     check = doctor._library("no-such-package", "x")
     assert check.status == "missing" and check.fix is not None and check.fix.endswith("-m pip install no-such-package")
     assert "need none" in doctor._tools("t", ("no-such-command",)).found
-
-
-def test_prepared_data_are_looked_for_where_they_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CARAML_DATA", str(tmp_path / "data"))
-    assert doctor._data().found == str(data_home()) == str(tmp_path / "data")
 
 
 def test_the_formats_that_a_cpu_computes_with(monkeypatch: pytest.MonkeyPatch) -> None:

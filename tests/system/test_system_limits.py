@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from caraml.base.errors import EnvironmentUnfitError
+from caraml.base.files import cache_home
 from caraml.doctor import limit_checks
 from caraml.system import limits, topology
-from caraml.system.limits import Look, cache_home, known, look, looks
+from caraml.system.limits import Look, known, look, looks
 from caraml.system.probe import Limit, Trial
 
 CPU = torch.device("cpu")

@@ -23,6 +23,8 @@ Sync = Literal["none", "file", "folder"]
 Name = Path | str
 TRUSTED_FOLDERS = "CARAML_TRUSTED_FOLDERS"
 """Environment variable: folders, with colons between them, whose owners and whose writers this user trusts as itself."""
+DATA_VARIABLE = "CARAML_DATA"
+"""Environment variable: folder of the data that CARAML prepares, instead of `~/.cache/caraml/data`; on a cluster, a shared one."""
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _HOPS = 40
@@ -183,6 +185,22 @@ def flush(path: Name) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def config_home() -> Path:
+    """Folder of what this user has set: ``$XDG_CONFIG_HOME/caraml``, else ``~/.config/caraml``. It need not exist yet."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "caraml"
+
+
+def cache_home() -> Path:
+    """Folder of what is kept for later runs: ``$XDG_CACHE_HOME/caraml``, else ``~/.cache/caraml``. It need not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "caraml"
+
+
+def data_home() -> Path:
+    """The folder of prepared data: ``$CARAML_DATA``, else ``~/.cache/caraml/data``. It need not exist yet."""
+    chosen = os.environ.get(DATA_VARIABLE)
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "caraml" / "data"
 
 
 def owned(folder: Name) -> bool:

@@ -19,20 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
-from caraml.base.files import flush, write_new
+from caraml.base.files import DATA_VARIABLE, data_home, flush, write_new
 from caraml.base.locks import alone
 
-DATA_VARIABLE = "CARAML_DATA"
-"""Environment variable: folder of the data that CARAML prepares, instead of `~/.cache/caraml/data`; on a cluster, a shared one."""
 _PARTIAL = ".partial-"
 _ABANDONED_AFTER = 24 * 3600.0
 """Seconds after which a half-built folder of another host counts as abandoned: its process cannot be asked from here."""
-
-
-def data_home() -> Path:
-    """The folder of prepared data: ``$CARAML_DATA``, else ``~/.cache/caraml/data``. It need not exist yet."""
-    chosen = os.environ.get(DATA_VARIABLE)
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "caraml" / "data"
 
 
 def prepared_once(key: Mapping[str, Any], build: Callable[[Path], object]) -> Path:
@@ -44,7 +36,7 @@ def prepared_once(key: Mapping[str, Any], build: Callable[[Path], object]) -> Pa
             key, on file systems without locks; one result wins and the others are thrown away.
 
     Returns:
-        The finished folder, under :func:`data_home`; it also holds ``key.json``.
+        The finished folder, under :func:`~caraml.base.files.data_home`; it also holds ``key.json``.
 
     Raises:
         EnvironmentUnfitError: if the data folder cannot be written.

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,17 +32,6 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit codes of a command that could not be started, as shells have them."""
 
 
-@dataclass(slots=True)
-class Outcome:
-    """How a measured command ended, and what it drew."""
-
-    exit_code: int
-    """As a shell reports it: 128 + number if a signal ended the command."""
-    signal: int | None
-    energy: WindowEnergy
-    files: list[Path]
-
-
 def check_methods(methods: Sequence[str]) -> None:
     """Raise an error for a source that does not exist, naming those that do and those that answer on this machine."""
     known_names = entries() if methods else {}
@@ -56,14 +45,15 @@ def check_methods(methods: Sequence[str]) -> None:
             raise InputError(known.args[0], f"{hint}readable on this machine: {', '.join(here) or 'none'}")
 
 
-def exit_like(outcome: Outcome) -> int:
+def exit_like(result: CommandResult) -> int:
     """End as the command ended: by the same signal, if it was one, so that whoever waits for this process sees it."""
-    if outcome.signal is not None and outcome.signal != signal.SIGKILL:
+    assert result.exit_code is not None, "it has ended"
+    if result.signal is not None and result.signal != signal.SIGKILL:
         sys.stdout.flush()
         sys.stderr.flush()
-        signal.signal(outcome.signal, signal.SIG_DFL)
-        os.kill(os.getpid(), outcome.signal)
-    return outcome.exit_code
+        signal.signal(result.signal, signal.SIG_DFL)
+        os.kill(os.getpid(), result.signal)
+    return result.exit_code
 
 
 def measure(
@@ -76,8 +66,9 @@ def measure(
     rank: int | None = None,
     idle_s: float = 0.0,
     devices: Sequence[str] | None = None,
-) -> Outcome:
-    """Run and measure ``argv``; write results, report on standard error; return how the command ended.
+) -> CommandResult:
+    """Run and measure ``argv``; write results, report on standard error; return how the command ended (the exit code as a
+    shell reports it, 128 + number if a signal ended it) and what it drew.
 
     Args:
         argv: the command and its arguments.
@@ -116,7 +107,7 @@ def measure(
             election.close()
 
 
-def _measured(meter: Meter, folder: ResultFolder, result: CommandResult, idle_s: float, devices: Sequence[str] | None) -> Outcome:
+def _measured(meter: Meter, folder: ResultFolder, result: CommandResult, idle_s: float, devices: Sequence[str] | None) -> CommandResult:
     """Start the meter, run the command inside a window, write the result."""
     with meter:
         try:
@@ -138,10 +129,8 @@ def _measured(meter: Meter, folder: ResultFolder, result: CommandResult, idle_s:
         result.energy = meter.energy("command", start, end, result.idle)
     result.channels, result.missing_sources = meter.channels, meter.reasons
     _conclude(result, code, child.trouble)
-    files = _write(meter, folder, result)
-    _report(result, files, folder.trouble)
-    exit_code = code if code >= 0 else 128 - code
-    return Outcome(exit_code, -code if code < 0 else None, result.energy, files)
+    _report(result, _write(meter, folder, result), folder.trouble)
+    return result
 
 
 def _conclude(result: CommandResult, code: int, trouble: str | None) -> None:

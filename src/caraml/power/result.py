@@ -115,10 +115,9 @@ class ResultFolder:
                 self._file.close()
             except OSError as error:
                 self.trouble = f"{self.raw}: {error.strerror}"
-        if self.format == "parquet" and self.trouble is None:
-            self.raw = _to_parquet(self.raw)
-        elif self.format == "json" and self.trouble is None:
-            self.raw = _to_json(self.raw)
+        if self.format in ("parquet", "json") and self.trouble is None:
+            csv_file, self.raw = self.raw, (_to_parquet if self.format == "parquet" else _to_json)(self.raw)
+            csv_file.unlink()
         self.write(result)
         written = [self.path, self.raw]
         if self.format == "csv":
@@ -155,7 +154,6 @@ def read_readings(path: Path) -> dict[str, list[Any]]:
 def _to_json(raw: Path) -> Path:
     target = raw.with_suffix(".json")
     write_file(target, json.dumps(read_readings(raw), allow_nan=False))
-    raw.unlink()
     return target
 
 
@@ -166,5 +164,4 @@ def _to_parquet(raw: Path) -> Path:
     types = {"channel": "VARCHAR", "t_before": "DOUBLE", "t_after": "DOUBLE", "value": "DOUBLE", "error": "VARCHAR"}
     with replacing_by_name(target) as inside, duckdb.connect() as database:
         database.read_csv(str(raw), header=True, columns=types).write_parquet(str(inside), compression="zstd")
-    raw.unlink()
     return target

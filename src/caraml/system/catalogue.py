@@ -6,7 +6,6 @@ same name, or one that ``extends`` a system, overrides it field by field.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from copy import deepcopy
 from functools import cache
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from caraml.base.errors import InputError, nearest, unknown_name
-from caraml.base.files import TRUSTED_FOLDERS, intruder
+from caraml.base.files import TRUSTED_FOLDERS, config_home, intruder
 from caraml.base.toml import Location, TomlDocument, read_toml
 from caraml.system import peaks
 from caraml.system.detect import detect
@@ -88,9 +87,8 @@ def user_folders(beside: Path | None = None) -> list[Path]:
     Raises:
         InputError: others could write into the second, whose setup lines would run as this user, but not into the suite.
     """
-    config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     if beside is None:
-        return [config / "caraml" / "systems"]
+        return [config_home() / "systems"]
     folder = beside.resolve().parent / "systems"
     found = intruder(folder)
     if found is not None and intruder(beside) is None:
@@ -98,7 +96,7 @@ def user_folders(beside: Path | None = None) -> list[Path]:
             f"{folder}: not read, because its systems may have lines that run as you, and others could write them: {': '.join(found)}",
             f"move your suite to a folder of your own or, if you trust them, export {TRUSTED_FOLDERS}={found[0]}",
         )
-    return [config / "caraml" / "systems", folder]
+    return [config_home() / "systems", folder]
 
 
 @cache

@@ -194,14 +194,13 @@ def _only_torch_sees(root: Path) -> list[DeviceModel]:
 
 
 def _explain(missing: dict[str, str], cpu: Cpu, memory: int | None) -> None:
-    if cpu.sockets is None:
-        missing["cpu.sockets"] = "neither /sys/devices/system/cpu nor /proc/cpuinfo tells"
-    if cpu.numa_nodes is None:
-        missing["cpu.numa_nodes"] = "no /sys/devices/system/node"
-    if cpu.usable_threads is None:
-        missing["cpu.usable_threads"] = "neither /proc, /sys nor an affinity mask tells"
-    if memory is None:
-        missing["memory_bytes"] = "no MemTotal in /proc/meminfo"
+    reasons = {
+        "cpu.sockets": (cpu.sockets, "neither /sys/devices/system/cpu nor /proc/cpuinfo tells"),
+        "cpu.numa_nodes": (cpu.numa_nodes, "no /sys/devices/system/node"),
+        "cpu.usable_threads": (cpu.usable_threads, "neither /proc, /sys nor an affinity mask tells"),
+        "memory_bytes": (memory, "no MemTotal in /proc/meminfo"),
+    }
+    missing.update({key: why for key, (value, why) in reasons.items() if value is None})
 
 
 def _os_name(root: Path) -> str | None:

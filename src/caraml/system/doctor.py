@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from caraml.base.errors import in_a_line
+from caraml.base.files import cache_home, data_home
 from caraml.system import families, host, nvml, peaks
 from caraml.system.detect import detect
 from caraml.system.environment import environment
 from caraml.system.families.family import AUTOLOAD, CUDA, TorchBuild, amd_gpus
-from caraml.system.limits import cache_home
 from caraml.system.model import UNITS, System
 
 Status = Literal["ok", "warn", "missing"]
@@ -57,7 +57,7 @@ def checks(output: Path = Path("results")) -> list[Check]:
         _timer(),
         _disk(output),
         _kept("cache", cache_home(), "export XDG_CACHE_HOME=$TMPDIR"),
-        _data(),
+        _kept("prepared data", data_home(), "export CARAML_DATA=FOLDER, with a folder of yours"),
         *(_library(name, why) for name, why in LIBRARIES.items()),
         _tools("container runtime", ("apptainer", "singularity", "podman", "docker", "ch-run", "bwrap")),
         _tools("Slurm", ("sbatch", "srun", "squeue")),
@@ -250,11 +250,6 @@ def _disk(output: Path) -> Check:
         return Check("disk", "missing", f"{folder} cannot be written to", "caraml run SUITE --out FOLDER, with a folder of yours")
     found = f"{free / _GB:.1f} GB free for {output}"
     return Check("disk", "ok" if free > 2 * _GB else "warn", found, None if free > 2 * _GB else f"du -sh {folder}/* and make room")
-
-
-def _data() -> Check:
-    chosen = os.environ.get("CARAML_DATA") or Path.home() / ".cache" / "caraml" / "data"
-    return _kept("prepared data", Path(chosen).expanduser(), "export CARAML_DATA=FOLDER, with a folder of yours")
 
 
 def _kept(name: str, folder: Path, fix: str) -> Check:

@@ -108,8 +108,7 @@ _MEMORY_FILES = (("", "memory.max", "memory.current"), ("memory", "memory.limit_
 def memory_bytes(root: Path = ROOT) -> int | None:
     """Memory that this process may use: the host's, or less where a cgroup says so. ``None`` if not even the host's is known."""
     if root == ROOT and platform.system() == "Darwin":
-        size = _sysctl("hw.memsize")
-        return int(size) if size.isdigit() else None
+        return _mac_number("hw.memsize")
     limits = [kib(root / "proc/meminfo", "MemTotal")]
     for controller, most, _ in _MEMORY_FILES:
         limits += [read_int(folder / most) for folder in _cgroup_folders(root, controller)]
@@ -228,14 +227,14 @@ def _cpu_model(known: dict[str, str]) -> str:
 
 
 def _mac_cpu() -> Cpu:
-    cores, threads = _sysctl("hw.physicalcpu"), _sysctl("hw.logicalcpu")
-    return Cpu(
-        model=_sysctl("machdep.cpu.brand_string") or "unknown Apple CPU",
-        sockets=1,
-        cores=int(cores) if cores.isdigit() else None,
-        threads=int(threads) if threads.isdigit() else None,
-        usable_threads=int(threads) if threads.isdigit() else None,
-    )
+    threads = _mac_number("hw.logicalcpu")
+    model = _sysctl("machdep.cpu.brand_string") or "unknown Apple CPU"
+    return Cpu(model=model, sockets=1, cores=_mac_number("hw.physicalcpu"), threads=threads, usable_threads=threads)
+
+
+def _mac_number(key: str) -> int | None:
+    text = _sysctl(key)
+    return int(text) if text.isdigit() else None
 
 
 def _sysctl(key: str) -> str:

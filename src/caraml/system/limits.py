@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from caraml.base.errors import CaramlError
-from caraml.base.files import write_file
+from caraml.base.files import cache_home, write_file
 from caraml.system import host
 from caraml.system.kernels import Kind, device_name
 from caraml.system.model import DType
@@ -108,11 +108,6 @@ def must_search(kind: Kind, device: torch.device, dtype: DType = "fp32", *, proc
     """Whether a limit is worth the time of a search: none is kept, or it was measured beside others."""
     kept = known(kind, device, dtype, processes=processes)
     return kept is None or kept.disturbed is not None
-
-
-def cache_home() -> Path:
-    """Folder of what is kept for later runs: ``$XDG_CACHE_HOME/caraml``, else ``~/.cache/caraml``. It need not exist yet."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "caraml"
 
 
 def _share() -> float:

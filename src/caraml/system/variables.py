@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
-from caraml.base.files import write_new, write_once
+from caraml.base.files import config_home, write_new, write_once
 from caraml.base.limits import RECORD, read_bytes
 from caraml.base.locks import private_folder
 
@@ -125,12 +125,11 @@ def digest(name: str, text: str) -> str:
 
 def _key() -> bytes:
     """The user's key, made where there is none yet."""
-    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "caraml"
-    path = folder / "digest-key"
+    path = config_home() / "digest-key"
     try:
         with suppress(FileExistsError):
             if not path.exists():
-                folder.mkdir(parents=True, exist_ok=True)
+                path.parent.mkdir(parents=True, exist_ok=True)
                 write_once(path, secrets.token_bytes(_SALT_BYTES), mode=0o600)
         known, key = path.stat(), read_bytes(path, _SALT_BYTES)
     except OSError as error:
