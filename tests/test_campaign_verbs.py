@@ -13,8 +13,8 @@ import pytest
 from caraml.base.errors import InputError
 from caraml.base.toml import parse_toml
 from caraml.campaign.machine import DeviceLock
-from caraml.campaign.settings import with_settings
 from caraml.results.store import Store
+from caraml.suite.choice import with_settings
 from caraml.suite.expand import Machine, expand
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import Suite

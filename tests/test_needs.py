@@ -16,7 +16,8 @@ from caraml.launch.launchers import PrintLauncher
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.record import Record
 from caraml.results.store import Store
-from caraml.suite.expand import Machine, Plan, SuitePart, expand
+from caraml.suite.choice import SuitePart
+from caraml.suite.expand import Machine, Plan, expand
 from caraml.suite.load import SuiteFile, load_suite, suite_of
 from caraml.system.site import Scheduler
 from caraml.workloads import params_of

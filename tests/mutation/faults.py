@@ -220,14 +220,14 @@ FAULTS = [
     ),
     Fault(
         "a setting of one class of device is no change",
-        "campaign/settings.py",
+        "suite/choice.py",
         "for found in (_found(table, key, model), *others)",
         "for found in (_found(table, key, model),)",
         ("tests/test_campaign_verbs.py::test_a_label_says_what_a_setting_changed",),
     ),
     Fault(
         "a setting is compared with the default, not with the file",
-        "campaign/settings.py",
+        "suite/choice.py",
         'return table.get("params", {}).get(name, default)',
         "return default",
         ("tests/test_campaign_verbs.py::test_a_label_says_what_a_setting_changed",),
@@ -723,12 +723,14 @@ FAULTS = [
     Fault("heat is no fault", "system/nvml.py", '_SLOWDOWNS = ("thermal", "board")', '_SLOWDOWNS = ("board",)', (T_THROTTLE,)),
     Fault(
         "CUDA graphs overwrite accumulated gradients",
-        "suite/expand.py",
+        "suite/placement.py",
         "if point.cuda_graphs and point.accumulation > 1 and",
         "if point.cuda_graphs and point.accumulation > 1e9 and",
         (T_KNOBS,),
     ),
-    Fault("CUDA graphs in a divided model", "suite/expand.py", "if point.cuda_graphs and point.placement.split:", "if False:", (T_KNOBS,)),
+    Fault(
+        "CUDA graphs in a divided model", "suite/placement.py", "if point.cuda_graphs and point.placement.split:", "if False:", (T_KNOBS,)
+    ),
     Fault(
         "max-autotune's graphs are not marked",
         MODEL,

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from caraml.base.errors import InputError, unknown_name
 from caraml.base.toml import FaultsError, parse_toml
-from caraml.campaign.settings import with_settings
-from caraml.suite.expand import Machine, Plan, SuitePart, expand, refuse_with_all_faults
+from caraml.suite.choice import SuitePart, with_settings
+from caraml.suite.expand import Machine, Plan, expand, refuse_with_all_faults
 from caraml.suite.load import SuiteFile, catalog_suites, load_suite
 from caraml.suite.model import Measure, Point, Suite
 from caraml.system.model import DeviceClass

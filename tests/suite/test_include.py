@@ -8,7 +8,7 @@ import pytest
 
 from caraml.base.errors import InputError
 from caraml.base.toml import parse_toml
-from caraml.campaign.settings import with_settings
+from caraml.suite.choice import with_settings
 from caraml.suite.expand import Machine, expand
 from caraml.suite.load import SuiteFile, load_suite, suite_of
 from caraml.suite.model import Point

@@ -9,12 +9,12 @@ import pytest
 
 from caraml.campaign import Campaign, Options
 from caraml.campaign.machine import machine_of
-from caraml.campaign.settings import with_settings
 from caraml.launch.local import LocalLauncher
 from caraml.reference.rows import load
 from caraml.report.progress import LogLines
 from caraml.results.record import Record
 from caraml.results.store import Store
+from caraml.suite.choice import with_settings
 from caraml.suite.expand import expand
 from caraml.suite.load import load_suite
 from caraml.system.catalogue import load_system

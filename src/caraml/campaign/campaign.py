@@ -19,7 +19,8 @@ from caraml.results.finish import now
 from caraml.results.listing import Listing, command_of
 from caraml.results.record import FINAL, Record
 from caraml.results.store import Store, latest_in
-from caraml.suite.expand import WHOLE, Plan, PlannedPoint, SuitePart, expand, without_unmet
+from caraml.suite.choice import WHOLE, SuitePart
+from caraml.suite.expand import Plan, PlannedPoint, expand, without_unmet
 from caraml.suite.load import CATALOG, SuiteFile
 from caraml.system.model import System
 from caraml.workloads import params_of, software_of

@@ -21,7 +21,6 @@ from caraml.base.toml import FaultsError, parse_toml
 from caraml.campaign import Campaign, Options, Watcher, exit_code
 from caraml.campaign.machine import DeviceLock, machine_of, refuse_login_node
 from caraml.campaign.preview import programs
-from caraml.campaign.settings import with_settings
 from caraml.cli.app import RESULTS, console, say
 from caraml.launch.base import Elsewhere
 from caraml.launch.batch import SlurmOptions
@@ -29,7 +28,8 @@ from caraml.launch.launchers import Name, default_name, launcher
 from caraml.report.progress import LiveTable, LogLines
 from caraml.results.record import Record
 from caraml.results.store import Store
-from caraml.suite.expand import WHOLE, SuitePart, called, refuse_with_all_faults, words_of
+from caraml.suite.choice import WHOLE, SuitePart, called, with_settings, words_of
+from caraml.suite.expand import refuse_with_all_faults
 from caraml.suite.load import SuiteFile, catalog_suites, load_suite, suite_of
 from caraml.system.catalogue import LOCAL, list_systems, load_system
 from caraml.system.model import System

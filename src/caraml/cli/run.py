@@ -60,7 +60,7 @@ def plan(  # noqa: PLR0917 -- options, which nobody gives by position
     from caraml.cli.asked import Asked, by_tags
     from caraml.report.progress import LogLines
     from caraml.report.tables import preview_view
-    from caraml.suite.expand import SuitePart
+    from caraml.suite.choice import SuitePart
 
     part = SuitePart(only or (), where or ())
     asked = Asked(suite, out, system, launcher, tuple(settings or ()), again, too_large=too_large, remote=remote, part=part)
@@ -97,7 +97,7 @@ def run(  # noqa: PLR0917 -- options, which nobody gives by position
     """Run a suite: every point that has no result yet, and those whose jobs still run. Prints a table and writes a page."""
     from caraml.cli.asked import Asked, by_tags
     from caraml.launch.batch import SlurmOptions
-    from caraml.suite.expand import SuitePart
+    from caraml.suite.choice import SuitePart
 
     slurm = SlurmOptions(throttle, one_at_a_time, pack)
     asked = Asked(suite, out, system, launcher, tuple(settings or ()), again, detach, (), comment, slurm)
@@ -157,8 +157,8 @@ def memory(
 def _suite(name: str, machine: System, settings: list[str]) -> list[Planned]:
     """The points of a suite whose memory can be planned, those included that the machine has too few nodes for."""
     from caraml.campaign.machine import machine_of
-    from caraml.campaign.settings import with_settings
     from caraml.engine.memory import planned_of
+    from caraml.suite.choice import with_settings
     from caraml.suite.expand import expand
     from caraml.suite.load import load_suite
     from caraml.workloads import params_of
@@ -174,8 +174,8 @@ def _fitting(name: str, machine: System, settings: list[str]) -> list[Planned]:
     """The placements of a workload on the fewest devices of a machine."""
     from caraml.base.toml import parse_toml
     from caraml.campaign.machine import machine_of
-    from caraml.campaign.settings import with_settings
     from caraml.engine.memory import MOST_DEVICES, smallest_that_fit
+    from caraml.suite.choice import with_settings
     from caraml.suite.expand import expand
     from caraml.suite.load import suite_of
     from caraml.workloads import params_of

@@ -19,10 +19,9 @@ from caraml.base.toml_lines import Location
 from caraml.suite.expression import Condition
 from caraml.suite.load import SuiteFile, suite_of
 from caraml.suite.model import Benchmark, Compile, Knobs, Measure, Mode, Point
-from caraml.suite.placement import ModelShape, Placement, misfit
+from caraml.suite.placement import Placement, uncompiled, why_skipped
 from caraml.system.model import DeviceClass
 
-_NO_GRAPHS = 'compile = "default" or "max-autotune-no-cudagraphs"'
 ParamsOf = Callable[[str], type[BaseModel]]
 """Gives the parameter model of a workload by its name; raises ``InputError`` for an unknown one."""
 SoftwareOf = Callable[[str], str | None]
@@ -84,70 +83,13 @@ class Plan:
     left_out: int
 
 
-@dataclass(frozen=True)
-class SuitePart:
-    """What is to be run of a suite: the points of some benchmarks, as far as they meet all conditions."""
-
-    names: Sequence[str] = ()
-    """Names of benchmarks, or words of them: ``800M`` is `gpt-800M`; none for all."""
-    where: Sequence[str] = ()
-
-    def keys(self, file: SuiteFile, plan: Plan, machine: Machine) -> frozenset[str] | None:
-        """Keys of the points; ``None`` for all. Raises ``InputError`` for a name or a condition that nothing here has or meets."""
-        if not self.names and not self.where:
-            return None
-        benchmarks = {name for asked in self.names for name in _benchmarks(asked, file)} or file.names
-        conditions = [Condition(text) for text in self.where]
-        found = frozenset(
-            one.key
-            for one in plan.points
-            if one.point.benchmark in benchmarks and all(condition.holds(_names(one.point, machine)) for condition in conditions)
-        )
-        if not found:
-            words = [f"--only {name}" for name in self.names] + [f"--where {text!r}" for text in self.where]
-            raise InputError(f"no point of suite {file.suite.name} is meant by {' '.join(words)}", "caraml plan shows all of its points")
-        needed: set[str] = set()
-        for one in reversed(plan.points):
-            if one.key in found or one.point.folder_name in needed:
-                found |= {one.key}
-                needed |= set(one.point.needs)
-        return found
-
-
-WHOLE = SuitePart()
-
-
-def called(asked: str, own: Sequence[str]) -> list[str]:
-    """The benchmarks of a name, or those that have it as words of theirs."""
-    return [name for name in own if name == asked] or [
-        name for name in own if re.search(rf"(?<!\w){re.escape(asked)}(?!\w)", name, re.IGNORECASE)
-    ]
-
-
-def words_of(names: Sequence[str]) -> list[str]:
-    """The words of benchmarks' names, as :func:`called` knows them."""
-    return list(dict.fromkeys(word for name in names for word in re.split(r"[^\w.]+", name)))
-
-
-def _benchmarks(asked: str, file: SuiteFile) -> list[str]:
-    """The benchmarks that are called so. Raises ``InputError`` where there is none."""
-    own, found = file.names, called(asked, file.names)
-    if not found:
-        guess = nearest(asked, [*own, *words_of(own)])
-        raise InputError(
-            f"--only {asked}: no benchmark of suite {file.suite.name!r} has this name",
-            f"did you mean {guess!r}?" if guess else f"known: {', '.join(own)}",
-        )
-    return found
-
-
 def expand(file: SuiteFile, machine: Machine, params_of: ParamsOf, software_of: SoftwareOf = lambda workload: None) -> Plan:
     """Expand every benchmark of a suite. Raises one ``InputError`` that lists every fault of the suite's values."""
     points: list[PlannedPoint] = []
     faults: list[str] = []
     left_out = 0
     by_name: dict[str, list[PlannedPoint]] = {}
-    for index in _needed_first(file, faults):
+    for index in file.needed_first(faults):
         benchmark = file.suite.benchmark[index]
         expansion = _Expansion(file, index, benchmark, machine, by_name.get(benchmark.needs or "", ()))
         planned, excluded = expansion.run(params_of, software_of)
@@ -174,27 +116,6 @@ def without_unmet(points: list[PlannedPoint]) -> list[PlannedPoint]:
     return found
 
 
-def _needed_first(file: SuiteFile, faults: list[str]) -> list[int]:
-    """The benchmarks by their position, each after what it needs, else in their order; faults of `needs` are noted."""
-    every, document = file.suite.benchmark, file.document
-    order: list[int] = []
-    waiting = list(range(len(every)))
-    while waiting:
-        names = {every[index].name for index in waiting}
-        ready = [index for index in waiting if every[index].needs not in names]
-        if not ready:
-            expected = f"no circle: {', '.join(sorted(names))} wait for each other"
-            faults += [document.fault(("benchmark", index, "needs"), every[index].needs, expected) for index in waiting]
-            break
-        order += ready
-        waiting = [index for index in waiting if index not in ready]
-    for index, benchmark in enumerate(every):
-        if benchmark.needs is not None and benchmark.needs not in file.names:
-            guess = nearest(benchmark.needs, file.names)
-            faults.append(document.fault(("benchmark", index, "needs"), benchmark.needs, "the name of a benchmark of this suite", guess))
-    return order
-
-
 def refuse_with_all_faults(error: FaultsError, machine: Machine, params_of: ParamsOf) -> NoReturn:
     """Raise an error of a suite's form with the faults that its values have besides, in the order of their lines."""
     if error.rest is not None:
@@ -203,7 +124,8 @@ def refuse_with_all_faults(error: FaultsError, machine: Machine, params_of: Para
         except FaultsError as more:
             known = [_place(fault) for fault in error.faults]
             lacking = {fault for fault in more.faults if ": found nothing" in fault and any(one.startswith(_place(fault)) for one in known)}
-            error.rest.refuse(sorted({*error.faults, *more.faults} - lacking, key=_line))  # what was wrong is not missing
+            by_line = sorted({*error.faults, *more.faults} - lacking, key=lambda fault: int((re.search(r":(\d+): ", fault) or "00")[1]))
+            error.rest.refuse(by_line)  # what was wrong is not missing
     raise error
 
 
@@ -215,11 +137,6 @@ def _readable(error: InputError) -> str:
 def _place(fault: str) -> str:
     """Of which key a fault is: ``benchmark[0].params``."""
     return fault.partition(": found ")[0].rpartition(": ")[2]
-
-
-def _line(fault: str) -> int:
-    found = re.match(r".*?:(\d+): ", fault)
-    return int(found[1]) if found else 0
 
 
 class _Expansion:
@@ -267,7 +184,7 @@ class _Expansion:
             if not self._asked_for(point, conditions):
                 excluded += 1
                 continue
-            skip = _impossible(point, self._machine, params) or misfit(point, _shape(params))
+            skip = why_skipped(point, self._machine, params)
             if self._benchmark.needs is not None and not self._needed:
                 skip = f"needs {self._benchmark.needs}, of which there is no point on {self._machine.name}"
             names, swept = {"variant": _variant(asked, values, self._changed)}, tuple((name, values[name]) for name in _axes(asked))
@@ -316,7 +233,7 @@ class _Expansion:
         return conditions
 
     def _asked_for(self, point: Point, conditions: list[Condition]) -> bool:
-        names = _names(point, self._machine)
+        names = condition_names(point, self._machine)
         for index, condition in enumerate(conditions):
             try:
                 if not condition.holds(names):
@@ -409,7 +326,7 @@ class _Expansion:
     def _compiled(self, mode: Mode, params: BaseModel) -> Compile:
         """What `compile` is where nobody says: on wherever torch compiles for the device, and the work can be compiled."""
         ours = self._machine.compiles and self._benchmark.workload != "command" and mode != "data"
-        return "default" if ours and _uncompiled(params) is None else "off"
+        return "default" if ours and uncompiled(params) is None else "off"
 
 
 def _axes(asked: dict[str, Any]) -> dict[str, list[Any]]:
@@ -452,50 +369,6 @@ def _combinations(asked: dict[str, Any], sweep: str) -> Iterator[dict[str, Any]]
         yield {**_DEFAULTS, **fixed, **dict(zip(axes, row, strict=True))}
 
 
-def _impossible(point: Point, machine: Machine, params: BaseModel) -> str | None:
-    """Why a point cannot run on this machine, or ``None``. Nothing is rounded to make it fit."""
-    if machine.only_programs is not None and point.workload != "command":
-        return machine.only_programs
-    if machine.nodes is not None and point.nodes > machine.nodes:
-        return f"needs {point.nodes} nodes, {machine.nodes} of {machine.name} in reach"
-    if point.devices > machine.devices_per_node:
-        return f"needs {point.devices} devices per node, {machine.name} has {machine.devices_per_node}"
-    if not point.placement.split and point.global_batch % (point.micro_batch * point.world):
-        product = f"{point.micro_batch} x {point.world} = {point.micro_batch * point.world}"
-        return f"global batch {point.global_batch} is not divisible by micro-batch x devices = {product}"
-    if point.precision in machine.emulates and point.workload != "command" and not point.knobs.emulated:
-        return f"{machine.device} only emulates {point.precision}, up to 200 times slower than fp32: ask for fp32, or for emulated = true"
-    return _contradiction(point, params)
-
-
-def _uncompiled(params: BaseModel) -> str | None:
-    """Why the work of these parameters cannot be compiled, as they say themselves; ``None`` if it can."""
-    return getattr(params, "uncompiled", None)
-
-
-def _contradiction(point: Point, params: BaseModel) -> str | None:
-    """Why no machine of this class of device can run a point, or ``None``."""
-    if point.compile != "off" and (reason := _uncompiled(params)) is not None:
-        return f'{reason}: expected compile = "off", found {point.compile!r}'
-    if point.cuda_graphs and point.placement.split:
-        return f"compile = {point.compile!r} replays CUDA graphs, and those of a divided model do not stay in place: {_NO_GRAPHS}"
-    if point.cuda_graphs and point.accumulation > 1 and point.mode != "inference":
-        what = f"compile = {point.compile!r} replays CUDA graphs, and each overwrites the gradients of the micro-batch before"
-        return f"{what}: {_NO_GRAPHS}, or micro_batch = {point.global_batch // point.dp}"
-    return _without_kernels(point)
-
-
-def _without_kernels(point: Point) -> str | None:
-    """Why nobody has kernels for the point's arithmetic or attention, or ``None``."""
-    if point.precision in ("tf32", "fp8") and point.device_class == "cpu":
-        return f"{point.precision} is an arithmetic of GPUs"
-    if point.precision == "fp8" and (point.workload != "gpt" or point.placement.split or point.params.get("backend") != "torch"):
-        return "fp8 is for the linear layers of workload gpt, backend torch, in whole copies: ask for bf16, or leave out tp, pp and fsdp"
-    if point.knobs.attention in ("cudnn", "efficient") and point.device_class == "cpu":
-        return f"the attention kernel {point.knobs.attention!r} is one of GPUs"
-    return None
-
-
 def _extent(values: dict[str, Any], machine: Machine) -> tuple[int, int]:
     """Nodes, and devices of each. Of ``world`` devices as many as there are go on a node; a remainder is a node more, which is one too
     many for a placement and refused there."""
@@ -506,13 +379,7 @@ def _extent(values: dict[str, Any], machine: Machine) -> tuple[int, int]:
     return math.ceil(values["world"] / devices), devices
 
 
-def _shape(params: BaseModel) -> ModelShape | None:
-    """The sizes of a model that can be divided among devices; ``None`` for a workload whose model is always whole."""
-    shape = getattr(params, "model_shape", None)
-    return shape() if shape is not None else None
-
-
-def _names(point: Point, machine: Machine) -> dict[str, Any]:
+def condition_names(point: Point, machine: Machine) -> dict[str, Any]:
     """What a `where` condition may speak of."""
     own = {name: getattr(point, name) for name in _NAMES}
     machine_s = dict(zip(_OF_MACHINE, (machine.device_class, machine.device_memory_gib or 0.0), strict=True))

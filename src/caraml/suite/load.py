@@ -40,6 +40,28 @@ class SuiteFile:
         """Its benchmarks, each name once."""
         return list(dict.fromkeys(benchmark.name for benchmark in self.suite.benchmark))
 
+    def needed_first(self, faults: list[str]) -> list[int]:
+        """The benchmarks by their position, each after what it needs, else in their order; faults of `needs` are noted."""
+        every, document = self.suite.benchmark, self.document
+        order: list[int] = []
+        waiting = list(range(len(every)))
+        while waiting:
+            names = {every[index].name for index in waiting}
+            ready = [index for index in waiting if every[index].needs not in names]
+            if not ready:
+                expected = f"no circle: {', '.join(sorted(names))} wait for each other"
+                faults += [document.fault(("benchmark", index, "needs"), every[index].needs, expected) for index in waiting]
+                break
+            order += ready
+            waiting = [index for index in waiting if index not in ready]
+        for index, benchmark in enumerate(every):
+            if benchmark.needs is not None and benchmark.needs not in self.names:
+                guess = nearest(benchmark.needs, self.names)
+                faults.append(
+                    document.fault(("benchmark", index, "needs"), benchmark.needs, "the name of a benchmark of this suite", guess)
+                )
+        return order
+
 
 def policy(**keys: Any) -> Measure:
     """When a measurement starts and stops: the keys of ``measure`` in suites. Raises ``InputError`` with every fault."""

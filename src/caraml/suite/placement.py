@@ -1,4 +1,4 @@
-"""How a point's model and batch are divided among its devices, and what makes a division impossible.
+"""How a point's model and batch are divided among its devices, and what makes a division, or the whole point, impossible.
 
 The words, used the same everywhere: ``dp`` copies of the model see different samples; within a copy, ``pp`` stages hold different layers
 and ``tp`` devices share every layer. ``nodes x devices = pp x dp x tp``; ``dp`` is what is left over. ``fsdp`` of the dp copies share one
@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from caraml.base.limits import COUNT
 
 if TYPE_CHECKING:
+    from caraml.suite.expand import Machine
     from caraml.suite.model import Point
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
@@ -210,3 +211,49 @@ def _spelt(found: Point, asked: Point) -> str:
     if found.micro_batch != asked.micro_batch:
         parts.append(f"micro_batch = {found.micro_batch}")
     return ", ".join(parts)
+
+
+def why_skipped(point: Point, machine: Machine, params: BaseModel) -> str | None:
+    """Why a point cannot run on this machine; ``None`` if it can. Nothing is rounded to make it fit."""
+    if machine.only_programs is not None and point.workload != "command":
+        return machine.only_programs
+    if machine.nodes is not None and point.nodes > machine.nodes:
+        return f"needs {point.nodes} nodes, {machine.nodes} of {machine.name} in reach"
+    if point.devices > machine.devices_per_node:
+        return f"needs {point.devices} devices per node, {machine.name} has {machine.devices_per_node}"
+    if not point.placement.split and point.global_batch % (point.micro_batch * point.world):
+        product = f"{point.micro_batch} x {point.world} = {point.micro_batch * point.world}"
+        return f"global batch {point.global_batch} is not divisible by micro-batch x devices = {product}"
+    if point.precision in machine.emulates and point.workload != "command" and not point.knobs.emulated:
+        return f"{machine.device} only emulates {point.precision}, up to 200 times slower than fp32: ask for fp32, or for emulated = true"
+    shape = getattr(params, "model_shape", None)  # of a workload whose model can be divided
+    return _contradiction(point, params) or misfit(point, shape() if shape is not None else None)
+
+
+def uncompiled(params: BaseModel) -> str | None:
+    """Why the work of these parameters cannot be compiled, as they say themselves; ``None`` if it can."""
+    return getattr(params, "uncompiled", None)
+
+
+def _contradiction(point: Point, params: BaseModel) -> str | None:
+    """Why no machine of this class of device can run a point, or ``None``."""
+    if point.compile != "off" and (reason := uncompiled(params)) is not None:
+        return f'{reason}: expected compile = "off", found {point.compile!r}'
+    no_graphs = 'compile = "default" or "max-autotune-no-cudagraphs"'
+    if point.cuda_graphs and point.placement.split:
+        return f"compile = {point.compile!r} replays CUDA graphs, and those of a divided model do not stay in place: {no_graphs}"
+    if point.cuda_graphs and point.accumulation > 1 and point.mode != "inference":
+        what = f"compile = {point.compile!r} replays CUDA graphs, and each overwrites the gradients of the micro-batch before"
+        return f"{what}: {no_graphs}, or micro_batch = {point.global_batch // point.dp}"
+    return _without_kernels(point)
+
+
+def _without_kernels(point: Point) -> str | None:
+    """Why nobody has kernels for the point's arithmetic or attention, or ``None``."""
+    if point.precision in ("tf32", "fp8") and point.device_class == "cpu":
+        return f"{point.precision} is an arithmetic of GPUs"
+    if point.precision == "fp8" and (point.workload != "gpt" or point.placement.split or point.params.get("backend") != "torch"):
+        return "fp8 is for the linear layers of workload gpt, backend torch, in whole copies: ask for bf16, or leave out tp, pp and fsdp"
+    if point.knobs.attention in ("cudnn", "efficient") and point.device_class == "cpu":
+        return f"the attention kernel {point.knobs.attention!r} is one of GPUs"
+    return None

@@ -1,17 +1,20 @@
-"""``--set key=value``: values that replace the suite's own for one campaign."""
+"""What a user chooses of a suite by hand: other values (``--set``), and which of its points are to run (``--only``, ``--where``)."""
 
 from __future__ import annotations
 
 import copy
 import json
+import re
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel
 
 from caraml.base.errors import InputError, nearest
+from caraml.suite.expand import Machine, Plan, condition_names
+from caraml.suite.expression import Condition
 from caraml.suite.load import SuiteFile, without_values
 from caraml.suite.model import Benchmark, Measure, Suite
 
@@ -122,3 +125,60 @@ def _get(table: dict[str, Any], key: str) -> bool:
     for name in tables:
         table = table.get(name, {})
     return last in table
+
+
+@dataclass(frozen=True)
+class SuitePart:
+    """What is to be run of a suite: the points of some benchmarks, as far as they meet all conditions."""
+
+    names: Sequence[str] = ()
+    """Names of benchmarks, or words of them: ``800M`` is `gpt-800M`; none for all."""
+    where: Sequence[str] = ()
+
+    def keys(self, file: SuiteFile, plan: Plan, machine: Machine) -> frozenset[str] | None:
+        """Keys of the points; ``None`` for all. Raises ``InputError`` for a name or a condition that nothing here has or meets."""
+        if not self.names and not self.where:
+            return None
+        benchmarks = {name for asked in self.names for name in _benchmarks(asked, file)} or file.names
+        conditions = [Condition(text) for text in self.where]
+        found = frozenset(
+            one.key
+            for one in plan.points
+            if one.point.benchmark in benchmarks and all(condition.holds(condition_names(one.point, machine)) for condition in conditions)
+        )
+        if not found:
+            words = [f"--only {name}" for name in self.names] + [f"--where {text!r}" for text in self.where]
+            raise InputError(f"no point of suite {file.suite.name} is meant by {' '.join(words)}", "caraml plan shows all of its points")
+        needed: set[str] = set()
+        for one in reversed(plan.points):
+            if one.key in found or one.point.folder_name in needed:
+                found |= {one.key}
+                needed |= set(one.point.needs)
+        return found
+
+
+WHOLE = SuitePart()
+
+
+def called(asked: str, own: Sequence[str]) -> list[str]:
+    """The benchmarks of a name, or those that have it as words of theirs."""
+    return [name for name in own if name == asked] or [
+        name for name in own if re.search(rf"(?<!\w){re.escape(asked)}(?!\w)", name, re.IGNORECASE)
+    ]
+
+
+def words_of(names: Sequence[str]) -> list[str]:
+    """The words of benchmarks' names, as :func:`called` knows them."""
+    return list(dict.fromkeys(word for name in names for word in re.split(r"[^\w.]+", name)))
+
+
+def _benchmarks(asked: str, file: SuiteFile) -> list[str]:
+    """The benchmarks that are called so. Raises ``InputError`` where there is none."""
+    own, found = file.names, called(asked, file.names)
+    if not found:
+        guess = nearest(asked, [*own, *words_of(own)])
+        raise InputError(
+            f"--only {asked}: no benchmark of suite {file.suite.name!r} has this name",
+            f"did you mean {guess!r}?" if guess else f"known: {', '.join(own)}",
+        )
+    return found
