@@ -62,11 +62,9 @@ class Bounded(io.RawIOBase):
         self._file, self._path, self._most, self._left = file, path, most, most
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """As any raw file's."""
         try:
             content = self._file.read(min(len(buffer), self._left + 1)) or b""
         except _damage(self._path) as error:
@@ -90,11 +88,9 @@ class _Xz(io.RawIOBase):
         return lzma.LZMADecompressor(memlimit=WINDOW)
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """As any raw file's."""
         while True:
             block = b""
             if self._decoder.eof:  # another stream may follow, after zeros that fill up to four bytes
@@ -144,7 +140,6 @@ class _Listed(io.FileIO):
         self._members = members
 
     def read(self, size: int | None = -1) -> bytes:
-        """As any file's."""
         if size is not None and size > DIRECTORY:
             raise too_large(str(self.name), size, DIRECTORY, "bytes in its list of files")
         content = super().read(-1 if size is None else size)

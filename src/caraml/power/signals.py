@@ -25,11 +25,9 @@ class Constant:
     watts: float = 300.0
 
     def power(self, t: float) -> float:
-        """Power at ``t`` [W]."""
         return self.watts
 
     def energy(self, t: float) -> float:
-        """Integral to ``t`` [J]."""
         return self.watts * t
 
 
@@ -43,7 +41,6 @@ class Square:
     phase: float = 0.0
 
     def power(self, t: float) -> float:
-        """Power at ``t`` [W]."""
         return self.high if (t + self.phase) % self.period < self.period / 2 else self.low
 
     def _primitive(self, t: float) -> float:
@@ -51,7 +48,6 @@ class Square:
         return (self.low + self.high) / 2 * cycles * self.period + self.low * rest + (self.high - self.low) * min(rest, self.period / 2)
 
     def energy(self, t: float) -> float:
-        """Integral to ``t`` [J]."""
         return self._primitive(t + self.phase) - self._primitive(self.phase)
 
 
@@ -74,10 +70,8 @@ class Telegraph:
             self.times.append(self.times[-1] + step)
 
     def power(self, t: float) -> float:
-        """Power at ``t`` [W]."""
         return self.high if bisect_right(self.times, max(t, 0.0)) % 2 else self.low
 
     def energy(self, t: float) -> float:
-        """Integral to ``t`` [J]."""
         last = bisect_right(self.times, max(t, 0.0)) - 1
         return self.energies[last] + self.power(t) * (t - self.times[last])

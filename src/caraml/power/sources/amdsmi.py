@@ -150,7 +150,6 @@ class AmdSmiSource(AskedSensors):
         raise SensorError("socket power is N/A")
 
     def close(self) -> None:
-        """Shut the library down."""
         if self._smi is not None:
             self._smi.amdsmi_shut_down()
             self._smi = None

@@ -52,7 +52,6 @@ class IpmiSource(AskedSensors):
     min_interval_s = 1.0
 
     def open(self) -> None:
-        """Ask once."""
         if shutil.which(DCMI[0]) is None:
             raise SourceUnavailable("the command ipmitool is missing", "install the package ipmitool")
         try:
@@ -94,7 +93,6 @@ class RedfishSource(SensorGroup):
     min_interval_s = 1.0
 
     def open(self) -> None:
-        """Ask once."""
         if not self.argument:
             raise SourceUnavailable("no address given", "use redfish:https://<controller>/redfish/v1/Chassis/<id>/Power")
         try:

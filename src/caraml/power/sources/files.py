@@ -44,7 +44,6 @@ class FileSensor:
         return int(os.pread(self._fd, 4096, 0).split()[0]) * self._scale
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._fd)
 
 
@@ -102,7 +101,6 @@ class FileSource(AskedSensors):
         self.files.pop(channel.id).close()
 
     def close(self) -> None:
-        """Close the files."""
         for sensor in self.files.values():
             sensor.close()
         self.files.clear()
@@ -163,7 +161,6 @@ class _DrmSource(FileSource):
         )
 
     def absence(self) -> str:
-        """The reason if no card was found."""
         return f"no card of the drivers {', '.join(self.drivers)} with a power sensor below {self.root}"
 
 
@@ -242,7 +239,6 @@ class GraceSource(FileSource):
         )
 
     def absence(self) -> str:
-        """The reason if no rail was found."""
         return f"no Grace power rail below {self.root}"
 
 

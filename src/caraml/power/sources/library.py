@@ -52,7 +52,6 @@ class GaudiSource(AskedSensors):
     _hlml: Any = None
 
     def open(self) -> None:
-        """Load the library and find the cards."""
         self.expect_driver("Gaudi", Path("/dev/accel/accel0"), Path("/dev/hl0"))
         hlml = _load("pyhlml", "pip install pyhlml")
         hlml.hlmlInit()
@@ -75,7 +74,6 @@ class GaudiSource(AskedSensors):
         return milliwatts * MILLI
 
     def close(self) -> None:
-        """Shut the library down."""
         if self._hlml is not None:
             self._hlml.hlmlShutdown()
             self._hlml = None
@@ -88,7 +86,6 @@ class GraphcoreSource(SensorGroup):
     failures = (RuntimeError, SensorError)
 
     def open(self) -> None:
-        """Load the library and list the devices."""
         self.expect_driver("Graphcore", Path("/dev/ipu0"), Path("/opt/poplar"))
         self._library = _load("gcipuinfo", "source the enable.sh of the Poplar SDK")
         self._inventory = self._library.gcipuinfo()

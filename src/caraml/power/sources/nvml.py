@@ -120,7 +120,6 @@ class NvmlSource(AskedSensors):
         return ask
 
     def close(self) -> None:
-        """Shut the library down."""
         if self._nvml is not None:
             self._nvml.nvmlShutdown()
             self._nvml = None
