@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,9 +17,16 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from caraml.base.errors import CaramlError
+from caraml.cli import app
+from caraml.data.growing import refuse_unfinished
 from caraml.workloads.downscaling_gan.data import DownscalingSamples
+from caraml.workloads.gpt.lookalike import grow_text
+from caraml.workloads.gpt.tokens import IndexedTokens, TokenSamples
+from caraml.workloads.image_classification.generator import grow_image_folder
+from caraml.workloads.image_classification.store import FolderStore
 from caraml.workloads.weather.lookalikes import grow_weather
 
 SIZE = 0.11
@@ -93,3 +103,91 @@ def test_what_is_there_counts_and_other_files_are_left_alone(tmp_path: Path, mon
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, int(SIZE * 1e9) - 1))
     with pytest.raises(CaramlError, match=r"0\.1 GB free on its disk, expected the 0\.1 GB"):
         grow_weather("ap5", tmp_path / "set", SIZE, "tiny")
+
+
+def finished(kind: str, out: Path) -> Path:
+    """A small set of images or text, or the same call again, and its folder of marks."""
+    if kind == "images":
+        grow_image_folder(out, 0.02, classes=4)
+        return out / ".lookalike"
+    grow_text([Path(__file__)], out, 0.01, None, 300, "text")
+    return out.with_name(f".{out.name}.lookalike")
+
+
+def contents(out: Path) -> dict[Path, str]:
+    files = [path for path in [*out.rglob("*"), *out.parent.glob(f"{out.name}.*")] if path.is_file() and ".lookalike" not in str(path)]
+    return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def opened(kind: str, out: Path) -> int:
+    return len(FolderStore(out).labels) if kind == "images" else len(TokenSamples(IndexedTokens(out), 64, 300))
+
+
+@pytest.mark.parametrize("kind", ["images", "text"])
+def test_images_and_text_of_any_size_go_on_and_are_refused_until_they_are_whole(kind: str, tmp_path: Path) -> None:
+    out = tmp_path / "set"
+    marks = finished(kind, out)
+    whole = contents(out)
+    wanted = 0.02e9 if kind == "images" else 0.01e9
+    sizes = [int((marks / str(number)).read_text()) for number in range(len(list(marks.glob("[0-9]*"))))]
+    assert len(sizes) > 1 and abs(sum(sizes) - wanted) <= max(sizes) / 2
+    assert sum(path.stat().st_size for path in whole if path.suffix in (".jpg", ".bin")) == sum(sizes)
+    samples = opened(kind, out)
+    assert samples == (64 * len(sizes) if kind == "images" else (sum(sizes) // 2 - 1) // 64)
+
+    for name in ("done", "1"):  # as where a writer was killed
+        (marks / name).unlink()
+    damaged = out.with_name("set.bin")
+    if kind == "images":
+        damaged = out / "class_0" / "00000020.jpg"
+        (out / "class_3" / f"{samples // 4 + 5:08}.jpg").write_bytes(b"half")
+    with damaged.open("r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        file.truncate()
+    with pytest.raises(CaramlError) as refused:
+        opened(kind, out)
+    words = shlex.split(str(refused.value.hint).partition("go on with it: ")[2])
+    assert "look-alike data set that is not whole" in str(refused.value) and words[:4] == ["caraml", "data", "prepare", kind]
+    assert words[-2:] == ["--out", str(out)] and "--gigabytes" in words
+
+    done = subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert contents(out) == whole and opened(kind, out) == samples
+
+
+def test_a_set_of_weather_that_is_not_whole_is_refused_with_its_command(tmp_path: Path) -> None:
+    marks = tmp_path / ".lookalike"
+    marks.mkdir()
+    (tmp_path / "downscaling_tier2_train_000.nc").touch()
+    plan = {"application": "ap5", "gigabytes": 0.11, "size": "tiny", "seed": 3, "version": 1}
+    (marks / "plan.json").write_text(json.dumps(plan))
+    (marks / "0").write_text("2000000")
+    with pytest.raises(CaramlError) as refused:
+        DownscalingSamples(tmp_path)
+    wanted = f"caraml data prepare weather ap5 --gigabytes 0.11 --size tiny --seed 3 --out {tmp_path}"
+    assert wanted in str(refused.value.hint) and "found 1 parts" in str(refused.value)
+    for number in range(1, 55):  # of an earlier version, which had no last mark, and noted the size of the first file only
+        (marks / str(number)).touch()
+    refuse_unfinished(marks, tmp_path)
+
+
+def test_a_given_corpus_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "set.bin").write_bytes(b"mine")
+    with pytest.raises(CaramlError, match=r"set\.bin: found files; expected a free name"):
+        grow_text([], tmp_path / "set", 0.01, None, 300, "text")
+    assert (tmp_path / "set.bin").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["text", "--out", "t"], "inputs: found none, expected files or folders"),
+        (["text", "x.txt", "--out", "t", "--gigabytes", "1", "--tokens", "3"], "--gigabytes: found --documents or --tokens beside it"),
+        (["images", "--out", "t", "--gigabytes", "1e9"], "GB free on its disk"),
+    ],
+)
+def test_sizes_that_say_nothing_are_refused(words: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["data", "prepare", *words])
+    assert isinstance(done.exception, CaramlError) and why in str(done.exception)
+    assert not list(tmp_path.iterdir())

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 DEFAULT_VOCAB_SIZE = 8192
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
-_META_SCHEMA = 1
+META_SCHEMA = 1
 _CHARACTER = 4
 """Bytes of a character at most."""
 _SMALLEST_VOCAB_SIZE = 257
@@ -76,18 +76,18 @@ class PreparedText:
         Raises:
             InputError: if there is none, or it is not what :func:`prepare_text` writes.
         """
-        path = _meta_path(prefix)
+        path = meta_path(prefix)
         hint = "prepare the text with `caraml data prepare text`"
         meta = _read_table(path)
-        if meta.get("schema") != _META_SCHEMA:
-            raise InputError(f"{path}: schema: found {meta.get('schema')!r}; expected {_META_SCHEMA}", hint)
+        if meta.get("schema") != META_SCHEMA:
+            raise InputError(f"{path}: schema: found {meta.get('schema')!r}; expected {META_SCHEMA}", hint)
         for field in ("documents", "tokens", "vocab_size", "end_of_text"):
             if not isinstance(meta.get(field), int):
                 raise InputError(f"{path}: {field}: found {meta.get(field)!r}; expected a number", hint)
         if not isinstance(meta.get("provenance"), dict):
             raise InputError(f"{path}: provenance: found {meta.get('provenance')!r}; expected a table", hint)
         counts = {name: meta[name] for name in ("documents", "tokens", "vocab_size", "end_of_text")}
-        return cls(prefix=prefix, tokenizer=_tokenizer_path(prefix), provenance=meta["provenance"], **counts)
+        return cls(prefix=prefix, tokenizer=tokenizer_path(prefix), provenance=meta["provenance"], **counts)
 
     def describe(self) -> dict[str, Any]:
         """The provenance of a record: kind, path, documents, tokens, vocabulary, and where text and tokenizer came from."""
@@ -152,7 +152,7 @@ def prepare_text(
         if writer.document_count == 0:
             raise InputError(f"{', '.join(map(str, inputs))}: found no text in {len(files)} files")
         idx_path(out).unlink(missing_ok=True)  # from here on, an older corpus of this name is no longer whole
-        write_file(_tokenizer_path(out), serialised)
+        write_file(tokenizer_path(out), serialised)
         provenance = {
             "inputs": [str(path) for path in inputs[:_LISTED_INPUTS]],
             "files": len(files),
@@ -166,8 +166,8 @@ def prepare_text(
             "tokenizer_sha256": hashlib.sha256(serialised.encode()).hexdigest(),
         }
         counts = {"documents": writer.document_count, "tokens": writer.token_count, "vocab_size": size, "end_of_text": end_of_text}
-        meta = {"schema": _META_SCHEMA, **counts, "provenance": provenance}
-        write_file(_meta_path(out), json.dumps(meta, indent=2) + "\n")
+        meta = {"schema": META_SCHEMA, **counts, "provenance": provenance}
+        write_file(meta_path(out), json.dumps(meta, indent=2) + "\n")
     return PreparedText.read(out)
 
 
@@ -224,7 +224,7 @@ def default_text_corpus(vocab_size: int = DEFAULT_VOCAB_SIZE) -> PreparedText:
         "files_sha256": hashlib.sha256(listing.encode()).hexdigest(),
         "vocab_size": vocab_size,
         "tokenizers": version("tokenizers"),
-        "schema": _META_SCHEMA,
+        "schema": META_SCHEMA,
     }
     return PreparedText.read(prepared_once(key, lambda folder: prepare_text(sources, folder / "corpus", vocab_size=vocab_size)) / "corpus")
 
@@ -380,9 +380,11 @@ def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _meta_path(prefix: Path) -> Path:
+def meta_path(prefix: Path) -> Path:
+    """The facts of the corpus ``prefix``."""
     return prefix.with_name(prefix.name + ".json")
 
 
-def _tokenizer_path(prefix: Path) -> Path:
+def tokenizer_path(prefix: Path) -> Path:
+    """The tokenizer of the corpus ``prefix``."""
     return prefix.with_name(prefix.name + ".tokenizer.json")

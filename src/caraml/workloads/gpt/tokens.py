@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ import numpy.typing as npt
 from caraml.base.errors import InputError
 from caraml.base.files import replacing
 from caraml.base.limits import opened
+from caraml.data.growing import marks_beside, refuse_unfinished
 
 if TYPE_CHECKING:
     import torch
@@ -143,6 +144,15 @@ def _map_array(path: Path, dtype: np.dtype[Any], offset: int, count: int) -> npt
     return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,))
 
 
+def write_index(file: BinaryIO, lengths: npt.NDArray[np.int64], dtype: np.dtype[Any]) -> None:
+    """Write the index of documents of so many tokens each, one after the other in the ``.bin``."""
+    code = next(code for code, known in DTYPE_CODES.items() if known == dtype)
+    file.write(_HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
+    file.write(lengths.astype("<i4").tobytes())
+    file.write(((np.cumsum(lengths) - lengths) * dtype.itemsize).astype("<i8").tobytes())
+    file.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
+
+
 class IndexedTokens:
     """A corpus in the indexed format, read through the page cache; ``corpus[i]`` is sequence i as a read-only array.
 
@@ -156,9 +166,10 @@ class IndexedTokens:
         """Open ``prefix.idx`` and ``prefix.bin``.
 
         Raises:
-            InputError: if one of them is missing, damaged, or does not fit the other.
+            InputError: if one of them is missing, damaged, still written, or does not fit the other.
         """
         self.prefix = Path(prefix)
+        refuse_unfinished(marks_beside(self.prefix), self.prefix)
         path = bin_path(self.prefix)
         self.index = read_index(idx_path(self.prefix))
         if self.index.dtype.kind == "f":
@@ -243,13 +254,7 @@ class IndexedTokensWriter:
         return self._sha256.hexdigest()
 
     def _write_index(self) -> None:
-        lengths = np.asarray(self._lengths, dtype=np.int64)
-        pointers = (np.cumsum(lengths) - lengths) * self.dtype.itemsize
-        code = next(code for code, dtype in DTYPE_CODES.items() if dtype == self.dtype)
-        self._idx.write(_HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
-        self._idx.write(lengths.astype("<i4").tobytes())
-        self._idx.write(pointers.astype("<i8").tobytes())
-        self._idx.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
+        write_index(self._idx, np.asarray(self._lengths, dtype=np.int64), self.dtype)
         # An old index must never stand beside new tokens.
         idx_path(self.prefix).unlink(missing_ok=True)
 

@@ -12,6 +12,7 @@ import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from caraml.base.errors import InputError
-from caraml.base.files import making, write_new
+from caraml.base.files import making, write_file, write_new
+from caraml.data.growing import MARKS, Tell, begin, finish, grow
 from caraml.data.store import build_folder, prepared_once
 
 if TYPE_CHECKING:
@@ -40,6 +42,10 @@ _TEXTURE = (12.0, 34.0)
 """Range of the texture's standard deviation, in grey levels of 255: chosen so that files come out at 115 kB on average."""
 _TEXTURE_SIDE = 1024
 _THREADS = 8
+_BLOCK = 64
+"""Images that one process writes before it notes that they are done: about 7 MB."""
+_BEYOND = 64
+"""Blocks after the last in which images may lie that an ended run began: more than are written at the same time."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,45 @@ def generate_image_folder(root: Path, classes: int, images_per_class: int, seed:
     return ImageFolderFacts(**json.loads((root / FACTS_FILE).read_text(encoding="utf-8")))
 
 
+def grow_image_folder(root: Path, gigabytes: float, classes: int, seed: int = 0, tell: Tell = lambda done, of: None) -> tuple[int, int]:
+    """Write an image folder of ``gigabytes`` (1e9 bytes), several blocks of images at a time; the same call goes on after an end.
+
+    Returns the images and their bytes. Raises as :func:`~caraml.data.growing.begin`.
+    """
+    marks = root / MARKS
+    plan = {"kind": "images", "gigabytes": gigabytes, "classes": classes, "seed": seed, "version": _GENERATOR_VERSION}
+    begin(root, marks, plan, sum(path.stat().st_size for path in root.glob("class_*/*.jpg")))
+    for left in root.glob("class_*/.*.tmp"):  # by a writer that was killed
+        left.unlink(missing_ok=True)
+    sizes = grow(marks, gigabytes, partial(_write_block, root, classes, seed), tell, alike=False)
+    for image in range(
+        _BLOCK * len(sizes), _BLOCK * (len(sizes) + _BEYOND)
+    ):  # of blocks that were begun before an end, and not needed after it
+        _image_path(root, image, classes).unlink(missing_ok=True)
+    facts = {"classes": classes, "images": _BLOCK * len(sizes), "bytes": sum(sizes), "seed": seed}
+    write_file(root / FACTS_FILE, json.dumps(facts, indent=2) + "\n")
+    finish(marks)
+    return _BLOCK * len(sizes), sum(sizes)
+
+
+def _write_block(root: Path, classes: int, seed: int, number: int) -> int:
+    """Write the images of one block, which are those of all classes in turn; their bytes."""
+    texture, written = _texture(seed), 0
+    for image in range(_BLOCK * number, _BLOCK * (number + 1)):
+        index, label = divmod(image, classes)
+        path = _image_path(root, image, classes)
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)  # of a block that was not all written
+        _write_image(path, (seed, label, index), classes, texture)
+        written += path.stat().st_size
+    return written
+
+
+def _image_path(root: Path, image: int, classes: int) -> Path:
+    index, label = divmod(image, classes)
+    return root / f"class_{label:0{len(str(classes - 1))}}" / f"{index:08}.jpg"
+
+
 def default_image_folder(held_out: bool = False) -> Path:
     """The folder that needs no input: 8 classes of 64 images, about 58 MB. Generated on first use, found again later.
 
@@ -91,19 +136,15 @@ def default_image_folder(held_out: bool = False) -> Path:
 
 
 def _write_images(folder: Path, classes: int, images_per_class: int, seed: int) -> None:
-    texture = np.random.default_rng(seed).standard_normal((_TEXTURE_SIDE, _TEXTURE_SIDE), dtype=np.float32)
+    texture = _texture(seed)
     digits = len(str(max(classes, images_per_class) - 1))
     for label in range(classes):
         (folder / f"class_{label:0{digits}}").mkdir()
 
     def write(number: int) -> tuple[int, int, int]:
         label, index = divmod(number, images_per_class)
-        rng = np.random.default_rng([seed, label, index])
-        image = _draw_image(rng, label, classes, texture)
         path = folder / f"class_{label:0{digits}}" / f"{index:0{digits}}.jpg"
-        with making(path) as file:
-            image.save(file, "JPEG", quality=int(rng.integers(*_QUALITIES)))
-        return image.width, image.height, path.stat().st_size
+        return *_write_image(path, (seed, label, index), classes, texture), path.stat().st_size
 
     # Pillow and NumPy release the interpreter's lock in their long loops, so threads are enough.
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -117,6 +158,19 @@ def _write_images(folder: Path, classes: int, images_per_class: int, seed: int) 
         "seed": seed,
     }
     write_new(folder / FACTS_FILE, json.dumps(facts, indent=2) + "\n")
+
+
+def _texture(seed: int) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal((_TEXTURE_SIDE, _TEXTURE_SIDE), dtype=np.float32)
+
+
+def _write_image(path: Path, place: tuple[int, int, int], classes: int, texture: npt.NDArray[np.float32]) -> tuple[int, int]:
+    """Write an image by its ``place``, which is seed, class and number in the class; its width and height in pixels."""
+    rng, label = np.random.default_rng(place), place[1]
+    image = _draw_image(rng, label, classes, texture)
+    with making(path) as file:
+        image.save(file, "JPEG", quality=int(rng.integers(*_QUALITIES)))
+    return image.width, image.height
 
 
 def _draw_size(rng: np.random.Generator) -> tuple[int, int]:

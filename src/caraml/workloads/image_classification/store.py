@@ -23,6 +23,7 @@ import numpy.typing as npt
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import replacing, replacing_by_name
 from caraml.base.limits import IMAGE, files_below, read_bytes, read_json, read_text
+from caraml.data.growing import MARKS, refuse_unfinished
 from caraml.data.staging import SQUASH_SUFFIXES
 from caraml.workloads.image_classification.generator import FACTS_FILE
 
@@ -63,6 +64,7 @@ class FolderStore:
     def __init__(self, root: Path) -> None:
         """List the images, sorted by name. Raises ``InputError`` if there is no such folder, no class in it, or a class without images."""
         self.root = Path(root)
+        refuse_unfinished(self.root / MARKS, self.root)
         try:
             self.classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
         except OSError as error:

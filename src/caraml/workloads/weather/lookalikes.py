@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib
-import json
 import math
-import multiprocessing
 import shutil
-import signal
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-from caraml.base.errors import EnvironmentUnfitError, InputError, unknown_name
+from caraml.base.errors import InputError, unknown_name
 from caraml.base.files import write_file
-from caraml.data.store import build_folder, make_parent, prepared_once
-from caraml.system.affinity import usable_cpus
+from caraml.data.growing import MARKS, begin, finish, grow
+from caraml.data.store import build_folder, prepared_once
 
 Size = Literal["tiny", "small"]
 """``tiny``: seconds to make and to learn, for tests. ``small``: samples of the published size, a few hundred megabytes."""
@@ -33,16 +29,11 @@ _WORKLOADS = {
     "atmorep": "atmorep",
 }
 _LOOKALIKE_VERSION = 1
+"""Raised when a generator changes what it writes."""
 _WHOLE = {"ap2": "all of its texts are read into memory", "ap4": "a set of it is a fixed number of files"}
 """Applications whose sets cannot have any number of files, and why."""
 _FEWEST = 50
 """Files of a set of a given size, all as large as one another: then the size is right within 1 %."""
-_MOST_WRITERS = 16
-"""Processes that write at the same time; each holds several times what a file has in memory."""
-_PR_SET_PDEATHSIG = 1
-_BEGUN, _PLAN = ".lookalike", "plan.json"
-"""Folder in a set that is being written: what was asked for, and an empty file for each number that is done."""
-"""Raised when a generator changes what it writes."""
 
 
 @dataclass(frozen=True)
@@ -86,19 +77,11 @@ def grow_weather(  # noqa: PLR0917 -- as prepare_weather, with a size and somebo
     _refuse_unknown(application, size)
     if application in _WHOLE:
         raise InputError(f"{application}: found --gigabytes {gigabytes:g}, expected none: {_WHOLE[application]}", "leave out --gigabytes")
-    if not math.isfinite(gigabytes):
-        raise InputError(f"--gigabytes: found {gigabytes:g}, expected a number")
-    marks = out / _BEGUN
-    plan = json.dumps({"application": application, "gigabytes": gigabytes, "size": size, "seed": seed, "version": _LOOKALIKE_VERSION})
-    begun = (marks / _PLAN).read_text(encoding="utf-8") if (marks / _PLAN).is_file() else None
-    if begun != plan and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out}: found {begun or 'files'}; expected a new or empty folder, or what the same command began: {plan}")
-    make_parent(out)
-    _refuse_full(out, gigabytes * 1e9)
+    marks = out / MARKS
+    plan = {"application": application, "gigabytes": gigabytes, "size": size, "seed": seed, "version": _LOOKALIKE_VERSION}
+    begin(out, marks, plan, sum(path.stat().st_size for path in out.glob("*.nc")))
     for left in out.glob(".*.tmp"):  # by a writer that was killed
         shutil.rmtree(left, ignore_errors=True)
-    marks.mkdir(parents=True, exist_ok=True)
-    write_file(marks / _PLAN, plan)
     if not (marks / "0").exists():
         _write_first(application, out, size, seed)
     each = int((marks / "0").read_text(encoding="utf-8"))
@@ -110,23 +93,14 @@ def grow_weather(  # noqa: PLR0917 -- as prepare_weather, with a size and somebo
         raise InputError(
             f"--gigabytes: found {gigabytes:g}, which is {count} files of {each:,} bytes; expected {_FEWEST} or more", least + smaller
         )
-    missing = [number for number in range(count) if not (marks / str(number)).exists()]
-    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may wait for ever
-    with ProcessPoolExecutor(min(usable_cpus(1), _MOST_WRITERS, len(missing) or 1), context, _end_with_parent) as pool:
-        jobs = [pool.submit(_write_one, application, out, size, seed, number) for number in missing]
-        try:
-            for done, job in enumerate(as_completed(jobs), count - len(missing) + 1):
-                job.result()
-                tell(done, count)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    grow(marks, gigabytes, partial(_write_one, application, out, each, (size, seed)), tell)
+    finish(marks)
     return _prepared(out)
 
 
 def _write_first(application: str, out: Path, size: str, seed: int) -> None:
     """Write the first file and what goes with it, and note its size, which is that of every other."""
-    room = out / _BEGUN / "first"
+    room = out / MARKS / "first"
     shutil.rmtree(room, ignore_errors=True)
     room.mkdir()
     _lookalike(application)(room, size, seed, 0)
@@ -134,28 +108,12 @@ def _write_first(application: str, out: Path, size: str, seed: int) -> None:
     for path in room.iterdir():
         path.replace(out / path.name)
     room.rmdir()
-    write_file(out / _BEGUN / "0", str(size_of_all))
+    write_file(out / MARKS / "0", str(size_of_all))
 
 
-def _write_one(application: str, out: Path, size: str, seed: int, number: int) -> None:
-    _lookalike(application)(out, size, seed, number)
-    write_file(out / _BEGUN / str(number), "", sync="none")
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end this process when the one that started it does: nobody else would."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def _refuse_full(out: Path, wanted: float) -> None:
-    """Raise ``EnvironmentUnfitError`` where a set of ``wanted`` bytes does not fit on the disk beside what is there of it."""
-    there = sum(path.stat().st_size for path in out.glob("*.nc"))
-    free = shutil.disk_usage(out.parent).free
-    if wanted - there > free:
-        raise EnvironmentUnfitError(
-            f"{out}: found {free / 1e9:,.1f} GB free on its disk, expected the {(wanted - there) / 1e9:,.1f} GB that are to be written",
-            "fewer --gigabytes, or --out on another disk",
-        )
+def _write_one(application: str, out: Path, each: int, given: tuple[str, int], number: int) -> int:
+    _lookalike(application)(out, *given, number)
+    return each
 
 
 def _prepared(out: Path) -> PreparedWeather:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from caraml.base.errors import InputError, nearest
 from caraml.base.files import replacing_by_name
 from caraml.base.limits import CHUNK, LINKS, SLICE, opened, too_large
+from caraml.data.growing import MARKS, refuse_unfinished
 
 Index = int | slice | EllipsisType | tuple[int | slice, ...]
 FloatArray = npt.NDArray[np.float32]
@@ -252,7 +253,11 @@ class NetcdfFiles:
 
 
 def find_files(folder: Path, pattern: str) -> list[Path]:
-    """The files of ``folder`` whose names match, sorted by name. Raises ``InputError`` if there is none, saying what is there."""
+    """The files of ``folder`` whose names match, sorted by name.
+
+    Raises ``InputError`` if there is none, saying what is there, and for look-alikes that are not all written.
+    """
+    refuse_unfinished(folder / MARKS, folder)
     found = sorted(folder.glob(pattern))
     if not found:
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:10]) if folder.is_dir() else "no such folder"
