@@ -42,7 +42,7 @@ from caraml.base.format import human, percent  # noqa: E402
 from caraml.campaign import Campaign  # noqa: E402
 from caraml.engine.device import AcceleratorDevice, StepTimer, accelerator_type, open_device  # noqa: E402
 from caraml.engine.precision import autocast, set_matmul_precision  # noqa: E402
-from caraml.launch.local import LocalLauncher  # noqa: E402
+from caraml.launch.launchers import LocalLauncher  # noqa: E402
 from caraml.results.record import Record  # noqa: E402
 from caraml.results.status import ProgressLine  # noqa: E402
 from caraml.results.store import Store  # noqa: E402

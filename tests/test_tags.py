@@ -14,7 +14,7 @@ from caraml.suite.load import load_suite
 def meant(suite: str, *words: str, system: str = "local") -> tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """System, benchmarks, settings and labels of `caraml run SUITE --tag WORD WORD ...`."""
     asked = by_tags(Asked(suite, Path("results"), system), words[:1], words[1:])
-    return asked.system, tuple(asked.part.names), asked.settings, asked.tags
+    return asked.system, tuple(asked.options.part.names), asked.options.settings, asked.options.tags
 
 
 def test_tags_choose_as_they_did(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,7 +28,7 @@ def test_tags_choose_as_they_did(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_other_words_name_the_campaign(capsys: pytest.CaptureFixture[str]) -> None:
-    assert by_tags(Asked("llm", Path("r")), ["nightly", "cold"], None).tags == ("nightly", "cold")
+    assert by_tags(Asked("llm", Path("r")), ["nightly", "cold"], None).options.tags == ("nightly", "cold")
     assert by_tags(Asked("llm", Path("r")), None, None) == Asked("llm", Path("r"))
     assert not capsys.readouterr().err
 

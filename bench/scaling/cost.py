@@ -32,7 +32,7 @@ from caraml.launch.script import environment_of
 from caraml.power import Meter
 from caraml.results.status import ProgressWriter
 from caraml.suite.model import Measure
-from caraml.verify.energy import SOURCE
+from caraml.verify.claims import SOURCE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from contestants import Spec, point_of

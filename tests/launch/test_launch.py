@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from caraml.launch.base import Job
-from caraml.launch.local import LocalLauncher
+from caraml.launch.launchers import LocalLauncher
 from caraml.launch.script import command_of, environment_of, write_script
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Knobs

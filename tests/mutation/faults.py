@@ -777,7 +777,7 @@ FAULTS = [
     Fault("CPU time that a host gives to other guests is nobody's", INSTRUMENTS, " + sum(stolen)", "", (T_LOOP,)),
     Fault(
         "what is wrong twice is a disturbance",
-        "verify/finding.py",
+        "verify/claims.py",
         'if finding.verdict != "wrong" or other.verdict == "wrong":',
         'if finding.verdict != "wrong":',
         ("tests/verify/test_findings.py",),

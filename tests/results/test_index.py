@@ -13,9 +13,8 @@ import pytest
 
 from caraml.base.errors import InputError
 from caraml.metrics.model import Metric
-from caraml.results.index import FILE
 from caraml.results.record import Record, Status
-from caraml.results.rows import COLUMNS
+from caraml.results.rows import COLUMNS, FILE
 from caraml.results.store import Store, write_record
 from caraml.suite.model import Point
 from tests.conftest import MakePoint

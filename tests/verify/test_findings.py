@@ -17,9 +17,8 @@ from caraml.power.signals import Constant, Square
 from caraml.results.store import Store
 from caraml.suite.load import SuiteFile, load_suite
 from caraml.verify import proof
+from caraml.verify.claims import Finding, fact, number, seen_twice, signal_origin, undecided
 from caraml.verify.device import KnownDevice, VirtualClock, asynchronous
-from caraml.verify.energy import signal_origin
-from caraml.verify.finding import Finding, fact, number, seen_twice, undecided
 from caraml.verify.proof import HERE, right, write
 
 

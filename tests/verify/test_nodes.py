@@ -13,7 +13,7 @@ from caraml.power.node import NODE
 from caraml.results.record import Record
 from caraml.results.store import Store
 from caraml.suite.model import Measure
-from caraml.verify.energy import WATTS, energy_claims, silence_claims, source_of
+from caraml.verify.claims import WATTS, energy_claims, silence_claims, source_of
 from caraml.verify.proof import play
 from tests.conftest import MakePoint
 

@@ -24,8 +24,8 @@ from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Knobs, Measure, Point
 from caraml.system.files import cpu_numbers
 from caraml.verify import workload as known
+from caraml.verify.claims import energy_claims
 from caraml.verify.device import PEAK_FLOPS
-from caraml.verify.energy import energy_claims
 from caraml.worker import training
 from caraml.worker.record import Known, together
 from caraml.worker.training import Worker

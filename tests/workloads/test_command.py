@@ -20,7 +20,7 @@ from caraml.campaign import Campaign, Options
 from caraml.campaign.attempt import PointTask, RunningPoint
 from caraml.campaign.program import Sensors, Shells, conclude, ran
 from caraml.engine.instruments import CpuTime
-from caraml.launch.local import LocalLauncher
+from caraml.launch.launchers import LocalLauncher
 from caraml.power.signals import Constant
 from caraml.report.numbers import written
 from caraml.report.progress import LogLines

@@ -9,7 +9,7 @@ import pytest
 
 from caraml.campaign import Campaign, Options
 from caraml.campaign.machine import machine_of
-from caraml.launch.local import LocalLauncher
+from caraml.launch.launchers import LocalLauncher
 from caraml.reference.rows import load
 from caraml.report.progress import LogLines
 from caraml.results.record import Record

@@ -43,7 +43,7 @@ class Options:
     part: SuitePart = WHOLE
     """What is to be run of the suite, where that is not all; the rest stays part of the campaign."""
     imported: str = ""
-    """The archive that the suite came from."""
+    """The archive that the suite came from, or who else wrote it."""
     elsewhere: Elsewhere | None = None
     """Where the results will lie on the machine that scripts are printed for."""
     too_large: bool = False

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
@@ -28,7 +28,7 @@ from caraml.launch.launchers import Name, default_name, launcher
 from caraml.report.progress import LiveTable, LogLines
 from caraml.results.record import Record
 from caraml.results.store import Store
-from caraml.suite.choice import WHOLE, SuitePart, called, with_settings, words_of
+from caraml.suite.choice import called, with_settings, words_of
 from caraml.suite.expand import refuse_with_all_faults
 from caraml.suite.load import SuiteFile, catalog_suites, load_suite, suite_of
 from caraml.system.catalogue import LOCAL, list_systems, load_system
@@ -43,7 +43,6 @@ _DETACHED = "import json, sys; from caraml.cli import main; sys.argv[:] = ['cara
 """What a process that was left alone runs; every user sees command lines, and `--set` may have given it a secret."""
 _MANY = 500
 """Above so many points a run ends with counts: a table and a page of them are made when somebody wants to look."""
-_DEFAULTS = SlurmOptions()
 _SYNTHETIC, _SIZE, _ALIKE = "synthetic", re.compile(r"\d+[MB]", re.IGNORECASE), 0.75
 """Tags: the one for made input, those for sizes of models, and how alike one is to a name that was meant."""
 
@@ -56,28 +55,16 @@ class Asked:
     out: Path
     system: str = "local"
     launcher: str | None = None
-    settings: tuple[str, ...] = ()
     again: bool = False
-    detach: bool = False
-    tags: tuple[str, ...] = ()
-    comment: str = ""
-    slurm: SlurmOptions = _DEFAULTS
+    options: Options = field(default_factory=Options)
+    """What the campaign is told as it is; file, launcher and folders elsewhere are found out here."""
+    slurm: SlurmOptions = field(default_factory=SlurmOptions)
     text: str | None = None
     """The suite itself, where its file is not to be read again."""
-    only: frozenset[str] | None = None
-    part: SuitePart = WHOLE
-    stranger: str = ""
-    """Who wrote the suite, where somebody else did."""
     trust: bool = False
     """Run what a stranger's suite says without asking."""
-    here: bool = False
-    """Measure on this host although it may be a login node."""
-    no_wait: bool = False
-    """Rather end than wait for other campaigns on this device."""
     bell: bool = False
     """Ring the terminal's bell at the end."""
-    too_large: bool = False
-    """Run also points whose memory plan does not fit."""
     remote: Path | None = None
     """The folder of the results where printed scripts will be started."""
 
@@ -100,7 +87,7 @@ class Asked:
     def suite_file(self) -> SuiteFile:
         """The suite with the settings in it. Raises ``InputError`` with its faults."""
         file = load_suite(self.suite) if self.text is None else suite_of(parse_toml(self.text, self.suite))
-        return with_settings(file, self.settings, params_of)
+        return with_settings(file, self.options.settings, params_of)
 
     def campaign(self, watcher: Watcher, note: Callable[[str], None]) -> Campaign:
         """The campaign, ready to plan or run."""
@@ -123,20 +110,13 @@ class Asked:
             launcher(name, system, self.out, replace(self.slurm, name=f"caraml-{file.suite.name}"), say, elsewhere=elsewhere),
             watcher,
             self.again,
-            Options(
+            replace(
+                self.options,
                 file=str(Path(self.suite if self.text is not None else file.document.name.partition(" with --set")[0]).resolve()),
                 settings=file.settings,
                 launcher=name,
-                tags=self.tags,
-                comment=self.comment,
-                detach=name == "print" or (self.detach and name == "slurm"),
-                only=self.only,
-                part=self.part,
-                imported=self.stranger,
+                detach=name == "print" or (self.options.detach and name == "slurm"),
                 elsewhere=elsewhere,
-                too_large=self.too_large,
-                here=self.here,
-                no_wait=self.no_wait,
             ),
             DeviceLock(system.identity, what) if name == "local" else None,
             note,
@@ -144,13 +124,13 @@ class Asked:
 
     def run(self, report: bool = True) -> int:
         """Run, show what came out if ``report`` says so, and return the exit code."""
-        if self.detach and self.launcher_name(self.machine()) == "local":
+        if self.options.detach and self.launcher_name(self.machine()) == "local":
             return self._leave()
         screen, prints = console(), self.launcher_name(self.machine()) == "print"
         # What is printed can be kept as a script: all other words go to standard error.
         watcher = LogLines(sys.stderr) if prints else LiveTable(screen) if screen.is_terminal else LogLines(sys.stdout)
         campaign = self.campaign(watcher, watcher.note)
-        if self.stranger:
+        if self.options.imported:
             self._consent(campaign)
         try:
             with watcher:
@@ -172,8 +152,8 @@ class Asked:
 
     def _consent(self, campaign: Campaign) -> None:
         """Say what would run of a suite that somebody else wrote, and ask whether it may. Raises ``InputError`` where it may not."""
-        origin = f"suite {campaign.suite.suite.name} comes from {printable(self.stranger)}"
-        lines = "".join(f"  {printable(line)}\n" for line in programs(campaign, self.only or ()))
+        origin = f"suite {campaign.suite.suite.name} comes from {printable(self.options.imported)}"
+        lines = "".join(f"  {printable(line)}\n" for line in programs(campaign, self.options.only or ()))
         say(f"{origin}. This would run as you:\n{lines}", nl=False)
         if self.trust:
             return
@@ -190,7 +170,7 @@ class Asked:
         campaign = self.campaign(LogLines(sys.stdout), say)
         campaign.plan()  # faults are told here, where somebody reads them
         name = campaign.suite.suite.name
-        if not self.here:
+        if not self.options.here:
             refuse_login_node(campaign.command)
         Store(self.out).make()
         log = self.out / f"{name}.{RUNNER_LOG}"
@@ -256,9 +236,9 @@ def by_tags(asked: Asked, tags: Sequence[str] | None, more: Sequence[str] | None
         raise InputError(f"a campaign runs on one system: found {' and '.join(system.values())}", "one of them, as --tag or --system")
     if meant := [word for option, values in chosen.items() for value in values for word in (option, value)]:
         say(f"--tag {' '.join(words)}: {shlex.join(meant)}", err=True)
-    part = replace(asked.part, names=[*asked.part.names, *chosen["--only"]])
-    settings = (*asked.settings, *chosen["--set"])
-    return replace(asked, system=next(iter(system.values()), asked.system), part=part, settings=settings, tags=tuple(words))
+    options, part = asked.options, replace(asked.options.part, names=[*asked.options.part.names, *chosen["--only"]])
+    options = replace(options, part=part, settings=(*options.settings, *chosen["--set"]), tags=tuple(words))
+    return replace(asked, system=next(iter(system.values()), asked.system), options=options)
 
 
 def attended() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -67,16 +66,22 @@ def retry(  # noqa: PLR0917 -- options, which nobody gives by position
 ) -> None:
     """Measure points again whose result you do not accept; the earlier attempts are kept. Of an imported suite it says what would run, and
     asks."""
+    from caraml.campaign import Options
     from caraml.campaign.stop import to_retry
     from caraml.cli.asked import Asked
 
     codes = []
     for listing, keys in to_retry(out, tuple(points or ()), failed, oom):
-        settings, tags = tuple(listing.settings), tuple(listing.tags)
-        asked = Asked(listing.file, out, listing.system, listing.launcher, settings, tags=tags, comment=listing.comment)
-        codes.append(
-            replace(asked, text=listing.text or None, only=frozenset(keys), stranger=listing.stranger(), trust=trust, here=here).run()
+        options = Options(
+            settings=tuple(listing.settings),
+            tags=tuple(listing.tags),
+            comment=listing.comment,
+            only=frozenset(keys),
+            imported=listing.stranger(),
+            here=here,
         )
+        asked = Asked(listing.file, out, listing.system, listing.launcher, options=options, text=listing.text or None, trust=trust)
+        codes.append(asked.run())
     if not codes:
         say("nothing to try again")
     raise typer.Exit(max(codes, default=0))

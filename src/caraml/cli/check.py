@@ -23,6 +23,7 @@ from caraml.cli.run import Here, LauncherName, Settings, SuiteName, SystemName
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from caraml.analysis.check import SuiteCheck
     from caraml.cli.asked import Asked
     from caraml.results.baseline import Baseline
     from caraml.results.record import Record
@@ -109,11 +110,9 @@ def check(  # noqa: PLR0917 -- options, which nobody gives by position
     """Run a suite anew and say whether it is still as fast as accepted: exit code 0 yes, 4 worse, 5 undecided."""
     from caraml.analysis.baseline import machine_of_system, refuse_other_machine
     from caraml.analysis.check import SuiteCheck, accepted_until, add_history, changed_since, judged, settle, works_of
-    from caraml.base.files import write_file
+    from caraml.campaign import Options
     from caraml.cli.asked import Asked
-    from caraml.report.check import check_json, check_junit, check_sections, verdict_line
     from caraml.report.progress import LogLines
-    from caraml.report.section import terminal
     from caraml.results.baseline import find_baseline, who_wrote
     from caraml.results.store import Store
 
@@ -122,7 +121,7 @@ def check(  # noqa: PLR0917 -- options, which nobody gives by position
         _make_way(junit)
     accepted = find_baseline(out, baseline)
     since = accepted_until(accepted)
-    asked = Asked(suite, out, system, launcher, tuple(settings or ()), again=True, here=here)
+    asked = Asked(suite, out, system, launcher, again=True, options=Options(settings=tuple(settings or ()), here=here))
     campaign = asked.campaign(LogLines(sys.stderr), lambda text: say(text, err=True))
     if campaign.options.launcher == "print" and not latest:
         raise InputError("launcher 'print' runs nothing, so there is nothing to judge", "--launcher slurm, or run and --latest")
@@ -138,12 +137,24 @@ def check(  # noqa: PLR0917 -- options, which nobody gives by position
         work.newest = [record for record in records if record.key in work.keys]
     add_history(works, store, since)
     judge = partial(judged, flags=flags.value, within=tolerance, nights=nights)
-    found = settle(works, judge, lambda keys: _measured(replace(asked, only=keys)), 0 if latest else retries)
+    found = settle(
+        works, judge, lambda keys: _measured(replace(asked, options=replace(asked.options, only=keys))), 0 if latest else retries
+    )
     changed = changed_since(accepted, [record for work in works for record in work.newest])
     done = SuiteCheck(campaign.suite.suite.name, accepted, tolerance, tuple(found), changed, notes)
+    _tell(done, json, junit, began, time.monotonic() - clock)
+    raise typer.Exit(done.exit_code)
+
+
+def _tell(done: SuiteCheck, json: bool, junit: Path | None, began: datetime, seconds: float) -> None:
+    """Write and print what was found; the check took ``seconds``."""
+    from caraml.base.files import write_file
+    from caraml.report.check import check_json, check_junit, check_sections, verdict_line
+    from caraml.report.section import terminal
+
     try:
         if junit is not None:
-            write_file(junit, check_junit(done, time.monotonic() - clock, began.strftime("%Y-%m-%dT%H:%M:%S")))
+            write_file(junit, check_junit(done, seconds, began.strftime("%Y-%m-%dT%H:%M:%S")))
     finally:  # a night was measured: a disk that is full costs the file and not the verdict
         try:
             say(check_json(done) if json else verdict_line(done))
@@ -153,7 +164,6 @@ def check(  # noqa: PLR0917 -- options, which nobody gives by position
         except (BrokenPipeError, SystemExit):  # whoever reads took the line and left, and rich would end the process: the verdict stays
             with suppress(OSError):  # what is still in the buffer goes nowhere
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    raise typer.Exit(done.exit_code)
 
 
 def _make_way(junit: Path) -> None:

@@ -56,14 +56,15 @@ def plan(  # noqa: PLR0917 -- options, which nobody gives by position
     remote: Remote = None,
 ) -> None:
     """Say what a run would do: points, time, energy, disk, scripts, and what will be refused. Nothing runs."""
+    from caraml.campaign import Options
     from caraml.campaign.preview import preview
     from caraml.cli.asked import Asked, by_tags
     from caraml.report.progress import LogLines
     from caraml.report.tables import preview_view
     from caraml.suite.choice import SuitePart
 
-    part = SuitePart(only or (), where or ())
-    asked = Asked(suite, out, system, launcher, tuple(settings or ()), again, too_large=too_large, remote=remote, part=part)
+    options = Options(settings=tuple(settings or ()), part=SuitePart(only or (), where or ()), too_large=too_large)
+    asked = Asked(suite, out, system, launcher, again, options, remote=remote)
     campaign = by_tags(asked, tag, more_tags).campaign(LogLines(sys.stdout), say)
     found = preview(campaign)
     console().print(preview_view(found, campaign.system, campaign.options.launcher, scripts))
@@ -95,14 +96,14 @@ def run(  # noqa: PLR0917 -- options, which nobody gives by position
     remote: Remote = None,
 ) -> None:
     """Run a suite: every point that has no result yet, and those whose jobs still run. Prints a table and writes a page."""
+    from caraml.campaign import Options
     from caraml.cli.asked import Asked, by_tags
     from caraml.launch.batch import SlurmOptions
     from caraml.suite.choice import SuitePart
 
-    slurm = SlurmOptions(throttle, one_at_a_time, pack)
-    asked = Asked(suite, out, system, launcher, tuple(settings or ()), again, detach, (), comment, slurm)
-    asked = replace(asked, here=here, no_wait=no_wait, bell=bell, too_large=too_large, remote=remote)
-    asked = replace(asked, part=SuitePart(only or (), where or ()))
+    options = Options(settings=tuple(settings or ()), part=SuitePart(only or (), where or ()), comment=comment, detach=detach)
+    options = replace(options, too_large=too_large, no_wait=no_wait, here=here)
+    asked = Asked(suite, out, system, launcher, again, options, SlurmOptions(throttle, one_at_a_time, pack), bell=bell, remote=remote)
     raise typer.Exit(by_tags(asked, tag, more_tags).run(report))
 
 
@@ -116,7 +117,7 @@ def verify(
     """Check the measurement: measure work of known truth, here or through a scheduler, and compare every number with the truth."""
     from caraml.cli.asked import place_of
     from caraml.report.progress import LiveTable, LogLines
-    from caraml.verify.finding import table
+    from caraml.verify.claims import table
     from caraml.verify.proof import FILE, prove, right
 
     place = place_of(system, launcher, nodes)

@@ -28,9 +28,8 @@ from caraml.base.errors import InputError, in_a_line
 from caraml.base.files import TRUSTED_FOLDERS, intruder, make_folder, new_folder_beside, who_else, write_file, write_new
 from caraml.base.limits import LARGEST, NAME, read_json, too_large
 from caraml.base.limits import RECORD as RECORD_BYTES
-from caraml.results.index import RECORD, Index, attempts
 from caraml.results.listing import Listing, read_listing, suite_of
-from caraml.results.rows import Scalar
+from caraml.results.rows import RECORD, Index, Scalar, attempts
 from caraml.system.variables import forget
 
 if TYPE_CHECKING:  # building these models takes longer than listing ten thousand records by the index, which does without

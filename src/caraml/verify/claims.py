@@ -1,32 +1,212 @@
-"""What must come out of each benchmark of ``suite.toml``: truths by arithmetic from its parameters, beside the numbers of the record."""
+"""What must come out of each benchmark of ``suite.toml``: truths by arithmetic from its parameters, beside the numbers of the record.
+
+A finding says what is claimed, what is true, what was measured, and whether the two agree. The truth of an energy is the closed-form
+integral of the made-up sensors' signals.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rich.table import Table
+from rich.text import Text
 
 from caraml.analysis.table import rows
+from caraml.base.format import JOULES_PER_WATT_HOUR, human, percent
 from caraml.engine.precision import ARITHMETIC
 from caraml.metrics.model import Metric, Window
+from caraml.power.model import WindowEnergy
+from caraml.power.signals import Signal, Square, square
 from caraml.results.files import read_table
 from caraml.results.record import Record
 from caraml.results.store import Store
 from caraml.verify.device import PEAK_FLOPS, PEAK_MEMORY
-from caraml.verify.energy import energy_claims, silence_claims
-from caraml.verify.finding import Finding, fact, number, undecided
 from caraml.verify.workload import BYTES_PER_SAMPLE, FLOPS_PER_ITEM, ITEMS_PER_SAMPLE, Params
 
+Verdict = Literal["right", "wrong", "note", "not here"]
+"""``note``: nothing is known to be wrong with the ruler, but the machine is not as quiet or as known as one would wish."""
+_STYLES = {"right": "green", "wrong": "bold red", "note": "yellow", "not here": "dim"}
 EDGE_SECONDS = 0.01
 """By how much the two ends of a window may lie beside the truth: a sleeping host is woken late."""
 WAKE_SHARE = 0.2
 """By how much a sleep of a few milliseconds may be longer than asked for; it is never shorter."""
 GPU_CALIBRATION = 0.03
 """Relative error of a kernel that was told how long to run, by clocks that change."""
-
 SWITCH_SECONDS = 0.001
 """What agreeing over the network between nodes may add to a step."""
 BUSY_SHARE = 0.03
 """By how much steps on a CPU may differ from the clock's timetable where others use it, too."""
+SOURCE = "fake:square"
+"""The sensor: 500 W and 100 W in turn, half a second each."""
+WATTS = (300.0, 500.0, 700.0)
+"""Mean power of the first three nodes; those after them begin anew."""
+SIGNAL = square(WATTS[0])
+ORIGIN_SECONDS = 0.005
+"""How well the instant at which a sensor's signal began can be told from its readings."""
+SILENT_AFTER = 1.0
+"""Seconds for which a sensor that is made to die answers: idle power takes most of them."""
+_LONGEST = 3600.0
+
+
+# -- findings ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the proof. Numbers in the unit named; ``None`` where the truth is not a number."""
+
+    claim: str
+    truth: str
+    measured: str
+    verdict: Verdict
+    unit: str | None = None
+    truth_value: float | None = None
+    value: float | None = None
+    allowed: float | None = None
+    """How far value and truth may be apart: the stated uncertainty of the number, and of the truth where that has one."""
+
+
+def number(claim: str, truth: float, metric: Metric | None, slack: float = 0.0) -> Finding:
+    """A published number within its interval and bound of the truth; ``slack`` is the uncertainty of the truth itself, in the same unit."""
+    if metric is None or metric.value is None:
+        reason = (metric.reason if metric else None) or "not measured"
+        return Finding(claim, human(truth, metric.unit if metric else "1"), f"nothing: {reason}", "wrong")
+    half = 0.0 if metric.low is None or metric.high is None else (metric.high - metric.low) / 2
+    allowed = half + (metric.bound or 0.0) + slack
+    rounding = 1e-12 * abs(truth)
+    verdict: Verdict = "right" if abs(metric.value - truth) <= allowed + rounding else "wrong"
+    unit = metric.unit
+    return Finding(
+        claim, _shown(truth, unit), f"{_shown(metric.value, unit)} ± {_shown(allowed, unit)}", verdict, unit, truth, metric.value, allowed
+    )
+
+
+def fact(claim: str, truth: str, measured: str, holds: bool) -> Finding:
+    """Something that is so or not."""
+    return Finding(claim, truth, measured, "right" if holds else "wrong")
+
+
+def undecided(finding: Finding, others: Metric) -> Finding:
+    """A wrong number of a window in which others used the CPU tells nothing of the ruler: what took the time is not known."""
+    if finding.verdict != "wrong" or finding.value is None or others.value is None:
+        return finding
+    return replace(
+        finding, verdict="note", measured=f"{finding.measured}; not decided: others used {percent(others.value)} of the CPU time"
+    )
+
+
+def seen_twice(first: list[Finding], second: list[Finding]) -> list[Finding]:
+    """What was wrong at first, by a second measurement of the same: a fault of the ruler comes again, what disturbed it does not."""
+    again = {finding.claim: finding for finding in second}
+
+    def judged(finding: Finding) -> Finding:
+        other = again.get(finding.claim, finding)
+        if finding.verdict != "wrong" or other.verdict == "wrong":
+            return finding
+        return replace(other, verdict="note", measured=f"{other.measured}; at first {finding.measured}")
+
+    return [judged(finding) for finding in first]
+
+
+def table(findings: list[Finding]) -> Table:
+    """The proof for people."""
+    shown = Table("claim", "truth", "measured ± allowed", "verdict", box=None, pad_edge=False)
+    for finding in findings:
+        verdict = Text(finding.verdict, style=_STYLES[finding.verdict])
+        shown.add_row(Text(finding.claim), Text(finding.truth), Text(finding.measured), verdict)
+    return shown
+
+
+def _shown(value: float, unit: str) -> str:
+    return percent(value) if unit == "1" else human(value, unit, digits=4)
+
+
+# -- known watts --------------------------------------------------------------------------------------------------
+
+
+def source_of(nodes: int, *, last_dies: bool = False) -> str:
+    """Sensors of unequal nodes, for the variable that names power sources."""
+    watts = [f"{WATTS[index % len(WATTS)]:g}" for index in range(nodes)]
+    return f"{SOURCE}:{'/'.join(watts)}" + (f"@{SILENT_AFTER:g}" if last_dies else "")
+
+
+def energy_claims(record: Record, store: Store) -> list[Finding]:
+    """Energy of the window, idle power, and everything derived from the two, over all nodes."""
+    window, metrics, point = record.window, record.metrics, record.point
+    sensors = list(_sensors(record, store))
+    if window is None or any(idle is None for _, _, idle in sensors) or len(sensors) != point.nodes:
+        return [fact("energy", "measured", f"{len(sensors)} of {point.nodes} nodes have power readings", False)]
+    joules, watts, swing, longest = 0.0, 0.0, 0.0, 0.0
+    for signal, origin, idle in sensors:
+        assert idle is not None
+        joules += signal.energy(window.end - origin) - signal.energy(window.start - origin)
+        watts += (signal.energy(idle.end - origin) - signal.energy(idle.start - origin)) / idle.duration_s
+        swing, longest = swing + signal.high - signal.low, max(longest, 1 / idle.duration_s)
+    seconds, error = window.seconds, ORIGIN_SECONDS * swing
+    items = window.steps * point.global_batch * ITEMS_PER_SAMPLE
+    truths = {
+        "energy": (joules, error),
+        "energy_per_item": (joules / items, error / items),
+        "items_per_watt_hour": (items * JOULES_PER_WATT_HOUR / joules, items * JOULES_PER_WATT_HOUR * error / joules**2),
+        "mean_power": (joules / seconds, error / seconds),
+        "energy_time_product": (joules * seconds, error * seconds),
+        "idle_power": (watts, error * longest),
+        "energy_net": (joules - watts * seconds, error + error * longest * seconds),
+    }
+    return [number(name.replace("_", " "), truth, metrics.get(name), slack) for name, (truth, slack) in truths.items()]
+
+
+def silence_claims(record: Record, store: Store) -> list[Finding]:
+    """A sensor that dies on the last node leaves no energy, and its node is named; what the others used stays known."""
+    energy, window = record.metrics.get("energy"), record.window
+    if energy is None or window is None or len(record.nodes) != record.point.nodes:
+        return [fact("energy", "none", f"{len(record.nodes)} of {record.point.nodes} nodes are known", False)]
+    last, told = record.nodes[-1].name, energy.reason or "no reason"
+    known = [signal.energy(window.end - origin) - signal.energy(window.start - origin) for signal, origin, _ in _sensors(record, store)]
+    low, high = sum(known[:-1]), sum(known)
+    slack = ORIGIN_SECONDS * sum(signal.high - signal.low for signal, _, _ in _sensors(record, store))
+    part = record.energy.boundaries["device"].partial_j if record.energy is not None and "device" in record.energy.boundaries else None
+    bound = sum(each.energy.boundaries["device"].bound_j or 0.0 for each in record.nodes[:-1] if each.energy is not None)
+    holds = part is not None and low - slack - bound <= part <= high + slack + bound
+    return [
+        fact("energy", f"none, for {last}", f"{human(energy.value, 'J')}: {told}", energy.value is None and f"{last}: " in told),
+        fact("energy known in part", f"{human(low, 'J')} to {human(high, 'J')}", human(part, "J"), holds),
+    ]
+
+
+def _sensors(record: Record, store: Store) -> Iterator[tuple[Square, float, WindowEnergy | None]]:
+    """Of every node with readings: its signal, when that began on the record's clock, and the node's idle window."""
+    idle = [node.idle for node in record.nodes] or [record.idle]
+    for index, resting in enumerate(idle):
+        file = record.files.get(f"power-{index}" if index else "power")
+        if file is not None:
+            signal = square(WATTS[index % len(WATTS)])
+            yield signal, signal_origin(read_table(store.folder(record) / file), signal), resting
+
+
+def signal_origin(readings: dict[str, list[float]], signal: Signal = SIGNAL) -> float:
+    """When the signal began, on the record's clock [s]: the counter shows how much it has given off by the time of a reading.
+
+    A counter shows the past, at most one update period old, so the earliest answer is the nearest.
+    """
+    pairs = zip(readings["channel"], readings["t_before"], readings["value"], strict=True)
+    counter = [(at, joules) for channel, at, joules in pairs if str(channel).endswith(":energy") and joules is not None]
+    return min(at - _time_of(joules, signal) for at, joules in counter)
+
+
+def _time_of(joules: float, signal: Signal) -> float:
+    """When a rising energy reaches ``joules`` [s], by bisection."""
+    low, high = 0.0, _LONGEST
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if signal.energy(middle) < joules else (low, middle)
+    return high
+
+
+# -- every benchmark of suite.toml --------------------------------------------------------------------------------
 
 
 def claims(record: Record, store: Store) -> list[Finding]:
@@ -184,19 +364,15 @@ def _warm_up(record: Record, store: Store) -> list[Finding]:
 
 def _getting_slower(record: Record, store: Store) -> list[Finding]:
     params, window = _params(record), _window(record)
-    slow = record.value("step_time_max")
-    truth = params.step_seconds * params.slower_by
-    return [
-        fact("flagged", "not_steady", ", ".join(record.flags) or "no flag", "not_steady" in record.flags),
-        number("longest step", truth, Metric(value=slow, unit="s", reason=None if slow else "not measured"), 1e-3 * truth),
-        number("time of the window", _slowed(params, window), record.metrics.get("window_time"), EDGE_SECONDS),
-    ]
-
-
-def _slowed(params: Params, window: Window) -> float:
+    longest, truth = record.value("step_time_max"), params.step_seconds * params.slower_by
     indices = range(window.first_step, window.first_step + window.steps)
     slow = sum(params.slower_from is not None and index >= params.slower_from for index in indices)
-    return params.step_seconds * (window.steps - slow + slow * params.slower_by)
+    whole = params.step_seconds * (window.steps - slow + slow * params.slower_by)
+    return [
+        fact("flagged", "not_steady", ", ".join(record.flags) or "no flag", "not_steady" in record.flags),
+        number("longest step", truth, Metric(value=longest, unit="s", reason=None if longest else "not measured"), 1e-3 * truth),
+        number("time of the window", whole, record.metrics.get("window_time"), EDGE_SECONDS),
+    ]
 
 
 def _out_of_memory(record: Record, store: Store) -> list[Finding]:

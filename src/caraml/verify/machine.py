@@ -21,8 +21,7 @@ from caraml.power import Meter
 from caraml.system import affinity, topology
 from caraml.system.environment import environment
 from caraml.system.model import System
-from caraml.verify.energy import SOURCE
-from caraml.verify.finding import Finding, Verdict, fact, number
+from caraml.verify.claims import SOURCE, Finding, Verdict, fact, number
 
 COARSEST_CLOCK = 1e-5
 DEAREST_MARK = 1e-4

@@ -22,7 +22,7 @@ from caraml.campaign.machine import machine_of
 from caraml.engine.instruments import POWER_SOURCES
 from caraml.engine.start import LOOPBACK, MEET, PEER, own_folder
 from caraml.launch.base import Launcher
-from caraml.launch.local import LocalLauncher
+from caraml.launch.launchers import LocalLauncher
 from caraml.power.model import METHOD_VERSION
 from caraml.power.node import NODE
 from caraml.results.finish import LOG, finish
@@ -34,9 +34,7 @@ from caraml.suite.model import Point
 from caraml.system.detect import detect
 from caraml.system.families import OVERRIDE
 from caraml.system.model import DeviceModel, System
-from caraml.verify.claims import claims
-from caraml.verify.energy import SOURCE, source_of
-from caraml.verify.finding import Finding, seen_twice
+from caraml.verify.claims import SOURCE, Finding, claims, seen_twice, source_of
 from caraml.verify.machine import machine_findings
 from caraml.workloads import params_of
 
