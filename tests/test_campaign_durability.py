@@ -33,7 +33,7 @@ from caraml.results.claim import (
     withdraw,
 )
 from caraml.results.status import ProgressLine
-from caraml.results.store import Store, folder_name
+from caraml.results.store import Store
 from tests.conftest import MakePoint
 
 DEAD = Runner(myself().place, 999_999_999, "1")
@@ -67,7 +67,7 @@ def wait_until(condition: object, seconds: float = 60) -> None:
 
 def claimed(store: Store, make_point: MakePoint, runner: Runner, files: dict[str, str] | None = None) -> tuple[str, Path]:
     point = make_point()
-    name = folder_name(point)
+    name = point.folder_name
     attempt = store.claim_attempt(point, name, 1, lambda folder: {"point.json": point.model_dump_json(), f"{CLAIM}1": str(runner)})
     assert attempt is not None
     for file, text in (files or {}).items():
@@ -77,8 +77,8 @@ def claimed(store: Store, make_point: MakePoint, runner: Runner, files: dict[str
 
 def test_of_two_that_make_an_attempt_one_gets_it(tmp_path: Path, make_point: MakePoint) -> None:
     store, point = Store(tmp_path), make_point()
-    first = store.claim_attempt(point, folder_name(point), 1)
-    assert first is not None and store.claim_attempt(point, folder_name(point), 1) is None
+    first = store.claim_attempt(point, point.folder_name, 1)
+    assert first is not None and store.claim_attempt(point, point.folder_name, 1) is None
     assert [path.name for path in first.parent.iterdir()] == ["1"]
 
 

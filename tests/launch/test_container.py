@@ -31,22 +31,22 @@ PACKAGES = {"bubblewrap": ("bubblewrap",), "charliecloud": ("charliecloud",), "p
 
 
 def wrapped(runtime: ContainerRuntime, **values: object) -> list[str]:
-    given: dict[str, object] = {"binds": ["/data:/in:ro", "/out"], "env": {"A": "1,2 3"}, "workdir": "/out", "extra": ["--extra"]}
+    given: dict[str, object] = {"binds": ["/data:/in:ro", "/out"], "workdir": "/out", "extra": ["--extra"]}
     return wrap(["python3", "-m", "x"], runtime, "image.sif", **{**given, **values})  # type: ignore[arg-type]
 
 
 def test_apptainer_s_command_line() -> None:
     assert wrapped("apptainer", gpus="cuda") == [
-        *("env", "APPTAINERENV_A=1,2 3", "apptainer", "exec", "--nv", "--bind=/data:/in:ro", "--bind=/out"),
+        *("apptainer", "exec", "--nv", "--bind=/data:/in:ro", "--bind=/out"),
         *("--pwd=/out", "--extra", "image.sif", "python3", "-m", "x"),
     ]
-    assert wrapped("singularity", gpus="rocm")[:5] == ["env", "SINGULARITYENV_A=1,2 3", "singularity", "exec", "--rocm"]
+    assert wrapped("singularity", gpus="rocm")[:3] == ["singularity", "exec", "--rocm"]
 
 
 def test_podman_s_command_line() -> None:
     argv = wrapped("podman", gpus="cuda")
     assert argv[:3] == ["podman", "run", "--rm"] and argv[-5:] == ["--extra", "image.sif", "python3", "-m", "x"]
-    assert {"--device=nvidia.com/gpu=all", "--volume=/data:/in:ro", "--volume=/out:/out", "--env=A=1,2 3", "--workdir=/out"} <= set(argv)
+    assert {"--device=nvidia.com/gpu=all", "--volume=/data:/in:ro", "--volume=/out:/out", "--workdir=/out"} <= set(argv)
     assert {"--device=/dev/kfd", "--device=/dev/dri", "--group-add=keep-groups"} <= set(wrapped("podman", gpus="rocm"))
 
 
@@ -225,9 +225,8 @@ def test_a_point_trains_in_a_container(real: tuple[ContainerRuntime, str], tmp_p
     binds = tuple(map(str, host_folders()))
     chosen = Container(runtime=runtime, image=image, binds=binds, python=sys.executable)
     folder = Store(tmp_path).new_attempt(point)
-    told = "echo of $A; ls /opt"
-    probe = wrap(["sh", "-c", told], runtime, image, binds=binds, env={"A": "1,2 $3"}, workdir="/opt")
-    assert subprocess.run(probe, capture_output=True, text=True, check=False).stdout.splitlines()[:2] == ["of 1,2 $3", "of-the-image"]
+    probe = wrap(["ls", "."], runtime, image, binds=binds, workdir="/opt")
+    assert "of-the-image" in subprocess.run(probe, capture_output=True, text=True, check=False).stdout.splitlines()
     done = subprocess.run([str(write_script(point, folder, 1, Site(container=chosen)))], timeout=120, check=False)
     assert done.returncode == 0, (folder / "worker.log").read_text()
     record = read_record(folder / RECORD)

@@ -102,7 +102,7 @@ def to_retry(root: Path, names: Sequence[str], failed: bool, oom: bool) -> list[
     wanted = {one.key for name in names for one in select(name, root).points}
     chosen: list[tuple[Listing, list[str]]] = []
     taken: set[str] = set()
-    for listing in (listing for suite in store.suites() for listing in store.current(suite)):
+    for listing in store.campaigns():
         keys = [one.key for one in standings(store, listing) if (one.key in wanted or one.state in states) and one.key not in taken]
         taken.update(keys)
         if keys:
@@ -113,5 +113,5 @@ def to_retry(root: Path, names: Sequence[str], failed: bool, oom: bool) -> list[
 def _points(found: Selection) -> list[Standing]:
     """Where the points of a selection stand, by whichever campaign lists them."""
     store, keys = found.store, {point.key for point in found.points}
-    listings = found.listings or [listing for suite in store.suites() for listing in store.current(suite)]
+    listings = found.listings or store.campaigns()
     return list({one.key: one for listing in listings for one in standings(store, listing) if one.key in keys}.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,7 +34,6 @@ class _Inside:
 
     image: str
     binds: Sequence[str]
-    env: Mapping[str, str]
     workdir: str | None
     gpus: Gpus | None
     extra: Sequence[str]
@@ -46,7 +45,6 @@ def wrap(
     image: str | None,
     *,
     binds: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
     workdir: str | None = None,
     gpus: Gpus | None = None,
     extra: Sequence[str] = (),
@@ -54,7 +52,7 @@ def wrap(
     """The command line that runs ``argv`` inside ``image``.
 
     ``binds`` are ``HOST``, ``HOST:CONTAINER`` or ``HOST:CONTAINER:ro``. Apptainer, Charliecloud and Bubblewrap pass the caller's variables
-    on; Podman passes Slurm's and the choice of GPUs. All set those of ``env``. With runtime ``none`` the answer is ``argv``.
+    on; Podman passes Slurm's and the choice of GPUs. With runtime ``none`` the answer is ``argv``.
 
     Raises:
         InputError: no image, or something that the runtime cannot do.
@@ -63,15 +61,12 @@ def wrap(
         return list(argv)
     if image is None:
         raise _no_image(runtime)
-    return [*_PREFIX[runtime](_Inside(image, binds, env or {}, workdir, gpus, extra), PROGRAMS[runtime]), *argv]
+    return [*_PREFIX[runtime](_Inside(image, binds, workdir, gpus, extra), PROGRAMS[runtime]), *argv]
 
 
 def _apptainer(inside: _Inside, program: str) -> list[str]:
-    # Not --env: it takes a comma in a value for the end of it.
-    variables = [f"{program.upper()}ENV_{name}={value}" for name, value in inside.env.items()]
     gpus = {"cuda": ["--nv"], "rocm": ["--rocm"], None: []}[inside.gpus]
     return [
-        *(["env", *variables] if variables else []),
         *(program, "exec", *gpus),
         *(f"--bind={bind}" for bind in inside.binds),
         *([f"--pwd={inside.workdir}"] if inside.workdir else []),
@@ -89,7 +84,6 @@ def _podman(inside: _Inside, program: str) -> list[str]:
         *(program, "run", "--rm", "--network=host", "--ipc=host", "--security-opt=label=disable", "--entrypoint=", *gpus),
         *(f"--volume={_both_ends(bind)}" for bind in inside.binds),
         *(f"--env={name}" for name in _PODMAN_PASSES),
-        *(f"--env={name}={value}" for name, value in inside.env.items()),
         *([f"--workdir={inside.workdir}"] if inside.workdir else []),
         *(*inside.extra, inside.image),
     ]
@@ -103,7 +97,6 @@ def _charliecloud(inside: _Inside, program: str) -> list[str]:
     return [
         *(program, "--env-no-expand"),
         *(f"--bind={_both_ends(bind)}" for bind in inside.binds),
-        *(f"--set-env={name}={value}" for name, value in inside.env.items()),
         *([f"--cd={inside.workdir}"] if inside.workdir else []),
         *(*inside.extra, inside.image, "--"),
     ]
@@ -115,8 +108,6 @@ def _bubblewrap(inside: _Inside, program: str) -> list[str]:
     for bind in inside.binds:
         host, place, *mode = _both_ends(bind).split(":")
         argv += ["--ro-bind" if mode == ["ro"] else "--bind", host, place]
-    for name, value in inside.env.items():
-        argv += ["--setenv", name, value]
     return [*argv, *(["--chdir", inside.workdir] if inside.workdir else []), *inside.extra]
 
 

@@ -182,7 +182,7 @@ def listings(root: Path, what: str | None) -> Campaigns:
     """
     found = select(what, root)
     store, chosen = found.store, {point.key: point for point in found.points}
-    listed = found.listings or [one for suite in store.suites() for one in store.current(suite)]
+    listed = found.listings or store.campaigns()
     if what is not None and not found.listings:
         listed = [one for one in listed if any(key in chosen for key, _ in one.points)]
     if not listed:

@@ -25,7 +25,7 @@ from caraml.metrics.model import Facts, Metric
 from caraml.results.archive import Done
 from caraml.results.listing import Listing
 from caraml.results.record import Record
-from caraml.results.store import RECORD, Store, attempts, folder_name, read_record, write_record
+from caraml.results.store import RECORD, Store, attempts, read_record, write_record
 from caraml.suite.model import Point
 from caraml.system.catalogue import list_systems
 from caraml.system.model import System
@@ -265,7 +265,8 @@ def _record(point: Point, row: _Row, attempt: int, written: str, source: str) ->
 
 def _there(store: Store, point: Point) -> set[str]:
     """The numbers of every record that a store has of a point."""
-    paths = (store.points / folder_name(point) / str(number) / RECORD for number in attempts(store.points / folder_name(point)) or ())
+    folder = store.points / point.folder_name
+    paths = (folder / str(number) / RECORD for number in attempts(folder) or ())
     return {_text(read_record(path).metrics) for path in paths if path.exists()}
 
 

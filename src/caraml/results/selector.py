@@ -104,7 +104,7 @@ class Selection:
         """The one point that is named. Raises ``InputError`` when there are several, with their keys."""
         if len(self.points) == 1:
             return self.points[0]
-        suites = {key: listing.campaign for listing in _campaigns(self.store) for key, _ in listing.points}
+        suites = {key: listing.campaign for listing in self.store.campaigns() for key, _ in listing.points}
         lines = "".join(f"\n  {one.key}  {one.label}  {suites.get(one.key, '')}".rstrip() for one in self.points[:_LISTED])
         raise InputError(f"{len(self.points)} points are meant by {self.name!r} below {self.store.root}:{lines}", "give one of the keys")
 
@@ -170,7 +170,7 @@ def _store_of(file: Path) -> Store:
 
 def _below(store: Store, text: str, name: str) -> Selection:
     """Campaigns or points of a store; ``text`` is the name without its folder."""
-    current = _campaigns(store)
+    current = store.campaigns()
     base, at, which = text.rpartition("@")
     exact = [one for one in current if text in (one.name, one.campaign)]
     if exact or (named := [one for one in current if one.settings and one.campaign.startswith(text) and "+" in text]):
@@ -188,11 +188,6 @@ def _below(store: Store, text: str, name: str) -> Selection:
             return Selection(name, store, tuple(_attempt(store, one, int(attempt), text) for one in meant))
         raise _nothing(store, text, current, points)
     return Selection(name, store, tuple(found))
-
-
-def _campaigns(store: Store) -> list[Listing]:
-    """The newest campaign of every variant of every suite."""
-    return [listing for suite in store.suites() for listing in store.current(suite)]
 
 
 def _of_campaigns(name: str, store: Store, listings: Sequence[Listing]) -> Selection:

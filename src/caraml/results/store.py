@@ -71,7 +71,7 @@ class Store:
 
     def new_attempt(self, point: Point) -> Path:
         """Make and return the folder of a new attempt at ``point``."""
-        name = folder_name(point)
+        name = point.folder_name
         while True:
             number = max(attempts(self.points / name) or (), default=0) + 1
             folder = self.claim_attempt(point, name, number)
@@ -83,7 +83,7 @@ class Store:
 
         Args:
             point: the point.
-            name: of the point's folder (see ``folder_name``).
+            name: of the point's folder.
             number: one more than the attempts that the caller has looked at.
             files: makes names and texts of the files that are in the attempt's folder from its first moment on; ``point.json`` alone
                 without it.
@@ -171,6 +171,10 @@ class Store:
             raise InputError(f"no results of suite {suite!r} below {self.root}", f"caraml run {suite}")
         return sorted(map(self._read_listing, stems), key=lambda one: (bool(one.settings), one.round))
 
+    def campaigns(self) -> list[Listing]:
+        """The newest campaign of every variant of every suite."""
+        return [listing for suite in self.suites() for listing in self.current(suite)]
+
     def rounds(self, suite: str) -> list[Listing]:
         """Every campaign of a suite, in the order of their numbers; empty for one that was not run."""
         found = map(self._read_listing, (stem for stem in self._listed() if suite_of(stem) == suite))
@@ -238,11 +242,6 @@ def _not_ours(root: Path, place: str, who: str) -> InputError:
         f"{root}: nothing is started from here, because others could put another program in its place: {place}: {who}",
         f"{mend}--out with a folder of your own (caraml archive and caraml import share what is in it), {trusted}",
     )
-
-
-def folder_name(point: Point) -> str:
-    """Name of a point's folder."""
-    return point.folder_name
 
 
 def latest_in(folder: Path) -> Record | None:

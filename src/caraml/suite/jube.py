@@ -9,42 +9,19 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from xml.parsers import expat
 
-from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line, unknown_name
-from caraml.base.limits import JUBE, JUBE_ROWS, read_text, too_large
-from caraml.suite.expression import Condition, Formula
+from caraml.base.errors import InputError, in_a_line, unknown_name
+from caraml.base.limits import JUBE_ROWS, too_large
+from caraml.suite.expression import Formula
+from caraml.suite.jube_script import DEPTH, Element, everything, read_script, select, short
 
-_INNER = {"benchmark", "parameterset", "parameter", "step", "use", "do", "fileset", "prepare", "substituteset", "patternset", "include"}
-_INNER |= {"pattern", "analyser", "analyse", "file", "result", "table", "column", "include-path", "copy", "link", "iofile", "sub"}
-"""Keys of JUBE's YAML that are elements; all others are attributes."""
-_DEPTH = 40
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _FLAG = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+)(?!-)([^\s\"'\\]+))?")
 _OF_SITE = re.compile(
     r"account|queue|timelimit|hint|gres|tasks|threadspertask|partition|singularity_file|job_config|oot|outlog|outerr|starter"
 )
-
-
-@dataclass
-class Element:
-    """An element of a script, from XML or from YAML."""
-
-    kind: str
-    line: int
-    attributes: dict[str, str] = field(default_factory=dict)
-    text: str = ""
-    inner: list[Element] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return self.attributes.get("name", "")
-
-    def all(self, kind: str) -> list[Element]:
-        return [one for one in self.inner if one.kind == kind]
 
 
 _COMMON = {
@@ -121,9 +98,9 @@ class _Parameters:
         """A parameter's text under a choice of the swept ones. Raises ``_UnknownError`` and ``_SweptError``."""
         element = self.elements.get(name)
         mode = "text" if element is None else element.attributes.get("mode", "text")
-        if element is None or mode not in ("text", "python") or depth > _DEPTH:
+        if element is None or mode not in ("text", "python") or depth > DEPTH:
             raise _UnknownError(
-                f"${name} is known only to a run" if element is None or depth > _DEPTH else f"{mode} commands are not executed"
+                f"${name} is known only to a run" if element is None or depth > DEPTH else f"{mode} commands are not executed"
             )
         self.used.add(name)
         text = self.filled(element.text, chosen, depth).strip()
@@ -170,13 +147,13 @@ def suite_from_script(path: Path, tags: Sequence[str], name: str | None = None) 
     """
     import tomli_w
 
-    root = _read(path)
-    known = {word for one in _everything(root) for word in re.findall(r"[\w.-]+", one.attributes.get("tag", ""))}
+    root = read_script(path)
+    known = {word for one in everything(root) for word in re.findall(r"[\w.-]+", one.attributes.get("tag", ""))}
     for tag in tags:
         if tag not in known:
             raise unknown_name(f"tag of {path.name}", tag, known)
     whole = (root.all("benchmark") or [root])[0]
-    _select(path, whole, frozenset(tags))
+    select(path, whole, frozenset(tags))
     notes: list[tuple[int, str]] = [(one.line, f"benchmark {one.name!r}: only the first is read") for one in root.all("benchmark")[1:]]
     for step in whole.all("step"):
         parameters = _Parameters(_used_sets(whole, step))
@@ -312,19 +289,14 @@ def _left(whole: Element, step: Element, parameters: _Parameters) -> Iterator[tu
             mode = element.attributes.get("mode", "text")
             why = "the system's file says it" if _OF_SITE.search(name) else "no key of a suite"
             why = why if mode in ("text", "python") else f"{mode} commands are not executed"
-            yield element.line, f"parameter {name} = {_short(element.text)}: {why}"
+            yield element.line, f"parameter {name} = {short(element.text)}: {why}"
     for one in whole.inner:
         if one.kind == "step" and one is not step:
-            yield one.line, f"step {one.name}: {_short(' ; '.join(do.text for do in one.all('do'))) or 'nothing'} is not executed"
+            yield one.line, f"step {one.name}: {short(' ; '.join(do.text for do in one.all('do'))) or 'nothing'} is not executed"
         elif one.kind in _LEFT:
             yield one.line, f"{one.kind} {one.name}".strip() + f": {_LEFT[one.kind]}"
         elif "init_with" in one.attributes:
             yield one.line, f"init_with {one.attributes['init_with']}: other files are not read"
-
-
-def _short(text: str) -> str:
-    words = " ".join(text.split())
-    return words if len(words) <= 60 else f"{words[:57]}..."
 
 
 def _used_sets(whole: Element, step: Element) -> dict[str, Element]:
@@ -332,96 +304,3 @@ def _used_sets(whole: Element, step: Element) -> dict[str, Element]:
     names = {name.strip() for use in step.all("use") if "from" not in use.attributes for name in use.text.split(",")}
     sets = [one for one in whole.all("parameterset") if one.name in names]
     return {one.name: one for found in sets for one in found.all("parameter") if one.name}
-
-
-def _select(path: Path, element: Element, tags: frozenset[str]) -> None:
-    """Leave out what the tags exclude: ``+`` is and, ``|`` or, ``!`` not."""
-    kept = []
-    for one in element.inner:
-        words = re.sub(r"[\w.-]+", lambda found: str(found[0] in tags), one.attributes.get("tag", ""))
-        try:
-            if not words.strip() or Condition(words.replace("+", " and ").replace("|", " or ").replace("!", " not ")).holds({}):
-                kept.append(one)
-        except InputError as error:
-            raise InputError(f"{path}:{one.line}: tag = {one.attributes['tag']!r} cannot be read; expected names with + | ! ( )") from error
-    element.inner = kept
-    for one in kept:
-        _select(path, one, tags)
-
-
-def _everything(element: Element) -> Iterator[Element]:
-    yield element
-    for one in element.inner:
-        yield from _everything(one)
-
-
-def _read(path: Path) -> Element:
-    try:
-        text = read_text(path, JUBE)
-    except (UnicodeDecodeError, OSError) as error:
-        raise InputError(f"{path}: not a script of JUBE: {error}") from error
-    root = _from_xml(path, text) if text.lstrip().startswith("<") else _from_yaml(path, text)
-    if not any(one.kind in ("benchmark", "parameterset") for one in root.inner):
-        raise InputError(
-            f"{path}: not a script of JUBE: expected benchmark or parameterset, found {_short(', '.join({one.kind for one in root.inner}))}"
-        )
-    return root
-
-
-def _from_xml(path: Path, text: str) -> Element:
-    root = Element("", 1)
-    open_ones, parser = [root], expat.ParserCreate()
-
-    def begin(kind: str, attributes: dict[str, str]) -> None:
-        open_ones.append(Element(kind, parser.CurrentLineNumber, attributes))
-        open_ones[-2].inner.append(open_ones[-1])
-        if len(open_ones) > _DEPTH:
-            raise InputError(f"{path}:{parser.CurrentLineNumber}: more than {_DEPTH} elements within each other")
-
-    def said(characters: str) -> None:
-        open_ones[-1].text += characters
-
-    def refuse(*_: object) -> None:
-        raise InputError(f"{path}:{parser.CurrentLineNumber}: found a DOCTYPE with entities, which a script of JUBE does without")
-
-    parser.StartElementHandler, parser.CharacterDataHandler, parser.EntityDeclHandler = begin, said, refuse
-    parser.EndElementHandler = lambda kind: open_ones.pop()
-    parser.buffer_text = True
-    try:
-        parser.Parse(text, True)
-    except expat.ExpatError as error:
-        raise InputError(f"{path}:{error.lineno}: not XML: {expat.ErrorString(error.code)}") from error
-    return root.inner[0]
-
-
-def _from_yaml(path: Path, text: str) -> Element:
-    try:
-        import yaml
-    except ImportError as error:
-        raise EnvironmentUnfitError(f"{path}: reading YAML needs the package pyyaml", "pip install 'caraml[jube]'") from error
-    try:
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent):
-                raise InputError(f"{path}:{event.start_mark.line + 1}: found the alias *{event.anchor}, which is not read", "write it out")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"{path}: not YAML: {in_a_line(error)}") from error
-    return Element("", 1) if node is None else _element("", node, 0, 1)
-
-
-def _element(kind: str, node: Any, depth: int, line: int) -> Element:
-    """JUBE's YAML: ``_`` is an element's text, lists are elements of one kind."""
-    element = Element(kind, line)
-    if depth > _DEPTH:
-        return element
-    if node.id == "scalar":
-        element.text = node.value
-    for key, value in node.value if node.id == "mapping" else ():
-        ones = [(one, one.start_mark.line + 1) for one in value.value] if value.id == "sequence" else [(value, key.start_mark.line + 1)]
-        if key.value == "_":
-            element.text = value.value if value.id == "scalar" else ""
-        elif key.value in _INNER:
-            element.inner += [_element(key.value, one, depth + 1, place) for one, place in ones]
-        elif value.id == "scalar":
-            element.attributes[key.value] = value.value
-    return element

@@ -110,7 +110,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-_OF_EPOCHS = ("epochs", "count_epoch", "until_accuracy", "until_loss")
+OF_EPOCHS = ("epochs", "count_epoch", "until_accuracy", "until_loss")
 """Keys of `measure` that the keys of points do without where they are not used."""
 
 
@@ -139,8 +139,8 @@ class Measure(_Model):
             raise ValueError(f"max_seconds ({self.max_seconds:g}) is below min_seconds ({self.min_seconds:g})")
         if self.max_steps is not None and self.max_steps < self.min_steps:
             raise ValueError(f"max_steps ({self.max_steps}) is below min_steps ({self.min_steps})")
-        if self.epochs is None and any(getattr(self, name) is not None for name in _OF_EPOCHS[1:]):
-            raise ValueError(f"{', '.join(_OF_EPOCHS[1:])} need `epochs`, the most epochs to train")
+        if self.epochs is None and any(getattr(self, name) is not None for name in OF_EPOCHS[1:]):
+            raise ValueError(f"{', '.join(OF_EPOCHS[1:])} need `epochs`, the most epochs to train")
         if self.epochs is not None and self.count_epoch is not None and self.count_epoch > self.epochs:
             raise ValueError(f"count_epoch ({self.count_epoch}) is above epochs ({self.epochs})")
         return self
@@ -219,7 +219,7 @@ class Point(_Model):
             content["knobs"] = self.knobs.changed
         if not self.profile:
             del content["profile"]
-        content["measure"] = {name: value for name, value in content["measure"].items() if name not in _OF_EPOCHS or value is not None}
+        content["measure"] = {name: value for name, value in content["measure"].items() if name not in OF_EPOCHS or value is not None}
         if self.workload == OWN_LOOP:  # name and parameters say what the loop does; its steps may have different numbers of items
             del content["global_batch"], content["micro_batch"]
         canonical = json.dumps({"method": METHOD_VERSION, **content}, sort_keys=True, separators=(",", ":"))

@@ -38,7 +38,7 @@ from caraml.power.node import node_key
 from caraml.results.finish import now
 from caraml.results.record import Record, Status
 from caraml.results.store import Store, write_record
-from caraml.suite.model import NOT_STATED, OWN_LOOP, Measure, Point, Stated
+from caraml.suite.model import NOT_STATED, OF_EPOCHS, OWN_LOOP, Measure, Point, Stated
 from caraml.system.detect import detect
 from caraml.system.environment import environment
 from caraml.worker.record import Known, gathered, make_record, write_readings
@@ -47,7 +47,6 @@ RESULTS = "CARAML_RESULTS"
 """Environment variable: folder of the results, instead of `caraml-results` below the current one; `--out` goes before it."""
 _NO_PEAK = "not measured beside a loop of one's own"
 _NOTHING = StepOutcome(None, 0.0)
-_OF_EPOCHS = ("epochs", "count_epoch", "until_accuracy", "until_loss")
 FEWEST = 2 * FEWEST_STEPS + 1
 """Steps of a loop that ends in its warm-up: the first, and as many again as are left out of the rest."""
 _LATE = f"of one that ends in its warm-up the second half counts, so {FEWEST} are needed"
@@ -305,7 +304,7 @@ def _policy(policy: Measure | None) -> Measure:
         return Measure()
     if not isinstance(policy, Measure):
         raise InputError(f"caraml.measure: policy: found {shown(policy)}", "policy=caraml.Policy(target=0.02)")
-    epochs = [key for key in _OF_EPOCHS if getattr(policy, key) is not None]
+    epochs = [key for key in OF_EPOCHS if getattr(policy, key) is not None]
     if epochs:
         raise InputError(
             f"caraml.Policy: {', '.join(epochs)}: only for trainings of CARAML's own, which know what an epoch is", "leave it out"

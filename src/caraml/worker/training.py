@@ -49,7 +49,7 @@ from caraml.metrics.roofline import bandwidth_of, peak_of
 from caraml.power.store import ROW
 from caraml.results.files import write_table
 from caraml.results.finish import MEASURED, Failure, note_failure, note_start, now
-from caraml.results.record import Profile, Record
+from caraml.results.record import Profile, Record, Status
 from caraml.results.status import ProgressWriter
 from caraml.results.store import write_record
 from caraml.suite.model import Point
@@ -239,7 +239,6 @@ class Worker:
         if samples is None or samples < point.global_batch:
             length = f"an epoch of {samples or 'unknown'} samples"
             raise InputError(f"measure.epochs: found {policy.epochs}; {length} has no batch of {point.global_batch}")
-
         if policy.to_target and (point.mode != "train" or task.validation is None):
             raise InputError("measure.until_...: nothing to judge by; expected mode train and held-out data", "see params.validation")
 
@@ -285,9 +284,12 @@ class Worker:
 
     def _give_up(self, hanging: str) -> None:
         """The watchdog's last word."""
-        reason = f"{hanging} (in phase {self.log.current})"
-        failure = Failure(status="failed", reason=reason, rank=self.rank, started_at=self.started_at, phases=self.log.phases)
-        note_failure(self.folder, failure)
+        self.note("failed", f"{hanging} (in phase {self.log.current})")
+
+    def note(self, status: Status, reason: str, trace: str | None = None) -> bool:
+        """Leave a failure behind; whether this was the first."""
+        told = {"rank": self.rank, "started_at": self.started_at, "phases": self.log.phases, "traceback": trace}
+        return note_failure(self.folder, Failure.model_validate({"status": status, "reason": reason, **told}))
 
     def rescue(self) -> None:
         """Write what was measured before a failure: this rank's steps, and the readings of its sensors. Losses are left on the device."""
@@ -388,19 +390,11 @@ def main(folder: Path) -> None:
         limit = limit_memory(point.devices) if point.device_class == "cpu" else None
         worker.run()
     except BaseException as error:
-        phases = worker.log.phases
-        where = f" (in phase {phases[-1].name})" if phases else ""
+        where = f" (in phase {worker.log.phases[-1].name})" if worker.log.phases else ""
         full = is_out_of_memory(error) or (limit is not None and _NO_STACK in str(error))
         of = f"; the worker may take {human(limit, 'B')} ({MEMORY} sets another limit)" if full and limit else ""
-        failure = Failure(
-            status="oom" if full else "failed",
-            reason=_in_words(error) + where + of,
-            rank=worker.rank,
-            started_at=worker.started_at,
-            phases=phases,
-            traceback=f"rank {worker.rank}: {traceback.format_exc()}",
-        )
-        if note_failure(folder, failure) and not worker.measured:
+        trace = f"rank {worker.rank}: {traceback.format_exc()}"
+        if worker.note("oom" if full else "failed", _in_words(error) + where + of, trace) and not worker.measured:
             with suppress(OSError, CaramlError):  # the failure is what is to be told
                 worker.rescue()
         raise

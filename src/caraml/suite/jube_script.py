@@ -1,0 +1,135 @@
+"""JUBE scripts (YAML or XML) as elements, each with its line: read as data, nothing in them is executed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.parsers import expat
+
+from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line
+from caraml.base.limits import JUBE, read_text
+from caraml.suite.expression import Condition
+
+_INNER = {"benchmark", "parameterset", "parameter", "step", "use", "do", "fileset", "prepare", "substituteset", "patternset", "include"}
+_INNER |= {"pattern", "analyser", "analyse", "file", "result", "table", "column", "include-path", "copy", "link", "iofile", "sub"}
+"""Keys of JUBE's YAML that are elements; all others are attributes."""
+DEPTH = 40
+
+
+@dataclass
+class Element:
+    """An element of a script, from XML or from YAML."""
+
+    kind: str
+    line: int
+    attributes: dict[str, str] = field(default_factory=dict)
+    text: str = ""
+    inner: list[Element] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.attributes.get("name", "")
+
+    def all(self, kind: str) -> list[Element]:
+        return [one for one in self.inner if one.kind == kind]
+
+
+def read_script(path: Path) -> Element:
+    try:
+        text = read_text(path, JUBE)
+    except (UnicodeDecodeError, OSError) as error:
+        raise InputError(f"{path}: not a script of JUBE: {error}") from error
+    root = _from_xml(path, text) if text.lstrip().startswith("<") else _from_yaml(path, text)
+    if not any(one.kind in ("benchmark", "parameterset") for one in root.inner):
+        raise InputError(
+            f"{path}: not a script of JUBE: expected benchmark or parameterset, found {short(', '.join({one.kind for one in root.inner}))}"
+        )
+    return root
+
+
+def _from_xml(path: Path, text: str) -> Element:
+    root = Element("", 1)
+    open_ones, parser = [root], expat.ParserCreate()
+
+    def begin(kind: str, attributes: dict[str, str]) -> None:
+        open_ones.append(Element(kind, parser.CurrentLineNumber, attributes))
+        open_ones[-2].inner.append(open_ones[-1])
+        if len(open_ones) > DEPTH:
+            raise InputError(f"{path}:{parser.CurrentLineNumber}: more than {DEPTH} elements within each other")
+
+    def said(characters: str) -> None:
+        open_ones[-1].text += characters
+
+    def refuse(*_: object) -> None:
+        raise InputError(f"{path}:{parser.CurrentLineNumber}: found a DOCTYPE with entities, which a script of JUBE does without")
+
+    parser.StartElementHandler, parser.CharacterDataHandler, parser.EntityDeclHandler = begin, said, refuse
+    parser.EndElementHandler = lambda kind: open_ones.pop()
+    parser.buffer_text = True
+    try:
+        parser.Parse(text, True)
+    except expat.ExpatError as error:
+        raise InputError(f"{path}:{error.lineno}: not XML: {expat.ErrorString(error.code)}") from error
+    return root.inner[0]
+
+
+def _from_yaml(path: Path, text: str) -> Element:
+    try:
+        import yaml
+    except ImportError as error:
+        raise EnvironmentUnfitError(f"{path}: reading YAML needs the package pyyaml", "pip install 'caraml[jube]'") from error
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise InputError(f"{path}:{event.start_mark.line + 1}: found the alias *{event.anchor}, which is not read", "write it out")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InputError(f"{path}: not YAML: {in_a_line(error)}") from error
+    return Element("", 1) if node is None else _element("", node, 0, 1)
+
+
+def _element(kind: str, node: Any, depth: int, line: int) -> Element:
+    """JUBE's YAML: ``_`` is an element's text, lists are elements of one kind."""
+    element = Element(kind, line)
+    if depth > DEPTH:
+        return element
+    if node.id == "scalar":
+        element.text = node.value
+    for key, value in node.value if node.id == "mapping" else ():
+        ones = [(one, one.start_mark.line + 1) for one in value.value] if value.id == "sequence" else [(value, key.start_mark.line + 1)]
+        if key.value == "_":
+            element.text = value.value if value.id == "scalar" else ""
+        elif key.value in _INNER:
+            element.inner += [_element(key.value, one, depth + 1, place) for one, place in ones]
+        elif value.id == "scalar":
+            element.attributes[key.value] = value.value
+    return element
+
+
+def select(path: Path, element: Element, tags: frozenset[str]) -> None:
+    """Leave out what the tags exclude: ``+`` is and, ``|`` or, ``!`` not."""
+    kept = []
+    for one in element.inner:
+        words = re.sub(r"[\w.-]+", lambda found: str(found[0] in tags), one.attributes.get("tag", ""))
+        try:
+            if not words.strip() or Condition(words.replace("+", " and ").replace("|", " or ").replace("!", " not ")).holds({}):
+                kept.append(one)
+        except InputError as error:
+            raise InputError(f"{path}:{one.line}: tag = {one.attributes['tag']!r} cannot be read; expected names with + | ! ( )") from error
+    element.inner = kept
+    for one in kept:
+        select(path, one, tags)
+
+
+def everything(element: Element) -> Iterator[Element]:
+    yield element
+    for one in element.inner:
+        yield from everything(one)
+
+
+def short(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= 60 else f"{words[:57]}..."
