@@ -110,7 +110,7 @@ LINES = {
     "cli": 1_526,
     "data": 839,
     "engine": 3_736,
-    "launch": 1_752,
+    "launch": 1_768,
     "metrics": 1_639,
     "power": 4_690,
     "reference": 482,

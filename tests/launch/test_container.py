@@ -15,11 +15,12 @@ import pytest
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.launch.container import PROGRAMS, build_command, check, digest, image_of, pull_command, runtime_called, wrap
-from caraml.launch.script import write_script
+from caraml.launch.script import Recipe, write_script
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Measure
 from caraml.system.environment import container as container_seen
 from caraml.system.site import Container, ContainerRuntime, Site
+from caraml.workloads.gpt.text import prepare_text
 from tests.conftest import MakePoint
 from tests.debian import install, noted
 
@@ -85,6 +86,40 @@ def test_a_script_calls_the_runtime_as_the_site_says(
     assert (str(image) if runtime == "apptainer" else image.name) in " ".join(called)
     if runtime == "apptainer":
         assert (folder / "digest").read_text() == f"sha256:{hashlib.sha256(b'bytes').hexdigest()}"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "option"),
+    [
+        ("apptainer", "--bind={0}:{0}:ro"),
+        ("podman", "--volume={0}:{0}:ro"),
+        ("charliecloud", "--bind={0}:{0}"),
+        ("bubblewrap", "--ro-bind {0} {0}"),
+    ],
+)
+def test_what_parameters_name_by_relative_paths_is_there_in_the_image(
+    runtime: ContainerRuntime, option: str, tmp_path: Path, make_point: MakePoint
+) -> None:
+    suite, beside = tmp_path / "suite", tmp_path / "beside"
+    (suite / "set").mkdir(parents=True)
+    (beside / "corpora").mkdir(parents=True)
+    (beside / "corpora" / "notes.idx").touch()
+    site = Site(container=Container(runtime=runtime, image=str(tmp_path)))
+
+    def text(**params: object) -> str:
+        script = Recipe(make_point(params=params), tmp_path / "attempt", 1, site, suite_folder=str(suite)).text()
+        return " ".join(script.replace("\\\n", " ").split())
+
+    inside = option.format(suite)
+    assert inside in text(folder="set") and option.format(suite / "set") not in text(folder="set")
+    both = text(folder="../beside/corpora/notes", of=3)
+    assert inside in both and option.format(beside / "corpora") in both
+    assert both.index(inside) < both.index(f"{tmp_path / 'attempt'}", both.index(inside)), "what is written is bound last"
+    for without in ({"folder": "elsewhere"}, {"folder": str(suite / "set")}, {"folder": None}, {"text": "x" * 9000}, {"text": "a\0b"}, {}):
+        assert inside not in text(**without), without
+    assert str(suite) not in Recipe(make_point(params={"folder": "set"}), tmp_path / "attempt", 1, site).text(), (
+        "another machine has none of it"
+    )
 
 
 # -- images ------------------------------------------------------------------------------------------------------------
@@ -219,7 +254,8 @@ def real(request: pytest.FixtureRequest, root_file_system: Path, monkeypatch: py
 
 def test_a_point_trains_in_a_container(real: tuple[ContainerRuntime, str], tmp_path: Path, make_point: MakePoint) -> None:
     runtime, image = real
-    params = {"preset": "4M", "width": 16, "layers": 1, "heads": 1, "sequence_length": 8, "vocab_size": 64, "data": "synthetic"}
+    params = {"preset": "4M", "width": 16, "layers": 1, "heads": 1, "sequence_length": 8, "vocab_size": 300, "corpus": "corpora/notes"}
+    prepare_text([Path(__file__)], tmp_path / "suite" / "corpora" / "notes", vocab_size=300)
     policy = Measure(target=0.5, min_seconds=0, min_steps=4, max_seconds=2, warm_up_max_seconds=1, idle_seconds=0)
     point = make_point(workload="gpt", params=params, measure=policy)
     binds = tuple(map(str, host_folders()))
@@ -227,7 +263,9 @@ def test_a_point_trains_in_a_container(real: tuple[ContainerRuntime, str], tmp_p
     folder = Store(tmp_path).new_attempt(point)
     probe = wrap(["ls", "."], runtime, image, binds=binds, workdir="/opt")
     assert "of-the-image" in subprocess.run(probe, capture_output=True, text=True, check=False).stdout.splitlines()
-    done = subprocess.run([str(write_script(point, folder, 1, Site(container=chosen)))], timeout=120, check=False)
+    script = write_script(point, folder, 1, Site(container=chosen))
+    script.write_text(Recipe(point, folder, 1, Site(container=chosen), suite_folder=str(tmp_path / "suite")).text())
+    done = subprocess.run([str(script)], timeout=120, check=False)
     assert done.returncode == 0, (folder / "worker.log").read_text()
     record = read_record(folder / RECORD)
     assert record.status == "ok"

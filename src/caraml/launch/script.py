@@ -300,11 +300,27 @@ def _inside(made: Recipe) -> list[str]:
         command_of(point, folder, site.container.python),
         site.container.runtime,
         made.image,
-        binds=[*site.container.binds, str(folder), *([str(made.needed)] if made.needed else [])],
+        binds=[*site.container.binds, *_input_binds(made), str(folder), *([str(made.needed)] if made.needed else [])],
         workdir=str(folder),
         gpus="cuda" if made.kind == "cuda" else "rocm" if made.kind == "rocm" else None,
         extra=[*site.container.extra, *passed],
     )
+
+
+def _input_binds(made: Recipe) -> list[str]:
+    """Folders, to be read only, of what the point's parameters name by relative paths: those mean the suite's folder, also in an image."""
+    if made.suite_folder is None:
+        return []
+    texts = [text for text in made.point.params.values() if isinstance(text, str) and text and not os.path.isabs(text)]  # noqa: PTH117
+    paths = [os.path.normpath(os.path.join(made.suite_folder, text)) for text in texts]  # noqa: PTH118 -- a text that is no path is no error
+    # The corpus of a language model is named by what its files begin with.
+    found = [path for path in paths if os.path.exists(path) or os.path.exists(f"{path}.idx")]  # noqa: PTH110
+    if not found:
+        return []
+    folders = dict.fromkeys([made.suite_folder, *(path if os.path.isdir(path) else os.path.dirname(path) for path in found)])  # noqa: PTH112, PTH120
+    outer = [one for one in folders if not any(Path(one).is_relative_to(other) for other in folders if other != one)]
+    read_only = made.site.container.runtime != "charliecloud"  # which binds everything writable
+    return [f"{one}:{one}:ro" if read_only else one for one in outer]
 
 
 def _meets(point: Point) -> bool:
