@@ -144,8 +144,3 @@ def victim(tmp_path: Path) -> Iterator[Victim]:
     campaign = Victim(tmp_path)
     yield campaign
     campaign.end()
-
-
-@pytest.fixture(autouse=True)
-def as_users_start_it(real_start: None) -> None:
-    """Signals, memory and disks meet processes that are each other's children, as they are for users."""

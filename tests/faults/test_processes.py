@@ -12,6 +12,7 @@ import pytest
 
 from tests.faults.conftest import Victim
 
+pytestmark = pytest.mark.usefixtures("real_start")  # signals meet processes that are each other's children, as they are for users
 SHORT = {"params": {"device": "asynchronous", "step_seconds": 0.02}}
 LONG = {**SHORT, "measure": {"min_seconds": 60, "max_seconds": 90}}
 TWO_RANKS = {**LONG, "devices": 2}

@@ -1,4 +1,7 @@
-"""What goes wrong around a point: memory, disks, clocks, sensors, loader workers."""
+"""What goes wrong around a point: memory, disks, clocks, sensors, loader workers.
+
+Memory, signals and clocks meet processes as users start them; disks and sensors do not know the difference.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +57,7 @@ def memory_group(megabytes: int) -> Iterator[Path]:
 HUGE = {"global_batch": 512, "micro_batch": 512, "params": {"preset": "4M", "data": "synthetic-device"}, "mode": "compute"}
 
 
+@pytest.mark.usefixtures("real_start")
 def test_a_point_that_is_too_large_ends_before_the_memory_does(victim: Victim) -> None:
     code, said = victim.run(victim.suite(HUGE, workload="gpt"), CARAML_MEMORY_GIB="2")
     (record,) = victim.records()
@@ -61,6 +65,7 @@ def test_a_point_that_is_too_large_ends_before_the_memory_does(victim: Victim) -
     assert "the worker may take 2.00 GiB" in (record.reason or "") and "CARAML_MEMORY_GIB" in (record.reason or "")
 
 
+@pytest.mark.usefixtures("real_start")
 def test_a_point_that_the_kernel_kills_for_its_memory_is_out_of_memory(victim: Victim) -> None:
     suite = victim.suite(HUGE, workload="gpt")
     with memory_group(700) as group:
@@ -109,6 +114,7 @@ time.time_ns = lambda: _true_ns() + int(float(_shift.read_text() or 0) * 1e9)
 """
 
 
+@pytest.mark.usefixtures("real_start")
 def test_a_clock_that_is_set_back_and_forth_changes_no_number(victim: Victim, tmp_path: Path) -> None:
     customs = tmp_path / "customs"  # Python runs sitecustomize before anything else: every process of the campaign gets this wall clock
     customs.mkdir()
@@ -141,6 +147,7 @@ def test_a_sensor_that_hangs_costs_its_energy_and_nothing_else(victim: Victim, t
     assert energy.value is None and energy.reason
 
 
+@pytest.mark.usefixtures("real_start")
 def test_a_loader_worker_that_dies_ends_the_point_and_is_named(victim: Victim) -> None:
     reading = {
         "global_batch": 1,
