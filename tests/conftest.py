@@ -32,6 +32,12 @@ SHARING = {"CARAML_BIND": "off", "OMP_WAIT_POLICY": "passive"}
 """Where several tests run at a time: what they start is not all bound to the same cores, and threads that wait let others work."""
 MEASURING = {"power", "verify", "worker"}
 """Rooms whose tests measure this machine: nothing else runs beside them."""
+LONGEST = (
+    *("test_docs.py", "engine/parallel/test_parity.py", "slurm/test_slurm.py", "engine/test_compiled.py", "slurm/test_programs.py"),
+    *("faults/test_processes.py", "bench/test_gpu_bench.py", "faults/test_surroundings.py", "workloads/test_training.py"),
+    *("test_collection.py", "security/test_ranks.py", "e2e/test_examples.py", "test_needs.py", "slurm/test_verify.py"),
+)
+"""Files that begin first where several run at a time: one of minutes that began last would leave the other cores without work."""
 COLLECTED = pytest.StashKey[list[str]]()
 """Ids of all tests that were collected, before any are left out."""
 FOREIGN = ("CARAML_", "XDG_", "LC_", "SLURM_", "PMI", "OMPI_", "TORCHELASTIC_")
@@ -100,6 +106,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """A test whose file, or whose fixture's file, imports what starts processes is one that starts processes. A test in a room that
     measures has the machine to itself."""
     config.stash[COLLECTED] = [item.nodeid for item in items]
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        turns = {Path(__file__).parent / name: turn for turn, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: turns.get(item.path, len(turns)))  # all workers alike, and in the order of collection otherwise
     for item in items:
         fixtures = [fixture.func for known in item._fixtureinfo.name2fixturedefs.values() for fixture in known]  # type: ignore[attr-defined]
         files = [vars(item.module), *(inspect.unwrap(f).__globals__ for f in fixtures if hasattr(f, "__globals__"))]  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import COLLECTED
+from tests.conftest import COLLECTED, LONGEST
 
 ROOT = Path(__file__).parents[1]
 COLLECT = """
@@ -44,3 +44,7 @@ def test_the_tests_are_the_same_for_everyone_at_any_time(tmp_path: Path, request
     if request.config.args != ["tests"]:  # not all were collected
         here = collect(ROOT, 0.0, PYTHONHASHSEED="1")
     assert len(here) > 1000 and elsewhere == here
+
+
+def test_files_that_begin_first_are_there() -> None:
+    assert not [name for name in LONGEST if not (ROOT / "tests" / name).is_file()]
