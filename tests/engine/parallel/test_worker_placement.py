@@ -72,7 +72,7 @@ def test_a_pipeline_is_measured_and_its_checkpoint_starts_one_process(tmp_path: 
     assert divided.value("slowest_rank") in (0.0, 1.0) and (divided.value("rank_imbalance") or 0) >= 0
     assert (kept / ".metadata").exists() and "save_model" in {phase.name for phase in divided.phases}
     params = Params.model_validate({**TINY, **rate, "start_from": str(kept)}).model_dump(mode="json")
-    alone = run(tmp_path, make_point(params=params, **values))
+    alone = run(tmp_path, make_point(params=params, **{**values, "measure": SHORT}))
     assert alone.status == "ok", alone.reason
     fresh, last, again = divided.value("loss_first"), divided.value("loss_last"), alone.value("loss_first")
     assert fresh is not None and last is not None and again is not None
