@@ -63,6 +63,7 @@ def test_a_check_that_cannot_be_made_says_why_and_the_others_are_made(gpu: Modul
 
     monkeypatch.setattr(gpu, "image_losses", absent)
     monkeypatch.setattr(gpu, "gpt_losses", lambda device, precision, compiled=False: [1.0])
+    monkeypatch.setattr(gpu, "head_deviation", lambda device: 0.0)
     *others, images = gpu.check(torch.device("cpu"))
     assert all(check.holds for check in others)
     assert (images.deviation, images.holds, images.unknown) == (None, False, "ModuleNotFoundError: No module named 'timm'")
