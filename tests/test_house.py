@@ -122,7 +122,7 @@ LINES = {
     "worker": 2_066,
     "workloads": 8_428,
 }
-FILES = 271
+FILES = 261
 
 
 def test_no_room_outgrows_its_lines() -> None:
