@@ -156,7 +156,7 @@ def _distribution(records: Sequence[Record], times: dict[str, list[float]], left
     columns = ["point", "shortest", "5 %", "median", "95 %", "longest", "elbow"]
     note = "The slowest rank's time of each step; the elbow in the table is where the bulk ends and a tail begins."
     if left_out:
-        note += f" Without the first and the last batch of each epoch ({count(left_out, 'step')}), as in EPICURE's guide, chapter 5."
+        note += f" Without the first and the last batch of each epoch ({count(left_out, 'step')}), as in EPICURE's guide, section 5.2."
     note += _left_out(records)
     return ReportFigure(title, drawings, [line.name for line in lines], "line", columns, rows, note)
 
