@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,15 +42,18 @@ from caraml.base.format import human, percent  # noqa: E402
 from caraml.campaign import Campaign  # noqa: E402
 from caraml.engine.device import AcceleratorDevice, StepTimer, accelerator_type, open_device  # noqa: E402
 from caraml.engine.precision import autocast, set_matmul_precision  # noqa: E402
+from caraml.engine.step import make_step  # noqa: E402
 from caraml.launch.launchers import LocalLauncher  # noqa: E402
 from caraml.results.record import Record  # noqa: E402
 from caraml.results.status import ProgressLine  # noqa: E402
 from caraml.results.store import Store  # noqa: E402
 from caraml.suite.expand import PlannedPoint  # noqa: E402
 from caraml.suite.load import load_suite  # noqa: E402
-from caraml.suite.model import Point, Precision  # noqa: E402
+from caraml.suite.model import Knobs, Point, Precision, StepGraph  # noqa: E402
 from caraml.system.detect import detect  # noqa: E402
 from caraml.system.streams import pins  # noqa: E402
+from caraml.workloads import load_workload  # noqa: E402
+from caraml.workloads.base import BuildContext  # noqa: E402
 from caraml.workloads.gpt.model import (  # noqa: E402
     GPT,
     GPTConfig,
@@ -208,6 +211,25 @@ def interface_deviation(device: torch.device, size: int = 4096, steps: int = 100
     return max(abs(general / own - 1), abs((clocks[1].peak_memory() or 0) / (clocks[0].peak_memory() or 1) - 1))
 
 
+def graph_deviation(device: torch.device, precision: Precision, steps: int = 12) -> float:
+    """Losses of steps that a graph replays against those of usual ones, with a schedule and two micro-batches a step."""
+
+    def losses(asked: StepGraph) -> list[float]:
+        own, told = load_workload("gpt"), dict[str, Any]()
+        set_matmul_precision(precision)
+        sizes = {"preset": "4M", "data": "synthetic-device", "warm_up_steps": 4, "decay_steps": 40}
+        context = BuildContext(own.params.model_validate(sizes), device, 0, 1, 1, 8, 0, lambda name: nullcontext(), global_batch=16)
+        names = {"suite": "b", "benchmark": "b", "workload": "gpt", "params": {}, "system": "local", "device": "g", "software": "b"}
+        wanted = Point(**names, device_class="gpu", global_batch=16, micro_batch=8, precision=precision, knobs=Knobs(step_graph=asked))
+        step = make_step(own.build(context), wanted, device, told=told)
+        found = [step().loss for _ in range(steps)]
+        if told["step_graph"]["used"] != (asked == "on"):
+            raise RuntimeError(told["step_graph"]["why"])
+        return [loss.item() for loss in found if loss is not None]
+
+    return largest_relative(losses("on"), losses("off"))
+
+
 def checks_of(device: torch.device) -> Iterator[tuple[str, float, Callable[[], float]]]:
     """What must hold before a number of this device is worth anything: claim, deviation allowed, and how it is found."""
     cpu, truth = torch.device("cpu"), list[float]()
@@ -226,6 +248,9 @@ def checks_of(device: torch.device) -> Iterator[tuple[str, float, Callable[[], f
         yield "torch's interface for all accelerators: step times and peak memory", 0.01, lambda: interface_deviation(device)
         yield "GPT, fp32, compiled: losses as on the CPU", 1e-4, lambda: gpt("fp32", compiled=True)
         yield "GPT, bf16, compiled: close", 1e-2, lambda: gpt("bf16", compiled=True)
+    if device.type == "cuda":
+        yield "GPT, fp32, steps replayed by a graph: losses of usual steps", 1e-4, lambda: graph_deviation(device, "fp32")
+        yield "GPT, bf16, steps replayed by a graph: close to usual steps", 1e-2, lambda: graph_deviation(device, "bf16")
     yield "ResNet-18, fp32: losses as on the CPU", 2e-3, lambda: largest_relative(image_losses(device, "fp32"), image_losses(cpu, "fp32"))
 
 

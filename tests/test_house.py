@@ -109,20 +109,20 @@ LINES = {
     "campaign": 1_755,
     "cli": 1_526,
     "data": 839,
-    "engine": 3_736,
+    "engine": 4_075,
     "launch": 1_768,
     "metrics": 1_639,
     "power": 4_690,
     "reference": 482,
     "report": 4_296,
     "results": 2_503,
-    "suite": 2_065,
+    "suite": 2_079,
     "system": 3_970,
     "verify": 1_082,
     "worker": 2_066,
-    "workloads": 8_428,
+    "workloads": 8_418,
 }
-FILES = 261
+FILES = 262
 
 
 def test_no_room_outgrows_its_lines() -> None:

@@ -55,15 +55,8 @@ class Spec:
         return json.dumps(asdict(self))
 
 
-def caraml(spec: Spec) -> None:
-    """The worker's task and step. Images lie on the device already, as those of the peers do."""
-    step = caraml_step(spec)
-    while True:
-        step()
-
-
 def caraml_step(spec: Spec) -> Callable[[], object]:
-    """What its worker would call in a loop."""
+    """What its worker would call in a loop. Images lie on the device already, as those of the peers do."""
     from caraml.engine.device import open_device
     from caraml.engine.matmul import Products
     from caraml.engine.precision import check_precision, set_deterministic, set_matmul_precision
@@ -192,9 +185,7 @@ def trainer(spec: Spec) -> None:
     if spec.workload == "gpt":
         Trainer(_gpt2(params), arguments, train_dataset=_RandomText(params["vocab_size"], params["sequence_length"])).train()
         return
-    from transformers import BertConfig, BertForQuestionAnswering
-
-    network = BertForQuestionAnswering(BertConfig())  # BERT base is its default
+    network = _bert()
     Trainer(network, arguments, train_dataset=_RandomText(network.config.vocab_size, params["tokens"], answers=True)).train()
 
 
@@ -218,6 +209,16 @@ def _gpt2(params: dict[str, Any]) -> Any:
         eos_token_id=0,
     )
     return GPT2LMHeadModel(config)
+
+
+def _bert() -> Any:
+    """BERT base of the library ``transformers``, with a head for answers."""
+    from caraml.compat import make_torchvision_importable
+
+    make_torchvision_importable()
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    return BertForQuestionAnswering(BertConfig())  # BERT base is its default
 
 
 def optimum(spec: Spec) -> None:
@@ -343,7 +344,7 @@ def image_network(spec: Spec) -> Any:
 
 
 def forward_passes(spec: Spec) -> Callable[[], object]:
-    """A forward pass of CARAML in mode `inference`, or of a peer's network as its documentation has it: evaluation mode, no gradients."""
+    """A step of CARAML, or a forward pass of a peer's network as its documentation has it: evaluation mode, no gradients."""
     if spec.peer == "caraml":
         return caraml_step(spec)
     if spec.workload == "image_classification":
@@ -354,24 +355,32 @@ def forward_passes(spec: Spec) -> Callable[[], object]:
             return model(images.contiguous(memory_format=torch.channels_last) if spec.channels_last else images)
 
         return _without_gradients(spec, scores)
+    if spec.workload == "question_answering":
+        network, shape = _bert(), (spec.batch, spec.params["tokens"])
+        named = {"input_ids": torch.randint(network.config.vocab_size, shape).to(spec.device)}
+        named["attention_mask"] = torch.ones_like(named["input_ids"])
+        return _without_gradients(spec, _ready(network, spec), **named)
     tokens = torch.randint(spec.params["vocab_size"], (spec.batch, spec.params["sequence_length"])).to(spec.device)
-    if spec.peer == "nanogpt":
-        theirs = _imported(Path(spec.path or "", "model.py"))
-        sizes = {ours: spec.params[name] for ours, name in (("n_layer", "layers"), ("n_head", "heads"), ("n_embd", "width"))}
-        network = theirs.GPT(theirs.GPTConfig(block_size=tokens.shape[1], vocab_size=spec.params["vocab_size"], dropout=0.0, **sizes))
-    else:
-        network = _gpt2(spec.params)
+    if spec.peer != "nanogpt":
+        return _without_gradients(spec, _ready(_gpt2(spec.params), spec), tokens, labels=tokens, use_cache=False)
+    theirs = _imported(Path(spec.path or "", "model.py"))
+    sizes = {ours: spec.params[name] for ours, name in (("n_layer", "layers"), ("n_head", "heads"), ("n_embd", "width"))}
+    config = theirs.GPTConfig(block_size=tokens.shape[1], vocab_size=spec.params["vocab_size"], dropout=0.0, **sizes)
+    return _without_gradients(spec, _ready(theirs.GPT(config), spec), tokens, tokens)
+
+
+def _ready(network: Any, spec: Spec) -> Any:
+    """The network on the device, in evaluation mode, compiled if asked."""
     network = network.to(spec.device).eval()
     if spec.compile:
         network.compile()
-    named = {} if spec.peer == "nanogpt" else {"labels": tokens, "use_cache": False}
-    return _without_gradients(spec, lambda: network(tokens, *([tokens] if spec.peer == "nanogpt" else []), **named))
+    return network
 
 
-def _without_gradients(spec: Spec, work: Callable[[], object]) -> Callable[[], object]:
+def _without_gradients(spec: Spec, work: Callable[..., object], *inputs: Any, **named: Any) -> Callable[[], object]:
     def once() -> object:
         with torch.inference_mode(), in_precision(spec):
-            return work()
+            return work(*inputs, **named)
 
     return once
 
@@ -383,7 +392,6 @@ def _imported(file: Path) -> Any:
 
 
 PEERS: dict[str, Callable[[Spec], None]] = {
-    "caraml": caraml,
     "nanogpt": nanogpt,
     "trainer": trainer,
     "optimum": optimum,
@@ -397,8 +405,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("spec", help="as JSON")
     asked = Spec(**json.loads(parser.parse_args().spec))
-    held = gate.install()
-    if not asked.inference:
+    by_hand = asked.inference or asked.peer == "caraml"
+    held = gate.install(by_hook=not by_hand)
+    if not by_hand:
         PEERS[asked.peer](asked)
     step = forward_passes(asked)
     while True:

@@ -1,8 +1,8 @@
 """Holds a program after any of its steps, so that programs which know nothing of each other take turns.
 
 Torch calls a hook after every ``optimizer.step()``, whoever trains. From one call to the next lies one whole step of the program, logging
-and fetching of its next batch included, without a line of it being changed. A program without an optimizer calls the gate itself. A turn
-ends when the accelerator, if there is one, has done all its work.
+and fetching of its next batch included, without a line of it being changed. A program without an optimizer, or
+whose updates a graph replays, calls the gate itself. A turn ends when the accelerator, if there is one, has done all its work.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ class Gate:
         return time.perf_counter(), time.process_time()
 
 
-def install() -> Gate:
-    """Gate this process by the pipes that its parent gave it."""
+def install(*, by_hook: bool = True) -> Gate:
+    """Gate this process by the pipes that its parent gave it; without the hook, the program calls the gate itself after each step."""
     commands, replies = (int(number) for number in os.environ[PIPES].split(","))
     gate = Gate(os.fdopen(commands, "r"), os.fdopen(replies, "w"))
-    register_optimizer_step_post_hook(gate)
+    if by_hook:
+        register_optimizer_step_post_hook(gate)
     return gate

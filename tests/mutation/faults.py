@@ -34,6 +34,7 @@ T_WORKER, T_METRICS, T_STATS, T_EXPAND = (
 T_NODES = "tests/worker/test_nodes.py"
 T_EDGES = "tests/engine/test_edges.py"
 T_MATMUL = "tests/engine/test_matmul.py"
+T_GRAPH = "tests/engine/test_graph.py"
 KERNELS, PROBE, LIMITS, ROOFLINE = "system/kernels.py", "system/probe.py", "system/limits.py", "metrics/roofline.py"
 WATCHDOG = "engine/watchdog.py"
 T_PROBE, T_LIMITS, T_THROTTLE = (f"tests/system/test_system_{name}.py" for name in ("probe", "limits", "throttle"))
@@ -365,8 +366,8 @@ FAULTS = [
     Fault(
         "data wait is not counted",
         STEP,
-        "            wait += time.monotonic() - begin\n            with self._exchange",
-        "            with self._exchange",
+        "            self._wait += time.monotonic() - begin\n            yield batch",
+        "            yield batch",
         (T_STEP,),
     ),
     Fault(
@@ -377,6 +378,23 @@ FAULTS = [
         (T_STEP,),
     ),
     Fault("only the first micro-batch is trained", STEP, "count = self._point.accumulation\n", "count = 1\n", (T_STEP,)),
+    Fault(
+        "a replayed step trains the captured batch",
+        "engine/graph.py",
+        "            buffer.copy_(values, non_blocking=True)\n",
+        "            pass\n",
+        (T_GRAPH,),
+    ),
+    Fault(
+        "a captured update keeps its learning rate", STEP, "            if task.rate is not None:\n", "            if False:\n", (T_GRAPH,)
+    ),
+    Fault(
+        "frozen weights are not folded",
+        "engine/precision.py",
+        "        node.replace_all_uses_with(before)\n",
+        "        continue\n",
+        ("tests/engine/test_frozen.py",),
+    ),
     Fault(
         "step times of rank 0",
         RECORD,

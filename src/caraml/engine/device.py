@@ -13,7 +13,7 @@ import sys
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -201,6 +201,64 @@ class AcceleratorDevice:
             return torch.accelerator.max_memory_allocated(self.torch_device) or None
         except RuntimeError:
             return None
+
+
+class Graph(Protocol):
+    """What records and replays the work of a device."""
+
+    def aside(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Do the work in the place where it would be captured."""
+        ...
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Record the work without doing it; the tensor that each replay will fill."""
+        ...
+
+    def replay(self) -> None:
+        """Launch what was recorded."""
+        ...
+
+    def drop(self) -> None:
+        """Forget what was recorded, and free its memory."""
+        ...
+
+    def synchronize(self) -> None:
+        """Return when everything launched so far has finished."""
+        ...
+
+
+class CudaGraph:
+    """A CUDA or HIP graph. Torch registers the default random generator of the device with it, so that every replay draws other numbers."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._graph, self._stream = device, torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+
+    def aside(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """On the stream of the capture."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            found = work()
+        current.wait_stream(self._stream)
+        found.record_stream(current)
+        return found
+
+    def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Other threads may use the device meanwhile, as a loader's that pins memory."""
+        with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
+            return work()
+
+    def replay(self) -> None:
+        """On the current stream."""
+        self._graph.replay()
+
+    def drop(self) -> None:
+        """With the graph's own memory."""
+        self._graph.reset()
+
+    def synchronize(self) -> None:
+        """Wait for the device's whole queue."""
+        torch.cuda.synchronize(self._device)
 
 
 def open_device(device_class: DeviceClass, local_rank: int) -> Device:

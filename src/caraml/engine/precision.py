@@ -1,4 +1,5 @@
-"""Which arithmetic and which kernels a step uses. Weights and optimizer state stay in fp32; bf16 and fp16 are autocast around them."""
+"""Which arithmetic and which kernels a step uses. Weights and optimizer state stay in fp32; bf16 and fp16 are autocast around them, but for
+weights that only serve forward passes."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import fx, nn
 from torch.nn.attention import SDPBackend
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.engine.device import device_lacks_fp8
@@ -21,6 +24,9 @@ ARITHMETIC: dict[Precision, DType] = {"fp32": "fp32", "tf32": "tf32", "bf16": "b
 
 HALF: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 """What autocast computes in."""
+_PRODUCTS = {nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d}
+"""Modules whose weights autocast casts on every call. Classes derived from them may do something else with a weight first."""
+_FOLDED = {nn.Conv1d: nn.BatchNorm1d, nn.Conv2d: nn.BatchNorm2d, nn.Conv3d: nn.BatchNorm3d}
 _TILE = 16
 """Sides that fp8 products take are multiples of this."""
 
@@ -47,16 +53,14 @@ def check_precision(precision: Precision, device: torch.device, emulated: bool =
         raise EnvironmentUnfitError(f"precision: found {precision!r}; torch has no autocast for {device.type} devices", "ask for fp32")
 
 
-def compute_in_fp8(model: torch.nn.Module, **options: Any) -> None:
+def compute_in_fp8(model: nn.Module, **options: Any) -> None:
     """Have the linear layers of a model's blocks multiply in fp8, forward and backward, each tensor scaled by its largest number; where a
     side is no multiple of 16, a layer stays as it is. Parameters stay the same objects, in fp32. ``options`` go to torchao."""
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    def chosen(module: torch.nn.Module, name: str) -> bool:
+    def chosen(module: nn.Module, name: str) -> bool:
         return (
-            name.startswith("blocks.")
-            and isinstance(module, torch.nn.Linear)
-            and module.in_features % _TILE == module.out_features % _TILE == 0
+            name.startswith("blocks.") and isinstance(module, nn.Linear) and module.in_features % _TILE == module.out_features % _TILE == 0
         )
 
     convert_to_float8_training(model, config=Float8LinearConfig(**options), module_filter_fn=chosen)
@@ -119,3 +123,49 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 def gradient_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:
     """A loss scaler, active for fp16 only."""
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+
+
+def freeze(model: nn.Module, precision: Precision) -> tuple[nn.Module, dict[str, Any]]:
+    """A model in evaluation mode for forward passes only, and what a record says of it. The given model is used up.
+
+    Folded layers give the same numbers up to rounding, and cast weights the same bits, because autocast would cast them in every step.
+    """
+    told: dict[str, Any] = {"folded": 0}
+    if any(type(module) in _FOLDED.values() for module in model.modules()):
+        try:
+            model, told["folded"] = _without_norms(model)
+        except Exception as error:  # noqa: BLE001 -- a network that cannot be traced may raise anything, and runs as it is
+            told["why_none_folded"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    half = HALF.get(precision)
+    if half is not None:
+        for module in model.modules():
+            if type(module) in _PRODUCTS:
+                for name, weight in module.named_parameters(recurse=False):
+                    setattr(module, name, nn.Parameter(weight.detach().to(half), requires_grad=False))
+    told["weights"] = "float32" if half is None else str(half).removeprefix("torch.")
+    return model, told
+
+
+def _without_norms(model: nn.Module) -> tuple[nn.Module, int]:
+    """The model with each batch normalisation in the convolution before it, where nothing else sees that one's result; and how many."""
+    graph = fx.Tracer().trace(model)
+    modules, uses = dict(model.named_modules()), dict[str, int]()
+    for node in graph.nodes:
+        if node.op == "call_module":
+            uses[str(node.target)] = uses.get(str(node.target), 0) + 1
+    folded = 0
+    for node in list(graph.nodes):
+        before = node.args[0] if node.op == "call_module" and node.args else None
+        if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) > 1:
+            continue
+        last, first = str(node.target), str(before.target)
+        norm, convolution = modules[last], modules[first]
+        once = uses[last] == uses[first] == 1
+        if not once or _FOLDED.get(type(convolution)) is not type(norm) or norm.running_mean is None:
+            continue
+        parent, _, name = first.rpartition(".")
+        setattr(model.get_submodule(parent), name, fuse_conv_bn_eval(convolution, norm))
+        node.replace_all_uses_with(before)
+        graph.erase_node(node)
+        folded += 1
+    return fx.GraphModule(model, graph), folded

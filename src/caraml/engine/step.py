@@ -13,7 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
 from caraml.base.errors import InputError
-from caraml.engine.precision import autocast, gradient_scaler
+from caraml.engine.device import CudaGraph, Graph
+from caraml.engine.graph import GraphedPasses, Passes, rates_on_device, refusal
+from caraml.engine.precision import autocast, freeze, gradient_scaler
 from caraml.engine.steps import Step, StepOutcome
 from caraml.suite.model import Point
 from caraml.workloads.base import Task
@@ -28,11 +30,21 @@ RESIDENT_BATCHES = 4
 """Batches that mode `compute` keeps on the device and repeats."""
 
 
-def make_step(task: Task, point: Point, device: torch.device, divided: Divided | None = None, watch: Watch = iter) -> Step:
+def make_step(
+    task: Task,
+    point: Point,
+    device: torch.device,
+    divided: Divided | None = None,
+    watch: Watch = iter,
+    *,
+    told: dict[str, Any] | None = None,
+) -> Step:
     """The step of a point's mode; ``divided`` is this process's part of a model that the point divides.
 
-    ``watch`` sees every micro-batch that a step takes: in mode `compute` too, where the loader gives four and no more.
+    ``watch`` sees every micro-batch that a step takes: in mode `compute` too, where the loader gives four and no more. ``told`` gets what
+    a record says of how the step is made.
     """
+    told = {} if told is None else told
     batches = task.batches
     if point.mode == "compute":
         batches = itertools.cycle([next(task.batches) for _ in range(RESIDENT_BATCHES)])
@@ -44,10 +56,12 @@ def make_step(task: Task, point: Point, device: torch.device, divided: Divided |
 
         return DividedStep(task, divided, batches, point, device)
     if point.mode == "inference":
-        return InferenceStep(task, batches, point, device)
+        return InferenceStep(task, batches, point, device, told)
     if task.own_step is not None:
         return OwnStep(task, batches, point, device)
-    return TrainStep(task, batches, point, device)
+    refused = refusal(task, point, device)
+    told["step_graph"] = {"asked": point.knobs.step_graph, "used": False, "why": refused}
+    return TrainStep(task, batches, point, device, graph=None if refused else lambda: CudaGraph(device), told=told["step_graph"])
 
 
 def _consume(batches: Iterator[Any], count: int) -> float:
@@ -58,31 +72,63 @@ def _consume(batches: Iterator[Any], count: int) -> float:
 
 
 class TrainStep:
-    """Forward, backward and update over ``accumulation`` micro-batches; gradients are exchanged in the last one only."""
+    """Forward, backward and update over ``accumulation`` micro-batches; gradients are exchanged in the last one only.
 
-    def __init__(self, task: Task, batches: Iterator[Any], point: Point, device: torch.device) -> None:
-        self._task, self._batches, self._point, self._device = task, batches, point, device
+    ``graph`` makes what captures the step, where one is to be captured; ``told`` gets what a record says of that.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        batches: Iterator[Any],
+        point: Point,
+        device: torch.device,
+        *,
+        graph: Callable[[], Graph] | None = None,
+        told: dict[str, Any] | None = None,
+    ) -> None:
+        self._task, self._point, self._device, self._wait = task, point, device, 0.0
+        self._batches = batches
         self._scaler = gradient_scaler(point.precision, device)
         self._model = _wrapped(task.model, point, device)
         self._one = torch.ones((), device=device)
+        self._run: Passes = self._passes
+        if graph is not None:
+            if task.rate is not None:
+                rates_on_device(task.optimizer, device)
+            self._run = GraphedPasses(self._passes, task.optimizer, point.knobs.step_graph, graph(), {} if told is None else told)
         self._rates = rates([task.optimizer], task.rate)
 
     def __call__(self) -> StepOutcome:
         """Launch one step."""
-        count = self._point.accumulation
-        total, wait = torch.zeros((), device=self._device), 0.0
+        self._wait = 0.0
         if self._point.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
-        for index in range(count):
+        total = self._run(self._micro_batches())
+        for rate in self._rates:
+            rate.step()
+        scale = torch.as_tensor(self._scaler.scale(self._one)).clone() if self._scaler.is_enabled() else None
+        return StepOutcome(total, self._wait, scale)
+
+    def _micro_batches(self) -> Iterator[Any]:
+        count = self._point.accumulation
+        for _ in range(count):
             begin = time.monotonic()
             batch = next(self._batches)
-            wait += time.monotonic() - begin
+            self._wait += time.monotonic() - begin
+            yield batch
+
+    def _passes(self, batches: Iterator[Any]) -> torch.Tensor:
+        """Mean loss of the micro-batches, by which the weights have been updated."""
+        total, count = torch.zeros((), device=self._device), self._point.accumulation
+        for index, batch in enumerate(batches):
             with self._exchange(last=index == count - 1):
                 with autocast(self._point.precision, self._device):
                     loss = self._task.loss(self._model, batch) / count
                 torch.as_tensor(self._scaler.scale(loss)).backward()
             total += loss.detach()  # a copy: a graph replay overwrites the loss itself
-        return StepOutcome(total, wait, self._update())
+        self._update()
+        return total
 
     def _exchange(self, last: bool) -> Any:
         """Keep DDP quiet in all micro-batches but the last."""
@@ -90,7 +136,7 @@ class TrainStep:
             return self._model.no_sync()
         return nullcontext()
 
-    def _update(self) -> torch.Tensor | None:
+    def _update(self) -> None:
         optimizer, clip = self._task.optimizer, self._task.clip_norm
         if clip is not None:
             self._scaler.unscale_(optimizer)
@@ -98,17 +144,16 @@ class TrainStep:
         self._scaler.step(optimizer)
         self._scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        for rate in self._rates:
-            rate.step()
-        return torch.as_tensor(self._scaler.scale(self._one)).clone() if self._scaler.is_enabled() else None
 
 
 class InferenceStep:
     """Forward passes over ``accumulation`` micro-batches, without gradients. Ranks do not meet."""
 
-    def __init__(self, task: Task, batches: Iterator[Any], point: Point, device: torch.device) -> None:
+    def __init__(self, task: Task, batches: Iterator[Any], point: Point, device: torch.device, told: dict[str, Any]) -> None:
         self._batches, self._point, self._device = batches, point, device
         self._model, self._predict = task.model.eval(), task.predict or task.loss
+        if point.knobs.frozen_weights:
+            self._model, told["frozen_weights"] = freeze(self._model, point.precision)
         if point.compile != "off":
             self._model.compile(mode=None if point.compile == "default" else point.compile)
 

@@ -21,9 +21,10 @@ from caraml.system.model import DeviceClass
 Attention = Literal["auto", "flash", "cudnn", "efficient", "math"]
 Matmul = Literal["auto", "mkl", "onednn"]
 Binding = Literal["auto", "compact", "spread", "none"]
+StepGraph = Literal["auto", "on", "off"]
 
 _OF_CPUS = ("keep_freed_memory", "matmul")
-_OF_GPUS = ("convolution_search",)
+_OF_GPUS = ("convolution_search", "step_graph")
 """Knobs without an effect elsewhere."""
 
 
@@ -45,6 +46,16 @@ class Knobs(BaseModel):
     matmul: Matmul = Field(
         "auto", description="CPUs: library of fp32 matrix products, torch's BLAS or oneDNN; `auto`: the faster by the point's own products"
     )
+    frozen_weights: bool = Field(
+        True,
+        description="mode `inference`: before the first step, weights are cast to `precision` and batch normalisation is folded into "
+        "convolutions",
+    )
+    step_graph: StepGraph = Field(
+        "auto",
+        description="NVIDIA and AMD GPUs: launch a training step on one device as one graph (CUDA graph); `auto`: where launching takes "
+        "longer than computing and the graph is faster",
+    )
     affinity: Binding = Field(
         "auto",
         description="which cores processes and threads run on: `auto`, processes near their devices; `compact`, each in a block of "
@@ -61,6 +72,7 @@ class Knobs(BaseModel):
             *(_OF_GPUS if device_class == "cpu" else _OF_CPUS),
             *(() if precision in emulates else ("emulated",)),
             *(() if precision in ("bf16", "fp16", "fp8") else ("half_residual",)),
+            *(() if values.get("mode") == "inference" else ("frozen_weights",)),
         }
         given = {name: value for name, value in given.items() if name not in without_effect}
         return cls(**given)
@@ -300,6 +312,8 @@ class _Asked(_Model):
     convolution_search: bool | list[bool] | None = None
     half_residual: bool | list[bool] | None = None
     matmul: Matmul | list[Matmul] | None = None
+    frozen_weights: bool | list[bool] | None = None
+    step_graph: StepGraph | list[StepGraph] | None = None
     affinity: Binding | list[Binding] | None = None
     emulated: bool | list[bool] | None = None
     global_batch: Count | list[Count] | None = Field(None, description="samples per optimizer step over all devices")

@@ -227,7 +227,7 @@ class Worker:
             tracer = Tracer(self.point, device, self.folder if self.rank == 0 else None)
             looked_after = watch
             watch = lambda batches: tracer.watch(looked_after(batches))  # noqa: E731
-        step = make_step(task, self.point, device.torch_device, self._divided, watch)
+        step = make_step(task, self.point, device.torch_device, self._divided, watch, told=self._chosen)
         return tracer, step if self._products is None else self._products.around(step, self.log.phase)
 
     def _loop(self, device: Device, ranks: Ranks, task: Task, watchdog: Watchdog) -> MeasuringLoop:

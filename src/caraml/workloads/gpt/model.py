@@ -64,8 +64,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (slope_hidden.float() * factor).to(hidden_dtype), (slope_weight * factor).to(weight_dtype), None, None, None, None
 
 
-def _slopes(hidden: Tensor, weight: Tensor, targets: Tensor, total: Tensor, at_a_time: int) -> Tensor:
-    """Slopes of a chunk's losses by its logits (rows, V), probabilities less the target's one; the losses are added to ``total``.
+def _slopes(hidden: Tensor, weight: Tensor, targets: Tensor, total: Tensor, at_a_time: int, *, slopes: bool = True) -> Tensor:
+    """Slopes of a chunk's losses by its logits (rows, V), probabilities less the target's one; the losses are added to ``total``. Without
+    ``slopes``, only that is done.
 
     They take the logits' memory, some rows at a time: a CPU's cache then holds those until all passes over them are done. Compiled, all
     passes become one kernel that reads the logits and writes the slopes; for that the target's one is compared, not scattered, which would
@@ -85,6 +86,8 @@ def _slopes(hidden: Tensor, weight: Tensor, targets: Tensor, total: Tensor, at_a
         total -= scores.gather(1, y).sum()
         normaliser = scores.exp_().sum(dim=-1, keepdim=True)
         total += normaliser.log().sum()
+        if not slopes:
+            continue
         scores /= normaliser
         scores.scatter_add_(1, y, torch.full_like(y, -1, dtype=scores.dtype))
         if scores is not part:
@@ -97,7 +100,7 @@ def _loss_alone(x: Tensor, w: Tensor, targets: Tensor, rows: int, at_a_time: int
     total = torch.zeros((), dtype=torch.float32, device=x.device)
     for start in range(0, x.shape[0], rows):
         chunk = slice(start, start + rows)
-        _slopes(x[chunk], w, targets[chunk, None], total, at_a_time)
+        _slopes(x[chunk], w, targets[chunk, None], total, at_a_time, slopes=False)
     return total / x.shape[0]
 
 

@@ -125,10 +125,14 @@ def build(ctx: BuildContext[Params]) -> Task:
         right = (scores.argmax(1) == labels).sum()
         return torch.stack([F.cross_entropy(scores, labels, reduction="sum"), right, right.new_tensor(len(labels))])
 
-    held_out = given.held_out
+    held_out, rate = given.held_out, None
+    if params.schedule == "goyal":
+        batch = ctx.micro_batch * ctx.accumulation * ctx.world
+        rate = goyal_rate(batch, params.warm_up_epochs, max(given.source.samples // batch, 1))
     return Task(
         model=model,
-        optimizer=_optimizer(model, ctx, given.source.samples),
+        optimizer=_optimizer(model, ctx),
+        rate=rate,
         batches=given.source.batches,
         loss=loss,
         facts=_facts(ctx, model, given.source),
@@ -140,7 +144,7 @@ def build(ctx: BuildContext[Params]) -> Task:
     )
 
 
-def _optimizer(model: torch.nn.Module, ctx: BuildContext[Params], samples: int) -> torch.optim.Optimizer:
+def _optimizer(model: torch.nn.Module, ctx: BuildContext[Params]) -> torch.optim.Optimizer:
     import torch
 
     params = ctx.params
@@ -148,13 +152,9 @@ def _optimizer(model: torch.nn.Module, ctx: BuildContext[Params], samples: int) 
     if params.schedule == "goyal":  # no decay of normalisation's factors and shifts (section 5.1)
         matrices = [weight for weight in model.parameters() if weight.ndim > 1]
         groups = [{"params": matrices}, {"params": [weight for weight in model.parameters() if weight.ndim <= 1], "weight_decay": 0.0}]
-    optimizer = torch.optim.SGD(
+    return torch.optim.SGD(
         groups, lr=params.learning_rate, momentum=params.momentum, weight_decay=params.weight_decay, nesterov=True, fused=ctx.fused
     )
-    if params.schedule == "goyal":
-        batch = ctx.micro_batch * ctx.accumulation * ctx.world
-        follow(optimizer, goyal_rate(params.learning_rate, batch, params.warm_up_epochs), max(samples // batch, 1))
-    return optimizer
 
 
 def _facts(ctx: BuildContext[Params], model: torch.nn.Module, source: BatchSource) -> Facts:
@@ -303,30 +303,17 @@ DECAY_EPOCHS = (30, 60, 80)
 """After each, the learning rate is a tenth of what it was; a training has 90 epochs."""
 
 
-def goyal_rate(reference: float, global_batch: int, warm_up_epochs: float) -> Callable[[float], float]:
-    """The learning rate as a function of time in epochs.
+def goyal_rate(global_batch: int, warm_up_epochs: float, steps_per_epoch: int) -> Callable[[int], float]:
+    """Factor of the learning rate at a step, counted from 0.
 
-    It grows linearly from ``reference`` to ``reference * global_batch / 256`` during the warm-up; it falls to a tenth at epochs 30, 60, 80.
+    It grows linearly from 1 to ``global_batch / 256`` during the warm-up, and falls to a tenth at epochs 30, 60 and 80.
     """
-    peak = reference * global_batch / REFERENCE_BATCH
+    peak = global_batch / REFERENCE_BATCH
 
-    def rate(epoch: float) -> float:
+    def rate(step: int) -> float:
+        epoch = step / steps_per_epoch
         if epoch < warm_up_epochs:
-            return reference + (peak - reference) * epoch / warm_up_epochs
+            return 1 + (peak - 1) * epoch / warm_up_epochs
         return peak * 0.1 ** sum(epoch >= decay for decay in DECAY_EPOCHS)
 
     return rate
-
-
-def follow(optimizer: torch.optim.Optimizer, rate: Callable[[float], float], steps_per_epoch: int) -> None:
-    """Set the learning rate before the first step and after every step; a step that the loss scaler skips does not count."""
-    taken = 0
-
-    def apply(*_: Any) -> None:
-        nonlocal taken
-        for group in optimizer.param_groups:
-            group["lr"] = rate(taken / steps_per_epoch)
-        taken += 1
-
-    apply()
-    optimizer.register_step_post_hook(apply)
