@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from caraml.engine.validation import validate
 from caraml.suite.expand import Machine, expand
 from caraml.suite.model import Knobs
 from caraml.workloads import load_workload, params_of
+from caraml.workloads.atmorep.model import PRESETS
 from caraml.workloads.base import BuildContext, Task
 from caraml.workloads.gpt.model import TILE, _rows_of_chunk, linear_cross_entropy
 from tests.conftest import MakePoint
@@ -49,8 +51,10 @@ def built(case: str, micro_batch: int, knobs: Knobs | None = None, **params: Any
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", sorted(CASES.keys() - UNCOMPILED))
-def test_every_step_is_compiled_whole_and_once(graphs: Any, make_point: MakePoint, case: str) -> None:
+def test_every_step_is_compiled_whole_and_once(graphs: Any, make_point: MakePoint, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two micro-batches in a step, where there can be several: a break would leave parts of the step to Python, in every step."""
+    monkeypatch.setitem(PRESETS, "tiny", replace(PRESETS["tiny"], layers=1))
+    monkeypatch.setattr("caraml.workloads.atmorep.model._TAILS", 2)  # AtmoRep's three fields, of two layers and 16 ends: 800 operators
     task = built(case, 2)
     point = make_point(workload=case.split(maxsplit=1)[0], precision="bf16", compile="default")
     batch = {"global_batch": 2 if task.own_step else 4, "micro_batch": 2}
@@ -65,7 +69,7 @@ def test_every_step_is_compiled_whole_and_once(graphs: Any, make_point: MakePoin
 @pytest.mark.parametrize(("case", "params"), [("gpt", GPT), ("image_classification", RESNET), ("question_answering", {})])
 def test_compiled_training_is_the_eager_one(graphs: Any, make_point: MakePoint, case: str, params: dict[str, Any]) -> None:
     """Losses and parameters after three steps, with and without accumulation, in both memory orders and formats."""
-    for precision, micro_batch in (("fp32", 4), ("fp32", 2), ("bf16", 2)):
+    for precision, micro_batch in (("fp32", 2), ("bf16", 4)):
         found = []
         for compiled in ("off", "default"):
             torch.manual_seed(1)  # of dropout

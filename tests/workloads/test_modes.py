@@ -29,7 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gpt computed again": {**RESIDENT, **GPT, "recompute": "full"},
     "gpt computed again in part": {**RESIDENT, **GPT, "recompute": "selective", "vocab_size": 129, "sequence_length": 37},
     "image_classification": {**RESIDENT, "model": "resnet10t", "image_size": 32, "classes": 10},
-    "image_classification by attention": {**RESIDENT, "model": "vit_tiny_patch16_224", "image_size": 32, "classes": 10},
+    "image_classification by attention": {**RESIDENT, "model": "test_vit", "image_size": 32, "classes": 10},
     "image_compression": {"data": "resident", "width": 4, "images": 16, "held_out": 16},
     "question_answering": {**RESIDENT, "preset": "tiny", "tokens": 32},
     "temperature_postprocessing": {**RESIDENT, "patch": 32},

@@ -18,13 +18,16 @@ from tests.engine.parallel.training import point_of
 ROOT = Path(__file__).parents[3]
 TOLERANCE = 1e-4
 HALF = 5
+WIDE = {"micro_batch": 4}
+"""Of models with divided matrices, where each operator costs the host most: the global batch in two passes instead of four."""
+SHALLOW = {"layers": 2, "positions": "rotary", "tied_head": True}
 OTHERS = ("variant", "fp16", "bf16", "resumed", "half")
 """First words of jobs that are not compared with the plain one."""
 Results = dict[str, dict[str, Any]]
 
 ALONE = [
     {"name": "alone"},
-    {"name": "variant", "params": {"positions": "rotary", "tied_head": True}},
+    {"name": "variant", "params": SHALLOW, "steps": HALF},
     {"name": "half", "steps": HALF, "params": {"save_to": "{}/from-one"}},
     {"name": "fp16", "point": {"precision": "fp16"}, "steps": HALF},
     {"name": "bf16", "point": {"precision": "bf16"}, "steps": HALF},
@@ -34,23 +37,25 @@ TWO = [
     {"name": "dp2"},
     {"name": "fsdp2", "placement": {"fsdp": 2}},
     {"name": "distributed optimizer", "placement": {"distributed_optimizer": True}},
-    {"name": "tp2", "placement": {"tp": 2}},
+    {"name": "tp2", "placement": {"tp": 2}, "point": WIDE},
     {"name": "compiled fsdp2", "placement": {"fsdp": 2}, "point": {"compile": "default"}},
-    {"name": "tp2+sp", "placement": {"tp": 2, "sp": True}},
+    {"name": "tp2+sp", "placement": {"tp": 2, "sp": True}, "point": WIDE},
     {"name": "pp2 gpipe", "placement": {"pp": 2, "schedule": "gpipe"}},
     {"name": "pp2 1f1b", "placement": {"pp": 2}},
     {"name": "pp2 interleaved", "placement": {"pp": 2, "schedule": "interleaved"}},
     {
         "name": "variant tp2+sp",
         "placement": {"tp": 2, "sp": True},
-        "params": {"positions": "rotary", "tied_head": True, "recompute": "full"},
+        "point": WIDE,
+        "params": {**SHALLOW, "recompute": "full"},
+        "steps": HALF,
     },
-    {"name": "variant fsdp2", "placement": {"fsdp": 2}, "params": {"positions": "rotary", "tied_head": True, "recompute": "selective"}},
-    {"name": "onednn dp2", "matmul": "onednn"},
-    {"name": "onednn fsdp2", "matmul": "onednn", "placement": {"fsdp": 2}, "params": {"recompute": "selective"}},
-    {"name": "onednn tp2+sp", "matmul": "onednn", "placement": {"tp": 2, "sp": True}},
-    {"name": "auto pp2", "matmul": "auto", "placement": {"pp": 2}},
-    {"name": "fp16 tp2+sp", "placement": {"tp": 2, "sp": True}, "point": {"precision": "fp16"}, "steps": HALF},
+    {"name": "variant fsdp2", "placement": {"fsdp": 2}, "params": {**SHALLOW, "recompute": "selective"}, "steps": HALF},
+    {"name": "onednn dp2", "matmul": "onednn", "steps": HALF},
+    {"name": "onednn fsdp2", "matmul": "onednn", "placement": {"fsdp": 2}, "params": {"recompute": "selective"}, "steps": HALF},
+    {"name": "onednn tp2+sp", "matmul": "onednn", "placement": {"tp": 2, "sp": True}, "point": WIDE, "steps": HALF},
+    {"name": "auto pp2", "matmul": "auto", "placement": {"pp": 2}, "steps": HALF},
+    {"name": "fp16 tp2+sp", "placement": {"tp": 2, "sp": True}, "point": {**WIDE, "precision": "fp16"}, "steps": HALF},
     {"name": "bf16 fsdp2", "placement": {"fsdp": 2}, "point": {"precision": "bf16"}, "steps": HALF},
     {"name": "bf16 optimizer", "placement": {"distributed_optimizer": True}, "point": {"precision": "bf16"}, "steps": HALF},
     {"name": "bf16 pp2", "placement": {"pp": 2}, "point": {"precision": "bf16", "knobs": {"half_residual": True}}, "steps": HALF},
@@ -118,7 +123,7 @@ def difference(found: dict[str, Any], truth: list[float]) -> float:
 def test_every_placement_trains_as_one_process(results: Results, name: str) -> None:
     truth = results["alone"]["losses"]
     assert truth[-1] < 0.8 * truth[0], "the parity of a model that learns nothing proves nothing"
-    assert difference(results[name], truth) < TOLERANCE
+    assert difference(results[name], truth[: len(results[name]["losses"])]) < TOLERANCE
 
 
 def test_layers_alike_are_compiled_once(results: Results) -> None:
