@@ -100,12 +100,12 @@ def keys(model: type[BaseModel], *, defaults: dict[str, str] | None = None, mean
 
 def benchmark() -> str:
     """Keys of a ``[[benchmark]]``; placement and knobs are explained where they are used."""
-    from caraml.suite.expand import _DEFAULTS
+    from caraml.suite.expand import DEFAULTS
     from caraml.suite.model import Benchmark, Knobs
     from caraml.suite.placement import Placement
 
     inner = {**Placement.model_fields, **Knobs.model_fields}
-    defaults = {name: default(field) for name, field in inner.items()} | {name: code(value) for name, value in _DEFAULTS.items()}
+    defaults = {name: default(field) for name, field in inner.items()} | {name: code(value) for name, value in DEFAULTS.items()}
     meanings = {name: field.description or "" for name, field in inner.items()}
     return keys(Benchmark, defaults={**defaults, "repeats": "`1`"}, meanings=meanings)
 

@@ -95,6 +95,8 @@ def test_a_label_says_what_a_setting_changed() -> None:
     swept = head + 'params = { preset = ["117M", "800M"] }\n'
     assert labels(swept) == ["gpt-117M 117M b4 fp32", "gpt-117M 800M b4 fp32"]
     assert labels(swept, "params.preset=800M") == ["gpt-117M preset=800M b4 fp32"]
+    assert labels(text, "micro_batch=2", "seed=1") == ["gpt-117M micro_batch=2 seed=1 b4 fp32"]
+    assert labels(text + "micro_batch = 2\n", "seed=0", "micro_batch=2") == ["gpt-117M b4 fp32"], "as it is by itself"
     on_cpu = text + '[benchmark.on.cpu]\nparams = { preset = "4M" }\n'
     assert labels(on_cpu, "params.preset=117M") == ["gpt-117M preset=117M b4 fp32"], "here the file says 4M"
 

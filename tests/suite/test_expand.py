@@ -13,7 +13,7 @@ from caraml.base.errors import InputError, unknown_name
 from caraml.base.toml import FaultsError, parse_toml
 from caraml.suite.choice import SuitePart, with_settings
 from caraml.suite.expand import Machine, Plan, expand, refuse_with_all_faults
-from caraml.suite.load import SuiteFile, catalog_suites, load_suite
+from caraml.suite.load import SuiteFile, catalog_suites, load_suite, suite_of
 from caraml.suite.model import Measure, Point, Suite
 from caraml.system.model import DeviceClass
 from caraml.workloads import params_of as real_params_of
@@ -234,6 +234,39 @@ def test_swept_parameters_are_part_of_the_label_and_not_of_the_key() -> None:
     assert [one.point.label for one in swept] == ["n width=1 a b8 fp32", "n width=2 b b8 fp32"]
     (alone,) = plan(HEAD + 'global_batch = 8\nparams = { width = 1, kind = "a" }\n').points
     assert alone.point.label == "n b8 fp32" and alone.point.key == swept[0].point.key
+
+
+def test_labels_have_what_alone_tells_swept_points_apart() -> None:
+    """Equal labels of two points would stand for both in tables and figures."""
+
+    def labels(text: str) -> list[str]:
+        return [one.point.label for one in plan(HEAD + text).points]
+
+    assert labels("global_batch = 8\nmicro_batch = [2, 4]\n") == ["n micro_batch=2 b8 fp32", "n micro_batch=4 b8 fp32"]
+    assert labels("global_batch = 8\nseed = [1, 2]\nrepeats = 2\n")[1:3] == ["n seed=1 b8 fp32 #2", "n seed=2 b8 fp32"]
+    assert labels("accumulation = 1\nmicro_batch = [2, 4]\n") == ["n b2 fp32", "n b4 fp32"], "the batch tells them apart"
+    crossed = labels("accumulation = [1, 2]\nmicro_batch = [2, 4]\n")
+    assert crossed == ["n b2 fp32", "n micro_batch=4 b4 fp32", "n micro_batch=2 b4 fp32", "n b8 fp32"]
+
+
+def test_work_that_two_benchmarks_ask_for_is_part_of_both() -> None:
+    """Table 4 of PEARC '22 has two devices with a batch of 10 in its batches and in its devices; EPICURE's curves meet in a point."""
+    text = HEAD + 'global_batch = [4, 8]\n[[benchmark]]\nname = "other"\nworkload = "net"\nglobal_batch = [8, 16]\n'
+    file, whole, there = suite_of(parse_toml('name = "s"\ntitle = "S"\n' + text, "s.toml")), plan(text), machine()
+    batches = {one.key: one.point.global_batch for one in whole.points}
+    for name, wanted in (("n", [4, 8]), ("other", [8, 16])):
+        keys = SuitePart((name,)).keys(file, whole, there)
+        assert keys is not None and sorted(batches[key] for key in keys) == wanted
+    renamed = with_settings(load_suite("llm"), ["global_batch=16", "params.preset=800M"], real_params_of)
+    points = expand(renamed, machine("gpu"), real_params_of)
+    assert SuitePart(("117M",)).keys(renamed, points, machine("gpu")) == {points.points[0].key}, "though it is called gpt-800M now"
+
+
+def test_a_suite_without_benchmarks_is_told_so() -> None:
+    with pytest.raises(FaultsError) as caught:
+        suite_of(parse_toml('name = "s"\ntitle = "S"\n', "s.toml"))
+    with pytest.raises(FaultsError, match=r"^s.toml:1: benchmark: found nothing, expected a value: this key is required$"):
+        refuse_with_all_faults(caught.value, machine(), params_of)
 
 
 def test_a_benchmark_that_set_makes_into_another_s_work_leaves_it_that_name() -> None:

@@ -277,3 +277,10 @@ def test_storage_of_a_node_is_told_and_none_is_said() -> None:
     assert found == {"LUMI": 0, "Discoverer+": 8 * 3_840_000_000_000, "MN5": 480_000_000_000, "A100": None}
     shown = [row.value for name in ("LUMI", "MN5") for row in rows(load_system(name)) if row.name == "ssd_bytes"]
     assert shown == ["none", "480 GB"]
+
+
+def test_machines_that_the_sources_used_several_nodes_of_have_a_scheduler() -> None:
+    """Without one, points of several nodes are skipped: EPICURE's curves and MAELSTROM's Table 44 could not be run again by name."""
+    epicure = ("LUMI", "Leonardo", "MN5", "MeluXina", "Karolina", "Vega", "Deucalion", "JUPITER")
+    for name in (*epicure, "juwels-booster", "juwels-cluster", "e4-a2", "e4-gh200", "JEDI", "WAIH100", "A100"):
+        assert load_system(name).site.scheduler is not None, name

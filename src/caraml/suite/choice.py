@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from caraml.base.errors import InputError, nearest
-from caraml.suite.expand import Machine, Plan, condition_names
+from caraml.suite.expand import DEFAULTS, NOT_IN_LABELS, Machine, Plan, condition_names
 from caraml.suite.expression import Condition
 from caraml.suite.load import SuiteFile, without_values
 from caraml.suite.model import Benchmark, Measure, Suite
@@ -44,8 +44,8 @@ def with_settings(file: SuiteFile, settings: Sequence[str], params_of: Callable[
         for table, model, names in zip(data["benchmark"], models, changed, strict=True):
             if table not in touched:
                 continue
-            if key.startswith("params."):
-                others = [override["params"][key[7:]] for override in table.get("on", {}).values() if _get(override, key)]
+            if key.startswith("params.") or key in NOT_IN_LABELS:
+                others = [_value(override, key) for override in table.get("on", {}).values() if _get(override, key)]
                 if any(found != value for found in (_found(table, key, model), *others)):
                     names.add(key)
             _put(table, key, value)
@@ -113,10 +113,21 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _found(table: dict[str, Any], key: str, model: type[BaseModel]) -> Any:
-    """What a parameter is without the setting: as the table says, else the workload's default."""
+    """What a key is without the setting: as the table says, else the default of the workload, or of benchmarks."""
+    if _get(table, key):
+        return _value(table, key)
     name = key.removeprefix("params.")
-    default = model.model_fields[name].default if name in model.model_fields else None
-    return table.get("params", {}).get(name, default)
+    if name == key:
+        return DEFAULTS.get(key)
+    return model.model_fields[name].default if name in model.model_fields else None
+
+
+def _value(table: dict[str, Any], key: str) -> Any:
+    """What a table has under a key that it has."""
+    value: Any = table
+    for name in key.split("."):
+        value = value[name]
+    return value
 
 
 def _get(table: dict[str, Any], key: str) -> bool:
@@ -144,7 +155,8 @@ class SuitePart:
         found = frozenset(
             one.key
             for one in plan.points
-            if one.point.benchmark in benchmarks and all(condition.holds(condition_names(one.point, machine)) for condition in conditions)
+            if not one.benchmarks.isdisjoint(benchmarks)
+            and all(condition.holds(condition_names(one.point, machine)) for condition in conditions)
         )
         if not found:
             words = [f"--only {name}" for name in self.names] + [f"--where {text!r}" for text in self.where]

@@ -30,7 +30,9 @@ SoftwareOf = Callable[[str], str | None]
 _NAMES = ("nodes", "devices", "world", "dp", "mode", "precision", "compile", "global_batch", "micro_batch", "accumulation")
 _OF_MACHINE = ("device_class", "device_memory_gib")
 """What a `where` condition may speak of besides parameters, placement and knobs."""
-_DEFAULTS: dict[str, Any] = {
+NOT_IN_LABELS = ("micro_batch", "seed")
+"""Keys of a benchmark that labels say nothing of, but where they are swept or replaced."""
+DEFAULTS: dict[str, Any] = {
     "nodes": 1,
     "devices": 1,
     "mode": "train",
@@ -39,6 +41,7 @@ _DEFAULTS: dict[str, Any] = {
     "deterministic": False,
     "profile": False,
 }
+"""Values of a benchmark that a suite need not give."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class PlannedPoint:
     """How many parameters of its benchmark are not as the file says, so that its name may be wrong."""
     swept: tuple[tuple[str, Any], ...] = ()
     """Names and values of what its benchmark sweeps: by them a point finds the one of several points that it takes files from."""
+    benchmarks: frozenset[str] = frozenset()
+    """Every benchmark of the suite that asks for this work, once that is known."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +129,8 @@ def refuse_with_all_faults(error: FaultsError, machine: Machine, params_of: Para
         except FaultsError as more:
             known = [_place(fault) for fault in error.faults]
             lacking = {fault for fault in more.faults if ": found nothing" in fault and any(one.startswith(_place(fault)) for one in known)}
-            by_line = sorted({*error.faults, *more.faults} - lacking, key=lambda fault: int((re.search(r":(\d+): ", fault) or "00")[1]))
-            error.rest.refuse(by_line)  # what was wrong is not missing
+            every = {*error.faults, *({*more.faults} - lacking)}  # what was wrong is not missing
+            error.rest.refuse(sorted(every, key=lambda fault: int((re.search(r":(\d+): ", fault) or "00")[1])))
     raise error
 
 
@@ -192,7 +197,7 @@ class _Expansion:
                 needs = self._needs({**values, **{f"params.{name}": value for name, value in point.params.items()}}, point, repeat)
                 one = point.model_copy(update={**names, "repeat": repeat, "needs": needs})
                 planned.append(PlannedPoint(one, skip, changes=len(self._changed), swept=swept))
-        return planned, excluded
+        return _told_apart(planned, asked), excluded
 
     def _needs(self, values: dict[str, Any], point: Point, repeat: int) -> tuple[str, ...]:
         """Folders of what goes first: of several points that hand files over, the one that agrees in all that its benchmark sweeps."""
@@ -339,11 +344,28 @@ def _variant(asked: dict[str, Any], values: dict[str, Any], changed: Collection[
     words = []
     for name, found in _flat(asked).items():
         swept = isinstance(found, list) and any(one != found[0] for one in found)
-        if name.startswith("params.") and (swept or name in changed):
+        if (name.startswith("params.") and swept) or name in changed:
             value = values[name]
             plain = isinstance(value, str) and name not in changed
             words.append(value if plain else f"{name.removeprefix('params.')}={value if isinstance(value, str) else json.dumps(value)}")
     return " ".join(words)
+
+
+def _told_apart(planned: list[PlannedPoint], asked: dict[str, Any]) -> list[PlannedPoint]:
+    """The points of a benchmark, with ``micro_batch`` and ``seed`` in the labels of those that differ in nothing else of a label."""
+    swept = [name for name in NOT_IN_LABELS if isinstance(asked[name], list)]
+    if not swept:
+        return planned
+    alike: dict[str, list[Point]] = {}
+    for one in planned:
+        alike.setdefault(one.point.label, []).append(one.point)
+    found = []
+    for one in planned:
+        others = alike[one.point.label]
+        words = [f"{name}={getattr(one.point, name)}" for name in swept if len({getattr(other, name) for other in others}) > 1]
+        variant = " ".join(filter(None, [one.point.variant, *words]))
+        found.append(replace(one, point=one.point.model_copy(update={"variant": variant})) if words else one)
+    return found
 
 
 def _flat(asked: dict[str, Any]) -> dict[str, Any]:
@@ -366,7 +388,7 @@ def _combinations(asked: dict[str, Any], sweep: str) -> Iterator[dict[str, Any]]
     fixed = {name: value for name, value in _flat(asked).items() if name not in axes}
     rows: Iterator[tuple[Any, ...]] = zip(*axes.values(), strict=True) if sweep == "zip" and axes else itertools.product(*axes.values())
     for row in rows:
-        yield {**_DEFAULTS, **fixed, **dict(zip(axes, row, strict=True))}
+        yield {**DEFAULTS, **fixed, **dict(zip(axes, row, strict=True))}
 
 
 def _extent(values: dict[str, Any], machine: Machine) -> tuple[int, int]:
@@ -391,6 +413,8 @@ def _without_twins(points: list[PlannedPoint]) -> list[PlannedPoint]:
     unique: dict[str, PlannedPoint] = {}
     for planned in points:
         key = planned.point.key
-        if key not in unique or planned.changes < unique[key].changes:
-            unique[key] = replace(planned, key=key)
+        known = unique.get(key)
+        names = frozenset({planned.point.benchmark}) | (known.benchmarks if known else frozenset())
+        kept = planned if known is None or planned.changes < known.changes else known
+        unique[key] = replace(kept, key=key, benchmarks=names)
     return list(unique.values())
