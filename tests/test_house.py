@@ -116,7 +116,7 @@ LINES = {
     "reference": 482,
     "report": 4_296,
     "results": 2_503,
-    "suite": 2_079,
+    "suite": 2_110,
     "system": 3_970,
     "verify": 1_082,
     "worker": 2_066,

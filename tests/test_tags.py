@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from caraml.base.errors import InputError
+from caraml.cli import app
 from caraml.cli.asked import Asked, by_tags
 from caraml.suite.load import load_suite
 
@@ -55,3 +57,22 @@ def test_words_without_the_option_and_scripts_of_jube_get_the_command() -> None:
         by_tags(Asked("llm", Path("r")), None, ["800M", "A100"])
     with pytest.raises(InputError, match=r"(?s)found a script of JUBE.*suite 'llm' has the same work: caraml run llm"):
         load_suite("llm_training/llm_benchmark_nvidia_amd.yaml")
+
+
+def test_tags_of_a_script_follow_each_other_as_jube_takes_them(tmp_path: Path) -> None:
+    script = tmp_path / "tiny.yaml"
+    script.write_text(
+        "name: tiny\nparameterset:\n  - name: all\n    parameter:\n      - {name: system_name, tag: A100, _: A100}\n"
+        '      - {name: nlayers, tag: "4M", _: 4}\n      - {name: global_batch_size, tag: "4M", _: "8,16"}\n'
+        "step: {name: train, use: all, do: run}\n"
+    )
+    runner = CliRunner()
+    together, apart = (
+        runner.invoke(app, ["import", "--jube", str(script), *words])
+        for words in (["--tag", "4M", "A100"], ["--tag", "4M", "--tag", "A100"])
+    )
+    assert together.exit_code == 0 and together.stdout == apart.stdout and "--system A100" in together.stdout
+    refused = runner.invoke(app, ["import", "--jube", str(script), "4M"])
+    assert isinstance(refused.exception, InputError) and "found '4M' after the file" in str(refused.exception)
+    planned = runner.invoke(app, ["plan", "llm", "--where", "global_batch <"])
+    assert "cannot be read: invalid syntax" in str(planned.exception) and "<unknown>" not in str(planned.exception)

@@ -150,7 +150,15 @@ def test_tiny_imagenet_is_read_as_it_is_unpacked(tmp_path: Path, image_folder: t
 
 @pytest.mark.parametrize(
     ("given", "form"),
-    [("/d/a.lmdb", "lmdb"), ("./a.tar", "archive"), ("/d/a.sqsh", "archive"), ("/d/set", "images"), ("/d/set.v2", "images")],
+    [
+        ("/d/a.lmdb", "lmdb"),
+        ("./a.tar", "archive"),
+        ("a.lmdb", "lmdb"),
+        ("a.zip", "archive"),
+        ("/d/a.sqsh", "archive"),
+        ("/d/set", "images"),
+        ("/d/set.v2", "images"),
+    ],
 )
 def test_the_form_of_a_path_follows_from_its_ending(given: str, form: str) -> None:
     params = Params.model_validate({"data": given})

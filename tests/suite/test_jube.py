@@ -200,6 +200,11 @@ def test_a_tag_that_does_not_exist_names_the_nearest(language: Path) -> None:
         ("a.xml", '<!DOCTYPE a [<!ENTITY b "c">]><jube>&b;</jube>', "DOCTYPE"),
         ("a.xml", "<a>" * 50 + "</a>" * 50, "elements within each other"),
         ("a.xml", "<jube><benchmark name='x'/></jube>", "found no step"),
+        (
+            "a.yaml",
+            LANGUAGE.replace("name: nlayers", "name: model, _: 800M}\n      - {name: depth"),
+            "model = 800M: the size of a language model",
+        ),
         ("a.xml", IMAGES.replace('tag="!real"', 'tag="real+(("'), r"a.xml:11: tag = 'real\+\(\('"),
         ("a.xml", IMAGES.replace("16;64", "${batch}"), r"a.xml:14: global_batch_size: \$batch is known only to a run"),
         ("a.xml", IMAGES.replace("16;64", "${global_batch_size}"), "known only to a run"),

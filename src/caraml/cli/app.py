@@ -28,6 +28,7 @@ app.add_typer(data_app, name="data")
 
 _ENDLESS = 100_000
 """Columns of what is no terminal."""
+MoreTags = Annotated[list[str] | None, typer.Argument(metavar="[TAG]...", help="More words after --tag, as JUBE takes them.")]
 Out = Annotated[Path, typer.Option("--out", envvar="CARAML_RESULTS", help="Folder of the results.")]
 RESULTS = Path("caraml-results")
 NAMES = "suite, SUITE@ROUND, tag, point (key or label), folder or record file"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from caraml.base.errors import ExitCode, InputError
-from caraml.cli.app import NAMES, RESULTS, Out, What, app, say
+from caraml.cli.app import NAMES, RESULTS, MoreTags, Out, What, app, say
 
 
 @app.command()
@@ -101,8 +101,9 @@ def archive(
 
 
 @app.command("import")
-def import_(
+def import_(  # noqa: PLR0917 -- options, which nobody gives by position
     file: Annotated[Path, typer.Argument(help="An archive, a result table of JUBE (CSV) or, with --jube, a script of JUBE.")],
+    more_tags: MoreTags = None,
     out: Out = RESULTS,
     suite: Annotated[str | None, typer.Option("--suite", help="Name for the records of a CSV table, or for the suite of a script.")] = None,
     jube: Annotated[bool, typer.Option("--jube", help="Print the suite that a JUBE script (YAML, XML) of CARAML's asks for.")] = False,
@@ -113,12 +114,16 @@ def import_(
     """Read an archive back, or a JUBE table as records with what it knows; what is there already is kept. A JUBE script becomes a suite."""
     if not file.exists():
         raise InputError(f"{file}: no such file")
-    if tag and not jube:
+    tags = [*(tag or ()), *(more_tags or ())]
+    if more_tags and not tag:
+        given = " ".join(more_tags)
+        raise InputError(f"found {given!r} after the file, expected options", f"caraml import --jube {file} --tag {given}")
+    if tags and not jube:
         raise InputError("--tag is of --jube: it chooses in a script of JUBE")
     if jube:
         from caraml.suite.jube import suite_from_script
 
-        say(suite_from_script(file, tag or [], suite), nl=False)
+        say(suite_from_script(file, tags, suite), nl=False)
         return
     if file.suffix in {".csv", ".dat"}:
         from caraml.results.jube import read_table

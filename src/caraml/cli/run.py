@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from caraml.base.errors import ExitCode, InputError
-from caraml.cli.app import RESULTS, Out, app, console, say
+from caraml.cli.app import RESULTS, MoreTags, Out, app, console, say
 
 if TYPE_CHECKING:
     from caraml.engine.memory import Planned
@@ -29,7 +29,6 @@ Tags = Annotated[
     list[str] | None,
     typer.Option("--tag", help="800M, A100, synthetic: what to run, and where. Else a word to find the campaign by. Repeatable."),
 ]
-MoreTags = Annotated[list[str] | None, typer.Argument(metavar="[TAG]...", help="More words after --tag, as JUBE takes them.")]
 Again = Annotated[bool, typer.Option("--again", help="Measure also what has a result; earlier results are kept.")]
 OneAtATime = Annotated[bool, typer.Option("--one-at-a-time", help="Slurm: never two jobs of the campaign at the same time.")]
 Pack = Annotated[int, typer.Option("--pack", min=1, help="Slurm: most points that share one job and run in it one after another.")]

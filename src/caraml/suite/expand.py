@@ -285,7 +285,8 @@ class _Expansion:
                     self._fault(location, fault["input"], f"one of the keys {known}", nearest(name, model.model_fields))
                 else:
                     expected = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-                    self._fault(location, fault["input"], expected)
+                    words = re.findall(r"'([^']+)'", expected) if fault["type"] == "literal_error" else []
+                    self._fault(location, fault["input"], expected, nearest(str(fault["input"]), words))
             return None
 
     def _point(self, measure: Measure, values: dict[str, Any], params: BaseModel) -> Point:

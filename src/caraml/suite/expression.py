@@ -51,7 +51,8 @@ class Condition:
         try:
             self._tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError) as error:
-            raise InputError(f"condition {text!r} cannot be read: {error}", f"use {_ALLOWED}") from error
+            why = error.msg if isinstance(error, SyntaxError) else error  # a condition has one line
+            raise InputError(f"condition {text!r} cannot be read: {why}", f"use {_ALLOWED}") from error
         self._check(self._tree)
 
     @property

@@ -73,6 +73,7 @@ _WORDS: dict[str, dict[str, Any]] = {
     | {"Synthetic(Host)": "synthetic", "Synthetic(Device)": "synthetic-device"},
 }
 """What the words of the scripts are in suites."""
+_SIZE = re.compile(r"\d+[MB]")
 _NETWORKS = {"resnet50_v2": "resnetv2_50", "resnet50_mlperf_pod4_bs20": "resnet50"}
 
 
@@ -158,13 +159,17 @@ def suite_from_script(path: Path, tags: Sequence[str], name: str | None = None) 
     for step in whole.all("step"):
         parameters = _Parameters(_used_sets(whole, step))
         workload = "gpt" if "nlayers" in parameters.elements else "image_classification"
-        if "global_batch_size" in parameters.elements and (workload == "gpt" or {"model", "tf_model"} & set(parameters.elements)):
+        network = next((parameters.elements[one] for one in ("tf_model", "model") if one in parameters.elements), None)
+        if "global_batch_size" in parameters.elements and (workload == "gpt" or network is not None):
             break
     else:
         hint = f"its tags: {', '.join(sorted(known))}; give those of `jube run --tag`" if known else None
         raise InputError(
             f"{path}: found no step with the parameters of CARAML's language model or image classification, global_batch_size first", hint
         )
+    if workload != "gpt" and network is not None and _SIZE.fullmatch(network.text.strip()):
+        found = f"{path}:{network.line}: {network.name} = {network.text.strip()}: the size of a language model, and no nlayers beside it"
+        raise InputError(found, "write its nlayers, nhidden and nheads into the script, or take suite llm: caraml plan llm")
     benchmark = _benchmark(path, step, parameters, workload, notes)
     notes += _left(whole, step, parameters)
     suite = {

@@ -36,7 +36,8 @@ class Params(BaseModel):
     data: Literal["images", "lmdb", "webdataset", "archive", "dali", "synthetic", "synthetic-device"] = Field(
         "images",
         description="image files, one LMDB, tar shards read in place, an archive unpacked by `stage`, image files decoded by DALI, "
-        "random images made on the host by the loader, or random images already on the device; or the path of a set instead",
+        "random images made on the host by the loader, or random images already on the device; or "
+        "the path of a set instead, with a / in it or an ending of theirs",
     )
     path: str | None = Field(None, description="where the data lies; without it, a small set of image files that is drawn on first use")
     validation: str | None = Field(None, description="held-out images in the same form; the drawn set has its own")
@@ -62,7 +63,7 @@ class Params(BaseModel):
     def _path_as_data(cls, values: Any) -> Any:
         """A path in place of a form: what it is follows from its ending."""
         data = values.get("data") if isinstance(values, dict) else None
-        if not isinstance(data, str) or "/" not in data:
+        if not isinstance(data, str) or ("/" not in data and Path(data).suffix not in _FORMS):
             return values
         if values.get("path") not in (None, data):
             raise ValueError(f"a form with `path`, or a path alone: path is {values['path']!r}")
