@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.stores import remember_suite
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "bench" / "train"), str(ROOT)]
 RECORDS = 100
@@ -47,7 +49,7 @@ def make_records(folder: Path) -> None:
         point = make_point(repeat=index)
         write_record(store.new_attempt(point), record.model_copy(update={"key": point.key, "attempt": 1, "point": point}))
         keys.append(point.key)
-    store.remember_suite(point.suite, keys)
+    remember_suite(store, point.suite, keys)
 
 
 def worker_command(folder: Path) -> list[str]:

@@ -13,6 +13,7 @@ from caraml.analysis.select import published, select, unstated
 from caraml.base.errors import InputError
 from caraml.results.record import Record
 from caraml.results.store import Store, write_record
+from tests.stores import remember_suite
 
 
 def keep(store: Store, record: Record) -> Record:
@@ -27,11 +28,11 @@ def store(tmp_path: Path) -> Store:
     store = Store(tmp_path / "mine")
     records = [keep(store, run(1000)), keep(store, run(1900, global_batch=32))]
     keep(store, run(1100))
-    store.remember_suite("both", [record.key for record in records])
-    store.remember_suite("one", [records[1].key])
+    remember_suite(store, "both", [record.key for record in records])
+    remember_suite(store, "one", [records[1].key])
     other = Store(tmp_path / "other")
     keep(other, run(500))
-    other.remember_suite("one", [run(500).key])
+    remember_suite(other, "one", [run(500).key])
     return store
 
 

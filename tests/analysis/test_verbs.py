@@ -13,6 +13,7 @@ from record_factory import make_point, make_record, save
 from run_factory import repeats, run
 
 from caraml.results.store import Store, write_record
+from tests.stores import remember_suite
 
 
 def caraml(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -34,7 +35,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 record = made.model_copy(update={"started_at": f"2026-10-0{day}T12:00:00+00:00"})
                 write_record(store.new_attempt(record.point), record)
                 keys.append(record.key)
-        store.remember_suite(name, keys)
+        remember_suite(store, name, keys)
     sizes = [
         save(
             store,
@@ -43,7 +44,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         for n in (1, 2, 4)
     ]
-    store.remember_suite("sizes", [record.key for record in sizes])
+    remember_suite(store, "sizes", [record.key for record in sizes])
     return root
 
 

@@ -43,6 +43,7 @@ from caraml.workloads.gpt.tokens import bin_path, idx_path
 from caraml.workloads.question_answering.data import generate_squad, read_squad
 from tests.conftest import MakePoint
 from tests.hostile.damage import FUZZ, Edit, damaged, edits, refuses_damage
+from tests.stores import remember_suite
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ def test_damaged_records(tmp_path: Path, store: Store) -> None:
 
 
 def test_damaged_stores(tmp_path: Path, store: Store) -> None:
-    store.remember_suite("test", [record.key for record in store.records()])
+    remember_suite(store, "test", [record.key for record in store.records()])
     listing = tmp_path / "results" / "suites" / "test.json"
     content = listing.read_bytes()
 
@@ -264,7 +265,7 @@ def test_damaged_energy_results(tmp_path: Path) -> None:
 
 
 def test_damaged_archives(tmp_path: Path, store: Store) -> None:
-    store.remember_suite("test", [record.key for record in store.records()])
+    remember_suite(store, "test", [record.key for record in store.records()])
     path = tmp_path / "test.zip"
     pack(tmp_path / "results", "test", path)
     content = path.read_bytes()

@@ -18,7 +18,6 @@ from caraml.launch.base import Job
 from caraml.launch.batch import START_UP_SECONDS, Request, SlurmOptions
 from caraml.launch.launchers import PrintLauncher
 from caraml.launch.prepare import faults, set_up
-from caraml.launch.script import write_script
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.finish import finish
 from caraml.results.store import RECORD, Store, read_record
@@ -26,6 +25,7 @@ from caraml.suite.model import Knobs, Measure
 from caraml.system.catalogue import list_systems
 from caraml.system.site import Container, Network, Scheduler, Site, Software
 from tests.conftest import MakePoint
+from tests.stores import write_script
 
 FULL = Site(
     scheduler=Scheduler(

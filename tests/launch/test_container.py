@@ -15,7 +15,7 @@ import pytest
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.launch.container import PROGRAMS, build_command, check, digest, image_of, pull_command, runtime_called, wrap
-from caraml.launch.script import Recipe, write_script
+from caraml.launch.script import Recipe
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Measure
 from caraml.system.environment import container as container_seen
@@ -23,6 +23,7 @@ from caraml.system.site import Container, ContainerRuntime, Site
 from caraml.workloads.gpt.text import prepare_text
 from tests.conftest import MakePoint
 from tests.debian import install, noted
+from tests.stores import write_script
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "localhost/caraml-test"

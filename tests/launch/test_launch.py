@@ -14,10 +14,11 @@ import pytest
 
 from caraml.launch.base import Job
 from caraml.launch.launchers import LocalLauncher
-from caraml.launch.script import command_of, environment_of, write_script
+from caraml.launch.script import command_of, environment_of
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Knobs
 from tests.conftest import MakePoint
+from tests.stores import write_script
 
 
 def job(folder: Path, text: str) -> Job:

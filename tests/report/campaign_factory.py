@@ -15,6 +15,7 @@ from caraml.metrics.model import Metric
 from caraml.results.record import Record
 from caraml.results.store import Store, write_record
 from caraml.suite.model import Point
+from tests.stores import remember_suite
 
 MACHINES = {  # name: device, class, items/s of one device, watts of one device, batch per device that fits
     "jedi": ("NVIDIA GH200 x4", "gpu", 4.0, 600.0, 512),
@@ -42,7 +43,7 @@ def campaign(root: Path, points: int = 500, seed: int = 1, steps: int = 60) -> S
             record = _record(point, random_, steps)
             record = record.model_copy(update={"started_at": (START + timedelta(minutes=3 * index)).isoformat()})
             keys.append(_write(connection, store, record, random_))
-    store.remember_suite("campaign", keys)
+    remember_suite(store, "campaign", keys)
     return store
 
 

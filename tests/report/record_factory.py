@@ -13,6 +13,7 @@ from caraml.results.files import write_table
 from caraml.results.record import Record
 from caraml.results.store import Store, write_record
 from caraml.suite.model import Point
+from tests.stores import remember_suite
 
 HOSTILE = "<script>alert(1)</script>\"'&"
 UNICODE = "Größe µ→😀 模型"
@@ -211,5 +212,5 @@ def full_store(root: Path) -> Store:
     made.append(save(store, broken_record(make_point(global_batch=6), "skipped", "global batch 6 is not a multiple of micro batch 4")))
     made.append(save(store, broken_record(make_point(benchmark=HOSTILE, params={"x": HOSTILE}), "failed", f"worker ended with {HOSTILE}")))
     made.append(save(store, make_record(make_point(benchmark=UNICODE, global_batch=8), steps=12)))
-    store.remember_suite("quick", [record.key for record in made])
+    remember_suite(store, "quick", [record.key for record in made])
     return store

@@ -30,6 +30,7 @@ from caraml.results.record import Record
 from caraml.results.store import Store, write_record
 from tests.conftest import MakePoint
 from tests.security.taken import taken
+from tests.stores import remember_suite
 
 Change = Callable[[dict[str, bytes], dict[str, object]], None]
 
@@ -44,7 +45,7 @@ def archive(tmp_path: Path, make_point: MakePoint) -> Path:
         (folder / "link").symlink_to("/etc/passwd")
         metrics = {"throughput": Metric(value=float(attempt), unit="token/s")}
         write_record(folder, Record(key=point.key, attempt=attempt, point=point, status="ok", started_at="x", metrics=metrics))
-    store.remember_suite("s", [point.key])
+    remember_suite(store, "s", [point.key])
     pack(tmp_path / "store", "s", tmp_path / "s.zip")
     return tmp_path / "s.zip"
 

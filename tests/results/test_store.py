@@ -21,6 +21,7 @@ from caraml.results.status import ProgressReader, ProgressWriter
 from caraml.results.store import RECORD, Store, read_record, write_record
 from caraml.suite.model import Point
 from tests.conftest import MakePoint
+from tests.stores import remember_suite
 
 
 def record_of(point: Point, attempt: int, rate: float = 1.0) -> Record:
@@ -140,7 +141,7 @@ def test_a_suite_lists_its_points_in_order(tmp_path: Path, make_point: MakePoint
     points = [make_point(global_batch=size) for size in (16, 4, 8)]
     for point in points[:2]:
         write_record(store.new_attempt(point), record_of(point, 1))
-    store.remember_suite("s", [point.key for point in points])
+    remember_suite(store, "s", [point.key for point in points])
     assert [record.point.global_batch for record in store.records("s")] == [16, 4]
     with pytest.raises(InputError, match="caraml run other"):
         store.records("other")

@@ -154,7 +154,6 @@ print(json.dumps(done))
 SCRIPT_OF = """
 import sys
 from pathlib import Path
-from caraml.launch.script import write_script
 from caraml.results.store import Store
 from caraml.suite.model import Point
 point = Point.model_validate_json(sys.argv[1])

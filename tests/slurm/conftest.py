@@ -17,13 +17,13 @@ import pytest
 from caraml.campaign.machine import HERE
 from caraml.launch.base import Job, JobState
 from caraml.launch.batch import SlurmOptions
-from caraml.launch.script import write_script
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Measure, Point
 from caraml.system.site import Scheduler, Site, Software
 from tests.slurm.cluster import Cluster, available
+from tests.stores import write_script
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from caraml.launch.base import Job
-from caraml.launch.script import write_script
 from caraml.results.finish import LOG
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
@@ -21,6 +20,7 @@ from caraml.system.site import Scheduler, Site, Software
 from caraml.worker.command import COMMAND, Command
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import Bench, a_point, make_bench, record, until, wait
+from tests.stores import write_script
 
 WATTS = "300/500"
 MARKS = {"begin": "^go", "end": "^end"}

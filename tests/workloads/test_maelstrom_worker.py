@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from caraml.launch.script import write_script
 from caraml.results.files import read_table
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
@@ -16,6 +15,7 @@ from caraml.suite.model import Measure, Point
 from caraml.workloads import load_workload
 from caraml.workloads.weather.lookalikes import prepare_weather
 from tests.conftest import MakePoint
+from tests.stores import write_script
 
 SHORT = Measure(target=0.5, min_seconds=0.5, max_seconds=20, min_steps=6, max_steps=6, idle_seconds=0, warm_up_max_seconds=2)
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from caraml.base.format import JOULES_PER_WATT_HOUR
-from caraml.launch.script import write_script
 from caraml.results.files import read_table
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
@@ -20,6 +19,7 @@ from caraml.workloads.gpt import Params as GptParams
 from caraml.workloads.image_classification import Params as ImageParams
 from caraml.workloads.image_classification import flops_per_image
 from tests.conftest import MakePoint
+from tests.stores import write_script
 
 SHORT = Measure(target=0.5, min_seconds=1, max_seconds=200, min_steps=30, max_steps=30, idle_seconds=0.3, warm_up_max_seconds=5)
 TINY_GPT = {"width": 64, "layers": 2, "heads": 2, "sequence_length": 64, "vocab_size": 512, "learning_rate": 3e-3}

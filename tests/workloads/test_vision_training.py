@@ -21,7 +21,6 @@ from caraml.engine.step import make_step
 from caraml.engine.steps import StepTable
 from caraml.engine.summary import RankSummary
 from caraml.engine.validation import validate
-from caraml.launch.script import write_script
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric, unknown
 from caraml.metrics.quality import image_quality
@@ -40,6 +39,7 @@ from caraml.workloads.question_answering import Params as QuestionParams
 from caraml.workloads.question_answering import flops_per_item
 from caraml.workloads.question_answering.data import generate_squad
 from tests.conftest import MakePoint
+from tests.stores import write_script
 
 CPU = torch.device("cpu")
 SMALL = {"model": "test_resnet", "image_size": 32, "classes": 4, "learning_rate": 0.05}

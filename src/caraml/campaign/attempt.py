@@ -304,16 +304,12 @@ class Watcher(Protocol):
 
     def started(self, point: Point, index: int, total: int) -> None:
         """A point is being launched."""
-        ...
 
     def progress(self, point: Point, line: ProgressLine) -> None:
         """A point said something."""
-        ...
 
     def finished(self, record: Record, reused: bool) -> None:
         """A point has its record; ``reused`` when it had one before."""
-        ...
 
     def left(self, text: str) -> None:
         """How long the whole campaign will take yet, in words, as far as results so far tell."""
-        ...

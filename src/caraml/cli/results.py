@@ -72,8 +72,6 @@ def results(  # noqa: PLR0917 -- options, which nobody gives by position
         columns, lines = list(COLUMNS), [tuple(map(row.get, COLUMNS)) for row in rows]
         column_units = units_of_items({str(row["item"]) for row in rows})
     if csv:
-        from caraml.report.document import safe_cells
-
         lines = [tuple(safe_cells(line)) for line in lines]
     if csv or json:
         say((to_csv if csv else to_json)(columns, lines, column_units), nl=False)

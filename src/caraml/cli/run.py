@@ -14,6 +14,8 @@ from caraml.cli.app import RESULTS, MoreTags, Out, app, console, say
 
 if TYPE_CHECKING:
     from caraml.engine.memory import Planned
+    from caraml.suite.load import SuiteFile
+    from caraml.suite.model import Point
     from caraml.system.model import System
 
 
@@ -145,57 +147,48 @@ def memory(
     settings: Settings = None,
 ) -> None:
     """Say what each device's memory will hold before anything runs, and which placements fit."""
-    from caraml.report.tables import memory_table
-    from caraml.system.catalogue import load_system
-    from caraml.workloads import WORKLOADS
-
-    machine = load_system(system)
-    planned = _fitting(name, machine, settings or []) if name in WORKLOADS else _suite(name, machine, settings or [])
-    console().print(memory_table(planned, machine))
-
-
-def _suite(name: str, machine: System, settings: list[str]) -> list[Planned]:
-    """The points of a suite whose memory can be planned, those included that the machine has too few nodes for."""
     from caraml.campaign.machine import machine_of
     from caraml.engine.memory import planned_of
+    from caraml.report.tables import memory_table
     from caraml.suite.choice import with_settings
     from caraml.suite.expand import expand
     from caraml.suite.load import load_suite
-    from caraml.workloads import params_of
+    from caraml.system.catalogue import load_system
+    from caraml.workloads import WORKLOADS, params_of
 
-    file = with_settings(load_suite(name), settings, params_of)
-    found = planned_of(planned.point for planned in expand(file, machine_of(machine), params_of).points)
+    machine, of_suite = load_system(system), name not in WORKLOADS
+    file = with_settings(load_suite(name) if of_suite else _one_point(name, machine), settings or [], params_of)
+    points = [planned.point for planned in expand(file, machine_of(machine), params_of).points]  # also those for which it has too few nodes
+    found = planned_of(points) if of_suite else _fitting(points[0], machine)
     if not found:
         raise InputError(f"suite {name!r} has no point of workload 'gpt' that can be placed", "caraml memory gpt --system SYSTEM")
-    return found
+    console().print(memory_table(found, machine))
 
 
-def _fitting(name: str, machine: System, settings: list[str]) -> list[Planned]:
-    """The placements of a workload on the fewest devices of a machine."""
+def _one_point(name: str, machine: System) -> SuiteFile:
+    """A suite of one point of a workload. Raises ``InputError`` where its memory cannot be planned."""
     from caraml.base.toml import parse_toml
-    from caraml.campaign.machine import machine_of
-    from caraml.engine.memory import MOST_DEVICES, smallest_that_fit
-    from caraml.suite.choice import with_settings
-    from caraml.suite.expand import expand
     from caraml.suite.load import suite_of
-    from caraml.workloads import params_of
 
     if name != "gpt":
         raise InputError(f"memory is planned for workload 'gpt', not for {name!r}", f"caraml memory gpt --system {machine.name}")
-    room = machine.devices[0].memory_bytes
-    if room is None:
+    if machine.devices[0].memory_bytes is None:
         raise InputError(
             f"{machine.name} does not say how much memory a device has",
             "write memory_bytes = 80_000_000_000, say, below [[devices]] in its file",
         )
-    document = parse_toml(f'name = "memory"\ntitle = "-"\n[[benchmark]]\nname = "{name}"\nworkload = "{name}"\n{_DEFAULTS}', "memory")
-    file = with_settings(suite_of(document), settings, params_of)
-    point = expand(file, machine_of(machine), params_of).points[0].point.model_copy(update={"suite": ""})
-    shape = params_of(name).model_validate(point.params).model_shape()  # type: ignore[attr-defined]
-    found = smallest_that_fit(point, shape, room, machine.devices_per_node)
+    values = 'accumulation = 1\nmicro_batch = 1\nprecision = "bf16"\nparams = { data = "synthetic-device" }\n'
+    return suite_of(parse_toml(f'name = "memory"\ntitle = "-"\n[[benchmark]]\nname = "{name}"\nworkload = "{name}"\n{values}', "memory"))
+
+
+def _fitting(point: Point, machine: System) -> list[Planned]:
+    """The placements of a point on the fewest devices of a machine. Raises ``InputError`` where there are none."""
+    from caraml.engine.memory import MOST_DEVICES, smallest_that_fit
+    from caraml.workloads import params_of
+
+    shape = params_of(point.workload).model_validate(point.params).model_shape()  # type: ignore[attr-defined]
+    room = machine.devices[0].memory_bytes or 0
+    found = smallest_that_fit(point.model_copy(update={"suite": ""}), shape, room, machine.devices_per_node)
     if not found:
         raise InputError(f"no placement on up to {MOST_DEVICES} devices of {machine.name} fits", "--set params.recompute=full")
     return found
-
-
-_DEFAULTS = 'accumulation = 1\nmicro_batch = 1\nprecision = "bf16"\nparams = { data = "synthetic-device" }\n'

@@ -57,16 +57,12 @@ class Launcher(Protocol):
     @property
     def slots(self) -> int | None:
         """Jobs that may be in its hands at the same time: 1 on a machine of one's own, ``None`` where a scheduler queues them."""
-        ...
 
     def submit(self, jobs: Sequence[Job]) -> list[str]:
         """Start jobs, or queue them; a handle for each, in order."""
-        ...
 
     def poll(self, handles: Sequence[str]) -> Mapping[str, JobState]:
         """Look at jobs without waiting."""
-        ...
 
     def cancel(self, handles: Sequence[str]) -> None:
         """End jobs and everything they started."""
-        ...

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import make_folder, open_new, touch, write_file
 from caraml.base.locks import alone
 from caraml.launch import batch, container
-from caraml.launch.script import exports
+from caraml.launch.script import exports, modules
 from caraml.suite.model import Point
 from caraml.system.site import Site, Software
 from caraml.system.variables import concealed, digest, of_caller, required
@@ -95,9 +94,6 @@ def set_up(software: Software, folder: Path) -> None:
 
 
 def _setup_script(software: Software) -> str:
-    lines = ["#!/usr/bin/env bash", "# software.setup of the system, once before the first point."]
-    if software.modules:
-        lines += ["type module >/dev/null 2>&1 || . /etc/profile", f"module load {shlex.join(software.modules)} || exit"]
-    unseen = concealed(software.variables)
-    lines += [*exports(software.variables, unseen), *required(unseen)]
+    lines, unseen = ["#!/usr/bin/env bash", "# software.setup of the system, once before the first point."], concealed(software.variables)
+    lines += [*modules(software), *exports(software.variables, unseen), *required(unseen)]
     return "\n".join([*lines, "set -e", *software.setup, ""])

@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from caraml.base.files import write_file
 from caraml.engine.start import MEET, PEER, SECRET
 from caraml.launch import batch, container
 from caraml.launch.batch import EXIT
@@ -19,7 +18,7 @@ from caraml.results.store import RECORD
 from caraml.suite.model import Point
 from caraml.system import affinity
 from caraml.system.model import DeviceKind
-from caraml.system.site import Scheduler, Site
+from caraml.system.site import Scheduler, Site, Software
 from caraml.system.variables import SITE, check_name, concealed, loading
 from caraml.workloads.base import SUITE_FOLDER
 
@@ -158,17 +157,6 @@ class Recipe:
         return _local(self) if self.site.scheduler is None else _slurm(self)
 
 
-def write_script(point: Point, folder: Path, threads: int, site: Site | None = None, kind: DeviceKind = "cpu") -> Path:
-    """Write ``run.sh`` into an attempt's folder on this machine and return its path; see :class:`Recipe`.
-
-    Raises:
-        InputError: the site asks for something impossible, such as more time than the partition gives.
-    """
-    folder = folder.resolve()
-    write_file(folder / SCRIPT, Recipe(point, folder, threads, site or Site(), kind).text(), mode=0o755)
-    return folder / SCRIPT
-
-
 def _local(made: Recipe) -> str:
     quoted = shlex.quote(str(made.folder))
     return f"""#!/usr/bin/env bash
@@ -244,8 +232,7 @@ def _software(made: Recipe) -> str:
     """Modules, virtual environment and variables. Modules and activation read unset variables, so ``set -u`` comes after them."""
     site, lines = made.site, []
     software = site.software
-    if software.modules:
-        lines += ["type module >/dev/null 2>&1 || . /etc/profile", f"module load {shlex.join(software.modules)} || exit"]
+    lines += modules(software)
     if software.venv is not None:
         lines.append(f". {shlex.quote(software.venv.rstrip('/') + '/bin/activate')} || exit")
     lines.append("set -u")
@@ -254,6 +241,12 @@ def _software(made: Recipe) -> str:
     unseen = concealed(software.variables)
     lines += [*exports(_variables(made), unseen), *loading(unseen, SITE)]
     return "\n# Environment.\n" + "\n".join(lines) + "\n"
+
+
+def modules(software: Software) -> list[str]:
+    """Lines that load the modules of a site."""
+    load = ["type module >/dev/null 2>&1 || . /etc/profile", f"module load {shlex.join(software.modules)} || exit"]
+    return load if software.modules else []
 
 
 def _variables(made: Recipe) -> dict[str, str]:

@@ -17,7 +17,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
@@ -129,10 +129,6 @@ class Store:
             before = {key: number for key, number in there.items() if number}
             listing = listing.model_copy(update={"round": number, "again": anew, "before": before})
         write_file(path, listing.sealed().to_json())
-
-    def remember_suite(self, name: str, keys: Iterable[str]) -> None:
-        """As :meth:`remember` for bare keys."""
-        self.remember(Listing(name=name, points=[(key, "") for key in keys]))
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -21,11 +21,9 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """The time."""
-        ...
 
     def wait_until(self, instant: float) -> None:
         """Return when it is at least ``instant``."""
-        ...
 
 
 class HostClock:

@@ -105,7 +105,7 @@ class CommandWorker:
                 raise InputError(f"env.{name}: its value is not kept", f"export {name} first")
         self._progress = ProgressWriter(folder, time.monotonic())
         self._instruments: Instruments | None = None
-        self._others: OtherNodes | None = None
+        self._others = OtherNodes(0)
         self._child: subprocess.Popen[str] | None = None
         self._gone: float | None = None
         """When the program was over, where its output is read: that may go on."""
@@ -124,7 +124,7 @@ class CommandWorker:
         if self.params.energy:
             self._progress.write("idle")
             self._instruments = Instruments()
-            self._others = OtherNodes(self.point.nodes - 1) if self.point.nodes > 1 else None
+            self._others = OtherNodes(self.point.nodes - 1)
             self._idle(self._instruments)
         self._progress.write("run", item=self.params.item)
         started_at = now()
@@ -140,28 +140,23 @@ class CommandWorker:
             window = (marked.begin - begin, marked.end - begin)
         ran = Ran(code, started_at, end - begin, doubt=_doubt(marked), window=window)
         write_record(self.folder, self._record(ran, begin))
-        if self._others is not None:
-            self._others.close()
+        self._others.close()
         return code
 
     def _idle(self, instruments: Instruments) -> None:
         """Idle power of every node, while nothing runs on any."""
         seconds = self.point.measure.idle_seconds
-        if self._others is not None:
-            self._others.idle(seconds)
+        self._others.idle(seconds)
         instruments.measure_idle(seconds)
-        if self._others is not None:
-            self._others.wait(seconds)
+        self._others.wait(seconds)
 
     def _edge(self, name: str, together: bool = False) -> float:
         """The window opens or closes, on all nodes; returns when on this one. ``together``: not before the others."""
-        if self._others is not None:
-            self._others.edge(name)
-            if together:
-                self._others.wait()
+        self._others.edge(name)
+        if together:
+            self._others.wait()
         at = self._instruments.edge() if self._instruments is not None else time.monotonic()
-        if self._others is not None:
-            self._others.reached(name, at)
+        self._others.reached(name, at)
         return at
 
     def _instant(self, name: str, at: float | None = None) -> float:
@@ -169,13 +164,11 @@ class CommandWorker:
 
         ``at`` is when it was so on this node, if that is over: the others are told as late, and their bounds have it.
         """
-        if self._others is not None:
-            self._others.mark(name)
-            if name == "start":
-                self._others.wait()
+        self._others.mark(name)
+        if name == "start":
+            self._others.wait()
         at = time.monotonic() if at is None else at
-        if self._others is not None:
-            self._others.reached(name, at)
+        self._others.reached(name, at)
         return at
 
     def _execute(self) -> tuple[int, _Marked | None]:
@@ -265,9 +258,7 @@ class CommandWorker:
             found, fields = measured_by(nodes, self._instruments.meter, window, begin, item=self.params.item, folder=self.folder)
             measured |= {**found, "other_cpu_share": nodes.other_cpu}
             extras |= {**fields, "environment": mine.environment}
-            flags = nodes.flags
-            if self._others is not None:
-                apart = (self._others.apart(edges[0]), self._others.apart(edges[1]))
+            flags, apart = nodes.flags, (self._others.apart(edges[0]), self._others.apart(edges[1]))
         extras |= {} if "environment" in extras else {"environment": environment()}  # which takes long
         ran = replace(ran, measured=measured, extras=extras, flags=flags, apart=apart)
         return record_of_run(self.point, self.folder, self.params, names, ran)
@@ -283,8 +274,6 @@ class CommandWorker:
         """All nodes of the point; this process is on the first."""
         if "SLURM_JOB_ID" in os.environ:  # what the program starts by srun is no child of this process
             mine = replace(mine, other_cpu_share=None)
-        if self._others is None:
-            return put_together({node_key(): [mine]}, {node_key(): [0]}, window)
         run = ("begin", "end") if self.params.marks is None else ("start", "stop")
         others = self._others.summaries(edges, {"run": run})
         first = [mine, *others.pop(node_key(), [])]

@@ -74,8 +74,8 @@ class OtherNodes:
     """The sensors of the job's other nodes. Whatever goes wrong with them costs their energy, and never the run."""
 
     def __init__(self, count: int) -> None:
-        """Start a process on each of ``count`` nodes and wait until they are ready, but not for ever."""
-        self._count, self._hosts = count, _other_hosts()
+        """Start a process on each of ``count`` nodes and wait until they are ready, but not for ever. With none there is nothing to do."""
+        self._count, self._hosts = count, _other_hosts() if count else []
         self.trouble: str | None = None
         """Why there are none, if so."""
         self._nodes = {str(task): _Node() for task in range(count)}
@@ -86,6 +86,8 @@ class OtherNodes:
         self._ended = False
         self._words: dict[str, str] = {}
         """The last that srun said of each host, and by the empty name of none."""
+        if not count:
+            return
         if len(self._hosts) != count:
             self.trouble = "outside of a Slurm job of all nodes nobody reads its sensors"
             return

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from caraml.launch.script import write_script
 from caraml.results.files import read_table
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
@@ -19,6 +18,7 @@ from caraml.suite.model import Measure, Point
 from caraml.suite.placement import Placement
 from caraml.workloads.gpt import Params
 from tests.conftest import MakePoint
+from tests.stores import write_script
 
 SHORT = Measure(target=0.5, min_seconds=0, max_seconds=200, min_steps=6, max_steps=6, idle_seconds=0, warm_up_max_seconds=1)
 TINY = {"preset": "4M", "width": 32, "layers": 4, "heads": 2, "sequence_length": 32, "vocab_size": 128, "data": "synthetic-device"}
