@@ -18,8 +18,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.stores import remember_suite
-
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "bench" / "train"), str(ROOT)]
 RECORDS = 100
@@ -42,6 +40,7 @@ def make_records(folder: Path) -> None:
     """A folder of records as campaigns leave it."""
     from caraml.results.store import Store, write_record
     from tests.report.record_factory import make_point, make_record
+    from tests.stores import remember_suite
 
     store, record = Store(folder), make_record()
     keys = []

@@ -154,10 +154,15 @@ print(json.dumps(done))
 SCRIPT_OF = """
 import sys
 from pathlib import Path
+from caraml.base.files import write_file
+from caraml.launch.script import SCRIPT, Recipe
 from caraml.results.store import Store
 from caraml.suite.model import Point
+from caraml.system.site import Site
 point = Point.model_validate_json(sys.argv[1])
-print(write_script(point, Store(Path("results")).new_attempt(point), threads=2))
+folder = Store(Path("results")).new_attempt(point).resolve()
+write_file(folder / SCRIPT, Recipe(point, folder, 2, Site()).text(), mode=0o755)
+print(folder / SCRIPT)
 """
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from caraml.base.errors import InputError
 from caraml.campaign.attempt import accepted, files_of, lacking
@@ -113,7 +113,11 @@ def preview(campaign: Campaign) -> Preview:
     if campaign.system.nodes is None and any(point.nodes > 1 for point in to_run) and options.launcher != "local":
         most = max(point.nodes for point in to_run)
         notes.append(f"nodes: up to {most:,} are asked for; how many {campaign.system.name} has is not known")
-    memory = _memory([one.point for one in points])
+    memory = []
+    if any(one.point.workload == "gpt" for one in points):
+        from caraml.engine.memory import planned_of  # which needs torch
+
+        memory = planned_of(one.point for one in points)
     return Preview(points, plan.left_out, len(plan.points) - len(chosen), scripts, objections, notes, memory, disk)
 
 
@@ -124,14 +128,6 @@ def estimated_kwh(system: System, point_seconds: Sequence[tuple[Point, float]]) 
         return None
     cpu = system.device_class == "cpu"  # several processes share the one CPU device of a node
     return sum(tdp * point.nodes * (1 if cpu else point.devices) * seconds for point, seconds in point_seconds) / JOULES_PER_KWH
-
-
-def _memory(points: Sequence[Point]) -> list[Planned]:
-    if not any(point.workload == "gpt" for point in points):
-        return []  # nothing below is imported for nothing: it needs torch
-    from caraml.engine.memory import planned_of
-
-    return planned_of(points)
 
 
 def _earlier(campaign: Campaign, workloads: set[str]) -> tuple[dict[str, float], dict[str, float]]:
@@ -185,12 +181,13 @@ def programs(campaign: Campaign, keys: Collection[str]) -> list[str]:
         told["software"] |= {"variables": [f"{name}={text}" for name, text in site.software.variables.items()]}
     return [
         *(f"{count} x {line}" if line.startswith("workload ") else line for line, count in lines.items()),
-        *(f"{part}.{key} of system {campaign.system.name}: {text}" for part in told for key, text in _told(told[part])),
+        *(
+            f"{part}.{key} of system {campaign.system.name}: {text}"
+            for part, values in told.items()
+            for key, value in values.items()
+            for text in (value if isinstance(value, list | tuple) else [value])
+        ),
     ]
-
-
-def _told(part: dict[str, Any]) -> Iterator[tuple[str, object]]:
-    return ((key, text) for key, value in part.items() for text in (value if isinstance(value, list | tuple) else [value]))
 
 
 def _program(campaign: Campaign, point: Point) -> str:

@@ -43,7 +43,10 @@ def cancel(root: Path, what: str) -> Iterator[str]:
 
 
 def _open(found: Selection) -> list[Standing]:
-    return [one for one in _points(found) if one.state in OPEN]
+    """The points of a selection that are not over, as whichever campaign lists them."""
+    store, keys = found.store, {point.key for point in found.points}
+    every = (one for listing in found.listings or store.campaigns() for one in standings(store, listing) if one.key in keys)
+    return [one for one in {one.key: one for one in every}.values() if one.state in OPEN]
 
 
 def _end_runner(runner: Runner, root: Path) -> str:
@@ -108,10 +111,3 @@ def to_retry(root: Path, names: Sequence[str], failed: bool, oom: bool) -> list[
         if keys:
             chosen.append((listing, keys))
     return chosen
-
-
-def _points(found: Selection) -> list[Standing]:
-    """Where the points of a selection stand, by whichever campaign lists them."""
-    store, keys = found.store, {point.key for point in found.points}
-    listings = found.listings or store.campaigns()
-    return list({one.key: one for listing in listings for one in standings(store, listing) if one.key in keys}.values())

@@ -86,13 +86,6 @@ def _affinity(point: Point) -> dict[str, str]:
     return variables
 
 
-def _python_path() -> dict[str, str]:
-    """The caller's, with whole paths: the script changes folder."""
-    if "PYTHONPATH" not in os.environ:
-        return {}
-    return {"PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in os.environ["PYTHONPATH"].split(os.pathsep))}  # noqa: PTH100
-
-
 def _rocm(point: Point) -> dict[str, str]:
     """Without these, torch on AMD GPUs ignores what it was asked for, silently: channels innermost, and products in tf32."""
     variables: dict[str, str] = {}
@@ -225,7 +218,8 @@ def link_to(needed: Path | None) -> str:
 
 
 def _title(point: Point, folder: Path) -> str:
-    return f"# {_one_line(point.label)}; point {point.key}, attempt {folder.name}"
+    label = " ".join(point.label.split())  # in one line: it cannot leave its comment
+    return f"# {label}; point {point.key}, attempt {folder.name}"
 
 
 def _software(made: Recipe) -> str:
@@ -252,9 +246,13 @@ def modules(software: Software) -> list[str]:
 def _variables(made: Recipe) -> dict[str, str]:
     """What the script exports; the site's own variables go before every other word."""
     point, site = made.point, made.site
-    variables = environment_of(point, made.threads, made.kind) | ({} if made.away else _python_path())
+    variables = environment_of(point, made.threads, made.kind)
+    if "PYTHONPATH" in os.environ and not made.away:  # with whole paths: the script changes folder
+        variables["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, os.environ["PYTHONPATH"].split(os.pathsep)))
     variables |= {} if made.suite_folder is None else {SUITE_FOLDER: made.suite_folder}
-    variables |= _network(point, site) | _image_variables(made)
+    variables |= _image_variables(made)
+    if site.network.interface is not None and point.nodes > 1:
+        variables |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), site.network.interface)
     if site.scheduler is not None:
         variables["OMP_NUM_THREADS"] = Shell(f"$((cpus > {point.devices} ? cpus / {point.devices} : 1))")
     return variables | site.software.variables
@@ -266,11 +264,6 @@ def exports(variables: Mapping[str, str], unseen: Collection[str] = ()) -> list[
     for name in variables:
         check_name("software.variables", name)
     return [f"export {name}={join([value])}" for name, value in variables.items() if name not in unseen]
-
-
-def _network(point: Point, site: Site) -> dict[str, str]:
-    interface = site.network.interface
-    return {} if interface is None or point.nodes == 1 else {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
 
 def _image_variables(made: Recipe) -> dict[str, str]:
@@ -362,8 +355,3 @@ def _requeue(scheduler: Scheduler) -> str:
   exec scontrol requeue "$SLURM_JOB_ID"
 fi
 """
-
-
-def _one_line(text: str) -> str:
-    """Text that cannot leave its comment."""
-    return " ".join(text.split())

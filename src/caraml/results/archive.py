@@ -293,7 +293,8 @@ def _place(unpacked: Path, folder: Path, places: Mapping[Path, Path]) -> Path | 
     record = read_record(unpacked / RECORD)
     there = {number: folder / str(number) for number in attempts(folder) or ()}
     numbers = there | {int(target.name): source for target, source in places.items() if target.parent == folder}
-    if any(_same(path / RECORD, record) for path in numbers.values()):
+    others = (read_record(path / RECORD) for path in numbers.values() if (path / RECORD).exists())
+    if any(other.model_copy(update={"attempt": record.attempt}) == record for other in others):
         return None
     number = record.attempt if record.attempt not in numbers and 0 < record.attempt <= NUMBER_KEPT else max(numbers, default=0) + 1
     if number != record.attempt:
@@ -326,11 +327,6 @@ def _record(scratch: Path, path: Path, folder: str) -> Record:
     if not (scratch / POINT).exists():
         write_new(scratch / POINT, record.point.model_dump_json(indent=1))
     return record
-
-
-def _same(path: Path, record: Record) -> bool:
-    """Whether a record is this one, whatever its number here."""
-    return path.exists() and read_record(path).model_copy(update={"attempt": record.attempt}) == record
 
 
 def _extract(archive: zipfile.ZipFile, path: Path, name: str, member: _Member, target: Path) -> None:

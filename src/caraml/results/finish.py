@@ -73,7 +73,8 @@ def finish(folder: Path, exit_code: int, status: Status | None = None, reason: s
     failure = None
     with suppress(FileNotFoundError, ValidationError):  # a damaged one is as good as none
         failure = Failure.model_validate_json(read_json(folder / FAILURE))
-    starved = failure is None and _killed_for_memory(folder)
+    before, count = read_int(folder / _OOM_KILLS), oom_kills()
+    starved = failure is None and before is not None and count is not None and count > before
     why = reason or (failure.reason if failure else _STARVED if starved else death(folder, exit_code))
     if (folder / MEASURED).exists():
         write_record(folder, read_record(folder / MEASURED).model_copy(update={"profile": Profile(reason=why)}))
@@ -98,11 +99,6 @@ def note_start(folder: Path) -> None:
     count = oom_kills()
     if count is not None:
         write_file(folder / _OOM_KILLS, str(count), sync="none")
-
-
-def _killed_for_memory(folder: Path) -> bool:
-    before, count = read_int(folder / _OOM_KILLS), oom_kills()
-    return before is not None and count is not None and count > before
 
 
 def skipped(folder: Path, point: Point, reason: str) -> None:

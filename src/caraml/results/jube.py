@@ -105,7 +105,8 @@ def _rows(path: Path) -> list[dict[str, str]]:
         for cells in lines:
             line = [cell.strip() for cell in cells]
             if header and any(line):
-                _fit(f"{path}:{lines.line_num}", line, header)
+                if len(line) != len(header):
+                    raise InputError(f"{path}:{lines.line_num}: found {len(line)} cells, expected {len(header)} as in the header")
                 rows.append(dict(zip(header, line, strict=True)))
             elif any(line):
                 header = _header(path, line)
@@ -125,11 +126,6 @@ def _header(path: Path, header: list[str]) -> list[str]:
     if len(set(header)) < len(header) or not all(header):
         raise InputError(f"{path}:1: expected a header of different names, found {', '.join(header)[:_LONGEST]}")
     return header
-
-
-def _fit(where: str, line: list[str], header: list[str]) -> None:
-    if len(line) != len(header):
-        raise InputError(f"{where}: found {len(line)} cells, expected {len(header)} as in the header")
 
 
 def _sorted(cells: dict[str, str], folder: Path) -> _Row:

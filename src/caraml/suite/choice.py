@@ -35,7 +35,7 @@ def with_settings(file: SuiteFile, settings: Sequence[str], params_of: Callable[
     changed: list[set[str]] = [set(before) for before in file.changed] or [set() for _ in models]
     for setting in settings:
         key, value = _parsed(setting)
-        touched = [table for table, model in zip(data["benchmark"], models, strict=True) if _knows(model, table, key)]
+        touched = [table for table, model in zip(data["benchmark"], models, strict=True) if key in _known([model], [table])]
         if not touched:
             known = _known(models, data["benchmark"])
             guess = nearest(key, known)
@@ -99,10 +99,6 @@ def _known(models: Sequence[type[BaseModel]], tables: Sequence[dict[str, Any]]) 
     params = {f"params.{name}": None for model in models for name in model.model_fields}
     params |= {f"params.{name}": None for table in tables for name in table.get("params", {})}
     return [*own, *params, *(f"measure.{name}" for name in Measure.model_fields)]
-
-
-def _knows(model: type[BaseModel], table: dict[str, Any], key: str) -> bool:
-    return key in _known([model], [table])
 
 
 def _put(table: dict[str, Any], key: str, value: Any) -> None:

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -177,7 +177,7 @@ def _by_distance(point: Point) -> Iterator[Point]:
     for tp, pp, fsdp in itertools.product(divisors, repeat=3):
         if world % (tp * pp) or world // (tp * pp) % fsdp:
             continue
-        for schedule, micro_batch in itertools.product(_schedules(asked), _divisors_near(point)):
+        for schedule, micro_batch in itertools.product(get_args(Schedule) if asked.pp > 1 else [asked.schedule], _divisors_near(point)):
             changes = {"tp": tp, "pp": pp, "fsdp": fsdp, "schedule": schedule}
             values = {**asked.model_dump(), **changes, "distributed_optimizer": asked.distributed_optimizer and fsdp == 1}
             other = point.model_copy(update={"placement": Placement.of(values), "micro_batch": micro_batch})
@@ -188,10 +188,6 @@ def _by_distance(point: Point) -> Iterator[Point]:
             )
             candidates.append((distance, tp, pp, fsdp, schedule, other))
     yield from (candidate[-1] for candidate in sorted(candidates, key=lambda candidate: candidate[:-1]))
-
-
-def _schedules(asked: Placement) -> list[Schedule]:
-    return ["gpipe", "1f1b", "interleaved"] if asked.pp > 1 else [asked.schedule]
 
 
 def _divisors_near(point: Point) -> list[int]:

@@ -206,7 +206,8 @@ class CommandWorker:
                 code = self._child.wait(_BEAT)
                 break
             except subprocess.TimeoutExpired:
-                self._progress.write("run", item=self.params.item, watts=self._watts())
+                watts = self._instruments.meter.latest_power_w() if self._instruments is not None else None
+                self._progress.write("run", item=self.params.item, watts=watts)
         return (128 - code if code < 0 else code), marked
 
     def _see_it_end(self, child: subprocess.Popen[str]) -> None:
@@ -217,9 +218,6 @@ class CommandWorker:
     def _over(self, marked: _Marked) -> float | None:
         """When the program was over; not before its last mark, which may be read a moment later."""
         return None if self._gone is None else max(self._gone, marked.end or 0.0)
-
-    def _watts(self) -> float | None:
-        return self._instruments.meter.latest_power_w() if self._instruments is not None else None
 
     def _hand_on(self, number: int, frame: FrameType | None) -> None:
         """The program gets the signal; what it does then decides how this ends."""

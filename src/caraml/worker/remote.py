@@ -276,18 +276,14 @@ def _answers(instruments: Instruments, lines: Iterator[str]) -> Iterator[str]:
         elif word == "mark":
             instants[rest[0]] = time.monotonic()
         elif word == "summary":
-            spans = {name: _span(instants, ends) for name, _, ends in (each.partition("=") for each in rest)}
+            named = {name: ends.split(",") for name, _, ends in (each.partition("=") for each in rest)}
+            spans = {name: (instants[begin], instants[end]) for name, (begin, end) in named.items()}
             begin, end = spans.pop("window")
             # What the program does on this node is no child of this process: nobody can tell whose the CPU time is.
             summary = replace(instruments.summary(begin, end, spans), other_cpu_share=None)
             text = json.dumps([node_key(), summary.to_data()])
             yield from (f"{number} +{text[start : start + _PIECE]}" for start in range(0, len(text), _PIECE))
         yield f"{number} done"
-
-
-def _span(instants: Mapping[str, float], ends: str) -> tuple[float, float]:
-    begin, _, end = ends.partition(",")
-    return instants[begin], instants[end]
 
 
 def main() -> None:
