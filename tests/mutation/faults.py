@@ -215,8 +215,8 @@ FAULTS = [
     Fault(
         "a label hides what a setting changed",
         "suite/expand.py",
-        "(swept or name in changed)",
-        "swept",
+        "and swept) or name in changed",
+        "and swept)",
         ("tests/test_campaign_verbs.py::test_a_label_says_what_a_setting_changed",),
     ),
     Fault(
@@ -229,8 +229,8 @@ FAULTS = [
     Fault(
         "a setting is compared with the default, not with the file",
         "suite/choice.py",
-        'return table.get("params", {}).get(name, default)',
-        "return default",
+        "    if _get(table, key):\n        return _value(table, key)\n",
+        "",
         ("tests/test_campaign_verbs.py::test_a_label_says_what_a_setting_changed",),
     ),
     Fault(
