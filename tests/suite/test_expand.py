@@ -11,8 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from caraml.base.errors import InputError, unknown_name
 from caraml.base.toml import FaultsError, parse_toml
+from caraml.cli.asked import refuse_with_all_faults
 from caraml.suite.choice import SuitePart, with_settings
-from caraml.suite.expand import Machine, Plan, expand, refuse_with_all_faults
+from caraml.suite.expand import Machine, Plan, expand
 from caraml.suite.load import SuiteFile, catalog_suites, load_suite, suite_of
 from caraml.suite.model import Measure, Point, Suite
 from caraml.system.model import DeviceClass

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, get_args
+from typing import TYPE_CHECKING, NoReturn, cast, get_args
 
 import typer
 
@@ -29,7 +29,7 @@ from caraml.report.progress import LiveTable, LogLines
 from caraml.results.record import Record
 from caraml.results.store import Store
 from caraml.suite.choice import called, with_settings, words_of
-from caraml.suite.expand import refuse_with_all_faults
+from caraml.suite.expand import Machine, ParamsOf, expand
 from caraml.suite.load import SuiteFile, catalog_suites, load_suite, suite_of
 from caraml.system.catalogue import LOCAL, list_systems, load_system
 from caraml.system.model import System
@@ -274,3 +274,21 @@ def show_results(store: Store, records: list[Record], name: str, title: str) -> 
 
     console().print(results_table(records))
     say(f"report: {write_report(store, store.records(name), store.root / f'{name}.html', title)}")
+
+
+def refuse_with_all_faults(error: FaultsError, machine: Machine, params_of: ParamsOf) -> NoReturn:
+    """Raise an error of a suite's form with the faults that its values have besides, in the order of their lines."""
+    if error.rest is not None:
+        try:
+            expand(suite_of(error.rest), machine, params_of)
+        except FaultsError as more:
+            known = [_place(fault) for fault in error.faults]
+            lacking = {fault for fault in more.faults if ": found nothing" in fault and any(one.startswith(_place(fault)) for one in known)}
+            every = {*error.faults, *({*more.faults} - lacking)}  # what was wrong is not missing
+            error.rest.refuse(sorted(every, key=lambda fault: int((re.search(r":(\d+): ", fault) or "00")[1])))
+    raise error
+
+
+def _place(fault: str) -> str:
+    """Of which key a fault is: ``benchmark[0].params``."""
+    return fault.partition(": found ")[0].rpartition(": ")[2]

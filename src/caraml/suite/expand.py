@@ -8,16 +8,15 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, get_origin
+from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from caraml.base.errors import InputError, UnknownNameError, nearest
 from caraml.base.limits import POINTS
-from caraml.base.toml import FaultsError
 from caraml.base.toml_lines import Location
 from caraml.suite.expression import Condition
-from caraml.suite.load import SuiteFile, suite_of
+from caraml.suite.load import SuiteFile
 from caraml.suite.model import Benchmark, Compile, Knobs, Measure, Mode, Point
 from caraml.suite.placement import Placement, uncompiled, why_skipped
 from caraml.system.model import DeviceClass
@@ -121,29 +120,6 @@ def without_unmet(points: list[PlannedPoint]) -> list[PlannedPoint]:
     return found
 
 
-def refuse_with_all_faults(error: FaultsError, machine: Machine, params_of: ParamsOf) -> NoReturn:
-    """Raise an error of a suite's form with the faults that its values have besides, in the order of their lines."""
-    if error.rest is not None:
-        try:
-            expand(suite_of(error.rest), machine, params_of)
-        except FaultsError as more:
-            known = [_place(fault) for fault in error.faults]
-            lacking = {fault for fault in more.faults if ": found nothing" in fault and any(one.startswith(_place(fault)) for one in known)}
-            every = {*error.faults, *({*more.faults} - lacking)}  # what was wrong is not missing
-            error.rest.refuse(sorted(every, key=lambda fault: int((re.search(r":(\d+): ", fault) or "00")[1])))
-    raise error
-
-
-def _readable(error: InputError) -> str:
-    """What a condition should have been, in a line."""
-    return f"a condition on a point's names ({'; '.join(filter(None, (error.args[0], error.hint)))})"
-
-
-def _place(fault: str) -> str:
-    """Of which key a fault is: ``benchmark[0].params``."""
-    return fault.partition(": found ")[0].rpartition(": ")[2]
-
-
 class _Expansion:
     """One benchmark's points, and the faults found on the way."""
 
@@ -234,7 +210,7 @@ class _Expansion:
                 if model is not None and self._benchmark.workload != "command":
                     conditions[-1].know({*_NAMES, *Placement.model_fields, *Knobs.model_fields, *_OF_MACHINE, *model.model_fields})
             except InputError as error:
-                self._fault(("where", index), text, _readable(error))
+                self._fault(("where", index), text, self._readable(error))
         return conditions
 
     def _asked_for(self, point: Point, conditions: list[Condition]) -> bool:
@@ -244,7 +220,7 @@ class _Expansion:
                 if not condition.holds(names):
                     return False
             except InputError as error:
-                self._fault(("where", index), condition.text, _readable(error))
+                self._fault(("where", index), condition.text, self._readable(error))
         return True
 
     def _check_axes(self, asked: dict[str, Any]) -> None:
@@ -257,6 +233,10 @@ class _Expansion:
         lengths = {name: len(values) for name, values in axes.items()}
         if self._benchmark.sweep == "zip" and len(set(lengths.values())) > 1:
             self._fault(("sweep",), "zip", f"lists of one length, but they are {lengths}")
+
+    @staticmethod
+    def _readable(error: InputError) -> str:
+        return f"a condition on a point's names ({'; '.join(filter(None, (error.args[0], error.hint)))})"
 
     def _too_many(self, asked: dict[str, Any], repeats: int) -> bool:
         """Note a fault, before anything is expanded, where the sweep has more combinations than a suite may have points."""
