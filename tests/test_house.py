@@ -116,7 +116,7 @@ LINES = {
     "reference": 482,
     "report": 4_296,
     "results": 2_487,
-    "suite": 2_094,
+    "suite": 2_092,
     "system": 3_970,
     "verify": 1_080,
     "worker": 2_051,

@@ -150,9 +150,7 @@ class _Expansion:
             asked["global_batch"] = 1  # so that the other faults are told, too
         before = len(self.faults)
         self._check_axes(asked)
-        if len(self.faults) > before or model is None:
-            return [], 0
-        if self._too_many(asked, repeats):
+        if len(self.faults) > before or model is None or self._too_many(asked, repeats):
             return [], 0
         self._software = ", ".join(filter(None, [self._machine.software, software_of(self._benchmark.workload)]))
         planned: list[PlannedPoint] = []
