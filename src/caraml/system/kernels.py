@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
@@ -139,13 +139,14 @@ def streams(device: torch.device, array_bytes: int) -> Iterator[Kernel]:
     """
     import torch
 
-    def array() -> torch.Tensor:
+    @cache
+    def array(number: int) -> torch.Tensor:  # shared by all kernels: to fill one takes longer than a pass over it
         return _random((array_bytes // 4,), torch.float32, device)
 
     makes: dict[str, Callable[[], Callable[[], object]]] = {
-        "sum": lambda: partial(torch.sum, array()),
-        "copy": lambda: partial(array().copy_, array()),
-        "triad": lambda: partial(torch.add, array(), array(), alpha=3.0, out=array()),
+        "sum": lambda: partial(torch.sum, array(0)),
+        "copy": lambda: partial(array(0).copy_, array(1)),
+        "triad": lambda: partial(torch.add, array(1), array(2), alpha=3.0, out=array(0)),
     }
     for passes, (name, make) in enumerate(makes.items(), start=1):
         yield Kernel("torch", name, (array_bytes,), float(passes * array_bytes), make)

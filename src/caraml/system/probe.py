@@ -123,17 +123,25 @@ def measure(
 
     device = torch.device(device)
     check(device, dtype)
-    with torch.inference_mode(), precision(device, dtype):
-        watch = Stopwatch(device)
-        todo = _kernels(kind, watch, dtype, known)
-        load = CpuLoad() if device.type == "cpu" and processes == 1 else None
-        begin = watch.now()
-        found = search(todo, watch, budget_s)
-        others = load.others() if load is not None else None
-        seconds, rate = watch.now() - begin, found.rate
-    if device.type != "cpu":
-        # A training in the same process shall find the device as it was.
-        (torch.cuda if device.type == "cuda" else torch.accelerator).empty_cache()
+    try:
+        with torch.inference_mode(), precision(device, dtype):
+            return _measured(kind, device, dtype, budget_s=budget_s, processes=processes, known=known)
+    finally:
+        if device.type != "cpu":  # a training in the same process shall find the device as it was
+            (torch.cuda if device.type == "cuda" else torch.accelerator).empty_cache()
+
+
+def _measured(kind: Kind, device: torch.device, dtype: DType, *, budget_s: float, processes: int, known: Limit | None) -> Limit:
+    """As :func:`measure`. What the kernels work on goes with the return."""
+    import torch
+
+    watch = Stopwatch(device)
+    todo = _kernels(kind, watch, dtype, known)
+    load = CpuLoad() if device.type == "cpu" and processes == 1 else None
+    begin = watch.now()
+    found = search(todo, watch, budget_s)
+    others = load.others() if load is not None else None
+    seconds, rate = watch.now() - begin, found.rate
     kernel, relative, disturbed = found.kernel, found.timing.relative, _disturbed(found, others)
     if disturbed is not None:
         kernel, rate, relative = found.quickest.kernel, found.quickest.fastest, None
