@@ -20,7 +20,7 @@ workload = "gpt"
 global_batch = [2, 3]
 micro_batch = 2
 params = { preset = "4M", width = 16, layers = 1, heads = 1, sequence_length = 8, vocab_size = 64, data = "synthetic" }
-measure = { target = 0.5, min_seconds = 0.2, min_steps = 4, max_seconds = 2, warm_up_max_seconds = 1, idle_seconds = 0.2 }
+measure = { target = 0.5, min_seconds = 0.2, min_steps = 4, max_steps = 40, max_seconds = 60, warm_up_max_seconds = 1, idle_seconds = 0.2 }
 """
 
 

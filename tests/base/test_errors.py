@@ -13,6 +13,7 @@ from caraml.base.errors import ExitCode, InputError, is_out_of_memory, nearest, 
 def test_an_unknown_name_gets_the_nearest_spelling() -> None:
     error = unknown_name("suite", "quik", ["quick", "llm"])
     assert str(error) == "unknown suite 'quik'; known: llm, quick\n  next step: did you mean 'quick'?"
+    assert error.line == "unknown suite 'quik'; known: llm, quick; next step: did you mean 'quick'?"
     assert error.exit_code == ExitCode.WRONG_INPUT == 2
 
 

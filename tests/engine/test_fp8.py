@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ import torch
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.engine.precision import check_precision, compute_in_fp8
 from caraml.engine.step import make_step
+from caraml.suite.model import Precision, Stated
 from caraml.workloads import load_workload
 from caraml.workloads.base import BuildContext, Task
 from tests.conftest import MakePoint
@@ -58,6 +59,28 @@ def test_a_gpu_without_units_or_a_machine_without_torchao_is_refused(
     monkeypatch.setattr("caraml.engine.precision.find_spec", lambda name: object())
     with nullcontext() if fit else pytest.raises(EnvironmentUnfitError):
         check_precision("fp8", device)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "hip", "lacking"),
+    [
+        ({"major": 7, "minor": 0}, None, {"tf32", "bf16", "fp8"}),
+        ({"major": 8, "minor": 6}, None, {"fp8"}),
+        ({"gcnArchName": "gfx90a:sramecc+:xnack-", "major": 9, "minor": 0}, "7.0", {"tf32", "fp8"}),
+        ({"gcnArchName": "gfx906", "major": 9, "minor": 0}, "7.0", {"tf32", "bf16", "fp8"}),
+    ],
+)
+def test_what_a_gpu_has_no_units_for_is_refused_before_it_computes_something_else(
+    monkeypatch: pytest.MonkeyPatch, gpu: dict[str, Any], hip: str | None, lacking: set[Precision]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(name="Test GPU", **gpu))
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr("caraml.engine.precision.find_spec", lambda name: object())
+    device = torch.device("cuda", 0)
+    for precision in get_args(Stated):
+        with pytest.raises(EnvironmentUnfitError, match=f"'{precision}', but Test GPU") if precision in lacking else nullcontext():
+            check_precision(precision, device)
+    check_precision("bf16", device, emulated=True)
 
 
 def test_the_layers_of_the_blocks_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,14 @@ import torch
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.toml import parse_toml
+from caraml.campaign.machine import machine_of
 from caraml.engine.precision import attention_kernel, check_precision, set_attention
 from caraml.engine.step import make_step
 from caraml.launch.script import environment_of
 from caraml.suite.expand import Machine, PlannedPoint, expand
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import Knobs, Suite
+from caraml.system.catalogue import load_system
 from caraml.system.model import Cpu, DeviceClass
 from caraml.workloads import load_workload, params_of
 from caraml.workloads.base import BuildContext, Task
@@ -102,6 +104,18 @@ def test_an_emulated_precision_is_asked_for_by_name() -> None:
     assert fp32.skip is None and asked.skip is None and asked.point.label == "n b8 bf16 emulated=true"
     assert refused.skip is not None and "only emulates bf16" in refused.skip and "emulated = true" in refused.skip
     assert [planned.skip for planned in plan(text, emulates=("fp16",))] == [None, None]
+
+
+def test_a_gpu_without_units_for_a_format_computes_in_another_or_is_not_asked() -> None:
+    """V100s have neither TF32, which torch leaves out there without a word, nor bf16; MI250s have bf16."""
+    head = 'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "n"\nworkload = "gpt"\nglobal_batch = 8\n'
+    suite, found = suite_of(f'{head}precision = ["tf32", "fp16", "bf16"]\n'), {}
+    for system in ("juwels-cluster", "jureca-mi250", "jureca-h100"):
+        points = expand(suite, machine_of(load_system(system), "local"), params_of).points
+        found[system] = [(planned.point.precision, planned.skip is None) for planned in points]
+    assert found["juwels-cluster"] == [("fp32", True), ("fp16", True), ("bf16", False)]
+    assert found["jureca-mi250"] == [("fp32", True), ("fp16", True), ("bf16", True)]
+    assert found["jureca-h100"] == [("tf32", True), ("fp16", True), ("bf16", True)]
 
 
 def test_a_worker_refuses_what_its_cpu_emulates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,11 @@ class CaramlError(Exception):
         message = super().__str__()
         return f"{message}\n  next step: {self.hint}" if self.hint else message
 
+    @property
+    def line(self) -> str:
+        """The same in one line, for records and tables."""
+        return " ".join(str(self).replace("\n  next step:", "; next step:").split())
+
 
 class InputError(CaramlError):
     """A file, key or value that the user wrote is wrong."""

@@ -265,7 +265,7 @@ def prepare(campaign: Campaign, work: PointTask, number: int, runner: Runner) ->
             return folder
         skipped(folder, work.point, work.planned.skip)
     except CaramlError as error:
-        finish(folder, 1, "failed", str(error))
+        finish(folder, 1, "failed", error.line)
     return read_record(folder / RECORD)
 
 

@@ -115,7 +115,7 @@ def machine_of(system: System, launcher: str = "slurm") -> Machine:
         # A CPU is one device; more processes on it are for trying out parallel training.
         devices_per_node=(system.cpu.usable_threads or 1) if cpu else system.devices_per_node,
         device_memory_gib=memory / GIB if memory else None,
-        emulates=system.cpu.emulates if cpu else (),
+        emulates=system.cpu.emulates if cpu else system.lacks,
         compiles=not cpu and any(family.compiled for family in FAMILIES if family.kind == system.devices[0].kind),
         only_programs=_ONLY_PROGRAMS if system.devices[0].kind == "ipu" else None,
     )

@@ -294,11 +294,24 @@ def accelerator_type() -> str | None:
     return found.type if found is not None and families.forced() in ("", "cpu", found.type) else None
 
 
-def device_lacks_fp8(device: torch.device) -> str | None:
-    """Why a GPU does not multiply matrices in fp8, or ``None`` if it does: NVIDIA's from Ada on do, AMD's from the MI300."""
+_SINCE: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {
+    "tf32": ((8, 0), ("gfx94", "gfx95")),
+    "bf16": ((8, 0), ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")),
+    "fp8": ((8, 9), ("gfx94", "gfx95", "gfx12")),
+}
+"""From which compute capability of NVIDIA's GPUs on, and in which of AMD's, there are units for products in a format."""
+
+
+def gpu_lacks(precision: str, device: torch.device) -> str | None:
+    """Why a GPU does not multiply matrices in a precision by itself, or ``None`` if it does."""
+    if precision not in _SINCE:
+        return None
     gpu: Any = torch.cuda.get_device_properties(device)
-    fit = gpu.gcnArchName.startswith(("gfx94", "gfx95", "gfx12")) if torch.version.hip else (gpu.major, gpu.minor) >= (8, 9)
-    return None if fit else f"{gpu.name} has no units for it, which NVIDIA's GPUs have from compute capability 8.9 on, and AMD's from gfx94"
+    (major, minor), names = _SINCE[precision]
+    if gpu.gcnArchName.startswith(names) if torch.version.hip else (gpu.major, gpu.minor) >= (major, minor):
+        return None
+    since = f"NVIDIA's GPUs have from compute capability {major}.{minor} on, and AMD's {', '.join(names)}"
+    return f"{gpu.name} has no units for it, which {since}"
 
 
 def collectives(device: torch.device) -> str:

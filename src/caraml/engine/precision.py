@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from caraml.base.errors import EnvironmentUnfitError
-from caraml.engine.device import device_lacks_fp8
+from caraml.engine.device import gpu_lacks
 from caraml.suite.model import Attention, Compile, Precision
 from caraml.system import host
 from caraml.system.families import family_of
@@ -31,9 +31,13 @@ _TILE = 16
 """Sides that fp8 products take are multiples of this."""
 
 
+_INSTEAD = {"tf32": "ask for fp32", "bf16": "ask for fp16 or fp32, or set emulated = true", "fp8": "ask for bf16"}
+"""Next step where a GPU lacks a precision."""
+
+
 def check_precision(precision: Precision, device: torch.device, emulated: bool = False) -> None:
-    """Raise ``EnvironmentUnfitError`` for a precision that the device lacks: an accelerator would be measured in another one, and a CPU
-    while it emulates one, unless it is asked to (``emulated``)."""
+    """Raise ``EnvironmentUnfitError`` for a precision that the device lacks: it would be measured in another one, or while it emulates
+    one, unless it is asked to (``emulated``)."""
     if device.type == "cpu":
         if precision in (cpu := host.cpu()).emulates and not emulated:
             needed = " or ".join(UNITS[ARITHMETIC[precision]])
@@ -45,8 +49,8 @@ def check_precision(precision: Precision, device: torch.device, emulated: bool =
     family = family_of(device.type)
     if ARITHMETIC[precision] not in family.arithmetic:
         raise EnvironmentUnfitError(f"precision: found {precision!r}, which {device.type} devices lack", "ask for fp32 or bf16")
-    if precision == "fp8" and (lacking := device_lacks_fp8(device)) is not None:
-        raise EnvironmentUnfitError(f"precision: found 'fp8', but {lacking}", "ask for bf16")
+    if device.type == "cuda" and not emulated and (lacking := gpu_lacks(precision, device)) is not None:
+        raise EnvironmentUnfitError(f"precision: found {precision!r}, but {lacking}", _INSTEAD[precision])
     if precision == "fp8" and find_spec("torchao") is None:
         raise EnvironmentUnfitError("precision: found 'fp8', which needs the package torchao", "pip install 'caraml[fp8]', or ask for bf16")
     if precision in HALF and not torch.amp.is_autocast_available(device.type):

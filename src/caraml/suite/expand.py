@@ -297,7 +297,8 @@ class _Expansion:
             placement=placement,
             knobs=Knobs.of(values, machine.device_class, machine.emulates),
             mode=values["mode"],
-            precision=values["precision"],
+            # Torch computes plain fp32 where there is no TF32: the same work has the same key.
+            precision="fp32" if values["precision"] == "tf32" and "tf32" in machine.emulates else values["precision"],
             compile=values.get("compile") or self._compiled(values["mode"], params),
             global_batch=global_batch,
             micro_batch=micro_batch,

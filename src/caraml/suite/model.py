@@ -61,7 +61,7 @@ class Knobs(BaseModel):
         description="which cores processes and threads run on: `auto`, processes near their devices; `compact`, each in a block of "
         "neighbouring cores, threads side by side; `spread`, cores and threads dealt out over the node; `none`, where the kernel likes",
     )
-    emulated: bool = Field(False, description="CPUs: allow a `precision` that the CPU only emulates, up to 200 times slower than fp32")
+    emulated: bool = Field(False, description="allow a `precision` that the device only emulates, on CPUs up to 200 times slower than fp32")
 
     @classmethod
     def of(cls, values: dict[str, Any], device_class: DeviceClass, emulates: Collection[str] = ()) -> Knobs:

@@ -221,7 +221,7 @@ def why_skipped(point: Point, machine: Machine, params: BaseModel) -> str | None
         product = f"{point.micro_batch} x {point.world} = {point.micro_batch * point.world}"
         return f"global batch {point.global_batch} is not divisible by micro-batch x devices = {product}"
     if point.precision in machine.emulates and point.workload != "command" and not point.knobs.emulated:
-        return f"{machine.device} only emulates {point.precision}, up to 200 times slower than fp32: ask for fp32, or for emulated = true"
+        return f"{machine.device} only emulates {point.precision}, which may take far longer: ask for fp32, or for emulated = true"
     shape = getattr(params, "model_shape", None)  # of a workload whose model can be divided
     return _contradiction(point, params) or misfit(point, shape() if shape is not None else None)
 

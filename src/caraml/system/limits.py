@@ -90,7 +90,7 @@ def looks(
         try:
             found[kind] = look(kind, device, dtype if kind == "arithmetic" else "fp32", processes=processes, keep=keep)
         except CaramlError as error:
-            found[kind] = str(error)
+            found[kind] = error.line
     return found
 
 

@@ -122,6 +122,14 @@ class System(_Model):
         return "cpu" if self.devices[0].kind == "cpu" else "gpu"
 
     @property
+    def lacks(self) -> tuple[DType, ...]:
+        """Formats that other GPUs of NVIDIA or AMD multiply matrices in and these, by their data sheet, do not."""
+        if self.peak is None or "fp16" not in self.peak or self.devices[0].kind not in ("cuda", "rocm"):
+            return ()
+        formats: tuple[DType, ...] = ("tf32", "bf16")
+        return tuple(dtype for dtype in formats if dtype not in self.peak)
+
+    @property
     def identity(self) -> str:
         """Compute devices of one node in a few words, e.g. ``NVIDIA H200 x4`` or ``AMD EPYC 7742, 128 threads``."""
         if self.device_class == "cpu":

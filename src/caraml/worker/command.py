@@ -293,8 +293,7 @@ def main(folder: Path) -> int:
     try:
         return CommandWorker(folder).run()
     except CaramlError as error:
-        reason = " ".join(str(error).split())
-        note_failure(folder, Failure(status="failed", reason=reason, rank=0, started_at=now()))
+        note_failure(folder, Failure(status="failed", reason=error.line, rank=0, started_at=now()))
         print(error, file=sys.stderr)
         return 1
 

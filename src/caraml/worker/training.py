@@ -370,7 +370,7 @@ class Worker:
 def _in_words(error: BaseException) -> str:
     """One line for tables, with the error behind it: some libraries say there what happened, and above it only that something did."""
     if isinstance(error, CaramlError):
-        words = str(error)
+        words = error.line
     else:
         behind = f", because {type(error.__cause__).__name__}: {error.__cause__}" if error.__cause__ is not None else ""
         words = f"{type(error).__name__}: {error}{behind}"
