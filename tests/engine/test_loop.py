@@ -61,6 +61,20 @@ def test_a_warm_up_gives_clocks_their_time_to_settle(at_most: float, expected: f
     assert CudaDevice.settle_seconds == 15.0 and CpuDevice.settle_seconds == 0.0
 
 
+def test_steps_that_still_try_ways_to_run_are_of_the_warm_up_even_after_its_time() -> None:
+    device, launched = fake(), count(1)
+
+    def step() -> StepOutcome:
+        number = next(launched)
+        device.launch(0.05 if number > 60 else 0.08)
+        return StepOutcome(None, 0.0, undecided=number < 60)
+
+    policy = POLICY.model_copy(update={"warm_up_max_seconds": 1.0})
+    measured = MeasuringLoop(device, Ranks(), policy, Hooks()).run(step)
+    assert 60 <= sum(row.phase != "measure" for row in measured.rows) < 90
+    assert [row.seconds for row in measured.window_rows] == pytest.approx([0.05] * len(measured.window_rows), rel=0.05)
+
+
 @pytest.mark.parametrize(("at_most", "expected"), [(60.0, 12.0), (8.0, 8.0)])
 def test_a_window_is_long_enough_to_see_clocks_that_still_move(at_most: float, expected: float) -> None:
     """Steps that are even, on a device that asks for 12 s: only the time for a window is shorter."""

@@ -24,6 +24,8 @@ ASIDE = 3
 """Steps on another stream before a capture, as torch asks for: libraries and the optimizer then have what they allocate once."""
 TRIALS = 10
 """Steps of either way that `auto` times."""
+LONG = 0.1
+"""Seconds of a step that no launching takes: `auto` does not try for so long what is clear."""
 LAUNCHING = 0.8
 """Share of a step's time that launching it takes from which on the device is taken to wait for the host."""
 _WORTH = 0.98
@@ -37,7 +39,7 @@ def refusal(task: Task, point: Point, device: torch.device) -> str | None:
     """Why a training step is not captured, or ``None`` if it can be."""
     fused = all(group.get("fused") for group in task.optimizer.param_groups)
     reasons = {
-        "asked for by name": point.knobs.step_graph == "off",
+        "not asked for": point.knobs.step_graph == "off",
         f"torch captures no graphs of {device.type} devices here": device.type != "cuda",
         "several ranks: they exchange gradients within the step": point.world > 1,
         "the workload makes its own step": task.own_step is not None,
@@ -59,8 +61,8 @@ class GraphedPasses:
     """The passes of a step, by a graph once it has been captured. ``told`` is kept as a record has it.
 
     Called with the micro-batches of a step. The first call, and ``ASIDE`` more, run as usual; `auto` then times as many steps as
-    ``TRIALS`` and captures only if launching them is what takes their time, and keeps the graph only if it is faster. A step whose
-    batches have other shapes runs as usual.
+    ``TRIALS`` and captures only if launching them is what takes their time, and keeps the graph only if it is faster. Steps that take
+    ``LONG`` are not tried. A step whose batches have other shapes runs as usual.
     """
 
     def __init__(self, passes: Passes, optimizer: torch.optim.Optimizer, asked: str, graph: Graph, told: dict[str, Any]) -> None:
@@ -77,6 +79,11 @@ class GraphedPasses:
         """Launch the passes of one step; the mean loss, which nothing overwrites."""
         return self._act(batches)
 
+    @property
+    def undecided(self) -> bool:
+        """Whether the steps to come may run in another way than the last one."""
+        return self._act not in (self._passes, self._replayed)
+
     # -- before the capture --------------------------------------------------------------------------------------------
 
     def _first(self, batches: Iterator[Any]) -> torch.Tensor:
@@ -84,8 +91,21 @@ class GraphedPasses:
         if self._calls == 1:
             return self._passes(batches)
         if self._calls == 1 + ASIDE:
-            self._calls, self._act = 0, self._captured if self._asked == "on" else self._timed
+            self._calls, self._act = 0, self._captured if self._asked == "on" else self._weighed
         return self._graph.aside(lambda: self._passes(batches))
+
+    def _weighed(self, batches: Iterator[Any]) -> torch.Tensor:
+        """A usual step by itself: whether it is short enough to be worth ``TRIALS``."""
+        self._graph.synchronize()
+        begin = time.perf_counter()
+        loss = self._passes(batches)
+        self._graph.synchronize()
+        seconds = time.perf_counter() - begin
+        if seconds < LONG:
+            self._act = self._timed
+        else:
+            self._leave(f"a step takes {human(seconds, 's')}, which no launching does")
+        return loss
 
     def _timed(self, batches: Iterator[Any]) -> torch.Tensor:
         """A usual step; after ``TRIALS`` of them, whether a graph is worth a trial. Waiting for input counts for both."""

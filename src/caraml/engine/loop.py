@@ -59,6 +59,7 @@ class MeasuringLoop:
         self._first_step = (0.0, 0.0)
         self._window = (0.0, 0.0)
         self._waits: tuple[float | None, float | None] = (None, None)
+        self._undecided = False
         self._look: Callable[[], None] = lambda: None
         self.done = False
         """Whether the window is closed: steps after it are not measured."""
@@ -77,6 +78,7 @@ class MeasuringLoop:
     def step_ended(self, outcome: StepOutcome) -> bool:
         """A step has been launched to its end. False once enough was measured."""
         self._outcomes.append(outcome)
+        self._undecided = outcome.undecided
         self._timer.step_ended()
         self._left -= 1
         if not self._left:
@@ -154,7 +156,7 @@ class MeasuringLoop:
     def _look_at_warm_up(self) -> None:
         timer, elapsed = self._timer, self._device.now() - self._anchor
         self._hooks.progress(Progress("warm_up", timer.launched))
-        over = warm_up_over(timer.finished(), elapsed, self._policy, self._device.settle_seconds)
+        over = not self._undecided and warm_up_over(timer.finished(), elapsed, self._policy, self._device.settle_seconds)
         if not self._ranks.agree(over or self._hooks.hurry()):
             self._left = self._ranks.agree(steps_until_next_look(timer.finished(), timer.launched))
             return

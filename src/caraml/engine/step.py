@@ -108,7 +108,7 @@ class TrainStep:
         for rate in self._rates:
             rate.step()
         scale = torch.as_tensor(self._scaler.scale(self._one)).clone() if self._scaler.is_enabled() else None
-        return StepOutcome(total, self._wait, scale)
+        return StepOutcome(total, self._wait, scale, isinstance(self._run, GraphedPasses) and self._run.undecided)
 
     def _micro_batches(self) -> Iterator[Any]:
         count = self._point.accumulation

@@ -156,6 +156,8 @@ class StepOutcome:
     """Seconds that the host waited for batches."""
     scale: torch.Tensor | None = None
     """Loss scale after the step, on the device; a fall means that the update was skipped."""
+    undecided: bool = False
+    """Whether the step still tries ways to run, so that none of its kind may be measured."""
 
 
 Step = Callable[[], StepOutcome]

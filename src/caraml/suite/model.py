@@ -52,7 +52,7 @@ class Knobs(BaseModel):
         "convolutions",
     )
     step_graph: StepGraph = Field(
-        "auto",
+        "off",  # nobody has seen it on a GPU yet
         description="NVIDIA and AMD GPUs: launch a training step on one device as one graph (CUDA graph); `auto`: where launching takes "
         "longer than computing and the graph is faster",
     )
