@@ -116,6 +116,9 @@ def test_a_gpu_without_units_for_a_format_computes_in_another_or_is_not_asked() 
     assert found["juwels-cluster"] == [("fp32", True), ("fp16", True), ("bf16", False)]
     assert found["jureca-mi250"] == [("fp32", True), ("fp16", True), ("bf16", True)]
     assert found["jureca-h100"] == [("tf32", True), ("fp16", True), ("bf16", True)]
+    both = suite_of(f'{head}precision = ["fp32", "tf32"]\nemulated = [false, true]\n')
+    points = expand(both, machine_of(load_system("juwels-cluster"), "local"), params_of).points
+    assert len({planned.point.key for planned in points}) == 1, "the same work, whatever it was asked as"
 
 
 def test_a_worker_refuses_what_its_cpu_emulates(monkeypatch: pytest.MonkeyPatch) -> None:

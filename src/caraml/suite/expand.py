@@ -269,6 +269,8 @@ class _Expansion:
 
     def _point(self, measure: Measure, values: dict[str, Any], params: BaseModel) -> Point:
         machine = self._machine
+        if values["precision"] == "tf32" and "tf32" in machine.emulates:  # torch computes plain fp32: the same work has the same key
+            values = {**values, "precision": "fp32"}
         nodes, devices = _extent(values, machine)
         whole = {name: None if value == "all" else value for name, value in values.items()}
         placement = Placement.of({**whole, "fsdp": whole.get("fsdp")})
@@ -297,8 +299,7 @@ class _Expansion:
             placement=placement,
             knobs=Knobs.of(values, machine.device_class, machine.emulates),
             mode=values["mode"],
-            # Torch computes plain fp32 where there is no TF32: the same work has the same key.
-            precision="fp32" if values["precision"] == "tf32" and "tf32" in machine.emulates else values["precision"],
+            precision=values["precision"],
             compile=values.get("compile") or self._compiled(values["mode"], params),
             global_batch=global_batch,
             micro_batch=micro_batch,
