@@ -1,13 +1,15 @@
-"""The validation loss after a window: bounded, and from all over the held-out data."""
+"""The validation loss after a window: bounded, from all over the held-out data, and each sample of the same weight."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import pytest
 import torch
 
-from caraml.engine.validation import validation_loss
+from caraml.engine.ranks import Ranks
+from caraml.engine.validation import validate, validation_loss
 from caraml.metrics.model import Facts
 from caraml.workloads.base import VALIDATION_BATCHES, Task
 
@@ -58,3 +60,19 @@ def test_they_come_from_all_over_data_that_can_be_divided() -> None:
 def test_few_batches_are_all_used() -> None:
     loss, asked = validated(lambda: Divisible([1.0, 2.0, 6.0]))
     assert asked == [1.0, 2.0, 6.0] and loss == 3.0
+
+
+@pytest.mark.parametrize("wrapped", [lambda x: x, lambda x: [x, x[:0]], lambda x: {"field": {"truth": x}}])
+def test_a_smaller_last_batch_weighs_as_many_samples_as_it_has(wrapped: Callable[[torch.Tensor], Any]) -> None:
+    """Nine samples in batches of four: the mean of 0 to 8 is 4, that of the batches' means 1.5, 5.5 and 8 would be 5."""
+
+    def first(batch: Any) -> torch.Tensor:
+        return first(next(iter(batch.values() if isinstance(batch, dict) else batch))) if not isinstance(batch, torch.Tensor) else batch
+
+    model = torch.nn.Linear(1, 1)
+    facts = Facts(item="sample", items_per_sample=1, parameters=2, flops_per_item=1.0, flops_formula="none")
+    held_out = [wrapped(part) for part in torch.arange(9.0).split(4)]
+    task = Task(model, torch.optim.SGD(model.parameters()), iter([]), lambda _, batch: first(batch).mean(), facts)
+    task.validation = lambda: iter(held_out)
+    assert validation_loss(task, "fp32", torch.device("cpu")) == 4.0
+    assert validate(task, "fp32", torch.device("cpu"), Ranks()) == (4.0, None)

@@ -18,7 +18,7 @@ from caraml.workloads.base import VALIDATION_BATCHES, Task
 
 
 def validation_loss(task: Task, precision: Precision, device: torch.device) -> float | None:
-    """Mean loss over at most ``VALIDATION_BATCHES`` held-out batches, each of the same weight; ``None`` if the task has none.
+    """Mean loss per sample over at most ``VALIDATION_BATCHES`` held-out batches, of which the last may be smaller; ``None`` without any.
 
     They come from all over the data where it can be divided, since images lie class by class; else they are the first ones.
     """
@@ -29,8 +29,11 @@ def validation_loss(task: Task, precision: Precision, device: torch.device) -> f
         batches = batches.share(0, max(len(batches) // VALIDATION_BATCHES, 1))
     task.model.eval()
     with torch.no_grad(), autocast(precision, device):
-        losses = [task.loss(task.model, batch).float() for batch in itertools.islice(batches, VALIDATION_BATCHES)]
-    return float(torch.stack(losses).mean())
+        judged = [_summed(task, batch) for batch in itertools.islice(batches, VALIDATION_BATCHES)]
+    if not judged:
+        return None
+    loss, _, count = torch.stack(judged).cpu().double().sum(0).tolist()
+    return float(loss / count)
 
 
 def validate(
@@ -69,11 +72,21 @@ def agree_on_statistics(model: torch.nn.Module, ranks: Ranks) -> None:
 
 
 def _judged(task: Task, batch: Any) -> torch.Tensor:
-    """``[sum of losses, number right, number]`` of a batch; without a judge a batch counts as one."""
-    if task.judge is not None:
-        return task.judge(task.model, batch)
-    loss = task.loss(task.model, batch)
-    return torch.stack([loss, torch.zeros_like(loss), torch.ones_like(loss)])
+    """``[sum of losses, number right, number]`` of a batch's samples, none of them right where the task has no judge."""
+    return task.judge(task.model, batch) if task.judge is not None else _summed(task, batch)
+
+
+def _summed(task: Task, batch: Any) -> torch.Tensor:
+    """``[sum of losses, 0, number]`` of a batch's samples, from the mean that is the task's loss."""
+    loss, count = task.loss(task.model, batch).float(), _samples(batch)
+    return torch.stack([loss * count, torch.zeros_like(loss), torch.full_like(loss, count)])
+
+
+def _samples(batch: Any) -> int:
+    """Samples of a batch: the length of its first tensor; 1 where it has none, so that all batches weigh the same."""
+    while isinstance(batch, dict | list | tuple) and batch:
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    return len(batch) if isinstance(batch, torch.Tensor) and batch.dim() else 1
 
 
 def quality(task: Task, precision: Precision, device: torch.device, whole: bool) -> dict[str, Metric]:

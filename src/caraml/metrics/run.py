@@ -89,8 +89,8 @@ DEFINITIONS: dict[str, MetricDefinition] = {
         "Validation loss",
         "1",
         "lower",
-        "Mean loss over held-out batches, after the last step.",
-        source="mean over 16 held-out batches at most, after the last step; over all of them in a run by epochs",
+        "Mean loss per held-out sample, after the last step.",
+        source="mean over the samples of 16 held-out batches at most, after the last step; over all of them in a run by epochs",
     ),
     "peak_host_memory": MetricDefinition(
         "Peak host memory",
