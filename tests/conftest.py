@@ -109,15 +109,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if "PYTEST_XDIST_WORKER" in os.environ:
         turns = {Path(__file__).parent / name: turn for turn, name in enumerate(LONGEST)}
         items.sort(key=lambda item: turns.get(item.path, len(turns)))  # all workers alike, and in the order of collection otherwise
+    starting: dict[int, bool] = {}
     for item in items:
         fixtures = [fixture.func for known in item._fixtureinfo.name2fixturedefs.values() for fixture in known]  # type: ignore[attr-defined]
         files = [vars(item.module), *(inspect.unwrap(f).__globals__ for f in fixtures if hasattr(f, "__globals__"))]  # type: ignore[attr-defined]
-        values = [value for file in files if file is not globals() for value in file.values()]
-        names = {str(getattr(value, name, "")) for value in values for name in ("__name__", "__module__")}  # modules, and what is from them
-        if names & {"subprocess", "multiprocessing", "torch.multiprocessing", "tests.security.taken"}:
+        for file in files:
+            if id(file) not in starting:  # of thousands of tests, hundreds of files
+                starting[id(file)] = file is not globals() and _starts_processes(file)
+        if any(starting[id(file)] for file in files):
             item.add_marker("processes")
         if item.path.relative_to(Path(__file__).parent).parts[0] in MEASURING:
             item.add_marker("exclusive")
+
+
+def _starts_processes(file: dict[str, Any]) -> bool:
+    """Whether a file has a module that starts processes, or anything that is from one."""
+    names = {str(getattr(value, name, "")) for value in file.values() for name in ("__name__", "__module__")}
+    return bool(names & {"subprocess", "multiprocessing", "torch.multiprocessing", "tests.security.taken"})
 
 
 def pytest_configure(config: pytest.Config) -> None:

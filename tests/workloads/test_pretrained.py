@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from contextlib import nullcontext
@@ -22,16 +23,6 @@ from caraml.workloads.question_answering.data import SquadWindows, default_squad
 from caraml.workloads.tweet_rain_classification.data import TweetSamples, piece_ids, pieces_of, write_lookalike
 from caraml.workloads.tweet_rain_classification.model import TINY, VOCABULARY, TweetClassifier, deberta_config, trained
 
-make_torchvision_importable()
-from transformers import (  # noqa: E402
-    BertConfig,
-    BertForPreTraining,
-    BertForQuestionAnswering,
-    BertModel,
-    DebertaV2ForMaskedLM,
-    DebertaV2ForSequenceClassification,
-)
-
 IDS = torch.arange(1, 25).reshape(2, 12)
 
 
@@ -47,8 +38,14 @@ def build(name: str, values: dict[str, Any]) -> Task:
     return workload.build(BuildContext(given, torch.device("cpu"), 0, 1, 1, micro_batch=4, seed=0, phase=phase))
 
 
-def bert(**changes: Any) -> BertConfig:
-    return BertConfig(**{"vocab_size": 100, **PRESETS["tiny"], **changes})
+def theirs(name: str) -> Any:
+    """A class of transformers: imported where a test runs, since that takes seconds of every process that collects."""
+    make_torchvision_importable()
+    return getattr(importlib.import_module("transformers"), name)
+
+
+def bert(**changes: Any) -> Any:
+    return theirs("BertConfig")(**{"vocab_size": 100, **PRESETS["tiny"], **changes})
 
 
 def saved(model: Any, folder: Path) -> Path:
@@ -76,8 +73,8 @@ def rewritten(folder: Path, change: Any) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("form", ["safetensors", "pickle", "old pickle", "old names"])
 def test_bert_computes_what_transformers_does_with_the_same_folder(tmp_path: Path, form: str) -> None:
-    folder = saved(BertForQuestionAnswering(bert()), tmp_path / "bert")
-    truth = logits(BertForQuestionAnswering.from_pretrained(folder, local_files_only=True))
+    folder = saved(theirs("BertForQuestionAnswering")(bert()), tmp_path / "bert")
+    truth = logits(theirs("BertForQuestionAnswering").from_pretrained(folder, local_files_only=True))
     if form != "safetensors":
         tensors = load_file(folder / "model.safetensors")
         if form == "old names":
@@ -91,13 +88,13 @@ def test_bert_computes_what_transformers_does_with_the_same_folder(tmp_path: Pat
     assert torch.equal(logits(model), truth) and model.config.vocab_size == 100
 
 
-@pytest.mark.parametrize("kind", [BertForPreTraining, BertModel])
-def test_the_network_below_any_head_is_taken_and_the_head_drawn(tmp_path: Path, kind: Any) -> None:
+@pytest.mark.parametrize("kind", ["BertForPreTraining", "BertModel"])
+def test_the_network_below_any_head_is_taken_and_the_head_drawn(tmp_path: Path, kind: str) -> None:
     """As published: a checkpoint of the first training, whose own heads are left, or of the bare network, whose names have no prefix."""
-    folder = saved(kind(bert()), tmp_path / "bert")
+    folder = saved(theirs(kind)(bert()), tmp_path / "bert")
     truth = load_file(folder / "model.safetensors")
     ours = _network(Params(preset="tiny", weights=str(folder))).state_dict()
-    prefix = "" if kind is BertModel else "bert."
+    prefix = "" if kind == "BertModel" else "bert."
     body = {name: tensor for name, tensor in ours.items() if name.startswith("bert.")}
     assert len(body) == len(ours) - 2 and all(torch.equal(tensor, truth[prefix + name[5:]]) for name, tensor in body.items())
     heads = [_seeded(folder, seed) for seed in (1, 2)]
@@ -110,19 +107,19 @@ def _seeded(folder: Path, seed: int) -> torch.Tensor:
 
 
 def test_deberta_computes_what_transformers_does_with_the_same_folder(tmp_path: Path) -> None:
-    folder = saved(DebertaV2ForSequenceClassification(deberta_config(TINY)), tmp_path / "deberta")
+    folder = saved(theirs("DebertaV2ForSequenceClassification")(deberta_config(TINY)), tmp_path / "deberta")
     model = TweetClassifier(TINY)
     trained(model, folder, TINY)
-    theirs = DebertaV2ForSequenceClassification.from_pretrained(folder, local_files_only=True)
+    original = theirs("DebertaV2ForSequenceClassification").from_pretrained(folder, local_files_only=True)
     with torch.no_grad():
-        assert torch.equal(model.eval()(IDS), theirs.eval()(input_ids=IDS, attention_mask=torch.ones_like(IDS)).logits)
+        assert torch.equal(model.eval()(IDS), original.eval()(input_ids=IDS, attention_mask=torch.ones_like(IDS)).logits)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "pos_att_type": "p2c|c2p"}))  # as its authors wrote it
     trained(TweetClassifier(TINY), folder, TINY)
 
 
 def test_deberta_s_first_training_has_other_heads(tmp_path: Path) -> None:
-    folder = saved(DebertaV2ForMaskedLM(deberta_config(TINY)), tmp_path / "deberta")
+    folder = saved(theirs("DebertaV2ForMaskedLM")(deberta_config(TINY)), tmp_path / "deberta")
     model = TweetClassifier(TINY)
     trained(model, folder, TINY)
     truth = load_file(folder / "model.safetensors")
@@ -161,7 +158,7 @@ QUERY = "bert.encoder.layer.1.attention.self.query.weight"
     ],
 )
 def test_weights_of_another_network_are_refused_by_name(tmp_path: Path, change: Any, words: list[str]) -> None:
-    folder = saved(BertForQuestionAnswering(bert()), tmp_path / "bert")
+    folder = saved(theirs("BertForQuestionAnswering")(bert()), tmp_path / "bert")
     rewritten(folder, change)
     with pytest.raises(InputError) as caught:
         _network(Params(preset="tiny", weights=str(folder)))
@@ -181,7 +178,7 @@ def test_weights_of_another_network_are_refused_by_name(tmp_path: Path, change: 
     ],
 )
 def test_the_configuration_of_another_model_is_refused(tmp_path: Path, change: dict[str, Any] | None, words: str) -> None:
-    folder = saved(BertForQuestionAnswering(bert()), tmp_path / "bert")
+    folder = saved(theirs("BertForQuestionAnswering")(bert()), tmp_path / "bert")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text("{" if change is None else json.dumps({**config, **change}))
     with pytest.raises(InputError, match=rf"config.json: (?s:.*){words}"):
@@ -189,7 +186,7 @@ def test_the_configuration_of_another_model_is_refused(tmp_path: Path, change: d
 
 
 def test_a_folder_without_a_part_says_which(tmp_path: Path) -> None:
-    folder = saved(BertForQuestionAnswering(bert()), tmp_path / "bert")
+    folder = saved(theirs("BertForQuestionAnswering")(bert()), tmp_path / "bert")
     (folder / "model.safetensors").rename(folder / "model.safetensors.index.json")
     with pytest.raises(InputError, match=r"found no model.safetensors or pytorch_model.bin(?s:.*)max_shard_size"):
         _network(Params(preset="tiny", weights=str(folder)))
@@ -217,7 +214,7 @@ def test_what_is_no_file_of_tensors_is_refused_and_nothing_of_it_runs(
     tmp_path: Path, content: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = saved(BertForQuestionAnswering(bert()), tmp_path / "bert")
+    folder = saved(theirs("BertForQuestionAnswering")(bert()), tmp_path / "bert")
     (folder / "model.safetensors").unlink()
     if isinstance(content, bytes):
         (folder / "pytorch_model.bin").write_bytes(content)
@@ -233,7 +230,7 @@ def test_what_is_no_file_of_tensors_is_refused_and_nothing_of_it_runs(
 
 def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("caraml.workloads.pretrained._ROOM", -(1 << 40))
-    folder = saved(BertForQuestionAnswering(bert()), tmp_path / "bert")
+    folder = saved(theirs("BertForQuestionAnswering")(bert()), tmp_path / "bert")
     with pytest.raises(InputError, match=r"bytes of weights, at most .* are read for a network of this size"):
         _network(Params(preset="tiny", weights=str(folder)))
 
@@ -266,7 +263,7 @@ def test_a_tokenizer_json_cuts_the_same_windows_as_its_vocabulary(tmp_path: Path
 
 
 def test_more_words_than_the_network_has_are_refused(tmp_path: Path) -> None:
-    folder = saved(BertForQuestionAnswering(bert()), tmp_path / "bert")
+    folder = saved(theirs("BertForQuestionAnswering")(bert()), tmp_path / "bert")
     (folder / "vocab.txt").write_text(train_word_pieces(default_squad(held_out=True), 400).read_text())
     with pytest.raises(InputError, match=r"vocab.txt: found \d+ words, expected at most the 100 of the network"):
         build("question_answering", {"weights": str(folder), "file": str(default_squad(held_out=True)), "tokens": 64})
@@ -289,7 +286,7 @@ def test_tweets_are_cut_by_the_tokenizer_of_the_weights(tmp_path: Path) -> None:
     assert all(set(samples[place][0].tolist()) <= set(range(6)) for place in range(20))
     with pytest.raises(InputError, match=r"tokenizer.json: found 6 words and \[PAD\] = 0; expected at most 5 words"):
         pieces_of(tmp_path, 5)
-    folder = saved(DebertaV2ForSequenceClassification(deberta_config(TINY)), tmp_path)
+    folder = saved(theirs("DebertaV2ForSequenceClassification")(deberta_config(TINY)), tmp_path)
     task = build("tweet_rain_classification", {"weights": str(folder), "tokens": 16, "folder": str(tmp_path / "ap2")})
     tokens, _ = next(task.batches)
     assert tokens.max() < 6 and np.isfinite(task.loss(task.model, [tokens, torch.zeros(len(tokens), dtype=torch.int64)]).item())
