@@ -117,7 +117,7 @@ LINES = {
     "report": 4_296,
     "results": 2_487,
     "suite": 2_096,
-    "system": 3_980,
+    "system": 3_995,
     "verify": 1_080,
     "worker": 2_051,
     "workloads": 8_420,

@@ -27,7 +27,7 @@ from caraml.system.topology import mask
 if TYPE_CHECKING:
     import torch
 
-METHOD_VERSION = 2
+METHOD_VERSION = 3
 """Raised when kernels, data or statistics of a probe change, so that stored results are not mixed."""
 
 _FEWEST, _MOST = 3, 200
@@ -42,6 +42,8 @@ _LUCK = 1.1
 _OTHERS, _UNEVEN = 0.1, 1.25
 """Share of the CPUs that others may use, and how much longer than the fastest tenth of the repetitions the median may be, before a
 measurement is said to be disturbed."""
+_GROWTH = 8.0
+"""Factor by which a kernel's rate may grow from its smallest shape to the next."""
 _WINOGRAD, _OVER_PRODUCT = ("cuDNN", "MIOpen"), 1.2
 """Libraries whose convolutions may do fewer FLOPs than they are counted with (Winograd's algorithm): one that beats matrix products by more
 than this factor does."""
@@ -275,12 +277,13 @@ def search(kernels: Iterable[Kernel], watch: Stopwatch, budget_s: float) -> Sear
     deadline = watch.now() + budget_s * (1 - _CONFIRMING)
     tried: list[_Tried] = []
     for position, kernel in enumerate(todo):
-        share = max(deadline - watch.now(), 0.0) / (len(todo) - position)
-        rate = max((one.fastest for one in tried if one.kernel.family == kernel.family), default=0.0)
+        left = max(deadline - watch.now(), 0.0)
+        share = left / (len(todo) - position)
+        needed = _expected_s(kernel, tried)
         if kernel.family in absent:
             tried.append(_Tried(kernel, None, absent[kernel.family]))
-        elif rate and 2 * kernel.amount / rate > share:  # once to warm up, once that counts
-            tried.append(_Tried(kernel, None, f"would take {2 * kernel.amount / rate:.2g} s of the {share:.2g} s left for it"))
+        elif needed > max(share, left / 2):
+            tried.append(_Tried(kernel, None, f"would take {needed:.2g} s of the {left:.2g} s left for all"))
         else:
             tried.append(_try(kernel, watch, share))
     counted = _counted(tried)
@@ -288,6 +291,19 @@ def search(kernels: Iterable[Kernel], watch: Stopwatch, budget_s: float) -> Sear
         raise EnvironmentUnfitError(f"nothing can be measured: {tried[0].skipped if tried else 'this torch does not have the kernel'}")
     best, timing = _confirmed(_finalists(counted), watch, budget_s * _CONFIRMING)
     return Search(best, timing, tried, [*counted, _Tried(best, timing)])
+
+
+def _expected_s(kernel: Kernel, tried: Sequence[_Tried]) -> float:
+    """Seconds of two calls, one that warms up and one that counts, at the rate that smaller shapes let expect.
+
+    What each call costs besides arithmetic (starting threads, waiting for a core that others use) makes the small shapes slow. The rate
+    is therefore taken to grow once more by the factor by which it grew last.
+    """
+    rates = [one.fastest for one in tried if one.kernel.family == kernel.family and one.timing is not None]
+    if not rates:
+        return 0.0
+    growth = min(max(rates[-1] / rates[-2], 1.0), _GROWTH) if len(rates) > 1 else _GROWTH
+    return 2 * kernel.amount / (max(rates) * growth)
 
 
 def _absent(kernels: Sequence[Kernel], watch: Stopwatch) -> dict[str, str]:
