@@ -115,7 +115,7 @@ LINES = {
     "power": 4_690,
     "reference": 482,
     "report": 4_296,
-    "results": 2_487,
+    "results": 2_555,
     "suite": 2_096,
     "system": 3_995,
     "verify": 1_080,

@@ -374,6 +374,118 @@ def test_energy_of_a_jube_table_is_that_of_all_devices_once(tmp_path: Path) -> N
     assert isinstance(missing, dict) and {"point.devices", "point.device"} < set(missing)
 
 
+COLUMNS = "System,Nodes,Devices,GlobalBatchSize,PipelineParallel,Runtime(min),Tokens/second"
+ROWS = ["JEDI,1,4,64,1,30,31207.2", "JEDI,1,4,64,2,31,30000.1"]
+
+
+def pretty(*lines: str, frame: bool) -> str:
+    """As JUBE prints a table for people, of its newer versions with a frame and the table's name."""
+    first, *others = [[f"{cell:>16}" for cell in line.split(",")] for line in lines]
+    if frame:
+        rule = ["-" * 16] * len(first)
+        return "result:\n" + "".join(f"|{part}|\n" for part in ("|".join(row) for row in (first, rule, *others)))
+    return f" {' | '.join(first)}\n{'-+-'.join(['-' * 17] * len(first))}\n" + "\n".join(f" {' | '.join(row)}" for row in others)
+
+
+@pytest.mark.parametrize("form", [",", ";", "\t", "|", " , ", "frame", "plain"])
+def test_a_jube_table_of_every_style_is_the_same(tmp_path: Path, form: str) -> None:
+    """Result tables of CARAML's scripts are printed for people, with a name and a frame; separators are anybody's choice."""
+    lines = (COLUMNS, *ROWS)
+    table = tmp_path / "t.dat"
+    table.write_text(pretty(*lines, frame=form == "frame") if len(form) > 3 else "\n".join(line.replace(",", form) for line in lines))
+    store = Store(tmp_path / "out")
+    assert read_table(table, store.root, None).records == 2
+    found = sorted(store.records("t"), key=lambda record: str(record.point.params))
+    assert [record.point.params for record in found] == [{"PipelineParallel": "1"}, {"PipelineParallel": "2"}]
+    assert [(record.value("throughput"), record.value("runtime")) for record in found] == [(31207.2, 1800.0), (30000.1, 1860.0)]
+    assert all((record.point.system, record.point.devices, record.point.global_batch) == ("jedi", 4, 64) for record in found)
+
+
+def test_numbers_of_a_jube_table_that_carry_caraml_s_names_are_in_its_units(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text(
+        "Energy(Wh),Mean Power(kW),Peak_Memory(GiB),MFU(%),Step_Time_Mean(ms),Idle Power,Energy_net(BTU),"
+        "Throughput(images/s),Images/second,Loss,loss\n"
+        "500,1.2,3,41,20,7,9,100,99,1.5,2.5\n"
+    )
+    store = Store(tmp_path / "out")
+    read_table(table, store.root, None)
+    (record,) = store.records("t")
+    known = {name: (metric.value, metric.unit) for name, metric in record.metrics.items()}
+    assert known == {
+        "energy": (500 * 3600, "J"),
+        "mean_power": (1200, "W"),
+        "peak_memory": (3 * 2**30, "B"),
+        "mfu": (pytest.approx(0.41), "1"),
+        "step_time_mean": (pytest.approx(0.02), "s"),
+        "idle_power_in_table": (7, "?"),
+        "energy_net_in_table": (9, "BTU"),
+        "throughput": (100, "image/s"),
+        "images_per_second": (99, "?"),
+        "loss": (1.5, "?"),
+        "loss_": (2.5, "?"),
+    }
+    assert "'Energy(Wh)'" in str(record.metrics["energy"].reason)
+
+
+def test_rows_of_the_same_work_are_repeats_of_which_none_hides_another(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("System,Tokens/second\nJEDI,10\nJEDI,11\nJEDI,10\nJURECA,12\n")
+    store = Store(tmp_path / "out")
+    assert read_table(table, store.root, None).records == 4
+    found = store.records("t")
+    assert sorted((record.point.repeat, record.value("throughput")) for record in found) == [(0, 10), (0, 12), (1, 11), (2, 10)]
+    assert {record.attempt for record in found} == {1} and read_table(table, store.root, None).known == 4
+
+
+@pytest.mark.parametrize(
+    ("devices", "energy", "value", "reason"),
+    [
+        (4, "[1.0, 2.0, 3.0, 4.5]", 3600 * 10.5, "jpwr"),  # not quoted: JUBE never quotes
+        (8, "[1.0, 2.0, 3.0, 4.5]", None, "4 devices' and says that there were 8"),  # of one of two nodes
+        (4, "[1.0, 2.0, 3.0]", None, "3 devices'"),
+        (4, "[1.0, x]", None, "the table has"),
+        (4, "-2.5", None, "the table has '-2.5' here"),
+        (4, "2.5", 3600 * 10.0, "jpwr"),
+    ],
+)
+def test_energy_in_a_jube_table_that_cannot_be_all_devices_is_unknown(
+    tmp_path: Path, devices: int, energy: str, value: float | None, reason: str
+) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text(f"Devices,Energy/Device(Wh),Images/second\n{devices},{energy},10\n")
+    store = Store(tmp_path / "out")
+    read_table(table, store.root, None)
+    (record,) = store.records("t")
+    assert record.value("run_energy") == value and reason in str(record.metrics["run_energy"].reason)
+    table.write_text(f"Devices,Energy_counter/Device(kWh),Images/second\n{devices},{energy},11\n")
+    read_table(table, store.root, None)
+    again = next(record for record in store.records("t") if record.value("throughput") == 11)
+    assert again.value("run_energy") == (None if value is None else 1000 * value)
+
+
+def test_a_file_of_energies_that_lacks_a_node_has_no_sum(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text(",rank,pynvml:0\n0,0,10.0\n1,1,12.0\n")
+    table = tmp_path / "t.csv"
+    table.write_text("Nodes,Images/second,EnergyFile\n2,10,e.csv\n1,11,e.csv\n")
+    store = Store(tmp_path / "out")
+    read_table(table, store.root, None)
+    energies = {record.value("throughput"): record.metrics["run_energy"] for record in store.records("t")}
+    assert energies[10].value is None and "1 of the 2 nodes" in str(energies[10].reason) and energies[11].value == 3600 * 11
+
+
+@pytest.mark.parametrize("rate", ["0", "-5", "nan", "1e999", "1,5"])
+def test_what_is_no_rate_is_unknown(tmp_path: Path, rate: str) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text(f"Avg_TFLOPs/GPU;Tokens/second\n{rate};{rate}\n")
+    store = Store(tmp_path / "out")
+    read_table(table, store.root, None)
+    (record,) = store.records("t")
+    for name in ("throughput", "achieved_flops_per_device"):
+        assert record.value(name) is None and f"'{rate}'" in str(record.metrics[name].reason)
+    assert record.status == "failed"
+
+
 @pytest.mark.parametrize("text", ["", "a,b\n", "a,a\n1,2\n", "a,b\n1\n", "\x00\xff"])
 def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
     table = tmp_path / "t.csv"

@@ -102,10 +102,10 @@ def archive(
 
 @app.command("import")
 def import_(  # noqa: PLR0917 -- options, which nobody gives by position
-    file: Annotated[Path, typer.Argument(help="An archive, a result table of JUBE (CSV) or, with --jube, a script of JUBE.")],
+    file: Annotated[Path, typer.Argument(help="An archive, a result table of JUBE (.csv, .dat) or, with --jube, a script of JUBE.")],
     more_tags: MoreTags = None,
     out: Out = RESULTS,
-    suite: Annotated[str | None, typer.Option("--suite", help="Name for the records of a CSV table, or for the suite of a script.")] = None,
+    suite: Annotated[str | None, typer.Option("--suite", help="Name for the records of a table, or for the suite of a script.")] = None,
     jube: Annotated[bool, typer.Option("--jube", help="Print the suite that a JUBE script (YAML, XML) of CARAML's asks for.")] = False,
     tag: Annotated[
         list[str] | None, typer.Option("--tag", help="With --jube: a tag of the script, as of `jube run`; may be several.")

@@ -1,8 +1,8 @@
-"""Result tables of JUBE (CSV) as records: what a row says, and for the rest the reason why it is not known.
+"""Result tables of JUBE as records: what a row says, and for the rest the reason why it is not known.
 
-A table has text cells and no units, so only columns whose meaning is certain from their name become CARAML's own metrics; other numbers
-keep their name and an unknown unit, and texts become parameters. Energy is that of jpwr, around the whole program of each rank: the energy
-of a run and not of the rate's window.
+A table has text cells, and units at most in its header. Only columns whose meaning is certain from their name become CARAML's own metrics,
+in its units; other numbers keep their name and unit, and texts and what sets a run up become parameters. Rows that differ in results alone
+are repeats. Energy is that of jpwr, around the whole program of each rank: the energy of a run and not of the rate's window.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import csv
 import io
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,7 @@ from pydantic import JsonValue, ValidationError
 from caraml.base.errors import InputError, in_a_line
 from caraml.base.format import JOULES_PER_WATT_HOUR
 from caraml.base.limits import JUBE, JUBE_CELLS, JUBE_ROWS, METRICS, read_text, too_large
+from caraml.metrics.definitions import METRICS as DEFINED
 from caraml.metrics.model import Facts, Metric
 from caraml.results.archive import Done
 from caraml.results.listing import Listing
@@ -38,7 +40,22 @@ _LONGEST = 1000
 """Characters of a header that an error shows."""
 _OF_JPWR = "of the whole program, as jpwr measures it; not of the rate's window"
 _COUNTS = dict.fromkeys(("globalbatchsize", "global_batch_size", "gbs"), "global_batch") | {"nodes": "nodes", "devices": "devices"}
-_RATES = {"tokens": "token", "images": "image", "samples": "sample", "sequences": "sequence"}
+_RATE = re.compile(r"(token|image|sample|sequence)s?_per_s(?:ec(?:ond)?)?")
+_SET_UP = re.compile(
+    r"(^|_)(id|i|index|jobid|wp|iterations?|size|pp|tp|dp|gas|seed|epochs|nodes|devices|[gi]pus?|tasks|threads|ranks|cores|replicas?|version)($|_)"
+    r"|parallel$|batch|size$"
+)
+"""Names of columns that say how a run was set up, where they have no unit."""
+_UNITS = {
+    "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0},
+    "W": {"W": 1.0, "kW": 1e3, "mW": 1e-3},
+    "J": {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": JOULES_PER_WATT_HOUR, "kWh": 1e3 * JOULES_PER_WATT_HOUR},
+    "VA": {"VA": 1.0, "kVA": 1e3},
+    "B": {"B": 1.0, "MiB": 2.0**20, "GiB": 2.0**30, "MB": 1e6, "GB": 1e9},
+    "1": {"%": 0.01},
+}
+"""Units of CARAML's metrics, and what others are in them."""
+_RULE = re.compile(r"[\s|+-]*--[\s|+-]*")
 
 
 @dataclass(frozen=True)
@@ -60,7 +77,7 @@ def read_table(path: Path, root: Path, suite: str | None) -> Done:
         InputError: not a table of text, no header, a row of another length or of what no record can hold, or more than is read.
     """
     name = re.sub(r"[^a-z0-9_-]+", "-", (suite or path.stem).lower()).strip("-") or "imported"
-    store, done, points = Store(root), Done(), []
+    store, done, points = Store(root), Done(), list[tuple[str, str]]()
     written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
     known: dict[str, set[str]] = {}
     for row, point in _points(path, name):
@@ -81,14 +98,18 @@ def read_table(path: Path, root: Path, suite: str | None) -> Done:
 
 
 def _points(path: Path, suite: str) -> list[tuple[_Row, Point]]:
-    """All rows before any is written, so that a table is taken whole or not at all."""
+    """All rows before any is written, so that a table is taken whole or not at all. The second row of a work is its first repeat."""
     found = []
+    seen: Counter[str] = Counter()
     for number, cells in enumerate(_rows(path), start=1):
         row = _sorted(cells, path.parent)
         try:
-            found.append((row, _point(suite, row)))
+            point = _point(suite, row)
         except ValidationError as error:
             raise InputError(f"{path}: row {number} below the header: {in_a_line(error)}") from error
+        work = point.key
+        found.append((row, point.model_copy(update={"repeat": seen[work]})))
+        seen[work] += 1
     return found
 
 
@@ -97,13 +118,13 @@ def _rows(path: Path) -> list[dict[str, str]]:
         text = read_text(path, JUBE).removeprefix("\ufeff")
     except (UnicodeDecodeError, OSError) as error:
         raise InputError(f"{path}: not a table of text: {error}") from error
-    first = text.partition("\n")[0]
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=";" if first.count(";") > first.count(",") else ",")
+    framed, separator = _dialect(list(io.StringIO(text, newline="")))
+    lines = csv.reader(framed, delimiter=separator)
     header: list[str] = []
     rows: list[dict[str, str]] = []
     try:
         for cells in lines:
-            line = [cell.strip() for cell in cells]
+            line = _whole_lists([cell.strip() for cell in cells], len(header))
             if header and any(line):
                 if len(line) != len(header):
                     raise InputError(f"{path}:{lines.line_num}: found {len(line)} cells, expected {len(header)} as in the header")
@@ -117,6 +138,26 @@ def _rows(path: Path) -> list[dict[str, str]]:
     if not rows:
         raise InputError(f"{path}: found 0 rows below a header, expected 1 to {JUBE_ROWS:,}")
     return rows
+
+
+def _dialect(lines: list[str]) -> tuple[list[str], str]:
+    """The lines, without the frame of a table that JUBE printed for people, and what separates cells: JUBE takes any separator."""
+    if start := next((number for number, line in enumerate(lines) if _RULE.fullmatch(line)), 0):
+        inner = [line.strip().removeprefix("|").removesuffix("|") if "|" in line and not _RULE.fullmatch(line) else "" for line in lines]
+        return [*[""] * (start - 1), *inner[start - 1 :]], "|"
+    first = next(filter(str.strip, lines), "")
+    return lines, max(",;\t|", key=first.count)
+
+
+def _whole_lists(cells: list[str], width: int) -> list[str]:
+    """The cells of a row; a list in brackets is one, although JUBE does not quote its commas."""
+    found: list[str] = []
+    for cell in cells:
+        if found and len(cells) > width and found[-1].count("[") > found[-1].count("]"):
+            found[-1] += f", {cell}"
+        else:
+            found.append(cell)
+    return found
 
 
 def _header(path: Path, header: list[str]) -> list[str]:
@@ -139,43 +180,68 @@ def _sorted(cells: dict[str, str], folder: Path) -> _Row:
     for title, text in cells.items():
         name, unit = _name_and_unit(title)
         value: float | None = _number(text)
-        if rate := re.fullmatch(r"(tokens|images|samples|sequences)_per_s(ec(ond)?)?", name):
-            item = _RATES[rate[1]]
-            metrics["throughput"] = Metric(value=value, unit=f"{item}/s", reason=None if value is not None else _blank(text))
+        rate = _RATE.fullmatch(_name_and_unit(unit)[0] if name in ("throughput", "rate") and unit else name)
+        if rate and "throughput" not in metrics:
+            item = rate[1]
+            metrics["throughput"] = _positive(text, value, f"{item}/s")
         elif name in {"avg_tflops_per_gpu", "tflops_per_gpu"}:
-            reason = None if value is not None else _blank(text)
-            metrics["achieved_flops_per_device"] = Metric(value=None if value is None else 1e12 * value, unit="FLOP/s", reason=reason)
+            metrics["achieved_flops_per_device"] = _positive(text, value, "FLOP/s", 1e12)
         elif name == "energyfile" and text:
-            metrics["run_energy"] = _energy_file(folder / Path(text).name)
-        elif name in {"energy_per_device", "energy_counter_per_device"} and unit == "Wh":
-            metrics.setdefault("run_energy", _energy(text, value, counts.get("devices")))
+            metrics["run_energy"] = _energy_file(folder / Path(text).name, counts.get("nodes"))
+        elif name in {"energy_per_device", "energy_counter_per_device"} and unit in _UNITS["J"]:
+            metrics.setdefault("run_energy", _energy(text, value, counts.get("devices"), _UNITS["J"][unit]))
         elif name == "system" and text:
             system = next(
                 (one for one in list_systems() if text.casefold() in {word.casefold() for word in (one.name, *one.aliases)}), text
             )
         elif _COUNTS.get(name) in counts:
             pass
-        elif value is not None and not re.search(r"(^|_)(id|i|jobid|size|pp|tp|dp|devices|tasks|threads|version|iterations)($|_)", name):
-            metrics[name] = Metric(value=value, unit=unit or NO_UNIT, reason=None if unit else "the table gives no unit")
+        elif value is not None and (unit or not _SET_UP.search(name)):
+            _add(metrics, title, value)
         else:
             params[title] = text or None
     return _Row(params, metrics, item, counts, system)
 
 
-def _energy(text: str, value: float | None, devices: int | None) -> Metric:
-    """Energy of all devices from the column of one device's, or of the list of all."""
+def _add(metrics: dict[str, Metric], title: str, value: float) -> None:
+    """A number under the name of its column, in CARAML's unit where the name is one of CARAML's; where it has no such unit, beside that."""
+    name, unit = _name_and_unit(title)
+    reason = None if unit else "the table gives no unit"
+    if name in DEFINED:
+        own = DEFINED[name].unit
+        factor = 1.0 if unit == own else _UNITS.get(own, {}).get(unit or "")
+        name, value, unit = (f"{name}_in_table", value, unit) if factor is None else (name, value * factor, own)
+        reason = f"the table's {title!r}, of whatever it was measured around" if factor is not None else reason
+    while name in metrics:  # titles differ, and what is left of them need not
+        name += "_"
+    metrics[name] = Metric(value=value, unit=unit or NO_UNIT, reason=reason)
+
+
+def _positive(text: str, value: float | None, unit: str, factor: float = 1.0) -> Metric:
+    """A rate, which is above zero."""
+    known = value is not None and value > 0
+    return Metric(value=factor * value if known and value is not None else None, unit=unit, reason=None if known else _blank(text))
+
+
+def _energy(text: str, value: float | None, devices: int | None, joules: float) -> Metric:
+    """Energy of all devices from the column of one device's, or of the list of all; ``joules`` of its unit."""
+    reason = None if devices is not None else "the table gives one device's and not how many there were"
     if text.startswith("[") and text.endswith("]"):
         each = [_number(one) for one in text[1:-1].split(",")]
-        value, devices = (None, devices) if None in each else (sum(one for one in each if one is not None), 1)
-    if value is None or devices is None:
-        return Metric(
-            value=None, unit="J", reason=_blank(text) if value is None else "the table gives one device's and not how many there were"
-        )
-    return Metric(value=value * devices * JOULES_PER_WATT_HOUR, unit="J", reason=_OF_JPWR)
+        wrong = f"the table has {len(each)} devices' and says that there were {devices}" if devices not in (None, len(each)) else None
+        value, devices, reason = None if None in each else sum(one for one in each if one is not None), 1, wrong
+    if value is None or value <= 0:
+        reason = _blank(text)
+    if reason is not None or value is None or devices is None:
+        return Metric(value=None, unit="J", reason=reason)
+    return Metric(value=value * devices * joules, unit="J", reason=_OF_JPWR)
 
 
-def _energy_file(path: Path) -> Metric:
-    """Energy [J] in the table that CARAML's scripts make of jpwr's: a row for each rank, each of which has all devices of its node [Wh]."""
+def _energy_file(path: Path, count: int | None) -> Metric:
+    """Energy [J] in the table that CARAML's scripts make of jpwr's: a row for each rank, each of which has all devices of its node [Wh].
+
+    ``count``: of nodes, as the table of results says.
+    """
     try:
         rows = _rows(path)
     except InputError as error:
@@ -190,6 +256,8 @@ def _energy_file(path: Path) -> Metric:
     ranks = [one for of_node in nodes.values() for one in of_node]
     if not devices or None in ranks:
         return Metric(value=None, unit="J", reason=f"{path.name} has no energy of each device, or not of every rank")
+    if count not in (None, len(nodes)):
+        return Metric(value=None, unit="J", reason=f"{path.name} has {len(nodes)} of the {count} nodes")
     total = sum(fmean(one for one in of_node if one is not None) for of_node in nodes.values())
     return Metric(value=total * JOULES_PER_WATT_HOUR, unit="J", reason=_OF_JPWR)
 
