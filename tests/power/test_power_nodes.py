@@ -10,17 +10,20 @@ import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from caraml.base.errors import InputError
+from caraml.metrics.energy import powers
+from caraml.metrics.model import Metric
 from caraml.power import Meter
 from caraml.power.energy import boundary_energy
 from caraml.power.merge import Part, displaced, merge, over_nodes
-from caraml.power.model import Boundary, ChannelEnergy, WindowEnergy
+from caraml.power.model import Boundary, Channel, ChannelEnergy, Kind, Reading, WindowEnergy
 from caraml.power.node import Election, job, rank, world_size
 from caraml.power.source import SourceUnavailable, create
+from tests.fakes.power.sensors import channel
 
 
 def window(
@@ -179,26 +182,125 @@ def test_apparent_power_is_summed_over_nodes_that_all_have_it() -> None:
     assert (total.mean_va, total.peak_va) == (1000, 1150)
 
 
+def test_meters_of_one_file_name_are_told_apart(tmp_path: Path) -> None:
+    """Two supplies, each with its log: their powers add up, and neither's readings are the other's."""
+    files = [tmp_path / place / "pdu.csv" for place in ("left", "right")]
+    now = time.time()
+    for file, watts in zip(files, (400, 100), strict=True):
+        file.parent.mkdir()
+        file.write_text("time,power_w,apparent_va\n" + "".join(f"{now - 60 + second},{watts},{1.25 * watts}\n" for second in range(61)))
+    with Meter([f"csv:{file}" for file in files]) as meter:
+        now = time.monotonic()
+    node = meter.energy("w", now - 50, now - 10).boundaries["node_ac"]
+    assert (node.mean_w, node.mean_va) == (pytest.approx(500), pytest.approx(625)) and len(set(node.channels)) == 2
+
+
+@pytest.mark.parametrize("period", [0.5, 1.0, 5.0])
+def test_a_meter_that_logs_seldom_has_no_gaps_but_where_rows_are_missing(tmp_path: Path, period: float) -> None:
+    file, now = tmp_path / "pdu.csv", time.time()
+    rows = [(now - 300 + period * number, 400.0) for number in range(int(300 / period) + 1)]
+
+    def measured(kept: list[tuple[float, float]]) -> WindowEnergy:
+        file.write_text("time,power_w\n" + "".join(f"{at},{watts}\n" for at, watts in kept))
+        with Meter([f"csv:{file}"]) as meter:
+            shift = time.monotonic() - time.time()
+        return meter.energy("w", now - 250 + shift, now - 50 + shift)
+
+    whole, holed = measured(rows), measured([(at, watts) for at, watts in rows if not -200 < at - now < -180])
+    assert whole.valid and whole.channels[0].coverage == 1 and whole.boundaries["node_ac"].mean_w == pytest.approx(400)
+    assert not holed.valid and "partial_coverage" in holed.flags and 0.85 < holed.channels[0].coverage < 0.92
+
+
+class Supply:
+    """A supply's sensor with these channels, of which apparent power is silent from ``silent[0]`` to ``silent[1]`` s."""
+
+    name, min_interval_s = "supply", 0.0
+    SHOWN: ClassVar[dict[Kind, float]] = {"power_instant": 400.0, "apparent_va": 500.0}
+
+    def __init__(self, kinds: tuple[Kind, ...], silent: tuple[float, float] = (0.0, 0.0)) -> None:
+        self._kinds, self._silent, self._begin = kinds, silent, time.monotonic()
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def channels(self) -> list[Channel]:
+        return [channel(kind, source=self.name, boundary="node_ac", domain="supply", hardware="node") for kind in self._kinds]
+
+    def read(self) -> list[Reading]:
+        now = time.monotonic()
+        hushed = self._silent[0] < now - self._begin < self._silent[1]
+        return [Reading(f"t:{kind}", now, now, self.SHOWN[kind]) for kind in self._kinds if kind != "apparent_va" or not hushed]
+
+
+def supplied(*kinds: Kind, silent: tuple[float, float] = (0.0, 0.0)) -> tuple[WindowEnergy, dict[str, Metric]]:
+    """A window of ten seconds, from the first on, and its metrics."""
+    with Meter([Supply(kinds, silent)]) as meter:
+        time.sleep(1)
+        with meter.window("w") as found:
+            time.sleep(10)
+        return found.energy, powers(found.energy)
+
+
+APPARENT = ("node_mean_apparent_power", "node_max_apparent_power", "power_factor")
+
+
+@pytest.mark.usefixtures("virtual_time")
+def test_power_factor_is_watts_over_volt_amperes() -> None:
+    energy, metrics = supplied("power_instant", "apparent_va")
+    assert [metrics[name].value for name in APPARENT] == [pytest.approx(500), 500, pytest.approx(0.8)]
+    assert energy.boundaries["node_ac"].energy_j == pytest.approx(4000, rel=1e-3)
+
+
+@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.parametrize(("silent", "words"), [((3, 8), "no reading during"), ((3, 99), "silent for the last"), ((-1, 99), "no reading")])
+def test_apparent_power_with_a_gap_is_unknown_and_the_watts_beside_it_stay(silent: tuple[float, float], words: str) -> None:
+    energy, metrics = supplied("power_instant", "apparent_va", silent=silent)
+    assert energy.valid and metrics["node_energy"].value == pytest.approx(4000, rel=1e-3)
+    for name in APPARENT:
+        assert metrics[name].value is None and words in str(metrics[name].reason), metrics[name]
+
+
+@pytest.mark.usefixtures("virtual_time")
+def test_a_sensor_of_apparent_power_alone_has_no_energy() -> None:
+    energy, metrics = supplied("apparent_va")
+    assert [metrics[name].value for name in APPARENT] == [pytest.approx(500), 500, None]
+    assert not energy.valid and metrics["node_energy"].value is None
+    assert "apparent power only" in str(metrics["node_energy"].reason) and metrics["power_factor"].reason == "no power is known"
+
+
+def test_a_node_without_its_apparent_power_leaves_no_sum_and_its_reason() -> None:
+    first, second = window("n1", {"a": 5000}, boundary="node_ac"), window("n2", {"b": None}, boundary="node_ac")
+    for one in (first, second):
+        one.boundaries["node_ac"].mean_va = one.boundaries["node_ac"].peak_va = 600.0
+    assert over_nodes({"n1": first, "n2": second}).boundaries["node_ac"].mean_va == 1200, "known, although the energy is not"
+    second.boundaries["node_ac"].mean_va, second.boundaries["node_ac"].va_reason = None, "silent"
+    total = over_nodes({"n1": first, "n2": second})
+    assert total.boundaries["node_ac"].mean_va is None
+    assert powers(total)["node_mean_apparent_power"].reason == "n2: silent"
+    assert over_nodes({"n1": first, "n2": WindowEnergy("w", 0, 100)}).boundaries["node_ac"].mean_va is None
+
+
 def test_a_row_without_apparent_power_has_its_power(tmp_path: Path) -> None:
     file = tmp_path / "m.csv"
     file.write_text(f"time,power_w,apparent_va\n{time.time() - 1},10,11\n")
-    source = create(f"csv:{file}")
+    source, name = create(f"csv:{file}"), f"csv:{str(file)[-80:]}"
     source.open()
-    assert [(channel.kind, channel.id) for channel in source.channels()] == [("power_mean", "csv:m.csv"), ("apparent_va", "csv:m.csv:va")]
+    assert [(channel.kind, channel.id) for channel in source.channels()] == [("power_mean", name), ("apparent_va", f"{name}:va")]
     assert [reading.value for reading in source.read()] == [10, 11]
     with file.open("a") as out:
         out.write(f"{time.time()},12,\n")
-    assert [(reading.channel, reading.value) for reading in source.read()] == [("csv:m.csv", 12)]
+    assert [(reading.channel, reading.value) for reading in source.read()] == [(name, 12)]
 
 
 def test_units_of_a_csv_file_are_in_its_header(tmp_path: Path) -> None:
     now = time.time()
     file = tmp_path / "m.csv"
     file.write_text(f"time,channel,energy_kwh\n{now - 2},left,1.0\n{now - 1},left,1.5\n{now - 1},right,2.0\n{now},le")
-    source = create(f"csv:{file}")
+    source, name = create(f"csv:{file}"), f"csv:{str(file)[-80:]}"
     source.open()
     readings = {(r.channel, round(r.value or 0)) for r in source.read()}
-    assert readings == {("csv:m.csv:left", 3600000), ("csv:m.csv:left", 5400000), ("csv:m.csv:right", 7200000)}
+    assert readings == {(f"{name}:left", 3600000), (f"{name}:left", 5400000), (f"{name}:right", 7200000)}
     with file.open("a") as out:
         out.write("ft,1.6\n")
     assert [round(r.value or 0) for r in source.read()] == [5760000]

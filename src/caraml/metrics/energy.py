@@ -237,7 +237,8 @@ def _apparent(energy: WindowEnergy | None, node: Metric) -> dict[str, Metric]:
     """Apparent power of whole nodes, in front of their supplies, and the power factor."""
     found = energy.boundaries.get("node_ac") if energy is not None else None
     if found is None or found.mean_va is None:
-        why = node.reason if node.value is None else "the node's sensor gives watts only, or was silent within the window"
+        why = found.va_reason if found is not None else None
+        why = why or (node.reason if node.value is None else "the node's sensor gives watts only")
         return unknown(DEFINITIONS, ("node_mean_apparent_power", "node_max_apparent_power", "power_factor"), why, scope="node_ac")
     factor = found.mean_w / found.mean_va if found.mean_w is not None and found.mean_va > 0 else None
     doubt = "no power is known" if factor is None else "above 1, which no supply has: the sensor's power and apparent power contradict"

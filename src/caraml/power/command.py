@@ -258,6 +258,7 @@ def _report(result: CommandResult, files: list[Path], trouble: str | None) -> No
         peak = "" if total.peak_w is None else f", peak {total.peak_w:.0f} W"
         doubt = "" if total.valid else f" NOT VALID ({total.reason})"
         mean = "" if total.mean_w is None else f", mean {total.mean_w:.1f} W"
+        mean += "" if total.mean_va is None else f" of {total.mean_va:.1f} VA"
         lines.append(f"  {name:8s} {total.energy_j:.6g} J ± {total.bound_j or 0.0:.2g} J{mean}{peak}{idle}{doubt}")
     if not result.valid and result.reason and (not energy.boundaries or result.signal):
         lines.append(f"  not valid: {result.reason}")
@@ -281,12 +282,13 @@ def watch(methods: Sequence[str] | None = None, interval: float = 0.1, seconds: 
         try:
             while end is None or time.monotonic() < end:
                 time.sleep(every if end is None else min(every, max(end - time.monotonic(), 0.0)))
-                shown: dict[str, str] = {}
+                shown: dict[tuple[str, str], str] = {}
                 for channel in sorted((c for c in meter.channels if c.kind != "apparent_va"), key=lambda c: c.kind == "energy"):
                     power = channel_power(channel, meter.store, interval)
-                    shown.setdefault(f"{channel.label} [{channel.boundary}]", "-" if power is None else f"{power:.1f} W")
+                    told = f"{channel.label} [{channel.boundary}] {'-' if power is None else f'{power:.1f} W'}"
+                    shown.setdefault((channel.source, channel.domain), told)
                 clock = time.strftime("%H:%M:%S")
-                print(clock + "  " + "  ".join(f"{name} {power}" for name, power in shown.items()), flush=True)
+                print(clock + "  " + "  ".join(shown.values()), flush=True)
         except KeyboardInterrupt:
             pass
     return 0

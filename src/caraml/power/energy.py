@@ -17,6 +17,7 @@ MISMATCH = 0.10
 """Counter and power integral that differ by more than this, and by more than both bounds, contradict each other."""
 
 NO_SOURCE = "no power sensor"
+ONLY_APPARENT = "the sensor gives apparent power only, which is not what is used"
 
 
 @dataclass(slots=True)
@@ -38,7 +39,9 @@ def domain_energy(views: list[ChannelReadings], start: float, end: float) -> Cha
     powers = sorted((m for m in views if m.channel.kind != "energy"), key=lambda m: m.channel.kind != "power_instant")
     power = powers[0] if powers else None
     main = counter or power
-    assert main is not None, "a domain has at least one channel"
+    if main is None:
+        assert apparent is not None, "a domain has at least one channel"
+        return _with_apparent(_described(apparent, SeriesEstimate(reason=ONLY_APPARENT), start, end), apparent, start, end)
     by_power = power_energy(power.series, power.channel, start, end, power.interval_s) if power else None
     by_counter = counter_energy(counter.series, counter.channel, start, end, power.series if power else None) if counter else None
 
@@ -60,10 +63,16 @@ def domain_energy(views: list[ChannelReadings], start: float, end: float) -> Cha
     result.peak_w = next((e.peak_w for e in ranked if e and e.peak_w is not None), None)
     if by_counter and by_power and estimate is by_counter:
         _crosscheck(result, by_counter, by_power)
-    if apparent is not None:
-        seen = power_energy(apparent.series, apparent.channel, start, end, apparent.interval_s)
-        result.mean_va = None if seen.energy_j is None else seen.energy_j / (end - start)
-        result.peak_va = None if seen.energy_j is None else seen.peak_w
+    return result if apparent is None else _with_apparent(result, apparent, start, end)
+
+
+def _with_apparent(result: ChannelEnergy, apparent: ChannelReadings, start: float, end: float) -> ChannelEnergy:
+    """The energy with the domain's apparent power, where readings cover the window."""
+    seen = power_energy(apparent.series, apparent.channel, start, end, apparent.interval_s)
+    if seen.energy_j is None or "partial_coverage" in seen.flags:
+        result.va_reason = f"apparent power: {seen.reason}"
+    else:
+        result.mean_va, result.peak_va = seen.energy_j / (end - start), seen.peak_w
     return result
 
 
@@ -146,6 +155,8 @@ def boundary_energy(channels: list[ChannelEnergy], duration: float) -> BoundaryE
     # Nesting is settled within a source: two sources may name the same rail differently.
     chosen = roots(_one_source_per_hardware(channels))
     total = BoundaryEnergy(channels=[c.id for c in chosen])
+    total.mean_va, total.peak_va = added(c.mean_va for c in chosen), added(c.peak_va for c in chosen)
+    total.va_reason = "; ".join(f"{c.id}: {c.va_reason}" for c in chosen if c.va_reason) or None
     known = [c.energy_j for c in chosen if c.energy_j is not None]
     if len(known) < len(chosen):
         parts = [*known, *(c.partial_j for c in chosen if c.partial_j is not None)]
@@ -157,7 +168,6 @@ def boundary_energy(channels: list[ChannelEnergy], duration: float) -> BoundaryE
     total.mean_w = total.energy_j / duration if duration > 0 else None
     total.bound_j = added(c.bound_j for c in chosen)
     total.peak_w = added(c.peak_w for c in chosen)
-    total.mean_va, total.peak_va = added(c.mean_va for c in chosen), added(c.peak_va for c in chosen)
     total.idle_j = added(c.idle_j for c in chosen)
     total.net_j = added(c.net_j for c in chosen)
     total.net_bound_j = added(c.net_bound_j for c in chosen)

@@ -143,7 +143,7 @@ def _count_defects(
     """Flags and bound of missing readings, of sensors that are blind in between or average, and of shortness."""
     start, end = window
     low, high = min(series.value), max(series.value)
-    gaps = _gaps(series.t, start, end, 3 * max(interval, channel.update_period_s))
+    gaps = _gaps(series.t, start, end, 3 * max(interval, channel.update_period_s, channel.spacing_s))
     missing = sum(b - a for a, b in gaps)
     if missing > 0:
         middle = [(interpolate(series.t, series.value, (a + b) / 2), b - a) for a, b in gaps]

@@ -110,6 +110,9 @@ def _add(boundary: str, windows: Mapping[str, WindowEnergy], duration: float) ->
         lacking = {node: why for node, why in lacking.items() if node in found}
     parts = list(found.values())
     total = BoundaryEnergy(channels=[f"{node}/{channel}" for node, part in found.items() for channel in part.channels])
+    if len(found) == len(windows) or spanning:
+        total.mean_va, total.peak_va = added(part.mean_va for part in parts), added(part.peak_va for part in parts)
+    total.va_reason = "; ".join(f"{node}: {part.va_reason}" for node, part in found.items() if part.va_reason) or None
     if lacking:
         total.partial_j = added(part.partial_j if part.energy_j is None else part.energy_j for part in parts if _knows(part))
         total.reason = "; ".join(f"{node}: {why}" for node, why in lacking.items())
@@ -123,7 +126,7 @@ def _add(boundary: str, windows: Mapping[str, WindowEnergy], duration: float) ->
 
 
 _JOULES = ("energy_j", "bound_j", "idle_j", "net_j", "net_bound_j", "partial_j")
-_ADDED = (*_JOULES[:-1], "mean_w", "peak_w", "mean_va", "peak_va")
+_ADDED = (*_JOULES[:-1], "mean_w", "peak_w")
 
 
 def _knows(part: BoundaryEnergy) -> bool:

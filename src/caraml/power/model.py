@@ -79,6 +79,8 @@ class Channel:
     """Longest time that the sensor repeats itself before it shows a new value [s]. Readings are up to this old."""
     mean_window_s: float = 0.0
     """Time over which a ``power_mean`` averages [s]."""
+    spacing_s: float = 0.0
+    """Readings come by themselves, so far apart [s]; 0 where they come when the sensor is asked."""
     wrap_j: float | None = None
     """The counter returns to 0 here [J]; ``None`` if it is too wide to wrap."""
     max_power_w: float | None = None
@@ -142,6 +144,8 @@ class ChannelEnergy:
     mean_va: float | None = None
     """Mean apparent power [VA], where the sensor has it."""
     peak_va: float | None = None
+    va_reason: str | None = None
+    """Why a sensor of apparent power gave none."""
     idle_w: float | None = None
     """Mean power of the same domain in the idle window [W]."""
     idle_j: float | None = None
@@ -182,6 +186,8 @@ class BoundaryEnergy:
     mean_va: float | None = None
     """Sum of the domains' mean apparent powers [VA]: what the supplies must be laid out for."""
     peak_va: float | None = None
+    va_reason: str | None = None
+    """Why it is not known, where a domain's sensor has it."""
     partial_j: float | None = None
     channels: list[str] = field(default_factory=list)
     """Domains that were added."""

@@ -83,7 +83,7 @@ class CsvSource(SensorGroup):
         if outlet not in self._channels:
             value = next(name for name in self._header if name in VALUES)
             kind, scale = VALUES[value]
-            name = f"csv:{self._path.name}" + (f":{outlet}" if outlet else "")
+            name = f"csv:{self.argument[-80:]}" + (f":{outlet}" if outlet else "")  # in different folders meters may have one name
             self._channels[outlet] = Channel(
                 id=name,
                 source=self.name,
@@ -95,6 +95,7 @@ class CsvSource(SensorGroup):
                 resolution=scale if kind == "energy" and scale == 1.0 else 0.0,
                 update_period_s=period if kind == "energy" else 0.0,
                 mean_window_s=period if kind != "energy" else 0.0,
+                spacing_s=period,
             )
         return self._channels[outlet]
 
