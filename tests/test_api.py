@@ -20,7 +20,10 @@ import caraml
 from caraml.api import Result, Results
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.power.model import ChannelEnergy, WindowEnergy
+from caraml.power.store import ROW
 from caraml.power.trace import power_frame
+from caraml.results.files import write_table
+from caraml.results.record import Node
 from caraml.results.store import Store
 
 RECIPES = sorted((Path(__file__).parents[1] / "examples" / "recipes").glob("*.py"))
@@ -133,6 +136,31 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> None:
         module.__spec__ = ModuleSpec("pandas", None)
         vars(module).update(DataFrame=dict, Series=lambda values, dtype: values)
         monkeypatch.setitem(sys.modules, "pandas", module)
+
+
+@pytest.mark.usefixtures("tables")
+def test_power_of_several_nodes_is_that_of_all_of_them(tmp_path: Path) -> None:
+    """Their devices have equal names, and each has its node's before it, as in the record's energies."""
+    store = Store(tmp_path)
+    record = save(store, make_record(), watts=300)
+    folder = store.folder(record)
+    rows = [("nvml:GPU-5a:power", float(at), float(at), 100.0 + at, "power_instant") for at in range(5)]
+    files = {f"power{end}": write_table(folder, f"power{end}", tuple(ROW), rows) for end in ("", "-1")}
+    channels = [
+        ChannelEnergy(id=f"{node}/GPU-5a", label="", source="nvml", boundary="device", hardware="nvidia", energy_j=3600.0)
+        for node in ("n1", "n2")
+    ]
+    energy = WindowEnergy("measure", 0.0, 4.0, channels=channels, start_unix=1e9)
+    nodes = [Node(name=name, ranks=[], device="d", cpu="c") for name in ("n1", "n2")]
+    changed = {"files": {**record.files, **files}, "nodes": nodes, "energy": energy}
+    result = Result(record.model_copy(update=changed), store)
+    assert [trace.channel for trace in result.power] == ["n1/nvml:GPU-5a:power", "n2/nvml:GPU-5a:power"]
+    frame = result.power_frame()
+    assert list(frame) == ["timestamps", "n1/GPU-5a", "n2/GPU-5a"] and list(frame["n2/GPU-5a"]) == [100, 101, 102, 103, 104]
+    assert list(result.energy_frame().keys()) == ["n1/GPU-5a", "n2/GPU-5a"]
+    assert Results([result]).sql("SELECT channel, count(*) AS n FROM power GROUP BY channel ORDER BY channel") == [
+        {"channel": f"{node}/nvml:GPU-5a:power", "n": 5} for node in ("n1", "n2")
+    ]
 
 
 @pytest.mark.usefixtures("tables")

@@ -104,23 +104,23 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_717,
-    "base": 2_516,
-    "campaign": 1_744,
+    "analysis": 3_729,
+    "base": 2_538,
+    "campaign": 1_745,
     "cli": 1_540,
     "data": 839,
     "engine": 4_128,
     "launch": 1_741,
-    "metrics": 1_639,
-    "power": 4_690,
+    "metrics": 1_640,
+    "power": 4_711,
     "reference": 482,
     "report": 4_296,
     "results": 2_555,
-    "suite": 2_096,
+    "suite": 2_097,
     "system": 3_995,
     "verify": 1_080,
     "worker": 2_051,
-    "workloads": 8_420,
+    "workloads": 8_442,
 }
 FILES = 262
 

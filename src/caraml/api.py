@@ -17,13 +17,13 @@ import re
 import tempfile
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from caraml.analysis.raw import Steps, Trace, raw_file, read_power, read_steps
+from caraml.analysis.raw import Steps, Trace, raw_files, read_power, read_steps
 from caraml.analysis.table import COLUMNS, RAW, Scalar, insert_raw, rows, units
 from caraml.base.errors import EnvironmentUnfitError, InputError, unknown_name
 from caraml.metrics.model import Metric
@@ -69,12 +69,13 @@ class Result:
     @property
     def steps(self) -> Steps:
         """Every step: phase, the slowest rank's time [s], loss. Raises ``InputError`` if there is no such file."""
-        return read_steps(self._raw("steps"))
+        return read_steps(self._raw("steps")[0][1])
 
     @property
     def power(self) -> list[Trace]:
-        """Power of every channel over time [W over s]. Raises ``InputError`` if there is no such file."""
-        return read_power(self._raw("power"))
+        """Power of every channel over time [W over s]; of several nodes a name begins with ``NODE/``. Raises as :attr:`steps`."""
+        found = [(node, read_power(path)) for node, path in self._raw("power")]
+        return [replace(trace, channel=f"{node}{trace.channel}") for node, traces in found for trace in traces]
 
     def power_frame(self) -> pandas.DataFrame:
         """Power as a table of the form that jpwr's has: ``timestamps`` (seconds since 1970) and a column [W] of each domain.
@@ -86,9 +87,9 @@ class Result:
         columns: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
         for trace in sorted(self.power, key=lambda one: one.counter):  # power shows a domain better than the slope of its counter
             stem = re.sub(r"[:_](energy|power\w*)$", "", trace.channel)
-            columns.setdefault(
-                max((name for name in domains if name in trace.channel), key=len, default=stem), (trace.seconds, trace.watts)
-            )
+            node = next((f"{one.name}/" for one in self.record.nodes if trace.channel.startswith(f"{one.name}/")), "")
+            own = [name for name in domains if name.startswith(node) and name.removeprefix(node) in trace.channel]
+            columns.setdefault(max(own, key=len, default=stem), (trace.seconds, trace.watts))
         if energy is not None and energy.start_unix is not None:
             return power_frame(columns, energy.start_unix - energy.start)
         return power_frame(columns, datetime.fromisoformat(self.record.started_at).timestamp())
@@ -104,11 +105,11 @@ class Result:
         """
         return write_hdf5(Path(folder), self.power_frame(), self.energy_frame(), self.record.key)
 
-    def _raw(self, name: str) -> Path:
-        path = raw_file(self.store, self.record, name)
-        if path is None:
+    def _raw(self, name: str) -> list[tuple[str, Path]]:
+        found = raw_files(self.store, self.record, name)
+        if not found:
             raise InputError(f"{self.folder} has no {name} table", "result.record.files names the raw files of a record")
-        return path
+        return found
 
 
 class Results(Sequence[Result]):
@@ -182,9 +183,8 @@ class Results(Sequence[Result]):
             types = {"key": "VARCHAR", "attempt": "BIGINT", **columns}
             connection.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in types.items())})")
             for result in self if table in raw else ():
-                path = raw_file(result.store, result.record, table)
-                if path is not None:
-                    insert_raw(connection, table, result.record, path)
+                for node, path in raw_files(result.store, result.record, table):
+                    insert_raw(connection, table, result.record, path, node)
         return connection
 
     def sql(self, query: str) -> list[dict[str, Any]]:

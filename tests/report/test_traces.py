@@ -10,7 +10,7 @@ from record_factory import make_point, make_record, save
 from caraml.report.page import pack, unpack
 from caraml.report.series import LEVELS, MOST_BINS, power_figure, read_traces
 from caraml.results.files import write_table
-from caraml.results.record import Record
+from caraml.results.record import Node, Record
 from caraml.results.store import Store
 
 
@@ -38,6 +38,21 @@ def test_extremes_survive(tmp_path: Path) -> None:
     start, length = trace["t"]
     assert start + (highs.index(max(highs)) + 0.5) * length == pytest.approx(spike / 1000, abs=length)
     assert sorted(highs)[-2] < 310, "one span holds the spike"
+
+
+def test_apparent_power_is_not_drawn_as_watts(tmp_path: Path) -> None:
+    kinds = {"power_mean": 400.0, "apparent_va": 500.0}
+    readings = [(f"pdu:{kind}", kind, at / 20, value) for kind, value in kinds.items() for at in range(100)]
+    store, record = store_with(tmp_path, readings)
+    trace = read_traces(store, [record])[0][record.key]
+    assert [(channel.name, max(channel.high)) for channel in trace.channels] == [("pdu:power_mean", 400.0)]
+
+
+def test_a_figure_of_several_nodes_says_whose_it_is(tmp_path: Path) -> None:
+    store, record = store_with(tmp_path, [("GPU-0", "power_instant", i / 20, 300.0) for i in range(40)])
+    record = record.model_copy(update={"nodes": [Node(name=name, ranks=[], device="d", cpu="c") for name in ("n1", "n2")]})
+    figure = power_figure(record, "point", read_traces(store, [record])[0][record.key])
+    assert figure is not None and "Of n1, the first of 2 nodes" in figure.note
 
 
 def test_a_figure_of_few_readings_draws_each_of_them(tmp_path: Path) -> None:

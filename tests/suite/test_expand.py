@@ -310,3 +310,30 @@ def test_a_wrong_batch_is_not_called_missing_and_hides_no_other_fault() -> None:
     assert "global_batch: found nothing" in missing and "params.preset" in missing
     wrong = told('global_batch = [4, "x"]\n')
     assert 'global_batch[1]: found "x"' in wrong and "found nothing" not in wrong and "params.preset" in wrong
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("precision=bf61", "found \"bf61\", expected 'fp32', 'tf32', 'bf16', 'fp16' or 'fp8' or an array (did you mean 'bf16'?)"),
+        ("micro_batch=-3", "found -3, expected greater than or equal to 1 or an array"),
+        ("params.data=textt", "found \"textt\", expected 'text', 'synthetic' or 'synthetic-device' (did you mean 'text'?)"),
+    ],
+)
+def test_a_wrong_setting_is_told_once_with_the_benchmarks_that_it_concerns(setting: str, words: str) -> None:
+    """Also where it replaced what overrides of a kind of device say."""
+    machine = Machine("m", "d", "cpu", "s", nodes=1, devices_per_node=1)
+    with pytest.raises(InputError) as caught:
+        expand(with_settings(load_suite("llm"), [setting], real_params_of), machine, real_params_of)
+    names = ", ".join(load_suite("llm").names)
+    assert str(caught.value.args[0]) == f"--set {setting}: {words}; concerns {names}"
+
+
+def test_a_fault_of_the_file_beside_that_of_a_setting_has_its_line() -> None:
+    text = 'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "n"\nworkload = "gpt"\nglobal_batch = 8\n'
+    document = parse_toml(text + "seed = 3\n", "s.toml")
+    file = with_settings(SuiteFile(document.validate(Suite), document), ["seed=4"], real_params_of)
+    assert file.document.fault(("benchmark", 0, "seed"), "x", "y") == '--set seed=4: found "x", expected y; concerns n'
+    assert file.document.fault(("benchmark", 0, "global_batch"), "x", "y").startswith(
+        "s.toml with --set seed=4:6: benchmark[0].global_batch"
+    )

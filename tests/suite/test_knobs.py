@@ -121,6 +121,18 @@ def test_a_gpu_without_units_for_a_format_computes_in_another_or_is_not_asked() 
     assert len({planned.point.key for planned in points}) == 1, "the same work, whatever it was asked as"
 
 
+def test_a_gpu_of_which_nobody_knows_what_it_emulates_can_be_asked_to() -> None:
+    """The worker looks at the GPU itself and names `emulated = true` as the way out, so the plan must not drop it."""
+    suite = suite_of(
+        'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "n"\nworkload = "gpt"\nglobal_batch = 8\n'
+        'precision = ["fp32", "bf16"]\nemulated = true\n'
+    )
+    unlisted = load_system("juwels-cluster").model_copy(update={"peak": None})
+    for system, kept in ((unlisted, [False, True]), (load_system("jureca-h100"), [False, False])):
+        points = expand(suite, machine_of(system, "local"), params_of).points
+        assert [planned.point.knobs.emulated for planned in points] == kept and not any(planned.skip for planned in points)
+
+
 def test_a_worker_refuses_what_its_cpu_emulates(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job may run on another machine than the one it was planned on."""
     cpu = Cpu(model="Test CPU", isa=("avx2",))

@@ -289,13 +289,14 @@ def test_quality_goes_to_the_record(tmp_path: Path, make_point: MakePoint, value
     assert record.metrics["psnr"].n == count
 
 
-def test_quality_that_cannot_be_measured_has_the_reason(tmp_path: Path, make_point: MakePoint) -> None:
-    """Its failure costs neither the measurement nor the loss."""
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, KeyError, MemoryError, AssertionError])
+def test_quality_that_cannot_be_measured_has_the_reason(tmp_path: Path, make_point: MakePoint, kind: type[Exception]) -> None:
+    """Its failure, whatever a workload raises, costs neither the measurement nor the loss."""
     worker = Worker(tmp_path, make_point(mode="train"))
     task = build("image_compression", {"width": 4, "images": 64, "held_out": 8}, 8)
 
     def fails(most: int | None) -> dict[str, Metric]:
-        raise RuntimeError("no room for the windows")
+        raise kind("no room for the windows")
 
     task.quality = Quality(("psnr",), fails)
     worker._quality = unknown(METRICS, ["psnr"], "not yet")

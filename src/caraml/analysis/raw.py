@@ -74,6 +74,13 @@ def raw_file(store: Store, record: Record, name: str) -> Path | None:
     return path if path.is_file() and not path.is_symlink() else None
 
 
+def raw_files(store: Store, record: Record, name: str) -> list[tuple[str, Path]]:
+    """The raw files of a kind, each with what stands before the names in it: of several nodes ``NODE/``, as in the record's energies."""
+    parts = record.nodes if name == "power" else []
+    files = {f"{node.name}/": f"{name}-{index}" if index else name for index, node in enumerate(parts)} or {"": name}
+    return [(node, path) for node, file in files.items() if (path := raw_file(store, record, file)) is not None]
+
+
 def read_steps(path: Path) -> Steps:
     """The steps of one record; over ranks the longest time and the mean loss. Raises ``InputError`` for a broken file."""
     columns = """step::BIGINT AS step, list_position(?::VARCHAR[], any_value(left(phase::VARCHAR, 100))) AS phase,

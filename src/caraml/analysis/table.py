@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caraml.analysis.raw import raw_file
+from caraml.analysis.raw import raw_files
 from caraml.base.database import database, reading, table
 from caraml.base.errors import InputError
 from caraml.base.limits import ROWS
@@ -117,20 +117,25 @@ def _load(connection: duckdb.DuckDBPyConnection, store: Store, sql: str, scratch
         connection.execute(f"CREATE TABLE {name} ({_columns({'key': 'VARCHAR', 'attempt': 'BIGINT', **columns})})")
         if re.search(rf"\b{name}\b", sql, re.IGNORECASE):
             for record in records:
-                path = raw_file(store, record, name)
-                if path is not None:
-                    insert_raw(connection, name, record, path)
+                for node, path in raw_files(store, record, name):
+                    insert_raw(connection, name, record, path, node)
     connection.execute(f"CREATE TABLE reference ({_columns(REFERENCE)})")
     if re.search(r"\breference\b", sql, re.IGNORECASE):
         connection.execute("INSERT INTO reference SELECT * FROM read_csv(?, header = true, columns = ?)", [paths(), REFERENCE])
 
 
-def insert_raw(connection: duckdb.DuckDBPyConnection, name: str, record: Record, path: Path) -> None:
-    """Add a raw file of a record to the table ``name`` of :data:`RAW`. Raises ``InputError`` for a file that is not such a table."""
+def insert_raw(connection: duckdb.DuckDBPyConnection, name: str, record: Record, path: Path, node: str = "") -> None:
+    """Add a raw file of a record to the table ``name`` of :data:`RAW`, with ``node`` before the names of channels.
+
+    Raises ``InputError`` for a file that is not such a table.
+    """
     columns = ", ".join(f'left("{column}"::VARCHAR, 100)' if kind == "VARCHAR" else f'"{column}"' for column, kind in RAW[name].items())
+    columns = columns.replace('"channel"', '? || "channel"')
+    named = [node] * columns.count("?")
     with reading(connection, path, f"is not a table of {name}"):
         source = table(connection, path, ROWS)
-        connection.execute(f"INSERT INTO {name} SELECT ?, ?, {columns} FROM {source}", [record.key, record.attempt, str(path)])  # noqa: S608 -- names of ours; the path is a parameter
+        values = [record.key, record.attempt, *named, str(path)]
+        connection.execute(f"INSERT INTO {name} SELECT ?, ?, {columns} FROM {source}", values)  # noqa: S608 -- names of ours; the path is a parameter
 
 
 def _columns(types: Mapping[str, str]) -> str:

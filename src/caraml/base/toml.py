@@ -29,6 +29,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 _DEEP = re.compile(rf"""^[ \t]*\[{{0,2}}(?:[ \t]*(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.){{{DEPTH}}}""", re.MULTILINE)
 """A dotted key of more parts than are read: found before parsing, which takes as long for each key below it."""
+_CONCERNS = "; concerns "
 _LONGEST_FOUND = 60
 """Characters of a faulty value that are shown."""
 
@@ -50,6 +51,8 @@ class TomlDocument:
     text: str = field(default="", repr=False)
     others: dict[Location, str] = field(default_factory=dict, repr=False)
     """Names of the files that parts of the content come from, where that is not this one."""
+    settings: dict[str, str] = field(default_factory=dict, repr=False)
+    """By the key of a benchmark that was set by hand, what was said: its faults are told of that, once for all benchmarks."""
 
     def line(self, location: Location) -> int:
         """The line of ``location``; if that is not in the file, the line of the closest table or array around it."""
@@ -63,9 +66,18 @@ class TomlDocument:
     def fault(self, location: Location, found: object, expected: str, guess: str | None = None) -> str:
         """One fault in words: ``file:line: key: found X, expected Y (did you mean Z?)``. A ``found`` of ``None`` is an absent key."""
         suggestion = f" (did you mean {guess!r}?)" if guess else ""
+        if (setting := self._set_by_hand(location)) is not None:
+            name = self._inside(location[:2]).get("name")
+            return f"--set {setting}: found {shown(found)}, expected {expected}{suggestion}{_CONCERNS}{name}"
         line, name = self.line(location), self.others.get(self._around(location), self.name)
         place = f"{name}:{line}" if line else name
         return f"{place}: {key_name(location)}: found {shown(found)}, expected {expected}{suggestion}"
+
+    def _set_by_hand(self, location: Location) -> str | None:
+        """What put the value there, if it was said by hand: for a key of a benchmark, or of one of its overrides."""
+        keys = location[4:] if location[2:3] == ("on",) else location[2:]
+        names = [".".join(map(str, keys[:depth])) for depth in (1, 2)]
+        return next((self.settings[name] for name in names if name in self.settings), None)
 
     def validate(self, model: type[Model]) -> Model:
         """The document as a ``model``.
@@ -110,6 +122,7 @@ class TomlDocument:
     def refuse(self, faults: list[str], rest: TomlDocument | None = None) -> NoReturn:
         """Raise the ``InputError`` that lists ``faults``; ``rest`` is the document without what is wrong, in which more may be found."""
         more = ["..."] if len(faults) >= FAULTS else []
+        faults = _each_once(faults)
         lines = [f"{len(faults)} faults{' or more' if more else ''} in {self.name}", *faults[:FAULTS], *more]
         error = FaultsError(faults[0] if len(faults) == 1 else "\n  ".join(lines))
         error.faults, error.rest = faults, rest
@@ -120,6 +133,15 @@ class TomlDocument:
         for step in location:
             part = part[step]
         return part
+
+
+def _each_once(faults: list[str]) -> list[str]:
+    """Faults of what was set by hand once, with all benchmarks that they concern."""
+    found: dict[str, list[str]] = {}
+    for fault in faults:
+        words, _, name = fault.partition(_CONCERNS)
+        found.setdefault(words, []).extend([name] if name else [])
+    return [words + (_CONCERNS + ", ".join(dict.fromkeys(names)) if names else "") for words, names in found.items()]
 
 
 def checked(name: str, values: dict[str, Any], model: type[Model]) -> Model:

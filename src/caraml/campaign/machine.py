@@ -116,6 +116,7 @@ def machine_of(system: System, launcher: str = "slurm") -> Machine:
         devices_per_node=(system.cpu.usable_threads or 1) if cpu else system.devices_per_node,
         device_memory_gib=memory / GIB if memory else None,
         emulates=system.cpu.emulates if cpu else system.lacks,
+        may_emulate=() if cpu or system.peak is not None else ("bf16",),
         compiles=not cpu and any(family.compiled for family in FAMILIES if family.kind == system.devices[0].kind),
         only_programs=_ONLY_PROGRAMS if system.devices[0].kind == "ipu" else None,
     )

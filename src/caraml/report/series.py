@@ -175,7 +175,7 @@ def _query(source: str, bins: int) -> str:
     return f"""
         WITH readings AS (SELECT left(channel::VARCHAR, 100) AS channel, left(kind::VARCHAR, 100) AS kind,
                                  (t_before + t_after) / 2 AS t, value::DOUBLE AS value FROM {source}
-                          WHERE isfinite(value::DOUBLE) AND isfinite(t_before + t_after)),
+                          WHERE isfinite(value::DOUBLE) AND isfinite(t_before + t_after) AND kind IS DISTINCT FROM 'apparent_va'),
              span AS (SELECT min(t) AS start, greatest(max(t) - min(t), 1e-9) / {bins} AS length FROM readings)
         SELECT channel, kind, least(floor((t - start) / length), {bins - 1})::INT AS bin,
                min(value), max(value), max(t), arg_max(value, t), any_value(start), any_value(length)
@@ -216,5 +216,6 @@ def power_figure(record: Record, label: str, trace: PowerTrace) -> ReportFigure 
     shade = (record.window.start, record.window.end) if record.window else None
     drawing = curves(lines, Axis("seconds since the start of the worker"), Axis("power [W]", zero=True), title, shade=shade)
     note = "The shaded span is the window of rate and energy." if shade else ""
+    note += f" Of {record.nodes[0].name}, the first of {len(record.nodes)} nodes; `result.power` has all of them." if record.nodes else ""
     columns = ["channel", "time", "lowest", "highest"]
     return ReportFigure(title, [drawing], [line.name for line in lines], "line", columns, rows, note + downsampling_note(lines, most))

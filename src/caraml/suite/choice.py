@@ -52,9 +52,10 @@ def with_settings(file: SuiteFile, settings: Sequence[str], params_of: Callable[
             for override in table.get("on", {}).values():  # what is asked for by hand goes before every other word
                 if _get(override, key):
                     _put(override, key, value)
+    by_hand = {**file.document.settings, **{setting.partition("=")[0].strip(): setting for setting in settings}}
     told = f" with --set {' '.join(settings)}"
     files = {location: name + told for location, name in file.document.others.items()}
-    document = replace(file.document, name=file.document.name + told, data=data, others=files)
+    document = replace(file.document, name=file.document.name + told, data=data, others=files, settings=by_hand)
     touched_by, settings, values = tuple(map(frozenset, changed)), [*file.settings, *settings], {**values, **file.values}
     return replace(file, suite=document.validate(Suite), document=document, changed=touched_by, settings=tuple(settings), values=values)
 

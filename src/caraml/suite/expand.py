@@ -57,6 +57,8 @@ class Machine:
     device_memory_gib: float | None = None
     emulates: tuple[str, ...] = ()
     """Precisions that it has no instructions for."""
+    may_emulate: tuple[str, ...] = ()
+    """Those of which nobody knows before a worker asks the device, since there is no data sheet."""
     compiles: bool = False
     """Whether models are compiled for it where nothing else is asked for."""
     only_programs: str | None = None
@@ -297,7 +299,7 @@ class _Expansion:
             nodes=nodes,
             devices=devices,
             placement=placement,
-            knobs=Knobs.of(values, machine.device_class, machine.emulates),
+            knobs=Knobs.of(values, machine.device_class, machine.emulates + machine.may_emulate),
             mode=values["mode"],
             precision=values["precision"],
             compile=values.get("compile") or self._compiled(values["mode"], params),

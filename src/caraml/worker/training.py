@@ -322,7 +322,7 @@ class Worker:
                     checkpoint.save(*self._parts(task), Path(task.save_to) if task.save_to else None, self.folder)
                 else:
                     save_model(task.model, self.folder)
-        except (CaramlError, OSError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001 -- a workload may raise anything, and so does what reads its held-out data
             self._afterwards_failed = reason = _in_words(error)
             self._quality |= {name: one.model_copy(update={"reason": reason}) for name, one in self._quality.items() if one.value is None}
 

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from caraml.base.errors import InputError, unknown_name
 from caraml.metrics.model import Facts
@@ -57,6 +67,19 @@ class Params(BaseModel):
     momentum: float = Field(0.9, ge=0, lt=1, description="of the optimizer")
     weight_decay: float = Field(5e-5, ge=0, description="of the optimizer")
     epoch_images: int = Field(IMAGENET_IMAGES, ge=1, description="images of the epoch that `energy_per_epoch` speaks of; or 1000000")
+
+    @field_validator("data", mode="wrap")
+    @classmethod
+    def _with_paths(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        """What is no form may be meant for a folder, which needs a ``/``."""
+        try:
+            return check(value)
+        except ValidationError as error:
+            forms = error.errors(include_url=False)[0]["ctx"]["expected"] if isinstance(value, str) else None
+            if forms is None:
+                raise
+            expected = f"{forms}, or the path of a set with a / in it: ./{value[:100]} for a folder beside the suite's file"
+            raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected}) from error
 
     @model_validator(mode="before")
     @classmethod
