@@ -30,10 +30,9 @@ PROBE_SECONDS = "0.1"
 """Of the search for the best matrix product, in each worker that a test starts; ``tests/system`` searches as long as users do."""
 SHARING = {"CARAML_BIND": "off", "OMP_WAIT_POLICY": "passive"}
 """Where several tests run at a time: what they start is not all bound to the same cores, and threads that wait let others work."""
-MEASURING = {"power", "verify", "worker"}
-"""Rooms whose tests measure this machine: nothing else runs beside them."""
 LONGEST = (
-    *("test_docs.py", "engine/parallel/test_parity.py", "slurm/test_slurm.py", "engine/test_compiled.py", "slurm/test_programs.py"),
+    *("test_docs.py", "engine/parallel/test_parity.py", "slurm/test_slurm.py", "worker/test_profile.py", "engine/test_compiled.py"),
+    *("slurm/test_programs.py", "worker/test_training.py", "worker/test_measure.py"),
     *("faults/test_processes.py", "bench/test_gpu_bench.py", "faults/test_surroundings.py", "workloads/test_training.py"),
     *("test_collection.py", "security/test_ranks.py", "e2e/test_examples.py", "test_needs.py", "slurm/test_verify.py"),
 )
@@ -103,8 +102,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A test whose file, or whose fixture's file, imports what starts processes is one that starts processes. A test in a room that
-    measures has the machine to itself."""
+    """A test whose file, or whose fixture's file, imports what starts processes is one that starts processes."""
     config.stash[COLLECTED] = [item.nodeid for item in items]
     if "PYTEST_XDIST_WORKER" in os.environ:
         turns = {Path(__file__).parent / name: turn for turn, name in enumerate(LONGEST)}
@@ -118,8 +116,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 starting[id(file)] = file is not globals() and _starts_processes(file)
         if any(starting[id(file)] for file in files):
             item.add_marker("processes")
-        if item.path.relative_to(Path(__file__).parent).parts[0] in MEASURING:
-            item.add_marker("exclusive")
 
 
 def _starts_processes(file: dict[str, Any]) -> bool:

@@ -17,6 +17,8 @@ from caraml.power.model import Channel
 from caraml.power.signals import Constant, Signal, Square, Telegraph
 from caraml.power.store import ReadingSeries, SeriesEstimate
 
+pytestmark = pytest.mark.slow
+
 PHASES = 200
 LENGTH = 10.0
 

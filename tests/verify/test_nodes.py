@@ -17,6 +17,8 @@ from caraml.verify.claims import WATTS, energy_claims, silence_claims, source_of
 from caraml.verify.proof import play
 from tests.conftest import MakePoint
 
+pytestmark = pytest.mark.exclusive
+
 POLICY = Measure(min_seconds=1.2, max_seconds=3, idle_seconds=1.0)
 PARAMS = {"device": "asynchronous", "step_seconds": 0.02}
 

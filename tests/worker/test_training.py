@@ -36,12 +36,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(root: Path, point: Point, **variables: str) -> Record:
-    """Run the worker as a script would: in processes of its own, failures finished afterwards."""
+    """Run the worker as a script would: in processes of its own, bound to cores also beside other tests, failures finished afterwards."""
     folder = Store(root).new_attempt(point.model_copy(update={"workload": "known"}))
     command = [sys.executable, "-m", "caraml.worker", str(folder)]
     if point.world > 1:
         command[2:2] = ["caraml.engine.start", f"--devices={point.world}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    environment.pop("CARAML_BIND", None)
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False)
     if done.returncode:
         finish(folder, done.returncode)
@@ -148,6 +149,7 @@ SHARP = {"energy", "mean power", "energy time product", "idle power"}
 """Claims in which chance has no part: others are as vague as the machine is busy."""
 
 
+@pytest.mark.exclusive
 def test_known_watts(tmp_path: Path, make_point: MakePoint) -> None:
     """The square wave's integral over the window, in closed form, is within the stated bound of every energy."""
     measure = Measure(min_seconds=1.2, max_seconds=3, idle_seconds=1.0)
