@@ -292,7 +292,7 @@ def test_ranks_tell_each_other_structures_of_numbers_and_text(tmp_path: Path) ->
 def _start(folder: Path, program: str) -> None:
     # As a worker ends: torch's threads may still be on their way out, and an interpreter that is taken down around them aborts.
     (folder / "told.py").write_text(program + "\nos._exit(0)\n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
     command = [sys.executable, "-m", "caraml.engine.start", "--devices=2", "told", str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

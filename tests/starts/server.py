@@ -139,9 +139,12 @@ def become(request: dict[str, Any]) -> NoReturn:
     os.umask(request["umask"])
     os.sched_setaffinity(0, request["cpus"])
     os.chdir(request["folder"])
-    sys.path[:] = [*([] if request["safe"] else [request["folder"]]), *request["path"]]
-    sys.argv[:] = [request["module"], *request["arguments"]]
-    sys.orig_argv[:] = [sys.executable, "-m", *sys.argv]
+    program = request["module"]
+    is_file = program.endswith(".py")
+    first = str(Path(program).resolve().parent) if is_file else request["folder"]
+    sys.path[:] = [*([] if request["safe"] else [first]), *request["path"]]
+    sys.argv[:] = [program, *request["arguments"]]
+    sys.orig_argv[:] = [sys.executable, *([] if is_file else ["-m"]), *sys.argv]
     now = request["unbuffered"]
     sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8")  # noqa: SIM115
     sys.stdout, sys.stderr = (
@@ -152,10 +155,13 @@ def become(request: dict[str, Any]) -> NoReturn:
         import torch
 
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    sys.modules.pop(request["module"], None)  # to be run anew, as the main module
+    sys.modules.pop(program, None)  # to be run anew, as the main module
     code = 0
     try:
-        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+        if is_file:
+            runpy.run_path(program, run_name="__main__")
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if isinstance(error.code, str):

@@ -7,12 +7,12 @@ signals on, and ends as it does. Without ``FORK_SERVER``, or with other places t
 import os
 import sys
 
-PROGRAMS = ("caraml", "tests", "torch.distributed.run")
+PROGRAMS = ("caraml", "tests", "told", "torch.distributed.run")
 """Modules, or packages of modules. The power meter starts in no time by itself."""
 
 
 def program() -> "tuple[str, list[str]] | None":
-    """The module that this process is to run, and its arguments."""
+    """The module, or the file of a training loop, that this process is to run, and its arguments."""
     words = sys.orig_argv[1:]
     while words[:1] in (["-u"], ["-P"]):
         words = words[1:]
@@ -21,6 +21,8 @@ def program() -> "tuple[str, list[str]] | None":
         return module, words[2:]
     if words and os.path.basename(words[0]) == "caraml":  # noqa: PTH119 -- pathlib takes longer to import than all of this
         return "caraml", words[1:]
+    if words and words[0].endswith("_loop.py"):
+        return words[0], words[1:]
     return None
 
 

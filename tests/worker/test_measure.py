@@ -148,7 +148,7 @@ def test_the_example_measures_itself(tmp_path: Path, ranks: int) -> None:
 
 
 def test_a_rank_that_fails_on_its_way_out_takes_no_record_with_it(tmp_path: Path) -> None:
-    script = tmp_path / "loop.py"
+    script = tmp_path / "own_loop.py"
     late = "if os.environ['RANK'] == '1':\n    os.abort()\n"
     slow = "import caraml.worker.measure as m, time\nwrite = m.write_record\nm.write_record = lambda *a: (time.sleep(2), write(*a))\n"
     script.write_text(
