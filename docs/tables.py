@@ -305,7 +305,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "metrics": metrics,
     "power-flags": power_flags,
     "record": lambda: models("caraml.results.record", *_OF_RECORDS),
-    "site": lambda: models("caraml.system.site", "Scheduler", "Network", "Container", "Software"),
+    "site": lambda: models("caraml.system.model", "Scheduler", "Network", "Container", "Software"),
     "statuses": statuses,
     "suite": _suite_keys,
     "suites": suites,

@@ -10,8 +10,7 @@ from caraml.launch.script import SCRIPT, Recipe
 from caraml.results.listing import Listing
 from caraml.results.store import Store
 from caraml.suite.model import Point
-from caraml.system.model import DeviceKind
-from caraml.system.site import Site
+from caraml.system.model import DeviceKind, Site
 
 
 def write_script(point: Point, folder: Path, threads: int, site: Site | None = None, kind: DeviceKind = "cpu") -> Path:

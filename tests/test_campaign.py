@@ -26,7 +26,7 @@ from caraml.results.store import Store, read_record, write_record
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import Point, Suite
 from caraml.system.detect import detect
-from caraml.system.site import Scheduler
+from caraml.system.model import Scheduler
 
 SUITE = """
 name = "s"

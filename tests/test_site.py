@@ -25,8 +25,7 @@ from caraml.results.record import FLAGS, STATUSES, Costly, Fingerprint, Profile,
 from caraml.suite.load import catalog_suites
 from caraml.suite.model import Benchmark, Knobs, Measure, Suite
 from caraml.suite.placement import Placement
-from caraml.system.model import Affinity, Cpu, DeviceModel, Figure, Link, System
-from caraml.system.site import Container, Network, Scheduler, Site, Software
+from caraml.system.model import Affinity, Container, Cpu, DeviceModel, Figure, Link, Network, Scheduler, Site, Software, System
 from caraml.workloads import WORKLOADS, load_workload
 
 ROOT = Path(__file__).parents[1]

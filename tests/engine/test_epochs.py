@@ -14,7 +14,7 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.steps import StepOutcome
 from caraml.engine.summary import RankSummary
 from caraml.suite.model import Measure
-from caraml.verify.device import KnownDevice, VirtualClock
+from caraml.verify.workload import KnownDevice, VirtualClock
 
 STEP, CHECK, STEPS = 0.05, 0.2, 10
 

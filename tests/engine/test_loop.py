@@ -16,12 +16,11 @@ import torch
 from caraml.engine.device import AHEAD, CpuDevice, CudaDevice, StepTimer
 from caraml.engine.instruments import CpuTime, cpu_time, share_of_others
 from caraml.engine.loop import Hooks, MeasuringLoop, Progress
-from caraml.engine.phases import PhaseLog, process_start
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import StepOutcome
-from caraml.engine.summary import RankSummary
+from caraml.engine.summary import PhaseLog, RankSummary, process_start
 from caraml.suite.model import Measure
-from caraml.verify.device import KnownDevice, VirtualClock
+from caraml.verify.workload import KnownDevice, VirtualClock
 
 POLICY = Measure(min_seconds=1, max_seconds=4, idle_seconds=0)
 

@@ -23,7 +23,7 @@ from caraml.results.finish import finish
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Knobs, Measure
 from caraml.system.catalogue import list_systems
-from caraml.system.site import Container, Network, Scheduler, Site, Software
+from caraml.system.model import Container, Network, Scheduler, Site, Software
 from tests.conftest import MakePoint
 from tests.stores import write_script
 

@@ -14,7 +14,7 @@ from caraml import power
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric
 from caraml.power.model import BLOCKING, ENERGY_FLAGS
-from caraml.report.provenance import flag_meaning, flag_text, source, window_text
+from caraml.report.numbers import flag_meaning, flag_text, source, window_text
 from caraml.results.record import FLAGS
 
 

@@ -158,7 +158,7 @@ from caraml.base.files import write_file
 from caraml.launch.script import SCRIPT, Recipe
 from caraml.results.store import Store
 from caraml.suite.model import Point
-from caraml.system.site import Site
+from caraml.system.model import Site
 point = Point.model_validate_json(sys.argv[1])
 folder = Store(Path("results")).new_attempt(point).resolve()
 write_file(folder / SCRIPT, Recipe(point, folder, 2, Site()).text(), mode=0o755)

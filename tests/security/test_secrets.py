@@ -28,7 +28,7 @@ from caraml.results.listing import read_listing
 from caraml.results.record import Record
 from caraml.results.store import Store
 from caraml.suite.load import suite_of
-from caraml.system.site import Container, Scheduler
+from caraml.system.model import Container, Scheduler
 from caraml.system.variables import FOLDER, digest, hand_over, shown
 
 TOKENS = {name: f"t0k-{name}-{{}}'\"$x" for name in ("ONE", "SWEPT", "OVER", "SET", "OF_CALLER", "IN_SITE")}

@@ -21,7 +21,7 @@ from caraml.launch.slurm import SlurmLauncher
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Measure, Point
-from caraml.system.site import Scheduler, Site, Software
+from caraml.system.model import Scheduler, Site, Software
 from tests.slurm.cluster import Cluster, available
 from tests.stores import write_script
 

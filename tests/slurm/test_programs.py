@@ -16,7 +16,7 @@ from caraml.results.finish import LOG
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Measure
-from caraml.system.site import Scheduler, Site, Software
+from caraml.system.model import Scheduler, Site, Software
 from caraml.worker.command import COMMAND, Command
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import Bench, a_point, make_bench, record, until, wait

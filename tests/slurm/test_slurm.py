@@ -16,7 +16,7 @@ from caraml.launch.base import Job
 from caraml.results.files import read_table
 from caraml.results.store import Store
 from caraml.suite.model import Measure
-from caraml.system.site import Container, Network, Scheduler, Site
+from caraml.system.model import Container, Network, Scheduler, Site
 from tests.debian import install
 from tests.slurm.cluster import CPUS, GPUS, Cluster
 from tests.slurm.conftest import Bench, make_bench, overlap, real_job, record, until, wait
@@ -199,7 +199,7 @@ def test_jobs_are_found_again_by_another_process(bench: Bench) -> None:
 import json, sys, time
 from pathlib import Path
 from caraml.launch.slurm import SlurmLauncher
-from caraml.system.site import Scheduler
+from caraml.system.model import Scheduler
 launcher, handle, seen = SlurmLauncher(Scheduler(), Path("elsewhere")), {handle!r}, []
 while not seen or seen[-1] in ("waiting", "running"):
     seen.append(launcher.poll([handle])[handle].state)

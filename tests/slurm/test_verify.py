@@ -11,7 +11,7 @@ from caraml.launch.slurm import SlurmLauncher
 from caraml.results.store import Store
 from caraml.system.detect import detect
 from caraml.system.families import OVERRIDE
-from caraml.system.site import Network, Scheduler, Site
+from caraml.system.model import Network, Scheduler, Site
 from caraml.verify.proof import Place, over_nodes
 from tests.slurm.cluster import Cluster
 from tests.test_campaign import Watcher

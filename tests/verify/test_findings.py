@@ -18,8 +18,8 @@ from caraml.results.store import Store
 from caraml.suite.load import SuiteFile, load_suite
 from caraml.verify import proof
 from caraml.verify.claims import Finding, fact, number, seen_twice, signal_origin, undecided
-from caraml.verify.device import KnownDevice, VirtualClock, asynchronous
 from caraml.verify.proof import HERE, right, write
+from caraml.verify.workload import KnownDevice, VirtualClock, asynchronous
 
 
 def metric(value: float | None, half: float | None = None) -> Metric:

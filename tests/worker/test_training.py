@@ -25,7 +25,7 @@ from caraml.suite.model import Knobs, Measure, Point
 from caraml.system.files import cpu_numbers
 from caraml.verify import workload as known
 from caraml.verify.claims import energy_claims
-from caraml.verify.device import PEAK_FLOPS
+from caraml.verify.workload import PEAK_FLOPS
 from caraml.worker import training
 from caraml.worker.record import Known, together
 from caraml.worker.training import Worker

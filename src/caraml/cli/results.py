@@ -279,7 +279,7 @@ def references(
     """Print published results. Without a filter: which tables there are."""
     from caraml.analysis.table import to_csv, to_json
     from caraml.reference import load, select
-    from caraml.reference.listing import full_lines, overview, rows_text
+    from caraml.reference.rows import full_lines, overview, rows_text
 
     wanted = {"source": source, "table": table, "system": system, "workload": workload, "metric": metric, "mode": mode}
     every = load()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from caraml.base.errors import InputError
 from caraml.launch.base import Job
-from caraml.system.site import Scheduler
+from caraml.system.model import Scheduler
 
 START_UP_SECONDS = 120
 """Allowed on top of a point's own time: starting the job, and finishing it."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from caraml.base.errors import EnvironmentUnfitError, InputError, unknown_name
-from caraml.system.site import Container, ContainerRuntime
+from caraml.system.model import Container, ContainerRuntime
 
 Gpus = Literal["cuda", "rocm"]
 

@@ -20,8 +20,7 @@ from caraml.launch.script import SCRIPT, join
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.claim import start_time
 from caraml.results.store import RECORD
-from caraml.system.model import System
-from caraml.system.site import Scheduler
+from caraml.system.model import Scheduler, System
 
 Name = Literal["local", "slurm", "print"]
 SCRIPTS = "slurm"

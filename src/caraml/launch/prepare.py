@@ -15,7 +15,7 @@ from caraml.base.locks import alone
 from caraml.launch import batch, container
 from caraml.launch.script import exports, modules
 from caraml.suite.model import Point
-from caraml.system.site import Site, Software
+from caraml.system.model import Site, Software
 from caraml.system.variables import concealed, digest, of_caller, required
 
 

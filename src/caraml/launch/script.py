@@ -17,8 +17,7 @@ from caraml.results.finish import FAILURE, LOG
 from caraml.results.store import RECORD
 from caraml.suite.model import Point
 from caraml.system import affinity
-from caraml.system.model import DeviceKind
-from caraml.system.site import Scheduler, Site, Software
+from caraml.system.model import DeviceKind, Scheduler, Site, Software
 from caraml.system.variables import SITE, check_name, concealed, loading
 from caraml.workloads.base import SUITE_FOLDER
 

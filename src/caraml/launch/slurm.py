@@ -20,7 +20,7 @@ from caraml.launch.batch import CANCELLED, EXIT, SLURM_LOG, SlurmOptions
 from caraml.launch.script import Shell, step_name
 from caraml.results.finish import LOG
 from caraml.results.store import RECORD
-from caraml.system.site import Scheduler
+from caraml.system.model import Scheduler
 
 REFUSED = "refused"
 """Stands in a handle instead of a job's number when ``sbatch`` refused the script; the file of that name says why."""

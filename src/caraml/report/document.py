@@ -22,8 +22,7 @@ from caraml.metrics.definitions import title_of
 from caraml.report import figures, published, scaling, times
 from caraml.report import section as text
 from caraml.report.grouping import COST, MOST_SERIES, TOTAL, Repeats, labels, machine, node_only, repeated, single, works
-from caraml.report.numbers import flat, half_width, written
-from caraml.report.provenance import energy_reason, no_energy
+from caraml.report.numbers import energy_reason, flat, half_width, no_energy, written
 from caraml.report.section import ReportFigure, Section
 from caraml.report.series import first_line, power_figure, read_traces
 from caraml.results.record import Record

@@ -32,17 +32,19 @@ from caraml.report.document import (
     unfinished,
 )
 from caraml.report.grouping import Repeats, labels, repeated, single
-from caraml.report.numbers import flat, interval, written
-from caraml.report.provenance import (
+from caraml.report.numbers import (
     costliest,
     definition,
     energy_reason,
     flag_meaning,
     flag_text,
+    flat,
+    interval,
     no_energy,
     source,
     uncertainty,
     window_text,
+    written,
 )
 from caraml.report.series import PowerTrace, read_traces
 from caraml.results.record import FLAGS, SCHEMA_VERSION, Record

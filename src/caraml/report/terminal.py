@@ -16,17 +16,19 @@ from caraml.metrics.model import Metric
 from caraml.metrics.quality import DEFINITIONS as QUALITY
 from caraml.power.model import WindowEnergy
 from caraml.report.grouping import Repeats, labels, node_only, repeated, single
-from caraml.report.numbers import flat, plain, written
-from caraml.report.provenance import (
+from caraml.report.numbers import (
     costliest,
     definition,
     energy_reason,
     flag_meaning,
     flag_text,
+    flat,
     no_energy,
+    plain,
     source,
     uncertainty,
     window_text,
+    written,
 )
 from caraml.report.section import STYLES, plain_table
 from caraml.results.record import Record

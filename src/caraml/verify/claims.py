@@ -23,8 +23,7 @@ from caraml.power.signals import Signal, Square, square
 from caraml.results.files import read_table
 from caraml.results.record import Record
 from caraml.results.store import Store
-from caraml.verify.device import PEAK_FLOPS, PEAK_MEMORY
-from caraml.verify.workload import BYTES_PER_SAMPLE, FLOPS_PER_ITEM, ITEMS_PER_SAMPLE, Params
+from caraml.verify.workload import BYTES_PER_SAMPLE, FLOPS_PER_ITEM, ITEMS_PER_SAMPLE, PEAK_FLOPS, PEAK_MEMORY, Params
 
 Verdict = Literal["right", "wrong", "note", "not here"]
 """``note``: nothing is known to be wrong with the ruler, but the machine is not as quiet or as known as one would wish."""

@@ -29,7 +29,6 @@ from caraml.base.toml import checked, shown
 from caraml.engine.device import AcceleratorDevice, CpuDevice, CudaDevice, Device, accelerator_type, gpus, sensors_of
 from caraml.engine.instruments import Instruments, quiet_baseline
 from caraml.engine.loop import FEWEST_STEPS, Hooks, MeasuringLoop
-from caraml.engine.phases import PhaseLog
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import StepOutcome
 from caraml.engine.summary import RankSummary
@@ -41,7 +40,7 @@ from caraml.results.store import Store, write_record
 from caraml.suite.model import NOT_STATED, OF_EPOCHS, OWN_LOOP, Measure, Point, Stated
 from caraml.system.detect import detect
 from caraml.system.environment import environment
-from caraml.worker.record import Known, gathered, make_record, write_readings
+from caraml.worker.record import Known, PhaseLog, gathered, make_record, write_readings
 
 RESULTS = "CARAML_RESULTS"
 """Environment variable: folder of the results, instead of `caraml-results` below the current one; `--out` goes before it."""

@@ -26,7 +26,6 @@ from caraml.engine.epochs import EpochLoop
 from caraml.engine.instruments import Instruments, quiet_baseline
 from caraml.engine.loop import Hooks, MeasuringLoop, Progress
 from caraml.engine.matmul import Products
-from caraml.engine.phases import PhaseLog, process_start
 from caraml.engine.precision import (
     ARITHMETIC,
     attention_kernel,
@@ -55,7 +54,7 @@ from caraml.results.store import write_record
 from caraml.suite.model import Point
 from caraml.system import affinity
 from caraml.system.host import MEMORY, limit_memory
-from caraml.worker.record import Known, gathered, make_record, write_readings, write_steps
+from caraml.worker.record import Known, PhaseLog, gathered, make_record, process_start, write_readings, write_steps
 from caraml.workloads import load_workload
 from caraml.workloads.base import BuildContext, Task
 

@@ -214,9 +214,8 @@ def open_source(dataset: MapDataset, ctx: BuildContext[Any], *, workers: int | N
 
     ``workers`` of ``None`` lets the loader choose by device and cores.
     """
-    from caraml.data.loader import stream, to_device
+    from caraml.data.loader import pins, stream, to_device
     from caraml.data.synthetic import device_batches
-    from caraml.system.streams import pins
 
     description = {**cast(Any, dataset).describe(), "resident": resident}
     if resident:
