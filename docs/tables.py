@@ -101,8 +101,8 @@ def keys(model: type[BaseModel], *, defaults: dict[str, str] | None = None, mean
 def benchmark() -> str:
     """Keys of a ``[[benchmark]]``; placement and knobs are explained where they are used."""
     from caraml.suite.expand import DEFAULTS
-    from caraml.suite.model import Benchmark, Knobs
-    from caraml.suite.placement import Placement
+    from caraml.suite.load import Benchmark
+    from caraml.suite.model import Knobs, Placement
 
     inner = {**Placement.model_fields, **Knobs.model_fields}
     defaults = {name: default(field) for name, field in inner.items()} | {name: code(value) for name, value in DEFAULTS.items()}
@@ -274,7 +274,7 @@ def _argparse(parser: argparse.ArgumentParser, path: str) -> str:
 
 
 def _suite_keys() -> str:
-    from caraml.suite.model import Suite
+    from caraml.suite.load import Suite
 
     return keys(Suite)
 

@@ -23,8 +23,8 @@ from caraml.metrics.model import Metric
 from caraml.results.record import Record, Status
 from caraml.results.status import ProgressLine
 from caraml.results.store import Store, read_record, write_record
-from caraml.suite.load import SuiteFile
-from caraml.suite.model import Point, Suite
+from caraml.suite.load import Suite, SuiteFile
+from caraml.suite.model import Point
 from caraml.system.detect import detect
 from caraml.system.model import Scheduler
 

@@ -15,9 +15,9 @@ from caraml.base.toml import parse_toml
 from caraml.campaign.machine import DeviceLock
 from caraml.results.store import Store
 from caraml.suite.choice import with_settings
-from caraml.suite.expand import Machine, expand
-from caraml.suite.load import SuiteFile
-from caraml.suite.model import Suite
+from caraml.suite.expand import expand
+from caraml.suite.load import Suite, SuiteFile
+from caraml.suite.model import Machine
 from caraml.system.detect import detect
 from caraml.workloads import params_of
 from caraml.workloads.image_classification.generator import generate_image_folder

@@ -17,8 +17,9 @@ from caraml.launch.slurm import SlurmLauncher
 from caraml.results.record import Record
 from caraml.results.store import Store
 from caraml.suite.choice import SuitePart
-from caraml.suite.expand import Machine, Plan, expand
+from caraml.suite.expand import Plan, expand
 from caraml.suite.load import SuiteFile, load_suite, suite_of
+from caraml.suite.model import Machine
 from caraml.system.model import Scheduler
 from caraml.workloads import params_of
 from tests.test_campaign_verbs import caraml

@@ -22,9 +22,8 @@ from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Bandwidth, Facts, Metric, Peak, Phase, Window
 from caraml.power.model import BLOCKING, ENERGY_FLAGS
 from caraml.results.record import FLAGS, STATUSES, Costly, Fingerprint, Profile, Record
-from caraml.suite.load import catalog_suites
-from caraml.suite.model import Benchmark, Knobs, Measure, Suite
-from caraml.suite.placement import Placement
+from caraml.suite.load import Benchmark, Suite, catalog_suites
+from caraml.suite.model import Knobs, Measure, Placement
 from caraml.system.model import Affinity, Container, Cpu, DeviceModel, Figure, Link, Network, Scheduler, Site, Software, System
 from caraml.workloads import WORKLOADS, load_workload
 

@@ -16,9 +16,9 @@ from caraml.cli.app import app
 from caraml.doctor import plugin_checks
 from caraml.power import Meter, source_names
 from caraml.power.source import BUILT_IN, create
-from caraml.suite.expand import Machine, Plan, expand
-from caraml.suite.load import SuiteFile
-from caraml.suite.model import Suite
+from caraml.suite.expand import Plan, expand
+from caraml.suite.load import Suite, SuiteFile
+from caraml.suite.model import Machine
 from caraml.system.environment import environment
 from caraml.workloads import WORKLOADS, load_workload, params_of, software_of
 

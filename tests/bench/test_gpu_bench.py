@@ -16,9 +16,9 @@ import torch
 from caraml.metrics.model import Metric
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
-from caraml.suite.expand import Machine, expand
+from caraml.suite.expand import expand
 from caraml.suite.load import load_suite
-from caraml.suite.model import Measure
+from caraml.suite.model import Machine, Measure
 from caraml.workloads import params_of
 from caraml.workloads.gpt import Params
 from tests.conftest import MakePoint

@@ -14,8 +14,8 @@ from torch._dynamo.utils import counters
 from caraml.engine.precision import set_deterministic
 from caraml.engine.step import make_step
 from caraml.engine.validation import validate
-from caraml.suite.expand import Machine, expand
-from caraml.suite.model import Knobs
+from caraml.suite.expand import expand
+from caraml.suite.model import Knobs, Machine
 from caraml.workloads import load_workload, params_of
 from caraml.workloads.atmorep.model import PRESETS
 from caraml.workloads.base import BuildContext, Task

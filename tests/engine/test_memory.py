@@ -10,8 +10,8 @@ import torch
 from caraml.base.errors import InputError
 from caraml.engine.memory import LiveBytes, kept_and_peaks, memory_plan, planned_of, smallest_that_fit
 from caraml.engine.ranks import Ranks
-from caraml.suite.model import Point
-from caraml.suite.placement import ModelShape, Placement
+from caraml.suite.model import Placement, Point
+from caraml.suite.placement import ModelShape
 from caraml.workloads.gpt import Params, config_of
 from caraml.workloads.gpt.division import stage_on_meta
 from caraml.workloads.gpt.model import CHUNK_BYTES

@@ -24,7 +24,7 @@ from caraml.power.model import ChannelEnergy
 from caraml.results.listing import read_listing
 from caraml.results.record import Record
 from caraml.results.store import read_record
-from caraml.suite.model import Suite
+from caraml.suite.load import Suite
 from caraml.workloads.downscaling_gan import data as downscaling
 from caraml.workloads.gpt.tokens import read_index
 from caraml.workloads.temperature_postprocessing import data as temperature

@@ -13,9 +13,9 @@ from caraml.base.errors import InputError, unknown_name
 from caraml.base.toml import FaultsError, parse_toml
 from caraml.cli.asked import refuse_with_all_faults
 from caraml.suite.choice import SuitePart, with_settings
-from caraml.suite.expand import Machine, Plan, expand
-from caraml.suite.load import SuiteFile, catalog_suites, load_suite, suite_of
-from caraml.suite.model import Measure, Point, Suite
+from caraml.suite.expand import Plan, expand
+from caraml.suite.load import Suite, SuiteFile, catalog_suites, load_suite, suite_of
+from caraml.suite.model import Machine, Measure, Point
 from caraml.system.model import DeviceClass
 from caraml.workloads import params_of as real_params_of
 

@@ -9,9 +9,9 @@ import pytest
 from caraml.base.errors import InputError
 from caraml.base.toml import parse_toml
 from caraml.suite.choice import with_settings
-from caraml.suite.expand import Machine, expand
+from caraml.suite.expand import expand
 from caraml.suite.load import SuiteFile, load_suite, suite_of
-from caraml.suite.model import Point
+from caraml.suite.model import Machine, Point
 from caraml.workloads import params_of
 
 HEAD = 'name = "{0}"\ntitle = "T"\n'

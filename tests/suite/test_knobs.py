@@ -15,9 +15,9 @@ from caraml.campaign.machine import machine_of
 from caraml.engine.precision import attention_kernel, check_precision, set_attention
 from caraml.engine.step import make_step
 from caraml.launch.script import environment_of
-from caraml.suite.expand import Machine, PlannedPoint, expand
-from caraml.suite.load import SuiteFile
-from caraml.suite.model import Knobs, Suite
+from caraml.suite.expand import PlannedPoint, expand
+from caraml.suite.load import Suite, SuiteFile
+from caraml.suite.model import Knobs, Machine
 from caraml.system.catalogue import load_system
 from caraml.system.model import Cpu, DeviceClass
 from caraml.workloads import load_workload, params_of

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from caraml.base.toml import parse_toml
-from caraml.suite.expand import Machine, PlannedPoint, expand
-from caraml.suite.load import SuiteFile, load_suite
-from caraml.suite.model import Suite
-from caraml.suite.placement import ModelShape, Placement, misfit
+from caraml.suite.expand import PlannedPoint, expand
+from caraml.suite.load import Suite, SuiteFile, load_suite
+from caraml.suite.model import Machine, Placement
+from caraml.suite.placement import ModelShape, misfit
 from caraml.workloads import params_of
 from tests.conftest import MakePoint
 

@@ -25,8 +25,7 @@ from caraml.results.files import read_table
 from caraml.results.finish import MEASURED, finish
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
-from caraml.suite.model import Measure, Point
-from caraml.suite.placement import Placement
+from caraml.suite.model import Measure, Placement, Point
 from caraml.workloads.gpt import Params
 from tests.conftest import MakePoint
 from tests.report.record_factory import make_record

@@ -27,8 +27,8 @@ from caraml.report.progress import LogLines
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.expand import PlannedPoint
-from caraml.suite.load import SuiteFile
-from caraml.suite.model import COMMAND_KEYS, Measure, Suite
+from caraml.suite.load import Suite, SuiteFile
+from caraml.suite.model import COMMAND_KEYS, Measure
 from caraml.system.detect import detect
 from caraml.worker.command import COMMAND, Command, CommandWorker
 from caraml.worker.command_record import Ran

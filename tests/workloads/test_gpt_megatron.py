@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from caraml.base.errors import EnvironmentUnfitError
-from caraml.suite.placement import Placement, misfit
+from caraml.suite.model import Placement
+from caraml.suite.placement import misfit
 from caraml.workloads.gpt import Params
 from caraml.workloads.gpt.megatron_core import MegatronGPT
 from caraml.workloads.gpt.model import GPT, GPTConfig

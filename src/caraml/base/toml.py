@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from caraml.base.errors import InputError, nearest
 from caraml.base.limits import DEPTH, FAULTS, KEY, TOML, VALUES, read_text, too_large
@@ -32,6 +32,12 @@ _DEEP = re.compile(rf"""^[ \t]*\[{{0,2}}(?:[ \t]*(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^
 _CONCERNS = "; concerns "
 _LONGEST_FOUND = 60
 """Characters of a faulty value that are shown."""
+
+
+class FrozenModel(BaseModel):
+    """What was read or is to be written: no unknown keys, never changed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class FaultsError(InputError):

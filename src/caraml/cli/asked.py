@@ -29,8 +29,9 @@ from caraml.report.progress import LiveTable, LogLines
 from caraml.results.record import Record
 from caraml.results.store import Store
 from caraml.suite.choice import called, with_settings, words_of
-from caraml.suite.expand import Machine, ParamsOf, expand
+from caraml.suite.expand import ParamsOf, expand
 from caraml.suite.load import SuiteFile, catalog_suites, load_suite, suite_of
+from caraml.suite.model import Machine
 from caraml.system.catalogue import LOCAL, list_systems, load_system
 from caraml.system.model import System
 from caraml.workloads import params_of

@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves
 from caraml.base.errors import InputError
 from caraml.engine.parallel.divide import sharded
 from caraml.engine.precision import HALF
-from caraml.suite.model import Point
-from caraml.suite.placement import ModelShape, Placement, impossible
+from caraml.suite.model import Placement, Point
+from caraml.suite.placement import ModelShape, impossible
 from caraml.system.model import System
 from caraml.workloads.gpt import Params, config_of
 from caraml.workloads.gpt.division import layers_of_stage

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 
+from caraml.base.toml import FrozenModel
 from caraml.suite.model import Mode, Point
 
 ONLY_TRAINED = "only mode train validates and saves"
@@ -15,13 +16,11 @@ ONLY_TRAINED = "only mode train validates and saves"
 Direction = Literal["higher", "lower", "neither"]
 
 
-class FrozenModel(BaseModel):
+class FiniteModel(FrozenModel, allow_inf_nan=False):
     """A part of a record: no unknown keys, no NaN, never changed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-
-class Metric(FrozenModel):
+class Metric(FiniteModel):
     """One number: value, unit, 95 % interval, bound, and where it holds. ``value`` is null only with a ``reason``."""
 
     value: float | None = Field(description="the number; null with a `reason` where it is not known")
@@ -36,7 +35,7 @@ class Metric(FrozenModel):
     reason: str | None = Field(None, description="why the value, or its interval, is not known")
 
 
-class Phase(FrozenModel):
+class Phase(FiniteModel):
     """A named interval of the worker's life."""
 
     name: str = Field(description="`build`, `data`, `first_step`, `warm_up`, `measure`, ...")
@@ -44,7 +43,7 @@ class Phase(FrozenModel):
     end: float = Field(description="[s]")
 
 
-class Window(FrozenModel):
+class Window(FiniteModel):
     """The one window over which rate, time and energy are measured."""
 
     start: float = Field(description="[s]")
@@ -64,7 +63,7 @@ class Window(FrozenModel):
         return self.end - self.start
 
 
-class Facts(FrozenModel):
+class Facts(FiniteModel):
     """What is known of the work before it runs."""
 
     item: str = Field(description="what is counted: `token`, `image`, `sample`, ...")
@@ -96,7 +95,7 @@ class Facts(FrozenModel):
         return self.model_copy(update={**none, "flops_per_item": flops, "causal_flops_per_item": causal})
 
 
-class _Limit(FrozenModel):
+class _Limit(FiniteModel):
     """What one device can do at most."""
 
     value: float | None = Field(description="[FLOP/s], dense; of a stream [B/s]")

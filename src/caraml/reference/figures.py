@@ -15,9 +15,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from caraml.base.errors import InputError
+from caraml.base.toml import FrozenModel
 from caraml.reference.rows import Reference, load
 from caraml.suite.expression import Formula
 from caraml.suite.model import WORKLOAD_ALIASES
@@ -28,11 +29,7 @@ _FLAGS = {"": "cached", "-nocache": "no cache", "-dl_test -nocache": "loading al
 """What AP3's flags in the tables mean."""
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Panel(_Data):
+class Panel(FrozenModel):
     """One pair of axes of a figure."""
 
     axis: str = Field(description="title of the axis of values, with its unit")
@@ -44,7 +41,7 @@ class Panel(_Data):
     x_axis: str = ""
 
 
-class PublishedFigure(_Data):
+class PublishedFigure(FrozenModel):
     """A figure of a source that its tables allow to draw."""
 
     source: str

@@ -13,12 +13,13 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from caraml.base.errors import InputError, in_a_line
 from caraml.base.files import write_file
 from caraml.base.limits import read_json
 from caraml.base.limits import tail as tail_of
+from caraml.base.toml import FrozenModel
 from caraml.metrics.model import Phase
 from caraml.results.record import Profile, Record, Status
 from caraml.results.store import RECORD, read_record, write_record
@@ -36,16 +37,14 @@ _TAIL_LINES = 3
 _TABLES = (".parquet", ".csv")
 
 
-class Failure(BaseModel):
+class Failure(FrozenModel):
     """Why a worker stopped, written by the first rank that did."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     status: Status
     reason: str
     rank: int
     started_at: str
-    phases: list[Phase] = []
+    phases: list[Phase] = Field([])
     traceback: str | None = None
 
 

@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from caraml.base import limits
 from caraml.metrics.energy import ENERGY_METRICS
-from caraml.metrics.model import Bandwidth, Facts, FrozenModel, Metric, Peak, Phase, Window
+from caraml.metrics.model import Bandwidth, Facts, FiniteModel, Metric, Peak, Phase, Window
 from caraml.power.model import METHOD_VERSION, WindowEnergy
 from caraml.suite.model import Point
 
@@ -52,14 +52,14 @@ FLAGS: dict[str, str] = {
 }
 
 
-class Fingerprint(FrozenModel):
+class Fingerprint(FiniteModel):
     """The loss of one early step, to the last bit: equal work on equal devices and software must agree, or a device corrupts silently."""
 
     step: int = Field(description="counted from 1, the first step included")
     losses: list[str] = Field(description="loss of each rank in rank order, as hexadecimal floating point")
 
 
-class Node(FrozenModel):
+class Node(FiniteModel):
     """One of several nodes: what its sensors said and what it is. On the record's clock every node's window begins at one instant."""
 
     name: str = Field(description="host name; with the boot id where that is not enough")
@@ -75,7 +75,7 @@ class Node(FrozenModel):
     state: dict[str, JsonValue] = Field({}, description="clocks and settings of its CPU and GPUs")
 
 
-class Costly(FrozenModel):
+class Costly(FiniteModel):
     """A kernel or an operator of a trace."""
 
     name: str = Field(max_length=200, description="as torch's profiler calls it")
@@ -84,7 +84,7 @@ class Costly(FrozenModel):
     share: float = Field(description="of the time of all kernels, or operators")
 
 
-class Profile(FrozenModel):
+class Profile(FiniteModel):
     """What the trace of a few steps after the window shows, on rank 0."""
 
     of: Literal["kernels", "operators"] = Field(
@@ -97,7 +97,7 @@ class Profile(FrozenModel):
     reason: str | None = Field(None, description="why there is no trace, or not all of it")
 
 
-class Record(FrozenModel):
+class Record(FiniteModel):
     """Everything about one attempt at a point."""
 
     schema_version: int = Field(SCHEMA_VERSION, description="version of this layout")

@@ -13,10 +13,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from caraml.base.errors import InputError, nearest
-from caraml.suite.expand import DEFAULTS, NOT_IN_LABELS, Machine, Plan, condition_names
+from caraml.suite.expand import DEFAULTS, NOT_IN_LABELS, Plan, condition_names
 from caraml.suite.expression import Condition
-from caraml.suite.load import SuiteFile, without_values
-from caraml.suite.model import Benchmark, Measure, Suite
+from caraml.suite.load import Benchmark, Suite, SuiteFile, without_values
+from caraml.suite.model import Machine, Measure
 
 _NOT_VALUES = {"name", "workload", "on"}
 

@@ -16,10 +16,9 @@ from caraml.base.errors import InputError, UnknownNameError, nearest
 from caraml.base.limits import POINTS
 from caraml.base.toml_lines import Location
 from caraml.suite.expression import Condition
-from caraml.suite.load import SuiteFile
-from caraml.suite.model import Benchmark, Compile, Knobs, Measure, Mode, Point
-from caraml.suite.placement import Placement, uncompiled, why_skipped
-from caraml.system.model import DeviceClass
+from caraml.suite.load import Benchmark, SuiteFile
+from caraml.suite.model import Compile, Knobs, Machine, Measure, Mode, Placement, Point
+from caraml.suite.placement import uncompiled, why_skipped
 
 ParamsOf = Callable[[str], type[BaseModel]]
 """Gives the parameter model of a workload by its name; raises ``InputError`` for an unknown one."""
@@ -41,28 +40,6 @@ DEFAULTS: dict[str, Any] = {
     "profile": False,
 }
 """Values of a benchmark that a suite need not give."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What expansion must know of the system that the points will run on."""
-
-    name: str
-    device: str
-    device_class: DeviceClass
-    software: str
-    nodes: int | None
-    """In reach of the launcher; ``None``: nobody said how many there are, the scheduler will."""
-    devices_per_node: int
-    device_memory_gib: float | None = None
-    emulates: tuple[str, ...] = ()
-    """Precisions that it has no instructions for."""
-    may_emulate: tuple[str, ...] = ()
-    """Those of which nobody knows before a worker asks the device, since there is no data sheet."""
-    compiles: bool = False
-    """Whether models are compiled for it where nothing else is asked for."""
-    only_programs: str | None = None
-    """Why nothing but programs of others computes on its devices, if so."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Finding and reading suite files."""
+"""Suite files: what they may say, finding and reading them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,141 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, JsonValue
 
 from caraml.base.errors import InputError, nearest, unknown_name
 from caraml.base.limits import DEPTH, TOML, too_large
-from caraml.base.toml import Location, TomlDocument, checked, read_toml
-from caraml.suite.model import Measure, Point, Suite
+from caraml.base.toml import FrozenModel, Location, TomlDocument, checked, read_toml
+from caraml.suite.model import (
+    WORKLOAD_ALIASES,
+    Attention,
+    Binding,
+    Compile,
+    Count,
+    Matmul,
+    Measure,
+    Mode,
+    Point,
+    Schedule,
+    Seed,
+    Stated,
+    StepGraph,
+)
+from caraml.system.model import DeviceClass
 from caraml.system.variables import hidden
 
 CATALOG = Path(__file__).parent / "catalog"
 _OF_JUBE = {"llm_benchmark_nvidia_amd": "llm", "llm_benchmark_ipu": "caraml-ipu", "image_classification_torch_benchmark": "vision"}
 """Suites with the work of CARAML's scripts for JUBE."""
+
+
+class _Asked(FrozenModel):
+    """The values of a benchmark that an override may replace. A list is swept."""
+
+    params: dict[str, JsonValue] | None = Field(None, description="parameters of the workload; a list is swept")
+    nodes: Count | list[Count] | None = Field(None, description="number of nodes")
+    devices: Count | Literal["all"] | list[Count | Literal["all"]] | None = Field(
+        None, description="devices per node, one process each; `all`: every device of the machine"
+    )
+    world: Count | list[Count] | None = Field(None, description="devices in all, instead of `nodes`; as many as there are go on a node")
+    tp: Count | list[Count] | None = None
+    sp: bool | list[bool] | None = None
+    pp: Count | list[Count] | None = None
+    schedule: Schedule | list[Schedule] | None = None
+    fsdp: Count | Literal["all"] | list[Count | Literal["all"]] | None = None
+    distributed_optimizer: bool | list[bool] | None = None
+    mode: Mode | list[Mode] | None = Field(
+        None,
+        description="`train`: real input; `compute`: batches stay on the device; `data`: the input pipeline alone; "
+        "`inference`: real input, forward passes only",
+    )
+    precision: Stated | list[Stated] | None = Field(
+        None,
+        description="arithmetic of matrix products; `fp32` never uses TF32, `bf16` and `fp16` are autocast over fp32 weights; `fp8`: the "
+        "linear layers of a GPT's blocks in it, the rest in `bf16` (GPUs, needs caraml[fp8])",
+    )
+    compile: Compile | list[Compile] | None = Field(
+        None,
+        description="mode of `torch.compile`; those with CUDA graphs take one micro-batch per step and whole models only; "
+        "absent: `default` on NVIDIA, AMD and Intel GPUs, `off` elsewhere and for work that cannot be compiled",
+    )
+    channels_last: bool | list[bool] | None = None
+    fused_optimizer: bool | list[bool] | None = None
+    keep_freed_memory: bool | list[bool] | None = None
+    attention: Attention | list[Attention] | None = None
+    convolution_search: bool | list[bool] | None = None
+    half_residual: bool | list[bool] | None = None
+    matmul: Matmul | list[Matmul] | None = None
+    frozen_weights: bool | list[bool] | None = None
+    step_graph: StepGraph | list[StepGraph] | None = None
+    affinity: Binding | list[Binding] | None = None
+    emulated: bool | list[bool] | None = None
+    global_batch: Count | list[Count] | None = Field(None, description="samples per optimizer step over all devices")
+    accumulation: Count | list[Count] | None = Field(
+        None, description="micro-batches per step and copy of the model, instead of `global_batch`, which then grows with the copies"
+    )
+    micro_batch: Count | list[Count] | None = Field(
+        None, description="samples per copy of the model and forward pass; by default the copy's whole share of `global_batch`"
+    )
+    seed: Seed | list[Seed] | None = Field(None, description="of starting weights and of the order of samples")
+    deterministic: bool | list[bool] | None = Field(
+        None, description="only algorithms that give the same bits every time; equal points then have an equal `fingerprint`"
+    )
+    profile: bool | None = Field(
+        None, description="trace a few steps after the window with torch's profiler; what is measured is over by then"
+    )
+    repeats: Count | None = Field(None, description="number of points that repeat the same work")
+    measure: Measure | None = Field(None, description="when a measurement starts and stops")
+
+
+class Override(_Asked):
+    """Values that replace the benchmark's own on one class of device."""
+
+
+class Benchmark(_Asked):
+    """One `[[benchmark]]` table: a workload and what to sweep."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]*$", description="begins the label of every point")
+    workload: Annotated[str, AfterValidator(lambda name: WORKLOAD_ALIASES.get(name, name))] = Field(
+        description="what is trained: a name of `caraml list workloads`"
+    )
+    sweep: Literal["product", "zip"] = Field(
+        "product", description="of swept lists, every combination, or one point for each position in lists of equal length"
+    )
+    where: list[str] = Field([], description="conditions on a combination; those that break one are not asked for")
+    needs: str | None = Field(
+        None,
+        description="benchmark of this suite that has to succeed first; `needed` is a link to the folder of its point, or of the one alike",
+    )
+    on: dict[DeviceClass, Override] = Field({}, description="values that replace these on one class of device, `cpu` or `gpu`")
+
+    def asked(self, device_class: DeviceClass) -> dict[str, Any]:
+        """The values in force on this class of device; ``params`` and ``measure`` are merged key by key."""
+        values = {name: getattr(self, name) for name in _Asked.model_fields}
+        override = self.on.get(device_class)
+        if override is not None:
+            for name in override.model_fields_set:
+                ours, theirs = values[name], getattr(override, name)
+                if name == "params":
+                    values[name] = {**(ours or {}), **theirs}
+                elif name == "measure":
+                    base = ours.model_dump(exclude_unset=True) if ours else {}
+                    values[name] = Measure(**{**base, **theirs.model_dump(exclude_unset=True)})
+                else:
+                    values[name] = theirs
+        return values
+
+
+class Suite(FrozenModel):
+    """A suite file."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", description="names the campaign and its files")
+    title: str = Field(description="heads the report")
+    description: str = Field("", description="more about it, for readers of the file")
+    include: list[str] = Field([], description="suites whose benchmarks come first: names of `caraml list suites`, paths beside this file")
+    benchmark: list[Benchmark] = Field(min_length=1, description="one table `[[benchmark]]` each")
 
 
 @dataclass(frozen=True)

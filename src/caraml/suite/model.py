@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from caraml.base.limits import COUNT
+from caraml.base.toml import FrozenModel
 from caraml.power.model import METHOD_VERSION
-from caraml.suite.placement import Count, Placement, Schedule
 from caraml.system.model import DeviceClass
 
 Attention = Literal["auto", "flash", "cudnn", "efficient", "math"]
@@ -28,10 +29,77 @@ _OF_GPUS = ("convolution_search", "step_graph")
 """Knobs without an effect elsewhere."""
 
 
-class Knobs(BaseModel):
-    """Settings of a point besides `compile`. `docs/performance.md` has what each is worth."""
+Schedule = Literal["gpipe", "1f1b", "interleaved"]
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+
+Count = Annotated[int, Field(ge=1, le=COUNT)]
+
+
+INTERLEAVED_STAGES = 2
+"""Stages of each pipeline rank under the interleaved schedule; the others have one."""
+
+
+class Placement(FrozenModel):
+    """How one copy of the model is divided, and how the copies share. The default is whole copies: plain data parallelism."""
+
+    tp: Count = Field(1, description="devices that share every layer (tensor parallelism)")
+    sp: bool = Field(False, description="tp devices also divide the sequence outside attention and MLP (sequence parallelism)")
+    pp: Count = Field(1, description="pipeline ranks, each with a share of the layers")
+    schedule: Schedule = Field("1f1b", description="order of the pipeline's micro-batches")
+    fsdp: Count = Field(1, description="copies that share one set of parameters, gathered layer by layer; divides dp")
+    distributed_optimizer: bool = Field(False, description="the dp copies share gradients and optimizer state, parameters stay whole")
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Placement:
+        """From a point's swept values; what has no effect takes its default, so that the same work has the same key."""
+        given = {name: values[name] for name in cls.model_fields if values.get(name) is not None}
+        if given.get("tp", 1) == 1:
+            given.pop("sp", None)
+        if given.get("pp", 1) == 1:
+            given.pop("schedule", None)
+        return cls(**given)
+
+    @property
+    def split(self) -> bool:
+        """Whether the model is anything but whole copies."""
+        return self != Placement()
+
+    @property
+    def model_parallel(self) -> int:
+        """Devices of one copy of the model."""
+        return self.tp * self.pp
+
+    @property
+    def stages(self) -> int:
+        """Stages of the pipeline over all its ranks."""
+        return self.pp * (INTERLEAVED_STAGES if self.schedule == "interleaved" else 1)
+
+    def stages_of(self, rank: int) -> list[int]:
+        """Stages that a pipeline rank holds: one, or every ``pp``-th under the interleaved schedule."""
+        return list(range(rank, self.stages, self.pp))
+
+    def shards(self, dp: int) -> int:
+        """Devices over which one set of optimizer state is spread."""
+        return dp if self.distributed_optimizer else self.fsdp
+
+    def label(self, dp: int) -> str:
+        """Short form for people: ``dp2 tp2+sp pp4 interleaved``; empty for plain data parallelism."""
+        if not self.split:
+            return ""
+        parts = [f"dp{dp}"] if dp > 1 else []
+        if self.fsdp > 1:
+            parts = ([f"dp{dp // self.fsdp}"] if dp > self.fsdp else []) + [f"fsdp{self.fsdp}"]
+        if self.tp > 1:
+            parts.append(f"tp{self.tp}" + ("+sp" if self.sp else ""))
+        if self.pp > 1:
+            parts += [f"pp{self.pp}", self.schedule]
+        if self.distributed_optimizer:
+            parts.append("distributed-optimizer")
+        return " ".join(parts)
+
+
+class Knobs(FrozenModel):
+    """Settings of a point besides `compile`. `docs/performance.md` has what each is worth."""
 
     channels_last: bool = Field(True, description="memory order of images and convolutions: channels innermost")
     fused_optimizer: bool = Field(True, description="one kernel for the whole update; else what torch chooses by itself")
@@ -118,15 +186,11 @@ T = TypeVar("T")
 Seed = Annotated[int, Field(ge=-COUNT, le=COUNT)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 OF_EPOCHS = ("epochs", "count_epoch", "until_accuracy", "until_loss")
 """Keys of `measure` that the keys of points do without where they are not used."""
 
 
-class Measure(_Model):
+class Measure(FrozenModel):
     """When a measurement starts and stops. Times in seconds."""
 
     target: float = Field(0.01, gt=0, lt=1, description="stop when the 95 % interval's relative half-width is below this")
@@ -168,7 +232,7 @@ class Measure(_Model):
         return self.until_accuracy is not None or self.until_loss is not None
 
 
-class Point(_Model):
+class Point(FrozenModel):
     """One piece of work, fully decided."""
 
     suite: str
@@ -275,108 +339,23 @@ class Point(_Model):
         return " ".join(parts)
 
 
-class _Asked(_Model):
-    """The values of a benchmark that an override may replace. A list is swept."""
+@dataclass(frozen=True)
+class Machine:
+    """What expansion must know of the system that the points will run on."""
 
-    params: dict[str, JsonValue] | None = Field(None, description="parameters of the workload; a list is swept")
-    nodes: Count | list[Count] | None = Field(None, description="number of nodes")
-    devices: Count | Literal["all"] | list[Count | Literal["all"]] | None = Field(
-        None, description="devices per node, one process each; `all`: every device of the machine"
-    )
-    world: Count | list[Count] | None = Field(None, description="devices in all, instead of `nodes`; as many as there are go on a node")
-    tp: Count | list[Count] | None = None
-    sp: bool | list[bool] | None = None
-    pp: Count | list[Count] | None = None
-    schedule: Schedule | list[Schedule] | None = None
-    fsdp: Count | Literal["all"] | list[Count | Literal["all"]] | None = None
-    distributed_optimizer: bool | list[bool] | None = None
-    mode: Mode | list[Mode] | None = Field(
-        None,
-        description="`train`: real input; `compute`: batches stay on the device; `data`: the input pipeline alone; "
-        "`inference`: real input, forward passes only",
-    )
-    precision: Stated | list[Stated] | None = Field(
-        None,
-        description="arithmetic of matrix products; `fp32` never uses TF32, `bf16` and `fp16` are autocast over fp32 weights; `fp8`: the "
-        "linear layers of a GPT's blocks in it, the rest in `bf16` (GPUs, needs caraml[fp8])",
-    )
-    compile: Compile | list[Compile] | None = Field(
-        None,
-        description="mode of `torch.compile`; those with CUDA graphs take one micro-batch per step and whole models only; "
-        "absent: `default` on NVIDIA, AMD and Intel GPUs, `off` elsewhere and for work that cannot be compiled",
-    )
-    channels_last: bool | list[bool] | None = None
-    fused_optimizer: bool | list[bool] | None = None
-    keep_freed_memory: bool | list[bool] | None = None
-    attention: Attention | list[Attention] | None = None
-    convolution_search: bool | list[bool] | None = None
-    half_residual: bool | list[bool] | None = None
-    matmul: Matmul | list[Matmul] | None = None
-    frozen_weights: bool | list[bool] | None = None
-    step_graph: StepGraph | list[StepGraph] | None = None
-    affinity: Binding | list[Binding] | None = None
-    emulated: bool | list[bool] | None = None
-    global_batch: Count | list[Count] | None = Field(None, description="samples per optimizer step over all devices")
-    accumulation: Count | list[Count] | None = Field(
-        None, description="micro-batches per step and copy of the model, instead of `global_batch`, which then grows with the copies"
-    )
-    micro_batch: Count | list[Count] | None = Field(
-        None, description="samples per copy of the model and forward pass; by default the copy's whole share of `global_batch`"
-    )
-    seed: Seed | list[Seed] | None = Field(None, description="of starting weights and of the order of samples")
-    deterministic: bool | list[bool] | None = Field(
-        None, description="only algorithms that give the same bits every time; equal points then have an equal `fingerprint`"
-    )
-    profile: bool | None = Field(
-        None, description="trace a few steps after the window with torch's profiler; what is measured is over by then"
-    )
-    repeats: Count | None = Field(None, description="number of points that repeat the same work")
-    measure: Measure | None = Field(None, description="when a measurement starts and stops")
-
-
-class Override(_Asked):
-    """Values that replace the benchmark's own on one class of device."""
-
-
-class Benchmark(_Asked):
-    """One `[[benchmark]]` table: a workload and what to sweep."""
-
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]*$", description="begins the label of every point")
-    workload: Annotated[str, AfterValidator(lambda name: WORKLOAD_ALIASES.get(name, name))] = Field(
-        description="what is trained: a name of `caraml list workloads`"
-    )
-    sweep: Literal["product", "zip"] = Field(
-        "product", description="of swept lists, every combination, or one point for each position in lists of equal length"
-    )
-    where: list[str] = Field([], description="conditions on a combination; those that break one are not asked for")
-    needs: str | None = Field(
-        None,
-        description="benchmark of this suite that has to succeed first; `needed` is a link to the folder of its point, or of the one alike",
-    )
-    on: dict[DeviceClass, Override] = Field({}, description="values that replace these on one class of device, `cpu` or `gpu`")
-
-    def asked(self, device_class: DeviceClass) -> dict[str, Any]:
-        """The values in force on this class of device; ``params`` and ``measure`` are merged key by key."""
-        values = {name: getattr(self, name) for name in _Asked.model_fields}
-        override = self.on.get(device_class)
-        if override is not None:
-            for name in override.model_fields_set:
-                ours, theirs = values[name], getattr(override, name)
-                if name == "params":
-                    values[name] = {**(ours or {}), **theirs}
-                elif name == "measure":
-                    base = ours.model_dump(exclude_unset=True) if ours else {}
-                    values[name] = Measure(**{**base, **theirs.model_dump(exclude_unset=True)})
-                else:
-                    values[name] = theirs
-        return values
-
-
-class Suite(_Model):
-    """A suite file."""
-
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", description="names the campaign and its files")
-    title: str = Field(description="heads the report")
-    description: str = Field("", description="more about it, for readers of the file")
-    include: list[str] = Field([], description="suites whose benchmarks come first: names of `caraml list suites`, paths beside this file")
-    benchmark: list[Benchmark] = Field(min_length=1, description="one table `[[benchmark]]` each")
+    name: str
+    device: str
+    device_class: DeviceClass
+    software: str
+    nodes: int | None
+    """In reach of the launcher; ``None``: nobody said how many there are, the scheduler will."""
+    devices_per_node: int
+    device_memory_gib: float | None = None
+    emulates: tuple[str, ...] = ()
+    """Precisions that it has no instructions for."""
+    may_emulate: tuple[str, ...] = ()
+    """Those of which nobody knows before a worker asks the device, since there is no data sheet."""
+    compiles: bool = False
+    """Whether models are compiled for it where nothing else is asked for."""
+    only_programs: str | None = None
+    """Why nothing but programs of others computes on its devices, if so."""

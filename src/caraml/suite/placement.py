@@ -12,82 +12,14 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 
-from caraml.base.limits import COUNT
+from caraml.suite.model import Placement, Schedule
 
 if TYPE_CHECKING:
-    from caraml.suite.expand import Machine
-    from caraml.suite.model import Point
-
-Schedule = Literal["gpipe", "1f1b", "interleaved"]
-Count = Annotated[int, Field(ge=1, le=COUNT)]
-
-INTERLEAVED_STAGES = 2
-"""Stages of each pipeline rank under the interleaved schedule; the others have one."""
-
-
-class Placement(BaseModel):
-    """How one copy of the model is divided, and how the copies share. The default is whole copies: plain data parallelism."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    tp: Count = Field(1, description="devices that share every layer (tensor parallelism)")
-    sp: bool = Field(False, description="tp devices also divide the sequence outside attention and MLP (sequence parallelism)")
-    pp: Count = Field(1, description="pipeline ranks, each with a share of the layers")
-    schedule: Schedule = Field("1f1b", description="order of the pipeline's micro-batches")
-    fsdp: Count = Field(1, description="copies that share one set of parameters, gathered layer by layer; divides dp")
-    distributed_optimizer: bool = Field(False, description="the dp copies share gradients and optimizer state, parameters stay whole")
-
-    @classmethod
-    def of(cls, values: dict[str, Any]) -> Placement:
-        """From a point's swept values; what has no effect takes its default, so that the same work has the same key."""
-        given = {name: values[name] for name in cls.model_fields if values.get(name) is not None}
-        if given.get("tp", 1) == 1:
-            given.pop("sp", None)
-        if given.get("pp", 1) == 1:
-            given.pop("schedule", None)
-        return cls(**given)
-
-    @property
-    def split(self) -> bool:
-        """Whether the model is anything but whole copies."""
-        return self != Placement()
-
-    @property
-    def model_parallel(self) -> int:
-        """Devices of one copy of the model."""
-        return self.tp * self.pp
-
-    @property
-    def stages(self) -> int:
-        """Stages of the pipeline over all its ranks."""
-        return self.pp * (INTERLEAVED_STAGES if self.schedule == "interleaved" else 1)
-
-    def stages_of(self, rank: int) -> list[int]:
-        """Stages that a pipeline rank holds: one, or every ``pp``-th under the interleaved schedule."""
-        return list(range(rank, self.stages, self.pp))
-
-    def shards(self, dp: int) -> int:
-        """Devices over which one set of optimizer state is spread."""
-        return dp if self.distributed_optimizer else self.fsdp
-
-    def label(self, dp: int) -> str:
-        """Short form for people: ``dp2 tp2+sp pp4 interleaved``; empty for plain data parallelism."""
-        if not self.split:
-            return ""
-        parts = [f"dp{dp}"] if dp > 1 else []
-        if self.fsdp > 1:
-            parts = ([f"dp{dp // self.fsdp}"] if dp > self.fsdp else []) + [f"fsdp{self.fsdp}"]
-        if self.tp > 1:
-            parts.append(f"tp{self.tp}" + ("+sp" if self.sp else ""))
-        if self.pp > 1:
-            parts += [f"pp{self.pp}", self.schedule]
-        if self.distributed_optimizer:
-            parts.append("distributed-optimizer")
-        return " ".join(parts)
+    from caraml.suite.model import Machine, Point
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
+from pydantic import Field, field_serializer, model_validator
 
+from caraml.base.toml import FrozenModel
 from caraml.system.variables import concealed, shown
 
 Count = Annotated[int, Field(ge=1)]
@@ -15,10 +16,6 @@ ContainerRuntime = Literal["apptainer", "singularity", "podman", "charliecloud",
 _SETTING = re.compile(r"(?:^|\s)(?:--export|--env|--set-env|-e)(?:=|\s+|(?<=-e))(\S+)")
 _SETTING_OF_TWO = re.compile(r"(?:^|\s)--setenv\s+(\S+)")
 """How schedulers and runtimes of containers are told variables: ``NAME=VALUE``, several with commas between, or two words."""
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def _without_values(key: str, options: tuple[str, ...]) -> None:
@@ -30,7 +27,7 @@ def _without_values(key: str, options: tuple[str, ...]) -> None:
             raise ValueError(f"{key} without the value of {name}: other users see it there, but not under software.variables")
 
 
-class Scheduler(_Model):
+class Scheduler(FrozenModel):
     """What a Slurm job of this machine needs to say. Values may hold no line break."""
 
     kind: Literal["slurm"] = Field("slurm", description="the only scheduler that CARAML speaks to")
@@ -57,7 +54,7 @@ class Scheduler(_Model):
         return self
 
 
-class Network(_Model):
+class Network(FrozenModel):
     """How processes of several nodes find each other."""
 
     interface: str | None = Field(None, description="network interface for gloo and NCCL, e.g. `ib0`")
@@ -65,7 +62,7 @@ class Network(_Model):
     port: int = Field(29500, ge=1024, le=64535, description="of no effect: ranks meet at a port that the kernel picks")
 
 
-class Container(_Model):
+class Container(FrozenModel):
     """The image that points run in."""
 
     runtime: ContainerRuntime = Field("none", description="program that starts the container")
@@ -80,7 +77,7 @@ class Container(_Model):
         return self
 
 
-class Software(_Model):
+class Software(FrozenModel):
     """What is loaded before a point runs."""
 
     modules: tuple[str, ...] = Field((), description="environment modules, loaded in this order")
@@ -99,7 +96,7 @@ class Software(_Model):
         return variables | dict.fromkeys(concealed(variables), "hidden")
 
 
-class Site(_Model):
+class Site(FrozenModel):
     """How points run on this machine."""
 
     scheduler: Scheduler | None = Field(None, description="the batch system; without it, points run on this node")
@@ -118,7 +115,7 @@ CpuList = Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
 """Logical CPUs as Linux lists them: ``0-15,128-143``."""
 
 
-class Figure(_Model):
+class Figure(FrozenModel):
     """A number that somebody published or measured, never without its unit and its source."""
 
     value: float = Field(allow_inf_nan=False, description="the number")
@@ -126,7 +123,7 @@ class Figure(_Model):
     source: str = Field(min_length=1, description="document, and the row of it where that is not obvious")
 
 
-class DeviceModel(_Model):
+class DeviceModel(FrozenModel):
     """One compute device as the framework counts them: a GPU, a GCD of a dual-die package, a MIG instance, or all CPUs of a node."""
 
     model: str = Field(description="name as the driver reports it, e.g. `NVIDIA H200`")
@@ -145,7 +142,7 @@ UNITS: dict[DType, tuple[str, ...]] = {"bf16": ("avx512_bf16", "amx_bf16", "bf16
 """Instructions, as Linux names them, of which a CPU has at least one if it multiplies numbers of such a format itself."""
 
 
-class Cpu(_Model):
+class Cpu(FrozenModel):
     """The host processors of one node."""
 
     model: str = Field(description="name as `/proc/cpuinfo` has it")
@@ -163,7 +160,7 @@ class Cpu(_Model):
         return tuple(dtype for dtype, units in UNITS.items() if self.isa and not set(units) & set(self.isa))
 
 
-class Link(_Model):
+class Link(FrozenModel):
     """What joins devices, CPUs or nodes. The bandwidth is in one direction: data sheets often print the sum of both."""
 
     scope: LinkScope = Field(description="what it joins")
@@ -177,7 +174,7 @@ class Link(_Model):
     source: str = Field(min_length=1, description="where all of this comes from")
 
 
-class Affinity(_Model):
+class Affinity(FrozenModel):
     """Which part of the host each device of a node is attached to, by device. The first of the three that is given counts."""
 
     cpus: tuple[CpuList, ...] = Field((), description="logical CPUs next to each device")
@@ -185,7 +182,7 @@ class Affinity(_Model):
     sockets: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="socket of each device")
 
 
-class System(_Model):
+class System(FrozenModel):
     """One machine: nodes of one kind, what is in a node, and what the data sheets promise per device."""
 
     name: str = Field(description="by which suites and verbs ask for the machine")

@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from caraml.base.errors import nearest
-from caraml.base.toml import load_toml
+from caraml.base.toml import FrozenModel, load_toml
 from caraml.system.model import DType, Figure, System
 
 CATALOG = Path(__file__).parent / "catalog"
@@ -23,10 +23,8 @@ CATALOG = Path(__file__).parent / "catalog"
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class PeakEntry(BaseModel):
+class PeakEntry(FrozenModel):
     """One device of ``peaks.toml``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = Field(description="what people call it")
     names: tuple[str, ...] = Field((), description="what NVML, torch or the kernel report")
@@ -38,9 +36,7 @@ class PeakEntry(BaseModel):
     notes: str | None = None
 
 
-class _Peaks(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _Peaks(FrozenModel):
     device: tuple[PeakEntry, ...]
 
     @model_validator(mode="after")

@@ -15,10 +15,9 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict
-
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.base.stats import mean_interval
+from caraml.base.toml import FrozenModel
 from caraml.system import host
 from caraml.system.kernels import CONVOLUTION, Kernel, Kind, Shape, array_bytes, check, dense, device_name, precision, streams
 from caraml.system.model import DType
@@ -49,10 +48,8 @@ _WINOGRAD, _OVER_PRODUCT = ("cuDNN", "MIOpen"), 1.2
 than this factor does."""
 
 
-class Trial(BaseModel):
+class Trial(FrozenModel):
     """One kernel of a search. ``rate`` is FLOP/s or bytes/s."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     library: str
     kernel: str
@@ -61,13 +58,11 @@ class Trial(BaseModel):
     skipped: str | None = None
 
 
-class Limit(BaseModel):
+class Limit(FrozenModel):
     """The best rate of a device in FLOP/s or bytes/s: the median of one kernel's repetitions with its 95 % interval.
 
     Of a measurement that was disturbed it is the fastest repetition of any kernel, without an interval: so much the device can do at least.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Kind
     rate: float

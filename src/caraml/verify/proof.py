@@ -28,9 +28,9 @@ from caraml.power.node import NODE
 from caraml.results.finish import LOG, finish
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
-from caraml.suite.expand import Machine, expand
+from caraml.suite.expand import expand
 from caraml.suite.load import SuiteFile, load_suite
-from caraml.suite.model import Point
+from caraml.suite.model import Machine, Point
 from caraml.system.detect import detect
 from caraml.system.families import OVERRIDE
 from caraml.system.model import DeviceModel, System

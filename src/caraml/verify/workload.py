@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from caraml.base.toml import FrozenModel
 from caraml.metrics.model import Facts, Peak
 from caraml.system.model import DType
 from caraml.workloads.base import BuildContext, Task, Workload
@@ -130,10 +131,8 @@ GIB_PER_SAMPLE = 1
 """What a sample is said to need, for the message of a device that is full."""
 
 
-class Params(BaseModel):
+class Params(FrozenModel):
     """What is known of the work. Times in seconds; counts are of micro-batches from 0, on every rank."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     uncompiled: ClassVar[str] = "work of known length is launched, not computed"
 

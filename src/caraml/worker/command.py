@@ -19,11 +19,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
 from caraml.base.errors import CaramlError, InputError
 from caraml.base.format import human
 from caraml.base.limits import SECONDS, limited, read_json
+from caraml.base.toml import FrozenModel
 from caraml.engine.instruments import Instruments, NodeSummary
 from caraml.metrics.energy import energies
 from caraml.metrics.model import Metric, Window
@@ -51,14 +52,12 @@ _ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
 """Signals that a launcher sends before it ends a point: cancelled, or out of time."""
 
 
-class Command(BaseModel):
+class Command(FrozenModel):
     """A point's templates, filled in."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     argv: list[str]
     env: dict[str, str]
-    unseen: list[str] = []
+    unseen: list[str] = Field([])
     """Variables whose values are in the private folder, or else in the environment of whoever starts this by hand."""
     cwd: str
     suite_folder: str

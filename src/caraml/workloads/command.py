@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from caraml.base.errors import InputError, nearest
 from caraml.base.limits import PATTERN
+from caraml.base.toml import FrozenModel
 from caraml.metrics.definitions import METRICS, unit_of
 from caraml.workloads.base import BuildContext, Workload
 
@@ -29,11 +30,7 @@ FOLDERS = ("folder", "suite_folder")
 _LONGEST_FORMAT = 8
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class MetricSpec(_Model):
+class MetricSpec(FrozenModel):
     """Where one number of the program is found."""
 
     unit: str = Field(description="`1` for a plain number")
@@ -61,7 +58,7 @@ class MetricSpec(_Model):
         return self
 
 
-class Marks(_Model):
+class Marks(FrozenModel):
     """Regular expressions of the lines between which the window lies; the program must flush them as it prints them."""
 
     begin: str

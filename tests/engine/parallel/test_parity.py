@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from caraml.engine.memory import memory_plan
-from caraml.suite.placement import Placement
+from caraml.suite.model import Placement
 from tests.engine.parallel.training import point_of
 
 ROOT = Path(__file__).parents[3]

@@ -14,8 +14,7 @@ import pytest
 from caraml.results.files import read_table
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
-from caraml.suite.model import Measure, Point
-from caraml.suite.placement import Placement
+from caraml.suite.model import Measure, Placement, Point
 from caraml.workloads.gpt import Params
 from tests.conftest import MakePoint
 from tests.stores import write_script

@@ -29,8 +29,7 @@ from caraml.engine.parallel import checkpoint
 from caraml.engine.parallel.divide import Mesh, divide
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
-from caraml.suite.model import Knobs, Point
-from caraml.suite.placement import Placement
+from caraml.suite.model import Knobs, Placement, Point
 from caraml.workloads import gpt
 from caraml.workloads.base import BuildContext
 

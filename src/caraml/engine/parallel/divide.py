@@ -24,8 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from caraml.base.errors import InputError
 from caraml.engine.precision import HALF
-from caraml.suite.model import Point
-from caraml.suite.placement import Placement
+from caraml.suite.model import Placement, Point
 from caraml.workloads.base import Division, Task
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from caraml.base.toml import FrozenModel
 from caraml.metrics.model import Facts
 from caraml.suite.model import Knobs
 from caraml.suite.placement import ModelShape
@@ -40,10 +41,8 @@ LOWEST_RATE = 0.1
 """Share of the learning rate that a cosine ends at."""
 
 
-class Params(BaseModel):
+class Params(FrozenModel):
     """Parameters of the `gpt` workload. A preset gives the sizes; each can be replaced."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     preset: Literal["4M", "30M", "117M", "800M", "800M-16heads", "857M", "13B", "175B"] = Field(
         "117M", description="named sizes, each of which can be replaced by its own key"

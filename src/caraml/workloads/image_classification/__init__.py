@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     JsonValue,
     ValidationError,
@@ -20,6 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from caraml.base.errors import InputError, unknown_name
+from caraml.base.toml import FrozenModel
 from caraml.metrics.model import Facts
 from caraml.workloads.base import BatchSource, BuildContext, Task, Workload, given_path, loader_workers, open_source
 
@@ -35,10 +34,8 @@ IMAGENET_IMAGES = 1_281_167
 FLOPS_FORMULA = "torch's FlopCounterMode over one forward and backward pass: 2 FLOPs per multiply-add of products and convolutions"
 
 
-class Params(BaseModel):
+class Params(FrozenModel):
     """Parameters of the `image_classification` workload."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str = Field("resnet50", description="a network's name in timm; resnet50 is version 1.5")
     image_size: int = Field(224, ge=32, description="height and width of the network's input [pixels]")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from caraml.base.toml import FrozenModel
 from caraml.metrics.model import Metric
 from caraml.metrics.quality import DEFINITIONS, image_quality
 from caraml.workloads.base import BuildContext, Quality, Task, Workload, counted_facts, given_path, open_source
@@ -18,10 +19,8 @@ PEARC_IMAGES = 70_000
 """Images that the study scales its epochs to: all of MNIST."""
 
 
-class Params(BaseModel):
+class Params(FrozenModel):
     """Parameters of the `image_compression` workload."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     width: int = Field(64, ge=4, description="channels at 28 x 28 pixels; twice and four times as many further in")
     bottleneck: int = Field(4, ge=1, description="channels of 7 x 7 that an image is compressed to; 16 are no compression")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from caraml.base.errors import InputError
 from caraml.base.limits import VOCABULARY
+from caraml.base.toml import FrozenModel
 from caraml.metrics.model import Metric
 from caraml.metrics.quality import answer_quality
 from caraml.workloads.base import COUNTED, BuildContext, Quality, Task, Workload, counted_facts, given_path, open_source
@@ -34,10 +35,8 @@ FULL_VOCABULARY = 30522
 """Words of the published uncased BERT; a smaller vocabulary that is trained here does not make the network smaller."""
 
 
-class Params(BaseModel):
+class Params(FrozenModel):
     """Parameters of the `question_answering` workload."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     preset: Literal["base", "large", "tiny"] = Field("base", description="BERT base (109 M parameters), BERT large, or a tiny one")
     weights: str | None = Field(

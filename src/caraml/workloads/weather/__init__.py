@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from caraml.base.toml import FrozenModel
 from caraml.workloads.base import VALIDATION_BATCHES, BatchSource, BuildContext, given_path, open_source
 
 if TYPE_CHECKING:
@@ -17,10 +18,8 @@ if TYPE_CHECKING:
     from caraml.data.loader import MapDataset
 
 
-class WeatherParams(BaseModel):
+class WeatherParams(FrozenModel):
     """Parameters that every weather application has."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     data: Literal["files", "synthetic", "synthetic-device"] = Field(
         "files", description="NetCDF files, random samples made on the host by the loader, or random samples already on the device"
