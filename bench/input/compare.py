@@ -28,9 +28,8 @@ import torch
 from caraml.compat import make_torchvision_importable
 from caraml.data.loader import stream
 from caraml.workloads.image_classification.images import ImageSamples, default_image_folder
-from caraml.workloads.image_classification.lmdb_store import LmdbStore
-from caraml.workloads.image_classification.store import FolderStore, pack_images
-from caraml.workloads.image_classification.tar_store import TarStore
+from caraml.workloads.image_classification.packed import LmdbStore, TarStore, pack_images
+from caraml.workloads.image_classification.store import FolderStore
 
 BATCH = 64
 

@@ -19,9 +19,9 @@ from caraml.engine.loop import Hooks, MeasuringLoop, Progress
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import StepOutcome
 from caraml.engine.summary import RankSummary
-from caraml.worker.record import PhaseLog, process_start
 from caraml.suite.model import Measure
 from caraml.verify.workload import KnownDevice, VirtualClock
+from caraml.worker.record import PhaseLog, process_start
 
 POLICY = Measure(min_seconds=1, max_seconds=4, idle_seconds=0)
 

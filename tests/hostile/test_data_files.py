@@ -25,8 +25,7 @@ from PIL import Image
 from caraml.base.errors import CaramlError
 from caraml.data.staging import stage
 from caraml.workloads.image_classification.decode import Damaged, central_crop, decode_crop
-from caraml.workloads.image_classification.lmdb_store import LmdbStore, write_lmdb
-from caraml.workloads.image_classification.tar_store import TarStore
+from caraml.workloads.image_classification.packed import LmdbStore, TarStore, write_lmdb
 from caraml.workloads.image_compression.data import mnist
 from tests.hostile.damage import EXAMPLES, FUZZ, NASTY, Edit, damaged, edits, refuses_damage, verdict_of
 

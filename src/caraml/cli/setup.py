@@ -223,7 +223,7 @@ def pack(
     shard: Annotated[int, typer.Option(min=1, help="Images per tar shard.")] = 10_000,
 ) -> None:
     """Write an image folder as one LMDB, as tar shards or as an archive."""
-    from caraml.workloads.image_classification.store import pack_images
+    from caraml.workloads.image_classification.packed import pack_images
 
     done = pack_images(folder, out, shard)
     say(f"{out}: {done.images:,} images in {done.files:,} {'file' if done.files == 1 else 'files'}, {done.bytes:,} bytes")

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LambdaLR
 
 from caraml.base.errors import InputError
 from caraml.engine.device import CudaGraph, Graph
 from caraml.engine.graph import GraphedPasses, Passes, rates_on_device, refusal
 from caraml.engine.precision import autocast, freeze, gradient_scaler
-from caraml.engine.steps import Step, StepOutcome
+from caraml.engine.steps import Step, StepOutcome, rates
 from caraml.suite.model import Point
 from caraml.workloads.base import Task
 
@@ -229,8 +228,3 @@ def _wrapped(model: torch.nn.Module, point: Point, device: torch.device) -> torc
         # Buffers are not sent with every forward pass: running statistics are averaged before anything is validated by them.
         return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
     return model
-
-
-def rates(optimizers: Sequence[torch.optim.Optimizer], factor: Callable[[int], float] | None) -> list[LambdaLR]:
-    """Schedules that multiply each optimizer's learning rate by ``factor(step)``; none for a constant rate."""
-    return [] if factor is None else [LambdaLR(optimizer, factor) for optimizer in optimizers]

@@ -9,6 +9,7 @@ from itertools import compress
 from typing import Literal, get_args, overload
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 StepPhase = Literal["first", "warm_up", "measure", "after"]
 _PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
@@ -161,3 +162,8 @@ class StepOutcome:
 
 
 Step = Callable[[], StepOutcome]
+
+
+def rates(optimizers: Sequence[torch.optim.Optimizer], factor: Callable[[int], float] | None) -> list[LambdaLR]:
+    """Schedules that multiply each optimizer's learning rate by ``factor(step)``; none for a constant rate."""
+    return [] if factor is None else [LambdaLR(optimizer, factor) for optimizer in optimizers]

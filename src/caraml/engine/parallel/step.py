@@ -18,8 +18,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from caraml.engine.parallel.divide import Divided, Mesh, around_step, exchange_copies, exchange_shards, together
 from caraml.engine.precision import HALF, autocast
-from caraml.engine.step import rates
-from caraml.engine.steps import StepOutcome
+from caraml.engine.steps import StepOutcome, rates
 from caraml.suite.model import Point
 from caraml.workloads.base import Division, Task
 

@@ -272,11 +272,11 @@ def open_store(form: Form, path: Path | None, stage_to: Path | None, staging: Ab
 
 def _store(form: Form, path: Path) -> ImageStore:
     if form == "lmdb":
-        from caraml.workloads.image_classification.lmdb_store import LmdbStore
+        from caraml.workloads.image_classification.packed import LmdbStore
 
         return LmdbStore(path)
     if form == "webdataset":
-        from caraml.workloads.image_classification.tar_store import TarStore
+        from caraml.workloads.image_classification.packed import TarStore
 
         return TarStore(path)
     return FolderStore(_below_wrappers(path) if form == "archive" else path)
