@@ -39,7 +39,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from caraml.base.files import write_file  # noqa: E402
 from caraml.base.format import human, percent  # noqa: E402
-from caraml.campaign import Campaign  # noqa: E402
+from caraml.campaign import Campaign, run_point  # noqa: E402
 from caraml.data.loader import pins  # noqa: E402
 from caraml.engine.device import AcceleratorDevice, StepTimer, accelerator_type, open_device  # noqa: E402
 from caraml.engine.precision import autocast, set_matmul_precision  # noqa: E402
@@ -478,7 +478,7 @@ def main() -> int:
             found.left_out = [planned.point.label for planned in points] + [f"{work} beside peers" for work in works]
             break
         if points and (index < options.before or not works):
-            found.records.append(campaign.settle(within(points.pop(0), left()), index, index + len(points) + 1))
+            found.records.append(run_point(campaign, within(points.pop(0), left()), index, index + len(points) + 1))
         else:
             found.beside.append(beside(works.pop(0), options, left()))
         found.write(options.folder)

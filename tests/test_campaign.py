@@ -16,7 +16,7 @@ import pytest
 from caraml.base.errors import EnvironmentUnfitError, ExitCode
 from caraml.base.files import write_file
 from caraml.base.toml import parse_toml
-from caraml.campaign import Campaign, Options, exit_code, runner
+from caraml.campaign import Campaign, Options, exit_code, run_campaign, runner
 from caraml.launch.base import Job, JobState, Launcher
 from caraml.launch.slurm import SlurmLauncher
 from caraml.metrics.model import Metric
@@ -103,52 +103,52 @@ def statuses(records: list[Record]) -> list[Status]:
 
 def test_points_that_cannot_run_are_skipped_with_a_reason(tmp_path: Path) -> None:
     run, watcher = campaign(tmp_path, FakeLauncher({}))
-    records = run.run()
+    records = run_campaign(run)
     assert statuses(records) == ["skipped", "ok", "skipped", "ok"]
     assert "not divisible" in (records[0].reason or "")
     assert watcher.ran == [2, 4] and exit_code(records) == ExitCode.OK
 
 
 def test_the_same_command_fills_only_the_holes(tmp_path: Path) -> None:
-    campaign(tmp_path, FakeLauncher({4: 1}))[0].run()
+    run_campaign(campaign(tmp_path, FakeLauncher({4: 1}))[0])
     run, watcher = campaign(tmp_path, FakeLauncher({}))
-    records = run.run()
+    records = run_campaign(run)
     assert watcher.ran == [4] and watcher.reused == [1, 2, 3]
     assert statuses(records)[3] == "ok" and records[3].attempt == 2
     run, watcher = campaign(tmp_path, FakeLauncher({}))
-    run.run()
+    run_campaign(run)
     assert watcher.ran == []
 
 
 def test_again_measures_again_and_keeps_the_earlier_result(tmp_path: Path) -> None:
     first, _ = campaign(tmp_path, FakeLauncher({}))
-    before = first.run()[1]
+    before = run_campaign(first)[1]
     run, watcher = campaign(tmp_path, FakeLauncher({}), again=True)
-    after = run.run()[1]
+    after = run_campaign(run)[1]
     assert watcher.ran == [2, 4] and (before.attempt, after.attempt) == (1, 2)
     assert read_record(first.store.folder(before) / "record.json") == before
 
 
 def test_out_of_memory_is_a_result_and_a_failure_is_not(tmp_path: Path) -> None:
     run, _ = campaign(tmp_path, FakeLauncher({2: "oom"}))
-    assert exit_code(run.run()) == ExitCode.OK
+    assert exit_code(run_campaign(run)) == ExitCode.OK
     run, _ = campaign(tmp_path / "b", FakeLauncher({2: 3}))
-    records = run.run()
+    records = run_campaign(run)
     assert exit_code(records) == ExitCode.POINTS_FAILED == 1
     assert records[1].status == "failed" and "exit status 3" in (records[1].reason or "")
 
 
 def test_the_time_left_is_said_from_the_beginning(tmp_path: Path) -> None:
     run, watcher = campaign(tmp_path, FakeLauncher({}))
-    run.run()
+    run_campaign(run)
     assert watcher.told[0].startswith("at least "), "the least that the policies of two points allow"
     assert watcher.told[-1] == "about 0:00 left"
     write_runtime(tmp_path, 600.0)
     run, watcher = campaign(tmp_path, FakeLauncher({}), again=True)
-    run.run()
+    run_campaign(run)
     assert watcher.told[0] == "about 20:00 left"
     run, watcher = campaign(tmp_path, FakeLauncher({}))
-    run.run()
+    run_campaign(run)
     assert set(watcher.told) == {"about 0:00 left"}, "what has a result takes no time"
 
 
@@ -183,7 +183,7 @@ def test_what_a_scheduler_s_queue_says_is_told_when_it_changes(tmp_path: Path, m
     monkeypatch.setattr(runner, "_SCHEDULER_POLL_SECONDS", 0.01)
     run, said = campaign(tmp_path, FakeCluster(tmp_path))[0], list[str]()
     run.say, run._queue = said.append, ("", 0.0, 0.0)
-    assert statuses(run.run()).count("ok") == 2
+    assert statuses(run_campaign(run)).count("ok") == 2
     assert said == ["2 wait, place 4", "2 wait, place 3", "no job waits in the queue any more"]
 
 
@@ -194,12 +194,12 @@ def test_without_a_cluster_no_attempt_is_used_up(tmp_path: Path, monkeypatch: py
     run, watcher = campaign(tmp_path / "out", FakeCluster(tmp_path))
     run.options = Options(launcher="slurm")
     with pytest.raises(EnvironmentUnfitError, match=r"no cluster answers here .*configuration source") as told:
-        run.run()
+        run_campaign(run)
     assert "--launcher print" in str(told.value) and not (tmp_path / "out").exists()
     down = "slurm_load_partitions: Unable to contact slurm controller (connect failure)"
     (tmp_path / "sinfo").write_text(f"#!/bin/sh\necho '{down}' >&2; exit 1\n")
     monkeypatch.setattr(runner, "_SCHEDULER_POLL_SECONDS", 0.01)
-    run.run()
+    run_campaign(run)
     assert watcher.ran == [2, 4], "a controller that is down comes back"
 
 
@@ -207,7 +207,7 @@ def test_a_point_that_never_ends_is_a_timeout(tmp_path: Path) -> None:
     text = SUITE + "measure = { timeout_seconds = 0.3 }\n"
     launcher = FakeLauncher({2: None})
     run, _ = campaign(tmp_path, launcher, text=text)
-    records = run.run()
+    records = run_campaign(run)
     assert records[1].status == "timeout" and launcher.cancelled == 1 and records[3].status == "ok"
 
 
@@ -221,7 +221,7 @@ def test_interrupting_cancels_the_point_and_keeps_the_others(tmp_path: Path) -> 
     launcher = Interrupting({})
     run, _ = campaign(tmp_path, launcher)
     with pytest.raises(KeyboardInterrupt):
-        run.run()
+        run_campaign(run)
     assert launcher.cancelled == 1
     kept = Store(tmp_path).records("s")
     assert statuses(kept) == ["skipped", "ok", "skipped", "failed"]

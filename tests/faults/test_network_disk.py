@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from caraml.campaign import run_campaign
 from caraml.launch.base import JobState
 from caraml.results.record import Record
 from caraml.results.store import Store, write_record
@@ -26,5 +27,5 @@ class LateLauncher(FakeLauncher):
 
 def test_a_record_that_shows_up_late_is_waited_for(tmp_path: Path) -> None:
     run, _ = campaign(tmp_path, LateLauncher({}))
-    assert statuses(run.run()) == ["skipped", "ok", "skipped", "ok"]
+    assert statuses(run_campaign(run)) == ["skipped", "ok", "skipped", "ok"]
     assert statuses(Store(tmp_path).records("s")) == ["skipped", "ok", "skipped", "ok"]

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from caraml.analysis.run_variation import mean_metric
 from caraml.base.errors import InputError
 from caraml.base.toml import parse_toml
-from caraml.campaign import Campaign, Options
-from caraml.campaign.attempt import PointTask, RunningPoint
-from caraml.campaign.program import Sensors, Shells, conclude, ran
+from caraml.campaign import Campaign, Options, run_campaign
+from caraml.campaign.attempt import PointTask, RunningPoint, conclude
+from caraml.campaign.program import Sensors, Shells, ran
 from caraml.engine.instruments import CpuTime
 from caraml.launch.launchers import LocalLauncher
 from caraml.power.signals import Constant
@@ -50,7 +50,7 @@ def run(tmp_path: Path, body: str) -> list[Record]:
             LogLines(said),
             options=Options(file=str(tmp_path / "c.toml")),
         )
-        return campaign.run()
+        return run_campaign(campaign)
 
 
 def test_the_suite_model_knows_which_keys_are_the_commands_own() -> None:
@@ -339,7 +339,7 @@ def test_others_at_work_are_told_also_without_a_worker(tmp_path: Path, make_poin
     for ours, seconds, flags in ((0.5, 10.0, ["busy_machine"]), (1.0, 10.0, []), (0.0, 1e-3, [])):  # the last is shorter than a tick
         everyone = seconds * (os.cpu_count() or 1)
         end = CpuTime(everyone, ours * everyone)
-        monkeypatch.setattr("caraml.campaign.program.cpu_time_of_children", lambda end=end: end)
+        monkeypatch.setattr("caraml.campaign.attempt.cpu_time_of_children", lambda end=end: end)
         running = RunningPoint(work, tmp_path / "1", "local:1:", 60.0, Shells(), begun=CpuTime(0.0, 0.0))
         assert conclude(running, {}, Ran(0, "x", seconds, at=1.0), None, None).flags == flags
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from caraml.campaign import Campaign, Options
+from caraml.campaign import Campaign, Options, run_campaign
 from caraml.campaign.machine import machine_of
 from caraml.launch.launchers import LocalLauncher
 from caraml.reference.rows import load
@@ -38,7 +38,7 @@ def run(tmp_path: Path, smallest: set[int]) -> list[Record]:
     only = frozenset(one.key or one.point.key for one in points if one.point.global_batch in smallest)
     with (tmp_path / "said").open("w") as said:
         options = Options(file="caraml-ipu", only=only)
-        return Campaign(file, system, Store(tmp_path / "out"), LocalLauncher(), LogLines(said), options=options).run()
+        return run_campaign(Campaign(file, system, Store(tmp_path / "out"), LocalLauncher(), LogLines(said), options=options))
 
 
 def test_the_vendor_s_programs_run_and_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

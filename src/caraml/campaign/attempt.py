@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Any, cast
 
 from caraml.base.errors import CaramlError
 from caraml.base.files import write_file, write_new
+from caraml.base.format import human
+from caraml.campaign.campaign import Campaign
 from caraml.campaign.program import Sensors, filled_command, references, script
-from caraml.engine.instruments import CpuTime, cpu_time_of_children
+from caraml.engine.instruments import BUSY_SHARE, CpuTime, cpu_time_of_children, share_of_others
 from caraml.launch.base import Job, JobState, Launcher
 from caraml.launch.script import SCRIPT, Recipe
+from caraml.metrics.definitions import unit_of
+from caraml.metrics.energy import ENERGY_METRICS
+from caraml.metrics.model import Metric
 from caraml.results.claim import CLAIM, HANDLE, STARTED, Runner, alive, handle_of, holder, take_over, withdraw, young
 from caraml.results.finish import finish, skipped
 from caraml.results.record import FINAL, Record, Status
-from caraml.results.status import ProgressLine, ProgressReader
+from caraml.results.status import ProgressReader
 from caraml.results.store import POINT, RECORD, Store, attempts, latest_in, read_record
 from caraml.suite.expand import PlannedPoint
 from caraml.suite.model import Point
 from caraml.system.variables import PROGRAM, SITE, behind, concealed, forget, hand_over, is_reference, missing, of_caller
-from caraml.worker.command import COMMAND, Command
-from caraml.worker.command_record import names_of
+from caraml.worker.command import COMMAND, MAXRSS, Command
+from caraml.worker.command_record import NO_ENERGY, Ran, names_of, once, record_of_run
+from caraml.worker.nodes import NO_SHARE
 from caraml.workloads.command import Params, filled
-
-if TYPE_CHECKING:
-    from caraml.campaign.campaign import Campaign
 
 _VISIBLE_SECONDS = 10.0
 _LOOK_SECONDS = 0.25
@@ -49,6 +55,16 @@ class PointTask:
     """Parameters of a command that needs no worker."""
     after: tuple[str, ...] = ()
     """Handles of the jobs that have to succeed first."""
+
+    @classmethod
+    def of(cls, campaign: Campaign, index: int, planned: PlannedPoint) -> PointTask:
+        """What ``campaign`` needs to know of the point at ``index`` of its plan."""
+        point = planned.point
+        key, commanded = planned.key or point.key, None
+        if point.workload == "command":
+            params = Params.model_validate(point.params)
+            commanded = params if campaign.is_light(params) else None
+        return cls(index, planned, key, f"{point.workload}-{key}", point.label, commanded)
 
     @property
     def point(self) -> Point:
@@ -299,17 +315,44 @@ def write_again(campaign: Campaign, point: Point, folder: Path) -> None:
         campaign.say(f"{folder / SCRIPT} was edited, and stays as it is")
 
 
-class Watcher(Protocol):
-    """Is told what happens, in the campaign's own thread."""
+_UNREAD = "the campaign that read the sensors ended before the program did"
 
-    def started(self, point: Point, index: int, total: int) -> None:
-        """A point is being launched."""
 
-    def progress(self, point: Point, line: ProgressLine) -> None:
-        """A point said something."""
+def conclude(running: RunningPoint, names: Mapping[str, Any], how: Ran, resident: int | None, sensor: str | None) -> Record:
+    """The record of a program that ended.
 
-    def finished(self, record: Record, reused: bool) -> None:
-        """A point has its record; ``reused`` when it had one before."""
+    Args:
+        running: the attempt at it.
+        names: what its templates may name.
+        how: what its script says.
+        resident: the largest resident set of its processes, as the kernel has it [B].
+        sensor: why no energy was measured, where it was asked for.
+    """
+    params, point = running.work.light, running.work.point
+    assert params is not None
+    measured, flags = {**_no_energy(params.item, (sensor or _UNREAD) if params.energy else NO_ENERGY)}, []
+    if running.sensors is not None:
+        how = running.sensors.completed(point, params, names, running.folder, how)
+        running.sensors.close()
+    if params.energy:
+        share = share_of_others(running.begun, cpu_time_of_children(), how.seconds or 0.0, os.cpu_count() or 1)
+        others = Metric(value=share, unit="1", reason=NO_SHARE if share is None else None)
+        measured |= {"run_time": once(how.seconds, "s"), "peak_host_memory": _peak_memory(resident), "other_cpu_share": others}
+        flags = ["busy_machine"] if (share or 0.0) > BUSY_SHARE else []
+    how = replace(how, measured={**measured, **how.measured}, flags=flags)
+    return record_of_run(point, running.folder, params, names, how)
 
-    def left(self, text: str) -> None:
-        """How long the whole campaign will take yet, in words, as far as results so far tell."""
+
+def _peak_memory(resident: int | None) -> Metric:
+    """The kernel counts in what the process that started a program had at that time."""
+    ours = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS
+    if resident is not None and resident > ours:
+        return Metric(value=resident, unit="B")
+    hidden = f"at most the {human(ours, 'B')} of what started it, which hide it"
+    return Metric(value=None, unit="B", reason=hidden if resident is not None else "another process than this one started it")
+
+
+@lru_cache(maxsize=64)
+def _no_energy(item: str, reason: str) -> dict[str, Metric]:
+    names = ENERGY_METRICS if reason == NO_ENERGY else (*ENERGY_METRICS, "run_energy", "run_node_energy", "action")
+    return {name: Metric(value=None, unit=unit_of(name, item), reason=reason) for name in names}

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
-from caraml.base.errors import EnvironmentUnfitError, ExitCode, InputError
-from caraml.campaign.attempt import PointTask, Watcher, lacking
-from caraml.campaign.machine import DeviceLock, machine_of, refuse_login_node, too_large
-from caraml.campaign.runner import CampaignRun
+from caraml.base.errors import ExitCode
+from caraml.campaign.machine import DeviceLock, machine_of, too_large
 from caraml.launch.base import Elsewhere, Launcher
-from caraml.launch.queue import no_cluster
-from caraml.launch.slurm import SlurmLauncher
 from caraml.results.finish import now
 from caraml.results.listing import Listing, command_of
 from caraml.results.record import FINAL, Record
+from caraml.results.status import ProgressLine
 from caraml.results.store import Store, latest_in
 from caraml.suite.choice import WHOLE, SuitePart
 from caraml.suite.expand import Plan, PlannedPoint, expand, without_unmet
 from caraml.suite.load import CATALOG, SuiteFile
+from caraml.suite.model import Point
 from caraml.system.model import System
 from caraml.workloads import params_of, software_of
 from caraml.workloads.command import Params
+
+
+class Watcher(Protocol):
+    """Is told what happens, in the campaign's own thread."""
+
+    def started(self, point: Point, index: int, total: int) -> None:
+        """A point is being launched."""
+
+    def progress(self, point: Point, line: ProgressLine) -> None:
+        """A point said something."""
+
+    def finished(self, record: Record, reused: bool) -> None:
+        """A point has its record; ``reused`` when it had one before."""
+
+    def left(self, text: str) -> None:
+        """How long the whole campaign will take yet, in words, as far as results so far tell."""
 
 
 @dataclass(frozen=True)
@@ -108,37 +122,6 @@ class Campaign:
         keys = self.options.part.keys(self.suite, plan, machine)
         return [(index, planned) for index, planned in enumerate(plan.points) if keys is None or planned.key in keys]
 
-    def run(self) -> list[Record]:
-        """Run what has no result yet; returns the records of the points, in order (of those that have one, when detached).
-
-        Raises:
-            InputError: nothing can be run, or others could put their programs in the place of the suite's.
-        """
-        if self.options.launcher == "local" and not self.options.here:
-            refuse_login_node(self.command)
-        if isinstance(self.launcher, SlurmLauncher) and self.options.launcher == "slurm" and (why := no_cluster()) is not None:
-            raise EnvironmentUnfitError(why, "run on a login node of the machine, or take `--launcher print` for the scripts alone")
-        plan, only = self.plan(), self.options.only
-        chosen = self.chosen(plan)
-        self.store.make()
-        work = deque(self._task(index, planned) for index, planned in chosen)
-        points = [(planned.key, planned.point.label) for planned in plan.points]
-        whole, total = len(work) == len(points), len(points)
-        if only is not None:
-            work = deque(one for one in work if one.key in only)
-            if not work:
-                what = f"no point of suite {self.suite.suite.name} has a key that was asked for"
-                raise InputError(f"{what}: the suite, the machine or a version is another now", self.command)
-        if unknown := dict.fromkeys(sentence for one in work for sentence in lacking(self, one.planned)):
-            raise InputError("; ".join(unknown), f"export what is missing, or {self.command}")
-        self.store.remember(self.listing(points), anew=self.again and only is None and whole)
-        return CampaignRun(self, work, total).records()
-
-    def settle(self, planned: PlannedPoint, index: int, total: int) -> Record:
-        """Give one point its record: the one it has, or a new one."""
-        self.store.make()
-        return CampaignRun(self, deque([self._task(index, planned)]), total).records()[0]
-
     def listing(self, points: Sequence[tuple[str, str]]) -> Listing:
         """What this campaign was asked for."""
         options = self.options
@@ -156,14 +139,6 @@ class Campaign:
             imported=options.imported,
             points=list(points),
         )
-
-    def _task(self, index: int, planned: PlannedPoint) -> PointTask:
-        point = planned.point
-        key, commanded = planned.key or point.key, None
-        if point.workload == "command":
-            params = Params.model_validate(point.params)
-            commanded = params if self.is_light(params) else None
-        return PointTask(index, planned, key, f"{point.workload}-{key}", point.label, commanded)
 
     def is_light(self, params: Params) -> bool:
         """Whether the shell alone runs it here: in the environment of whoever started the campaign, so not where the site has its own."""

@@ -85,7 +85,7 @@ class Preview:
 
 
 def preview(campaign: Campaign) -> Preview:
-    """Look at what ``campaign.run()`` would do. Raises ``InputError`` with every fault of the suite."""
+    """Look at what ``run_campaign`` would do. Raises ``InputError`` with every fault of the suite."""
     plan = campaign.plan()
     chosen = [planned for _, planned in campaign.chosen(plan)]
     known = {planned.key: latest_in(campaign.store.points / planned.point.folder_name) for planned in chosen}

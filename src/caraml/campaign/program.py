@@ -8,7 +8,6 @@ what makes ten thousand short runs cheap: no Python starts for them.
 from __future__ import annotations
 
 import os
-import resource
 import shlex
 import shutil
 import signal
@@ -17,33 +16,27 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caraml.base.format import human
-from caraml.engine.instruments import BUSY_SHARE, Instruments, cpu_time_of_children, share_of_others
+from caraml.engine.instruments import Instruments
 from caraml.launch.base import Job, JobState
 from caraml.launch.script import link_to
-from caraml.metrics.definitions import unit_of
-from caraml.metrics.energy import ENERGY_METRICS
-from caraml.metrics.model import Metric
 from caraml.power.node import node_key
 from caraml.results.claim import GATE, STARTED
 from caraml.results.finish import LOG
-from caraml.results.record import Record
 from caraml.results.status import ProgressLine
 from caraml.suite.model import Point
 from caraml.system.variables import PROGRAM, is_reference, loading
 from caraml.worker.command import MAXRSS
-from caraml.worker.command_record import NO_ENERGY, Ran, measured_by, names_of, once, record_of_run, window_of
-from caraml.worker.nodes import NO_SHARE, put_together
+from caraml.worker.command_record import Ran, measured_by, names_of, window_of
+from caraml.worker.nodes import put_together
 from caraml.workloads.command import Params, filled
 
 if TYPE_CHECKING:
-    from caraml.campaign.attempt import RunningPoint
+    pass
 
-_UNREAD = "the campaign that read the sensors ended before the program did"
 _PATIENCE = 5.0
 """Seconds between asking a program to end and ending it."""
 _STEPPED = 0.05
@@ -157,46 +150,6 @@ def ran(folder: str) -> Ran | None:
     if seconds < 0:  # of a script that an earlier version wrote, without the uptime
         return Ran(int(code), started_at, None, doubt="the clock was stepped while the program ran", at=begin)
     return Ran(int(code), started_at, seconds, at=begin)
-
-
-def conclude(running: RunningPoint, names: Mapping[str, Any], how: Ran, resident: int | None, sensor: str | None) -> Record:
-    """The record of a program that ended.
-
-    Args:
-        running: the attempt at it.
-        names: what its templates may name.
-        how: what its script says.
-        resident: the largest resident set of its processes, as the kernel has it [B].
-        sensor: why no energy was measured, where it was asked for.
-    """
-    params, point = running.work.light, running.work.point
-    assert params is not None
-    measured, flags = {**_no_energy(params.item, (sensor or _UNREAD) if params.energy else NO_ENERGY)}, []
-    if running.sensors is not None:
-        how = running.sensors.completed(point, params, names, running.folder, how)
-        running.sensors.close()
-    if params.energy:
-        share = share_of_others(running.begun, cpu_time_of_children(), how.seconds or 0.0, os.cpu_count() or 1)
-        others = Metric(value=share, unit="1", reason=NO_SHARE if share is None else None)
-        measured |= {"run_time": once(how.seconds, "s"), "peak_host_memory": _peak_memory(resident), "other_cpu_share": others}
-        flags = ["busy_machine"] if (share or 0.0) > BUSY_SHARE else []
-    how = replace(how, measured={**measured, **how.measured}, flags=flags)
-    return record_of_run(point, running.folder, params, names, how)
-
-
-def _peak_memory(resident: int | None) -> Metric:
-    """The kernel counts in what the process that started a program had at that time."""
-    ours = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS
-    if resident is not None and resident > ours:
-        return Metric(value=resident, unit="B")
-    hidden = f"at most the {human(ours, 'B')} of what started it, which hide it"
-    return Metric(value=None, unit="B", reason=hidden if resident is not None else "another process than this one started it")
-
-
-@lru_cache(maxsize=64)
-def _no_energy(item: str, reason: str) -> dict[str, Metric]:
-    names = ENERGY_METRICS if reason == NO_ENERGY else (*ENERGY_METRICS, "run_energy", "run_node_energy", "action")
-    return {name: Metric(value=None, unit=unit_of(name, item), reason=reason) for name in names}
 
 
 class Shells:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.base.files import write_file
@@ -19,6 +19,7 @@ from caraml.campaign.attempt import (
     PointTask,
     RunningPoint,
     accepted,
+    conclude,
     find,
     finish_attempt,
     is_printed,
@@ -28,8 +29,9 @@ from caraml.campaign.attempt import (
     wait_until_visible,
     write_again,
 )
+from caraml.campaign.campaign import Campaign
 from caraml.campaign.machine import Pace, wait_for
-from caraml.campaign.program import Sensors, Shells, conclude, ran
+from caraml.campaign.program import Sensors, Shells, ran
 from caraml.engine.instruments import why_no_sensor
 from caraml.launch.base import JobState, Launcher
 from caraml.launch.launchers import PrintLauncher, launcher_of
@@ -42,9 +44,6 @@ from caraml.results.store import RECORD, latest_in, read_record
 from caraml.system.detect import detect
 from caraml.system.environment import environment
 from caraml.worker.command_record import names_of
-
-if TYPE_CHECKING:
-    from caraml.campaign.campaign import Campaign
 
 _POLL_SECONDS = 0.25
 _SCHEDULER_POLL_SECONDS = 5.0

@@ -18,7 +18,7 @@ from caraml.base.errors import InputError, nearest, unknown_name
 from caraml.base.files import open_to_append
 from caraml.base.format import printable
 from caraml.base.toml import FaultsError, parse_toml
-from caraml.campaign import Campaign, Options, Watcher, exit_code
+from caraml.campaign import Campaign, Options, Watcher, exit_code, run_campaign
 from caraml.campaign.machine import DeviceLock, machine_of, refuse_login_node
 from caraml.campaign.preview import programs
 from caraml.cli.app import RESULTS, console, say
@@ -135,7 +135,7 @@ class Asked:
             self._consent(campaign)
         try:
             with watcher:
-                records = campaign.run()
+                records = run_campaign(campaign)
         finally:
             if self.bell:
                 sys.stderr.write("\a")  # most terminals can turn it into a notification of the desktop

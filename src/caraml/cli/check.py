@@ -192,11 +192,12 @@ def _share(text: str) -> float:
 
 def _measured(asked: Asked) -> Sequence[Record]:
     """Run, with all words to standard error: the verdict comes first on standard output."""
+    from caraml.campaign import run_campaign
     from caraml.report.progress import LogLines
 
     watcher = LogLines(sys.stderr)
     with watcher:
-        return [record for record in asked.campaign(watcher, watcher.note).run() if not record.ended_by_hand]
+        return [record for record in run_campaign(asked.campaign(watcher, watcher.note)) if not record.ended_by_hand]
 
 
 def _newest(store: Store, keys: Sequence[str], accepted: Baseline, since: datetime) -> Sequence[Record]:

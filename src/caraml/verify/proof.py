@@ -17,7 +17,7 @@ from pathlib import Path
 
 from caraml import __version__
 from caraml.base.files import open_new, write_file
-from caraml.campaign import Campaign, Options, Watcher
+from caraml.campaign import Campaign, Options, Watcher, run_campaign
 from caraml.campaign.machine import machine_of
 from caraml.engine.instruments import POWER_SOURCES
 from caraml.engine.start import LOOPBACK, MEET, PEER, own_folder
@@ -135,7 +135,9 @@ def _played(machine: Machine, store: Store, file: SuiteFile) -> list[Record]:
 
 def _measured(file: SuiteFile, system: System, place: Place, store: Store, watcher: Watcher) -> list[Finding]:
     options = Options(launcher=place.name)
-    return _claimed(file, lambda file: Campaign(file, system, store, place.launcher(store.root), watcher, True, options).run(), store)
+    return _claimed(
+        file, lambda file: run_campaign(Campaign(file, system, store, place.launcher(store.root), watcher, True, options)), store
+    )
 
 
 def _claimed(file: SuiteFile, run: Callable[[SuiteFile], Iterable[Record]], store: Store) -> list[Finding]:
