@@ -40,7 +40,6 @@ from torch.nn import functional as F  # noqa: E402
 from caraml.base.files import write_file  # noqa: E402
 from caraml.base.format import human, percent  # noqa: E402
 from caraml.campaign import Campaign, run_point  # noqa: E402
-from caraml.data.loader import pins  # noqa: E402
 from caraml.engine.device import AcceleratorDevice, StepTimer, accelerator_type, open_device  # noqa: E402
 from caraml.engine.precision import autocast, set_matmul_precision  # noqa: E402
 from caraml.engine.step import make_step  # noqa: E402
@@ -52,6 +51,7 @@ from caraml.suite.expand import PlannedPoint  # noqa: E402
 from caraml.suite.load import load_suite  # noqa: E402
 from caraml.suite.model import Knobs, Point, Precision, StepGraph  # noqa: E402
 from caraml.system.detect import detect  # noqa: E402
+from caraml.system.families import pins  # noqa: E402
 from caraml.workloads import load_workload  # noqa: E402
 from caraml.workloads.base import BuildContext  # noqa: E402
 from caraml.workloads.gpt.model import (  # noqa: E402

@@ -214,8 +214,9 @@ def open_source(dataset: MapDataset, ctx: BuildContext[Any], *, workers: int | N
 
     ``workers`` of ``None`` lets the loader choose by device and cores.
     """
-    from caraml.data.loader import pins, stream, to_device
+    from caraml.data.loader import stream, to_device
     from caraml.data.synthetic import device_batches
+    from caraml.system.families import pins
 
     description = {**cast(Any, dataset).describe(), "resident": resident}
     if resident:

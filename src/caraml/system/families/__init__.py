@@ -1,6 +1,6 @@
 """Which family of accelerators is measured: of those that drivers show, the one that torch drives or that the user asks for.
 
-Nothing here imports torch, except :func:`torch_s_devices` where only torch knows whether there is a device.
+Nothing here imports torch, except :func:`torch_s_devices` where only torch knows whether there is a device, and side streams.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from caraml.base.errors import EnvironmentUnfitError, in_a_line, nearest
 from caraml.system import host
@@ -30,8 +31,11 @@ from caraml.system.families.family import (
 )
 from caraml.system.model import DeviceModel
 
+if TYPE_CHECKING:
+    import torch
+
 __all__ = ["FAMILIES", "OVERRIDE", "PLAIN", "Family", "Shown", "driven", "driver_folder", "family_of"]
-__all__ += ["forced", "measured", "refusal", "told_apart", "torch_s_devices", "why_not"]
+__all__ += ["forced", "measured", "pins", "refusal", "side_stream", "told_apart", "torch_s_devices", "why_not"]
 
 OVERRIDE = "CARAML_DEVICE"
 """Environment variable: what to measure, by torch's name for it. ``cpu`` makes a machine with GPUs measure its CPUs."""
@@ -235,3 +239,35 @@ def why_not(family: Family) -> str:
 def _told(root: Path, family: Family) -> str:
     devices = family.by_driver(root).devices
     return f"{devices[0].model} x{len(devices)}"
+
+
+class SideStream:
+    """A stream beside the one on which a model runs: copies on it overlap with the model's work, which takes over what they bring."""
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        cuda = device.type == "cuda"  # beside a plug-in, CUDA is not torch's current accelerator
+        self._device, self._of_the_model = device, (torch.cuda if cuda else torch.accelerator).current_stream
+        side: Any = torch.cuda.Stream(device) if cuda else torch.Stream(device)
+        self._side = side
+        self.launching: Callable[[], AbstractContextManager[None]] = lambda: torch.cuda.stream(side) if cuda else side
+        """What is launched inside runs on this stream."""
+
+    def join(self) -> None:
+        """The model's stream waits for all that was launched here."""
+        self._of_the_model(self._device).wait_stream(self._side)
+
+    def lend(self, tensor: torch.Tensor) -> None:
+        """The model uses a tensor of this stream: its memory is not given out again, say to the next copy, before the model has done."""
+        tensor.record_stream(self._of_the_model(self._device))
+
+
+def side_stream(device: torch.device) -> SideStream | None:
+    """A stream of its own on a device; ``None`` where copies do not overlap with work: on CPUs, and on devices of one stream."""
+    return SideStream(device) if pins(device) else None
+
+
+def pins(device: torch.device) -> bool:
+    """Whether page-locked memory makes copies to the device overlap with its work."""
+    return device.type != "cpu" and family_of(device.type).streams

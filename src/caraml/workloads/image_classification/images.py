@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 
 from caraml.base.errors import InputError
-from caraml.data.loader import pins
 from caraml.data.staging import Staged, stage
+from caraml.system.families import pins
 from caraml.workloads.image_classification.decode import Choose, Damaged, central_crop, decode_crop, random_crop
 from caraml.workloads.image_classification.generator import default_image_folder, generate_image_folder
 from caraml.workloads.image_classification.store import FolderStore, ImageStore
