@@ -122,7 +122,7 @@ def gpt_losses(device: torch.device, precision: Precision, compiled: bool = Fals
 
 def image_losses(device: torch.device, precision: Precision) -> list[float]:
     """The same for a small convolution network of timm, channels last, with the batch of images normalised on the device."""
-    from caraml.compat import make_torchvision_importable
+    from caraml.workloads import make_torchvision_importable
     from caraml.workloads.image_classification.images import normalize_images
 
     make_torchvision_importable()

@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT / "bench" / "train"), str(ROOT)]
 
 from turns import ratio  # noqa: E402
 
-from caraml.analysis.raw import read_steps  # noqa: E402
+from caraml.analysis.table import read_steps  # noqa: E402
 from caraml.engine.start import MEET, own_folder  # noqa: E402
 from caraml.results.store import RECORD, Store, read_record  # noqa: E402
 from caraml.suite.model import Measure, Point  # noqa: E402

@@ -19,10 +19,9 @@ from scipy.stats import t as student_t
 
 from caraml.analysis.advise import differs, pairs_of
 from caraml.analysis.compare import FAMILIES, MARGIN, family
-from caraml.analysis.estimate import Estimate
+from caraml.analysis.estimate import TYPICAL_SD, Estimate, Value
 from caraml.analysis.history import FIRM, change_points
 from caraml.analysis.laws import Law, fit
-from caraml.analysis.observations import TYPICAL_SD, Value
 from caraml.analysis.run_variation import estimates_of, ratios
 from caraml.base.stats import holm
 

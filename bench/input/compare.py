@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from caraml.compat import make_torchvision_importable
 from caraml.data.loader import stream
+from caraml.workloads import make_torchvision_importable
 from caraml.workloads.image_classification.images import ImageSamples, default_image_folder
 from caraml.workloads.image_classification.packed import LmdbStore, TarStore, pack_images
 from caraml.workloads.image_classification.store import FolderStore

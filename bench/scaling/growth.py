@@ -120,7 +120,7 @@ def long_run(steps: int) -> dict[str, float]:
     from caraml.engine.loop import Hooks, MeasuringLoop
     from caraml.engine.ranks import Ranks
     from caraml.engine.steps import StepOutcome
-    from caraml.results.files import write_table
+    from caraml.results.rows import write_table
     from caraml.suite.model import Measure
     from caraml.verify.workload import KnownDevice, VirtualClock
 
@@ -149,7 +149,7 @@ def long_metering(readings: int) -> dict[str, float]:
     from caraml.power.energy import ChannelReadings, window_energy
     from caraml.power.model import Channel, Reading
     from caraml.power.store import ROW, ReadingStore
-    from caraml.results.files import write_table
+    from caraml.results.rows import write_table
 
     one = {"source": "bench", "boundary": "device", "label": "bench", "domain": "bench", "hardware": "bench", "update_period_s": 0.1}
     channels = [Channel(id=kind, kind=kind, **one) for kind in ("energy", "power_instant")]  # type: ignore[arg-type]

@@ -163,7 +163,7 @@ class _RandomText(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 def trainer(spec: Spec) -> None:
     """Hugging Face's ``Trainer`` with its defaults: its GPT-2 without dropout, as the others are, or its BERT with, as in CARAML."""
-    from caraml.compat import make_torchvision_importable
+    from caraml.workloads import make_torchvision_importable
 
     make_torchvision_importable()
     from transformers import Trainer, TrainingArguments
@@ -191,7 +191,7 @@ def trainer(spec: Spec) -> None:
 
 def _gpt2(params: dict[str, Any]) -> Any:
     """GPT-2 of the library ``transformers``, of these sizes and without dropout."""
-    from caraml.compat import make_torchvision_importable
+    from caraml.workloads import make_torchvision_importable
 
     make_torchvision_importable()
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -213,7 +213,7 @@ def _gpt2(params: dict[str, Any]) -> Any:
 
 def _bert() -> Any:
     """BERT base of the library ``transformers``, with a head for answers."""
-    from caraml.compat import make_torchvision_importable
+    from caraml.workloads import make_torchvision_importable
 
     make_torchvision_importable()
     from transformers import BertConfig, BertForQuestionAnswering
@@ -225,7 +225,7 @@ def optimum(spec: Spec) -> None:
     """Training scenario of optimum-benchmark, its launcher ``inline``, on a model in a local folder: nothing is fetched."""
     assert spec.path is not None
     sys.path.insert(0, spec.path)  # it needs another transformers than CARAML's
-    from caraml.compat import make_torchvision_importable
+    from caraml.workloads import make_torchvision_importable
 
     make_torchvision_importable()
     from optimum_benchmark import Benchmark, BenchmarkConfig, InlineConfig, PyTorchConfig, TrainingConfig
@@ -267,7 +267,7 @@ class _Images:
 
 def timm(spec: Spec) -> None:
     """``train_one_epoch`` of timm's ``train.py`` with that script's own defaults: model, optimizer, task."""
-    from caraml.compat import make_torchvision_importable
+    from caraml.workloads import make_torchvision_importable
 
     make_torchvision_importable()
     assert spec.path is not None
@@ -290,7 +290,7 @@ def timm(spec: Spec) -> None:
 
 def torchvision(spec: Spec) -> None:
     """``train_one_epoch`` of torchvision's ``references/classification/train.py`` with that script's own defaults."""
-    from caraml.compat import make_torchvision_importable
+    from caraml.workloads import make_torchvision_importable
 
     make_torchvision_importable()
     from torchvision import models
@@ -332,7 +332,7 @@ def in_precision(spec: Spec) -> AbstractContextManager[object]:
 
 def image_network(spec: Spec) -> Any:
     """The network of the library that ``path`` names, on the device, compiled if asked."""
-    from caraml.compat import make_torchvision_importable
+    from caraml.workloads import make_torchvision_importable
 
     make_torchvision_importable()
     name, library = spec.params["model"], importlib.import_module(spec.path or "timm")

@@ -24,9 +24,9 @@ from unittest.mock import MagicMock
 import torch
 from turns import median, ratio
 
-from caraml.compat import make_torchvision_importable
 from caraml.data.loader import stream
 from caraml.data.synthetic import synthetic_images
+from caraml.workloads import make_torchvision_importable
 
 
 def original(file: Path, batch: int) -> Iterator[Any]:

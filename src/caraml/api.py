@@ -23,8 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from caraml.analysis.raw import Steps, Trace, raw_files, read_power, read_steps
-from caraml.analysis.table import COLUMNS, RAW, Scalar, insert_raw, rows, units
+from caraml.analysis.table import COLUMNS, RAW, Scalar, Steps, Trace, insert_raw, raw_files, read_power, read_steps, rows, units
 from caraml.base.errors import EnvironmentUnfitError, InputError, unknown_name
 from caraml.metrics.model import Metric
 from caraml.power.trace import energy_frame, need_tables, power_frame, write_hdf5

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from caraml.base.errors import CaramlError
 from caraml.base.format import human, percent
 from caraml.base.plugins import Plugin
-from caraml.power.doctor import available_sources
+from caraml.power.sampler import available_sources
 from caraml.power.source import SourceEntry, source_plugins
 from caraml.system import doctor, families
 from caraml.system.detect import detect

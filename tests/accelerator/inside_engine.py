@@ -24,8 +24,8 @@ from caraml.metrics.model import Facts
 from caraml.suite.model import Measure, Point
 from caraml.system import families, probe
 from caraml.system.detect import detect
-from caraml.verify import machine
-from caraml.verify.machine import accelerator_clock
+from caraml.verify import proof
+from caraml.verify.proof import accelerator_clock
 from caraml.worker.measure import _place
 from caraml.workloads.base import Task
 from tests.accelerator.inside_torch import DEVICE, emulated
@@ -98,8 +98,8 @@ def the_clock_of_its_events_is_held_against_the_host_s() -> None:
     device.events_tell_time = False
     assert accelerator_clock(device).verdict == "not here"
     patch = pytest.MonkeyPatch()
-    patch.setattr(machine, "accelerator_clock", lambda device: found)
-    first, *others = machine._gpu_findings(detect(), {"gpus": []})
+    patch.setattr(proof, "accelerator_clock", lambda device: found)
+    first, *others = proof._gpu_findings(detect(), {"gpus": []})
     assert first is found and {other.measured for other in others} == {"not known of emulated devices"}
     patch.undo()
 

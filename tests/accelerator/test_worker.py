@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from caraml.results.files import read_table
 from caraml.results.record import Record
+from caraml.results.rows import read_table
 from caraml.results.store import Store
 
 GPT = """

@@ -7,7 +7,7 @@ import pytest
 from run_factory import run
 
 from caraml.analysis.distribution import batches, cumulative, elbow, median_error, ranks
-from caraml.analysis.raw import RankSteps, Steps
+from caraml.analysis.table import RankSteps, Steps
 from caraml.metrics.model import Facts
 
 RNG = np.random.default_rng(4)

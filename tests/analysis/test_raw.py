@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from record_factory import make_record, save
 
-from caraml.analysis.raw import raw_file, read_power, read_steps
+from caraml.analysis.table import raw_file, read_power, read_steps
 from caraml.base.errors import InputError
-from caraml.results.files import write_table
+from caraml.results.rows import write_table
 from caraml.results.store import Store
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caraml.analysis.roofline import roofline
+from caraml.analysis.bottleneck import roofline
 from caraml.metrics.model import Bandwidth, Metric
 from tests.report.record_factory import broken_record, make_record
 

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from run_factory import metric, repeats, run
 
-from caraml.analysis.estimate import Estimate
+from caraml.analysis.estimate import SESSION_SD, SINGLE_RUN_SD, SMALLEST_SD, TYPICAL_SD, Z95, Estimate, Value, values
 from caraml.analysis.grouping import same_work
-from caraml.analysis.observations import SESSION_SD, SINGLE_RUN_SD, SMALLEST_SD, TYPICAL_SD, Z95, Value, values
 from caraml.analysis.run_variation import Array, estimates, estimates_of, mean_metric, ratios
 from caraml.analysis.select import published
 from caraml.base.stats import holm

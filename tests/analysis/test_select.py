@@ -8,7 +8,7 @@ import pytest
 from run_factory import run
 
 from caraml.analysis.compare import compare
-from caraml.analysis.differences import differences
+from caraml.analysis.grouping import differences
 from caraml.analysis.select import published, select, unstated
 from caraml.base.errors import InputError
 from caraml.results.record import Record

@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 from caraml.base.errors import InputError
-from caraml.compat import make_torchvision_importable
 from caraml.data.loader import stream
+from caraml.workloads import make_torchvision_importable
 from caraml.workloads.image_classification.decode import Box, Damaged, central_crop, decode_crop, random_crop
 from caraml.workloads.image_classification.generator import ImageFolderFacts, _draw_size, generate_image_folder
 from caraml.workloads.image_classification.images import (

@@ -12,8 +12,7 @@ from caraml.engine.epochs import EpochLoop
 from caraml.engine.instruments import quiet_baseline
 from caraml.engine.loop import Hooks, MeasuringLoop
 from caraml.engine.ranks import Ranks
-from caraml.engine.steps import StepOutcome
-from caraml.engine.summary import RankSummary
+from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.metrics.model import Facts, Measured, Peak
 from caraml.suite.model import Measure
 from caraml.worker.record import Known, together

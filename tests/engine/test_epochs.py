@@ -11,8 +11,7 @@ import torch
 from caraml.engine.epochs import EpochLoop
 from caraml.engine.loop import Hooks, Progress
 from caraml.engine.ranks import Ranks
-from caraml.engine.steps import StepOutcome
-from caraml.engine.summary import RankSummary
+from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.suite.model import Measure
 from caraml.verify.workload import KnownDevice, VirtualClock
 

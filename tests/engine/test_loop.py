@@ -17,8 +17,7 @@ from caraml.engine.device import AHEAD, CpuDevice, CudaDevice, StepTimer
 from caraml.engine.instruments import CpuTime, cpu_time, share_of_others
 from caraml.engine.loop import Hooks, MeasuringLoop, Progress
 from caraml.engine.ranks import Ranks
-from caraml.engine.steps import StepOutcome
-from caraml.engine.summary import RankSummary
+from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.suite.model import Measure
 from caraml.verify.workload import KnownDevice, VirtualClock
 from caraml.worker.record import PhaseLog, process_start

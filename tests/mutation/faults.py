@@ -670,7 +670,7 @@ FAULTS = [
     Fault("everything comes from the cache", ROOFLINE, "share = facts.cached_traffic_share or 0.0", "share = 1.0", (T_ROOF,)),
     Fault(
         "a cache holds any kernel's data",
-        "workloads/traffic.py",
+        "workloads/flops.py",
         "min(each * samples + rest, cache)",
         "min(each * samples + rest, 1e18)",
         ("tests/workloads/test_traffic.py",),

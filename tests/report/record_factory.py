@@ -9,8 +9,8 @@ from typing import Any
 from caraml.metrics.model import Facts, Measured, Metric, Peak, Phase, Window
 from caraml.metrics.window import derive
 from caraml.power.model import BoundaryEnergy, ChannelEnergy, WindowEnergy
-from caraml.results.files import write_table
 from caraml.results.record import Record
+from caraml.results.rows import write_table
 from caraml.results.store import Store, write_record
 from caraml.suite.model import Point
 from tests.stores import remember_suite

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from record_factory import broken_record, make_point, make_record, save
 
-from caraml.analysis.observations import values
+from caraml.analysis.estimate import values
 from caraml.analysis.run_variation import mean_metric, ratios
 from caraml.base.chart import wide_range
 from caraml.metrics.model import Metric

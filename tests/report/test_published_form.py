@@ -8,8 +8,8 @@ import pytest
 from campaign_factory import campaign
 from record_factory import make_point, make_record
 
-from caraml.analysis.raw import Steps
 from caraml.analysis.scaling import scaling
+from caraml.analysis.table import Steps
 from caraml.metrics.model import Metric
 from caraml.report.comparison import scaling_sections
 from caraml.report.document import _read_steps

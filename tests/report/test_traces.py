@@ -9,8 +9,8 @@ from record_factory import make_point, make_record, save
 
 from caraml.report.page import pack, unpack
 from caraml.report.series import LEVELS, MOST_BINS, power_figure, read_traces
-from caraml.results.files import write_table
 from caraml.results.record import Node, Record
+from caraml.results.rows import write_table
 from caraml.results.store import Store
 
 

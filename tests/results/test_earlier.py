@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from caraml.base.errors import InputError
 from caraml.cli import app
-from caraml.results.files import read_table
+from caraml.results.rows import read_table
 from caraml.results.store import Store
 
 ARCHIVE = Path(__file__).parent / "earlier.caraml.zip"

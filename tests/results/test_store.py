@@ -14,9 +14,9 @@ import pytest
 from caraml.base.errors import InputError
 from caraml.base.files import write_file
 from caraml.metrics.model import Metric
-from caraml.results.files import read_table, write_table
 from caraml.results.finish import Failure, finish, note_failure, skipped
 from caraml.results.record import Record
+from caraml.results.rows import read_table, write_table
 from caraml.results.status import ProgressReader, ProgressWriter
 from caraml.results.store import RECORD, Store, read_record, write_record
 from caraml.suite.model import Point

@@ -14,7 +14,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from caraml.analysis.raw import read_power, read_ranks, read_steps
+from caraml.analysis.table import read_power, read_ranks, read_steps
 from caraml.base import limits
 from caraml.base.errors import InputError
 from caraml.base.limits import read_bytes, read_text, tail
@@ -164,8 +164,8 @@ READERS: dict[str, Callable[[Path], Any]] = {"steps": read_steps, "ranks": read_
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_small_parquet_file_of_very_many_rows_is_refused(reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caraml.analysis.raw.ROWS_SCANNED", 2_000_000)  # making a file of more takes minutes
-    monkeypatch.setattr("caraml.analysis.raw.RANK_ROWS", 2_000_000)
+    monkeypatch.setattr("caraml.analysis.table.ROWS_SCANNED", 2_000_000)  # making a file of more takes minutes
+    monkeypatch.setattr("caraml.analysis.table.RANK_ROWS", 2_000_000)
     path = parquet(tmp_path / "power.parquet", CONSTANT, 2_000_001)
     assert path.stat().st_size < 1 << 20
     taken(lambda: READERS[reader](path)).refused("power.parquet", "found 2,000,001 rows, at most 2,000,000 are read")

@@ -250,7 +250,7 @@ import torch
 import torch.distributed as dist
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import StepRow, StepTable
-from caraml.engine.summary import EpochRow, RankSummary
+from caraml.engine.steps import EpochRow, RankSummary
 
 ranks = Ranks.from_environment(torch.device("cpu"))
 rank = ranks.rank

@@ -20,7 +20,7 @@ from caraml.metrics.model import Metric, Phase, Window
 from caraml.power.merge import merge_folder
 from caraml.power.model import WindowEnergy
 from caraml.report.terminal import results_table
-from caraml.results import files
+from caraml.results import rows
 from caraml.results.jube import read_table
 from caraml.results.record import Record
 from caraml.results.store import Store, read_record, write_record
@@ -174,7 +174,7 @@ def test_the_page_of_very_many_phases_is_written_within_the_limits(tmp_path: Pat
 def test_a_table_that_verify_takes_into_lists_is_bounded(tmp_path: Path) -> None:
     with duckdb.connect() as connection:
         connection.execute(f"COPY (SELECT 0.5 AS seconds, 'x' AS phase FROM range(20000000)) TO '{tmp_path}/steps.parquet'")
-    taken(lambda: files.read_table(tmp_path / "steps.parquet")).refused("steps.parquet", "20,000,000 rows, at most 500,000")
+    taken(lambda: rows.read_table(tmp_path / "steps.parquet")).refused("steps.parquet", "20,000,000 rows, at most 500,000")
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ def test_a_window_of_nothing_and_a_rate_below_nothing_are_shown(tmp_path: Path, 
 @pytest.mark.parametrize("name", ["*", "?", "[b]"])
 def test_a_raw_file_whose_name_stands_for_others_is_not_read(name: str, tmp_path: Path) -> None:
     """The others may be links to anything."""
-    kept = tmp_path / files.write_table(tmp_path, "a", ["step"], [[1]])
+    kept = tmp_path / rows.write_table(tmp_path, "a", ["step"], [[1]])
     kept.rename(tmp_path / f"{name}.parquet")
-    assert name != "[b]" or files.read_table(tmp_path / f"{name}.parquet") == {"step": [1]}, "nothing else has this name"
+    assert name != "[b]" or rows.read_table(tmp_path / f"{name}.parquet") == {"step": [1]}, "nothing else has this name"
     (tmp_path / "b.parquet").symlink_to(tmp_path / f"{name}.parquet")
     with pytest.raises(InputError, match="stands for other files"):
-        files.read_table(tmp_path / f"{name}.parquet")
+        rows.read_table(tmp_path / f"{name}.parquet")

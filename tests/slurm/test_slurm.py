@@ -13,7 +13,7 @@ import pytest
 
 from caraml.launch import queue
 from caraml.launch.base import Job
-from caraml.results.files import read_table
+from caraml.results.rows import read_table
 from caraml.results.store import Store
 from caraml.suite.model import Measure
 from caraml.system.model import Container, Network, Scheduler, Site

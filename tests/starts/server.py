@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from caraml.compat import make_torchvision_importable
+from caraml.workloads import make_torchvision_importable
 
 PRELOADED = (
     *("caraml.engine.start", "torch.distributed.run", "timm", "duckdb", "typer", "rich.live", "jinja2"),

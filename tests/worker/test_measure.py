@@ -24,9 +24,8 @@ from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.engine.ranks import Ranks
 from caraml.power.signals import Constant
 from caraml.report.terminal import record_view
-from caraml.results.files import read_table
 from caraml.results.record import Record
-from caraml.results.rows import row_of
+from caraml.results.rows import read_table, row_of
 from caraml.results.store import Store
 from caraml.suite.model import Measure
 from caraml.worker import measure as own_loop

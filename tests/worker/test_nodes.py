@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from caraml.engine.instruments import NodeSummary
-from caraml.engine.steps import StepRow, StepTable
-from caraml.engine.summary import RankSummary
+from caraml.engine.steps import RankSummary, StepRow, StepTable
 from caraml.metrics.energy import energies
 from caraml.metrics.model import Window
 from caraml.power.energy import boundary_energy, subtract_idle

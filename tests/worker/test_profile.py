@@ -21,9 +21,9 @@ from caraml.engine import profile
 from caraml.engine.device import CpuDevice
 from caraml.engine.profile import IN_A_PIPELINE, MEMORY, MICRO_BATCHES, STEPS, TRACE, Tracer
 from caraml.engine.steps import StepOutcome
-from caraml.results.files import read_table
 from caraml.results.finish import MEASURED, finish
 from caraml.results.record import Record
+from caraml.results.rows import read_table
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Measure, Placement, Point
 from caraml.workloads.gpt import Params

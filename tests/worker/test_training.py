@@ -13,13 +13,12 @@ from typing import Literal, NoReturn
 import pytest
 
 from caraml.engine.ranks import Ranks
-from caraml.engine.steps import StepRow, StepTable
-from caraml.engine.summary import RankSummary
+from caraml.engine.steps import RankSummary, StepRow, StepTable
 from caraml.launch.script import environment_of
 from caraml.metrics.model import Facts, Peak
-from caraml.results.files import read_table
 from caraml.results.finish import finish
 from caraml.results.record import Record
+from caraml.results.rows import read_table
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Knobs, Measure, Point
 from caraml.system.files import cpu_numbers

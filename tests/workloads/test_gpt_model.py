@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from caraml.compat import make_torchvision_importable
+from caraml.workloads import make_torchvision_importable
 from caraml.workloads.gpt import PRESETS, Params
 from caraml.workloads.gpt.model import (
     GPT,

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from caraml.base.errors import CaramlError
 from caraml.cli import app
-from caraml.data.growing import refuse_unfinished
+from caraml.data.store import refuse_unfinished
 from caraml.workloads.downscaling_gan.data import DownscalingSamples
 from caraml.workloads.gpt.lookalike import grow_text
 from caraml.workloads.gpt.tokens import IndexedTokens, TokenSamples

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from caraml.results.files import read_table
 from caraml.results.record import Record
+from caraml.results.rows import read_table
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Measure, Point
 from caraml.workloads import load_workload

@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from caraml.base.errors import InputError
-from caraml.compat import make_torchvision_importable
-from caraml.workloads import load_workload
+from caraml.workloads import load_workload, make_torchvision_importable
 from caraml.workloads.base import BuildContext, Task
 from caraml.workloads.question_answering import PRESETS, Params, _datasets, _network
 from caraml.workloads.question_answering.data import SquadWindows, default_squad, train_word_pieces

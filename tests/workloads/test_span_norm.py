@@ -56,7 +56,7 @@ def test_two_ranks_normalise_as_one_process_does(span: int, tmp_path: Path) -> N
 
 
 def test_a_layer_with_an_activation_inside_keeps_it() -> None:
-    from caraml.compat import make_torchvision_importable
+    from caraml.workloads import make_torchvision_importable
 
     make_torchvision_importable()
     from timm.layers import BatchNormAct2d

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from caraml.base.format import JOULES_PER_WATT_HOUR
-from caraml.results.files import read_table
 from caraml.results.record import Record
+from caraml.results.rows import read_table
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Knobs, Measure, Point
 from caraml.workloads.gpt import Params as GptParams

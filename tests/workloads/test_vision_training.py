@@ -18,13 +18,12 @@ from PIL import Image
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
-from caraml.engine.steps import StepTable
-from caraml.engine.summary import RankSummary
+from caraml.engine.steps import RankSummary, StepTable
 from caraml.engine.validation import validate
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric, unknown
 from caraml.metrics.quality import image_quality
-from caraml.results.files import read_table
+from caraml.results.rows import read_table
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Measure, Point
 from caraml.worker.training import Worker

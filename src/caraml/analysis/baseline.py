@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from caraml.analysis.differences import facts
-from caraml.analysis.grouping import axes, without
-from caraml.analysis.observations import values
+from caraml.analysis.estimate import values
+from caraml.analysis.grouping import axes, facts, without
 from caraml.analysis.run_variation import estimates_of
 from caraml.base.errors import InputError
 from caraml.power.model import METHOD_VERSION

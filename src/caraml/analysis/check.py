@@ -21,9 +21,8 @@ from typing import Literal, TypeAlias
 
 from caraml.analysis.baseline import good_of, label_of, started, surroundings, why_not, work_of
 from caraml.analysis.compare import family
-from caraml.analysis.differences import Difference, compare_facts
-from caraml.analysis.estimate import Estimate, smallest_change
-from caraml.analysis.observations import Value, sessions_of, values
+from caraml.analysis.estimate import Estimate, Value, sessions_of, smallest_change, values
+from caraml.analysis.grouping import Difference, compare_facts
 from caraml.analysis.run_variation import ratios
 from caraml.base.errors import ExitCode, InputError
 from caraml.base.stats import holm

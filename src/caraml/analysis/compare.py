@@ -18,10 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from caraml.analysis.differences import Difference, differences
-from caraml.analysis.estimate import Estimate, smallest_change
-from caraml.analysis.grouping import axes, grouped, names, without
-from caraml.analysis.observations import values
+from caraml.analysis.estimate import Estimate, smallest_change, values
+from caraml.analysis.grouping import Difference, axes, differences, grouped, names, without
 from caraml.analysis.run_variation import Means, ratios
 from caraml.analysis.select import Side
 from caraml.base.errors import InputError, unknown_name

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from caraml.analysis.raw import RankSteps, Steps
+from caraml.analysis.table import RankSteps, Steps
 from caraml.base.stats import mean_interval
 from caraml.results.record import Record
 

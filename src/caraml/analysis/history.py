@@ -25,10 +25,8 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from caraml.analysis.differences import Difference, compare_facts, facts
-from caraml.analysis.estimate import Estimate
-from caraml.analysis.grouping import axes, grouped, names, without
-from caraml.analysis.observations import SMALLEST_SD, Value, values
+from caraml.analysis.estimate import SMALLEST_SD, Estimate, Value, values
+from caraml.analysis.grouping import Difference, axes, compare_facts, facts, grouped, names, without
 from caraml.analysis.run_variation import mean_of
 from caraml.base.errors import InputError, unknown_name
 from caraml.metrics.definitions import METRICS

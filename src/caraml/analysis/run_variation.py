@@ -34,12 +34,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from caraml.analysis.estimate import Estimate
-from caraml.analysis.observations import (
+from caraml.analysis.estimate import (
     SINGLE_RUN_DOF,
     SINGLE_RUN_SD,
     TYPICAL_SD,
     Z95,
+    Estimate,
     Observations,
     Value,
     is_known_kind,

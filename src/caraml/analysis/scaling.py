@@ -17,12 +17,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from caraml.analysis.distribution import Elbow, RankTime, batches, elbow, median_error, ranks
-from caraml.analysis.estimate import Estimate
+from caraml.analysis.estimate import Estimate, Value, values
 from caraml.analysis.grouping import axes, disturbances, grouped, names, same_work, undisturbed, without
 from caraml.analysis.laws import Law, Name, fit
-from caraml.analysis.observations import Value, values
-from caraml.analysis.raw import raw_file, read_ranks, read_steps
 from caraml.analysis.run_variation import estimates, estimates_of, mean_metric, mean_of
+from caraml.analysis.table import raw_file, read_ranks, read_steps
 from caraml.base.format import count
 from caraml.metrics.model import Metric
 from caraml.results.record import Record

@@ -2,25 +2,36 @@
 
 A prepared thing is a folder whose name is the hash of what it was made from. It is built under a temporary name beside
 its final one, flushed to the disk and renamed, so a reader finds all of it or nothing.
+
+Look-alikes of any size are written by several processes at a time, gone on with where they were ended, and whole before they are read. Such
+a set is written in parts, numbered from 0, each a function of its number. Beside it is a folder of marks: what was asked for, and a file
+with the bytes of each part that is done. The last mark says that all are.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import json
+import math
+import multiprocessing
 import os
 import secrets
+import shlex
 import shutil
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
-from caraml.base.files import DATA_VARIABLE, data_home, flush, write_new
+from caraml.base.files import DATA_VARIABLE, data_home, flush, write_file, write_new
 from caraml.base.locks import alone
+from caraml.system.affinity import usable_cpus
 
 _PARTIAL = ".partial-"
 _ABANDONED_AFTER = 24 * 3600.0
@@ -121,3 +132,128 @@ def _remove_abandoned(final: Path) -> None:
                 continue
         if abandoned:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+MARKS = ".lookalike"
+"""Folder of the marks: in a set that is a folder; of a set that is files of one name, with that name before it."""
+_PLAN, _DONE = "plan.json", "done"
+_MOST_WRITERS = 16
+"""Processes that write at the same time; each holds several times what a part has in memory."""
+_CAUTIOUS = 0.9
+"""Share of the parts that seem to be missing that are begun at once, where parts differ in size."""
+_PR_SET_PDEATHSIG = 1
+
+Tell = Callable[[int, int], None]
+"""Is told how many parts are done, and of how many."""
+Write = Callable[[int], int]
+"""Writes a part and says how many bytes it has; a partial of a function of a module, so that another process can call it."""
+
+
+def marks_beside(prefix: Path) -> Path:
+    """The folder of marks of a set that is files of one name."""
+    return prefix.with_name(f".{prefix.name}{MARKS}")
+
+
+def begin(out: Path, marks: Path, plan: Mapping[str, Any], there: int) -> None:
+    """Prepare ``out``, a folder or file, for a set, or for going on with it.
+
+    ``plan``: all that was asked for; ``there``: bytes of it that are written.
+
+    Raises:
+        InputError: something else is there, or the size is no number.
+        EnvironmentUnfitError: the disk has no room for all of it.
+    """
+    if not math.isfinite(plan["gigabytes"]):
+        raise InputError(f"--gigabytes: found {plan['gigabytes']:g}, expected a number")
+    text = json.dumps(plan)
+    begun = (marks / _PLAN).read_text(encoding="utf-8") if (marks / _PLAN).is_file() else None
+    if begun != text and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        room = "a free name" if out.is_file() else "a new or empty folder"
+        raise InputError(f"{out}: found {begun or 'files'}; expected {room}, or what the same command began: {text}")
+    make_parent(out)
+    wanted, free = plan["gigabytes"] * 1e9 - there, shutil.disk_usage(out.parent).free
+    if wanted > free:
+        raise EnvironmentUnfitError(
+            f"{out}: found {free / 1e9:,.1f} GB free on its disk, expected the {wanted / 1e9:,.1f} GB that are to be written",
+            "fewer --gigabytes, or --out on another disk",
+        )
+    marks.mkdir(parents=True, exist_ok=True)
+    write_file(marks / _PLAN, text)
+
+
+def grow(marks: Path, gigabytes: float, write: Write, tell: Tell, alike: bool = True) -> list[int]:
+    """Write all parts that are missing until there are ``gigabytes`` (1e9 bytes), within half a part; the bytes of each part.
+
+    ``alike``: whether all parts have as many bytes as the first.
+    """
+    wanted = gigabytes * 1e9
+    if not (marks / "0").exists():
+        _write_part(marks, write, 0)
+    with ProcessPoolExecutor(min(usable_cpus(1), _MOST_WRITERS), multiprocessing.get_context("spawn"), _end_with_parent) as pool:
+        # A fork of a process with threads may wait for ever.
+        while numbers := _missing(sizes := _sizes(marks), wanted, 1.0 if alike else _CAUTIOUS):
+            jobs = [pool.submit(_write_part, marks, write, number) for number in numbers]
+            try:
+                for done, job in enumerate(as_completed(jobs), len(sizes) + 1):
+                    job.result()
+                    tell(done, len(sizes) + len(numbers))
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+    return [sizes[number] for number in sorted(sizes)]
+
+
+def finish(marks: Path) -> None:
+    """Note that the set is whole: it may be read."""
+    write_file(marks / _DONE, "")
+
+
+def refuse_unfinished(marks: Path, out: Path) -> None:
+    """Raise ``InputError``, with the command that goes on, where a set is still being written, or was ended before it was whole."""
+    if not (marks / _PLAN).is_file() or (marks / _DONE).exists():
+        return
+    plan, sizes = json.loads((marks / _PLAN).read_text(encoding="utf-8")), _sizes(marks)
+    missing = len(_missing(sizes, plan["gigabytes"] * 1e9)) if sizes else 1
+    if not missing and "kind" not in plan:  # of an earlier version, which had no last mark
+        return
+    raise InputError(
+        f"{out}: found {len(sizes):,} parts of a look-alike data set that is not whole: it is being written, or its writing was ended",
+        f"wait, or go on with it: {command(plan, out)}",
+    )
+
+
+def command(plan: Mapping[str, Any], out: Path) -> str:
+    """The command that began a set, and goes on with it."""
+    words = ["caraml", "data", "prepare", str(plan.get("kind", "weather"))]
+    words += [str(one) for one in [plan.get("application"), *plan.get("inputs", [])] if one]
+    left_out = {"kind", "application", "inputs", "version"}
+    for name, value in plan.items():
+        if name not in left_out and value is not None:
+            words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
+    return shlex.join([*words, "--out", str(out)])
+
+
+def _sizes(marks: Path) -> dict[int, int]:
+    """The bytes of every part that is done."""
+    texts = {int(path.name): path.read_text(encoding="utf-8") for path in marks.iterdir() if path.name.isdecimal()}
+    return {number: int(text or texts[0]) for number, text in texts.items()}  # an earlier version noted the first part's only
+
+
+def _missing(sizes: Mapping[int, int], wanted: float, share: float = 1.0) -> list[int]:
+    """The parts to write next: those left out, then a ``share`` of as many as the mean size says."""
+    highest = max(sizes)
+    left_out = [number for number in range(highest) if number not in sizes]
+    mean = sum(sizes.values()) / len(sizes)
+    short = wanted - mean * (highest + 1)
+    if short < mean / 2:
+        return left_out
+    return [*left_out, *range(highest + 1, highest + 1 + max(round(short / mean * share), 1))]
+
+
+def _write_part(marks: Path, write: Write, number: int) -> None:
+    write_file(marks / str(number), str(write(number)), sync="none")
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process when the one that started it does: nobody else would."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -18,8 +18,7 @@ from caraml.engine.control import steps_until_next_look
 from caraml.engine.device import Device
 from caraml.engine.loop import FEWEST_STEPS, Hooks, MeasuringLoop, Progress
 from caraml.engine.ranks import Ranks
-from caraml.engine.steps import StepPhase
-from caraml.engine.summary import EpochRow, RankSummary
+from caraml.engine.steps import EpochRow, RankSummary, StepPhase
 from caraml.suite.model import Measure
 
 Validate = Callable[[], tuple[float | None, float | None]]

@@ -16,8 +16,7 @@ from caraml.base.stats import Interval
 from caraml.engine.control import look, steps_until_next_look, warm_up_over
 from caraml.engine.device import Device, StepTimer
 from caraml.engine.ranks import Ranks
-from caraml.engine.steps import Outcomes, Step, StepOutcome, StepPhase, StepRow, StepTable
-from caraml.engine.summary import RankSummary
+from caraml.engine.steps import Outcomes, RankSummary, Step, StepOutcome, StepPhase, StepRow, StepTable
 from caraml.suite.model import Measure
 
 FEWEST_STEPS = 4

@@ -1,7 +1,7 @@
 """How far a run is from what its device could do: the roofline of Williams, Waterman and Patterson (2009), CACM 52 (4).
 
 A device computes at most as fast as its fastest kernel, and at most as fast as it is fed: bandwidth times the FLOPs done per byte moved.
-All limits are measured (:mod:`caraml.system.limits`). The bytes are an estimate (:mod:`caraml.workloads.traffic`), so the share is one.
+All limits are measured (:mod:`caraml.system.limits`). The bytes are an estimate (:mod:`caraml.workloads.flops`), so the share is one.
 """
 
 from __future__ import annotations

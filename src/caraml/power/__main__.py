@@ -90,7 +90,7 @@ def _run(given: argparse.Namespace) -> int:
 
 def _sources(given: argparse.Namespace) -> int:
     del given
-    from caraml.power.doctor import available_sources
+    from caraml.power.sampler import available_sources
 
     for line in available_sources():
         state = "ok" if line["readable"] else "closed" if line["found"] else "absent"

@@ -37,7 +37,7 @@ def check_methods(methods: Sequence[str]) -> None:
     known_names = entries() if methods else {}
     for method in methods:
         if method.partition(":")[0] not in known_names:
-            from caraml.power.doctor import available_sources
+            from caraml.power.sampler import available_sources
 
             here = [line["name"] for line in available_sources(seconds=0.0) if line["readable"]]
             known = unknown_name("power source", method.partition(":")[0], known_names)

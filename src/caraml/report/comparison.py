@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from caraml.analysis.advise import Advice, Best, Choice, differs
 from caraml.analysis.compare import Change, Comparison, Gate
-from caraml.analysis.differences import Difference
 from caraml.analysis.estimate import Estimate
+from caraml.analysis.grouping import Difference
 from caraml.analysis.history import Series
 from caraml.analysis.laws import EfficiencyLimit, Law
 from caraml.analysis.run_variation import INTERVAL

@@ -10,9 +10,8 @@ from typing import Any
 
 from caraml.analysis.bottleneck import Partners, bottleneck
 from caraml.analysis.grouping import disturbances, undisturbed
-from caraml.analysis.raw import Steps, raw_file, read_steps
 from caraml.analysis.run_variation import INTERVAL
-from caraml.analysis.table import COLUMNS, to_csv, units
+from caraml.analysis.table import COLUMNS, Steps, raw_file, read_steps, to_csv, units
 from caraml.analysis.table import rows as flat_rows
 from caraml.base.chart import standalone
 from caraml.base.errors import InputError

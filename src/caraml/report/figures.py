@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from caraml.analysis.roofline import RooflineRow, roofline
+from caraml.analysis.bottleneck import RooflineRow, roofline
 from caraml.base.chart import Axis, Drawing, bars, cells, dots, marks, wide_range
 from caraml.base.format import count, prefixed, printable, significant
 from caraml.metrics.definitions import title_of, unit_of

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from pydantic import JsonValue
 
-from caraml.analysis.observations import is_known_kind
+from caraml.analysis.estimate import is_known_kind
 from caraml.base.format import count, human, prefixed, significant
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caraml.analysis.raw import SLOPE_SECONDS, raw_file
+from caraml.analysis.table import SLOPE_SECONDS, raw_file
 from caraml.base.chart import Axis, Line, Points, curves
 from caraml.base.database import database, reading, table
 from caraml.base.errors import InputError

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote, unquote, urlsplit
 
-from caraml.analysis.raw import raw_file
+from caraml.analysis.table import raw_file
 from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError
 from caraml.base.limits import opened
 from caraml.report.document import outcome

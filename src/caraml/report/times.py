@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caraml.analysis.distribution import batches, elbow
-from caraml.analysis.raw import Steps
+from caraml.analysis.table import Steps
 from caraml.base.chart import Axis, Line, Points, bars, curves, dots, wide_range
 from caraml.base.format import count, prefixed
 from caraml.metrics.model import Phase

@@ -1,4 +1,4 @@
-"""A record as one flat row: what the index keeps, and what tables and SQL are made of.
+"""A record as one flat row: what the index keeps, and what tables and SQL are made of; and tables of raw numbers beside a record.
 
 Column names are the metric names of :mod:`caraml.metrics.definitions`; ``NAME_low`` and ``NAME_high`` are the ends of the interval, and
 ``NAME_bound`` is what an energy may be off by besides. The columns are the same for every set of records, so that a query never depends
@@ -11,21 +11,24 @@ store that cannot be written is read without it.
 
 from __future__ import annotations
 
+import csv
+import importlib.util
+import io
 import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from pydantic_core import from_json, to_json
 
-from caraml.base.database import reading, table
+from caraml.base.database import database, reading, table
 from caraml.base.errors import InputError
-from caraml.base.files import owned, replacing
+from caraml.base.files import making, owned, replacing, replacing_by_name
 from caraml.base.limits import INDEX, MEMBERS, read_bytes
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.energy import ENERGY_METRICS
@@ -34,7 +37,6 @@ if TYPE_CHECKING:
     import duckdb
 
     from caraml.results.record import Record
-
 
 Scalar: TypeAlias = str | int | float | None
 
@@ -254,3 +256,43 @@ def attempts(folder: Path) -> list[int] | None:
         return [int(entry.name) for entry in os.scandir(folder) if _ATTEMPT.fullmatch(entry.name)]
     except FileNotFoundError:
         return None
+
+
+_ROWS = 500_000
+"""Of a table that is taken into lists; those of `caraml verify` have some thousands."""
+
+
+def write_table(folder: Path, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Write rows as ``name.parquet``, or ``name.csv`` where DuckDB is missing (a bare worker). Returns the file's name.
+
+    Rows are written as they come: a run of a day has millions of them, which need not be in memory together.
+    """
+    if importlib.util.find_spec("duckdb") is None:
+        with replacing(folder / f"{name}.csv") as file:
+            _write_csv(file, columns, rows)
+        return f"{name}.csv"
+    import duckdb
+
+    with replacing_by_name(folder / f"{name}.parquet") as parquet:
+        text = parquet.with_suffix(".csv")
+        with making(text) as file:
+            _write_csv(file, columns, rows)
+        with duckdb.connect() as connection:
+            connection.read_csv(str(text), header=True, sample_size=-1).write_parquet(str(parquet), compression="zstd")
+    return f"{name}.parquet"
+
+
+def _write_csv(file: BinaryIO, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    writer.writerows(rows)
+    text.detach()
+
+
+def read_table(path: Path) -> dict[str, list[Any]]:
+    """Columns of a table that :func:`write_table` wrote. Raises ``InputError`` for more than fits into memory, and for anything else."""
+    with database() as connection, reading(connection, path):
+        found = connection.execute(f"SELECT * FROM {table(connection, path, _ROWS)} LIMIT {_ROWS}", [str(path)])  # noqa: S608 -- constants
+        names, rows = [column[0] for column in found.description or ()], found.fetchall()
+    return {name: [row[index] for row in rows] for index, name in enumerate(names)}

@@ -20,8 +20,8 @@ from caraml.engine.precision import ARITHMETIC
 from caraml.metrics.model import Metric, Window
 from caraml.power.model import WindowEnergy
 from caraml.power.signals import Signal, Square, square
-from caraml.results.files import read_table
 from caraml.results.record import Record
+from caraml.results.rows import read_table
 from caraml.results.store import Store
 from caraml.verify.workload import BYTES_PER_SAMPLE, FLOPS_PER_ITEM, ITEMS_PER_SAMPLE, PEAK_FLOPS, PEAK_MEMORY, Params
 

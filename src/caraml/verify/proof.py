@@ -1,4 +1,5 @@
-"""The whole proof: run the known work through campaign, launcher, worker and store, compare, look at the machine, write it down."""
+"""The whole proof: run the known work through campaign, launcher, worker and store, compare, look at what the machine itself can get wrong
+(clocks, timers, the sampler, neighbours, the state of CPUs and GPUs), write it down."""
 
 from __future__ import annotations
 
@@ -13,16 +14,25 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
 
 from caraml import __version__
 from caraml.base.files import open_new, write_file
+from caraml.base.format import human, percent
 from caraml.campaign import Campaign, Options, Watcher, run_campaign
 from caraml.campaign.machine import machine_of
-from caraml.engine.instruments import POWER_SOURCES
+from caraml.engine.device import AcceleratorDevice, StepTimer, accelerator_type, open_device
+from caraml.engine.instruments import POWER_SOURCES, cpu_time, share_of_others
 from caraml.engine.start import LOOPBACK, MEET, PEER, own_folder
 from caraml.launch.base import Launcher
 from caraml.launch.launchers import LocalLauncher
+from caraml.metrics.model import Metric
+from caraml.power import Meter
 from caraml.power.model import METHOD_VERSION
 from caraml.power.node import NODE
 from caraml.results.finish import LOG, finish
@@ -31,12 +41,188 @@ from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.expand import expand
 from caraml.suite.load import SuiteFile, load_suite
 from caraml.suite.model import Machine, Point
+from caraml.system import affinity, topology
 from caraml.system.detect import detect
+from caraml.system.environment import environment
 from caraml.system.families import OVERRIDE
 from caraml.system.model import DeviceModel, System
-from caraml.verify.claims import SOURCE, Finding, claims, seen_twice, source_of
-from caraml.verify.machine import machine_findings
+from caraml.verify.claims import SOURCE, Finding, Verdict, claims, fact, number, seen_twice, source_of
 from caraml.workloads import params_of
+
+COARSEST_CLOCK = 1e-5
+DEAREST_MARK = 1e-4
+"""Seconds that marking the end of a step may cost: a hundredth of a step of 10 ms."""
+QUIET = 0.05
+"""Share of the CPU time that others may use, and of one CPU that the sampler may."""
+CLOCK_DRIFT = 1e-3
+COUNTER_MISMATCH = 0.05
+_WATCH_SECONDS = 1.5
+_CHILD_SECONDS = 60.0
+
+
+def machine_findings(system: System) -> list[Finding]:
+    """Every check of this machine."""
+    state = environment()
+    return [_clock(), _mark(system), *_sampler_and_neighbours(system), _governor(state), _binding(system), *_gpu_findings(system, state)]
+
+
+def _noted(claim: str, truth: str, measured: str, holds: bool) -> Finding:
+    """A finding about the machine, not the ruler: it is good to know and no reason to distrust the numbers."""
+    return Finding(claim, truth, measured, "right" if holds else "note")
+
+
+def _absent(claim: str, reason: str) -> Finding:
+    return Finding(claim, "", reason, "not here")
+
+
+def _clock() -> Finding:
+    """Differences of 100,000 consecutive reads: none negative, the smallest positive one is what the clock can tell apart."""
+    steps = [after - before for before, after in pairwise(time.monotonic() for _ in range(100_000))]
+    finest = min(step for step in steps if step > 0)
+    found = f"{finest * 1e9:.0f} ns, {sum(step < 0 for step in steps)} steps back"
+    return fact(
+        "clock: resolution, steps back", f"below {COARSEST_CLOCK * 1e6:.0f} µs, none", found, min(steps) >= 0 and finest <= COARSEST_CLOCK
+    )
+
+
+def _mark(system: System) -> Finding:
+    """What the engine itself adds to a step."""
+    device, count = open_device(system.device_class, 0), 5000
+    timer = StepTimer(device)
+    begin = time.perf_counter()
+    for _ in range(count):
+        timer.step_ended()
+    each = (time.perf_counter() - begin) / count
+    return _noted("cost of timing a step", f"below {human(DEAREST_MARK, 's')}", human(each, "s"), each < DEAREST_MARK)
+
+
+def _sampler_and_neighbours(system: System) -> list[Finding]:
+    """A sampler alone in a quiet process: its rhythm, its cost, and what others did meanwhile."""
+    before, cpu = cpu_time(os.getpid()), time.process_time()
+    with Meter([SOURCE]) as meter:
+        asked = meter.interval
+        time.sleep(_WATCH_SECONDS)
+        readings = meter.readings()
+    cost = (time.process_time() - cpu) / _WATCH_SECONDS
+    share = share_of_others(before, cpu_time(os.getpid()), _WATCH_SECONDS, system.cpu.threads or 1)
+    one = readings["channel"][0]
+    times = [at for channel, at in zip(readings["channel"], readings["t_before"], strict=True) if channel == one]
+    gaps = sorted(after - before for before, after in pairwise(times))  # type: ignore[operator]
+    typical, late = median(gaps), quantiles(gaps, n=20)[-1]
+    rhythm = f"{human(typical, 's')}, 95 % within {human(late, 's')}"
+    found = [
+        _noted("rhythm of the power sampler", f"{human(asked, 's')}", rhythm, late < 3 * asked),
+        _noted("CPU that the sampler uses", f"below {percent(QUIET)} of one", percent(cost), cost < QUIET),
+    ]
+    if share is None:
+        return [*found, _absent("CPU that others use", "the kernel does not tell")]
+    return [*found, _noted("CPU that others use", f"below {percent(QUIET)} of all", percent(share), share < QUIET)]
+
+
+def _governor(state: dict[str, Any]) -> Finding:
+    governor = state["cpu"]["governor"]
+    if governor is None:
+        return _absent("CPU frequency governor", "the kernel does not show it")
+    return _noted("CPU frequency governor", "performance", governor, governor == "performance")
+
+
+def _binding(system: System) -> Finding:
+    """Processes bound as those of a point would be, one for each device or NUMA node: where the kernel lets each of them run."""
+    claim = "NUMA binding as planned"
+    count = max(2, system.devices_per_node if system.device_class == "gpu" else system.cpu.numa_nodes or 1)
+    planned, rule = affinity.plan(count, system, topology.mask())
+    if not planned:
+        return _absent(claim, rule)
+    commands = [[sys.executable, "-P", "-m", "caraml.system.affinity", str(rank), str(count)] for rank in range(count)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]  # noqa: S603 -- this interpreter with a module of ours
+    told = [json.loads(process.communicate(timeout=_CHILD_SECONDS)[0] or "{}") for process in running]
+    reasons = sorted({seen["reason"] for seen in told if seen.get("reason")})
+    if reasons:
+        return _absent(claim, "; ".join(reasons))
+    wanted = [{cpu for core in cores for cpu in core.cpus} for cores in planned]
+    kept = [bool(seen.get("bound")) and set(seen["ran_on"]) <= cpus for seen, cpus in zip(told, wanted, strict=True)]
+    places = " | ".join(str(seen.get("cpus") or "?") for seen in told)
+    return fact(claim, f"{count} of {count} processes on CPUs of their own", f"{sum(kept)} of {count}, on CPUs {places}", all(kept))
+
+
+def _gpu_findings(system: System, state: dict[str, Any]) -> list[Finding]:
+    names = ("GPU clock against host clock", "GPU energy counter against its power", "GPU clock held back", "GPU ECC", "GPU link")
+    if system.device_class != "gpu":
+        return [_absent(name, "no GPU") for name in names]
+    kind = accelerator_type()
+    if kind is None:
+        return [_absent(name, "torch sees no GPU") for name in names]
+    if kind != "cuda":
+        return [accelerator_clock(AcceleratorDevice(kind, 0)), *(_absent(name, f"not known of {kind} devices") for name in names[1:])]
+    if not state["gpus"]:
+        return [_gpu_clock(), *(_absent(name, "NVML does not tell") for name in names[1:])]
+    gpus = state["gpus"]
+    reasons = sorted({reason for gpu in gpus for reason in gpu["throttle"] or () if reason != "gpu_idle"})
+    links = sorted({f"generation {gpu['pcie_generation']} x{gpu['pcie_width']}" for gpu in gpus})
+    ecc = sorted({{True: "on", False: "off", None: "not told"}[gpu["ecc"]] for gpu in gpus})
+    return [
+        _gpu_clock(),
+        _gpu_counter(),
+        _noted(names[2], "not", ", ".join(reasons) or "not", not reasons),
+        _noted(names[3], "on", ", ".join(ecc), ecc == ["on"]),
+        _noted(names[4], "one for all GPUs", ", ".join(links), len(links) == 1),
+    ]
+
+
+def _gpu_clock() -> Finding:
+    """One second of a kernel that only counts, by the GPU's events and by the host."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    begin = time.monotonic()
+    start.record()
+    for _ in range(10):
+        torch.cuda._sleep(2 * 10**8)
+    end.record()
+    torch.cuda.synchronize()
+    host = time.monotonic() - begin
+    device = Metric(value=start.elapsed_time(end) / 1e3, unit="s")
+    return number("GPU clock against host clock", host, device, CLOCK_DRIFT * host + 1e-3)
+
+
+def accelerator_clock(device: AcceleratorDevice, size: int = 2048) -> Finding:
+    """About a second of matrix products of ``size``, as long as a synchronised one tells, by the accelerator's events and by the host."""
+    claim = "GPU clock against host clock"
+    if not device.events_tell_time:
+        return _absent(claim, f"events of {device.torch_device.type} devices tell no time")
+    a = torch.ones(size, size, device=device.torch_device)
+
+    def work(count: int) -> tuple[float, float | None]:
+        device.synchronize()
+        begin, first = device.now(), device.mark()
+        for _ in range(count):
+            a @ a
+        last = device.mark()
+        device.synchronize()
+        return device.now() - begin, device.between(first, last)
+
+    work(2)  # loads the kernel
+    host, seconds = work(max(1, min(int(10 / max(work(10)[0], 1e-9)), 100_000)))
+    return number(claim, host, Metric(value=seconds, unit="s"), CLOCK_DRIFT * host + 1e-3)
+
+
+def _gpu_counter() -> Finding:
+    """Energy counter and integral of power over the same three seconds of work, where the sensors have both."""
+    claim = "GPU energy counter against its power"
+    with Meter(["nvml"]) as meter, meter.window("work") as window:
+        a = torch.randn(4096, 4096, device="cuda")
+        until = time.monotonic() + 3.0
+        while time.monotonic() < until:
+            for _ in range(20):
+                a @ a
+            torch.cuda.synchronize()
+    energy = window.energy
+    ratios = [channel.crosscheck_ratio for channel in (energy.channels if energy else ()) if channel.crosscheck_ratio is not None]
+    if not ratios:
+        return _absent(claim, "the sensors do not offer both")
+    worst = max(ratios, key=lambda ratio: abs(ratio - 1))
+    verdict: Verdict = "right" if abs(worst - 1) < COUNTER_MISMATCH else "note"
+    return Finding(claim, "100 %", f"{percent(worst)} ± {percent(COUNTER_MISMATCH)}", verdict, "1", 1.0, worst, COUNTER_MISMATCH)
+
 
 HERE = Path(__file__).parent
 FILE = "verify.json"

@@ -23,9 +23,9 @@ from caraml.metrics.model import Facts, Metric, Phase, Window
 from caraml.metrics.run import whole_run
 from caraml.power.meter import Meter
 from caraml.power.store import ROW
-from caraml.results.files import write_table
 from caraml.results.finish import LOG, death
 from caraml.results.record import Record, Status
+from caraml.results.rows import write_table
 from caraml.suite.model import Point
 from caraml.worker.nodes import Nodes
 from caraml.workloads.command import POINT_NAMES, MetricSpec, Params, Take, filled

@@ -30,8 +30,7 @@ from caraml.engine.device import AcceleratorDevice, CpuDevice, CudaDevice, Devic
 from caraml.engine.instruments import Instruments, quiet_baseline
 from caraml.engine.loop import FEWEST_STEPS, Hooks, MeasuringLoop
 from caraml.engine.ranks import Ranks
-from caraml.engine.steps import StepOutcome
-from caraml.engine.summary import RankSummary
+from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.metrics.model import Facts, Metric, Peak
 from caraml.power.node import node_key
 from caraml.results.finish import now

@@ -22,8 +22,7 @@ from caraml.engine.control import judge, seen
 from caraml.engine.instruments import Instruments, on_clock
 from caraml.engine.precision import ARITHMETIC
 from caraml.engine.ranks import Ranks
-from caraml.engine.steps import StepRow, StepTable
-from caraml.engine.summary import RankSummary
+from caraml.engine.steps import RankSummary, StepRow, StepTable
 from caraml.metrics.energy import joules, nominal_epoch
 from caraml.metrics.epochs import epoch_metrics
 from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Epoch, Facts, Measured, Metric, Peak, Phase, Window, steps_per_epoch
@@ -33,8 +32,8 @@ from caraml.metrics.window import at_mean_items, derive
 from caraml.power import Meter
 from caraml.power.model import HEADLINES
 from caraml.power.store import ROW
-from caraml.results.files import write_table
 from caraml.results.record import Fingerprint, Record
+from caraml.results.rows import write_table
 from caraml.suite.model import Point, Precision
 from caraml.system.detect import detect
 from caraml.system.environment import environment

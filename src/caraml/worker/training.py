@@ -38,17 +38,16 @@ from caraml.engine.precision import (
 )
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import Watch, make_step
-from caraml.engine.steps import Step
-from caraml.engine.summary import RankSummary
+from caraml.engine.steps import RankSummary, Step
 from caraml.engine.validation import quality, save_model, validate, validation_loss
 from caraml.engine.watchdog import Watchdog, die_with_parent
 from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Facts, Metric, Peak, unknown
 from caraml.metrics.quality import DEFINITIONS as QUALITY
 from caraml.metrics.roofline import bandwidth_of, peak_of
 from caraml.power.store import ROW
-from caraml.results.files import write_table
 from caraml.results.finish import MEASURED, Failure, note_failure, note_start, now
 from caraml.results.record import Profile, Record, Status
+from caraml.results.rows import write_table
 from caraml.results.status import ProgressWriter
 from caraml.results.store import write_record
 from caraml.suite.model import Point

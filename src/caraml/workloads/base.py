@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from caraml.data.loader import MapDataset
 
-
 P = TypeVar("P", bound=BaseModel)
 
 SUITE_FOLDER = "CARAML_SUITE_FOLDER"

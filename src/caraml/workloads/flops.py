@@ -1,17 +1,25 @@
-"""FLOPs of any piece of torch work, by torch's own formulas.
+"""FLOPs of any piece of torch work, by torch's own formulas, and the bytes that it moves between memory and arithmetic.
 
 Torch's own formula takes the gradient of the weights of a grouped convolution for that of an ungrouped one: 35 times too many FLOPs for
 the backward pass of MobileNetV3. Depthwise convolutions are groups of one channel, so it matters for EfficientNets and MobileNets.
+
+Both are counted without computing anything. Of bytes, every kernel of an eager pass reads its inputs and writes its outputs once, 4 bytes a
+number. Fused kernels move less, kernels of several passes more: an estimate, good to a factor of about two. Of what one kernel touches, as
+much as the last-level cache holds may lie there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 
@@ -80,3 +88,89 @@ def forward_and_training_flops(forward: Callable[[], torch.Tensor], samples: int
     with torch.no_grad():
         alone = count_flops(forward)
     return alone / samples, count_flops(lambda: forward().backward()) / samples
+
+
+ADAMW, SGD_MOMENTUM = 28, 20
+"""Bytes that a fused update moves per parameter: reads weight, gradient and states, writes weight and states, 4 bytes each."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that the kernels of a pass move."""
+
+    kernels: tuple[tuple[float, float, float], ...]
+    """Of each: bytes that grow with the samples of a micro-batch, per sample; the others, as of weights; and how often it runs."""
+
+    @property
+    def per_sample(self) -> float:
+        """Bytes that grow with the samples, of all kernels."""
+        return sum(each * times for each, _, times in self.kernels)
+
+    @property
+    def besides(self) -> float:
+        """The other bytes of a micro-batch."""
+        return sum(rest * times for _, rest, times in self.kernels)
+
+    def cached(self, samples: int, cache: float) -> float:
+        """Bytes of one micro-batch that a cache of this size can serve at best: of each kernel no more than it holds."""
+        return sum(min(each * samples + rest, cache) * times for each, rest, times in self.kernels)
+
+    def times(self, factor: float) -> Traffic:
+        """The same kernels, so many times as often."""
+        return Traffic(tuple((each, rest, times * factor) for each, rest, times in self.kernels))
+
+    def __add__(self, other: Traffic) -> Traffic:
+        """The kernels of both."""
+        return Traffic(self.kernels + other.kernels)
+
+    def cached_share(self, micro_batch: int, accumulation: int, update: float, cache: float) -> float:
+        """Largest share of a step's bytes that the cache can serve; ``update`` bytes are the optimizer's, in one kernel."""
+        moved = accumulation * (micro_batch * self.per_sample + self.besides) + update
+        return (accumulation * self.cached(micro_batch, cache) + min(update, cache)) / moved
+
+
+class _KernelCounter(TorchDispatchMode):
+    """Notes the sizes of inputs and outputs of every kernel. Views move nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view and func.overloadpacket not in (torch.ops.aten.detach, torch.ops.aten._unsafe_view):
+            self.kernels.append(_bytes((args, kwargs)) + _bytes(out))
+        return out
+
+
+def _bytes(tensors: Any) -> int:
+    found = {id(leaf): leaf.numel() * leaf.element_size() for leaf in tree_leaves(tensors) if isinstance(leaf, torch.Tensor)}
+    return sum(found.values())
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Attention as one kernel, as devices have it; the meta device would write the matrix of all scores.
+
+    Another operation of three inputs and one output of these sizes takes its place.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return torch.addcmul(*args[:3])
+        return func(*args, **(kwargs or {}))
+
+
+def traffic(model: torch.nn.Module, loss: Callable[[int], torch.Tensor]) -> Traffic:
+    """What the kernels of ``loss(samples)`` and of the gradients of ``model``'s parameters move.
+
+    ``loss`` computes on the meta device. Two sizes of the micro-batch tell what grows with it from what does not.
+    """
+    few, many = _counted(model, loss, 2), _counted(model, loss, 4)
+    return Traffic(tuple(((more - less) / 2, 2.0 * less - more, 1.0) for less, more in zip(few, many, strict=True)))
+
+
+def _counted(model: torch.nn.Module, loss: Callable[[int], torch.Tensor], samples: int) -> list[int]:
+    counter = _KernelCounter()
+    with counter, _FusedAttention():
+        torch.autograd.grad(loss(samples), list(model.parameters()))
+    return counter.kernels

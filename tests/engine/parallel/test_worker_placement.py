@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from caraml.results.files import read_table
 from caraml.results.record import Record
+from caraml.results.rows import read_table
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Measure, Placement, Point
 from caraml.workloads.gpt import Params

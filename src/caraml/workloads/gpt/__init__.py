@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from caraml.data.loader import MapDataset
+    from caraml.workloads.flops import Traffic
     from caraml.workloads.gpt.model import GPTConfig
-    from caraml.workloads.traffic import Traffic
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -196,8 +196,8 @@ def _dataset(params: Params, seed: int) -> MapDataset:
 
 def _traffic_facts(config: GPTConfig, ctx: BuildContext[Params]) -> dict[str, float]:
     """What a step moves; nothing where it is not estimated: what recomputation moves again, and what a division sends instead."""
+    from caraml.workloads.flops import ADAMW
     from caraml.workloads.gpt.model import parameter_count
-    from caraml.workloads.traffic import ADAMW
 
     if config.recompute != "off" or ctx.divided:
         return {}
@@ -216,8 +216,8 @@ def network_traffic(config: GPTConfig) -> Traffic:
     import torch
     from torch.nn import functional as F
 
+    from caraml.workloads.flops import traffic
     from caraml.workloads.gpt.model import GPT
-    from caraml.workloads.traffic import traffic
 
     def of(layers: int) -> Traffic:
         with torch.device("meta"):

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from caraml.base.files import replacing, write_file
-from caraml.data.growing import Tell, begin, finish, grow, marks_beside
+from caraml.data.store import Tell, begin, finish, grow, marks_beside
 from caraml.workloads.gpt.text import META_SCHEMA, PreparedText, default_text_corpus, meta_path, prepare_text, tokenizer_path
 from caraml.workloads.gpt.tokens import IndexedTokens, bin_path, idx_path, write_index
 
@@ -37,7 +37,7 @@ def grow_text(  # noqa: PLR0917 -- as prepare_text, with a size and somebody to 
     is cut off, so that all parts have the same number of tokens.
 
     Raises:
-        InputError: as :func:`~caraml.workloads.gpt.text.prepare_text` and :func:`~caraml.data.growing.begin`.
+        InputError: as :func:`~caraml.workloads.gpt.text.prepare_text` and :func:`~caraml.data.store.begin`.
         EnvironmentUnfitError: the disk has no room for all of it.
     """
     marks, tokens = marks_beside(out), bin_path(out)

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from caraml.base.errors import InputError
 from caraml.base.files import replacing
 from caraml.base.limits import opened
-from caraml.data.growing import marks_beside, refuse_unfinished
+from caraml.data.store import marks_beside, refuse_unfinished
 
 if TYPE_CHECKING:
     import torch

@@ -25,8 +25,8 @@ from caraml.workloads.base import BatchSource, BuildContext, Task, Workload, giv
 if TYPE_CHECKING:
     import torch
 
+    from caraml.workloads.flops import Traffic
     from caraml.workloads.image_classification.images import HeldOut, ImageSamples
-    from caraml.workloads.traffic import Traffic
 
 
 IMAGENET_IMAGES = 1_281_167
@@ -179,7 +179,7 @@ def _optimizer(model: torch.nn.Module, ctx: BuildContext[Params]) -> torch.optim
 
 
 def _facts(ctx: BuildContext[Params], model: torch.nn.Module, source: BatchSource) -> Facts:
-    from caraml.workloads.traffic import SGD_MOMENTUM
+    from caraml.workloads.flops import SGD_MOMENTUM
 
     params = ctx.params
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -224,7 +224,7 @@ def network_traffic(params: Params) -> Traffic:
     """What forward and backward pass move; a sample is an image."""
     import torch
 
-    from caraml.workloads.traffic import traffic
+    from caraml.workloads.flops import traffic
 
     with torch.device("meta"):
         model = _network(params)
@@ -233,7 +233,7 @@ def network_traffic(params: Params) -> Traffic:
 
 
 def _network(params: Params) -> torch.nn.Module:
-    from caraml.compat import make_torchvision_importable
+    from caraml.workloads import make_torchvision_importable
 
     make_torchvision_importable()
     import timm
@@ -303,7 +303,7 @@ def _samples(
 
 
 def _dali_source(ctx: BuildContext[Params]) -> BatchSource:
-    from caraml.workloads.image_classification.dali import DaliBatches
+    from caraml.workloads.image_classification.decode import DaliBatches
     from caraml.workloads.image_classification.generator import default_image_folder
 
     params = ctx.params

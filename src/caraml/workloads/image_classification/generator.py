@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 from caraml.base.errors import InputError
 from caraml.base.files import making, write_file, write_new
-from caraml.data.growing import MARKS, Tell, begin, finish, grow
-from caraml.data.store import build_folder, prepared_once
+from caraml.data.store import MARKS, Tell, begin, build_folder, finish, grow, prepared_once
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -79,7 +78,7 @@ def generate_image_folder(root: Path, classes: int, images_per_class: int, seed:
 def grow_image_folder(root: Path, gigabytes: float, classes: int, seed: int = 0, tell: Tell = lambda done, of: None) -> tuple[int, int]:
     """Write an image folder of ``gigabytes`` (1e9 bytes), several blocks of images at a time; the same call goes on after an end.
 
-    Returns the images and their bytes. Raises as :func:`~caraml.data.growing.begin`.
+    Returns the images and their bytes. Raises as :func:`~caraml.data.store.begin`.
     """
     marks = root / MARKS
     plan = {"kind": "images", "gigabytes": gigabytes, "classes": classes, "seed": seed, "version": _GENERATOR_VERSION}

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from caraml.base.errors import InputError
 from caraml.base.limits import IMAGE, files_below, read_bytes, read_json, read_text
-from caraml.data.growing import MARKS, refuse_unfinished
+from caraml.data.store import MARKS, refuse_unfinished
 from caraml.workloads.image_classification.generator import FACTS_FILE
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")

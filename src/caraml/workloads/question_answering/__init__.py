@@ -122,7 +122,7 @@ def flops_per_item(params: Params) -> tuple[float, float]:
 
 def _network(params: Params) -> Any:
     """BERT with a span head; of trained weights, the vocabulary has their size."""
-    from caraml.compat import make_torchvision_importable
+    from caraml.workloads import make_torchvision_importable
 
     make_torchvision_importable()
     from transformers import BertConfig, BertForQuestionAnswering

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from caraml.compat import make_torchvision_importable
+from caraml.workloads import make_torchvision_importable
 from caraml.workloads.pretrained import load_weights, read_config
 
 VOCABULARY = 128_100

@@ -13,8 +13,7 @@ from typing import Literal, get_args
 
 from caraml.base.errors import InputError, unknown_name
 from caraml.base.files import write_file
-from caraml.data.growing import MARKS, begin, finish, grow
-from caraml.data.store import build_folder, prepared_once
+from caraml.data.store import MARKS, begin, build_folder, finish, grow, prepared_once
 
 Size = Literal["tiny", "small"]
 """``tiny``: seconds to make and to learn, for tests. ``small``: samples of the published size, a few hundred megabytes."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from caraml.base.errors import InputError, nearest
 from caraml.base.files import replacing_by_name
 from caraml.base.limits import CHUNK, LINKS, SLICE, opened, too_large
-from caraml.data.growing import MARKS, refuse_unfinished
+from caraml.data.store import MARKS, refuse_unfinished
 
 Index = int | slice | EllipsisType | tuple[int | slice, ...]
 FloatArray = npt.NDArray[np.float32]
