@@ -20,10 +20,10 @@ import caraml
 from caraml.api import Result, Results
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.power.model import ChannelEnergy, WindowEnergy
+from caraml.power.result import power_frame
 from caraml.power.store import ROW
-from caraml.power.trace import power_frame
-from caraml.results.files import write_table
 from caraml.results.record import Node
+from caraml.results.rows import write_table
 from caraml.results.store import Store
 
 RECIPES = sorted((Path(__file__).parents[1] / "examples" / "recipes").glob("*.py"))

@@ -118,15 +118,15 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_671,
+    "analysis": 3_672,
     "base": 2_522,
-    "campaign": 1_756,
-    "cli": 1_542,
+    "campaign": 1_744,
+    "cli": 1_531,
     "data": 831,
-    "engine": 4_025,
-    "launch": 1_739,
+    "engine": 4_015,
+    "launch": 1_728,
     "metrics": 1_638,
-    "power": 4_682,
+    "power": 4_674,
     "reference": 469,
     "report": 4_289,
     "results": 2_476,
@@ -134,9 +134,9 @@ LINES = {
     "system": 3_945,
     "verify": 1_059,
     "worker": 2_100,
-    "workloads": 8_422,
+    "workloads": 8_416,
 }
-FILES = 242
+FILES = 236
 
 
 def test_no_room_outgrows_its_lines() -> None:

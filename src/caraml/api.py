@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, overload
 from caraml.analysis.table import COLUMNS, RAW, Scalar, Steps, Trace, insert_raw, raw_files, read_power, read_steps, rows, units
 from caraml.base.errors import EnvironmentUnfitError, InputError, unknown_name
 from caraml.metrics.model import Metric
-from caraml.power.trace import energy_frame, need_tables, power_frame, write_hdf5
+from caraml.power.result import energy_frame, need_tables, power_frame, write_hdf5
 from caraml.results.record import Record
 from caraml.results.selector import Selection, select
 from caraml.results.store import Store

@@ -17,7 +17,7 @@ from caraml.workloads.radiation_emulation.data import RadiationSamples
 from caraml.workloads.regime_clustering.data import RegimeSamples, random_crop
 from caraml.workloads.temperature_postprocessing.data import FORECAST, TemperatureSamples
 from caraml.workloads.tweet_rain_classification.data import TweetSamples, word_ids
-from caraml.workloads.weather.lookalikes import prepare_weather
+from caraml.workloads.weather import prepare_weather
 from caraml.workloads.weather.netcdf import Layout, NetcdfFiles, write_netcdf
 from caraml.workloads.weather.samples import Cached
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from caraml.engine.afterwards import validate, validation_loss
 from caraml.engine.ranks import Ranks
-from caraml.engine.validation import validate, validation_loss
 from caraml.metrics.model import Facts
 from caraml.workloads.base import VALIDATION_BATCHES, Task
 

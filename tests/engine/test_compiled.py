@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from caraml.engine.afterwards import validate
 from caraml.engine.precision import set_deterministic
 from caraml.engine.step import make_step
-from caraml.engine.validation import validate
 from caraml.suite.expand import expand
 from caraml.suite.model import Knobs, Machine
 from caraml.workloads import load_workload, params_of

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from caraml.engine.afterwards import validate
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import RESIDENT_BATCHES, make_step
-from caraml.engine.validation import validate
 from caraml.engine.watchdog import PATIENCE as PATIENCE_VARIABLE
 from caraml.engine.watchdog import HangVerdict, Sign, Watchdog
 from caraml.metrics.model import Facts

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from caraml.base.errors import CaramlError
-from caraml.workloads.weather.lookalikes import prepare_weather
+from caraml.workloads.weather import prepare_weather
 from tests.hostile.damage import NASTY, Edit, damaged, verdict_of
 
 TRIALS = 60

@@ -16,8 +16,7 @@ from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.launch import batch, queue
 from caraml.launch.base import Job
 from caraml.launch.batch import START_UP_SECONDS, Request, SlurmOptions
-from caraml.launch.launchers import PrintLauncher
-from caraml.launch.prepare import faults, set_up
+from caraml.launch.launchers import PrintLauncher, faults, set_up
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.finish import finish
 from caraml.results.store import RECORD, Store, read_record

@@ -720,7 +720,7 @@ FAULTS = [
         '            self._sign.place = f"{VALIDATION} {index}"\n            self._sign.batches += 1\n',
         (T_DOG,),
     ),
-    Fault("validation is not watched", "engine/validation.py", "for batch in watch(own)]", "for batch in own]", (T_DOG,)),
+    Fault("validation is not watched", "engine/afterwards.py", "for batch in watch(own)]", "for batch in own]", (T_DOG,)),
     Fault("cuBLAS without memory has failed", "base/errors.py", '    "alloc_failed",', '    "no such words",', (T_ERRORS,)),
     Fault("a host without memory has failed", "base/errors.py", '    "can\'t allocate memory",', '    "no such words",', (T_ERRORS,)),
     Fault("the cause of an error is not asked", "base/errors.py", "        seen = seen.__cause__\n", "        seen = None\n", (T_ERRORS,)),
@@ -895,7 +895,7 @@ FAULTS = [
     ),
     Fault(
         "a trace that goes on over all micro-batches",
-        "engine/profile.py",
+        "engine/afterwards.py",
         "if self._micro_batches == MICRO_BATCHES and self._point.placement.pp == 1:",
         "if False:",
         ("tests/worker/test_profile.py::test_a_long_step_is_traced_in_part",),

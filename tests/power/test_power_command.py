@@ -19,10 +19,9 @@ from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.power.__main__ import main
 from caraml.power.command import _Child, check_methods, measure, watch
 from caraml.power.model import window_from_dict
-from caraml.power.result import read_readings
+from caraml.power.result import downsampled, read_readings, svg, write_hdf5
 from caraml.power.source import source_names
 from caraml.power.store import ReadingStore
-from caraml.power.trace import downsampled, svg, write_hdf5
 
 MODULES = Path(__file__).resolve().parents[1] / "fakes" / "power" / "modules"
 UNTIL = "n=0; until {} || [ $n -gt 3000 ]; do n=$((n + 1)); sleep 0.05; done"

@@ -17,9 +17,9 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, supported_activities
 
 from caraml.base.files import write_file
-from caraml.engine import profile
+from caraml.engine import afterwards
+from caraml.engine.afterwards import IN_A_PIPELINE, MEMORY, MICRO_BATCHES, STEPS, TRACE, Tracer
 from caraml.engine.device import CpuDevice
-from caraml.engine.profile import IN_A_PIPELINE, MEMORY, MICRO_BATCHES, STEPS, TRACE, Tracer
 from caraml.engine.steps import StepOutcome
 from caraml.results.finish import MEASURED, finish
 from caraml.results.record import Record
@@ -176,7 +176,7 @@ def test_a_pipeline_that_takes_too_many_at_once_is_not_traced(tmp_path: Path, ma
 
 
 def test_a_trace_that_is_too_large_is_not_kept(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "MOST_BYTES", 100)
+    monkeypatch.setattr(afterwards, "MOST_BYTES", 100)
     tracer = Tracer(make_point(profile=True), CpuDevice(), tmp_path)
     found, files = tracer.run(Steps(tracer, 1))
     assert not files and not list(tmp_path.iterdir()) and found.costliest
@@ -213,7 +213,7 @@ def test_on_a_gpu_kernels_are_told_and_memory_has_its_history(
         Path(path).write_bytes(b"snapshot")
 
     memory = SimpleNamespace(_record_memory_history=lambda **values: asked.append(values), _dump_snapshot=dump)
-    monkeypatch.setattr(profile, "profile", Profiler)
+    monkeypatch.setattr(afterwards, "profile", Profiler)
     monkeypatch.setattr(torch, "get_device_module", lambda kind: SimpleNamespace(memory=memory))
     device: Any = SimpleNamespace(torch_device=SimpleNamespace(type="cuda"), synchronize=lambda: None)
     tracer = Tracer(make_point(profile=True), device, tmp_path)

@@ -27,7 +27,7 @@ from caraml.workloads.gpt.lookalike import grow_text
 from caraml.workloads.gpt.tokens import IndexedTokens, TokenSamples
 from caraml.workloads.image_classification.generator import grow_image_folder
 from caraml.workloads.image_classification.store import FolderStore
-from caraml.workloads.weather.lookalikes import grow_weather
+from caraml.workloads.weather import grow_weather
 
 SIZE = 0.11
 COMMAND = [sys.executable, "-m", "caraml", "data", "prepare", "weather", "ap5", "--size", "tiny", "--gigabytes", str(SIZE), "--out", "set"]

@@ -13,7 +13,7 @@ from caraml.results.rows import read_table
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Measure, Point
 from caraml.workloads import load_workload
-from caraml.workloads.weather.lookalikes import prepare_weather
+from caraml.workloads.weather import prepare_weather
 from tests.conftest import MakePoint
 from tests.stores import write_script
 

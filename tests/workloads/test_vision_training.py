@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.engine.afterwards import validate
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
 from caraml.engine.steps import RankSummary, StepTable
-from caraml.engine.validation import validate
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric, unknown
 from caraml.metrics.quality import image_quality

@@ -13,7 +13,7 @@ from caraml.engine.step import Step, make_step
 from caraml.suite.model import Point
 from caraml.workloads import load_workload
 from caraml.workloads.base import BuildContext, Task
-from caraml.workloads.weather.lookalikes import prepare_weather
+from caraml.workloads.weather import prepare_weather
 
 
 @dataclass

@@ -19,7 +19,7 @@ from caraml.campaign.campaign import Campaign
 from caraml.campaign.machine import shortest
 from caraml.campaign.program import filled_command, references
 from caraml.launch import queue
-from caraml.launch.prepare import beforehand, faults
+from caraml.launch.launchers import beforehand, faults
 from caraml.launch.script import SCRIPT
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.store import latest_in

@@ -34,8 +34,7 @@ from caraml.campaign.machine import Pace, wait_for
 from caraml.campaign.program import Sensors, Shells, ran
 from caraml.engine.instruments import why_no_sensor
 from caraml.launch.base import JobState, Launcher
-from caraml.launch.launchers import PrintLauncher, launcher_of
-from caraml.launch.prepare import set_up, setup_script
+from caraml.launch.launchers import PrintLauncher, launcher_of, set_up, setup_script
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.claim import Heartbeat
 from caraml.results.record import STOPPED, Record

@@ -10,7 +10,7 @@ from types import FrameType
 
 # Files register their verbs when they are imported; help shows them in this order.
 # isort: off
-from caraml.cli import run, campaign, results, check, setup  # noqa: F401
+from caraml.cli import run, results, check, setup  # noqa: F401
 
 # isort: on
 from caraml.base.errors import CaramlError, ExitCode

@@ -201,7 +201,7 @@ def prepare_weather(
     gigabytes: Gigabytes = None,
 ) -> None:
     """Write look-alike NetCDF files of a weather and climate application."""
-    from caraml.workloads.weather.lookalikes import grow_weather, prepare_weather
+    from caraml.workloads.weather import grow_weather, prepare_weather
 
     if gigabytes is None:
         done = prepare_weather(application, out, size or "tiny", seed)

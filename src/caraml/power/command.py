@@ -228,13 +228,13 @@ def _write(meter: Meter, folder: ResultFolder, result: CommandResult) -> list[Pa
     try:
         files = folder.finish(result)
         if result.energy.channels:
-            from caraml.power.trace import svg
+            from caraml.power.result import svg
 
             picture = folder.folder / folder.path.name.replace("energy", "power").replace(".json", ".svg")
             write_file(picture, svg(meter.store, result.energy.start, result.energy.end, " ".join(result.command)[:100]), sync="none")
             files.append(picture)
         if folder.format == "h5":
-            from caraml.power.trace import energy_frame, write_hdf5
+            from caraml.power.result import energy_frame, write_hdf5
 
             suffix = f"{platform.node()}.{os.getpid()}" if result.rank is None else str(result.rank)
             files += write_hdf5(folder.folder, meter.power_frame(), energy_frame(result.energy), suffix)

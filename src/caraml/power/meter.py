@@ -178,8 +178,8 @@ class Meter:
         return {name: [row[index] for row in rows] for index, name in enumerate(ROW)}
 
     def power_frame(self) -> pandas.DataFrame:
-        """Power of every domain as a table of the form that jpwr's has: see :func:`caraml.power.trace.power_frame`."""
-        from caraml.power.trace import domains, power_frame
+        """Power of every domain as a table of the form that jpwr's has: see :func:`caraml.power.result.power_frame`."""
+        from caraml.power.result import domains, power_frame
 
         shown = domains(self.store).items()
         columns = {channel.domain: ([t for t, _ in points], [watts for _, watts in points]) for channel, points in shown}

@@ -21,6 +21,7 @@ from caraml.base.errors import CaramlError, InputError, is_out_of_memory
 from caraml.base.files import write_file
 from caraml.base.format import human
 from caraml.base.limits import read_json
+from caraml.engine.afterwards import quality, save_model, validate, validation_loss
 from caraml.engine.device import CpuDevice, Device, open_device, sensors_of
 from caraml.engine.epochs import EpochLoop
 from caraml.engine.instruments import Instruments, quiet_baseline
@@ -39,7 +40,6 @@ from caraml.engine.precision import (
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import Watch, make_step
 from caraml.engine.steps import RankSummary, Step
-from caraml.engine.validation import quality, save_model, validate, validation_loss
 from caraml.engine.watchdog import Watchdog, die_with_parent
 from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Facts, Metric, Peak, unknown
 from caraml.metrics.quality import DEFINITIONS as QUALITY
@@ -58,8 +58,8 @@ from caraml.workloads import load_workload
 from caraml.workloads.base import BuildContext, Task
 
 if TYPE_CHECKING:
+    from caraml.engine.afterwards import Tracer
     from caraml.engine.parallel.divide import Divided
-    from caraml.engine.profile import Tracer
     from caraml.system.kernels import Kind
 
 _LONGEST_REASON = 400
@@ -220,7 +220,7 @@ class Worker:
         """The step, and what will trace it once everything is measured."""
         tracer = None
         if self.point.profile:
-            from caraml.engine.profile import Tracer
+            from caraml.engine.afterwards import Tracer
 
             tracer = Tracer(self.point, device, self.folder if self.rank == 0 else None)
             looked_after = watch

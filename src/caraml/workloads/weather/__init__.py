@@ -1,15 +1,22 @@
-"""What the weather applications share: parameters of their input, and how it is opened."""
+"""What the weather applications share: parameters of their input, how it is opened, and look-alike files."""
 
 from __future__ import annotations
 
+import importlib
+import math
+import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import Field
 
+from caraml.base.errors import InputError, unknown_name
+from caraml.base.files import write_file
 from caraml.base.toml import FrozenModel
+from caraml.data.store import MARKS, begin, build_folder, finish, grow, prepared_once
 from caraml.workloads.base import VALIDATION_BATCHES, BatchSource, BuildContext, given_path, open_source
 
 if TYPE_CHECKING:
@@ -50,8 +57,6 @@ def open_input(
     if params.data != "files":
         made = synthetic()
         return open_source(made, ctx, workers=params.workers, resident=resident)
-    from caraml.workloads.weather.lookalikes import default_weather_folder
-
     folder = given_path(params.folder) if params.folder else default_weather_folder(application, params.lookalike)
     source = open_source(files(folder, "train"), ctx, workers=params.workers, resident=False)
     return replace(source, validation=lambda: _once(files(folder, "validation"), ctx.micro_batch, ctx.device))
@@ -67,3 +72,131 @@ def _once(samples: MapDataset, batch_size: int, device: torch.device) -> Iterato
     for start in range(0, last, batch_size):
         batch = default_collate([samples[position] for position in range(start, min(start + batch_size, last))])
         yield next(to_device(iter([batch]), device))
+
+
+Size = Literal["tiny", "small"]
+"""``tiny``: seconds to make and to learn, for tests. ``small``: samples of the published size, a few hundred megabytes."""
+
+_WORKLOADS = {
+    "ap1": "temperature_postprocessing",
+    "ap2": "tweet_rain_classification",
+    "ap3": "radiation_emulation",
+    "ap4": "ensemble_postprocessing",
+    "ap5": "downscaling_gan",
+    "ap6": "regime_clustering",
+    "atmorep": "atmorep",
+}
+_LOOKALIKE_VERSION = 1
+"""Raised when a generator changes what it writes."""
+_WHOLE = {"ap2": "all of its texts are read into memory", "ap4": "a set of it is a fixed number of files"}
+"""Applications whose sets cannot have any number of files, and why."""
+_FEWEST = 50
+"""Files of a set of a given size, all as large as one another: then the size is right within 1 %."""
+
+
+@dataclass(frozen=True)
+class PreparedWeather:
+    """Look-alike files that were written."""
+
+    folder: Path
+    files: int
+    bytes: int
+
+
+def prepare_weather(application: str, out: Path, size: str = "tiny", seed: int = 0) -> PreparedWeather:
+    """Write look-alike files of an application (``ap1`` ... ``ap6``, ``atmorep``) into the new folder ``out``.
+
+    Raises:
+        InputError: unknown application or size, or ``out`` exists and is not empty.
+    """
+    _refuse_unknown(application, size)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out}: found files; expected a new or empty folder")
+    build_folder(out, lambda folder: _write(application, folder, size, seed))
+    return _prepared(out)
+
+
+def grow_weather(  # noqa: PLR0917 -- as prepare_weather, with a size and somebody to tell
+    application: str,
+    out: Path,
+    gigabytes: float,
+    size: str = "small",
+    seed: int = 0,
+    tell: Callable[[int, int], None] = lambda done, of: None,
+) -> PreparedWeather:
+    """Write look-alike files of ``gigabytes`` (1e9 bytes) in all into ``out``, several at a time; the same call goes on after an end.
+
+    Every file has another content, and as many samples as a file of ``size``. ``tell`` gets the files that are done, and all.
+
+    Raises:
+        InputError: an unknown application or size, one whose sets do not grow, too few files, or other files in ``out``.
+        EnvironmentUnfitError: the disk has no room for all of it.
+    """
+    _refuse_unknown(application, size)
+    if application in _WHOLE:
+        raise InputError(f"{application}: found --gigabytes {gigabytes:g}, expected none: {_WHOLE[application]}", "leave out --gigabytes")
+    marks = out / MARKS
+    plan = {"application": application, "gigabytes": gigabytes, "size": size, "seed": seed, "version": _LOOKALIKE_VERSION}
+    begin(out, marks, plan, sum(path.stat().st_size for path in out.glob("*.nc")))
+    for left in out.glob(".*.tmp"):  # by a writer that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    if not (marks / "0").exists():
+        _write_first(application, out, size, seed)
+    each = int((marks / "0").read_text(encoding="utf-8"))
+    count = round(gigabytes * 1e9 / each)
+    if count < _FEWEST:
+        shutil.rmtree(out)
+        least = f"--gigabytes {math.ceil(_FEWEST * each / 1e7) / 100:g} or more"
+        smaller = ", or --size tiny" if size != "tiny" else ""
+        raise InputError(
+            f"--gigabytes: found {gigabytes:g}, which is {count} files of {each:,} bytes; expected {_FEWEST} or more", least + smaller
+        )
+    grow(marks, gigabytes, partial(_write_one, application, out, each, (size, seed)), tell)
+    finish(marks)
+    return _prepared(out)
+
+
+def _write_first(application: str, out: Path, size: str, seed: int) -> None:
+    """Write the first file and what goes with it, and note its size, which is that of every other."""
+    room = out / MARKS / "first"
+    shutil.rmtree(room, ignore_errors=True)
+    room.mkdir()
+    _lookalike(application)(room, size, seed, 0)
+    size_of_all = sum(path.stat().st_size for path in room.glob("*.nc"))
+    for path in room.iterdir():
+        path.replace(out / path.name)
+    room.rmdir()
+    write_file(out / MARKS / "0", str(size_of_all))
+
+
+def _write_one(application: str, out: Path, each: int, given: tuple[str, int], number: int) -> int:
+    _lookalike(application)(out, *given, number)
+    return each
+
+
+def _prepared(out: Path) -> PreparedWeather:
+    written = [path for path in out.iterdir() if path.is_file()]
+    return PreparedWeather(out, len(written), sum(path.stat().st_size for path in written))
+
+
+def _refuse_unknown(application: str, size: str) -> None:
+    if application not in _WORKLOADS:
+        raise unknown_name("weather application", application, _WORKLOADS)
+    if size not in get_args(Size):
+        raise unknown_name("size", size, get_args(Size))
+
+
+def default_weather_folder(application: str, size: Size) -> Path:
+    """The look-alike set of an application in the folder of prepared data, made on first use."""
+    key = {"kind": f"weather-{application}", "size": size, "version": _LOOKALIKE_VERSION}
+    return prepared_once(key, lambda folder: _write(application, folder, size, 0))
+
+
+def _write(application: str, folder: Path, size: str, seed: int) -> None:
+    _lookalike(application)(folder, size, seed)
+
+
+def _lookalike(application: str) -> Callable[..., None]:
+    """What writes the files of an application."""
+    writer: Callable[..., None] = importlib.import_module(f"caraml.workloads.{_WORKLOADS[application]}.data").write_lookalike
+    return writer
