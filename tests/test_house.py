@@ -118,7 +118,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_672,
+    "analysis": 3_674,
     "base": 2_522,
     "campaign": 1_744,
     "cli": 1_531,
@@ -131,10 +131,10 @@ LINES = {
     "report": 4_289,
     "results": 2_476,
     "suite": 2_106,
-    "system": 3_945,
+    "system": 3_948,
     "verify": 1_059,
     "worker": 2_100,
-    "workloads": 8_416,
+    "workloads": 8_424,
 }
 FILES = 236
 

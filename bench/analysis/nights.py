@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "analysis"))
 
 from run_factory import run as made_run
 
-from caraml.analysis.baseline import accept
-from caraml.analysis.check import NIGHTS, WITHIN, CheckedPoint, WorkRuns, judged, settle, works_of
+from caraml.analysis.baseline import WorkRuns, accept, works_of
+from caraml.analysis.check import NIGHTS, WITHIN, CheckedPoint, judged, settle
 from caraml.results.record import Record
 from caraml.suite.expand import PlannedPoint
 

@@ -13,20 +13,17 @@ from xml.etree import ElementTree
 import pytest
 from run_factory import run
 
-from caraml.analysis.baseline import accept, failed_repeats, machine_of_record, refuse_other_machine
-from caraml.analysis.check import (
-    ALPHA,
-    SCREEN,
-    CheckedPoint,
-    SuiteCheck,
+from caraml.analysis.baseline import (
     WorkRuns,
+    accept,
     accepted_until,
     add_history,
-    changed_since,
-    judged,
-    settle,
+    failed_repeats,
+    machine_of_record,
+    refuse_other_machine,
     works_of,
 )
+from caraml.analysis.check import ALPHA, SCREEN, CheckedPoint, SuiteCheck, changed_since, judged, settle
 from caraml.base.errors import ExitCode, InputError
 from caraml.report.check import check_json, check_junit, check_sections, verdict_line
 from caraml.results.baseline import Baseline, find_baseline, place, read_baseline, who_wrote, write_baseline

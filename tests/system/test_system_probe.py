@@ -9,8 +9,8 @@ import pytest
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.system import kernels, probe
-from caraml.system.kernels import CONVOLUTION, Kernel, array_bytes, dense, streams
-from caraml.system.probe import Limit, Stopwatch, Timing, measure, measure_again, search
+from caraml.system.kernels import CONVOLUTION, Kernel, Stopwatch, array_bytes, dense, streams
+from caraml.system.probe import Limit, Timing, measure, measure_again, search
 
 torch = pytest.importorskip("torch")
 CPU = torch.device("cpu")

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from caraml.analysis.estimate import values
@@ -16,6 +17,8 @@ from caraml.power.model import METHOD_VERSION
 from caraml.results.baseline import AcceptedMetric, AcceptedPoint, AcceptedRun, Baseline
 from caraml.results.record import Record
 from caraml.results.selector import Selection
+from caraml.results.store import Store
+from caraml.suite.expand import PlannedPoint
 from caraml.suite.model import Point
 from caraml.system.model import System
 
@@ -190,3 +193,68 @@ def started(record: Record) -> datetime:
         return datetime.fromisoformat(record.started_at).astimezone(UTC)
     except (ValueError, OverflowError):
         return datetime.min.replace(tzinfo=UTC)
+
+
+_MOST_ATTEMPTS = 50
+"""Attempts at a point that are read to find the last nights."""
+
+
+@dataclass
+class WorkRuns:
+    """The runs of one piece of work."""
+
+    label: str
+    keys: frozenset[str]
+    accepted: AcceptedPoint
+    newest: list[Record] = field(default_factory=list)
+    earlier: list[Record] = field(default_factory=list)
+    """By time, since the baseline."""
+
+
+def works_of(points: Sequence[PlannedPoint], baseline: Baseline) -> tuple[list[WorkRuns], tuple[str, ...]]:
+    """The suite's work with its place in the baseline, and what to know about the rest.
+
+    Raises ``InputError`` for work that the baseline does not have.
+    """
+    known = {point.work: point for point in baseline.points}
+    keys: dict[str, set[str]] = {}
+    labels: dict[str, str] = {}
+    for planned in points:
+        work = work_of(planned.point)
+        if planned.skip is None or work in known:
+            keys.setdefault(work, set()).add(planned.key or planned.point.key)
+            labels.setdefault(work, label_of(planned.point))
+    lacking = [labels[work] for work in keys if work not in known]
+    if lacking:
+        listed = ", ".join(lacking[:5]) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
+        raise InputError(
+            f"baseline {baseline.name!r} lacks {len(lacking)} of {len(keys)} points of the suite: {listed}",
+            f"run the suite and accept it: caraml accept {baseline.suite} --as {baseline.name} --replace",
+        )
+    gone = [point.label for point in baseline.points if point.work not in keys]
+    notes = (f"the suite lacks {len(gone)} of {len(known)} points of the baseline: {', '.join(gone[:5])}",) if gone else ()
+    return [WorkRuns(labels[work], frozenset(found), known[work]) for work, found in keys.items()], notes
+
+
+def accepted_until(baseline: Baseline) -> datetime:
+    """When the newest accepted run started. Raises ``InputError`` where the baseline does not say it."""
+    found = _parsed(baseline.newest_run)
+    if found is None:
+        raise InputError(f"baseline {baseline.name!r}: newest_run: found {baseline.newest_run:.40}, expected a time", "accept it anew")
+    return found
+
+
+def add_history(works: Sequence[WorkRuns], store: Store, since: datetime) -> None:
+    """Give every piece of work its attempts since the baseline that are on disk, the newest of each key left out as ``newest``."""
+    for work in works:
+        new = {(record.key, record.attempt) for record in work.newest}
+        found = [record for key in sorted(work.keys) for record in store.newest(key, _MOST_ATTEMPTS)]
+        kept = (one for one in found if one.status == "ok" and (one.key, one.attempt) not in new and started(one) > since)
+        work.earlier = sorted(kept, key=started)
+
+
+def _parsed(text: str | None) -> datetime | None:
+    try:
+        return None if text is None else datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None

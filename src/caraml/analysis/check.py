@@ -15,23 +15,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from caraml.analysis.baseline import good_of, label_of, started, surroundings, why_not, work_of
+from caraml.analysis.baseline import WorkRuns, _parsed, good_of, surroundings, why_not
 from caraml.analysis.compare import family
 from caraml.analysis.estimate import Estimate, Value, sessions_of, smallest_change, values
 from caraml.analysis.grouping import Difference, compare_facts
 from caraml.analysis.run_variation import ratios
-from caraml.base.errors import ExitCode, InputError
+from caraml.base.errors import ExitCode
 from caraml.base.stats import holm
 from caraml.metrics.definitions import METRICS, title_of
 from caraml.power.model import METHOD_VERSION
 from caraml.results.baseline import AcceptedMetric, AcceptedPoint, Baseline
 from caraml.results.record import Record
-from caraml.results.store import Store
-from caraml.suite.expand import PlannedPoint
 
 CheckVerdict: TypeAlias = Literal["worse", "undecided", "better", "same", "not judged"]
 FlagPolicy: TypeAlias = Literal["strict", "warn", "ignore"]
@@ -46,8 +43,6 @@ WITHIN = 0.02
 NIGHTS = 5
 _NO_MATTER = {"disturbed_probe", "limit_too_low"}
 """Flags that speak of the device's limits, on which no number that is judged depends."""
-_MOST_ATTEMPTS = 50
-"""Attempts at a point that are read to find the last nights."""
 
 
 @dataclass(frozen=True)
@@ -120,60 +115,6 @@ class SuiteCheck:
     def exit_code(self) -> ExitCode:
         """What the process says."""
         return {"worse": ExitCode.WORSE, "undecided": ExitCode.UNDECIDED}.get(self.verdict, ExitCode.OK)
-
-
-@dataclass
-class WorkRuns:
-    """The runs of one piece of work."""
-
-    label: str
-    keys: frozenset[str]
-    accepted: AcceptedPoint
-    newest: list[Record] = field(default_factory=list)
-    earlier: list[Record] = field(default_factory=list)
-    """By time, since the baseline."""
-
-
-def works_of(points: Sequence[PlannedPoint], baseline: Baseline) -> tuple[list[WorkRuns], tuple[str, ...]]:
-    """The suite's work with its place in the baseline, and what to know about the rest.
-
-    Raises ``InputError`` for work that the baseline does not have.
-    """
-    known = {point.work: point for point in baseline.points}
-    keys: dict[str, set[str]] = {}
-    labels: dict[str, str] = {}
-    for planned in points:
-        work = work_of(planned.point)
-        if planned.skip is None or work in known:
-            keys.setdefault(work, set()).add(planned.key or planned.point.key)
-            labels.setdefault(work, label_of(planned.point))
-    lacking = [labels[work] for work in keys if work not in known]
-    if lacking:
-        listed = ", ".join(lacking[:5]) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
-        raise InputError(
-            f"baseline {baseline.name!r} lacks {len(lacking)} of {len(keys)} points of the suite: {listed}",
-            f"run the suite and accept it: caraml accept {baseline.suite} --as {baseline.name} --replace",
-        )
-    gone = [point.label for point in baseline.points if point.work not in keys]
-    notes = (f"the suite lacks {len(gone)} of {len(known)} points of the baseline: {', '.join(gone[:5])}",) if gone else ()
-    return [WorkRuns(labels[work], frozenset(found), known[work]) for work, found in keys.items()], notes
-
-
-def accepted_until(baseline: Baseline) -> datetime:
-    """When the newest accepted run started. Raises ``InputError`` where the baseline does not say it."""
-    found = _parsed(baseline.newest_run)
-    if found is None:
-        raise InputError(f"baseline {baseline.name!r}: newest_run: found {baseline.newest_run:.40}, expected a time", "accept it anew")
-    return found
-
-
-def add_history(works: Sequence[WorkRuns], store: Store, since: datetime) -> None:
-    """Give every piece of work its attempts since the baseline that are on disk, the newest of each key left out as ``newest``."""
-    for work in works:
-        new = {(record.key, record.attempt) for record in work.newest}
-        found = [record for key in sorted(work.keys) for record in store.newest(key, _MOST_ATTEMPTS)]
-        kept = (one for one in found if one.status == "ok" and (one.key, one.attempt) not in new and started(one) > since)
-        work.earlier = sorted(kept, key=started)
 
 
 def settle(
@@ -346,13 +287,6 @@ def _usable(work: WorkRuns, flags: FlagPolicy) -> list[Record]:
 
 def _accepted_values(found: AcceptedMetric) -> list[Value]:
     return [Value(**{**vars(one), "time": _parsed(one.time)}) for one in found.runs]
-
-
-def _parsed(text: str | None) -> datetime | None:
-    try:
-        return None if text is None else datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
 
 
 def _values_of(

@@ -108,8 +108,8 @@ def check(  # noqa: PLR0917 -- options, which nobody gives by position
     here: Here = False,
 ) -> None:
     """Run a suite anew and say whether it is still as fast as accepted: exit code 0 yes, 4 worse, 5 undecided."""
-    from caraml.analysis.baseline import machine_of_system, refuse_other_machine
-    from caraml.analysis.check import SuiteCheck, accepted_until, add_history, changed_since, judged, settle, works_of
+    from caraml.analysis.baseline import accepted_until, add_history, machine_of_system, refuse_other_machine, works_of
+    from caraml.analysis.check import SuiteCheck, changed_since, judged, settle
     from caraml.campaign import Options
     from caraml.cli.asked import Asked
     from caraml.report.progress import LogLines

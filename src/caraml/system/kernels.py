@@ -5,10 +5,12 @@ Operands hold random numbers: zeros would draw less power and run faster than an
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Literal
 
@@ -237,3 +239,54 @@ def device_name(device: torch.device) -> str:
         return host.cpu().model
     named = getattr(torch.get_device_module(device), "get_device_name", None)
     return str(named(device)) if named is not None else str(device)
+
+
+_FEWEST, _MOST = 3, 200
+"""Repetitions of a kernel."""
+
+
+class Stopwatch:
+    """Times work on a device: by a chain of device events on CUDA and ROCm, else by the monotonic clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return time.monotonic()
+
+    def wait(self) -> None:
+        """Until the device has done its work."""
+        import torch
+
+        if self.device.type != "cpu":  # beside a plug-in, CUDA is not torch's current accelerator
+            (torch.cuda if self.device.type == "cuda" else torch.accelerator).synchronize(self.device)
+
+    def during(self, work: Callable[[], object], seconds: float) -> list[float]:
+        """Seconds of each repetition within about ``seconds``, at least three unless others take the time."""
+        if self.device.type == "cuda":
+            (once,) = self._chain(work, 1)
+            return self._chain(work, max(_FEWEST, min(_MOST, int(seconds / max(once, 1e-7)))))
+        end, found = self.now() + seconds, list[float]()
+        while len(found) < _MOST and (self.now() < end or (len(found) < _FEWEST and self.now() < end + seconds) or not found):
+            found.append(self._one(work))
+        return found
+
+    def _one(self, work: Callable[[], object]) -> float:
+        begin = time.perf_counter()
+        work()
+        self.wait()
+        return time.perf_counter() - begin
+
+    def _chain(self, work: Callable[[], object], repetitions: int) -> list[float]:
+        import torch
+
+        with torch.cuda.device(self.device):
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(repetitions + 1)]
+            torch.cuda.synchronize()
+            events[0].record()
+            for event in events[1:]:
+                work()
+                event.record()
+            torch.cuda.synchronize()
+        return [start.elapsed_time(end) / 1e3 for start, end in pairwise(events)]

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from caraml.base.errors import EnvironmentUnfitError
 from caraml.base.stats import mean_interval
 from caraml.base.toml import FrozenModel
 from caraml.system import host
-from caraml.system.kernels import CONVOLUTION, Kernel, Kind, Shape, array_bytes, check, dense, device_name, precision, streams
+from caraml.system.kernels import CONVOLUTION, Kernel, Kind, Shape, Stopwatch, array_bytes, check, dense, device_name, precision, streams
 from caraml.system.model import DType
 from caraml.system.topology import mask
 
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 METHOD_VERSION = 3
 """Raised when kernels, data or statistics of a probe change, so that stored results are not mixed."""
 
-_FEWEST, _MOST = 3, 200
-"""Repetitions of a kernel."""
 _CONFIRMING = 0.4
 """Share of the time that goes to measuring the best kernels again: the luck by which one was chosen must not count."""
 _FINALISTS, _CLOSE = 3, 0.8
@@ -348,53 +345,6 @@ def _confirmed(finalists: Sequence[Kernel], watch: Stopwatch, budget_s: float) -
 
 
 # -- the clock ---------------------------------------------------------------------------------------------------------
-
-
-class Stopwatch:
-    """Times work on a device: by a chain of device events on CUDA and ROCm, else by the monotonic clock."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def now(self) -> float:
-        """Monotonic seconds."""
-        return time.monotonic()
-
-    def wait(self) -> None:
-        """Until the device has done its work."""
-        import torch
-
-        if self.device.type != "cpu":  # beside a plug-in, CUDA is not torch's current accelerator
-            (torch.cuda if self.device.type == "cuda" else torch.accelerator).synchronize(self.device)
-
-    def during(self, work: Callable[[], object], seconds: float) -> list[float]:
-        """Seconds of each repetition within about ``seconds``, at least three unless others take the time."""
-        if self.device.type == "cuda":
-            (once,) = self._chain(work, 1)
-            return self._chain(work, max(_FEWEST, min(_MOST, int(seconds / max(once, 1e-7)))))
-        end, found = self.now() + seconds, list[float]()
-        while len(found) < _MOST and (self.now() < end or (len(found) < _FEWEST and self.now() < end + seconds) or not found):
-            found.append(self._one(work))
-        return found
-
-    def _one(self, work: Callable[[], object]) -> float:
-        begin = time.perf_counter()
-        work()
-        self.wait()
-        return time.perf_counter() - begin
-
-    def _chain(self, work: Callable[[], object], repetitions: int) -> list[float]:
-        import torch
-
-        with torch.cuda.device(self.device):
-            events = [torch.cuda.Event(enable_timing=True) for _ in range(repetitions + 1)]
-            torch.cuda.synchronize()
-            events[0].record()
-            for event in events[1:]:
-                work()
-                event.record()
-            torch.cuda.synchronize()
-        return [start.elapsed_time(end) / 1e3 for start, end in pairwise(events)]
 
 
 class CpuLoad:

@@ -125,50 +125,58 @@ def prepare_text(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     files = text_files(inputs)
     make_parent(out)
-    if tokenizer is None:
-        encoder = _train_tokenizer(itertools.islice(_all_documents(files, text_key), most_documents), vocab_size)
-        origin = f"byte-level BPE trained on the text, tokenizers {version('tokenizers')}"
-    else:
-        encoder = load_tokenizer(tokenizer)
-        origin = str(tokenizer)
+    encoder, origin = _encoder(tokenizer, itertools.islice(_all_documents(files, text_key), most_documents), vocab_size)
     end_of_text = _end_of_text(encoder, origin)
     encoder.encode_special_tokens = True  # a document that spells the end-of-text token does not end there
     # Ids may have holes, so the vocabulary ends after the largest.
     size = max(encoder.get_vocab(with_added_tokens=True).values()) + 1
     serialised = encoder.to_str()
-    text_bytes = 0
+    documents = itertools.islice(_all_documents(files, text_key), most_documents)
     with IndexedTokensWriter(out, size) as writer:
-        full = False
-        for texts in _batches(itertools.islice(_all_documents(files, text_key), most_documents)):
-            for text, encoding in zip(texts, _encoded(encoder, texts, origin), strict=True):
-                full = full or (most_tokens is not None and writer.token_count + len(encoding.ids) + 1 > most_tokens)
-                if encoding.ids and not full:
-                    writer.add([*encoding.ids, end_of_text])
-                text_bytes += 0 if full else len(text.encode())
-            if full:
-                break
-        if writer.document_count == 0 and full:
-            raise InputError(f"--tokens: found {most_tokens}, the first document has more", "a higher number")
+        text_bytes, full = _write_documents(writer, encoder, documents, origin, end_of_text, most_tokens)
         if writer.document_count == 0:
+            if full:
+                raise InputError(f"--tokens: found {most_tokens}, the first document has more", "a higher number")
             raise InputError(f"{', '.join(map(str, inputs))}: found no text in {len(files)} files")
         idx_path(out).unlink(missing_ok=True)  # from here on, an older corpus of this name is no longer whole
         write_file(tokenizer_path(out), serialised)
+        most = {"most_documents": most_documents, "most_tokens": most_tokens}
         provenance = {
             "inputs": [str(path) for path in inputs[:_LISTED_INPUTS]],
             "files": len(files),
             "file_bytes": sum(path.stat().st_size for path in files),
             "text_bytes": text_bytes,
-            **({"most_documents": most_documents} if most_documents is not None else {}),
-            **({"most_tokens": most_tokens} if most_tokens is not None else {}),
+            **{name: value for name, value in most.items() if value is not None},
             "bytes": writer.token_count * writer.dtype.itemsize,
             "sha256": writer.sha256,
             "tokenizer_origin": origin,
             "tokenizer_sha256": hashlib.sha256(serialised.encode()).hexdigest(),
         }
         counts = {"documents": writer.document_count, "tokens": writer.token_count, "vocab_size": size, "end_of_text": end_of_text}
-        meta = {"schema": META_SCHEMA, **counts, "provenance": provenance}
-        write_file(meta_path(out), json.dumps(meta, indent=2) + "\n")
+        write_file(meta_path(out), json.dumps({"schema": META_SCHEMA, **counts, "provenance": provenance}, indent=2) + "\n")
     return PreparedText.read(out)
+
+
+def _encoder(tokenizer: Path | None, documents: Iterator[str], vocab_size: int) -> tuple[Tokenizer, str]:
+    """The tokenizer, and where it comes from."""
+    if tokenizer is not None:
+        return load_tokenizer(tokenizer), str(tokenizer)
+    return _train_tokenizer(documents, vocab_size), f"byte-level BPE trained on the text, tokenizers {version('tokenizers')}"
+
+
+def _write_documents(  # noqa: PLR0917
+    writer: IndexedTokensWriter, encoder: Tokenizer, documents: Iterator[str], origin: str, end_of_text: int, most: int | None
+) -> tuple[int, bool]:
+    """Tokenise documents until the next would bring the corpus above ``most`` tokens; bytes of their text, and whether one did."""
+    text_bytes = 0
+    for texts in _batches(documents):
+        for text, encoding in zip(texts, _encoded(encoder, texts, origin), strict=True):
+            if most is not None and writer.token_count + len(encoding.ids) + 1 > most:
+                return text_bytes, True
+            if encoding.ids:
+                writer.add([*encoding.ids, end_of_text])
+            text_bytes += len(text.encode())
+    return text_bytes, False
 
 
 def _encoded(encoder: Tokenizer, texts: list[str], origin: str) -> list[Encoding]:
