@@ -20,7 +20,7 @@ from caraml.suite.load import Suite, SuiteFile
 from caraml.suite.model import Machine
 from caraml.system.detect import detect
 from caraml.workloads import params_of
-from caraml.workloads.image_classification.generator import generate_image_folder
+from caraml.workloads.image_classification.store import generate_image_folder
 
 SUITE = """name = "verbs"
 title = "Verbs"

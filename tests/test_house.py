@@ -118,25 +118,25 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_674,
-    "base": 2_522,
+    "analysis": 3_791,
+    "base": 2_510,
     "campaign": 1_744,
-    "cli": 1_531,
-    "data": 831,
+    "cli": 1_536,
+    "data": 820,
     "engine": 4_028,
     "launch": 1_728,
     "metrics": 1_638,
     "power": 4_674,
     "reference": 469,
-    "report": 4_289,
-    "results": 2_476,
+    "report": 4_416,
+    "results": 2_345,
     "suite": 2_106,
-    "system": 3_948,
+    "system": 3_814,
     "verify": 1_059,
     "worker": 2_100,
-    "workloads": 8_424,
+    "workloads": 8_408,
 }
-FILES = 236
+FILES = 230
 
 
 def test_no_room_outgrows_its_lines() -> None:

@@ -24,8 +24,7 @@ from unittest.mock import MagicMock
 import torch
 from turns import median, ratio
 
-from caraml.data.loader import stream
-from caraml.data.synthetic import synthetic_images
+from caraml.data.loader import stream, synthetic_images
 from caraml.workloads import make_torchvision_importable
 
 

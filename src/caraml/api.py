@@ -171,7 +171,7 @@ class Results(Sequence[Result]):
         It takes 256 MiB of memory (``SET memory_limit`` gives it more), and what does not fit lies in a temporary folder that goes with it.
         Raises ``InputError`` for a raw file that is no such table or larger than is read.
         """
-        from caraml.base.database import database
+        from caraml.base.limits import database
         from caraml.results.rows import fill
 
         scratch = tempfile.TemporaryDirectory(prefix="caraml-sql-")

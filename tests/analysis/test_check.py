@@ -14,19 +14,24 @@ import pytest
 from run_factory import run
 
 from caraml.analysis.baseline import (
+    Baseline,
     WorkRuns,
     accept,
     accepted_until,
     add_history,
     failed_repeats,
+    find_baseline,
     machine_of_record,
+    place,
+    read_baseline,
     refuse_other_machine,
+    who_wrote,
     works_of,
+    write_baseline,
 )
 from caraml.analysis.check import ALPHA, SCREEN, CheckedPoint, SuiteCheck, changed_since, judged, settle
 from caraml.base.errors import ExitCode, InputError
 from caraml.report.check import check_json, check_junit, check_sections, verdict_line
-from caraml.results.baseline import Baseline, find_baseline, place, read_baseline, who_wrote, write_baseline
 from caraml.results.record import Record
 from caraml.results.store import Store, write_record
 from caraml.suite.expand import PlannedPoint

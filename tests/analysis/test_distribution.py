@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from run_factory import run
 
-from caraml.analysis.distribution import batches, cumulative, elbow, median_error, ranks
+from caraml.analysis.bottleneck import batches, cumulative, elbow, median_error, ranks
 from caraml.analysis.table import RankSteps, Steps
 from caraml.metrics.model import Facts
 

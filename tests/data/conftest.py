@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import caraml
-from caraml.workloads.image_classification.generator import ImageFolderFacts, generate_image_folder
+from caraml.workloads.image_classification.store import ImageFolderFacts, generate_image_folder
 
 Run = Callable[..., subprocess.Popen[str]]
 

@@ -21,7 +21,7 @@ def test_preparing_and_reading_text_need_no_torch(run_python: Callable[..., str]
     printed = run_python(
         "import sys\n"
         "import caraml.workloads.gpt.text, caraml.workloads.gpt.tokens, caraml.data.store\n"
-        "import caraml.workloads.image_classification.generator\n"
+        "import caraml.workloads.image_classification.store\n"
         "print(*[name for name in ('torch', 'torchvision', 'tokenizers', 'duckdb', 'PIL') if name in sys.modules])\n"
     )
     assert printed.strip() == ""

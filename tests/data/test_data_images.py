@@ -18,7 +18,6 @@ from caraml.base.errors import InputError
 from caraml.data.loader import stream
 from caraml.workloads import make_torchvision_importable
 from caraml.workloads.image_classification.decode import Box, Damaged, central_crop, decode_crop, random_crop
-from caraml.workloads.image_classification.generator import ImageFolderFacts, _draw_size, generate_image_folder
 from caraml.workloads.image_classification.images import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -27,7 +26,7 @@ from caraml.workloads.image_classification.images import (
     image_folder_dataset,
     normalize_images,
 )
-from caraml.workloads.image_classification.store import FolderStore
+from caraml.workloads.image_classification.store import FolderStore, ImageFolderFacts, _draw_size, generate_image_folder
 from tests.data.hostile_images import DAMAGED, WHOLE, write_hostile_folder
 
 

@@ -22,10 +22,9 @@ from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.data.loader import stream
 from caraml.data.staging import stage, unstage
 from caraml.workloads.image_classification import Params, _parts
-from caraml.workloads.image_classification.generator import ImageFolderFacts
 from caraml.workloads.image_classification.images import Form, ImageSamples, open_store
 from caraml.workloads.image_classification.packed import LmdbStore, TarStore, pack_images, write_shards
-from caraml.workloads.image_classification.store import FolderStore, ImageStore
+from caraml.workloads.image_classification.store import FolderStore, ImageFolderFacts, ImageStore
 
 squashfs = pytest.mark.skipif(shutil.which("mksquashfs") is None or shutil.which("unsquashfs") is None, reason="needs squashfs-tools")
 

@@ -16,8 +16,8 @@ import zstandard
 from hypothesis import given
 
 from caraml.analysis.table import query, rows
-from caraml.base.database import database, reading, table
 from caraml.base.errors import CaramlError
+from caraml.base.limits import database, reading, table
 from caraml.campaign import machine_of
 from caraml.metrics.model import Metric
 from caraml.power.merge import merge_folder

@@ -131,7 +131,7 @@ def test_a_killed_rank_takes_nothing_from_the_others(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_database_of_results_keeps_to_its_memory(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caraml.base.database.DATABASE", 128 << 20)  # a table of more than the limit itself takes long to make
+    monkeypatch.setattr("caraml.base.limits.DATABASE", 128 << 20)  # a table of more than the limit itself takes long to make
     store = Store(tmp_path)
     point = make_point()
     folder = store.new_attempt(point)

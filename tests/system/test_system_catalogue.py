@@ -11,9 +11,9 @@ import pytest
 from caraml.base.errors import InputError
 from caraml.base.toml import load_toml
 from caraml.reference import load
+from caraml.report.tables import system_rows
 from caraml.system import peaks
 from caraml.system.catalogue import list_systems, load_system
-from caraml.system.describe import rows
 from caraml.system.files import cpu_numbers
 
 
@@ -275,7 +275,7 @@ def test_a_published_number_names_a_machine_of_the_catalogue(name: str) -> None:
 def test_storage_of_a_node_is_told_and_none_is_said() -> None:
     found = {name: load_system(name).ssd_bytes for name in ("LUMI", "Discoverer+", "MN5", "A100")}
     assert found == {"LUMI": 0, "Discoverer+": 8 * 3_840_000_000_000, "MN5": 480_000_000_000, "A100": None}
-    shown = [row.value for name in ("LUMI", "MN5") for row in rows(load_system(name)) if row.name == "ssd_bytes"]
+    shown = [row.value for name in ("LUMI", "MN5") for row in system_rows(load_system(name)) if row.name == "ssd_bytes"]
     assert shown == ["none", "480 GB"]
 
 

@@ -16,8 +16,8 @@ from fake_machine import Tree, numa_host, pci
 from fake_nvml import FakeGpu, FakeNvml
 
 from caraml import __version__
+from caraml.report.tables import as_toml, system_rows
 from caraml.system.catalogue import list_systems, load_system
-from caraml.system.describe import as_toml, rows
 from caraml.system.detect import detect
 from caraml.system.model import Affinity
 
@@ -74,7 +74,7 @@ def test_a_file_gets_a_name_that_is_allowed(name: str | None, tree: Tree, tmp_pa
 
 @pytest.mark.parametrize("system", list_systems(), ids=lambda system: system.name)
 def test_every_figure_is_shown_with_its_source(system: object) -> None:
-    shown = rows(system)  # type: ignore[arg-type]
+    shown = system_rows(system)  # type: ignore[arg-type]
     for row in shown:
         assert row.source, row
         assert row.value != "None", row

@@ -25,8 +25,7 @@ from caraml.data.store import refuse_unfinished
 from caraml.workloads.downscaling_gan.data import DownscalingSamples
 from caraml.workloads.gpt.lookalike import grow_text
 from caraml.workloads.gpt.tokens import IndexedTokens, TokenSamples
-from caraml.workloads.image_classification.generator import grow_image_folder
-from caraml.workloads.image_classification.store import FolderStore
+from caraml.workloads.image_classification.store import FolderStore, grow_image_folder
 from caraml.workloads.weather import grow_weather
 
 SIZE = 0.11

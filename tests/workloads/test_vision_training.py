@@ -31,8 +31,8 @@ from caraml.workloads import load_workload
 from caraml.workloads.base import BuildContext, Quality, Task
 from caraml.workloads.image_classification import Params as ImageParams
 from caraml.workloads.image_classification import _network, flops_per_image, goyal_rate
-from caraml.workloads.image_classification.generator import generate_image_folder
 from caraml.workloads.image_classification.packed import pack_images
+from caraml.workloads.image_classification.store import generate_image_folder
 from caraml.workloads.image_compression import Params as CompressionParams
 from caraml.workloads.question_answering import Params as QuestionParams
 from caraml.workloads.question_answering import flops_per_item

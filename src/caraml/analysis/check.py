@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from caraml.analysis.baseline import WorkRuns, _parsed, good_of, surroundings, why_not
+from caraml.analysis.baseline import AcceptedMetric, AcceptedPoint, Baseline, WorkRuns, _parsed, good_of, surroundings, why_not
 from caraml.analysis.compare import family
 from caraml.analysis.estimate import Estimate, Value, sessions_of, smallest_change, values
 from caraml.analysis.grouping import Difference, compare_facts
@@ -27,7 +27,6 @@ from caraml.base.errors import ExitCode
 from caraml.base.stats import holm
 from caraml.metrics.definitions import METRICS, title_of
 from caraml.power.model import METHOD_VERSION
-from caraml.results.baseline import AcceptedMetric, AcceptedPoint, Baseline
 from caraml.results.record import Record
 
 CheckVerdict: TypeAlias = Literal["worse", "undecided", "better", "same", "not judged"]

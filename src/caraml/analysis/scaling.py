@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from caraml.analysis.distribution import Elbow, RankTime, batches, elbow, median_error, ranks
+from caraml.analysis.bottleneck import Elbow, RankTime, batches, elbow, median_error, ranks
 from caraml.analysis.estimate import Estimate, Value, values
 from caraml.analysis.grouping import axes, disturbances, grouped, names, same_work, undisturbed, without
 from caraml.analysis.laws import Law, Name, fit

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caraml.base.database import database, reading, table
 from caraml.base.errors import InputError
-from caraml.base.limits import CHANNELS, FLAGS, RANK_ROWS, ROWS, ROWS_SCANNED, STEPS, too_large
+from caraml.base.limits import CHANNELS, FLAGS, RANK_ROWS, ROWS, ROWS_SCANNED, STEPS, database, reading, table, too_large
 from caraml.metrics.definitions import unit_of
 from caraml.reference import FIELDS, paths
 from caraml.results.rows import COLUMNS, NUMBERS, Scalar, fill, fill_from_parquet, row_of

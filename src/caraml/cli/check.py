@@ -23,9 +23,9 @@ from caraml.cli.run import Here, LauncherName, Settings, SuiteName, SystemName
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from caraml.analysis.baseline import Baseline
     from caraml.analysis.check import SuiteCheck
     from caraml.cli.asked import Asked
-    from caraml.results.baseline import Baseline
     from caraml.results.record import Record
     from caraml.results.store import Store
 
@@ -53,10 +53,9 @@ def accept(
     replace: Annotated[bool, typer.Option("--replace", help="Replace the baseline of this name.")] = False,
 ) -> None:
     """Accept a campaign as reference for `caraml check`: all its repeats, with the interval between runs."""
+    from caraml.analysis.baseline import NAMES, failed_repeats, place, runs_of, started, write_baseline
     from caraml.analysis.baseline import accept as accepted
-    from caraml.analysis.baseline import failed_repeats, runs_of, started
     from caraml.base.format import count
-    from caraml.results.baseline import NAMES, place, write_baseline
     from caraml.results.selector import select
 
     suite, records = runs_of(select(campaign, out), rounds)
@@ -108,12 +107,19 @@ def check(  # noqa: PLR0917 -- options, which nobody gives by position
     here: Here = False,
 ) -> None:
     """Run a suite anew and say whether it is still as fast as accepted: exit code 0 yes, 4 worse, 5 undecided."""
-    from caraml.analysis.baseline import accepted_until, add_history, machine_of_system, refuse_other_machine, works_of
+    from caraml.analysis.baseline import (
+        accepted_until,
+        add_history,
+        find_baseline,
+        machine_of_system,
+        refuse_other_machine,
+        who_wrote,
+        works_of,
+    )
     from caraml.analysis.check import SuiteCheck, changed_since, judged, settle
     from caraml.campaign import Options
     from caraml.cli.asked import Asked
     from caraml.report.progress import LogLines
-    from caraml.results.baseline import find_baseline, who_wrote
     from caraml.results.store import Store
 
     tolerance, began, clock, store = _share(within), datetime.now(UTC), time.monotonic(), Store(out)

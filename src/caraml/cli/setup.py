@@ -46,9 +46,8 @@ def system_show(
     name: Annotated[str, typer.Argument(help="A name or alias of `caraml list systems`, `local`, or a TOML file.")], json: Json = False
 ) -> None:
     """Show what is known about a machine, each figure with its source."""
-    from caraml.report.tables import rows_table
+    from caraml.report.tables import rows_table, system_rows
     from caraml.system.catalogue import load_system
-    from caraml.system.describe import rows
 
     system = load_system(name)
     if json:
@@ -56,7 +55,7 @@ def system_show(
         return
     aliases = f" ({', '.join(system.aliases)})" if system.aliases else ""
     console().print(f"{system.name}{aliases}: {system.title}", markup=False, highlight=False)
-    console().print(rows_table(rows(system)))
+    console().print(rows_table(system_rows(system)))
     for note in system.notes:
         console().print(f"* {note}", markup=False, highlight=False)
 
@@ -74,7 +73,7 @@ def system_validate(file: Annotated[Path, typer.Argument(help="A TOML file that 
 @system_app.command("detect")
 def system_detect(json: Json = False) -> None:
     """Describe this machine as a TOML file that `caraml system validate` accepts: `caraml system detect > my.toml`."""
-    from caraml.system.describe import as_toml
+    from caraml.report.tables import as_toml
     from caraml.system.detect import detect
 
     system = detect()
@@ -180,7 +179,7 @@ def prepare_images(
     gigabytes: Gigabytes = None,
 ) -> None:
     """Draw an image folder with ImageNet's distribution of sizes; with --gigabytes, of as many images as that takes."""
-    from caraml.workloads.image_classification.generator import generate_image_folder, grow_image_folder
+    from caraml.workloads.image_classification.store import generate_image_folder, grow_image_folder
 
     if gigabytes is not None:
         images, written = grow_image_folder(out, gigabytes, classes, seed, _tell)

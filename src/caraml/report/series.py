@@ -11,9 +11,9 @@ import numpy as np
 
 from caraml.analysis.table import SLOPE_SECONDS, raw_file
 from caraml.base.chart import Axis, Line, Points, curves
-from caraml.base.database import database, reading, table
 from caraml.base.errors import InputError
 from caraml.base.format import count, printable
+from caraml.base.limits import database, reading, table
 from caraml.report.grouping import MOST_SERIES, keys
 from caraml.report.numbers import plain
 from caraml.report.section import ReportFigure

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caraml.analysis.distribution import batches, elbow
+from caraml.analysis.bottleneck import batches, elbow
 from caraml.analysis.table import Steps
 from caraml.base.chart import Axis, Line, Points, bars, curves, dots, wide_range
 from caraml.base.format import count, prefixed

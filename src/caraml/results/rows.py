@@ -26,10 +26,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 from pydantic_core import from_json, to_json
 
-from caraml.base.database import database, reading, table
 from caraml.base.errors import InputError
 from caraml.base.files import making, owned, replacing, replacing_by_name
-from caraml.base.limits import INDEX, MEMBERS, read_bytes
+from caraml.base.limits import INDEX, MEMBERS, database, read_bytes, reading, table
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.energy import ENERGY_METRICS
 

@@ -213,8 +213,7 @@ def open_source(dataset: MapDataset, ctx: BuildContext[Any], *, workers: int | N
 
     ``workers`` of ``None`` lets the loader choose by device and cores.
     """
-    from caraml.data.loader import stream, to_device
-    from caraml.data.synthetic import device_batches
+    from caraml.data.loader import device_batches, stream, to_device
     from caraml.system.families import pins
 
     description = {**cast(Any, dataset).describe(), "resident": resident}

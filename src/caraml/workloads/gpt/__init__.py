@@ -184,7 +184,7 @@ def _division(config: GPTConfig, params: Params, ctx: BuildContext[Params]) -> D
 
 
 def _dataset(params: Params, seed: int) -> MapDataset:
-    from caraml.data.synthetic import synthetic_tokens
+    from caraml.data.loader import synthetic_tokens
     from caraml.workloads.gpt.text import default_text_corpus
     from caraml.workloads.gpt.tokens import IndexedTokens, TokenSamples
 

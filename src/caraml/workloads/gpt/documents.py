@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from caraml.base.database import database, reading, table
 from caraml.base.errors import InputError, nearest
-from caraml.base.limits import CORPUS_ROWS, DOCUMENT, counted, too_large
+from caraml.base.limits import CORPUS_ROWS, DOCUMENT, counted, database, reading, table, too_large
 from caraml.base.packed import most_unpacked, packed, unpacking, unpacks_too_far
 
 if TYPE_CHECKING:

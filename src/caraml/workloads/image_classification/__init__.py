@@ -249,7 +249,7 @@ def _network(params: Params) -> torch.nn.Module:
 
 
 def _open(ctx: BuildContext[Params]) -> _Input:
-    from caraml.data.synthetic import IMAGENET_SAMPLES, synthetic_images
+    from caraml.data.loader import IMAGENET_SAMPLES, synthetic_images
     from caraml.workloads.image_classification.images import HeldOut
 
     params = ctx.params
@@ -275,8 +275,8 @@ def _samples(
     ctx: BuildContext[Params], path: str | None, held_out: ImageSamples | None = None
 ) -> tuple[ImageSamples, dict[str, JsonValue]]:
     """The samples at ``path`` and how they were staged; ``held_out`` gives the classes that images to validate with must have."""
-    from caraml.workloads.image_classification.generator import default_image_folder
     from caraml.workloads.image_classification.images import Form, ImageSamples, open_store
+    from caraml.workloads.image_classification.store import default_image_folder
 
     params = ctx.params
     form: Form = params.data  # type: ignore[assignment]  # what is left after synthetic data and DALI
@@ -304,7 +304,7 @@ def _samples(
 
 def _dali_source(ctx: BuildContext[Params]) -> BatchSource:
     from caraml.workloads.image_classification.decode import DaliBatches
-    from caraml.workloads.image_classification.generator import default_image_folder
+    from caraml.workloads.image_classification.store import default_image_folder
 
     params = ctx.params
     root = given_path(params.path) if params.path else default_image_folder()

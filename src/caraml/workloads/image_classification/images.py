@@ -20,8 +20,7 @@ from caraml.base.errors import InputError
 from caraml.data.staging import Staged, stage
 from caraml.system.families import pins
 from caraml.workloads.image_classification.decode import Choose, Damaged, central_crop, decode_crop, random_crop
-from caraml.workloads.image_classification.generator import default_image_folder, generate_image_folder
-from caraml.workloads.image_classification.store import FolderStore, ImageStore
+from caraml.workloads.image_classification.store import FolderStore, ImageStore, default_image_folder, generate_image_folder
 
 __all__ = ["HeldOut", "ImageSamples", "default_image_folder", "generate_image_folder", "image_folder_dataset", "normalize_images"]
 

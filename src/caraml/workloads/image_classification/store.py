@@ -1,24 +1,238 @@
 """Where encoded images lie: a folder of files, one LMDB, tar files. Each reads any image by its number, in any order, from any process.
 
 Everything that can be wrong with a whole store is found when it is opened, before a loader worker starts.
+
+A small folder of JPEGs, ``<root>/<class>/<name>.jpg``, that costs a loader what ImageNet costs it can be made without ImageNet. What
+decoding, cropping and reading cost depends on the pixels and bytes of a file, so both follow ImageNet's: mean 482 x 415 pixels (challenge
+page of ILSVRC 2014), most from Flickr with a longer side of 500 (500 x 375 the most frequent), a tail to several times that, and 115 kB a
+file (``ILSVRC2012_img_train.tar``: 147,897,477,120 bytes for 1,281,167 files). What the images show depends on their class, so that a
+network learns them within a few steps.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from caraml.base.errors import InputError
+from caraml.base.files import making, write_file, write_new
 from caraml.base.limits import IMAGE, files_below, read_bytes, read_json, read_text
-from caraml.data.store import MARKS, refuse_unfinished
-from caraml.workloads.image_classification.generator import FACTS_FILE
+from caraml.data.store import MARKS, Tell, begin, build_folder, finish, grow, prepared_once, refuse_unfinished
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FACTS_FILE = "images.json"
+"""Written beside the class folders of a generated image folder; says how it was generated."""
+_GENERATOR_VERSION = 1
+"""Part of the key of prepared folders: to be raised whenever the same arguments would give other images."""
+_COMMON_SIZES = ((500, 375, 0.42), (375, 500, 0.14), (500, 333, 0.12), (333, 500, 0.05))
+"""Width, height and share of the frequent sizes; the rest is spread by :func:`_draw_size`."""
+_RARE_SHAPES = ((1.0, 0.75, 0.5), (1.0, 1.0, 0.2), (0.75, 1.0, 0.3))
+"""Width and height relative to the longer side, and share, among the remaining sizes."""
+_RARE_LONGER_SIDE = (481.0, 0.5, 75.0, 2000.0)
+"""Median, spread (sigma of the logarithm), smallest and largest longer side of the remaining sizes, in pixels."""
+_QUALITIES = (82, 97)
+_TEXTURE = (12.0, 34.0)
+"""Range of the texture's standard deviation, in grey levels of 255: chosen so that files come out at 115 kB on average."""
+_TEXTURE_SIDE = 1024
+_THREADS = 8
+_BLOCK = 64
+"""Images that one process writes before it notes that they are done: about 7 MB."""
+_BEYOND = 64
+"""Blocks after the last in which images may lie that an ended run began: more than are written at the same time."""
+
+
+@dataclass(frozen=True)
+class ImageFolderFacts:
+    """What was generated: counts, the sum of file sizes in bytes, and the mean width and height in pixels."""
+
+    classes: int
+    images: int
+    bytes: int
+    mean_width: float
+    mean_height: float
+    seed: int
+
+
+def generate_image_folder(root: Path, classes: int, images_per_class: int, seed: int = 0) -> ImageFolderFacts:
+    """Write ``classes * images_per_class`` JPEGs to the new folder ``root``, whole or not at all.
+
+    The same arguments give the same pixels on every machine with the same Pillow and NumPy.
+
+    Raises:
+        InputError: if ``root`` holds something already, or a count is below 1.
+    """
+    if classes < 1 or images_per_class < 1:
+        raise InputError(f"found {classes} classes of {images_per_class} images; expected at least 1 of each")
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise InputError(f"{root}: exists already; expected a new or empty folder", "remove it or choose another name")
+    build_folder(root, lambda folder: _write_images(folder, classes, images_per_class, seed))
+    return ImageFolderFacts(**json.loads((root / FACTS_FILE).read_text(encoding="utf-8")))
+
+
+def grow_image_folder(root: Path, gigabytes: float, classes: int, seed: int = 0, tell: Tell = lambda done, of: None) -> tuple[int, int]:
+    """Write an image folder of ``gigabytes`` (1e9 bytes), several blocks of images at a time; the same call goes on after an end.
+
+    Returns the images and their bytes. Raises as :func:`~caraml.data.store.begin`.
+    """
+    marks = root / MARKS
+    plan = {"kind": "images", "gigabytes": gigabytes, "classes": classes, "seed": seed, "version": _GENERATOR_VERSION}
+    begin(root, marks, plan, sum(path.stat().st_size for path in root.glob("class_*/*.jpg")))
+    for left in root.glob("class_*/.*.tmp"):  # by a writer that was killed
+        left.unlink(missing_ok=True)
+    sizes = grow(marks, gigabytes, partial(_write_block, root, classes, seed), tell, alike=False)
+    for image in range(
+        _BLOCK * len(sizes), _BLOCK * (len(sizes) + _BEYOND)
+    ):  # of blocks that were begun before an end, and not needed after it
+        _image_path(root, image, classes).unlink(missing_ok=True)
+    facts = {"classes": classes, "images": _BLOCK * len(sizes), "bytes": sum(sizes), "seed": seed}
+    write_file(root / FACTS_FILE, json.dumps(facts, indent=2) + "\n")
+    finish(marks)
+    return _BLOCK * len(sizes), sum(sizes)
+
+
+def _write_block(root: Path, classes: int, seed: int, number: int) -> int:
+    """Write the images of one block, which are those of all classes in turn; their bytes."""
+    texture, written = _texture(seed), 0
+    for image in range(_BLOCK * number, _BLOCK * (number + 1)):
+        index, label = divmod(image, classes)
+        path = _image_path(root, image, classes)
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)  # of a block that was not all written
+        _write_image(path, (seed, label, index), classes, texture)
+        written += path.stat().st_size
+    return written
+
+
+def _image_path(root: Path, image: int, classes: int) -> Path:
+    index, label = divmod(image, classes)
+    return root / f"class_{label:0{len(str(classes - 1))}}" / f"{index:08}.jpg"
+
+
+def default_image_folder(held_out: bool = False) -> Path:
+    """The folder that needs no input: 8 classes of 64 images, about 58 MB. Generated on first use, found again later.
+
+    ``held_out``: 16 other images of each of the classes, to validate with.
+    """
+    import PIL
+
+    classes, images_per_class, seed = (8, 16, 1) if held_out else (8, 64, 0)
+    key = {
+        "kind": "images",
+        "generator": _GENERATOR_VERSION,
+        "classes": classes,
+        "images_per_class": images_per_class,
+        "seed": seed,
+        "pillow": PIL.__version__,
+        "numpy": np.__version__,
+    }
+    return prepared_once(key, lambda folder: _write_images(folder, classes, images_per_class, seed))
+
+
+def _write_images(folder: Path, classes: int, images_per_class: int, seed: int) -> None:
+    texture = _texture(seed)
+    digits = len(str(max(classes, images_per_class) - 1))
+    for label in range(classes):
+        (folder / f"class_{label:0{digits}}").mkdir()
+
+    def write(number: int) -> tuple[int, int, int]:
+        label, index = divmod(number, images_per_class)
+        path = folder / f"class_{label:0{digits}}" / f"{index:0{digits}}.jpg"
+        return *_write_image(path, (seed, label, index), classes, texture), path.stat().st_size
+
+    # Pillow and NumPy release the interpreter's lock in their long loops, so threads are enough.
+    with ThreadPoolExecutor(_THREADS) as pool:
+        widths, heights, sizes = zip(*pool.map(write, range(classes * images_per_class)), strict=True)
+    facts: dict[str, Any] = {
+        "classes": classes,
+        "images": len(sizes),
+        "bytes": sum(sizes),
+        "mean_width": sum(widths) / len(widths),
+        "mean_height": sum(heights) / len(heights),
+        "seed": seed,
+    }
+    write_new(folder / FACTS_FILE, json.dumps(facts, indent=2) + "\n")
+
+
+def _texture(seed: int) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal((_TEXTURE_SIDE, _TEXTURE_SIDE), dtype=np.float32)
+
+
+def _write_image(path: Path, place: tuple[int, int, int], classes: int, texture: npt.NDArray[np.float32]) -> tuple[int, int]:
+    """Write an image by its ``place``, which is seed, class and number in the class; its width and height in pixels."""
+    rng, label = np.random.default_rng(place), place[1]
+    image = _draw_image(rng, label, classes, texture)
+    with making(path) as file:
+        image.save(file, "JPEG", quality=int(rng.integers(*_QUALITIES)))
+    return image.width, image.height
+
+
+def _draw_size(rng: np.random.Generator) -> tuple[int, int]:
+    """One width and height in pixels of the distribution above."""
+    share = rng.random()
+    for width, height, part in _COMMON_SIZES:
+        if share < part:
+            return width, height
+        share -= part
+    median, spread, smallest, largest = _RARE_LONGER_SIDE
+    longer = float(np.clip(median * math.exp(spread * rng.standard_normal()), smallest, largest))
+    shapes = np.array(_RARE_SHAPES)
+    across, down, _ = shapes[rng.choice(len(shapes), p=shapes[:, 2])]
+    return round(longer * across), round(longer * down)
+
+
+def _draw_image(rng: np.random.Generator, label: int, classes: int, texture: npt.NDArray[np.float32]) -> Image.Image:
+    """One image of class ``label``: its colour gradient, its kind of figure a few times, texture over all of it."""
+    from PIL import Image, ImageDraw
+
+    width, height = _draw_size(rng)
+    near, far = _colour(label / classes, rng), _colour(label / classes + 0.1, rng)
+    ramp = np.linspace(0, 1, 8)[:, None] if label % 2 else np.linspace(0, 1, 8)[None, :]
+    coarse = near + np.broadcast_to(ramp, (8, 8))[..., None] * (far - near) + rng.normal(0, 12, (8, 8, 1))
+    image = Image.fromarray(np.clip(coarse, 0, 255).astype(np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
+    pen = ImageDraw.Draw(image)
+    for _ in range(int(rng.integers(2, 5))):
+        radius = float(rng.uniform(0.12, 0.3)) * min(width, height)
+        x, y = float(rng.uniform(0, width)), float(rng.uniform(0, height))
+        fill = tuple(int(level) for level in np.clip(_colour(label / classes + 0.4, rng), 0, 255))
+        sides = label % 5 + 2
+        if sides == 2:
+            pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill)
+        else:
+            pen.regular_polygon((x, y, radius), sides, rotation=float(rng.uniform(0, 360)), fill=fill)
+    return _with_texture(image, rng, texture)
+
+
+def _colour(hue: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """The RGB levels (3,) of a hue in turns of the colour circle, a little off so that no two images are alike."""
+    phases = 2 * math.pi * (hue + np.array([0, 1, 2]) / 3)
+    return 128 + 80 * np.cos(phases) + rng.normal(0, 10, 3)
+
+
+def _with_texture(image: Image.Image, rng: np.random.Generator, texture: npt.NDArray[np.float32]) -> Image.Image:
+    """``image`` with a random cut of the texture added to all three channels."""
+    from PIL import Image
+
+    width, height = image.size
+    rows = (int(rng.integers(_TEXTURE_SIDE)) + np.arange(height)) % _TEXTURE_SIDE
+    columns = (int(rng.integers(_TEXTURE_SIDE)) + np.arange(width)) % _TEXTURE_SIDE
+    strength = float(rng.uniform(*_TEXTURE))
+    grain = (texture[np.ix_(rows, columns)] * strength).astype(np.int16)
+    levels = np.asarray(image).astype(np.int16) + grain[..., None]
+    return Image.fromarray(np.clip(levels, 0, 255).astype(np.uint8))
+
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 """Endings, in lower case, of names that are taken for images."""

@@ -141,7 +141,7 @@ def _network(params: Params) -> Any:
 
 def _datasets(params: Params, seed: int) -> tuple[Any, Any]:
     """What is trained on, and what is held out or ``None``."""
-    from caraml.data.synthetic import synthetic_windows
+    from caraml.data.loader import synthetic_windows
     from caraml.workloads.question_answering.data import SquadWindows, default_squad, train_word_pieces
 
     if params.data != "squad":
