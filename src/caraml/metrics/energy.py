@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from caraml.base.format import JOULES_PER_WATT_HOUR, human
@@ -16,122 +17,99 @@ ENERGY_METRICS = ("energy", "energy_net", "energy_per_item", "items_per_watt_hou
 NODE = ("node_dc", "node_ac")
 """Boundaries of whole nodes, in the order in which they are taken."""
 
+_sensed = partial(MetricDefinition, sensor=True)
+
 DEFINITIONS: dict[str, MetricDefinition] = {
-    "energy": MetricDefinition(
+    "energy": _sensed(
         "Energy",
         "J",
         "lower",
         "Energy in exactly the window of the throughput, within the stated boundary.",
         source="energy between the window's two time stamps",
-        sensor=True,
     ),
-    "energy_net": MetricDefinition(
-        "Net energy", "J", "lower", "Energy less idle power times window time.", source="energy − idle power × window time", sensor=True
+    "energy_net": _sensed(
+        "Net energy", "J", "lower", "Energy less idle power times window time.", source="energy − idle power × window time"
     ),
-    "energy_per_item": MetricDefinition(
+    "energy_per_item": _sensed(
         "Energy per {item}",
         "J/{item}",
         "lower",
         "Energy of the window divided by the items of the window.",
         source="energy / items of the window",
-        sensor=True,
     ),
-    "items_per_watt_hour": MetricDefinition(
+    "items_per_watt_hour": _sensed(
         "{item}s per Wh",
         "{item}/Wh",
         "higher",
         "Items of the window divided by its energy in watt-hours.",
         source="items of the window × 3600 / energy",
-        sensor=True,
     ),
-    "mean_power": MetricDefinition(
-        "Mean power", "W", "lower", "Energy of the window divided by its wall time.", source="energy / window time", sensor=True
-    ),
-    "idle_power": MetricDefinition(
+    "mean_power": _sensed("Mean power", "W", "lower", "Energy of the window divided by its wall time.", source="energy / window time"),
+    "idle_power": _sensed(
         "Idle power",
         "W",
         "lower",
         "Mean power of the same channels before the work and after it.",
         source="mean of the powers before the work and after it",
-        sensor=True,
     ),
-    "energy_time_product": MetricDefinition(
+    "energy_time_product": _sensed(
         "Energy-delay product",
         "J s",
         "lower",
         "Energy of the window times its wall time; of published rows, MAELSTROM's Action.",
         source="energy × window time",
-        sensor=True,
     ),
-    "max_device_power": MetricDefinition(
-        "Max device power", "W", "lower", "Highest power of any one device in the window.", source="largest peak of any device", sensor=True
+    "max_device_power": _sensed(
+        "Max device power", "W", "lower", "Highest power of any one device in the window.", source="largest peak of any device"
     ),
-    "max_aggregate_power": MetricDefinition(
+    "max_aggregate_power": _sensed(
         "Max aggregate power",
         "W",
         "lower",
         "Sum of the devices' highest powers in the window; they need not have come together.",
         source="sum of the devices' peaks",
-        sensor=True,
     ),
-    "aggregate_power": MetricDefinition(
-        "Aggregate power",
-        "W",
-        "lower",
-        "Mean power of all devices together in the window.",
-        source="energy of the devices / window time",
-        sensor=True,
+    "aggregate_power": _sensed(
+        "Aggregate power", "W", "lower", "Mean power of all devices together in the window.", source="energy of the devices / window time"
     ),
-    "device_energy": MetricDefinition(
-        "Device energy", "J", "lower", "Energy of all devices in the window.", source="sum over the devices", sensor=True
-    ),
-    "node_energy": MetricDefinition(
+    "device_energy": _sensed("Device energy", "J", "lower", "Energy of all devices in the window.", source="sum over the devices"),
+    "node_energy": _sensed(
         "Node energy",
         "J",
         "lower",
         "Energy of the whole node in the window, where a sensor measures it.",
         source="sensor of the whole node",
-        sensor=True,
     ),
-    "node_mean_apparent_power": MetricDefinition(
+    "node_mean_apparent_power": _sensed(
         "Apparent power",
         "VA",
         "lower",
         "Mean apparent power of the whole node in the window, where its supply measures it: what supply and wiring must carry.",
         source="integral of apparent power / window time",
-        sensor=True,
     ),
-    "node_max_apparent_power": MetricDefinition(
-        "Max apparent power",
-        "VA",
-        "lower",
-        "Highest apparent power of the whole node in the window.",
-        source="highest reading",
-        sensor=True,
+    "node_max_apparent_power": _sensed(
+        "Max apparent power", "VA", "lower", "Highest apparent power of the whole node in the window.", source="highest reading"
     ),
-    "power_factor": MetricDefinition(
+    "power_factor": _sensed(
         "Power factor",
         "1",
         "higher",
         "Mean power of the whole node divided by its mean apparent power.",
         source="mean power / mean apparent power, of one sensor",
-        sensor=True,
     ),
-    "energy_per_epoch": MetricDefinition(
+    "energy_per_epoch": _sensed(
         "Energy per epoch",
         "Wh",
         "lower",
         "Energy per item times the items of a nominal epoch, such as ImageNet's 1,281,167 images.",
         source="energy per item × items of the nominal epoch (epoch_items of the record's facts) / 3600",
-        sensor=True,
     ),
-    "energy_per_epoch_per_device": MetricDefinition(
+    "energy_per_epoch_per_device": _sensed(
         "Epoch energy, per device",
         "Wh",
         "lower",
         "Energy of a nominal epoch divided by the number of devices that share it.",
         source="energy per epoch / devices",
-        sensor=True,
     ),
 }
 

@@ -207,6 +207,17 @@ class BatchSource:
     validation: Callable[[], Iterator[Any]] | None = None
     """The held-out batches, if there are any."""
 
+    def task(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[[torch.nn.Module, Any], torch.Tensor],
+        facts: Facts,
+        **further: Any,
+    ) -> Task:
+        """The task on these batches, validated on those held out; ``further`` are other fields of it."""
+        return Task(model, optimizer, self.batches, loss, facts, validation=self.validation, close=self.close, **further)
+
 
 def open_source(dataset: MapDataset, ctx: BuildContext[Any], *, workers: int | None, resident: bool) -> BatchSource:
     """Stream ``dataset`` in micro-batches of this rank through the loader or, if ``resident``, repeat a few batches kept on the device.

@@ -47,16 +47,7 @@ def build(ctx: BuildContext[Params]) -> Task:
     optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, weight_decay=params.weight_decay, fused=ctx.fused)
     values = sum(field.values * field.tokens[0] * field.tokens[1] * field.tokens[2] for field in config.fields.values())
     facts = counted_facts("sample", model, given, _flops(params), bytes_per_sample=4 * config.levels * values)
-    return Task(
-        model,
-        optimizer,
-        given.batches,
-        masked_loss,
-        facts,
-        predict=_predict,
-        validation=given.validation,
-        close=given.close,
-    )
+    return given.task(model, optimizer, masked_loss, facts, predict=_predict)
 
 
 def _predict(net: Any, batch: dict[str, dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

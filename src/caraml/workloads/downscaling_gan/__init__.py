@@ -64,17 +64,14 @@ def build(ctx: BuildContext[Params]) -> Task:
     formula = f"{COUNTED}; {CRITIC_UPDATES} critic updates and one of the generator. Inference: the generator alone"
     size = 4 * PREDICTORS * grid[0] * grid[1] * (CRITIC_UPDATES + 1)
     facts = counted_facts("sample", networks, given, _flops(grid), bytes_per_sample=size, formula=formula)
-    return Task(
+    return given.task(
         networks,
         optimizer,
-        given.batches,
         reconstruction_error,
         facts,
         own_step=partial(_own_step, networks, optimizer, critic_optimizer),
         batches_per_step=CRITIC_UPDATES + 1,
         predict=_made,
-        validation=given.validation,
-        close=given.close,
     )
 
 

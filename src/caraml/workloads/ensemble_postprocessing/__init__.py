@@ -52,16 +52,7 @@ def build(ctx: BuildContext[Params]) -> Task:
         fields, mean, spread, analysis = batch
         return gaussian_crps(*corrected(net(fields), mean, spread), analysis)
 
-    return Task(
-        model,
-        optimizer,
-        given.batches,
-        loss,
-        facts,
-        predict=lambda net, batch: corrected(net(batch[0]), *batch[1:3]),
-        validation=given.validation,
-        close=given.close,
-    )
+    return given.task(model, optimizer, loss, facts, predict=lambda net, batch: corrected(net(batch[0]), *batch[1:3]))
 
 
 def _flops(grid: tuple[int, int]) -> tuple[float, float]:

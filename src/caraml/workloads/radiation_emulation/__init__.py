@@ -52,15 +52,12 @@ def build(ctx: BuildContext[Params]) -> Task:
     rate = params.learning_rate or 1e-4 * ctx.micro_batch * ctx.world / 256
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, fused=ctx.fused)
     facts = counted_facts("column", model, given, _flops(params), bytes_per_sample=INPUT_BYTES)
-    return Task(
+    return given.task(
         model,
         optimizer,
-        given.batches,
         lambda net, batch: radiation_loss(net(*batch[:5]), batch[5:], params.heating_weight),
         facts,
         predict=lambda net, batch: net(*batch[:5]),
-        validation=given.validation,
-        close=given.close,
     )
 
 

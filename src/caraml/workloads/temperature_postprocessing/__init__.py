@@ -46,16 +46,7 @@ def build(ctx: BuildContext[Params]) -> Task:
         fields, target = batch
         return pinball_loss(net(fields).float(), target)
 
-    return Task(
-        model,
-        optimizer,
-        given.batches,
-        loss,
-        facts,
-        predict=lambda net, batch: net(batch[0]),
-        validation=given.validation,
-        close=given.close,
-    )
+    return given.task(model, optimizer, loss, facts, predict=lambda net, batch: net(batch[0]))
 
 
 def _flops(params: Params) -> tuple[float, float]:

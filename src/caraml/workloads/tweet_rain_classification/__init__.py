@@ -59,16 +59,7 @@ def build(ctx: BuildContext[Params]) -> Task:
         tokens, labels = batch
         return F.cross_entropy(net(tokens).float(), labels)
 
-    return Task(
-        model,
-        optimizer,
-        given.batches,
-        loss,
-        facts,
-        predict=lambda net, batch: net(batch[0]),
-        validation=given.validation,
-        close=given.close,
-    )
+    return given.task(model, optimizer, loss, facts, predict=lambda net, batch: net(batch[0]))
 
 
 def _sizes(params: Params) -> dict[str, Any]:
