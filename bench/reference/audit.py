@@ -17,7 +17,7 @@ from typing import Literal
 from claims import claims
 
 from caraml.base.format import significant
-from caraml.reference.rows import Reference, Span, as_printed, exact, load, printed_span
+from caraml.reference import Reference, Span, as_printed, exact, load, printed_span
 
 Relation = Literal["is", "at most", "at least", "unlike"]
 

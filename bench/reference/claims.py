@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from caraml.reference.rows import Reference, Span, exact, mean
+from caraml.reference import Reference, Span, exact, mean
 
 HOUR = 3600.0
 

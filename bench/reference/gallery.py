@@ -12,8 +12,8 @@ from pathlib import Path
 
 from caraml.base.chart import standalone
 from caraml.base.files import write_file
+from caraml.reference import SHORT
 from caraml.reference.figures import PublishedFigure, published_figures
-from caraml.reference.rows import SHORT
 from caraml.report.published import draw
 
 INTRODUCTION = """# Gallery of published results

@@ -11,8 +11,7 @@ import pytest
 from audit import BATCHES, Check, checks, disagreements, main
 from claims import CLAIMS
 
-from caraml.reference import load
-from caraml.reference.rows import exact
+from caraml.reference import exact, load
 
 KNOWN = {
     ("caraml", "batch over epoch_energy_per_device"): 2,

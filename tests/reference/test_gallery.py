@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from caraml.base.format import significant
-from caraml.reference import select
+from caraml.reference import SHORT, select
 from caraml.reference.figures import published_figures
-from caraml.reference.rows import SHORT
 from caraml.report.numbers import plain
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,7 @@ from vocabulary import PUBLISHED, unit_fits
 
 from caraml.base.errors import InputError
 from caraml.metrics.definitions import METRICS
-from caraml.reference import FIELDS, SOURCES, load, paths, select
-from caraml.reference.rows import parse
+from caraml.reference import FIELDS, SOURCES, load, parse, paths, select
 from caraml.workloads import WORKLOADS
 
 OTHER_WORKLOADS = {"image_compression", "question_answering", ""}

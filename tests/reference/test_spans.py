@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caraml.reference.rows import Span, exact, mean, printed_span
+from caraml.reference import Span, exact, mean, printed_span
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from caraml.campaign import Campaign, Options, run_campaign
 from caraml.campaign.machine import machine_of
 from caraml.launch.launchers import LocalLauncher
-from caraml.reference.rows import load
+from caraml.reference import load
 from caraml.report.progress import LogLines
 from caraml.results.record import Record
 from caraml.results.store import Store

@@ -278,8 +278,7 @@ def references(
 ) -> None:
     """Print published results. Without a filter: which tables there are."""
     from caraml.analysis.table import to_csv, to_json
-    from caraml.reference import load, select
-    from caraml.reference.rows import full_lines, overview, rows_text
+    from caraml.reference import full_lines, load, overview, rows_text, select
 
     wanted = {"source": source, "table": table, "system": system, "workload": workload, "metric": metric, "mode": mode}
     every = load()

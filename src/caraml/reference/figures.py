@@ -19,7 +19,7 @@ from pydantic import Field
 
 from caraml.base.errors import InputError
 from caraml.base.toml import FrozenModel
-from caraml.reference.rows import Reference, load
+from caraml.reference import Reference, load
 from caraml.suite.expression import Formula
 from caraml.suite.model import WORKLOAD_ALIASES
 

@@ -10,8 +10,8 @@ from caraml.analysis.scaling import Solution, matrix
 from caraml.base.chart import Axis, Drawing, bars, cells, dots, marks
 from caraml.base.format import printable, significant
 from caraml.metrics.model import Metric
+from caraml.reference import SHORT
 from caraml.reference.figures import APPLICATIONS, Experiment, Panel, PublishedFigure, drawn_names, experiments, published_figures
-from caraml.reference.rows import SHORT
 from caraml.report.grouping import LABEL, clipped, families, first, keys, labels, machine, marker, repeated, works
 from caraml.report.numbers import plain
 from caraml.report.section import ReportFigure
