@@ -118,25 +118,25 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_791,
-    "base": 2_510,
-    "campaign": 1_744,
-    "cli": 1_536,
+    "analysis": 3_803,
+    "base": 2_532,
+    "campaign": 1_745,
+    "cli": 1_535,
     "data": 820,
     "engine": 4_028,
     "launch": 1_728,
-    "metrics": 1_638,
-    "power": 4_674,
-    "reference": 469,
-    "report": 4_416,
-    "results": 2_345,
-    "suite": 2_106,
-    "system": 3_814,
+    "metrics": 1_617,
+    "power": 4_696,
+    "reference": 465,
+    "report": 4_417,
+    "results": 2_413,
+    "suite": 2_109,
+    "system": 3_830,
     "verify": 1_059,
     "worker": 2_100,
-    "workloads": 8_408,
+    "workloads": 8_398,
 }
-FILES = 230
+FILES = 229
 
 
 def test_no_room_outgrows_its_lines() -> None:
