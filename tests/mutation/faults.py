@@ -637,7 +637,7 @@ FAULTS = [
         "    deadline = watch.now() + budget_s * (1 - _CONFIRMING)\n    absent = _absent(todo, watch)\n",
         (T_PROBE,),
     ),
-    Fault("an emulated format is measured to the end", PROBE, "elif rate and 2 * kernel.amount / rate > share:", "elif False:", (T_PROBE,)),
+    Fault("an emulated format is measured to the end", PROBE, "elif needed > max(share, left / 2):", "elif False:", (T_PROBE,)),
     Fault("the mean of repetitions beside others", PROBE, "median(seconds), sorted", "sum(seconds) / len(seconds), sorted", (T_PROBE,)),
     Fault("nobody ever disturbs a probe", PROBE, "if found.timing.uneven > _UNEVEN:", "if found.timing.uneven > 1e9:", (T_PROBE,)),
     Fault("Winograd's convolution is a GPU's limit", PROBE, '("cuDNN", "MIOpen"), 1.2', '("cuDNN", "MIOpen"), 12', (T_PROBE,)),
