@@ -114,6 +114,9 @@ def test_unreadable_databases_are_named_before_any_worker_starts(tmp_path: Path,
         file.truncate(1_000_000)
     with pytest.raises(InputError, match="found 1,000,000 bytes of an LMDB of 20,"):
         LmdbStore(tmp_path / "cut.lmdb")
+    (tmp_path / "nothing.lmdb").touch()
+    with pytest.raises(InputError, match=r"nothing.lmdb: found 0 bytes, expected an LMDB"):
+        LmdbStore(tmp_path / "nothing.lmdb")
     pack_images(image_folder[0], tmp_path / "whole.lmdb")
     with lmdb.open(str(tmp_path / "whole.lmdb"), subdir=False, map_size=1 << 30) as whole, whole.begin(write=True) as transaction:
         transaction.delete(b"\0" * 8)

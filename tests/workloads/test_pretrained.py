@@ -290,3 +290,13 @@ def test_tweets_are_cut_by_the_tokenizer_of_the_weights(tmp_path: Path) -> None:
     tokens, _ = next(task.batches)
     assert tokens.max() < 6 and np.isfinite(task.loss(task.model, [tokens, torch.zeros(len(tokens), dtype=torch.int64)]).item())
     task.close()
+
+
+def test_the_folder_of_another_model_is_refused_before_its_tokenizer_is_looked_for(tmp_path: Path) -> None:
+    """Neither folder has a tokenizer, and that is not what is wrong with it."""
+    bert_folder = saved(theirs("BertForQuestionAnswering")(bert()), tmp_path / "bert")
+    deberta = saved(theirs("DebertaV2ForSequenceClassification")(deberta_config(TINY)), tmp_path / "deberta")
+    with pytest.raises(InputError, match=r"found 'deberta-v2', expected 'bert'\n(?s:.*)workload = 'tweet_rain_classification' takes these"):
+        build("question_answering", {"weights": str(deberta)})
+    with pytest.raises(InputError, match=r"found 'bert', expected 'deberta-v2'\n(?s:.*)workload = 'question_answering' takes these"):
+        build("tweet_rain_classification", {"weights": str(bert_folder)})

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 TOKENIZERS = ("tokenizer.json", "vocab.txt")
+_TAKERS = {"bert": "question_answering", "deberta-v2": "tweet_rain_classification"}
+"""Workloads by the kind of model that they train."""
 _SPARE = ("pooler.", "embeddings.position_ids")
 """Parts of a network that checkpoints have and ours may do without."""
 _ROOM = 1 << 30
@@ -43,7 +45,9 @@ def read_config(folder: Path, kind: str, expected: Mapping[str, Any], presets: M
         raise InputError(f"{path}: not readable as JSON: {in_a_line(error)}") from error
     if not isinstance(config, dict) or config.get("model_type") != kind:
         found = config.get("model_type") if isinstance(config, dict) else config
-        raise InputError(f"{path}: model_type: found {str(found)[:100]!r}, expected {kind!r}")
+        taker = _TAKERS.get(str(found))
+        hint = f"workload = {taker!r} takes these weights" if taker else f"give the folder of a trained {kind} as `weights`"
+        raise InputError(f"{path}: model_type: found {str(found)[:100]!r}, expected {kind!r}", hint)
     if isinstance(config.get("pos_att_type"), str):  # as the authors wrote lists
         config["pos_att_type"] = config["pos_att_type"].split("|")
     unlike = (name for name, value in expected.items() if config.get(name, value) != value)

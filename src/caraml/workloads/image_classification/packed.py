@@ -94,6 +94,8 @@ class LmdbStore:
                 environment.close()
             if not self._file().is_file():
                 raise InputError(f"{self.path}: no such LMDB")
+            if not self._file().stat().st_size:
+                raise InputError(f"{self.path}: found 0 bytes, expected an LMDB", "the copy is incomplete: copy it again")
             # No lock: nobody writes. No read-ahead: images are read in random order.
             environment = _lmdb().open(path, readonly=True, lock=False, readahead=False, meminit=False, subdir=self.path.is_dir())
             self._refuse_cut(environment)

@@ -63,6 +63,8 @@ def build(ctx: BuildContext[Params]) -> Task:
     from torch.nn import functional as F
 
     params = ctx.params
+    if params.weights is not None:
+        _words_of(params)  # another model's folder is refused before its tokenizer is looked for and the data is cut
     with ctx.phase("data"):
         dataset, unseen = _datasets(params, ctx.seed)
         source = open_source(dataset, ctx, workers=params.workers, resident=params.data == "synthetic-device")
@@ -130,13 +132,18 @@ def _network(params: Params) -> Any:
     sizes, words = PRESETS[params.preset], FULL_VOCABULARY
     if params.weights is None:
         return BertForQuestionAnswering(BertConfig(vocab_size=words, **sizes))
-    folder = given_path(params.weights)
-    found = read_config(folder, "bert", {**sizes, **_OF_BERT}, PRESETS).get("vocab_size", words)
+    model = BertForQuestionAnswering(BertConfig(vocab_size=_words_of(params), **sizes))
+    load_weights(model, given_path(params.weights), head=("qa_outputs.",))
+    return model
+
+
+def _words_of(params: Params) -> int:
+    """Words of the vocabulary of trained weights. Raises ``InputError`` for those of another model."""
+    folder = given_path(params.weights or "")
+    found = read_config(folder, "bert", {**PRESETS[params.preset], **_OF_BERT}, PRESETS).get("vocab_size", FULL_VOCABULARY)
     if not isinstance(found, int) or not 0 < found <= VOCABULARY:
         raise InputError(f"{folder / 'config.json'}: vocab_size: found {found!r}, expected 1 to {VOCABULARY:,}")
-    model = BertForQuestionAnswering(BertConfig(vocab_size=found, **sizes))
-    load_weights(model, folder, head=("qa_outputs.",))
-    return model
+    return found
 
 
 def _datasets(params: Params, seed: int) -> tuple[Any, Any]:

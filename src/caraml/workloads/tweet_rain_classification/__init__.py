@@ -33,11 +33,14 @@ def build(ctx: BuildContext[Params]) -> Task:
     from torch.nn import functional as F
 
     from caraml.workloads.tweet_rain_classification.data import TweetSamples, pieces_of, synthetic_tweet
-    from caraml.workloads.tweet_rain_classification.model import VOCABULARY, TweetClassifier, trained
+    from caraml.workloads.tweet_rain_classification.model import VOCABULARY, TweetClassifier, check_config, trained
     from caraml.workloads.weather.samples import SyntheticSamples
 
     params = ctx.params
-    pieces = None if params.weights is None else pieces_of(given_path(params.weights), VOCABULARY)
+    pieces = None
+    if params.weights is not None:
+        check_config(given_path(params.weights), _sizes(params))
+        pieces = pieces_of(given_path(params.weights), VOCABULARY)
     with ctx.phase("data"):
         given = open_input(
             ctx,

@@ -73,8 +73,13 @@ class TweetClassifier(torch.nn.Module):
         return self.network(input_ids=tokens, attention_mask=(tokens != 0).long()).logits
 
 
-def trained(model: TweetClassifier, folder: Path, sizes: dict[str, Any]) -> None:
-    """Fill the network with the weights of a folder; its head stays as it was drawn. Raises ``InputError`` for those of another network."""
+def check_config(folder: Path, sizes: dict[str, Any]) -> None:
+    """Raise ``InputError`` for the folder of another network."""
     ours, names = deberta_config(sizes).to_dict(), [*sizes, *_DECIDES]
     read_config(folder, "deberta-v2", {name: ours[name] for name in names}, {"small": SMALL, "tiny": TINY})
+
+
+def trained(model: TweetClassifier, folder: Path, sizes: dict[str, Any]) -> None:
+    """Fill the network with the weights of a folder; its head stays as it was drawn. Raises ``InputError`` for those of another network."""
+    check_config(folder, sizes)
     load_weights(model.network, folder, head=("pooler.", "classifier."))
