@@ -175,6 +175,7 @@ def records(out: Path) -> dict[str, Record]:
     return {record.point.label: record for record in Store(out).records("needs")}
 
 
+@pytest.mark.processes
 def test_points_run_after_what_they_need_and_find_its_files(tmp_path: Path) -> None:
     (tmp_path / "locks").mkdir()
     (tmp_path / "needs.toml").write_text(HEAD + THIRD + SECOND + FIRST)
@@ -191,6 +192,7 @@ def test_points_run_after_what_they_need_and_find_its_files(tmp_path: Path) -> N
     assert log.read_text() == "42\n" and not (log.parent / "needed").readlink().is_absolute()
 
 
+@pytest.mark.processes
 def test_where_the_needed_point_fails_the_others_are_skipped_until_it_succeeds(tmp_path: Path) -> None:
     (tmp_path / "locks").mkdir()
     once = FIRST.replace("exit {code}", "test -e {suite_folder}/good").replace("code = 0, ", "")
@@ -203,6 +205,7 @@ def test_where_the_needed_point_fails_the_others_are_skipped_until_it_succeeds(t
     assert [(record.status, record.attempt) for record in records(tmp_path / "r").values()] == [("ok", 2), ("ok", 2)]
 
 
+@pytest.mark.processes
 def test_slurm_is_told_what_waits_for_what(tmp_path: Path) -> None:
     def job(name: str, **more: object) -> Job:
         folder = tmp_path / f"gpt-{name}" / "1"
@@ -227,6 +230,7 @@ def test_slurm_is_told_what_waits_for_what(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.processes
 def test_epicure_s_snapshot_is_after_60_steps_and_its_copies_go_on_from_it(tmp_path: Path) -> None:
     """The suite of the catalogue with another model: 60 steps of 192 x 2048 tokens are 23.6 million."""
     large = next(one for one in load_suite("epicure-language").suite.benchmark if one.name == "gpt-175B snapshot")

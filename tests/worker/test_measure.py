@@ -261,6 +261,9 @@ def test_a_loop_that_is_too_short_says_how_long_it_must_be(tmp_path: Path, steps
 def test_items_that_are_no_whole_number_of_the_host(tmp_path: Path, items: Any) -> None:
     with pytest.raises(InputError, match="expected a whole number of items above 0"):
         measured(tmp_path, items=lambda: items)
+
+
+def test_items_may_be_whole_numbers_of_numpy_s(tmp_path: Path) -> None:
     assert measured(tmp_path, "numpy", lambda: np.int64(3)).window.items % 3 == 0  # type: ignore[union-attr]
 
 
