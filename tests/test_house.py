@@ -123,7 +123,7 @@ LINES = {
     "campaign": 1_745,
     "cli": 1_535,
     "data": 820,
-    "engine": 4_028,
+    "engine": 4_180,
     "launch": 1_728,
     "metrics": 1_617,
     "power": 4_696,
@@ -136,7 +136,7 @@ LINES = {
     "worker": 2_100,
     "workloads": 8_419,
 }
-FILES = 229
+FILES = 230
 
 
 def test_no_room_outgrows_its_lines() -> None:

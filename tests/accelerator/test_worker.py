@@ -39,6 +39,7 @@ POINTS = {
     "fsdp": GPT + "devices = 2\nfsdp = 2\n",
     "tp": GPT + "devices = 2\ntp = 2\n",
     "pp": GPT + "devices = 2\npp = 2\n",
+    "interleaved": GPT + 'devices = 2\npp = 2\nschedule = "interleaved"\n',
     "resnet": RESNET,
     "half": RESNET + 'precision = "bf16"\n',
 }

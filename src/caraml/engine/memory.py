@@ -31,6 +31,7 @@ from caraml.workloads.gpt.division import layers_of_stage
 from caraml.workloads.gpt.model import CHUNK_BYTES, Block, GPTConfig, Norm, linear_cross_entropy
 
 _FLOAT = 4
+_TOKEN = 8
 _MOMENTS = 2
 """AdamW's two, in fp32 as the weights are."""
 GATHERED_LAYERS = 2
@@ -50,7 +51,7 @@ class MemoryPlan:
     logits: int
     """The loss at work: logits, and the gradients that it makes at once."""
     communication: int
-    """Gathered parameters of FSDP, buckets of DDP, received hidden states of a pipeline."""
+    """Gathered parameters of FSDP, buckets of DDP, what a pipeline receives."""
     peak: int
 
     def gib(self) -> dict[str, float]:
@@ -88,7 +89,7 @@ def _of_rank(point: Point, config: GPTConfig, rank: int) -> MemoryPlan:
     own = whole // shards
     keep_gradients = placement.distributed_optimizer or placement.pp > 1 or placement.fsdp == 1
     gradients = whole if keep_gradients and point.accumulation > 1 else own
-    communication = _received(point, config, rank)
+    communication = _pipelined(point, config, rank)
     if sharded(point):
         communication += _gathered(point, layer, ends, whole)
     elif point.dp > 1 and point.accumulation > 1:  # DDP's buckets; without accumulation the gradients lie in them
@@ -137,15 +138,29 @@ def _state_bytes(config: GPTConfig) -> int:
     return 2 if config.half_residual else _FLOAT
 
 
-def _received(point: Point, config: GPTConfig, rank: int) -> int:
-    """A pipeline's buffers for hidden states (from the stage before) and their gradients (from the stage behind), one per micro-batch."""
-    placement = point.placement
+def _pipelined(point: Point, config: GPTConfig, rank: int) -> int:
+    """What a pipeline rank holds beside its activations: hidden states received for the micro-batches in flight, gradients of such states
+    on their way, and all tokens of a step, inputs on the first rank and targets on the last."""
+    placement, count = point.placement, point.accumulation
     if placement.pp == 1:
         return 0
+    from caraml.engine.parallel.stage import is_lean  # which loads torch's pipelines
+
     states = _state_bytes(config) * point.micro_batch * config.sequence_length * config.width // (placement.tp if placement.sp else 1)
+    tokens = _TOKEN * count * point.micro_batch * config.sequence_length if rank in (0, placement.pp - 1) else 0
     held = placement.stages_of(rank)
-    inward = sum(stage > 0 for stage in held) + sum(stage < placement.stages - 1 for stage in held)
-    return inward * point.accumulation * states
+    behind, before = sum(stage > 0 for stage in held), sum(stage < placement.stages - 1 for stage in held)
+    if not is_lean():  # torch's own stages have a buffer for every micro-batch; the interleaved schedule keeps as many sent tensors
+        return count * (behind + before) * (2 if placement.schedule == "interleaved" else 1) * states + tokens
+    inputs, gradients = _Micro.in_flight(point, rank) * behind / len(held), 2
+    if placement.schedule == "interleaved":  # a receive is posted when its sender is done, which may be some passes ahead
+        inputs, gradients = inputs + 1, _round(point) // 2 + 1 if rank == placement.pp - 1 else 1
+    return int((inputs if behind else 0) + (gradients if before else 0) + behind) * states + tokens
+
+
+def _round(point: Point) -> int:
+    """Micro-batches that the interleaved schedule takes through a stage before it turns to the next."""
+    return point.accumulation // max(1, point.accumulation // point.placement.pp)
 
 
 @dataclass(frozen=True)
@@ -178,8 +193,7 @@ class _Micro:
             return count
         if placement.schedule == "1f1b":
             return min(placement.pp - rank, count)
-        rounds = max(1, count // placement.pp)
-        ahead = (placement.stages // placement.pp - 1) * (count // rounds) + 2 * (placement.pp - 1 - rank)
+        ahead = (placement.stages // placement.pp - 1) * _round(point) + 2 * (placement.pp - 1 - rank)
         return min(ahead + 1, count * placement.stages // placement.pp)
 
 

@@ -3,13 +3,15 @@
 ``python -m caraml.engine.start --devices N tests.engine.parallel.training JOBS.json``
 
 A job is ``{"name", "placement", "point", "params", "steps"}``; beside JOBS.json, rank 0 leaves ``losses.json``: for each job the loss of
-each step (mean over copies) and the number of parameters that each rank holds.
+each step (mean over copies), the number of parameters that each rank holds and a digest of their values at the end. ``"memory"`` adds each
+rank's peak by torch's allocator, ``"live"`` by the storages that operators make; ``"torch_buffers"`` has a pipeline use torch's own stages.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import itertools
 import json
 import sys
@@ -25,7 +27,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from caraml.engine.matmul import Products
+from caraml.engine.memory import LiveBytes
 from caraml.engine.parallel import checkpoint
+from caraml.engine.parallel import step as divided_step
 from caraml.engine.parallel.divide import Mesh, divide
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
@@ -82,10 +86,19 @@ def train(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         checkpoint.save(*parts, Path(params.save_to), beside=Path())
     losses = [outcome.loss.item() for outcome in outcomes if outcome.loss is not None]
     seen = [own for own in ranks.gather(losses) if own]
-    held = ranks.gather(sum(tensor.numel() for stage in parts[0] for tensor in map(local, stage.parameters())))
+    own = [local(parameter).detach() for stage in parts[0] for parameter in stage.parameters()]
+    held = ranks.gather(sum(tensor.numel() for tensor in own))
+    digests = ranks.gather(hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in own)).hexdigest())
     task.close()
     mean = [sum(column) / len(column) for column in zip(*seen, strict=True)]
-    return {"losses": mean, "held": held, "matmul": told, "exchanged": sorted(exchanges.seen), "graphs": counters["stats"]["unique_graphs"]}
+    return {
+        "losses": mean,
+        "held": held,
+        "digests": digests,
+        "matmul": told,
+        "exchanged": sorted(exchanges.seen),
+        "graphs": counters["stats"]["unique_graphs"],
+    }
 
 
 @contextmanager
@@ -149,13 +162,22 @@ def measured_peak(wanted: bool) -> Iterator[Callable[[], int]]:
     allocations = sorted(events, key=lambda event: event.start_ns())
 
 
+class Given(LiveBytes):
+    """Live bytes of storages that have memory."""
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        if storage.device.type != "meta":
+            super()._add(storage)
+
+
 def main(path: Path) -> None:
     ranks = Ranks.from_environment(torch.device("cpu"))
-    results = {}
+    results, is_lean = {}, divided_step.is_lean
     for job in json.loads(path.read_text()):
-        with measured_peak(bool(job.get("memory"))) as peak:
+        divided_step.is_lean = (lambda: False) if job.get("torch_buffers") else is_lean  # type: ignore[assignment]
+        with measured_peak(bool(job.get("memory"))) as peak, Given() if job.get("live") else nullcontext() as live:
             results[job["name"]] = train(job, ranks)
-        results[job["name"]]["peaks"] = ranks.gather(peak())
+        results[job["name"]]["peaks"] = ranks.gather(live.peak if live is not None else peak())
     if ranks.rank == 0:
         (path.parent / "losses.json").write_text(json.dumps(results))
     ranks.leave()

@@ -40,7 +40,7 @@ def vocabulary_parallel_loss(head: nn.Module, hidden: torch.Tensor, targets: tor
     """Mean cross-entropy of logits whose vocabulary is divided; nobody ever holds a whole row. Needs :func:`around_step`."""
     logits = head(hidden)  # (B, T, V), V divided
     loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-    return loss.to_local() if isinstance(loss, DTensor) else loss
+    return loss.to_local().clone() if isinstance(loss, DTensor) else loss  # no view, which could not be detached from the graph
 
 
 def around_step(tp: int) -> AbstractContextManager[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from caraml.engine.parallel.divide import Divided, Mesh, around_step, exchange_copies, exchange_shards, together
+from caraml.engine.parallel.stage import LeanStage, is_lean
 from caraml.engine.precision import HALF, autocast
 from caraml.engine.steps import StepOutcome, rates
 from caraml.suite.model import Point
@@ -31,10 +33,14 @@ class Pipeline:
     def __init__(self, stages: Sequence[nn.Module], division: Division, point: Point, mesh: Mesh, *, device: torch.device, loss: LossOf):
         placement = point.placement
         indices = placement.stages_of(mesh.pp.get_local_rank())
-        self.first, self.last = 0 in indices, placement.stages - 1 in indices
         tokens, *inner_shape = division.hidden
+        self._count = point.accumulation
+        whole = partial(torch.empty, self._count, point.micro_batch, tokens, dtype=torch.int64, device=device)
+        self._inputs = whole() if 0 in indices else None
+        self._targets = whole() if placement.stages - 1 in indices else None
         states = (tokens // placement.tp if placement.sp else tokens, *inner_shape)
-        parts = []
+        make: Any = partial(LeanStage, sends=placement.schedule == "interleaved") if is_lean() else PipelineStage
+        self._parts: list[PipelineStage] = []
         for index, stage in zip(indices, stages, strict=True):
             inner = getattr(stage, "module", stage)  # of DDP: autocast belongs around the forward pass only, the schedule mixes passes
             inner.forward = _in_precision(inner.forward, point, device)
@@ -43,29 +49,39 @@ class Pipeline:
             half = HALF.get(point.precision) if point.knobs.half_residual else None
             between = torch.empty(point.micro_batch, *states, device="meta", requires_grad=True, dtype=half)
             result = torch.empty((), device="meta") if index == placement.stages - 1 else between
-            parts.append(
-                PipelineStage(
-                    stage,
-                    index,
-                    placement.stages,
-                    device,
-                    input_args=(given if index == 0 else between,),
-                    output_args=(result,),
-                    group=mesh.pipeline,
-                )
-            )
-        self._schedule = _schedule(parts, point, loss)
+            shapes = {"input_args": (given if index == 0 else between,), "output_args": (result,)}
+            self._parts.append(make(stage, index, placement.stages, device, group=mesh.pipeline, **shapes))
+        self._schedule = _schedule(self._parts, point, loss)
 
-    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> list[torch.Tensor]:
-        """Forward and backward passes of all micro-batches, (accumulation x micro-batch, T) each; the losses, where the last stage is."""
+    def step(self, batches: Iterator[Any]) -> tuple[list[torch.Tensor], float]:
+        """Forward and backward passes of a step's micro-batches; the losses, where the last stage is, and the wait for data [s].
+
+        Of the micro-batches only what this process's stages need is kept: inputs in the first, targets in the last.
+        """
+        wait = self._fetch(batches)
         losses: list[torch.Tensor] = []
-        arguments = (inputs,) if self.first else ()
-        named: dict[str, Any] = {"targets": targets} if self.last else {}  # of the stage's forward pass, which computes the loss
-        self._schedule.step(*arguments, target=targets if self.last else None, losses=losses, return_outputs=False, **named)
-        return losses
+        arguments = () if self._inputs is None else (self._inputs.flatten(0, 1),)
+        targets = None if self._targets is None else self._targets.flatten(0, 1)
+        named: dict[str, Any] = {} if targets is None else {"targets": targets}  # of the stage's forward pass, which computes the loss
+        self._schedule.step(*arguments, target=targets, losses=losses, return_outputs=False, **named)
+        for part in self._parts:
+            if isinstance(part, LeanStage):
+                part.finish()
+        return losses, wait
+
+    def _fetch(self, batches: Iterator[Any]) -> float:
+        wait = 0.0
+        for index in range(self._count):
+            begin = time.monotonic()
+            batch = next(batches)
+            wait += time.monotonic() - begin
+            for place, tokens in zip((self._inputs, self._targets), batch, strict=True):
+                if place is not None:
+                    place[index] = tokens
+        return wait
 
 
-def _schedule(parts: list[PipelineStage], point: Point, loss: LossOf) -> _PipelineSchedule:
+def _schedule(parts: Sequence[PipelineStage], point: Point, loss: LossOf) -> _PipelineSchedule:
     match point.placement.schedule:
         case "gpipe":
             return ScheduleGPipe(parts[0], point.accumulation, loss_fn=loss)
@@ -100,14 +116,11 @@ class DividedStep:
     def __call__(self) -> StepOutcome:
         """Launch one step."""
         loss: torch.Tensor | None
-        begin = time.monotonic()
         with around_step(self._point.placement.tp):
             if self._pipeline is None:
                 loss, wait = self._passes()
             else:
-                micro_batches = [next(self._batches) for _ in range(self._point.accumulation)]
-                wait = time.monotonic() - begin
-                loss = self._flow(self._pipeline, micro_batches)
+                loss, wait = self._flow(self._pipeline)
         return StepOutcome(loss, wait, self._update())
 
     def _scaled(self, loss: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -131,14 +144,13 @@ class DividedStep:
             total += loss.detach()
         return total, wait
 
-    def _flow(self, pipeline: Pipeline, micro_batches: list[Any]) -> torch.Tensor | None:
+    def _flow(self, pipeline: Pipeline) -> tuple[torch.Tensor | None, float]:
         """All micro-batches through the pipeline; the mean loss where the last stage is."""
-        inputs, targets = (torch.cat(parts) for parts in zip(*micro_batches, strict=True))
-        losses = pipeline.step(inputs, targets)
+        losses, wait = pipeline.step(self._batches)
         if not losses:
-            return None
+            return None, wait
         mean = torch.stack([loss.detach() for loss in losses]).mean()
-        return mean / torch.as_tensor(self._scaler.scale(self._one)) if self._scaler.is_enabled() else mean
+        return mean / torch.as_tensor(self._scaler.scale(self._one)) if self._scaler.is_enabled() else mean, wait
 
     def _update(self) -> torch.Tensor | None:
         divided, scaler = self._divided, self._scaler
