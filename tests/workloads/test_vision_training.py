@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -101,6 +102,24 @@ def test_bert_learns_to_point_at_answers(tmp_path: Path) -> None:
         quality = task.quality.measure(None)
     exact, overlap = quality["exact_match"].value, quality["f1"].value
     assert exact is not None and overlap is not None and 0.15 < exact <= overlap < 1 and quality["f1"].n == 80
+
+
+@pytest.mark.parametrize("channels", [3, 4, 8])
+def test_a_strided_product_over_few_channels_has_its_gradients(channels: int) -> None:
+    """In channels_last oneDNN's pass for AVX2 wrote outside its buffers below eight channels: an abort, or wrong gradients."""
+    torch.manual_seed(1)
+    plain = torch.nn.Sequential(torch.nn.Conv2d(channels, 8, 1, stride=2), torch.nn.Conv2d(8, 2, 3))
+    images = torch.rand(8, channels, 28, 28)
+    params = CompressionParams()
+    context = BuildContext(params, CPU, 0, 1, 1, micro_batch=8, seed=0, phase=lambda _: nullcontext())
+    placed = context.placed(copy.deepcopy(plain))
+    for _ in range(20):
+        for network, order in ((plain, torch.contiguous_format), (placed, context.memory_format)):
+            network.zero_grad()
+            network(images.to(memory_format=order)).square().sum().backward()
+        for one, other in zip(plain.parameters(), placed.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-2)
+    assert context.memory_format == torch.channels_last and placed[1].weight.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_the_autoencoder_learns_to_reconstruct_digits() -> None:

@@ -72,6 +72,26 @@ class BuildContext(Generic[P]):
 
         return torch.channels_last if self.knobs.channels_last else torch.contiguous_format
 
+    def placed(self, network: torch.nn.Module) -> torch.nn.Module:
+        """A network of convolutions on the device, in :attr:`memory_format`.
+
+        On CPUs without AVX-512, oneDNN writes outside its buffers in the backward pass of a 1 x 1 convolution with a stride over fewer than
+        eight channels that are ordered last (torch 2.13; uxlfoundation/oneDNN issue 6035). Those alone get their input contiguous.
+        """
+        import torch
+
+        network = network.to(self.device, memory_format=self.memory_format)  # type: ignore[call-overload]  # missing in torch's annotations
+        if self.device.type == "cpu" and self.knobs.channels_last:
+            for module in network.modules():
+                if (
+                    isinstance(module, torch.nn.Conv2d)
+                    and module.kernel_size == (1, 1) != module.stride
+                    and module.in_channels < 8 * module.groups
+                ):
+                    module.weight.data = module.weight.data.clone(memory_format=torch.contiguous_format)
+                    module.register_forward_pre_hook(_contiguous)
+        return network
+
     @property
     def cache_bytes(self) -> int:
         """Last-level cache of this process's CPUs; 0 where that is not known, and on accelerators, whose tensors are far larger."""
@@ -83,6 +103,10 @@ class BuildContext(Generic[P]):
     def accumulation(self) -> int:
         """Micro-batches of this rank per optimizer step."""
         return 1 if self.global_batch is None else max(self.global_batch // (self.micro_batch * self.world), 1)
+
+
+def _contiguous(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    return (inputs[0].contiguous(),)
 
 
 class StepTools(Protocol):

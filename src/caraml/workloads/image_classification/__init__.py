@@ -130,8 +130,7 @@ def build(ctx: BuildContext[Params]) -> Task:
     with ctx.phase("data"):
         given = _open(ctx)
     torch.manual_seed(ctx.seed)
-    model = share_batch_norm(_network(params), params.bn_span, ctx.device).to(ctx.device)
-    model = model.to(memory_format=ctx.memory_format)  # type: ignore[call-overload]  # missing in torch's annotations
+    model = ctx.placed(share_batch_norm(_network(params), params.bn_span, ctx.device))
 
     def normalized(images: torch.Tensor) -> torch.Tensor:
         return normalize_images(images, memory_format=ctx.memory_format)

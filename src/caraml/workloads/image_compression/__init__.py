@@ -50,8 +50,8 @@ def build(ctx: BuildContext[Params]) -> Task:
             digits, unseen = drawn_digits(params.images), drawn_digits(params.held_out, held_out=True)
         source = open_source(digits, ctx, workers=params.workers, resident=params.data == "resident")
     torch.manual_seed(ctx.seed)
-    model = CompressionAutoencoder(params.width, params.bottleneck).to(ctx.device)
-    model = model.to(memory_format=ctx.memory_format)  # type: ignore[call-overload]  # missing in torch's annotations
+    model = CompressionAutoencoder(params.width, params.bottleneck)
+    ctx.placed(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=params.learning_rate, fused=ctx.fused)
     with torch.device("meta"):
         twin = CompressionAutoencoder(params.width, params.bottleneck)

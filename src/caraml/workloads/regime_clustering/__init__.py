@@ -58,7 +58,7 @@ def build(ctx: BuildContext[Params]) -> Task:
     network: torch.nn.Module = RegimeNetwork(heads)
     if ctx.world > 1 and ctx.device.type != "cpu":  # torch has no synchronised normalisation on CPUs
         network = torch.nn.SyncBatchNorm.convert_sync_batchnorm(network)
-    network = network.to(ctx.device, memory_format=ctx.memory_format)  # type: ignore[call-overload]  # missing in torch's annotations
+    network = ctx.placed(network)
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(
         trained, lr=params.learning_rate, momentum=params.momentum, weight_decay=params.weight_decay, fused=ctx.fused
