@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from caraml.base.errors import EnvironmentUnfitError
-from caraml.campaign import Campaign, exit_code
+from caraml.campaign import Campaign, exit_code, run_campaign
 from caraml.launch.base import Job, JobState
 from caraml.report.progress import LogLines
 from caraml.results.store import RECORD, Store
@@ -65,7 +65,7 @@ class PbsLauncher:
 def main(suite: str) -> int:
     """Run a suite through the launcher; the results are where those of ``caraml run`` are."""
     campaign = Campaign(load_suite(suite), load_system("local"), Store(Path("caraml-results")), PbsLauncher(), LogLines(sys.stdout))
-    return exit_code(campaign.run())
+    return exit_code(run_campaign(campaign))
 
 
 if __name__ == "__main__":
