@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 def test_what_a_broken_torchvision_breaks_works_in_a_fresh_interpreter(run_python: Callable[..., str]) -> None:
     printed = run_python(
-        "from caraml.workloads.base import make_torchvision_importable, _declared\n"
+        "from caraml.workloads import make_torchvision_importable, _declared\n"
         "make_torchvision_importable(); first = list(_declared); make_torchvision_importable()\n"
         "assert _declared == first and len(first) <= 1\n"
         "import torchvision.transforms.v2, timm\n"

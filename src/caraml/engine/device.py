@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from caraml.base.errors import EnvironmentUnfitError
-from caraml.system import families
+from caraml.system import families, files
 from caraml.system.model import DeviceClass
 
 AHEAD = 0.5
@@ -96,9 +96,9 @@ class CpuDevice:
         """The kernel keeps the highest resident set for the life of a process."""
 
     def peak_memory(self) -> int:
-        """Highest resident set of this process."""
+        """Highest resident set of this process. ``ru_maxrss`` of Linux begins with that of the program that started it."""
         unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return files.kib(Path("/proc/self/status"), "VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class CudaDevice:
