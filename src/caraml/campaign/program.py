@@ -18,7 +18,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from caraml.engine.instruments import Instruments
 from caraml.launch.base import Job, JobState
@@ -33,9 +33,6 @@ from caraml.worker.command import MAXRSS
 from caraml.worker.command_record import Ran, measured_by, names_of, window_of
 from caraml.worker.nodes import put_together
 from caraml.workloads.command import Params, filled
-
-if TYPE_CHECKING:
-    pass
 
 _PATIENCE = 5.0
 """Seconds between asking a program to end and ending it."""
