@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import re
@@ -50,6 +51,7 @@ def taken(act: Callable[[], object]) -> Taken:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        gc.freeze()  # the parent's objects are not looked through, and so not copied
         os.close(reading)
         _limit()
         before, begin = _status("VmRSS"), _computed()

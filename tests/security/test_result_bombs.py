@@ -52,9 +52,16 @@ def test_tables_of_jube_that_ask_for_much_are_refused(name: str, tmp_path: Path)
     assert not (tmp_path / "results").exists(), "nothing of it is taken"
 
 
-@pytest.mark.parametrize("title", ["a" + " " * 100_000 + "b", "[" * 100_000], ids=["blanks", "brackets"])
-def test_a_long_title_takes_no_longer_than_it_is(title: str, tmp_path: Path) -> None:
-    found = jube(tmp_path, f"{title},time\nx,1\n")
+LONG = {
+    "blanks": "a" + " " * 100_000 + "b,time\nx,1\n",
+    "brackets": "[" * 100_000 + ",time\nx,1\n",
+    "a list": "a,time\n1,[" + "[2,3]," * 500_000 + "\n",
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_cell_takes_no_longer_than_it_is(name: str, tmp_path: Path) -> None:
+    found = jube(tmp_path, LONG[name])
     found.within_limits()
     assert found.refusal is None
 

@@ -40,6 +40,7 @@ SLOPE_SECONDS = 0.15
 """Shortest time over which the slope of a counter is taken."""
 _AT_ONCE = 10_000
 _STEPS_AT_ONCE = 250_000
+_READINGS_AT_ONCE = 2_000_000
 _COLUMNS = "is not a table of the expected columns"
 
 
@@ -133,27 +134,42 @@ def read_ranks(path: Path) -> RankSteps:
 
 def read_power(path: Path) -> list[Trace]:
     """Power over time of every channel, in watts; apparent power, in VA, is left out. Raises ``InputError`` for a broken file."""
-    readings = """SELECT left(channel::VARCHAR, 100) AS channel, left(kind::VARCHAR, 100) AS kind, (t_before + t_after) / 2 AS t,
-        value::DOUBLE AS value FROM {}
+    readings = """SELECT {1} AS row, left(channel::VARCHAR, 100) AS channel, left(kind::VARCHAR, 100) AS kind,
+        (t_before + t_after) / 2 AS t, value::DOUBLE AS value FROM {0}
         WHERE isfinite(value::DOUBLE) AND isfinite(t_before + t_after) AND kind IS DISTINCT FROM 'apparent_va'"""
     traces = []
     with database() as connection, reading(connection, path, _COLUMNS):
-        source, name = readings.format(table(connection, path, ROWS_SCANNED)), [str(path)]
-        listed = f"SELECT channel, kind, count(*) FROM ({source}) GROUP BY ALL ORDER BY ALL LIMIT {CHANNELS + 1}"  # noqa: S608 -- names of ours; the path is a parameter
+        numbered = table(connection, path, ROWS_SCANNED, numbered=True)
+        source, name = readings.format(numbered, "file_row_number" if path.suffix == ".parquet" else 0), [str(path)]
+        listed = f"SELECT channel, kind, count(*), min(row), max(row) FROM ({source}) GROUP BY ALL ORDER BY ALL LIMIT {CHANNELS + 1}"  # noqa: S608 -- names of ours; the path is a parameter
         found = connection.execute(listed, name).fetchall()
         if len(found) > CHANNELS:
             raise too_large(path, len(found), CHANNELS, "channels")
-        if (total := sum(count for _, _, count in found)) > ROWS:
+        if (total := sum(count for _, _, count, _, _ in found)) > ROWS:
             raise too_large(path, total, ROWS, "readings")
-        for channel, kind, _ in found:
-            one = f"SELECT t, value FROM ({source}) WHERE channel IS NOT DISTINCT FROM ? AND kind IS NOT DISTINCT FROM ?"  # noqa: S608 -- as above
-            columns = connection.execute(one, [*name, channel, kind]).fetchnumpy()
-            times, values = (np.ma.getdata(columns.pop(column)).astype(np.float64, copy=False) for column in ("t", "value"))
-            if np.any(times[1:] < times[:-1]):  # a file of ours is in order
-                order = np.argsort(times, kind="stable")
-                times, values = times[order], values[order]
-            traces.append(_trace(channel, kind, _plain(times), _plain(values)))
+        part = f"""SELECT t, value FROM ({source})
+            WHERE channel IS NOT DISTINCT FROM ? AND kind IS NOT DISTINCT FROM ? AND row BETWEEN ? AND ?"""  # noqa: S608 -- as above
+        for channel, kind, _, low, high in found:
+            times, values = array("d"), array("d")
+            for first in range(low, high + 1, _READINGS_AT_ONCE):  # an answer lies in memory twice, beside the arrays made of it
+                columns = connection.execute(part, [*name, channel, kind, first, first + _READINGS_AT_ONCE - 1]).fetchnumpy()
+                times.frombytes(_plain(columns.pop("t")))
+                values.frombytes(_plain(columns.pop("value")))
+            traces.append(_trace(channel, kind, *_in_order(times, values)))
     return traces
+
+
+def _plain(column: npt.NDArray[np.float64]) -> memoryview:
+    return np.ascontiguousarray(np.ma.getdata(column), dtype=np.float64).data.cast("B")
+
+
+def _in_order(times: array[float], values: array[float]) -> tuple[array[float], array[float]]:
+    """Both by time. Arrays of 8 bytes a number; lists take four times as much."""
+    seconds = np.frombuffer(times)
+    if np.all(seconds[1:] >= seconds[:-1]):  # as in a file of ours
+        return times, values
+    order = np.argsort(seconds, kind="stable")
+    return array("d", seconds[order].tobytes()), array("d", np.frombuffer(values)[order].tobytes())
 
 
 def _rows(path: Path, scanned: int, most: int, query: str) -> Iterator[tuple[Any, ...]]:
@@ -167,13 +183,6 @@ def _rows(path: Path, scanned: int, most: int, query: str) -> Iterator[tuple[Any
             if taken > most:
                 raise too_large(path, taken, most, "steps")
             yield from rows
-
-
-def _plain(column: npt.NDArray[np.float64]) -> array[float]:
-    """Numbers of 8 bytes each; a list of them takes four times as much."""
-    found = array("d")
-    found.frombytes(np.ascontiguousarray(column).data.cast("B"))
-    return found
 
 
 def _trace(channel: str, kind: str, seconds: array[float], values: array[float]) -> Trace:

@@ -306,8 +306,12 @@ def _watch(connection: duckdb.DuckDBPyConnection, done: threading.Event, seconds
             return
 
 
-def table(connection: duckdb.DuckDBPyConnection, path: Path, most: int = ROWS_SCANNED, size: int | None = TABLE) -> str:
+def table(
+    connection: duckdb.DuckDBPyConnection, path: Path, most: int = ROWS_SCANNED, size: int | None = TABLE, *, numbered: bool = False
+) -> str:
     """SQL for the table in a Parquet or CSV file, whose name is the parameter that the query is given; to be used within :func:`reading`.
+
+    With ``numbered`` a Parquet file's has the further column ``file_row_number``, by which a part is found without looking at the rest.
 
     Raises:
         InputError: no plain file, larger than ``size`` bytes, or with more rows than ``most``.
@@ -333,4 +337,4 @@ def table(connection: duckdb.DuckDBPyConnection, path: Path, most: int = ROWS_SC
     rows = connection.execute("SELECT sum(num_rows) FROM parquet_file_metadata(?)", [str(path)]).fetchone()
     if rows is not None and rows[0] is not None and rows[0] > most:
         raise too_large(path, rows[0], most, "rows")
-    return "read_parquet(?)"
+    return "read_parquet(?, file_row_number = true)" if numbered else "read_parquet(?)"

@@ -150,14 +150,18 @@ def _dialect(lines: list[str]) -> tuple[list[str], str]:
 
 
 def _whole_lists(cells: list[str], width: int) -> list[str]:
-    """The cells of a row; a list in brackets is one, although JUBE does not quote its commas."""
-    found: list[str] = []
+    """The cells of a row below a header of ``width``; a list in brackets is one, although JUBE does not quote its commas."""
+    if not 0 < width < len(cells):
+        return cells
+    found: list[list[str]] = []
+    depth = 0
     for cell in cells:
-        if found and len(cells) > width and found[-1].count("[") > found[-1].count("]"):
-            found[-1] += f", {cell}"
+        if depth:
+            found[-1].append(cell)
         else:
-            found.append(cell)
-    return found
+            found.append([cell])
+        depth = max(0, depth + cell.count("[") - cell.count("]"))
+    return [", ".join(parts) for parts in found]
 
 
 def _header(path: Path, header: list[str]) -> list[str]:
