@@ -13,7 +13,7 @@ from sensors import channel
 
 from caraml.base.errors import InputError
 from caraml.power import Meter, WindowEnergy
-from caraml.power.energy import around, conclude
+from caraml.power.energy import around, sum_domains
 from caraml.power.model import ChannelEnergy, Reading, window_from_dict
 from caraml.power.signals import Constant, Square
 from caraml.power.source import SourceUnavailable
@@ -113,7 +113,7 @@ def test_idle_power_that_drifts_is_in_the_bound() -> None:
         window.channels = [
             ChannelEnergy("gpu", "a GPU", "s", "device", "gpu", energy_j=joules, mean_w=watts, bound_j=0.01 * joules, flags=list(flags))
         ]
-        conclude(window, set())
+        sum_domains(window, set())
         return window
 
     before = rest(100.0, 2.0)

@@ -318,7 +318,7 @@ def write_again(campaign: Campaign, point: Point, folder: Path) -> None:
 _UNREAD = "the campaign that read the sensors ended before the program did"
 
 
-def conclude(running: RunningPoint, names: Mapping[str, Any], how: Ran, resident: int | None, sensor: str | None) -> Record:
+def record_of_program(running: RunningPoint, names: Mapping[str, Any], how: Ran, resident: int | None, sensor: str | None) -> Record:
     """The record of a program that ended.
 
     Args:

@@ -19,12 +19,12 @@ from caraml.campaign.attempt import (
     PointTask,
     RunningPoint,
     accepted,
-    conclude,
     find,
     finish_attempt,
     is_printed,
     note_handle,
     prepare,
+    record_of_program,
     summary_record,
     wait_until_visible,
     write_again,
@@ -298,7 +298,7 @@ class CampaignRun:
                 self._tell_left()
             if state.state in ("ended", "lost"):
                 del self._running[handle]
-                self._conclude(running, state)
+                self._ensure_record(running, state)
             elif self.launcher.slots is not None and running.look(state):
                 running.launcher.cancel([handle])
                 del self._running[handle]
@@ -324,7 +324,7 @@ class CampaignRun:
             states |= launcher.poll(handles) if handles else {}
         return states
 
-    def _conclude(self, running: RunningPoint, state: JobState) -> None:
+    def _ensure_record(self, running: RunningPoint, state: JobState) -> None:
         """See that an attempt whose job is over has its record."""
         work, folder = running.work, running.folder
         if running.sensors is not None:
@@ -333,7 +333,7 @@ class CampaignRun:
         if work.light is not None and how is not None:
             names = names_of(work.point, work.light, folder, self.of.suite_folder)
             resident, sensor = self._shells.resident.pop(running.handle, None), self._no_sensor if work.light.energy else None
-            record = conclude(running, names, replace(how, extras=self._surroundings), resident, sensor)
+            record = record_of_program(running, names, replace(how, extras=self._surroundings), resident, sensor)
             write_file(f"{folder}/{RECORD}", record.__pydantic_serializer__.to_json(record, indent=1), sync="file")
             self._done(work, record, running)
             return

@@ -128,12 +128,12 @@ def _measured(meter: Meter, folder: ResultFolder, result: CommandResult, idle_s:
         end = meter.mark()
         result.energy = meter.energy("command", start, end, result.idle)
     result.channels, result.missing_sources = meter.channels, meter.reasons
-    _conclude(result, code, child.trouble)
+    _set_status(result, code, child.trouble)
     _report(result, _write(meter, folder, result), folder.trouble)
     return result
 
 
-def _conclude(result: CommandResult, code: int, trouble: str | None) -> None:
+def _set_status(result: CommandResult, code: int, trouble: str | None) -> None:
     """Status and validity: the energy of a command that was killed is known, but it is not the command's."""
     result.status = "finished"
     result.exit_code, result.signal = (code, None) if code >= 0 else (128 - code, -code)

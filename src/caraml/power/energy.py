@@ -212,7 +212,7 @@ def around(before: WindowEnergy, after: WindowEnergy) -> WindowEnergy:
 def with_channels(window: WindowEnergy, channels: list[ChannelEnergy]) -> WindowEnergy:
     """The window with other energies of its domains; flags that hold for the whole of it stay."""
     whole = replace(window, channels=channels, boundaries={}, reason=None if channels else window.reason)
-    conclude(whole, set(window.flags).difference(*(channel.flags for channel in window.channels)))
+    sum_domains(whole, set(window.flags).difference(*(channel.flags for channel in window.channels)))
     return whole
 
 
@@ -256,11 +256,11 @@ def window_energy(
         before = {(c.source, c.id): c for c in idle.channels}
         for channel in window.channels:
             subtract_idle(channel, before.get((channel.source, channel.id)), end - start, idle.duration_s)
-    conclude(window, set(flags))
+    sum_domains(window, set(flags))
     return window
 
 
-def conclude(window: WindowEnergy, common: set[str]) -> None:
+def sum_domains(window: WindowEnergy, common: set[str]) -> None:
     """Boundaries, flags and validity from the window's domains; ``common`` flags hold for the whole of it."""
     for boundary in BOUNDARIES:
         members = [c for c in window.channels if c.boundary == boundary]

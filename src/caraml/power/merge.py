@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from caraml.base.errors import InputError, in_a_line
 from caraml.base.limits import MERGED, MERGED_CHANNELS, RANKS, read_json, too_large
-from caraml.power.energy import added, boundary_energy, conclude, with_channels
+from caraml.power.energy import added, boundary_energy, sum_domains, with_channels
 from caraml.power.model import BOUNDARIES, BoundaryEnergy, ChannelEnergy, WindowEnergy
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def of_one_node(windows: Sequence[WindowEnergy]) -> WindowEnergy:
         return longest
     whole = replace(longest, channels=[channel for _, channel in best.values()], reason=None, boundaries={})
     common = {flag for window in windows for flag in set(window.flags).difference(*(channel.flags for channel in window.channels))}
-    conclude(whole, common - {"no_source"})
+    sum_domains(whole, common - {"no_source"})
     return whole
 
 

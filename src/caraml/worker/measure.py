@@ -126,7 +126,7 @@ class OwnLoop:
             self._loop.end()
         self._loop.__exit__()
         if self.done and (error is None or self._ranks.world == 1):
-            self._conclude()
+            self._record_measurement()
         elif error is not None:  # of several ranks, too, that measured: who would wait for the others may wait for ever
             self._fail("oom" if is_out_of_memory(error) else "failed", " ".join(f"{type(error).__name__}: {error}".split())[:400])
         elif not self._loop.steps:
@@ -138,7 +138,7 @@ class OwnLoop:
 
     # -- the record ----------------------------------------------------------------------------------------------------
 
-    def _conclude(self) -> None:
+    def _record_measurement(self) -> None:
         mine, ranks = self._loop.summary(), self._ranks
         run = (self._run_began, time.monotonic())
         mine.items = self._items
