@@ -183,11 +183,12 @@ def test_apparent_power_is_summed_over_nodes_that_all_have_it() -> None:
 
 
 def test_meters_of_one_file_name_are_told_apart(tmp_path: Path) -> None:
-    """Two supplies, each with its log: their powers add up, and neither's readings are the other's."""
-    files = [tmp_path / place / "pdu.csv" for place in ("left", "right")]
+    """Two supplies, each with its log, far below the folders that tell them apart: their powers add up, and neither's readings are the
+    other's."""
+    files = [tmp_path / place / ("below" * 20) / "pdu.csv" for place in ("left", "right")]
     now = time.time()
     for file, watts in zip(files, (400, 100), strict=True):
-        file.parent.mkdir()
+        file.parent.mkdir(parents=True)
         file.write_text("time,power_w,apparent_va\n" + "".join(f"{now - 60 + second},{watts},{1.25 * watts}\n" for second in range(61)))
     with Meter([f"csv:{file}" for file in files]) as meter:
         now = time.monotonic()
@@ -284,7 +285,7 @@ def test_a_node_without_its_apparent_power_leaves_no_sum_and_its_reason() -> Non
 def test_a_row_without_apparent_power_has_its_power(tmp_path: Path) -> None:
     file = tmp_path / "m.csv"
     file.write_text(f"time,power_w,apparent_va\n{time.time() - 1},10,11\n")
-    source, name = create(f"csv:{file}"), f"csv:{str(file)[-80:]}"
+    source, name = create(f"csv:{file}"), f"csv:{file}"
     source.open()
     assert [(channel.kind, channel.id) for channel in source.channels()] == [("power_mean", name), ("apparent_va", f"{name}:va")]
     assert [reading.value for reading in source.read()] == [10, 11]
@@ -297,7 +298,7 @@ def test_units_of_a_csv_file_are_in_its_header(tmp_path: Path) -> None:
     now = time.time()
     file = tmp_path / "m.csv"
     file.write_text(f"time,channel,energy_kwh\n{now - 2},left,1.0\n{now - 1},left,1.5\n{now - 1},right,2.0\n{now},le")
-    source, name = create(f"csv:{file}"), f"csv:{str(file)[-80:]}"
+    source, name = create(f"csv:{file}"), f"csv:{file}"
     source.open()
     readings = {(r.channel, round(r.value or 0)) for r in source.read()}
     assert readings == {(f"{name}:left", 3600000), (f"{name}:left", 5400000), (f"{name}:right", 7200000)}

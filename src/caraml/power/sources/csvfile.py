@@ -83,7 +83,7 @@ class CsvSource(SensorGroup):
         if outlet not in self._channels:
             value = next(name for name in self._header if name in VALUES)
             kind, scale = VALUES[value]
-            name = f"csv:{self.argument[-80:]}" + (f":{outlet}" if outlet else "")  # in different folders meters may have one name
+            name = f"csv:{self.argument}" + (f":{outlet}" if outlet else "")  # the whole path: meters elsewhere may have the same end of it
             self._channels[outlet] = Channel(
                 id=name,
                 source=self.name,
