@@ -17,6 +17,7 @@ from caraml.base.errors import InputError, unknown_name
 from caraml.base.files import write_file
 from caraml.base.toml import FrozenModel
 from caraml.data.store import MARKS, begin, build_folder, finish, grow, prepared_once
+from caraml.suite.model import WORKLOAD_ALIASES
 from caraml.workloads.base import VALIDATION_BATCHES, BatchSource, BuildContext, given_path, open_source
 
 if TYPE_CHECKING:
@@ -77,15 +78,8 @@ def _once(samples: MapDataset, batch_size: int, device: torch.device) -> Iterato
 Size = Literal["tiny", "small"]
 """``tiny``: seconds to make and to learn, for tests. ``small``: samples of the published size, a few hundred megabytes."""
 
-_WORKLOADS = {
-    "ap1": "temperature_postprocessing",
-    "ap2": "tweet_rain_classification",
-    "ap3": "radiation_emulation",
-    "ap4": "ensemble_postprocessing",
-    "ap5": "downscaling_gan",
-    "ap6": "regime_clustering",
-    "atmorep": "atmorep",
-}
+_WORKLOADS = {**WORKLOAD_ALIASES, "atmorep": "atmorep"}
+"""Applications by the names of their look-alike sets: those with a short name are the weather applications AP1 to AP6."""
 _LOOKALIKE_VERSION = 1
 """Raised when a generator changes what it writes."""
 _WHOLE = {"ap2": "all of its texts are read into memory", "ap4": "a set of it is a fixed number of files"}
