@@ -23,7 +23,7 @@ from caraml.cli.run import Here, LauncherName, Settings, SuiteName, SystemName
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from caraml.analysis.baseline import Baseline
+    from caraml.analysis.baseline import Baseline, WorkRuns
     from caraml.analysis.check import SuiteCheck
     from caraml.cli.asked import Asked
     from caraml.results.record import Record
@@ -107,41 +107,23 @@ def check(  # noqa: PLR0917 -- options, which nobody gives by position
     here: Here = False,
 ) -> None:
     """Run a suite anew and say whether it is still as fast as accepted: exit code 0 yes, 4 worse, 5 undecided."""
-    from caraml.analysis.baseline import (
-        accepted_until,
-        add_history,
-        find_baseline,
-        machine_of_system,
-        refuse_other_machine,
-        who_wrote,
-        works_of,
-    )
+    from caraml.analysis.baseline import find_baseline, machine_of_system, refuse_other_machine, who_wrote, works_of
     from caraml.analysis.check import SuiteCheck, changed_since, judged, settle
     from caraml.campaign import Options
     from caraml.cli.asked import Asked
     from caraml.report.progress import LogLines
-    from caraml.results.store import Store
 
-    tolerance, began, clock, store = _share(within), datetime.now(UTC), time.monotonic(), Store(out)
+    tolerance, began, clock = _share(within), datetime.now(UTC), time.monotonic()
     if junit is not None:
         _make_way(junit)
     accepted = find_baseline(out, baseline)
-    since = accepted_until(accepted)
     asked = Asked(suite, out, system, launcher, again=True, options=Options(settings=tuple(settings or ()), here=here))
     campaign = asked.campaign(LogLines(sys.stderr), lambda text: say(text, err=True))
     if campaign.options.launcher == "print" and not latest:
         raise InputError("launcher 'print' runs nothing, so there is nothing to judge", "--launcher slurm, or run and --latest")
     refuse_other_machine(accepted, machine_of_system(campaign.system))
     works, notes = works_of(campaign.plan().points, accepted)
-    notes += who_wrote(out, baseline)
-    if latest:
-        records = _newest(store, sorted(frozenset().union(*(work.keys for work in works))), accepted, since)
-        notes += (_age(records),)
-    else:
-        records = _measured(asked)
-    for work in works:
-        work.newest = [record for record in records if record.key in work.keys]
-    add_history(works, store, since)
+    notes += (*who_wrote(out, baseline), *_give_results(works, asked, accepted, latest))
     judge = partial(judged, flags=flags.value, within=tolerance, nights=nights)
     found = settle(
         works, judge, lambda keys: _measured(replace(asked, options=replace(asked.options, only=keys))), 0 if latest else retries
@@ -204,6 +186,24 @@ def _measured(asked: Asked) -> Sequence[Record]:
     watcher = LogLines(sys.stderr)
     with watcher:
         return [record for record in run_campaign(asked.campaign(watcher, watcher.note)) if not record.ended_by_hand]
+
+
+def _give_results(works: Sequence[WorkRuns], asked: Asked, accepted: Baseline, latest: bool) -> tuple[str, ...]:
+    """Run the suite, or with ``latest`` take the newest results, and give every piece of work its own; returns what to know of them."""
+    from caraml.analysis.baseline import accepted_until, add_history
+    from caraml.results.store import Store
+
+    store, since = Store(asked.out), accepted_until(accepted)
+    notes: tuple[str, ...] = ()
+    if latest:
+        records = _newest(store, sorted(frozenset().union(*(work.keys for work in works))), accepted, since)
+        notes = (_age(records),)
+    else:
+        records = _measured(asked)
+    for work in works:
+        work.newest = [record for record in records if record.key in work.keys]
+    add_history(works, store, since)
+    return notes
 
 
 def _newest(store: Store, keys: Sequence[str], accepted: Baseline, since: datetime) -> Sequence[Record]:
