@@ -120,7 +120,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_803,
     "base": 2_532,
-    "campaign": 1_745,
+    "campaign": 1_718,
     "cli": 1_535,
     "data": 820,
     "engine": 4_180,
@@ -129,14 +129,14 @@ LINES = {
     "power": 4_696,
     "reference": 465,
     "report": 4_417,
-    "results": 2_413,
+    "results": 2_449,
     "suite": 2_109,
     "system": 3_830,
     "verify": 1_059,
     "worker": 2_100,
-    "workloads": 8_442,
+    "workloads": 8_436,
 }
-FILES = 230
+FILES = 231
 
 
 def test_no_room_outgrows_its_lines() -> None:

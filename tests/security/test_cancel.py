@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from caraml.campaign.campaign import cancel
+from caraml.campaign.cancel import cancel
 from caraml.launch import queue
 from caraml.results.claim import CLAIM, HANDLE, RUNNERS, STARTED, Runner, handle_of, myself, start_time
 from caraml.results.listing import Listing

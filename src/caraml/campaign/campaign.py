@@ -1,29 +1,21 @@
-"""A campaign: a suite on one machine with results in one store, what of it is to be run, how it is ended, what points said, and what is to
-be tried again."""
+"""A campaign: a suite on one machine with results in one store, and which of its points are to be run."""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from caraml.base.errors import ExitCode, InputError
-from caraml.base.limits import LOG_END, tail
+from caraml.base.errors import ExitCode
 from caraml.campaign.machine import DeviceLock, machine_of, too_large
 from caraml.launch.base import Elsewhere, Launcher
-from caraml.launch.launchers import launcher_of
-from caraml.results.claim import Runner, myself, runs_here, somebody_else, start_time
-from caraml.results.finish import finish, now
+from caraml.results.finish import now
 from caraml.results.listing import Listing, command_of
-from caraml.results.record import CANCELLED, FINAL, Record
-from caraml.results.selector import Selection, select
-from caraml.results.status import OPEN, UNHAPPY, ProgressLine, Standing, standings
-from caraml.results.store import POINT, Store, attempts, latest_in
+from caraml.results.record import FINAL, Record
+from caraml.results.status import ProgressLine
+from caraml.results.store import Store, latest_in
 from caraml.suite.choice import WHOLE, SuitePart
 from caraml.suite.expand import Plan, PlannedPoint, expand, without_unmet
 from caraml.suite.load import CATALOG, SuiteFile
@@ -159,97 +151,3 @@ def exit_code(records: list[Record]) -> ExitCode:
     """0 when every point has a result; out of memory is one, a failure is not."""
     failed = any(record.status in ("failed", "timeout", "invalid", "lost") for record in records)
     return ExitCode.POINTS_FAILED if failed else ExitCode.OK
-
-
-_PATIENCE = 15.0
-"""Seconds for a runner to end its jobs and write their records."""
-_LOGS = ("worker.log", "slurm.log", "failure.json")
-
-
-def cancel(root: Path, what: str) -> Iterator[str]:
-    """End the jobs of what a name stands for, and the runners of campaigns; yields a sentence for each thing done.
-
-    Raises:
-        InputError: nothing has this name.
-    """
-    found = select(what, root)
-    store = found.store
-    if found.listings:
-        for runner in {one.runner for one in _open(found) if one.runner is not None and _theirs(one) is None}:
-            yield _end_runner(runner, root)
-    left = _open(found)
-    for one in left:
-        yield _theirs(one) or _end_point(store, one)
-    if not left:
-        yield "no job is left"
-
-
-def _open(found: Selection) -> list[Standing]:
-    """The points of a selection that are not over, as whichever campaign lists them."""
-    store, keys = found.store, {point.key for point in found.points}
-    every = (one for listing in found.listings or store.campaigns() for one in standings(store, listing) if one.key in keys)
-    return [one for one in {one.key: one for one in every}.values() if one.state in OPEN]
-
-
-def _end_runner(runner: Runner, root: Path) -> str:
-    """Ask a runner of this host to end; it ends its jobs."""
-    if runner.place != myself().place:
-        return f"the runner is process {runner.pid} on {runner.host}: end it there, or it will start the points that are left"
-    if runs_here(runner, root):
-        os.kill(runner.pid, signal.SIGTERM)
-        deadline = time.monotonic() + _PATIENCE
-        while start_time(runner.pid) == runner.start and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return f"ended the runner, process {runner.pid}"
-    if start_time(runner.pid) == runner.start:
-        return f"left process {runner.pid} alone: nothing but a claim says that it is the runner; kill {runner.pid} ends it, if it is"
-    return f"the runner, process {runner.pid}, was gone"
-
-
-def _theirs(one: Standing) -> str | None:
-    """Why a point is left alone: what its folder says is somebody else's word, and may name any process and any job."""
-    assert one.folder is not None
-    user = somebody_else(one.folder)
-    if user is None:
-        return None
-    return f"left {one.label} ({one.key}) alone: {one.folder} belongs to user {user}, who alone can end it"
-
-
-def _end_point(store: Store, one: Standing) -> str:
-    assert one.folder is not None
-    if (one.folder / POINT).exists():  # the word comes before the deed, so that it is the cause
-        finish(one.folder, 1, "failed", CANCELLED)
-    if one.handle is not None:
-        launcher_of(one.handle, store.root).cancel([one.handle])
-    return f"cancelled {one.label} ({one.key})"
-
-
-def logs_of(root: Path, name: str, lines: int) -> Iterator[tuple[str, str]]:
-    """Path and last lines of every log of a point's newest attempt."""
-    found = select(name, root)
-    point = found.only()
-    folder = found.store.points / found.store.names().get(point.key, point.key)
-    number = point.attempt or max(attempts(folder) or (), default=0)
-    if not number:
-        raise InputError(f"{point.label} was not started yet", f"caraml status --out {root}")
-    for log in (folder / str(number) / file for file in _LOGS):
-        if log.exists():
-            text = tail(log, LOG_END).splitlines()[-lines:]
-            yield str(log), "".join(f"{line}\n" for line in text)
-
-
-def to_retry(root: Path, names: Sequence[str], failed: bool, oom: bool) -> list[tuple[Listing, list[str]]]:
-    """Suites with the keys of those of their points that are to be measured again. Raises ``InputError`` when nothing was asked for."""
-    if not names and not failed and not oom:
-        raise InputError("nothing to try again was named", "caraml retry --failed, caraml retry --oom, or caraml retry POINT")
-    store = Store(root)
-    states = (*(UNHAPPY if failed else ()), *(("oom",) if oom else ()))
-    wanted = {one.key for name in names for one in select(name, root).points}
-    chosen: list[tuple[Listing, list[str]]] = []
-    taken: set[str] = set()
-    for listing in store.campaigns():
-        keys = [one.key for one in standings(store, listing) if (one.key in wanted or one.state in states) and one.key not in taken]
-        taken.update(keys)
-        if keys:
-            chosen.append((listing, keys))
-    return chosen

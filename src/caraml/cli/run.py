@@ -219,7 +219,7 @@ def cancel(
     out: Out = RESULTS,
 ) -> None:
     """End the jobs of a campaign, or of one point, and the runner that would start more."""
-    from caraml.campaign.campaign import cancel as end
+    from caraml.campaign.cancel import cancel as end
 
     for sentence in end(out, what):
         say(sentence)
@@ -232,9 +232,9 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", min=1, help="Last lines of each file.")] = 40,
 ) -> None:
     """Print what the newest attempt at a point said, and where its files are."""
-    from caraml.campaign.campaign import logs_of
+    from caraml.results.selector import select
 
-    for name, text in logs_of(out, point, lines):
+    for name, text in select(point, out).logs(lines):
         say(f"==> {name}\n{text}")
 
 
@@ -250,8 +250,8 @@ def retry(  # noqa: PLR0917 -- options, which nobody gives by position
     """Measure points again whose result you do not accept; the earlier attempts are kept. Of an imported suite it says what would run, and
     asks."""
     from caraml.campaign import Options
-    from caraml.campaign.campaign import to_retry
     from caraml.cli.asked import Asked
+    from caraml.results.selector import to_retry
 
     codes = []
     for listing, keys in to_retry(out, tuple(points or ()), failed, oom):

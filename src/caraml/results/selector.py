@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caraml.base.errors import InputError
+from caraml.base.limits import LOG_END, tail
 from caraml.results.listing import Listing, command_of
 from caraml.results.rows import Scalar, row_of
+from caraml.results.status import UNHAPPY, standings
 from caraml.results.store import RECORD, Store, attempts, read_record
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 _LISTED = 12
 """Names of a kind that an error lists."""
 _DATE = re.compile(r"\d{4}-\d\d(-\d\d(T\d\d(:\d\d)*)?)?")
+_LOGS = ("worker.log", "slurm.log", "failure.json")
 _REPEAT = re.compile(r" #[0-9]+$")
 
 
@@ -108,6 +111,18 @@ class Selection:
         lines = "".join(f"\n  {one.key}  {one.label}  {suites.get(one.key, '')}".rstrip() for one in self.points[:_LISTED])
         raise InputError(f"{len(self.points)} points are meant by {self.name!r} below {self.store.root}:{lines}", "give one of the keys")
 
+    def logs(self, lines: int) -> Iterator[tuple[str, str]]:
+        """Path and last lines of every log of the only point's newest attempt."""
+        point = self.only()
+        folder = self.store.points / self.store.names().get(point.key, point.key)
+        number = point.attempt or max(attempts(folder) or (), default=0)
+        if not number:
+            raise InputError(f"{point.label} was not started yet", f"caraml status --out {self.store.root}")
+        for log in (folder / str(number) / file for file in _LOGS):
+            if log.exists():
+                text = tail(log, LOG_END).splitlines()[-lines:]
+                yield str(log), "".join(f"{line}\n" for line in text)
+
 
 def newest(folder: Path, above: int, most: int | None) -> int:
     """Number of the newest attempt of a point's folder that has a record, above ``above`` and at most ``most``; 0 if there is none."""
@@ -134,6 +149,23 @@ def select(name: str | None, root: Path) -> Selection:
     if colon and rest and (Path(folder) / "points").is_dir():
         return _below(Store(Path(folder)), rest, name)
     return _below(Store(root), name, name)
+
+
+def to_retry(root: Path, names: Sequence[str], failed: bool, oom: bool) -> list[tuple[Listing, list[str]]]:
+    """Suites with the keys of those of their points that are to be measured again. Raises ``InputError`` when nothing was asked for."""
+    if not names and not failed and not oom:
+        raise InputError("nothing to try again was named", "caraml retry --failed, caraml retry --oom, or caraml retry POINT")
+    store = Store(root)
+    states = (*(UNHAPPY if failed else ()), *(("oom",) if oom else ()))
+    wanted = {one.key for name in names for one in select(name, root).points}
+    chosen: list[tuple[Listing, list[str]]] = []
+    taken: set[str] = set()
+    for listing in store.campaigns():
+        keys = [one.key for one in standings(store, listing) if (one.key in wanted or one.state in states) and one.key not in taken]
+        taken.update(keys)
+        if keys:
+            chosen.append((listing, keys))
+    return chosen
 
 
 def last_two(name: str, root: Path) -> tuple[Selection, Selection]:
