@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from run_factory import run
 
-from caraml.analysis.bottleneck import batches, cumulative, elbow, median_error, ranks
-from caraml.analysis.table import RankSteps, Steps
+from caraml.analysis.table import Steps, batches
+from caraml.base.stats import elbow, median_error, ranks
 from caraml.metrics.model import Facts
 
 RNG = np.random.default_rng(4)
@@ -30,10 +30,6 @@ def test_no_elbow_is_seen_in_noise() -> None:
     assert elbow([1.0] * 50) is None and elbow([1.0, 9.0]) is None
 
 
-def test_the_distribution_ends_at_one() -> None:
-    assert cumulative([3.0, 1.0, 2.0]) == [(1.0, pytest.approx(1 / 3)), (2.0, pytest.approx(2 / 3)), (3.0, 1.0)]
-
-
 def test_first_and_last_batches_of_epochs_are_left_out() -> None:
     facts = Facts(item="token", items_per_sample=1, parameters=1, flops_per_item=1.0, flops_formula="1", samples_per_epoch=80)
     record = run(1.0, global_batch=16, facts=facts)
@@ -53,7 +49,7 @@ def test_the_median_s_error_is_that_of_its_scatter() -> None:
 def test_a_slow_rank_is_named_with_its_delay() -> None:
     shared = 0.1 * (1 + 0.2 * RNG.random(200))  # all ranks share what slows them down together
     seconds = [(shared + 0.001 * RNG.standard_normal(200) + (0.005 if rank == 2 else 0)).tolist() for rank in range(4)]
-    found = ranks(RankSteps(seconds, [[0.0] * 200] * 3 + [[0.01] * 200]))
+    found = ranks(seconds, [[0.0] * 200] * 3 + [[0.01] * 200])
     assert (found[0].rank, found[0].slow) == (2, True) and not any(one.slow for one in found[1:])
     assert found[0].excess == pytest.approx(0.04, abs=0.005) and found[0].low < found[0].excess < found[0].high
     assert found[0].slowest > 0.95 and next(one for one in found if one.rank == 3).wait == pytest.approx(0.09, abs=0.02)
@@ -63,9 +59,9 @@ def test_equal_ranks_are_not_called_slow() -> None:
     called = 0
     for _ in range(40):
         seconds = 0.1 + 0.02 * RNG.standard_normal((8, 60))
-        called += any(one.slow for one in ranks(RankSteps(seconds.tolist(), (0 * seconds).tolist())))
+        called += any(one.slow for one in ranks(seconds.tolist(), (0 * seconds).tolist()))
     assert called <= 5
-    assert ranks(RankSteps([[0.1] * 9], [[0.0] * 9])) == []
+    assert ranks([[0.1] * 9], [[0.0] * 9]) == []
 
 
 @pytest.mark.parametrize(("ranks_", "steps"), [(64, 4), (64, 60)])
@@ -75,5 +71,5 @@ def test_equal_ranks_with_few_or_skewed_steps_are_not_called_slow(ranks_: int, s
     for _ in range(60):
         size = ranks_, steps
         seconds = 0.1 * (0.8 + 0.2 * rng.exponential(1, size) if steps > 4 else 1 + 0.05 * rng.standard_normal(size))
-        called += any(one.slow for one in ranks(RankSteps(seconds.tolist(), (0 * seconds).tolist())))
+        called += any(one.slow for one in ranks(seconds.tolist(), (0 * seconds).tolist()))
     assert called <= 7

@@ -16,13 +16,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from caraml.analysis.bottleneck import Elbow, RankTime, batches, elbow, median_error, ranks
 from caraml.analysis.estimate import Estimate, Value, values
 from caraml.analysis.grouping import axes, disturbances, grouped, names, same_work, undisturbed, without
 from caraml.analysis.laws import Law, Name, fit
 from caraml.analysis.run_variation import estimates, estimates_of, mean_metric, mean_of
-from caraml.analysis.table import raw_file, read_ranks, read_steps
+from caraml.analysis.table import batches, raw_file, read_ranks, read_steps
 from caraml.base.format import count
+from caraml.base.stats import Elbow, RankTime, elbow, median_error, ranks
 from caraml.metrics.model import Metric
 from caraml.results.record import Record
 from caraml.results.store import Store
@@ -136,7 +136,8 @@ def step_views(records: Iterable[Record], store: Store) -> list[StepView]:
         if path is None:
             continue
         times = batches(record, read_steps(path))
-        slow = ranks(read_ranks(path)) if record.point.world > 1 else []
+        every = read_ranks(path) if record.point.world > 1 else None
+        slow = ranks(every.seconds, every.waits) if every is not None else []
         repeat = f" #{record.point.repeat + 1}" if record.point.repeat else ""
         found.append(StepView(record.key, name + repeat, record.point.world, tuple(times), elbow(times), tuple(slow)))
     return found

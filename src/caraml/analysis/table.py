@@ -119,6 +119,15 @@ def read_steps(path: Path) -> Steps:
     return found
 
 
+def batches(record: Record, steps: Steps) -> list[float]:
+    """Step times of the window [s] without the first and last step of each epoch (EPICURE, section 5.2), where there are epochs."""
+    samples = record.facts.samples_per_epoch if record.facts else None
+    epoch = max(samples // record.point.global_batch, 1) if samples else 0
+    rows = zip(steps.step, steps.phase, steps.seconds, strict=True)
+    ends = (0, epoch - 1) if epoch >= 3 else ()  # or nothing would be left
+    return [time for step, phase, time in rows if phase == "measure" and time > 0 and not (ends and step % epoch in ends)]
+
+
 def read_ranks(path: Path) -> RankSteps:
     """Every rank's steps of the window; steps that not all ranks have are left out. Raises ``InputError`` for a broken file."""
     query = """SELECT rank, seconds::DOUBLE, coalesce(data_wait::DOUBLE, 0) FROM (

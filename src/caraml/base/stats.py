@@ -1,4 +1,5 @@
-"""Statistics of step-time series: steady state, confidence intervals, drift; and the tails of distributions that other rooms need.
+"""Statistics of step-time series: steady state, confidence intervals, drift, the elbow of their distribution, slow ranks; and the tails of
+distributions that other rooms need.
 
 Steps of a training loop are neither independent nor normal, there are often few of them, and a machine changes on all scales of time. How
 much the mean of a series is off is seen in its slowest changes: the power of cosines of half a period, one, one and a half ... over the
@@ -30,6 +31,14 @@ BLOCKS = 512
 """Steps of a long series are first averaged to about so many blocks: what is slow is not changed by that."""
 ALIKE = 1e-6
 """Relative spread below which steps are the same: what is left is the rounding of clocks, which has stretches of no spread at all."""
+
+CLEAR = 0.4
+"""Least height of the curve above its chord for an elbow. Normally distributed times stay below 0.3 (95 % of series of 20 to 1,000 steps);
+half of the steps delayed by up to their own length give 0.45, a tenth of them 0.8."""
+FEWEST = 20
+"""Steps below which no elbow is looked for."""
+SLOW = 0.01
+"""Share of the step by which a rank must at least be behind to be called slow."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +224,86 @@ def quantile_interval(ordered: Series, share: float, independent: float | None =
     if first < 1 or last > m:
         return None
     return float(ordered[(first - 1) * n // m]), float(ordered[-(-last * n // m) - 1])
+
+
+@dataclass(frozen=True)
+class Elbow:
+    """Where a distribution bends from its bulk into its tail."""
+
+    seconds: float
+    share: float
+    """Share of steps at or below it."""
+    cost: float
+    """Share of the total time that the steps beyond it take more than as many median steps would."""
+
+
+@dataclass(frozen=True)
+class RankTime:
+    """How one rank's step compares with the median rank's, step by step."""
+
+    rank: int
+    excess: float
+    """Mean time above the median rank, relative to the mean step."""
+    low: float
+    high: float
+    """95 % interval, corrected for the number of ranks."""
+    slowest: float
+    """Share of the steps in which it was the slowest."""
+    wait: float
+    """Mean wait for input, relative to the mean step."""
+    slow: bool
+    """Behind by more than ``SLOW``, beyond chance."""
+
+
+def elbow(times: Series) -> Elbow | None:
+    """The elbow of the cumulative distribution of ``times`` [s], or ``None`` where it has none.
+
+    It is the point of the curve farthest above the chord from its lower left to its upper right (Satopaa et al. 2011, "Kneedle"), both
+    axes scaled to 1, if it is at least ``CLEAR`` above.
+    """
+    x = np.sort(np.asarray(times, dtype=np.float64))
+    n = x.size
+    if n < FEWEST or x[-1] <= x[0]:
+        return None
+    height = np.arange(1, n + 1) / n - (x - x[0]) / (x[-1] - x[0])
+    index = int(height.argmax())
+    if height[index] < CLEAR:
+        return None
+    cost = float((x[index + 1 :] - np.median(x)).sum() / x.sum())
+    return Elbow(float(x[index]), (index + 1) / n, cost)
+
+
+def median_error(times: Series) -> float | None:
+    """Relative standard error of the median step, from the order statistics around it; ``None`` for fewer than 20 steps.
+
+    The number of independent steps is that of :func:`mean_interval`.
+    """
+    if len(times) < FEWEST:
+        return None
+    reach = 0.5 / math.sqrt(max(mean_interval(times).effective_n, 4.0))
+    low, high = np.quantile(times, [max(0.5 - reach, 0.0), min(0.5 + reach, 1.0)])
+    return float(math.log(high / low) / 2) if low > 0 else None
+
+
+def ranks(times: Sequence[Series], waiting: Sequence[Series]) -> list[RankTime]:
+    """Every rank, slowest first, by its step times and waits for input [s]; empty for a single one.
+
+    Compared step by step, so that what all ranks share cancels. In synchronous training ranks wait for each other inside the step, which
+    hides most of a slow rank's time: what shows is what it does after the exchange, and its wait for input.
+    """
+    seconds, waits = np.array(times), np.array(waiting)
+    if seconds.ndim != 2 or len(seconds) < 2 or seconds.shape[1] < 4:
+        return []
+    count, mean = len(seconds), float(seconds.mean())
+    behind = (seconds - np.median(seconds, axis=0)) / mean
+    behind -= np.median(behind.mean(axis=1))  # of skewed times every rank's mean is above the step's median
+    slowest = np.bincount(seconds.argmax(axis=0), minlength=count) / seconds.shape[1]
+    found = []
+    for rank in range(count):
+        interval = mean_interval(behind[rank], 1 - 0.05 / count)
+        wait, slow = float(waits[rank].mean()) / mean, interval.low > 0 and interval.mean > SLOW
+        found.append(RankTime(rank, interval.mean, interval.low, interval.high, float(slowest[rank]), wait, slow))
+    return sorted(found, key=lambda one: -one.excess)
 
 
 def t_tail(t: float, dof: float) -> float:

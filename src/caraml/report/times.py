@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caraml.analysis.bottleneck import batches, elbow
-from caraml.analysis.table import Steps
+from caraml.analysis.table import Steps, batches
 from caraml.base.chart import Axis, Line, Points, bars, curves, dots, wide_range
 from caraml.base.format import count, prefixed
+from caraml.base.stats import elbow
 from caraml.metrics.model import Phase
 from caraml.report.figures import Lines, of_works, stacked
 from caraml.report.grouping import LABEL, MOST_FIGURES, MOST_SERIES, clipped, keys, labels, metric
