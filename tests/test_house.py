@@ -119,7 +119,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_714,
-    "base": 2_625,
+    "base": 2_624,
     "campaign": 1_718,
     "cli": 1_535,
     "data": 820,

@@ -1,5 +1,4 @@
-"""How much of files that other people made is taken in: every limit, once, and reading that keeps to it, tables by DuckDB
-among it, with one line for what goes wrong.
+"""Reading what other people made within limits: each limit once, and the readers that keep to them.
 
 Reading one such file takes at most about :data:`MEMORY` and :data:`SECONDS` on top of what the process has already; the tests hold that
 with a file of each kind that was made to take more.

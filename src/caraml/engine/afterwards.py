@@ -1,5 +1,5 @@
-"""What follows the window: the validation loss, the model's quality, how long it takes to be saved, and a trace of a few steps: where torch
-and the device spend their time. Nothing of it runs while anything is measured."""
+"""What a training does after its window, when nothing is measured any more: validation, the model's quality, saving, a trace of a few
+steps."""
 
 from __future__ import annotations
 

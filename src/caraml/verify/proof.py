@@ -1,5 +1,5 @@
-"""The whole proof: run the known work through campaign, launcher, worker and store, compare, look at what the machine itself can get wrong
-(clocks, timers, the sampler, neighbours, the state of CPUs and GPUs), write it down."""
+"""The proof of ``caraml verify``: findings about known work that ran through campaign, launcher, worker and store, and about what of this
+machine can make numbers wrong."""
 
 from __future__ import annotations
 
