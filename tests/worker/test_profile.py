@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +81,23 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
+def seconds_alone(events: list[dict[str, Any]]) -> Counter[str]:
+    """By the intervals of a Chrome trace: the time in each operator without that of the operators within it on the same thread."""
+    alone, within = Counter[str](), dict[int, list[tuple[str, float]]]()
+    timed = (event for event in events if event.get("cat") in {"cpu_op", "user_annotation"})
+    for event in sorted(timed, key=lambda event: (event["ts"], -event["dur"])):
+        alone[event["name"]] += event["dur"] / 1e6
+        if event["name"].startswith("gloo:"):  # begun on another thread, and beside what that one does next
+            continue
+        stack = within.setdefault(event["tid"], [])
+        while stack and stack[-1][1] <= event["ts"] + 1e-4:
+            stack.pop()
+        if stack:
+            alone[stack[-1][0]] -= event["dur"] / 1e6
+        stack.append((event["name"], event["ts"] + event["dur"]))
+    return alone
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_every_way_to_train_is_traced(tmp_path: Path, make_point: MakePoint, case: str) -> None:
     values, micro_batches = CASES[case]
@@ -93,6 +111,12 @@ def test_every_way_to_train_is_traced(tmp_path: Path, make_point: MakePoint, cas
     assert 0 < len(found.costliest) <= 10 and 0 < sum(one.share for one in found.costliest) <= 1.0001
     assert [one.seconds for one in found.costliest] == sorted((one.seconds for one in found.costliest), reverse=True)
     events = json.loads(gzip.decompress((folder / TRACE).read_bytes()))["traceEvents"]
+    alone = seconds_alone(events)
+    for one in found.costliest:
+        assert one.seconds == pytest.approx(alone[one.name], rel=1e-3, abs=1e-5)
+        assert one.share == pytest.approx(alone[one.name] / sum(alone.values()), rel=1e-3, abs=1e-4)
+    assert found.costliest[-1].seconds >= sorted(alone.values(), reverse=True)[:10][-1] - 1e-5, "nothing that took longer is left out"
+    assert any(name.startswith("gloo:") for name in alone) == (point.world > 1), "what ranks exchange is in the trace"
     passes = sum(event.get("name") == "aten::embedding" for event in events)
     if case not in ("compiled", "pipeline"):
         assert passes == 2 * micro_batches, "two tables, looked up once per traced micro-batch, and no step of the window among them"

@@ -201,11 +201,14 @@ class Tracer:
             self._running = None
 
     def _told(self, traced: profile, steps: int, reason: str | None) -> Profile:
-        """The table: the device's kernels where the profiler sees them, else operators by the host's time in them alone."""
+        """The table: the device's kernels where the profiler sees them, else operators by the host's time in them alone.
+
+        A collective over gloo ends on another thread: the profiler calls it asynchronous, and gives it no time of its own.
+        """
         rows = traced.key_averages()
         kernels = [one for one in rows if one.device_type != DeviceType.CPU and not one.is_user_annotation]
         timed = [(one.key, one.count, one.self_device_time_total / 1e6) for one in kernels]
-        timed = timed or [(one.key, one.count, one.self_cpu_time_total / 1e6) for one in rows]
+        timed = timed or [(one.key, one.count, (one.cpu_time_total if one.is_async else one.self_cpu_time_total) / 1e6) for one in rows]
         total = sum(seconds for _, _, seconds in timed) or 1.0
         return Profile(
             of="kernels" if kernels else "operators",
