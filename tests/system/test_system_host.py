@@ -162,6 +162,27 @@ def test_an_allocation_beyond_the_limit_fails(asked: str, fails: bool) -> None:
     assert ("MemoryError" in done.stderr) == fails and done.stdout.strip() == (str(2**30) if fails else "None")
 
 
+PROBED_THEN_TRAINED = """
+from caraml.engine.device import CpuDevice
+def peak_of(blocks):
+    held = [b"x" * 2**20 for _ in range(blocks)]
+    return CpuDevice().peak_memory() / 2**20
+probed = peak_of(400)
+CpuDevice().forget_peak_memory()
+print(probed, CpuDevice().peak_memory() / 2**20, peak_of(100))
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel does not forget")
+@pytest.mark.parametrize("settings", [{}, {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(64 * 2**30)}])
+def test_what_was_needed_before_is_no_peak_of_what_follows(settings: dict[str, str], real_start: None) -> None:
+    """Also where freed blocks are kept, as in workers: arrays of the probes are no memory of the model."""
+    done = subprocess.run([sys.executable, "-c", PROBED_THEN_TRAINED], env={**os.environ, **settings}, capture_output=True, check=True)
+    probed, rest, trained = map(float, done.stdout.split())
+    assert rest < probed - 380 and rest + 90 < trained < probed - 280
+
+
 @pytest.mark.parametrize("asked", ["two", "0", "-1", "inf", "nan"])
 def test_a_limit_that_is_no_number_is_told(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
     monkeypatch.setenv(host.MEMORY, asked)

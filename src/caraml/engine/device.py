@@ -8,8 +8,6 @@ goes through ``torch.accelerator``. Tests put a device of known speed in this pl
 from __future__ import annotations
 
 import os
-import resource
-import sys
 import time
 from array import array
 from collections import deque
@@ -21,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from caraml.base.errors import EnvironmentUnfitError
-from caraml.system import families, files
+from caraml.system import families, host
 from caraml.system.model import DeviceClass
 
 AHEAD = 0.5
@@ -93,12 +91,12 @@ class CpuDevice:
         """It has been."""
 
     def forget_peak_memory(self) -> None:
-        """The kernel keeps the highest resident set for the life of a process."""
+        """Begin anew, where the kernel can."""
+        host.forget_peak_resident()
 
     def peak_memory(self) -> int:
-        """Highest resident set of this process. ``ru_maxrss`` of Linux begins with that of the program that started it."""
-        unit = 1 if sys.platform == "darwin" else 1024
-        return files.kib(Path("/proc/self/status"), "VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        """Highest resident set of this process."""
+        return host.peak_resident()
 
 
 class CudaDevice:

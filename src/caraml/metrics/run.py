@@ -97,7 +97,7 @@ DEFINITIONS: dict[str, MetricDefinition] = {
         "B",
         "lower",
         "Highest resident set of one rank's process.",
-        source="highest resident set (getrusage), largest over ranks",
+        source="highest resident set, as the kernel counts it; largest over ranks",
     ),
     "slowest_rank": MetricDefinition(
         "Slowest rank",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from caraml.base.errors import InputError
@@ -158,6 +160,22 @@ def limit_memory(processes: int, root: Path = ROOT) -> int | None:
     limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
     return limit
+
+
+def peak_resident() -> int:
+    """Highest resident set of this process [bytes]. ``ru_maxrss`` of Linux begins with that of the program that started it."""
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return kib(Path("/proc/self/status"), "VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def forget_peak_resident() -> None:
+    """Count the highest resident set from here on, without freed blocks that glibc keeps. Where it is not Linux, nothing happens."""
+    with suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def oom_kills(root: Path = ROOT) -> int | None:
