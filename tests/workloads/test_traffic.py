@@ -37,6 +37,20 @@ def test_views_move_nothing_and_attention_is_one_kernel() -> None:
     assert traffic(scale, loss).per_sample < 40 * 4 * 2 * 1024 * 8, "a matrix of scores alone would be 128 times one operand"
 
 
+def test_attention_of_one_query_reads_keys_and_values_once() -> None:
+    """As of a class in CaiT and XCiT: its result has the size of the query, and its gradients those of what they belong to."""
+    with torch.device("meta"):
+        scale = nn.Linear(1, 1, bias=False)
+
+    def loss(samples: int) -> torch.Tensor:
+        every = torch.empty(samples, 2, 1024, 8, device="meta") * scale.weight
+        out = nn.functional.scaled_dot_product_attention(every[:, :, :1], every, every)
+        assert out.shape == (samples, 2, 1, 8)
+        return out.sum()
+
+    assert traffic(scale, loss).per_sample < 40 * 4 * 2 * 1024 * 8
+
+
 def test_a_cache_serves_of_each_kernel_no_more_than_it_holds() -> None:
     """Two kernels, of 10 bytes per sample and 100 besides, and of 1 byte per sample: at 10 samples 200 and 10 bytes."""
     moved = Traffic(((10.0, 100.0, 1.0), (1.0, 0.0, 1.0)))
