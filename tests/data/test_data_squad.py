@@ -69,6 +69,38 @@ def test_a_span_decodes_to_its_answer(answer: str, tmp_path: Path) -> None:
     assert segments[first] == 1 and int(mask.sum()) < 96 and not ids[~mask.bool()].any()
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\x80\x04cos\nsystem\n", "not a vocabulary of WordPiece: .*UTF-8"),
+        (b"", "sep_token not found"),
+        (b"[UNK]\n[SEP]\nriver\n", "cls_token not found"),
+        (b"[CLS]\n[SEP]\nriver\n", "unk_token not found"),
+    ],
+)
+def test_what_is_no_vocabulary_of_word_pieces_is_named(content: bytes, words: str, tmp_path: Path) -> None:
+    path, vocabulary = write(tmp_path / "v1.json", [question("Rhine")]), tmp_path / "vocab.txt"
+    vocabulary.write_bytes(content)
+    with pytest.raises(InputError, match=f"vocab.txt: .*{words}.*expected one word on each line"):
+        SquadWindows(path, vocabulary, 96)
+
+
+def test_a_tokenizer_without_marks_of_a_question_is_refused(tmp_path: Path) -> None:
+    """GPT's, for example: without them the first token, which stands for "no answer", is one of the question."""
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
+    path = write(tmp_path / "v1.json", [question("Rhine")])
+    with pytest.raises(InputError, match=r"tokenizer.json: marks neither begin nor end of a question; expected"):
+        SquadWindows(path, tmp_path / "tokenizer.json", 96)
+
+
+def test_a_word_that_stands_twice_in_a_vocabulary_has_the_number_of_its_last_line(tmp_path: Path) -> None:
+    path, vocabulary = write(tmp_path / "v1.json", [question("Rhine")]), tmp_path / "vocab.txt"
+    vocabulary.write_text("[UNK]\n[CLS]\n[SEP]\n" + "river\n" * 5)
+    assert SquadWindows(path, vocabulary, 96).vocabulary_size == 8, "the network needs a place for number 7"
+
+
 def test_a_long_text_is_cut_and_only_windows_with_the_whole_answer_have_a_span(tmp_path: Path) -> None:
     text = " ".join(f"word{number}" for number in range(200)) + " the Danube"
     path = write(tmp_path / "long.json", [question("Danube", text)], text)

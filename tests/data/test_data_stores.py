@@ -122,6 +122,11 @@ def test_unreadable_databases_are_named_before_any_worker_starts(tmp_path: Path,
         transaction.delete(b"\0" * 8)
     with pytest.raises(InputError, match="found 199 images; expected 200"):
         LmdbStore(tmp_path / "whole.lmdb")
+    pack_images(image_folder[0], tmp_path / "wrong.lmdb")
+    with lmdb.open(str(tmp_path / "wrong.lmdb"), subdir=False, map_size=1 << 30) as wrong, wrong.begin(write=True) as transaction:
+        transaction.put(b"\0" * 8, (7).to_bytes(4, "little") + b"image")
+    with pytest.raises(InputError, match=r"found classes 0 to 7; expected 0 to 3, as its `__meta__` says"):
+        LmdbStore(tmp_path / "wrong.lmdb")
 
 
 def test_tiny_imagenet_is_read_as_it_is_unpacked(tmp_path: Path, image_folder: tuple[Path, ImageFolderFacts]) -> None:

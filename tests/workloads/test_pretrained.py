@@ -208,7 +208,25 @@ class Harmful:
         return os.system, ("touch harmed",)
 
 
-@pytest.mark.parametrize("content", [b"", b"no tensors", {"a": 1}, {"a": Harmful()}, [torch.zeros(1)]])
+NESTED = {"model": {"a": torch.zeros(1)}}
+NOT_BY_NAME = [b"", b"no tensors", {"a": 1}, {"a": Harmful()}, [torch.zeros(1)], torch.zeros(1), {0: torch.zeros(1)}, NESTED]
+"""Contents of a file of weights."""
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [({"a": Harmful()}, "can run any program and is not loaded"), (NESTED, "found 'model': dict"), (torch.zeros(1), "found one Tensor")],
+)
+def test_what_a_file_of_weights_holds_instead_is_said_with_what_to_do(tmp_path: Path, content: Any, words: str) -> None:
+    folder = saved(theirs("BertForQuestionAnswering")(bert()), tmp_path / "bert")
+    (folder / "model.safetensors").unlink()
+    torch.save(content, folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match=words) as refused:
+        _network(Params(preset="tiny", weights=str(folder)))
+    assert "save_pretrained" in str(refused.value) and "weights_only" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", NOT_BY_NAME)
 def test_what_is_no_file_of_tensors_is_refused_and_nothing_of_it_runs(
     tmp_path: Path, content: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ fast and gives the wrong quality.
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ _ROOM = 1 << 30
 _OLD = {".gamma": ".weight", ".beta": ".bias"}
 """Endings of names in checkpoints that were converted from TensorFlow."""
 _MOST_NAMED = 4
+_AS_TENSORS = "write them as model.safetensors, with save_pretrained(FOLDER) where the model comes from"
 
 
 def read_config(folder: Path, kind: str, expected: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -105,9 +107,17 @@ def _read(folder: Path, size: int) -> tuple[Path, dict[str, torch.Tensor]]:
             import torch
 
             weights = torch.load(path, map_location="cpu", weights_only=True)
-        return path, {name: tensor.detach() for name, tensor in weights.items()}
+    except pickle.UnpicklingError as error:
+        why = "it is damaged, or a pickle of more than tensors, which can run any program and is not loaded"
+        raise InputError(f"{path}: not readable as tensors by name: {why}", _AS_TENSORS) from error
     except Exception as error:  # the libraries raise of their own, and whatever a damaged pickle leads to
         raise InputError(f"{path}: not readable as tensors by name: {in_a_line(error)}", "copy the file again") from error
+    pairs = weights.items() if isinstance(weights, dict) else [("", weights)]
+    other = next((pair for pair in pairs if not isinstance(pair[0], str) or not hasattr(pair[1], "detach")), None)
+    if other is not None or not isinstance(weights, dict):
+        what = f"{other[0]!r}: {type(other[1]).__name__}" if isinstance(weights, dict) and other else f"one {type(weights).__name__}"
+        raise InputError(f"{path}: not readable as tensors by name: found {what[:100]}", _AS_TENSORS)
+    return path, {name: tensor.detach() for name, tensor in weights.items()}
 
 
 def _modern(name: str) -> str:

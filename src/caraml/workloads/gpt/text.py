@@ -252,7 +252,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
         try:
             encoder = Tokenizer.from_str(content.decode())
         except Exception as error:  # the library raises nothing narrower
-            raise InputError(f"{single}: not a tokenizer: {in_a_line(error)}") from error
+            hint = "give a tokenizer.json as the package tokenizers writes it, or a folder with vocab.json and merges.txt"
+            raise InputError(f"{single}: not a tokenizer: {in_a_line(error)}", hint) from error
         _refuse_growth(encoder, single)
         encoder.no_padding()  # what they say of lengths is for other uses: a file could ask for any
         encoder.no_truncation()

@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from caraml.base.errors import InputError, unknown_name
+from caraml.base.errors import InputError, in_a_line, unknown_name
 from caraml.base.toml import FrozenModel
 from caraml.metrics.model import Facts
 from caraml.workloads.base import BatchSource, BuildContext, Task, Workload, given_path, loader_workers, open_source
@@ -127,6 +127,7 @@ def build(ctx: BuildContext[Params]) -> Task:
     params = ctx.params
     if ctx.world % params.bn_span:
         raise InputError(f"bn_span: found {params.bn_span}; expected a divisor of the {ctx.world} devices")
+    flops = flops_per_image(params), flops_per_image(params, backward=False)  # refuses a size before the data is opened
     with ctx.phase("data"):
         given = _open(ctx)
     torch.manual_seed(ctx.seed)
@@ -155,7 +156,7 @@ def build(ctx: BuildContext[Params]) -> Task:
         rate=rate,
         batches=given.source.batches,
         loss=loss,
-        facts=_facts(ctx, model, given.source),
+        facts=_facts(ctx, model, given.source, flops),
         predict=lambda net, batch: net(normalized(batch[0])),
         validation=None if held_out is None else lambda: held_out,
         judge=judge,
@@ -177,7 +178,7 @@ def _optimizer(model: torch.nn.Module, ctx: BuildContext[Params]) -> torch.optim
     )
 
 
-def _facts(ctx: BuildContext[Params], model: torch.nn.Module, source: BatchSource) -> Facts:
+def _facts(ctx: BuildContext[Params], model: torch.nn.Module, source: BatchSource, flops: tuple[float, float]) -> Facts:
     from caraml.workloads.flops import SGD_MOMENTUM
 
     params = ctx.params
@@ -190,10 +191,10 @@ def _facts(ctx: BuildContext[Params], model: torch.nn.Module, source: BatchSourc
         traffic_per_item=moved.per_sample,
         traffic_per_step=moved.besides * ctx.accumulation + update,
         cached_traffic_share=moved.cached_share(ctx.micro_batch, ctx.accumulation, update, ctx.cache_bytes),
-        flops_per_item=flops_per_image(params),
+        flops_per_item=flops[0],
         flops_formula=FLOPS_FORMULA,
         bytes_per_sample=3 * params.image_size**2,
-        forward_flops_per_item=flops_per_image(params, backward=False),
+        forward_flops_per_item=flops[1],
         samples_per_epoch=source.samples,
         epoch_items=params.epoch_images,
         data=source.description,
@@ -201,7 +202,11 @@ def _facts(ctx: BuildContext[Params], model: torch.nn.Module, source: BatchSourc
 
 
 def flops_per_image(params: Params, *, backward: bool = True) -> float:
-    """FLOPs of one image, forward and unless told otherwise backward, counted on torch's meta device: nothing is computed or allocated."""
+    """FLOPs of one image, forward and unless told otherwise backward, counted on torch's meta device: nothing is computed or allocated.
+
+    Raises:
+        InputError: the network takes no images of this size.
+    """
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -213,7 +218,12 @@ def flops_per_image(params: Params, *, backward: bool = True) -> float:
     model.eval()  # normalisation layers with one value per channel refuse to train on one image; the FLOPs are the same
     counter = FlopCounterMode(display=False, custom_mapping=CORRECTIONS)
     with counter:
-        scores = model(image)
+        try:
+            scores = model(image)
+        except (AssertionError, RuntimeError, ValueError) as error:  # as layers of timm and torch say it
+            found = f"image_size: found {params.image_size}, which {params.model} cannot take: {in_a_line(error)}"
+            own: Any = model.default_cfg  # timm's
+            raise InputError(found, f"image_size = {own['input_size'][-1]} is its own") from error
         if backward:
             scores.sum().backward()
     return float(counter.get_total_flops())

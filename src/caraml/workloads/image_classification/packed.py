@@ -73,8 +73,11 @@ class LmdbStore:
             raise InputError(
                 f"{self.path}: not readable as an LMDB: {error}", "copy it again, or write it anew with `caraml data pack`"
             ) from error
-        if len(labels) != images or not 0 <= labels.min() <= labels.max() < len(classes):
-            raise InputError(f"{self.path}: found {len(labels)} images; expected {images} of classes below {len(classes)}")
+        wrong = f"{len(labels)} images; expected {images}" if len(labels) != images else ""
+        if not wrong and not 0 <= labels.min() <= labels.max() < len(classes):
+            wrong = f"classes {labels.min()} to {labels.max()}; expected 0 to {len(classes) - 1}"
+        if wrong:
+            raise InputError(f"{self.path}: found {wrong}, as its `{META.decode()}` says", "copy it again, or pack the images anew")
         return {"classes": classes, "labels": labels.tobytes()}
 
     def _content(self) -> str:

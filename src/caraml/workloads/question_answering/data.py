@@ -123,7 +123,16 @@ def _words(vocabulary: Path) -> BertWordPieceTokenizer | Tokenizer:
         return load_tokenizer(vocabulary)
     from tokenizers import BertWordPieceTokenizer
 
-    return BertWordPieceTokenizer(str(vocabulary), lowercase=_in_lower_case(vocabulary))
+    lower = _in_lower_case(vocabulary)
+    try:
+        words = BertWordPieceTokenizer(str(vocabulary), lowercase=lower)
+        if words.token_to_id("[UNK]") is None:
+            raise ValueError("unk_token not found in the vocabulary")
+    except Exception as error:  # the library raises nothing narrower
+        expected = "expected one word on each line in UTF-8, [UNK], [CLS] and [SEP] among them"
+        found = f"{vocabulary}: not a vocabulary of WordPiece: {in_a_line(error)}; {expected}"
+        raise InputError(found, "give the vocab.txt or tokenizer.json of a BERT") from error
+    return words
 
 
 def _in_lower_case(vocabulary: Path) -> bool:
@@ -155,7 +164,7 @@ class SquadWindows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
         with np.load(prepared_once(key, lambda folder: _prepare(path, vocabulary, tokens, folder)) / "windows.npz") as prepared:
             self._ids, self._lengths, self._spans = prepared["ids"], prepared["lengths"], prepared["spans"]
             self.questions = int(prepared["questions"])
-        self.vocabulary_size = _words(vocabulary).get_vocab_size()
+        self.vocabulary_size = 1 + max(_words(vocabulary).get_vocab().values())  # lines that occur twice count
 
     def __len__(self) -> int:
         """The number of windows."""
@@ -206,6 +215,11 @@ class SquadWindows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 def _tokenizer(path: Path, questions: list[Question], vocabulary: Path, tokens: int) -> BertWordPieceTokenizer | Tokenizer:
     """What cuts questions with their texts into windows."""
     words = _words(vocabulary)
+    if [kind for kind, _ in itertools.groupby(words.encode("a", "a").sequence_ids)][:4] != [None, 0, None, 1]:
+        raise InputError(
+            f"{vocabulary}: marks neither begin nor end of a question; expected a tokenizer that makes [CLS] question [SEP] text [SEP]",
+            "give the tokenizer of a BERT",
+        )
     stride = min(STRIDE, tokens // 4)
     longest = max(words.encode_batch([question.question for question in questions]), key=len)
     if tokens - len(longest) - 1 <= stride:  # a window holds the question, the text, a [SEP], and more of the text than it repeats
