@@ -200,6 +200,29 @@ def test_the_memory_of_a_program_is_not_that_of_what_started_it(tmp_path: Path, 
         assert memory.value is None and "hide it" in (memory.reason or "")
 
 
+@pytest.mark.usefixtures("real_start")
+def test_the_memory_of_a_program_is_not_that_of_a_sensor_s(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vendors' programs are started, and end, while the program runs."""
+    argv = ["sh", "-c", "until [ -e read ]; do sleep 0.01; done"]
+    point = make_point(workload="command", params={"argv": argv, "energy": False})
+    folder = Store(tmp_path / "out").new_attempt(point)
+    (folder / COMMAND).write_text(Command(argv=argv, env={}, cwd=str(tmp_path), suite_folder=str(tmp_path)).model_dump_json())
+    monkeypatch.setattr("caraml.worker.command.signal.signal", lambda *_: None)
+    monkeypatch.setattr("caraml.worker.command._BEAT", 0.01)
+    worker = CommandWorker(folder)
+
+    def write(*_: object, **__: object) -> None:
+        if worker._child is not None and not (tmp_path / "read").exists():
+            size = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + 300_000_000
+            subprocess.run([sys.executable, "-c", f"x = b'1' * {size}"], check=True)
+            (tmp_path / "read").touch()
+
+    monkeypatch.setattr(worker._progress, "write", write)
+    assert worker.run() == 0
+    memory = read_record(folder / RECORD).metrics["peak_host_memory"]
+    assert memory.value is None and "hide it" in (memory.reason or "")
+
+
 @pytest.mark.parametrize("sensor", [True, False])
 def test_a_program_without_marks_needs_no_worker_and_its_record_says_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sensor: bool

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -107,9 +108,9 @@ class CommandWorker:
         self._others = OtherNodes(0)
         self._child: subprocess.Popen[str] | None = None
         self._gone: float | None = None
-        """When the program was over, where its output is read: that may go on."""
+        """When the program was over; its output, where that is read, may go on."""
         self._resident = 0
-        """Largest resident set of what this process had started before the program [B]."""
+        """Largest resident set of the program and of what it started and waited for [B]."""
         self._told: set[int] = set()
         """Signals that came for this process and its program."""
 
@@ -173,7 +174,6 @@ class CommandWorker:
     def _execute(self) -> tuple[int, _Marked | None]:
         marked = _Marked(self.params.marks, self._edge) if self.params.marks is not None else None
         pipe = subprocess.PIPE if marked is not None else None
-        self._resident = _largest_resident(resource.RUSAGE_CHILDREN)
         try:
             self._child = subprocess.Popen(  # noqa: S603 -- the program of the point: running it is what was asked for; no shell
                 self.command.argv,
@@ -188,31 +188,30 @@ class CommandWorker:
         except OSError as error:
             print(f"{self.command.argv[0]} in {self.command.cwd}: {error.strerror}", flush=True)
             return (NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE), marked
+        watcher = threading.Thread(target=self._see_it_end, args=(self._child,), daemon=True)
+        watcher.start()
         if marked is not None:
             assert self._child.stdout is not None
-            watcher = threading.Thread(target=self._see_it_end, args=(self._child,), daemon=True)
-            watcher.start()
             try:
                 for line in self._child.stdout:
                     marked.line(line)
                     print(line, end="", flush=True)
             except InputError:
-                self._child.kill()
+                self._send(signal.SIGKILL)
                 raise
-            watcher.join()
-        while True:
-            try:
-                code = self._child.wait(_BEAT)
-                break
-            except subprocess.TimeoutExpired:
-                watts = self._instruments.meter.latest_power_w() if self._instruments is not None else None
-                self._progress.write("run", item=self.params.item, watts=watts)
+        watcher.join(_BEAT)
+        while watcher.is_alive():
+            watts = self._instruments.meter.latest_power_w() if self._instruments is not None else None
+            self._progress.write("run", item=self.params.item, watts=watts)
+            watcher.join(_BEAT)
+        code = self._child.returncode
         return (128 - code if code < 0 else code), marked
 
     def _see_it_end(self, child: subprocess.Popen[str]) -> None:
-        """What a program leaves behind holds its output open, and is no part of the run."""
-        child.wait()
-        self._gone = time.monotonic()
+        """Without a time limit, with which ``subprocess`` looks every 50 ms only. What it leaves behind may hold its output open."""
+        _, status, used = os.wait4(child.pid, 0)
+        self._gone, self._resident = time.monotonic(), used.ru_maxrss * MAXRSS
+        child.returncode = os.waitstatus_to_exitcode(status)
 
     def _over(self, marked: _Marked) -> float | None:
         """When the program was over; not before its last mark, which may be read a moment later."""
@@ -221,8 +220,12 @@ class CommandWorker:
     def _hand_on(self, number: int, frame: FrameType | None) -> None:
         """The program gets the signal; what it does then decides how this ends."""
         self._told.add(number)
-        if self._child is not None and self._child.poll() is None:
-            self._child.send_signal(number)
+        self._send(number)
+
+    def _send(self, number: int) -> None:
+        if self._child is not None and self._gone is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._child.pid, number)
 
     def _is_told_to_end(self) -> bool:
         """The program may have had the signal a moment before this process."""
@@ -262,9 +265,9 @@ class CommandWorker:
 
     def _peak_memory(self) -> Metric:
         """The largest resident set of a process of the program. The kernel counts in what its parent had when it was started."""
-        highest, hidden = _largest_resident(resource.RUSAGE_CHILDREN), max(self._resident, _largest_resident(resource.RUSAGE_SELF))
-        if highest > hidden:
-            return Metric(value=highest, unit="B")
+        hidden = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS
+        if self._resident > hidden:
+            return Metric(value=self._resident, unit="B")
         return Metric(value=None, unit="B", reason=f"at most the {human(hidden, 'B')} of what started it, which hide it")
 
     def _nodes(self, mine: NodeSummary, window: Window, edges: tuple[str, str]) -> Nodes:
@@ -275,10 +278,6 @@ class CommandWorker:
         others = self._others.summaries(edges, {"run": run})
         first = [mine, *others.pop(node_key(), [])]
         return put_together({node_key(): first, **others}, {node_key(): [0]}, window)
-
-
-def _largest_resident(whose: int) -> int:
-    return resource.getrusage(whose).ru_maxrss * MAXRSS
 
 
 def _doubt(marked: _Marked | None) -> str | None:
