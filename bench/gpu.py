@@ -165,7 +165,8 @@ def head_deviation(device: torch.device) -> float:
 
 def prefetch_deviation(device: torch.device) -> float:
     """Largest difference between 50 batches as the loader made them and as they arrived while the device was busy."""
-    from caraml.data.loader import stream, synthetic_tokens, to_device
+    from caraml.data.loader import stream, to_device
+    from caraml.workloads.gpt.tokens import synthetic_tokens
 
     dataset = synthetic_tokens(1000, 64, samples=400)
     truth = stream(dataset, 8, workers=0, seed=3)

@@ -27,9 +27,9 @@ import torch
 
 from caraml.data.loader import stream
 from caraml.workloads import make_torchvision_importable
-from caraml.workloads.image_classification.images import ImageSamples, default_image_folder
+from caraml.workloads.image_classification.images import ImageSamples
 from caraml.workloads.image_classification.packed import LmdbStore, TarStore, pack_images
-from caraml.workloads.image_classification.store import FolderStore
+from caraml.workloads.image_classification.store import FolderStore, default_image_folder
 
 BATCH = 64
 

@@ -24,8 +24,9 @@ from unittest.mock import MagicMock
 import torch
 from turns import median, ratio
 
-from caraml.data.loader import stream, synthetic_images
+from caraml.data.loader import stream
 from caraml.workloads import make_torchvision_importable
+from caraml.workloads.image_classification.images import synthetic_images
 
 
 def original(file: Path, batch: int) -> Iterator[Any]:

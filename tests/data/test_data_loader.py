@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caraml.base.errors import InputError
-from caraml.data.loader import EndlessBatches, default_workers, device_batches, stream, synthetic_images, synthetic_tokens, to_device
-from caraml.workloads.gpt.tokens import IndexedTokens, IndexedTokensWriter, TokenSamples
-from caraml.workloads.image_classification.images import image_folder_dataset
+from caraml.data.loader import EndlessBatches, default_workers, device_batches, stream, to_device
+from caraml.workloads.gpt.tokens import IndexedTokens, IndexedTokensWriter, TokenSamples, synthetic_tokens
+from caraml.workloads.image_classification.images import image_folder_dataset, synthetic_images
 from caraml.workloads.image_classification.store import ImageFolderFacts
 
 
@@ -173,7 +173,7 @@ def test_workers_end_when_their_process_is_killed(start_python: Callable[..., su
     process = start_python(
         "import time, torch.multiprocessing as mp\n"
         "from caraml.data.loader import stream\n"
-        "from caraml.data.loader import synthetic_tokens\n"
+        "from caraml.workloads.gpt.tokens import synthetic_tokens\n"
         "batches = stream(synthetic_tokens(100, 8), 4, workers=2); next(batches)\n"
         "print(*[child.pid for child in mp.active_children()], flush=True); time.sleep(60)\n"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -28,18 +29,20 @@ def build(ctx: BuildContext[Params]) -> Task:
     """Build the network, AdamW, and the stream of ``{field: {tokens (B, N, P), facts (B, N, 8), masked (B, M), truth (B, M, P)}}``."""
     import torch
 
-    from caraml.workloads.atmorep.data import AtmosphereSamples, SyntheticAtmosphere
+    from caraml.data.loader import Synthetic
+    from caraml.workloads.atmorep.data import AtmosphereSamples, synthetic_atmosphere
     from caraml.workloads.atmorep.model import PRESETS, AtmoRep
 
     params, config = ctx.params, PRESETS[ctx.params.preset]
     tokens = {name: field.tokens for name, field in config.fields.items()}
     sizes = {name: field.size for name, field in config.fields.items()}
+    made = partial(synthetic_atmosphere, tokens=tokens, sizes=sizes, levels=config.levels)
     with ctx.phase("data"):
         given = open_input(
             ctx,
             "atmorep",
             lambda folder, split: AtmosphereSamples(folder, tokens, sizes, config.levels, split),
-            lambda: SyntheticAtmosphere(tokens, sizes, config.levels, SAMPLES_WITHOUT_FILES, ctx.seed),
+            lambda: Synthetic("atmorep", made, SAMPLES_WITHOUT_FILES, ctx.seed),
         )
     torch.manual_seed(ctx.seed)
     with torch.device(ctx.device):

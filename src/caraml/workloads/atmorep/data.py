@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ _SIZES = {"tiny": (3, 12, 2, 24, 24), "small": (2, 72, 5, 54, 108)}
 """Files, hours in each, levels, rows, columns."""
 
 Shape = tuple[int, int, int]
+Shapes = Mapping[str, Shape]
 FieldSample = dict[str, torch.Tensor]
 
 
@@ -46,7 +48,7 @@ class AtmosphereSamples(WeatherSamples):
 
     application = "atmorep"
 
-    def __init__(self, folder: Path, tokens: Mapping[str, Shape], sizes: Mapping[str, Shape], levels: int, split: Split = "train") -> None:
+    def __init__(self, folder: Path, tokens: Shapes, sizes: Shapes, levels: int, split: Split = "train") -> None:
         """Open ``folder/*.nc``; of several files the last is for validation.
 
         Raises:
@@ -126,26 +128,11 @@ def masked_tokens(tokens: torch.Tensor, facts: torch.Tensor, levels: int) -> Fie
     return {"tokens": tokens, "facts": facts, "masked": masked, "truth": truth}
 
 
-class SyntheticAtmosphere(torch.utils.data.Dataset[Any]):
-    """Standard normal tokens without facts; sample i is a function of the seed and i, its mask is not."""
-
-    def __init__(self, tokens: Mapping[str, Shape], sizes: Mapping[str, Shape], levels: int, samples: int, seed: int) -> None:
-        self._counts = {name: (levels * int(np.prod(tokens[name])), int(np.prod(sizes[name]))) for name in FIELDS}
-        self._levels, self.samples, self.seed = levels, samples, seed
-
-    def __len__(self) -> int:
-        """The number of samples in an epoch."""
-        return self.samples
-
-    def __getitem__(self, position: int) -> Any:
-        """Sample ``position`` as :class:`AtmosphereSamples` has it."""
-        rng = np.random.default_rng([self.seed, position])
-        draw = {name: torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)) for name, shape in self._counts.items()}
-        return {name: masked_tokens(values, torch.zeros(len(values), TOKEN_FACTS), self._levels) for name, values in draw.items()}
-
-    def describe(self) -> dict[str, Any]:
-        """The provenance of a record: kind and samples; no bytes, because none are read."""
-        return {"kind": "synthetic", "of": "atmorep", "path": None, "items": self.samples, "bytes": 0, "seed": self.seed}
+def synthetic_atmosphere(rng: np.random.Generator, tokens: Shapes, sizes: Shapes, levels: int) -> dict[str, FieldSample]:
+    """Standard normal tokens without facts as :class:`AtmosphereSamples` has them; what is masked does not come from ``rng``."""
+    counts = {name: (levels * math.prod(tokens[name]), math.prod(sizes[name])) for name in FIELDS}
+    draw = {name: torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)) for name, shape in counts.items()}
+    return {name: masked_tokens(values, torch.zeros(len(values), TOKEN_FACTS), levels) for name, values in draw.items()}
 
 
 def write_lookalike(folder: Path, size: str, seed: int, only: int | None = None) -> None:

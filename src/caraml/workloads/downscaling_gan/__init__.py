@@ -53,7 +53,7 @@ def build(ctx: BuildContext[Params]) -> Task:
 
     with ctx.phase("data"):
         given = open_input(
-            ctx, "ap5", files, lambda: SyntheticSamples("ap5", SAMPLES_WITHOUT_FILES, ctx.seed, partial(synthetic_hour, grid=grid))
+            ctx, "ap5", files, lambda: SyntheticSamples("ap5", partial(synthetic_hour, grid=grid), SAMPLES_WITHOUT_FILES, ctx.seed)
         )
     torch.manual_seed(ctx.seed)
     networks = torch.nn.ModuleDict({"generator": Generator(), "critic": Critic()}).to(ctx.device)

@@ -41,7 +41,7 @@ def build(ctx: BuildContext[Params]) -> Task:
 
     with ctx.phase("data"):
         given = open_input(
-            ctx, "ap4", files, lambda: SyntheticSamples("ap4", SAMPLES_WITHOUT_FILES, ctx.seed, partial(synthetic_forecast, grid=grid))
+            ctx, "ap4", files, lambda: SyntheticSamples("ap4", partial(synthetic_forecast, grid=grid), SAMPLES_WITHOUT_FILES, ctx.seed)
         )
     torch.manual_seed(ctx.seed)
     model = EnsembleUNet().to(ctx.device)

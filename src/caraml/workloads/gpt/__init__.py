@@ -184,9 +184,8 @@ def _division(config: GPTConfig, params: Params, ctx: BuildContext[Params]) -> D
 
 
 def _dataset(params: Params, seed: int) -> MapDataset:
-    from caraml.data.loader import synthetic_tokens
     from caraml.workloads.gpt.text import default_text_corpus
-    from caraml.workloads.gpt.tokens import IndexedTokens, TokenSamples
+    from caraml.workloads.gpt.tokens import IndexedTokens, TokenSamples, synthetic_tokens
 
     if params.data != "text":
         return synthetic_tokens(params.vocab_size, params.sequence_length, seed=seed)

@@ -15,6 +15,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -30,6 +31,8 @@ from caraml.data.store import marks_beside, refuse_unfinished
 if TYPE_CHECKING:
     import torch
 
+    from caraml.data.loader import Synthetic
+
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 DTYPE_CODES: Mapping[int, np.dtype[Any]] = {
@@ -43,6 +46,8 @@ DTYPE_CODES: Mapping[int, np.dtype[Any]] = {
     8: np.dtype("<u2"),
 }
 """Megatron's codes of the token type. Token ids are integers, so the two float types are read but never fed to a model."""
+SYNTHETIC_SAMPLES = 1_000_000
+"""In an epoch of random tokens."""
 _HEADER = struct.Struct("<9sQBQQ")
 _LARGEST_UINT16_VOCABULARY = 65_500
 """The vocabulary up to which Megatron stores two bytes per token."""
@@ -316,3 +321,17 @@ class TokenSamples:
     def describe(self) -> dict[str, Any]:
         """The provenance of the corpus, and how it was cut."""
         return {**self.corpus.describe(), "samples": self._count, "sequence_length": self.sequence_length}
+
+
+def synthetic_tokens(vocab_size: int, sequence_length: int, samples: int = SYNTHETIC_SAMPLES, seed: int = 0) -> Synthetic:
+    """Uniformly random token ids: int64 (``sequence_length + 1``,), from 0 to ``vocab_size - 1``."""
+    from caraml.data.loader import Synthetic
+
+    draw = partial(_random_tokens, vocab_size, sequence_length)
+    return Synthetic("tokens", draw, samples, seed, vocab_size=vocab_size, sequence_length=sequence_length)
+
+
+def _random_tokens(vocab_size: int, sequence_length: int, rng: np.random.Generator) -> torch.Tensor:
+    import torch
+
+    return torch.from_numpy(rng.integers(vocab_size, size=sequence_length + 1))

@@ -258,8 +258,7 @@ def _network(params: Params) -> torch.nn.Module:
 
 
 def _open(ctx: BuildContext[Params]) -> _Input:
-    from caraml.data.loader import IMAGENET_SAMPLES, synthetic_images
-    from caraml.workloads.image_classification.images import HeldOut
+    from caraml.workloads.image_classification.images import IMAGENET_SAMPLES, HeldOut, synthetic_images
 
     params = ctx.params
     if params.data in ("synthetic", "synthetic-device"):

@@ -17,17 +17,18 @@ import numpy.typing as npt
 import torch
 
 from caraml.base.errors import InputError
+from caraml.data.loader import Synthetic
 from caraml.data.staging import Staged, stage
 from caraml.system.families import pins
 from caraml.workloads.image_classification.decode import Choose, Damaged, central_crop, decode_crop, random_crop
-from caraml.workloads.image_classification.store import FolderStore, ImageStore, default_image_folder, generate_image_folder
-
-__all__ = ["HeldOut", "ImageSamples", "default_image_folder", "generate_image_folder", "image_folder_dataset", "normalize_images"]
+from caraml.workloads.image_classification.store import FolderStore, ImageStore, default_image_folder
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Mean of ImageNet's training images per channel (red, green, blue), levels from 0 to 1; torchvision's reference values."""
 IMAGENET_STD = (0.229, 0.224, 0.225)
 """Standard deviation to :data:`IMAGENET_MEAN`."""
+IMAGENET_SAMPLES = 1_281_167
+"""Training images of ImageNet, the length of an epoch of random ones."""
 _MOST_IN_A_ROW = 100
 """Damaged images one after the other beyond which there is no point in looking for a whole one."""
 
@@ -286,3 +287,13 @@ def _below_wrappers(folder: Path) -> Path:
     while len(inside := list(folder.iterdir())) == 1 and inside[0].is_dir() and all(path.is_dir() for path in inside[0].iterdir()):
         folder = inside[0]
     return folder
+
+
+def synthetic_images(classes: int = 1000, size: int = 224, samples: int = IMAGENET_SAMPLES, seed: int = 0) -> Synthetic:
+    """Images of uniformly random bytes: uint8 (3, ``size``, ``size``) and a random class."""
+    return Synthetic("images", functools.partial(_random_image, classes, size), samples, seed, classes=classes, size=size)
+
+
+def _random_image(classes: int, size: int, rng: np.random.Generator) -> tuple[torch.Tensor, int]:
+    levels = rng.integers(256, size=(3, size, size), dtype=np.uint8)
+    return torch.from_numpy(levels), int(rng.integers(classes))

@@ -148,8 +148,7 @@ def _words_of(params: Params) -> int:
 
 def _datasets(params: Params, seed: int) -> tuple[Any, Any]:
     """What is trained on, and what is held out or ``None``."""
-    from caraml.data.loader import synthetic_windows
-    from caraml.workloads.question_answering.data import SquadWindows, default_squad, train_word_pieces
+    from caraml.workloads.question_answering.data import SquadWindows, default_squad, synthetic_windows, train_word_pieces
 
     if params.data != "squad":
         return synthetic_windows(FULL_VOCABULARY, params.tokens, seed=seed), None

@@ -16,6 +16,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from caraml.base.errors import InputError, in_a_line
 from caraml.base.files import making, write_new
 from caraml.base.limits import SQUAD, SQUAD_OBJECTS, SQUAD_TEXT, SQUAD_VALUES, TOKENIZER, counted, read_bytes, read_json, too_large
 from caraml.base.packed import unpacking
+from caraml.data.loader import Synthetic
 from caraml.data.store import prepared_once
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ Scores = Callable[[torch.Tensor], torch.Tensor]
 """Of windows (B, 3, T), the logits of being the answer's first and last token, (B, 2, T)."""
 STRIDE = 128
 """Tokens by which neighbouring windows overlap; less in short windows."""
+SYNTHETIC_SAMPLES = 88_524
+"""Windows of 384 tokens with a stride of 128 in SQuAD 1.1's training file, the length of an epoch of random ones."""
 _VERSION = 1
 _AT_ONCE = 1000
 
@@ -352,3 +356,15 @@ def _paragraph(rng: random.Random, number: int) -> dict[str, Any]:
             }
         )
     return {"context": text, "qas": asked}
+
+
+def synthetic_windows(vocab_size: int, tokens: int, samples: int = SYNTHETIC_SAMPLES, seed: int = 0) -> Synthetic:
+    """Windows of random tokens with a random span: ids, segments and mask as int64 (3, T), and int64 (2,), as SQuAD's windows are."""
+    return Synthetic("windows", partial(_random_window, vocab_size, tokens), samples, seed, tokens=tokens)
+
+
+def _random_window(vocab_size: int, tokens: int, rng: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    sample = np.ones((3, tokens), dtype=np.int64)
+    sample[0] = rng.integers(vocab_size, size=tokens)
+    sample[1, : tokens // 8] = 0
+    return torch.from_numpy(sample), torch.from_numpy(np.sort(rng.integers(tokens, size=2)))

@@ -46,7 +46,7 @@ def build(ctx: BuildContext[Params]) -> Task:
         return Cached(samples, shared=params.workers != 0) if params.cache else samples
 
     with ctx.phase("data"):
-        given = open_input(ctx, "ap3", files, lambda: SyntheticSamples("ap3", SAMPLES_WITHOUT_FILES, ctx.seed, synthetic_column))
+        given = open_input(ctx, "ap3", files, lambda: SyntheticSamples("ap3", synthetic_column, SAMPLES_WITHOUT_FILES, ctx.seed))
     torch.manual_seed(ctx.seed)
     model = RadiationColumn(maxima).to(ctx.device)
     rate = params.learning_rate or 1e-4 * ctx.micro_batch * ctx.world / 256

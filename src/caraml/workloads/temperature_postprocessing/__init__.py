@@ -35,7 +35,7 @@ def build(ctx: BuildContext[Params]) -> Task:
             ctx,
             "ap1",
             lambda folder, split: TemperatureSamples(folder, params.patch, split),
-            lambda: SyntheticSamples("ap1", SAMPLES_WITHOUT_FILES, ctx.seed, partial(synthetic_patch, patch=params.patch)),
+            lambda: SyntheticSamples("ap1", partial(synthetic_patch, patch=params.patch), SAMPLES_WITHOUT_FILES, ctx.seed),
         )
     torch.manual_seed(ctx.seed)
     model = TemperatureUNet().to(ctx.device)

@@ -47,7 +47,7 @@ def build(ctx: BuildContext[Params]) -> Task:
             "ap2",
             lambda folder, split: TweetSamples(folder, params.tokens, VOCABULARY, split, pieces),
             lambda: SyntheticSamples(
-                "ap2", SAMPLES_WITHOUT_FILES, ctx.seed, partial(synthetic_tweet, tokens=params.tokens, vocabulary=VOCABULARY)
+                "ap2", partial(synthetic_tweet, tokens=params.tokens, vocabulary=VOCABULARY), SAMPLES_WITHOUT_FILES, ctx.seed
             ),
         )
     torch.manual_seed(ctx.seed)

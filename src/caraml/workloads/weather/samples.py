@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from abc import abstractmethod
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.data.loader import Synthetic
 from caraml.workloads.weather.netcdf import NetcdfFiles
 
 Split = Literal["train", "validation"]
@@ -120,23 +120,12 @@ class Cached(torch.utils.data.Dataset[Sample]):
         return {**self._samples.describe(), "cached": True}
 
 
-class SyntheticSamples(torch.utils.data.Dataset[Sample]):
-    """Samples made on the host; sample i is a function of the seed and i."""
-
-    def __init__(self, application: str, samples: int, seed: int, make: Callable[[np.random.Generator], tuple[Any, ...]]) -> None:
-        self.application, self.samples, self.seed, self._make = application, samples, seed, make
-
-    def __len__(self) -> int:
-        """The number of samples in an epoch."""
-        return self.samples
+class SyntheticSamples(Synthetic):
+    """Synthetic samples of tensors like those of the real files, whatever arrays and numbers are drawn."""
 
     def __getitem__(self, position: int) -> Sample:
-        """Sample ``position``: tensors like those of the real files."""
-        return tuple(torch.as_tensor(value) for value in self._make(np.random.default_rng([self.seed, position])))
-
-    def describe(self) -> dict[str, Any]:
-        """The provenance of a record: kind and samples; no bytes, because none are read."""
-        return {"kind": "synthetic", "of": self.application, "path": None, "items": self.samples, "bytes": 0, "seed": self.seed}
+        """Sample ``position``."""
+        return tuple(map(torch.as_tensor, super().__getitem__(position)))
 
 
 Array = npt.NDArray[np.float32]
