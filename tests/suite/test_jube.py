@@ -135,6 +135,21 @@ def test_tags_choose_and_parameters_are_computed(language: Path, tmp_path: Path)
     assert benchmark(suite_from_script(language, ["800M", "quick"]), tmp_path)["global_batch"] == 64
 
 
+def test_a_script_s_own_selection_counts_as_given(images: Path, language: Path, tmp_path: Path) -> None:
+    asked = tomllib.loads(suite_from_script(language, ["800M", "A100"]))["benchmark"]
+    assert asked != tomllib.loads(suite_from_script(language, ["800M", "A100", "quick"]))["benchmark"]
+    written = tmp_path / "selected.yaml"
+    for own in ("selection: {tag: 'A100, 800M'}\n", "selection:\n  - tag: [A100]\n  - tag: 800M\n"):
+        written.write_text(own + LANGUAGE)
+        assert tomllib.loads(suite_from_script(written, []))["benchmark"] == asked
+    begin, end = IMAGES.index("<benchmark"), IMAGES.index("</jube>")
+    other = '<benchmark name="Other" outpath="run"><step name="nothing"/></benchmark>'
+    whole = tomllib.loads(suite_from_script(images, ["A100"])) | {"description": "From the JUBE script selected.yaml, --tag A100."}
+    for own in ("<only>Tiny Images</only>", "<not>Other</not>"):
+        written.write_text(f"{IMAGES[:begin]}<selection>{own}</selection>{other}{IMAGES[begin:end]}</jube>")
+        assert tomllib.loads(suite_from_script(written, ["A100"])) == whole
+
+
 def test_what_is_not_turned_is_named_with_its_line(language: Path) -> None:
     text = suite_from_script(language, ["800M", "A100"], "mine")
     lines = {line.removeprefix("# llm.yaml:") for line in text.splitlines() if line.startswith("# llm.yaml:")}

@@ -15,7 +15,7 @@ from typing import Any
 from caraml.base.errors import InputError, in_a_line, unknown_name
 from caraml.base.limits import JUBE_ROWS, too_large
 from caraml.suite.expression import Formula
-from caraml.suite.jube_script import DEPTH, Element, everything, read_script, select, short
+from caraml.suite.jube_script import DEPTH, Element, everything, read_script, select, selected, short
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _FLAG = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+)(?!-)([^\s\"'\\]+))?")
@@ -153,9 +153,11 @@ def suite_from_script(path: Path, tags: Sequence[str], name: str | None = None) 
     for tag in tags:
         if tag not in known:
             raise unknown_name(f"tag of {path.name}", tag, known)
-    whole = (root.all("benchmark") or [root])[0]
-    select(path, whole, frozenset(tags))
-    notes: list[tuple[int, str]] = [(one.line, f"benchmark {one.name!r}: only the first is read") for one in root.all("benchmark")[1:]]
+    only, others = selected(root, "only"), selected(root, "not")
+    benchmarks = [one for one in root.all("benchmark") if (not only or one.name in only) and one.name not in others]
+    whole = (benchmarks or [root])[0]
+    select(path, whole, frozenset(tags) | selected(root, "tag"))
+    notes: list[tuple[int, str]] = [(one.line, f"benchmark {one.name!r}: only the first is read") for one in benchmarks[1:]]
     for step in whole.all("step"):
         parameters = _Parameters(_used_sets(whole, step))
         workload = "gpt" if "nlayers" in parameters.elements else "image_classification"

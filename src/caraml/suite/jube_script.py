@@ -14,7 +14,21 @@ from caraml.base.limits import JUBE, read_text
 from caraml.suite.expression import Condition
 
 _INNER = {"benchmark", "parameterset", "parameter", "step", "use", "do", "fileset", "prepare", "substituteset", "patternset", "include"}
-_INNER |= {"pattern", "analyser", "analyse", "file", "result", "table", "column", "include-path", "copy", "link", "iofile", "sub"}
+_INNER |= {
+    "pattern",
+    "analyser",
+    "analyse",
+    "file",
+    "result",
+    "table",
+    "column",
+    "include-path",
+    "copy",
+    "link",
+    "iofile",
+    "sub",
+    "selection",
+}
 """Keys of JUBE's YAML that are elements; all others are attributes."""
 DEPTH = 40
 
@@ -102,7 +116,7 @@ def _element(kind: str, node: Any, depth: int, line: int) -> Element:
         ones = [(one, one.start_mark.line + 1) for one in value.value] if value.id == "sequence" else [(value, key.start_mark.line + 1)]
         if key.value == "_":
             element.text = value.value if value.id == "scalar" else ""
-        elif key.value in _INNER:
+        elif key.value in _INNER or kind == "selection":
             element.inner += [_element(key.value, one, depth + 1, place) for one, place in ones]
         elif value.id == "scalar":
             element.attributes[key.value] = value.value
@@ -122,6 +136,12 @@ def select(path: Path, element: Element, tags: frozenset[str]) -> None:
     element.inner = kept
     for one in kept:
         select(path, one, tags)
+
+
+def selected(root: Element, kind: str) -> set[str]:
+    """Words of a script's own selection: its ``tag``s count as given, ``only`` and ``not`` name benchmarks."""
+    texts = [one.text for selection in root.all("selection") for one in selection.all(kind)]
+    return {word.strip() for text in texts for word in text.split(",") if word.strip()}
 
 
 def everything(element: Element) -> Iterator[Element]:
