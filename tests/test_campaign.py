@@ -174,7 +174,7 @@ class FakeCluster(SlurmLauncher):
         self.looks += 1
         return dict.fromkeys(handles, JobState("waiting")) if self.looks < 4 else self.ends.poll(handles)
 
-    def outlook(self, handles: Iterable[str]) -> str:  # type: ignore[override] -- always says something
+    def waiting_text(self, handles: Iterable[str]) -> str:  # type: ignore[override] -- always says something
         return f"{len(list(handles))} wait, place {max(5 - self.looks, 3)}"
 
 

@@ -56,7 +56,7 @@ class Program:
 
     def started(self) -> str | None:
         """Wait for its first steps. Returns why it does not train, if it does not."""
-        return None if self._replies.readline() else self._last_words()
+        return None if self._replies.readline() else self._last_lines()
 
     def turn(self, steps: int) -> Turn:
         """Let it do ``steps`` steps."""
@@ -66,7 +66,7 @@ class Program:
         except BrokenPipeError:
             reply = ""
         if not reply:
-            raise RuntimeError(f"{self.name} ended with exit code {self._process.wait()} (-9: killed, as for memory): {self._last_words()}")
+            raise RuntimeError(f"{self.name} ended with exit code {self._process.wait()} (-9: killed, as for memory): {self._last_lines()}")
         told = json.loads(reply)
         return Turn(told["wall"] / steps, told["cpu"] / steps, told["memory"])
 
@@ -80,7 +80,7 @@ class Program:
             self._process.kill()
             self._process.wait()
 
-    def _last_words(self) -> str:
+    def _last_lines(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 

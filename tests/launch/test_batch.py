@@ -264,23 +264,23 @@ def test_the_queue_says_why_a_job_waits_at_which_place_and_until_when(busy: Path
         "held by their user; scontrol release starts them (JobHeldUser); place unknown; Slurm does not say when it starts"
     )
     assert found["15"].why == "SomethingNew"
-    assert queue.outlook(["12_0", "12_1", "77"]) == (
+    assert queue.waiting_text(["12_0", "12_1", "77"]) == (
         "2 jobs wait in the queue: jobs of higher priority come first (Priority); the first has place 4 of 7 by priority; "
         "Slurm expects to start the first 2030-01-02 03:04:05, and the last 2030-01-02 09:00:00"
     )
-    some = queue.outlook(["12_0", "13", "14"]) or ""
+    some = queue.waiting_text(["12_0", "13", "14"]) or ""
     assert "1 x a limit of the QOS" in some and "the first has place 1 of 2" in some
     assert "and the last" not in some, "of one of them nobody knows"
-    assert queue.outlook(["77"]) is None
-    assert "place 1 of 2" in (SlurmLauncher.outlook([f"slurm:13+pack-1:{busy}", f"slurm:13+pack-1:{busy / 'x'}"]) or "")
+    assert queue.waiting_text(["77"]) is None
+    assert "place 1 of 2" in (SlurmLauncher.waiting_text([f"slurm:13+pack-1:{busy}", f"slurm:13+pack-1:{busy / 'x'}"]) or "")
 
 
 def test_a_place_among_hidden_jobs_is_unknown(busy: Path) -> None:
     (busy / "scontrol").write_text("#!/bin/sh\necho 'PrivateData             = accounts,jobs'\n")
     assert all(turn.place is None for turn in queue.turns().values())
-    assert "their places are unknown" in (queue.outlook(["12_0"]) or "")
+    assert "their places are unknown" in (queue.waiting_text(["12_0"]) or "")
     (busy / "squeue").write_text("#!/bin/sh\necho 'squeue: error: Unable to contact slurm controller' >&2; exit 1\n")
-    assert queue.outlook(["12_0"]) == (
+    assert queue.waiting_text(["12_0"]) == (
         "where the jobs are in the queue is unknown: Slurm does not answer (Unable to contact slurm controller)"
     )
 

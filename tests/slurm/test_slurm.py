@@ -129,7 +129,7 @@ def test_cancelling_ends_running_and_waiting_jobs(bench: Bench) -> None:
     handles = launcher.submit(jobs)
     until(lambda: (jobs[0].folder / "child").exists() and (jobs[0].folder / "child").read_text().endswith("\n"))
     assert launcher.poll(handles)[handles[1]].reason == "Dependency"
-    said = launcher.outlook(handles)
+    said = launcher.waiting_text(handles)
     assert said is not None and said.startswith(
         "1 job waits in the queue: another job has to end first (Dependency); the first has place 1 of"
     )

@@ -22,7 +22,7 @@ from caraml.launch.script import SCRIPT, Recipe
 from caraml.metrics.definitions import unit_of
 from caraml.metrics.energy import ENERGY_METRICS
 from caraml.metrics.model import Metric
-from caraml.results.claim import CLAIM, HANDLE, STARTED, Runner, alive, handle_of, holder, take_over, withdraw, young
+from caraml.results.claim import CLAIM, HANDLE, STARTED, Runner, alive, handle_of, holder, recent, take_over, withdraw
 from caraml.results.finish import finish, skipped
 from caraml.results.record import FINAL, Record, Status
 from caraml.results.status import ProgressReader
@@ -143,7 +143,7 @@ def _take(store: Store, attempt: Path, me: Runner, launcher: str) -> FoundAttemp
     number, runner = holder(attempt)
     if runner is not None and runner != me and alive(runner, store.root):
         return FoundAttempt(busy=runner)
-    if runner is not None and runner.place != me.place and (handle_of(attempt) or "").startswith("local:") and young(attempt, store.root):
+    if runner is not None and runner.place != me.place and (handle_of(attempt) or "").startswith("local:") and recent(attempt, store.root):
         return FoundAttempt(busy=runner)  # its process cannot be seen from here, but its files change
     if number and runner != me and not take_over(attempt, number, me):
         return FoundAttempt(busy=holder(attempt)[1] or me)

@@ -40,7 +40,7 @@ class PointPlan:
 
     point: Point
     key: str
-    fate: str
+    action: str
     """``known``, ``skip`` or ``run``."""
     reason: str | None
     shortest: float
@@ -81,7 +81,7 @@ class Preview:
     @property
     def to_run(self) -> list[PointPlan]:
         """The points that will be run."""
-        return [one for one in self.points if one.fate == "run"]
+        return [one for one in self.points if one.action == "run"]
 
 
 def preview(campaign: Campaign) -> Preview:
@@ -95,13 +95,13 @@ def preview(campaign: Campaign) -> Preview:
         record, point = known[planned.key], planned.point
         reason: str | None
         if planned.skip is not None:
-            fate, reason = "skip", planned.skip
+            action, reason = "skip", planned.skip
         elif record is not None and not campaign.again and accepted(record, planned):
-            fate, reason = "known", f"{record.status}, attempt {record.attempt}"
+            action, reason = "known", f"{record.status}, attempt {record.attempt}"
         else:
-            fate, reason = "run", None if record is None else f"again: {record.status}"
-        points.append(PointPlan(point, planned.key, fate, reason, shortest(point), runtimes.get(point.workload)))
-    to_run = [one.point for one in points if one.fate == "run"]
+            action, reason = "run", None if record is None else f"again: {record.status}"
+        points.append(PointPlan(point, planned.key, action, reason, shortest(point), runtimes.get(point.workload)))
+    to_run = [one.point for one in points if one.action == "run"]
     scripts, refused, silent = _scripts(campaign, to_run)
     disk = sum(sizes[point.workload] for point in to_run) if all(point.workload in sizes for point in to_run) else None
     unknown = dict.fromkeys(sentence for planned in chosen for sentence in lacking(campaign, planned))
@@ -208,9 +208,9 @@ def _training(point: Point) -> str:
     return f"workload {point.workload}{', '.join(f' {name}={value}' for name, value in words.items())}"
 
 
-def fates(points: Sequence[PointPlan]) -> str:
+def planned_counts(points: Sequence[PointPlan]) -> str:
     """``12 points: 9 to run, 2 known, 1 skipped``."""
-    counts = Counter(one.fate for one in points)
+    counts = Counter(one.action for one in points)
     words = {"run": "to run", "known": "known", "skip": "skipped"}
-    parts = ", ".join(f"{counts[fate]:,} {word}" for fate, word in words.items() if counts[fate])
+    parts = ", ".join(f"{counts[action]:,} {word}" for action, word in words.items() if counts[action])
     return f"{len(points):,} point{'' if len(points) == 1 else 's'}: {parts or 'none'}"

@@ -312,7 +312,7 @@ class CampaignRun:
         text, at, wait = self._queue
         if not isinstance(self.launcher, SlurmLauncher) or time.monotonic() < at or not (handles or text):
             return
-        now = (self.launcher.outlook(handles) or "") if handles else ""
+        now = (self.launcher.waiting_text(handles) or "") if handles else ""
         if now != text:
             self.say(now or "no job waits in the queue any more")
         self._queue = (now, time.monotonic() + wait, min(2 * wait, _QUEUE_SECONDS[1]))

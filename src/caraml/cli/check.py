@@ -115,7 +115,7 @@ def check(  # noqa: PLR0917 -- options, which nobody gives by position
 
     tolerance, began, clock = _share(within), datetime.now(UTC), time.monotonic()
     if junit is not None:
-        _make_way(junit)
+        _remove_earlier(junit)
     accepted = find_baseline(out, baseline)
     asked = Asked(suite, out, system, launcher, again=True, options=Options(settings=tuple(settings or ()), here=here))
     campaign = asked.campaign(LogLines(sys.stderr), lambda text: say(text, err=True))
@@ -154,7 +154,7 @@ def _tell(done: SuiteCheck, json: bool, junit: Path | None, began: datetime, sec
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _make_way(junit: Path) -> None:
+def _remove_earlier(junit: Path) -> None:
     """Remove what the file holds: a check that ends without a verdict must not leave that of an earlier night.
 
     Raises:

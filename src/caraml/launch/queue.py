@@ -163,7 +163,7 @@ def _rank(name: str, priority: str) -> tuple[int, int]:
     return -int(priority), int(re.split(r"\D", name)[0])
 
 
-def outlook(jobs: Collection[str]) -> str | None:
+def waiting_text(jobs: Collection[str]) -> str | None:
     """Why those of some jobs wait that do, in a sentence: at which place, and when Slurm expects to start them; ``None`` if none do."""
     try:
         known = turns()

@@ -178,7 +178,7 @@ def _slurm(made: Recipe) -> str:
 cd {shlex.quote(str(folder))} || exit
 if [ -e {RECORD} ]; then echo "this attempt has its result already: $PWD/{RECORD}"; exit 0; fi
 {GATE}rm -f {EXIT} {FAILURE}  # left by a run of this job that was cut off
-{link_to(made.needed)}{_software(made)}{_meeting(point, site)}
+{link_to(made.needed)}{_software(made)}{_meeting_folder(point, site)}
 # What runs on each node. The warning is meant for the worker; the programs around it must survive it.
 node() {{
   trap '' USR1
@@ -198,7 +198,7 @@ if [ -z "$ended" ] && [ "$code" -gt 128 ]; then
   case $(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID" 2>/dev/null) in '' | *RUNNING*) ;; *) ended=1 ;; esac
 fi
 [ -z "$ended" ] || sleep 2  # the worker may be writing its record just now
-{_parting(point)}
+{_remove_meeting_folder(point)}
 # A worker that measured has written its record; for any other the record says what happened.
 why=()
 if [ ! -e {RECORD} ] && [ -n "$ended" ]; then
@@ -312,7 +312,7 @@ def _meets(point: Point) -> bool:
     return point.nodes > 1 and point.workload != "command"
 
 
-def _meeting(point: Point, site: Site) -> str:
+def _meeting_folder(point: Point, site: Site) -> str:
     if not _meets(point):
         return ""
     return f"""
@@ -323,7 +323,7 @@ export {MEET}="$PWD/{_MEET}" {PEER}="${{hosts[-1]}}"{join([site.network.address_
 """
 
 
-def _parting(point: Point) -> str:
+def _remove_meeting_folder(point: Point) -> str:
     return f"rm -rf {_MEET}\n" if _meets(point) else ""
 
 

@@ -174,9 +174,9 @@ class SlurmLauncher:
         return states | {handle: self._from_slurm(handle, answers.get(_job(handle))) for handle in open_handles}
 
     @staticmethod
-    def outlook(handles: Iterable[str]) -> str | None:
+    def waiting_text(handles: Iterable[str]) -> str | None:
         """Why those of these jobs wait that have not started, at which place in the queue, and how long; ``None`` if all have."""
-        return queue.outlook(dict.fromkeys(map(_job, handles)))
+        return queue.waiting_text(dict.fromkeys(map(_job, handles)))
 
     @staticmethod
     def _from_files(handle: str) -> JobState | None:
@@ -207,10 +207,10 @@ class SlurmLauncher:
         if self._clock() - since < self.options.grace_seconds:
             return JobState("running", reason="it is over; waiting for its files to appear")
         said = str(answer) if answer is not None else "Slurm has forgotten it, and no accounting remembers it"
-        words = self._last_words(handle)
+        words = self._log_line(handle)
         return JobState("lost", reason=f"job {_job(handle)}: {said}" + (f"; its log ends: {words}" if words else ""))
 
-    def _last_words(self, handle: str) -> str:
+    def _log_line(self, handle: str) -> str:
         """What Slurm wrote into the job's log when it ended it, or the log's last line."""
         for log in (_folder(handle) / SLURM_LOG, self._folder / f"{_job(handle)}.log"):
             if log.exists():

@@ -226,12 +226,12 @@ def _settings(point: Point) -> list[str]:
 
 def preview_view(found: Preview, system: System, launcher: str, scripts: bool) -> RenderableType:
     """What a campaign would do. ``scripts``: with one script of each kind in full."""
-    from caraml.campaign.preview import fates
+    from caraml.campaign.preview import planned_counts
 
     parts: list[RenderableType] = [
-        Text(f"{fates(found.points)}{_left_out(found)}; launcher {launcher}, system {system.name}", style="bold")
+        Text(f"{planned_counts(found.points)}{_left_out(found)}; launcher {launcher}, system {system.name}", style="bold")
     ]
-    rows = ([one.fate, one.point.label, seconds_text(one.point.measure.timeout_seconds), one.reason or ""] for one in found.points[:_SHOWN])
+    rows = ([it.action, it.point.label, seconds_text(it.point.measure.timeout_seconds), it.reason or ""] for it in found.points[:_SHOWN])
     parts.append(plain_table(["", "point", "time-out", "why"], rows))
     if len(found.points) > _SHOWN:
         parts.append(Text(f"... and {len(found.points) - _SHOWN:,} more", style="dim"))

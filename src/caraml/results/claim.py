@@ -65,7 +65,7 @@ class Runner:
 
     @property
     def file(self) -> str:
-        """Name of the file that it keeps young."""
+        """Name of the file whose time it keeps current."""
         return f"{self.place}.{self.pid}.{self.start}"
 
     @property
@@ -105,7 +105,7 @@ def start_time(pid: int) -> str:
 
 
 class Heartbeat:
-    """Keeps this process's file below ``ROOT/runners`` young, so that other hosts know that it lives, and open, so that this one does."""
+    """Touches this process's file below ``ROOT/runners``, so that other hosts know that it lives; this one knows by its being open."""
 
     def __init__(self, root: Path) -> None:
         self.runner = myself()
@@ -159,7 +159,7 @@ def _is(path: Path, known: os.stat_result) -> bool:
         return False
 
 
-def young(attempt: Path, root: Path) -> bool:
+def recent(attempt: Path, root: Path) -> bool:
     """Whether a file of an attempt changed lately."""
     return min((_age(path, root) for path in attempt.iterdir()), default=SILENCE_SECONDS) < SILENCE_SECONDS
 

@@ -121,7 +121,7 @@ class ImageSamples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
     def _load(self, draw: int) -> tuple[torch.Tensor, int, list[tuple[str, str]]]:
         images = len(self.store.labels)
         position = draw % len(self) % images
-        choose, mirrored = self._fate(draw)
+        choose, mirrored = self._crop(draw)
         damaged: list[tuple[str, str]] = []
         while True:
             try:
@@ -139,7 +139,7 @@ class ImageSamples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
                 continue
             return (image.flip(-1) if mirrored else image), int(self.store.labels[position]), damaged
 
-    def _fate(self, draw: int) -> tuple[Choose, bool]:
+    def _crop(self, draw: int) -> tuple[Choose, bool]:
         """Crop and mirror of a sample."""
         if not self.augmented:
             return central_crop, False
