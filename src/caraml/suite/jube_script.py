@@ -14,21 +14,8 @@ from caraml.base.limits import JUBE, read_text
 from caraml.suite.expression import Condition
 
 _INNER = {"benchmark", "parameterset", "parameter", "step", "use", "do", "fileset", "prepare", "substituteset", "patternset", "include"}
-_INNER |= {
-    "pattern",
-    "analyser",
-    "analyse",
-    "file",
-    "result",
-    "table",
-    "column",
-    "include-path",
-    "copy",
-    "link",
-    "iofile",
-    "sub",
-    "selection",
-}
+_INNER |= {"pattern", "analyser", "analyse", "file", "result", "table", "column", "include-path", "copy", "link", "iofile", "sub"}
+_INNER.add("selection")
 """Keys of JUBE's YAML that are elements; all others are attributes."""
 DEPTH = 40
 
