@@ -130,7 +130,7 @@ LINES = {
     "reference": 465,
     "report": 4_417,
     "results": 2_449,
-    "suite": 2_118,
+    "suite": 2_120,
     "system": 3_848,
     "verify": 1_059,
     "worker": 2_099,

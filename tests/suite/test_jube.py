@@ -135,6 +135,13 @@ def test_tags_choose_and_parameters_are_computed(language: Path, tmp_path: Path)
     assert benchmark(suite_from_script(language, ["800M", "quick"]), tmp_path)["global_batch"] == 64
 
 
+@pytest.mark.parametrize("tag", ["800M,13B", "800M^13B", "800M+"])
+def test_tags_that_cannot_be_read_are_refused_with_their_line(tag: str, tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text(LANGUAGE.replace('tag: "800M", _: "800M"', f'tag: "{tag}", _: "800M"'))
+    with pytest.raises(InputError, match=r"old.yaml:9: tag = .* cannot be read; expected names with"):
+        suite_from_script(tmp_path / "old.yaml", ["800M", "A100"])
+
+
 def test_a_script_s_own_selection_counts_as_given(images: Path, language: Path, tmp_path: Path) -> None:
     asked = tomllib.loads(suite_from_script(language, ["800M", "A100"]))["benchmark"]
     assert asked != tomllib.loads(suite_from_script(language, ["800M", "A100", "quick"]))["benchmark"]

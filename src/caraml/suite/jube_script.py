@@ -116,6 +116,8 @@ def select(path: Path, element: Element, tags: frozenset[str]) -> None:
     for one in element.inner:
         words = re.sub(r"[\w.-]+", lambda found: str(found[0] in tags), one.attributes.get("tag", ""))
         try:
+            if "," in words:
+                raise InputError("JUBE's tags of old, which would be a tuple here")
             if not words.strip() or Condition(words.replace("+", " and ").replace("|", " or ").replace("!", " not ")).holds({}):
                 kept.append(one)
         except InputError as error:
