@@ -341,7 +341,7 @@ FAULTS = [
         (T_LOOP,),
     ),
     Fault("the host runs ahead without end", DEVICE, "self._device.wait(self._pending[-ahead - 1])", "pass", (T_LOOP,)),
-    Fault("resident kilobytes taken for bytes", DEVICE, 'unit = 1 if sys.platform == "darwin" else 1024', "unit = 1", (T_LOOP,)),
+    Fault("resident kilobytes taken for bytes", "system/files.py", "int(found[1]) * 1024 if", "int(found[1]) if", (T_LOOP,)),
     Fault("warm-up is over before it settled", CONTROL, "cut < len(seconds) // 2 and", "cut <= len(seconds) // 2 and", (T_CONTROL,)),
     Fault(
         "a window that drifts may stop", CONTROL, "(precise and enough and is_steady(run, policy))", "(precise and enough)", (T_CONTROL,)
