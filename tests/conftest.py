@@ -62,7 +62,12 @@ pin_surroundings()
 
 @pytest.fixture(scope="session", autouse=True)
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """An empty home: nothing of the caller's is read, and campaigns of the tests take turns among themselves only."""
+    """An empty home: nothing of the caller's is read, and campaigns of the tests take turns among themselves only.
+
+    Data is prepared once for all tests, also where several processes run them.
+    """
+    base = tmp_path_factory.getbasetemp()
+    os.environ["CARAML_DATA"] = str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "prepared")
     os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))
     os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
 

@@ -10,9 +10,7 @@ from caraml.launch.script import environment_of
 from caraml.suite.model import Measure
 from caraml.workloads.image_classification import Params as ImageParams
 from tests.conftest import MakePoint
-from tests.workloads.test_training import data_home, gpt, losses, run
-
-__all__ = ["data_home"]
+from tests.workloads.test_training import gpt, losses, run
 
 BRIEF = Measure(target=0.5, min_seconds=0, max_seconds=60, min_steps=8, max_steps=8, warm_up_max_seconds=1, idle_seconds=0)
 

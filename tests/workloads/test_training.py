@@ -25,13 +25,6 @@ SHORT = Measure(target=0.5, min_seconds=1, max_seconds=200, min_steps=30, max_st
 TINY_GPT = {"width": 64, "layers": 2, "heads": 2, "sequence_length": 64, "vocab_size": 512, "learning_rate": 3e-3}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def data_home(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CARAML_DATA", str(tmp_path_factory.mktemp("data")))
-        yield
-
-
 def run(root: Path, point: Point) -> Record:
     folder = Store(root).new_attempt(point)
     done = subprocess.run([str(write_script(point, folder, threads=2))], timeout=300, check=False)

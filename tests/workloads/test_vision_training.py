@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import tarfile
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,12 @@ SMALL = {"model": "test_resnet", "image_size": 32, "classes": 4, "learning_rate"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def data_home(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CARAML_DATA", str(tmp_path_factory.mktemp("data")))
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # tiny networks: threads would mostly wait for each other
-        yield
-        torch.set_num_threads(threads)
+def one_thread() -> Iterator[None]:
+    """Of tiny networks, threads would mostly wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
