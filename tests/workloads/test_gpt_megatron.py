@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,16 +19,10 @@ from caraml.workloads.gpt import Params
 from caraml.workloads.gpt.megatron_core import MegatronGPT
 from caraml.workloads.gpt.model import GPT, GPTConfig
 from tests.conftest import MakePoint
+from tests.engine.parallel.test_parity import HALF, TOLERANCE, Results, difference, run
 
 SMALL = GPTConfig(vocab_size=128, sequence_length=32, width=48, layers=2, heads=4)
-NAMES = {
-    "norm_attention": "input_layernorm",
-    "attention.qkv": "self_attention.linear_qkv",
-    "attention.out": "self_attention.linear_proj",
-    "norm_mlp": "pre_mlp_layernorm",
-    "mlp_up": "mlp.linear_fc1",
-    "mlp_down": "mlp.linear_fc2",
-}
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -38,29 +35,14 @@ def megatron() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def theirs(name: str) -> str:
-    """Megatron's name of one of our parameters."""
-    ends = {"embedding.weight": "embedding.word_embeddings.weight", "positions.weight": "embedding.position_embeddings.weight"}
-    if name in ends:
-        return f"inner.{ends[name]}"
-    if name.startswith("norm."):
-        return f"inner.decoder.final_layernorm.{name[5:]}"
-    layer, module = name.removeprefix("blocks.").split(".", 1)
-    module, kind = module.rsplit(".", 1)
-    return f"inner.decoder.layers.{layer}.{NAMES[module]}.{kind}"
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("megatron")
-def test_same_weights_same_loss_same_gradients() -> None:
-    torch.manual_seed(0)
-    ours, other = GPT(SMALL), MegatronGPT(SMALL)
-    parameters = dict(other.named_parameters())
-    pairs = {theirs(name): parameter for name, parameter in ours.named_parameters()}
-    assert pairs.keys() == parameters.keys()
-    with torch.no_grad():
-        for name, parameter in pairs.items():
-            parameters[name].copy_(parameter)
+def test_same_start_same_loss_same_gradients() -> None:
+    torch.manual_seed(5)
+    ours, other = GPT(SMALL), MegatronGPT(SMALL, CPU, seed=5)
+    parameters = {other.our_name(name): parameter for name, parameter in other.inner.named_parameters()}
+    pairs = dict(ours.named_parameters())
+    assert pairs.keys() == parameters.keys() and all(torch.equal(parameters[name], parameter) for name, parameter in pairs.items())
     tokens = torch.randint(128, (3, 33))
     losses = [model(tokens[:, :-1], tokens[:, 1:]) for model in (ours, other)]
     assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
@@ -71,21 +53,64 @@ def test_same_weights_same_loss_same_gradients() -> None:
         assert found is not None and truth is not None and torch.allclose(found, truth, atol=1e-5), name
 
 
+PLACED: dict[int, list[dict[str, Any]]] = {
+    1: [{"name": "ours", "params": {}}, {"name": "whole"}, {"name": "whole tied", "params": {"tied_head": True}}],
+    2: [
+        {"name": "tp2", "placement": {"tp": 2}},
+        {"name": "tp2 tied", "placement": {"tp": 2}, "params": {"tied_head": True}},
+        {"name": "pp2", "placement": {"pp": 2}},
+        {"name": "pp2 interleaved", "placement": {"pp": 2, "schedule": "interleaved"}},
+    ],
+    4: [{"name": "dp2 x tp2", "placement": {"tp": 2}}, {"name": "tp2 x pp2", "placement": {"tp": 2, "pp": 2}}],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_every_placement_trains_as_ours_does(tmp_path: Path) -> None:
+    """Gradients are clipped in every step, by the norm of all parts together."""
+    pytest.importorskip("megatron.core")
+    results: Results = {}
+    for world, jobs in PLACED.items():
+        given = [{"steps": HALF, **job, "params": {"backend": "megatron", **job.get("params", {})}} for job in jobs]
+        given[0]["params"] = jobs[0].get("params", given[0]["params"])
+        results |= run(tmp_path, world, given)
+    held = results["ours"]["held"][0]
+    for name, found in results.items():
+        truth = "ours" if "tied" not in name else "whole tied"
+        assert difference(found, results[truth]["losses"]) < TOLERANCE, name
+        assert found["losses"][-1] < 0.95 * found["losses"][0], name
+    assert all(0.5 * held < part < 0.52 * held for part in results["tp2"]["held"]), "norms, positions and some biases are not divided"
+
+
 @pytest.mark.usefixtures("megatron")
-def test_rotary_positions_need_a_gpu() -> None:
-    with pytest.raises(EnvironmentUnfitError, match="need a GPU"):
-        MegatronGPT(GPTConfig(128, 32, 48, 2, 4, positions="rotary"))
+@pytest.mark.parametrize("asked", [{"positions": "rotary"}, {"recompute": "full"}], ids=str)
+def test_what_needs_a_gpu_is_said(asked: dict[str, Any]) -> None:
+    with pytest.raises(EnvironmentUnfitError, match="a GPU"):
+        MegatronGPT(dataclasses.replace(SMALL, **asked), CPU, seed=0)
+
+
+@pytest.mark.usefixtures("megatron")
+def test_cpus_compute_in_fp32() -> None:
+    model, tokens = MegatronGPT(SMALL, CPU, seed=0), torch.zeros(1, 4, dtype=torch.int64)
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(EnvironmentUnfitError, match="fp32 only"):
+        model(tokens, tokens)
 
 
 def test_without_the_library_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "megatron", None)
     monkeypatch.setitem(sys.modules, "megatron.core", None)
     with pytest.raises(EnvironmentUnfitError, match=r"caraml\[megatron\]"):
-        MegatronGPT(SMALL)
+        MegatronGPT(SMALL, CPU, seed=0)
 
 
-def test_whole_copies_only(make_point: MakePoint) -> None:
+@pytest.mark.parametrize("placement", [{"fsdp": 2}, {"distributed_optimizer": True}, {"tp": 2, "sp": True}])
+def test_what_only_our_own_can_is_said(placement: dict[str, Any], make_point: MakePoint) -> None:
     params = Params.model_validate({"preset": "4M", "backend": "megatron"})
-    assert "whole copies only" in (misfit(make_point(workload="gpt", devices=2, placement=Placement(tp=2)), params.model_shape()) or "")
+    point = make_point(workload="gpt", devices=2, placement=Placement.of(placement), global_batch=8, micro_batch=2)
+    assert "params.backend = 'torch'" in (misfit(point, params.model_shape()) or "")
+
+
+def test_layers_are_recomputed_whole_or_not_at_all() -> None:
     with pytest.raises(ValueError, match="'off' or 'full'"):
         Params.model_validate({"preset": "4M", "backend": "megatron", "recompute": "selective"})

@@ -31,6 +31,10 @@ class ModelShape:
     vocabulary: int
     sequence_length: int
     tied_head: bool
+    shards: bool = True
+    """Whether parameters can be shared by the copies, as `fsdp` and `distributed_optimizer` do."""
+    divides_sequence: bool = True
+    """Whether `sp` can be had."""
 
 
 def misfit(point: Point, shape: ModelShape | None) -> str | None:
@@ -54,6 +58,8 @@ def impossible(point: Point, shape: ModelShape | None) -> str | None:
         return f"workload {point.workload!r} is trained in whole copies only"
     if point.mode == "inference":
         return "mode inference runs whole copies only"
+    if (placement.fsdp > 1 or placement.distributed_optimizer) and not shape.shards:
+        return "fsdp and distributed_optimizer need params.backend = 'torch'"
     return _division_reason(point) or _tensor_reason(placement, shape) or _pipeline_reason(point, shape)
 
 
@@ -80,6 +86,8 @@ def _tensor_reason(placement: Placement, shape: ModelShape) -> str | None:
     for what, size in (("heads", shape.heads), ("padded vocabulary", shape.vocabulary)):
         if size % tp:
             return f"tp = {tp} does not divide the {what} ({size})"
+    if placement.sp and not shape.divides_sequence:
+        return "sp needs params.backend = 'torch'"
     if placement.sp and shape.sequence_length % tp:
         return f"sp: tp = {tp} does not divide the sequence length ({shape.sequence_length})"
     return None

@@ -194,6 +194,7 @@ class Worker:
             own_device=self._own_device,
             global_batch=point.global_batch,
             divided=mesh is not None,
+            tp=point.placement.tp,
             knobs=point.knobs,
         )
         task = self._workload.build(context)

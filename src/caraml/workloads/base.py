@@ -56,6 +56,8 @@ class BuildContext(Generic[P]):
     """The device that the workload brought itself."""
     divided: bool = False
     """Whether the engine will divide the model among devices: then it is built on the meta device, and the task says how to divide it."""
+    tp: int = 1
+    """Devices that share every layer of a divided model."""
     global_batch: int | None = None
     """Samples per optimizer step over all ranks; ``None`` where there is no accumulation."""
     knobs: Knobs = field(default_factory=Knobs)
@@ -138,11 +140,12 @@ class Division:
     """
 
     stage: Callable[[int, int], torch.nn.Module]
-    """Stage i of n on the meta device; its parameters have the names that they have in the whole model."""
+    """Stage i of n on the meta device, or made on its own where there is no tensor plan; its parameters are named as in the whole model."""
     layers: Callable[[torch.nn.Module], dict[str, torch.nn.Module]]
     """Layers of a stage by name: what is gathered, and compiled, at a time."""
-    tensor_plan: Callable[[torch.nn.Module, bool], dict[str, ParallelStyle]]
-    """What ``parallelize_module`` does to a stage, without and with sequence parallelism."""
+    tensor_plan: Callable[[torch.nn.Module, bool], dict[str, ParallelStyle]] | None
+    """What ``parallelize_module`` does to a stage, without and with sequence parallelism; ``None`` where stages are made divided, in plain
+    tensors, of which those that are parts have ``tensor_model_parallel = True``."""
     complete: Callable[[torch.nn.Module], None]
     """Mends what moving a stage to a device, or dividing its parameters, breaks: shared parameters, tables."""
     initial_value: Callable[[str, Sequence[int], torch.device], torch.Tensor]

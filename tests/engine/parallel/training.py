@@ -63,6 +63,7 @@ def train(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         seed=0,
         phase=lambda _: nullcontext(),
         divided=mesh is not None,
+        tp=point.placement.tp,
         global_batch=point.global_batch,
         knobs=point.knobs,
     )

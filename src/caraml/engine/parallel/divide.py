@@ -3,7 +3,7 @@
 The order is the library's: tensor parallelism on the meta device, memory, compilation of the layers, then FSDP or DDP around them.
 
 The processes of a point are one grid, from outside to inside: pipeline stages, parameter copies, shards, tensor parallelism. Ranks that
-talk most are neighbours: those of one tensor-parallel group sit on one node as long as it has devices enough.
+talk most are close: those of one tensor-parallel group sit on one node as long as it has devices enough.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from caraml.workloads.base import Division, Task
 
 def share_layers(stage: nn.Module, division: Division, tp: DeviceMesh, sequence_parallel: bool) -> None:
     """Divide the parameters of a stage on the meta device, and have its loss computed where the logits are."""
+    assert division.tensor_plan is not None
     parallelize_module(stage, tp, division.tensor_plan(stage, sequence_parallel))
     division.complete(stage)
     if hasattr(stage, "loss"):
@@ -158,7 +159,7 @@ def divide(task: Task, point: Point, mesh: Mesh, device: torch.device) -> Divide
 
 def _stage(stage: nn.Module, division: Division, point: Point, mesh: Mesh, device: torch.device) -> nn.Module:
     placement = point.placement
-    if placement.tp > 1:
+    if placement.tp > 1 and division.tensor_plan is not None:
         share_layers(stage, division, mesh.tp, placement.sp)
 
     def materialise(module: nn.Module, prefix: str) -> None:
@@ -170,7 +171,7 @@ def _stage(stage: nn.Module, division: Division, point: Point, mesh: Mesh, devic
     if point.compile != "off":
         for layer in layers.values():  # its forward, so that the hooks of FSDP stay outside the graph
             layer.forward = torch.compile(layer.forward, mode=None if point.compile == "default" else point.compile)
-    if sharded(point):
+    if sharded(point) and division.tensor_plan is not None:
         shard(stage, layers, mesh.sharing, point, materialise)
         return stage
     materialise(stage, "")
@@ -203,9 +204,14 @@ def give_memory(module: nn.Module, prefix: str, division: Division, device: torc
                 )
 
 
+def is_part(parameter: torch.Tensor) -> bool:
+    """Whether it is a plain tensor of which the other devices of tensor parallelism hold other parts, as Megatron-Core's are."""
+    return bool(getattr(parameter, "tensor_model_parallel", False))
+
+
 def together(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Parameters in lists that one operation over many tensors can take: plain tensors, and those of each mesh."""
+    """Parameters in lists that one operation over many tensors can take: plain tensors, plain parts, and those of each mesh."""
     lists: dict[object, list[nn.Parameter]] = {}
     for parameter in parameters:
-        lists.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
+        lists.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else is_part(parameter), []).append(parameter)
     return list(lists.values())

@@ -17,7 +17,7 @@ from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from caraml.engine.parallel.divide import Divided, Mesh, around_step, exchange_copies, exchange_shards, together
+from caraml.engine.parallel.divide import Divided, Mesh, around_step, exchange_copies, exchange_shards, is_part, together
 from caraml.engine.parallel.stage import LeanStage, is_lean
 from caraml.engine.precision import HALF, autocast
 from caraml.engine.steps import StepOutcome, rates
@@ -172,12 +172,19 @@ def clip(stages: Sequence[nn.Module], largest: float, mesh: Mesh) -> None:
     Parameters that tensor parallelism leaves whole have the same gradient on all its devices and count once.
     """
     groups = together(parameter for stage in stages for parameter in stage.parameters())
-    norms = [get_total_norm([parameter.grad for parameter in group if parameter.grad is not None]) for group in groups]
-    squares = torch.stack([norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]).square().sum()
+    squares = torch.stack([_squared_norm(group, mesh) for group in groups]).sum()
     if mesh.placement.pp > 1:
         dist.all_reduce(squares, group=mesh.pipeline)
     for group in groups:
         clip_grads_with_norm_(group, largest, squares.sqrt())
+
+
+def _squared_norm(group: Sequence[nn.Parameter], mesh: Mesh) -> torch.Tensor:
+    norm = get_total_norm([parameter.grad for parameter in group if parameter.grad is not None])
+    square = (norm.full_tensor() if isinstance(norm, DTensor) else norm).square()
+    if is_part(group[0]):
+        dist.all_reduce(square, group=mesh.tp.get_group())
+    return square
 
 
 class DividedScaler(ShardedGradScaler):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
+from caraml.base.errors import InputError
 from caraml.base.toml import FrozenModel
 from caraml.metrics.model import Facts
 from caraml.suite.model import Knobs
@@ -57,7 +58,7 @@ class Params(FrozenModel):
     )
     tied_head: bool = Field(True, description="the head shares its weights with the embedding of the tokens")
     backend: Literal["torch", "megatron"] = Field(
-        "torch", description="whose network: ours, or Megatron-Core's in whole copies (needs caraml[megatron])"
+        "torch", description="whose network: ours, or Megatron-Core's, which fsdp and sp do not divide (needs caraml[megatron])"
     )
     data: Literal["text", "synthetic", "synthetic-device"] = Field(
         "text", description="real text, random tokens made on the host by the loader, or random tokens already on the device"
@@ -101,12 +102,11 @@ class Params(FrozenModel):
         """Why the model cannot be compiled; ``None`` if it can."""
         return None if self.recompute == "off" else "torch's compiled layers cannot be recomputed, and params.recompute asks for that"
 
-    def model_shape(self) -> ModelShape | None:
-        """What a placement must know of the model; ``None`` where it comes in whole copies only."""
-        if self.backend == "megatron":
-            return None
+    def model_shape(self) -> ModelShape:
+        """What a placement must know of the model."""
         padded = -(-self.vocab_size // 64) * 64
-        return ModelShape(self.layers, self.heads, padded, self.sequence_length, self.tied_head)
+        ours = self.backend == "torch"
+        return ModelShape(self.layers, self.heads, padded, self.sequence_length, self.tied_head, shards=ours, divides_sequence=ours)
 
     def rate(self, step: int) -> float:
         """Factor of the learning rate at a step from 0: linear warm-up, then a cosine down to a tenth (Brown et al. 2020, appendix B)."""
@@ -129,7 +129,7 @@ def build(ctx: BuildContext[Params]) -> Task:
         source = open_source(_dataset(params, ctx.seed), ctx, workers=None, resident=params.data == "synthetic-device")
     torch.manual_seed(ctx.seed)
     with torch.device("meta" if ctx.divided else ctx.device):
-        model: torch.nn.Module = GPT(config) if params.backend == "torch" else _megatron(config)
+        model: torch.nn.Module = GPT(config) if params.backend == "torch" or ctx.divided else _megatron(config, ctx)
     facts = Facts(
         item="token",
         **_traffic_facts(config, ctx),
@@ -154,7 +154,7 @@ def build(ctx: BuildContext[Params]) -> Task:
         facts=facts,
         clip_norm=params.clip_norm,
         attention=(params.heads, params.sequence_length, params.width // params.heads) if params.backend == "torch" else None,
-        division=_division(config, params, ctx) if params.backend == "torch" else None,
+        division=_division(config, params, ctx) if params.backend == "torch" else _megatron_division(config, params, ctx),
         rate=params.rate if params.warm_up_steps or params.decay_steps else None,
         start_from=params.start_from,
         save_to=params.save_to,
@@ -162,10 +162,26 @@ def build(ctx: BuildContext[Params]) -> Task:
     )
 
 
-def _megatron(config: GPTConfig) -> torch.nn.Module:
+def _megatron(config: GPTConfig, ctx: BuildContext[Params], layers: range | None = None) -> torch.nn.Module:
     from caraml.workloads.gpt.megatron_core import MegatronGPT
 
-    return MegatronGPT(config)
+    return MegatronGPT(config, ctx.device, ctx.seed, layers, ctx.tp)
+
+
+def _megatron_division(config: GPTConfig, params: Params, ctx: BuildContext[Params]) -> Division:
+    from caraml.workloads.gpt import division, megatron_core
+
+    if ctx.tp > 1 and (params.start_from or params.save_to):
+        raise InputError("checkpoints of backend 'megatron' hold whole layers only", "leave out start_from and save_to, or tp")
+    return Division(
+        stage=lambda index, count: _megatron(config, ctx, division.layers_of_stage(config.layers, index, count)),
+        layers=megatron_core.named_layers,
+        tensor_plan=None,
+        complete=lambda stage: None,
+        initial_value=_division(config, params, ctx).initial_value,
+        optimizer=lambda lists: _optimizer(lists, params, ctx.fused),
+        hidden=(config.sequence_length, config.width),
+    )
 
 
 def _division(config: GPTConfig, params: Params, ctx: BuildContext[Params]) -> Division:

@@ -1,7 +1,8 @@
 """The same GPT built by Megatron-Core, the library that CARAML's and EPICURE's language benchmarks used, for a second opinion.
 
-Its local layer specification, without TransformerEngine. Attention alone is replaced, by torch's ``scaled_dot_product_attention``: the
-library's own unfused one holds the whole T x T square and needs a GPU. Whole copies only; the engine trains them as it trains ours.
+Its local layer specification, without TransformerEngine, and its own tensor parallelism. Attention alone is replaced, by torch's
+``scaled_dot_product_attention``: the library's own unfused one holds the whole T x T square and needs a GPU. The engine trains copies and
+pipelines of it as it trains ours, from the same starting values. Its sequence parallelism and its pipeline schedules allocate on GPUs only.
 """
 
 from __future__ import annotations
@@ -16,64 +17,119 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from caraml.base.errors import EnvironmentUnfitError
-from caraml.workloads.gpt.model import GPTConfig
+from caraml.workloads.gpt.model import GPTConfig, initial_value
 
 EXTRA = "pip install 'caraml[megatron]'"
+_NAMES = {
+    "embedding.word_embeddings": "embedding",
+    "embedding.position_embeddings": "positions",
+    "decoder.final_layernorm": "norm",
+    "output_layer": "head",
+    "input_layernorm": "norm_attention",
+    "self_attention.linear_qkv": "attention.qkv",
+    "self_attention.linear_proj": "attention.out",
+    "pre_mlp_layernorm": "norm_mlp",
+    "mlp.linear_fc1": "mlp_up",
+    "mlp.linear_fc2": "mlp_down",
+}
+"""Megatron's names of modules, within a layer or outside of them, and ours."""
 
 
 class MegatronGPT(nn.Module):
-    """Megatron's ``GPTModel`` behind the call of our own: tokens and targets, both (B, T), give the mean loss."""
+    """Megatron's ``GPTModel``, or a range of its layers, behind the call of our own.
 
-    def __init__(self, config: GPTConfig) -> None:
+    Tokens (B, T) or the states (B, T, C) of the layer before, and targets (B, T), give the mean loss; without the last layer, states.
+    """
+
+    def __init__(self, config: GPTConfig, device: torch.device, seed: int, layers: range | None = None, tp: int = 1) -> None:
         super().__init__()
-        self.inner = _build(config).to(torch.get_default_device())
+        self.layers = range(config.layers) if layers is None else layers
+        self.first, self.last = self.layers.start == 0, self.layers.stop == config.layers
+        self.inner = self._build(config, device, tp).to(device)
+        for name, parameter in self.inner.named_parameters():
+            self._start(config, seed, name, parameter, tp)
 
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy in nats."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        return self.inner(tokens, positions, None, labels=targets).mean()
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Mean cross-entropy in nats, or hidden states."""
+        if x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            raise EnvironmentUnfitError("Megatron-Core computes in fp32 only on CPUs", "precision = 'fp32', or backend = 'torch'")
+        positions = None
+        if self.first:
+            positions = torch.arange(x.shape[1], device=x.device).expand_as(x)
+        else:
+            self.inner.set_input_tensor(x.transpose(0, 1))  # Megatron's are (T, B, C)
+        out = self.inner(x if self.first else None, positions, None, labels=targets)
+        return out.mean() if self.last else out.transpose(0, 1).contiguous()
+
+    def our_name(self, name: str) -> str:
+        """Our name of a parameter of ``inner``."""
+        module, kind = name.rsplit(".", 1)
+        if module.startswith("decoder.layers."):
+            layer, module = module.removeprefix("decoder.layers.").split(".", 1)
+            return f"blocks.{self.layers[int(layer)]}.{_NAMES[module]}.{kind}"
+        return f"{_NAMES[module]}.{kind}"
+
+    def _start(self, config: GPTConfig, seed: int, name: str, parameter: nn.Parameter, tp: int) -> None:
+        """Every device draws the whole value and takes its part: Megatron's layout of heads is ours."""
+        axis = getattr(parameter, "partition_dim", -1) if getattr(parameter, "tensor_model_parallel", False) else -1
+        shape = [size * (tp if number == axis else 1) for number, size in enumerate(parameter.shape)]
+        whole = initial_value(config, seed, self.our_name(name), shape, parameter.device)
+        with torch.no_grad():
+            parameter.copy_(whole if axis < 0 else whole.chunk(tp, axis)[dist.get_rank() % tp])
+
+    def _build(self, config: GPTConfig, device: torch.device, tp: int) -> Any:
+        try:
+            from megatron.core import parallel_state
+            from megatron.core.models.gpt import GPTModel
+            from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+            from megatron.core.transformer.transformer_config import TransformerConfig
+        except ModuleNotFoundError as error:
+            raise EnvironmentUnfitError(f"params.backend = 'megatron' needs Megatron-Core, and {error.name} is missing", EXTRA) from error
+        on_gpu = device.type == "cuda"
+        if config.positions == "rotary" and not on_gpu:
+            raise EnvironmentUnfitError("Megatron-Core's rotary positions need a GPU", "params.positions = 'learned', or backend = 'torch'")
+        if config.recompute == "full" and not on_gpu:
+            raise EnvironmentUnfitError("Megatron-Core's recomputation needs a GPU", "params.recompute = 'off', or backend = 'torch'")
+        if not dist.is_initialized():
+            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"  # it has nobody to talk to
+            dist.init_process_group("nccl" if on_gpu else "gloo", rank=0, world_size=1, store=dist.HashStore())
+        if parallel_state.model_parallel_is_initialized() and parallel_state.get_tensor_model_parallel_world_size() != tp:
+            parallel_state.destroy_model_parallel()
+        if not parallel_state.model_parallel_is_initialized():
+            parallel_state.initialize_model_parallel(tp, 1)  # the innermost axis of the grid, as in ours; a stage is a model of its own
+        specification = get_gpt_layer_local_spec()
+        specification.submodules.self_attention.submodules.core_attention = _core_attention()
+        settings = TransformerConfig(
+            num_layers=len(self.layers),
+            hidden_size=config.width,
+            num_attention_heads=config.heads,
+            tensor_model_parallel_size=tp,
+            activation_func=functools.partial(F.gelu, approximate="tanh"),
+            add_bias_linear=config.bias,
+            use_cpu_initialization=True,  # the other way needs the library's own random states; it also tells which parameters are parts
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            persist_layer_norm=False,  # a kernel of apex
+            recompute_granularity="full" if config.recompute == "full" else None,
+            recompute_method="uniform" if config.recompute == "full" else None,
+            recompute_num_layers=1 if config.recompute == "full" else None,
+        )
+        return GPTModel(
+            config=settings,
+            transformer_layer_spec=specification,
+            vocab_size=config.vocab_size,
+            max_sequence_length=config.sequence_length,
+            pre_process=self.first,
+            post_process=self.last,
+            position_embedding_type="rope" if config.positions == "rotary" else "learned_absolute",
+            share_embeddings_and_output_weights=config.tied_head,
+        )
 
 
-def _build(config: GPTConfig) -> nn.Module:
-    try:
-        from megatron.core import parallel_state
-        from megatron.core.models.gpt import GPTModel
-        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-        from megatron.core.transformer.transformer_config import TransformerConfig
-    except ModuleNotFoundError as error:
-        raise EnvironmentUnfitError(f"params.backend = 'megatron' needs Megatron-Core, and {error.name} is missing", EXTRA) from error
-    on_gpu = torch.get_default_device().type == "cuda"
-    if config.positions == "rotary" and not on_gpu:
-        raise EnvironmentUnfitError("Megatron-Core's rotary positions need a GPU", "params.positions = 'learned', or backend = 'torch'")
-    if not dist.is_initialized():
-        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"  # it has nobody to talk to
-        dist.init_process_group("nccl" if on_gpu else "gloo", rank=0, world_size=1, store=dist.HashStore())
-    if not parallel_state.model_parallel_is_initialized():
-        parallel_state.initialize_model_parallel(1, 1)
-    specification = get_gpt_layer_local_spec()
-    specification.submodules.self_attention.submodules.core_attention = _core_attention()
-    settings = TransformerConfig(
-        num_layers=config.layers,
-        hidden_size=config.width,
-        num_attention_heads=config.heads,
-        activation_func=functools.partial(F.gelu, approximate="tanh"),
-        add_bias_linear=config.bias,
-        use_cpu_initialization=True,  # the other way needs the library's own random states, and starts otherwise on every device
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        persist_layer_norm=False,  # a kernel of apex
-        recompute_granularity="full" if config.recompute == "full" else None,
-        recompute_method="uniform" if config.recompute == "full" else None,
-        recompute_num_layers=1 if config.recompute == "full" else None,
-    )
-    return GPTModel(
-        config=settings,
-        transformer_layer_spec=specification,
-        vocab_size=config.vocab_size,
-        max_sequence_length=config.sequence_length,
-        position_embedding_type="rope" if config.positions == "rotary" else "learned_absolute",
-        share_embeddings_and_output_weights=config.tied_head,
-    )
+def named_layers(stage: nn.Module) -> dict[str, nn.Module]:
+    """The layers of a stage."""
+    assert isinstance(stage, MegatronGPT)
+    return {f"inner.decoder.layers.{index}": layer for index, layer in enumerate(stage.inner.decoder.layers)}
 
 
 def _core_attention() -> type[nn.Module]:
