@@ -20,6 +20,8 @@ from caraml.workloads.gpt.megatron_core import MegatronGPT
 from caraml.workloads.gpt.model import GPT, GPTConfig
 from tests.conftest import MakePoint
 from tests.engine.parallel.test_parity import HALF, TOLERANCE, Results, difference, run
+from tests.engine.parallel.test_worker_placement import SHORT
+from tests.engine.parallel.test_worker_placement import run as run_point
 
 SMALL = GPTConfig(vocab_size=128, sequence_length=32, width=48, layers=2, heads=4)
 CPU = torch.device("cpu")
@@ -102,6 +104,18 @@ def test_without_the_library_the_command_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "megatron.core", None)
     with pytest.raises(EnvironmentUnfitError, match=r"caraml\[megatron\]"):
         MegatronGPT(SMALL, CPU, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_record_of_parts_says_that_they_are_not_saved(tmp_path: Path, make_point: MakePoint) -> None:
+    pytest.importorskip("megatron.core")
+    values: dict[str, Any] = {"workload": "gpt", "devices": 2, "placement": Placement(tp=2), "global_batch": 4, "micro_batch": 2}
+    params = {"preset": "4M", "width": 32, "layers": 2, "heads": 2, "sequence_length": 32, "vocab_size": 128, "data": "synthetic-device"}
+    params = Params.model_validate({**params, "backend": "megatron"}).model_dump(mode="json")
+    record = run_point(tmp_path, make_point(params=params, measure=SHORT, **values))
+    assert record.status == "ok" and record.value("throughput"), record.reason
+    assert record.value("saving_time") is None and "parts together" in (record.metrics["saving_time"].reason or "")
 
 
 @pytest.mark.parametrize("placement", [{"fsdp": 2}, {"distributed_optimizer": True}, {"tp": 2, "sp": True}])

@@ -307,6 +307,9 @@ class Worker:
         together = self._divided is not None or task.save_to is not None
         if (self.rank != 0 and not together) or self.point.mode != "train":
             return
+        if task.division is not None and task.division.tensor_plan is None and self.point.placement.tp > 1:
+            self._afterwards_failed = "of layers that a library divides, no device can put the parts together"
+            return
         # What was measured is not lost by what fails now: the failure becomes a reason.
         try:
             with self.log.phase("evaluate"):
