@@ -118,8 +118,8 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_714,
-    "base": 2_624,
+    "analysis": 3_725,
+    "base": 2_626,
     "campaign": 1_718,
     "cli": 1_535,
     "data": 779,
@@ -128,13 +128,13 @@ LINES = {
     "metrics": 1_617,
     "power": 4_696,
     "reference": 465,
-    "report": 4_417,
+    "report": 4_427,
     "results": 2_449,
     "suite": 2_128,
     "system": 3_848,
     "verify": 1_059,
     "worker": 2_103,
-    "workloads": 8_574,
+    "workloads": 8_576,
 }
 FILES = 231
 

@@ -33,7 +33,7 @@ def test_no_elbow_is_seen_in_noise() -> None:
 def test_first_and_last_batches_of_epochs_are_left_out() -> None:
     facts = Facts(item="token", items_per_sample=1, parameters=1, flops_per_item=1.0, flops_formula="1", samples_per_epoch=80)
     record = run(1.0, global_batch=16, facts=facts)
-    steps = Steps(list(range(12)), ["first", *["measure"] * 11], [float(i) for i in range(12)], [None] * 12)
+    steps = Steps(np.arange(12), ["first", "measure"], np.array([0, *[1] * 11], np.int16), np.arange(12.0), np.full(12, np.nan))
     assert batches(record, steps) == [1, 2, 3, 6, 7, 8, 11]
     assert batches(run(1.0), steps) == [float(i) for i in range(1, 12)]
 

@@ -23,7 +23,7 @@ def test_steps_take_the_slowest_rank_and_skip_what_is_not_finite(tmp_path: Path)
     ]
     name = write_table(tmp_path, "steps", ("step", "rank", "phase", "start", "seconds", "data_wait", "loss"), rows)
     steps = read_steps(tmp_path / name)
-    assert (list(steps.step), steps.phase, list(steps.seconds)) == ([0, 1], ["first", "measure"], [3.0, 1.5])
+    assert (list(steps.step), [steps.phases[one] for one in steps.phase], list(steps.seconds)) == ([0, 1], ["first", "measure"], [3.0, 1.5])
     assert steps.loss[0] == 5.0 and isnan(steps.loss[1])
     assert steps.measured() == [1.5]
 
@@ -50,6 +50,14 @@ def test_power_of_a_counter_is_its_slope(tmp_path: Path) -> None:
     assert counter.watts[1:] == pytest.approx([50.0] * 8)
     assert list(power.watts) == watts
     assert power.seconds[0] == pytest.approx(0.001)
+
+
+def test_channels_with_one_long_beginning_stay_apart(tmp_path: Path) -> None:
+    """As meters whose files lie deep in a tree."""
+    names = [f"csv:/{'a-long-folder/' * 20}{side}.csv" for side in ("left", "right")]
+    rows = [(name, "power_mean", at, at, watts) for name, watts in zip(names, (100.0, 400.0), strict=True) for at in (0.0, 1.0)]
+    found = read_power(tmp_path / write_table(tmp_path, "power", ("channel", "kind", "t_before", "t_after", "value"), rows))
+    assert [(trace.channel, list(trace.watts)) for trace in found] == [(names[0], [100.0] * 2), (names[1], [400.0] * 2)]
 
 
 def test_power_of_a_counter_survives_a_wrap(tmp_path: Path) -> None:

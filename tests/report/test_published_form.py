@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-
+import numpy as np
 import pytest
 from campaign_factory import campaign
 from record_factory import make_point, make_record
@@ -91,8 +90,8 @@ def test_first_and_last_batch_of_each_epoch_are_in_no_distribution() -> None:
     record = make_record(make_point(global_batch=10))
     assert record.facts is not None
     record = record.model_copy(update={"facts": record.facts.model_copy(update={"samples_per_epoch": 100})})  # ten steps
-    seconds = [9.0 if step % 10 == 0 else 0.01 if step % 10 == 9 else 0.5 for step in range(40)]
-    steps = Steps(array("q", range(40)), ["measure"] * 40, array("d", seconds), array("d", [0.0] * 40))
+    seconds = np.array([9.0 if step % 10 == 0 else 0.01 if step % 10 == 9 else 0.5 for step in range(40)])
+    steps = Steps(np.arange(40), ["measure"], np.zeros(40, np.int16), seconds, np.zeros(40))
     (figure,) = step_distributions([record], {record.key: steps})
     assert figure.rows[0][1:6] == ["500 ms"] * 5
     assert "Without the first and the last batch of each epoch (8 steps)" in figure.note

@@ -48,6 +48,17 @@ def test_apparent_power_is_not_drawn_as_watts(tmp_path: Path) -> None:
     assert [(channel.name, max(channel.high)) for channel in trace.channels] == [("pdu:power_mean", 400.0)]
 
 
+def test_channels_with_one_long_beginning_are_drawn_apart(tmp_path: Path) -> None:
+    sides = {"left": 100.0, "right": 400.0}
+    readings = [
+        (f"csv:/{'a-long-folder/' * 20}{side}.csv", "power_mean", at / 20, watts) for side, watts in sides.items() for at in range(100)
+    ]
+    store, record = store_with(tmp_path, readings)
+    found = [(channel.name, max(channel.high)) for channel in read_traces(store, [record])[0][record.key].channels]
+    assert [watts for _, watts in found] == [100.0, 400.0]
+    assert all(len(name) == 100 and name.endswith(f"/{side}.csv") for (name, _), side in zip(found, sides, strict=True))
+
+
 def test_a_figure_of_several_nodes_says_whose_it_is(tmp_path: Path) -> None:
     store, record = store_with(tmp_path, [("GPU-0", "power_instant", i / 20, 300.0) for i in range(40)])
     record = record.model_copy(update={"nodes": [Node(name=name, ranks=[], device="d", cpu="c") for name in ("n1", "n2")]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from caraml.base.errors import EnvironmentUnfitError
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.suite.model import Placement
 from caraml.suite.placement import misfit
-from caraml.workloads.gpt import Params
+from caraml.workloads.base import BuildContext
+from caraml.workloads.gpt import Params, build
 from caraml.workloads.gpt.megatron_core import MegatronGPT
 from caraml.workloads.gpt.model import GPT, GPTConfig
 from tests.conftest import MakePoint
@@ -115,7 +117,19 @@ def test_a_record_of_parts_says_that_they_are_not_saved(tmp_path: Path, make_poi
     params = Params.model_validate({**params, "backend": "megatron"}).model_dump(mode="json")
     record = run_point(tmp_path, make_point(params=params, measure=SHORT, **values))
     assert record.status == "ok" and record.value("throughput"), record.reason
-    assert record.value("saving_time") is None and "parts together" in (record.metrics["saving_time"].reason or "")
+    assert record.value("saving_time") is None and "put together" in (record.metrics["saving_time"].reason or "")
+
+
+@pytest.mark.parametrize("placement", [{"tp": 2}, {"pp": 2}], ids=str)
+def test_a_checkpoint_of_parts_or_stages_is_refused(placement: dict[str, Any]) -> None:
+    """Their parameters have the same names on several devices: one would be kept."""
+    params = Params.model_validate(
+        {"preset": "4M", "backend": "megatron", "data": "synthetic-device", "save_to": "kept", "tied_head": False}
+    )
+    tp = placement.get("tp", 1)
+    context = BuildContext(params, CPU, 0, 1, 1, 2, 0, lambda _: nullcontext(), divided=True, tp=tp, global_batch=4)
+    with pytest.raises(InputError, match="whole copies"):
+        build(context)
 
 
 @pytest.mark.parametrize("placement", [{"fsdp": 2}, {"distributed_optimizer": True}, {"tp": 2, "sp": True}])

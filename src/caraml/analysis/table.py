@@ -17,14 +17,13 @@ import tempfile
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from caraml.base.errors import InputError
-from caraml.base.limits import CHANNELS, FLAGS, RANK_ROWS, ROWS, ROWS_SCANNED, STEPS, database, reading, table, too_large
+from caraml.base.limits import CHANNEL_NAME, CHANNELS, FLAGS, RANK_ROWS, ROWS, ROWS_SCANNED, STEPS, database, reading, table, too_large
 from caraml.metrics.definitions import unit_of
 from caraml.reference import FIELDS, paths
 from caraml.results.rows import COLUMNS, NUMBERS, Scalar, fill, fill_from_parquet, row_of
@@ -48,16 +47,25 @@ _COLUMNS = "is not a table of the expected columns"
 class Steps:
     """One value per step, in the order of the steps."""
 
-    step: array[int]
-    phase: list[str]
-    seconds: array[float]
+    step: npt.NDArray[np.int64]
+    phases: Sequence[str]
+    """The names of the phases; "" is of steps without one."""
+    phase: npt.NDArray[np.int16]
+    """Each step's place in ``phases``."""
+    seconds: npt.NDArray[np.float64]
     """The slowest rank's time [s]; NaN where none is known."""
-    loss: array[float]
+    loss: npt.NDArray[np.float64]
     """Mean over the ranks that reported a finite loss; NaN where none did."""
+
+    def within(self, phase: str) -> npt.NDArray[np.bool_]:
+        """Which steps are of this phase."""
+        known: npt.NDArray[np.bool_] = self.phase == (self.phases.index(phase) if phase in self.phases else -1)
+        return known
 
     def measured(self) -> list[float]:
         """Step times inside the window [s]."""
-        return [time for phase, time in zip(self.phase, self.seconds, strict=True) if phase == "measure" and not isnan(time)]
+        times = self.seconds[self.within("measure")]
+        return list(times[~np.isnan(times)].tolist())
 
 
 @dataclass(frozen=True)
@@ -100,32 +108,35 @@ def read_steps(path: Path) -> Steps:
     columns = """step::BIGINT AS step, list_position(?::VARCHAR[], any_value(left(phase::VARCHAR, 100))) AS phase,
         coalesce(max(seconds::DOUBLE) FILTER (isfinite(seconds::DOUBLE)), 'nan'::DOUBLE) AS seconds,
         coalesce(avg(loss::DOUBLE) FILTER (isfinite(loss::DOUBLE)), 'nan'::DOUBLE) AS loss"""
-    found = Steps(array("q"), [], array("d"), array("d"))
     with database() as connection, reading(connection, path, _COLUMNS):
         source = table(connection, path, ROWS_SCANNED)
         named = f"SELECT DISTINCT left(phase::VARCHAR, 100) FROM {source} WHERE phase IS NOT NULL LIMIT {FLAGS}"  # noqa: S608 -- names of ours; the path is a parameter
         phases = [phase for (phase,) in connection.execute(named, [str(path)]).fetchall()]
         ends = connection.execute(f"SELECT min(step::BIGINT), max(step::BIGINT) FROM {source}", [str(path)]).fetchone()  # noqa: S608 -- as above
         first, last = ends if ends and ends[0] is not None else (0, -1)
-        if last - first >= STEPS:
-            raise too_large(path, last - first + 1, STEPS, "steps")
+        if (most := last - first + 1) > STEPS:
+            raise too_large(path, most, STEPS, "steps")
+        # Of the size that they need at most: what is never written takes no memory, and nothing is copied as they grow.
+        step, phase = np.empty(most, np.int64), np.empty(most, np.int16)
+        seconds, loss, known = np.empty(most), np.empty(most), 0
         for begin in range(first, last + 1, _STEPS_AT_ONCE):
             query = f"SELECT {columns} FROM {source} WHERE step BETWEEN ? AND ? GROUP BY ALL ORDER BY step"  # noqa: S608 -- as above
             part = connection.execute(query, [phases, str(path), begin, begin + _STEPS_AT_ONCE - 1]).fetchnumpy()
-            for name, numbers in (("step", found.step), ("seconds", found.seconds), ("loss", found.loss)):
-                numbers.frombytes(np.ascontiguousarray(np.ma.getdata(part[name])).data.cast("B"))
-            codes = np.ma.filled(part["phase"], 0).astype(int).tolist()
-            found.phase.extend(map(["", *phases].__getitem__, codes))
-    return found
+            those = slice(known, known := known + len(part["step"]))
+            for name, numbers in (("step", step), ("seconds", seconds), ("loss", loss)):
+                numbers[those] = np.ma.getdata(part[name])
+            phase[those] = np.ma.filled(part["phase"], 0)
+    return Steps(step[:known], ["", *phases], phase[:known], seconds[:known], loss[:known])
 
 
 def batches(record: Record, steps: Steps) -> list[float]:
     """Step times of the window [s] without the first and last step of each epoch (EPICURE, section 5.2), where there are epochs."""
     samples = record.facts.samples_per_epoch if record.facts else None
     epoch = max(samples // record.point.global_batch, 1) if samples else 0
-    rows = zip(steps.step, steps.phase, steps.seconds, strict=True)
-    ends = (0, epoch - 1) if epoch >= 3 else ()  # or nothing would be left
-    return [time for step, phase, time in rows if phase == "measure" and time > 0 and not (ends and step % epoch in ends)]
+    chosen = steps.within("measure") & (steps.seconds > 0)  # which no NaN is
+    if epoch >= 3:  # or nothing would be left
+        chosen &= ~np.isin(steps.step % epoch, (0, epoch - 1))
+    return list(steps.seconds[chosen].tolist())
 
 
 def read_ranks(path: Path) -> RankSteps:
@@ -143,9 +154,9 @@ def read_ranks(path: Path) -> RankSteps:
 
 def read_power(path: Path) -> list[Trace]:
     """Power over time of every channel, in watts; apparent power, in VA, is left out. Raises ``InputError`` for a broken file."""
-    readings = """SELECT {1} AS row, left(channel::VARCHAR, 100) AS channel, left(kind::VARCHAR, 100) AS kind,
-        (t_before + t_after) / 2 AS t, value::DOUBLE AS value FROM {0}
-        WHERE isfinite(value::DOUBLE) AND isfinite(t_before + t_after) AND kind IS DISTINCT FROM 'apparent_va'"""
+    readings = f"""SELECT {{1}} AS row, left(channel::VARCHAR, {CHANNEL_NAME}) AS channel, left(kind::VARCHAR, 100) AS kind,
+        (t_before + t_after) / 2 AS t, value::DOUBLE AS value FROM {{0}}
+        WHERE isfinite(value::DOUBLE) AND isfinite(t_before + t_after) AND kind IS DISTINCT FROM 'apparent_va'"""  # noqa: S608 -- a number of ours
     traces = []
     with database() as connection, reading(connection, path, _COLUMNS):
         numbered = table(connection, path, ROWS_SCANNED, numbered=True)

@@ -113,6 +113,8 @@ RANK_ROWS = 2_000_000
 """Steps of all ranks that are compared one by one."""
 CHANNELS = 1_000
 """Channels of a table of power."""
+CHANNEL_NAME = 4_200
+"""Characters of a channel's name: a meter's has the path of its file, which has 4,096 at most."""
 STEPS = 8_640_000
 """Steps of one record: a day of 10 ms each."""
 DATABASE = 256 * _MiB

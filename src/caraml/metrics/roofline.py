@@ -137,7 +137,7 @@ DEFINITIONS: dict[str, MetricDefinition] = {
         "Peak memory",
         "B",
         "lower",
-        "GPU: highest number of bytes that tensors held on one device. CPU: highest resident set of one rank.",
+        "GPU: highest number of bytes that tensors held on one device. CPU: highest resident set of one rank from the model's building on.",
         source=_memory_source,
     ),
 }

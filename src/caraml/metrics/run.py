@@ -96,7 +96,7 @@ DEFINITIONS: dict[str, MetricDefinition] = {
         "Peak host memory",
         "B",
         "lower",
-        "Highest resident set of one rank's process.",
+        "Highest resident set of one rank's process; on CPUs from the building of the model on, on GPUs of its whole life.",
         source="highest resident set, as the kernel counts it; largest over ranks",
     ),
     "slowest_rank": MetricDefinition(

@@ -13,7 +13,7 @@ from caraml.analysis.table import SLOPE_SECONDS, raw_file
 from caraml.base.chart import Axis, Line, Points, curves
 from caraml.base.errors import InputError
 from caraml.base.format import count, printable
-from caraml.base.limits import database, reading, table
+from caraml.base.limits import CHANNEL_NAME, database, reading, table
 from caraml.report.grouping import MOST_SERIES, keys
 from caraml.report.numbers import plain
 from caraml.report.section import ReportFigure
@@ -70,6 +70,8 @@ def distribution(values: Sequence[float], limit: int = QUANTILES) -> Points:
     return [(ordered[rank], (rank + 1) / n) for rank in ranks]
 
 
+_LONGEST_NAME = 100
+"""Characters of a channel's name as it is drawn."""
 MOST_BINS, FEWEST_BINS = 1500, 60
 """Spans of one channel: few where a page has many channels, so that it stays small."""
 BUDGET = 60_000
@@ -146,10 +148,9 @@ def _channels(connection: duckdb.DuckDBPyConnection, paths: dict[str, Path]) -> 
     for path in paths.values():
         try:
             with reading(connection, path):
-                row = connection.execute(
-                    f"SELECT count(DISTINCT (left(channel::VARCHAR, 100), left(kind::VARCHAR, 100))) FROM {table(connection, path)}",  # noqa: S608 -- names and numbers of ours; the path is a parameter
-                    [str(path)],
-                ).fetchone()
+                names = f"left(channel::VARCHAR, {CHANNEL_NAME}), left(kind::VARCHAR, 100)"
+                listed = f"SELECT count(DISTINCT ({names})) FROM {table(connection, path)}"  # noqa: S608 -- names of ours; the path is a parameter
+                row = connection.execute(listed, [str(path)]).fetchone()
         except InputError:
             continue  # the same file is named as a fault when its own trace is read
         return len(paths) * min(row[0] if row else 1, MOST_SERIES)
@@ -166,14 +167,21 @@ def _trace(connection: duckdb.DuckDBPyConnection, path: Path, bins: int) -> Powe
     for (name, kind), spans in list(channels.items())[:MOST_SERIES]:
         values = _slopes(spans) if kind == "energy" else [(span, low, high) for span, low, high, _, _ in spans]
         if values:
-            found.append(PowerSpans(printable(name), "slope of the counter" if kind == "energy" else "power", *zip(*values, strict=True)))
+            found.append(
+                PowerSpans(_end_of(printable(name)), "slope of the counter" if kind == "energy" else "power", *zip(*values, strict=True))
+            )
     return PowerTrace(rows[0][-2], rows[0][-1], found) if rows else None
+
+
+def _end_of(name: str) -> str:
+    """A name as it is drawn: of a long path, what tells meters apart is rather at its end."""
+    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
 
 
 def _query(source: str, bins: int) -> str:
     """SQL for the spans of the first channels of a table."""
     return f"""
-        WITH readings AS (SELECT left(channel::VARCHAR, 100) AS channel, left(kind::VARCHAR, 100) AS kind,
+        WITH readings AS (SELECT left(channel::VARCHAR, {CHANNEL_NAME}) AS channel, left(kind::VARCHAR, 100) AS kind,
                                  (t_before + t_after) / 2 AS t, value::DOUBLE AS value FROM {source}
                           WHERE isfinite(value::DOUBLE) AND isfinite(t_before + t_after) AND kind IS DISTINCT FROM 'apparent_va'),
              span AS (SELECT min(t) AS start, greatest(max(t) - min(t), 1e-9) / {bins} AS length FROM readings)

@@ -174,15 +174,15 @@ class PerStep:
     unit: str
     title: str
     note: str
-    values: Callable[[Steps], Sequence[float]]
+    values: Callable[[Steps], npt.NDArray[np.float64]]
     with_first: bool
     """Whether the first step, which also compiles, is drawn."""
 
     def series(self, found: Steps) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """The steps at which the value is known, and the values."""
-        values = np.asarray(self.values(found), dtype=float)
-        chosen = ~np.isnan(values) & (self.with_first | np.asarray([phase != "first" for phase in found.phase], dtype=bool))
-        return np.asarray(found.step)[chosen], values[chosen]
+        values = self.values(found)
+        chosen = ~np.isnan(values) & (self.with_first | ~found.within("first"))
+        return found.step[chosen], values[chosen]
 
 
 STEP_TIME = PerStep(

@@ -169,8 +169,7 @@ class Worker:
         on_cpu = device.torch_device.type == "cpu"
         kinds: list[Kind] = ["arithmetic", "memory", "cache"] if on_cpu else ["arithmetic", "memory"]
         processes = self.point.devices
-        takes_longer = must_search("arithmetic", device.torch_device, dtype, processes=processes)
-        with self.log.phase("full_probe" if takes_longer else "probe"):
+        with self.log.phase("full_probe" if must_search("arithmetic", device.torch_device, dtype, processes=processes) else "probe"):
             found = looks(kinds, device.torch_device, dtype, processes=processes, keep=os.environ.get("LOCAL_RANK", "0") == "0")
         cache = bandwidth_of(found["cache"], "cache") if on_cpu else None
         return peak_of(found["arithmetic"], dtype), bandwidth_of(found["memory"], "memory"), cache
@@ -301,16 +300,15 @@ class Worker:
     # -- after the window ----------------------------------------------------------------------------------------------
 
     def _validate_and_save(self, task: Task, device: torch.device, mine: RankSummary) -> None:
-        """Rank 0 validates and saves what was trained on real input; the others wait at the next agreement. A checkpoint is everyone's."""
+        """Rank 0 validates and saves what was trained on real input; a checkpoint is everyone's. What fails becomes a reason."""
         if mine.epochs:  # every one of them was validated
             self._validation_loss = mine.epochs[-1].loss
         together = self._divided is not None or task.save_to is not None
         if (self.rank != 0 and not together) or self.point.mode != "train":
             return
-        if task.division is not None and task.division.tensor_plan is None and self.point.placement.tp > 1:
-            self._afterwards_failed = "of layers that a library divides, no device can put the parts together"
+        if self._divided is not None and task.division is not None and task.division.tensor_plan is None:
+            self._afterwards_failed = "what a library divides cannot be put together"
             return
-        # What was measured is not lost by what fails now: the failure becomes a reason.
         try:
             with self.log.phase("evaluate"):
                 if not mine.epochs and self._divided is None:

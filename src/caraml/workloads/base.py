@@ -140,7 +140,7 @@ class Division:
     """
 
     stage: Callable[[int, int], torch.nn.Module]
-    """Stage i of n on the meta device, or made on its own where there is no tensor plan; its parameters are named as in the whole model."""
+    """Stage i of n on the meta device, parameters named as in the whole model; without a tensor plan on its device, with its own names."""
     layers: Callable[[torch.nn.Module], dict[str, torch.nn.Module]]
     """Layers of a stage by name: what is gathered, and compiled, at a time."""
     tensor_plan: Callable[[torch.nn.Module, bool], dict[str, ParallelStyle]] | None

@@ -171,8 +171,8 @@ def _megatron(config: GPTConfig, ctx: BuildContext[Params], layers: range | None
 def _megatron_division(config: GPTConfig, params: Params, ctx: BuildContext[Params]) -> Division:
     from caraml.workloads.gpt import division, megatron_core
 
-    if ctx.tp > 1 and (params.start_from or params.save_to):
-        raise InputError("checkpoints of backend 'megatron' hold whole layers only", "leave out start_from and save_to, or tp")
+    if ctx.divided and (params.start_from or params.save_to):  # the names of parameters begin anew in each stage, and parts share theirs
+        raise InputError("checkpoints of backend 'megatron' are of whole copies", "leave out start_from and save_to, or tp and pp")
     return Division(
         stage=lambda index, count: _megatron(config, ctx, division.layers_of_stage(config.layers, index, count)),
         layers=megatron_core.named_layers,

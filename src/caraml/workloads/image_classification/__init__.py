@@ -221,8 +221,10 @@ def flops_per_image(params: Params, *, backward: bool = True) -> float:
         try:
             scores = model(image)
         except (AssertionError, RuntimeError, ValueError) as error:  # as layers of timm and torch say it
-            found = f"image_size: found {params.image_size}, which {params.model} cannot take: {in_a_line(error)}"
             own: Any = model.default_cfg  # timm's
+            if params.image_size == own["input_size"][-1]:
+                raise
+            found = f"image_size: found {params.image_size}, which {params.model} cannot take: {in_a_line(error)}"
             raise InputError(found, f"image_size = {own['input_size'][-1]} is its own") from error
         if backward:
             scores.sum().backward()
