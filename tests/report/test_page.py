@@ -13,7 +13,7 @@ from record_factory import HOSTILE, NO_SENSOR, UNICODE, broken_record, full_stor
 
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric
-from caraml.report.document import HEADLINE, findings, headline
+from caraml.report.document import HEADLINE, findings, headline, markdown
 from caraml.report.grouping import repeated
 from caraml.report.page import page, unpack, write_report
 from caraml.results.record import FLAGS, Costly, Profile, Record
@@ -272,6 +272,18 @@ def test_a_single_point_has_bars_and_no_empty_section(tmp_path: Path) -> None:
     assert f"No energy: {NO_SENSOR}" in parsed.ids["results"].text
     assert "No energy for gpt-mini b16 fp32" in parsed.ids["power"].text
     assert not parsed.ids["power"].all("figure")
+
+
+def test_a_page_with_a_meter_of_the_whole_node_alone_says_that_and_not_that_there_is_no_energy(tmp_path: Path) -> None:
+    store, record = Store(tmp_path), make_record()
+    assert record.window is not None
+    record.metrics["node_energy"] = Metric(value=record.window.items * 0.02, unit="J", scope="node_ac")
+    save(store, record)
+    html, tables = page(store, [record], "one"), markdown(store, [record], "one")
+    shown = Page(html).ids["results"].text
+    assert f"Energy of the whole node; of its devices or processors none: {NO_SENSOR}." in shown
+    for text in (shown, tables):
+        assert "mJ/token (node)" in text and "No energy" not in text and "no sensor" not in text
 
 
 def test_a_profile_stands_with_its_point(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_meter_of_the_whole_node_alone_is_shown_and_said_to_be_that() -> None:
     assert record.window is not None
     record.metrics["node_energy"] = Metric(value=record.window.items * 0.02, unit="J", bound=record.window.items * 0.001, scope="node_dc")
     text = flat(text_of(results_table([record]), 80))
-    assert "[1] energy of the whole node, which has the only sensor: " in text
+    assert f"[1] energy of the whole node; of its devices or processors none: {NO_SENSOR}" in text
     (row,) = result_rows(Store(Path("results")), repeated([record]), {record.key: "gpt"})
     cell = row.cells[HEADLINE.index("energy_per_item")]
     assert cell.text == "20.0 mJ/token, ± at most 1.0 mJ/token (node)" and cell.value is None
@@ -161,6 +161,6 @@ def test_record_view_explains_every_number() -> None:
 
 def test_record_view_without_energy_says_why_and_what_to_do() -> None:
     words = flat(text_of(record_view(make_record()), 100))
-    assert f"none: {NO_SENSOR}" in words
+    assert f"no energy: {NO_SENSOR}" in words
     assert "run caraml doctor" in words
     assert "no window: nothing was measured" in flat(text_of(record_view(broken_record(make_point(), "failed", HOSTILE)), 100))

@@ -22,7 +22,8 @@ from caraml.campaign.program import Sensors, Shells, ran
 from caraml.engine.instruments import CpuTime
 from caraml.launch.launchers import LocalLauncher
 from caraml.power.signals import Constant
-from caraml.report.numbers import written
+from caraml.report.grouping import unknown_energy
+from caraml.report.numbers import source, written
 from caraml.report.progress import LogLines
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
@@ -253,6 +254,24 @@ def test_a_program_without_marks_needs_no_worker_and_its_record_says_the_same(
         assert power.value == pytest.approx(Constant().watts, abs=power.bound) and seconds is not None and power.value is not None
         assert by_shell.value("energy") == pytest.approx(power.value * seconds) and by_shell.files["power"] and by_shell.idle is not None
         assert by_shell.energy is not None and (by_shell.energy.start, by_shell.energy.end) == (0.0, pytest.approx(seconds))
+
+
+@pytest.mark.parametrize("worker", [True, False])
+def test_a_program_whose_node_alone_has_a_meter_shows_the_node_s_energy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worker: bool
+) -> None:
+    now = time.time()
+    meter = tmp_path / "pdu.csv"
+    meter.write_text("time,power_w,apparent_va\n" + "".join(f"{now + seconds / 5:.3f},200,250\n" for seconds in range(-50, 600)))
+    monkeypatch.setenv("CARAML_POWER", f"csv:{meter}")
+    if worker:
+        monkeypatch.setattr(Campaign, "is_light", lambda *_: False)
+    (record,) = run(tmp_path, 'params = { argv = ["sleep", "0.5"], item = "image", items = 10 }\nmeasure = { idle_seconds = 0 }')
+    assert record.window is not None and record.value("node_energy") == pytest.approx(200 * record.window.seconds)
+    assert record.value("node_mean_apparent_power") == pytest.approx(250) and record.value("power_factor") == pytest.approx(0.8)
+    known = unknown_energy(record, [record])
+    assert known is not None and known[0].endswith("(node)") and f"{20 * record.window.seconds:.3g} J/image" in known[0]
+    assert source(record, "node_energy").startswith("sensor of the whole node; boundary node_ac: pdu.csv")
 
 
 @pytest.mark.parametrize("runs", [1, 3])

@@ -20,7 +20,7 @@ from caraml.engine.instruments import BUSY_SHARE, CpuTime, cpu_time_of_children,
 from caraml.launch.base import Job, JobState, Launcher
 from caraml.launch.script import SCRIPT, Recipe
 from caraml.metrics.definitions import unit_of
-from caraml.metrics.energy import ENERGY_METRICS
+from caraml.metrics.energy import ENERGY_METRICS, POWER_METRICS
 from caraml.metrics.model import Metric
 from caraml.results.claim import CLAIM, HANDLE, STARTED, Runner, alive, handle_of, holder, recent, take_over, withdraw
 from caraml.results.finish import finish, skipped
@@ -354,5 +354,5 @@ def _peak_memory(resident: int | None) -> Metric:
 
 @lru_cache(maxsize=64)
 def _no_energy(item: str, reason: str) -> dict[str, Metric]:
-    names = ENERGY_METRICS if reason == NO_ENERGY else (*ENERGY_METRICS, "run_energy", "run_node_energy", "action")
+    names = ENERGY_METRICS if reason == NO_ENERGY else (*ENERGY_METRICS, *POWER_METRICS, "run_energy", "run_node_energy", "action")
     return {name: Metric(value=None, unit=unit_of(name, item), reason=reason) for name in names}

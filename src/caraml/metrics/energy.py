@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 ENERGY_METRICS = ("energy", "energy_net", "energy_per_item", "items_per_watt_hour", "mean_power", "idle_power", "energy_time_product")
 """Numbers of the window's headline energy; without a sensor each is null with the same reason."""
+POWER_METRICS = (
+    *("max_device_power", "max_aggregate_power", "aggregate_power", "device_energy", "node_energy"),
+    *("node_mean_apparent_power", "node_max_apparent_power", "power_factor"),
+)
+"""What :func:`powers` gives."""
 NODE = ("node_dc", "node_ac")
 """Boundaries of whole nodes, in the order in which they are taken."""
 

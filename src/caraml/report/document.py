@@ -20,8 +20,8 @@ from caraml.base.format import percent, printable
 from caraml.metrics.definitions import title_of
 from caraml.report import figures, published, scaling, times
 from caraml.report import section as text
-from caraml.report.grouping import COST, MOST_SERIES, TOTAL, Repeats, labels, machine, node_only, repeated, single, works
-from caraml.report.numbers import energy_reason, flat, half_width, no_energy, written
+from caraml.report.grouping import COST, MOST_SERIES, NODE, TOTAL, Repeats, labels, machine, repeated, single, unknown_energy, works
+from caraml.report.numbers import energy_reason, flat, half_width, written
 from caraml.report.section import ReportFigure, Section
 from caraml.report.series import first_line, power_figure, read_traces
 from caraml.results.record import Record
@@ -123,7 +123,8 @@ def cell(record: Record, name: str, runs: Sequence[Record] = ()) -> ResultCell:
     metric = record.metrics.get(name)
     text = written(name, metric) if metric is not None and metric.value is not None else ""
     if not text and record.window is not None:
-        text = (node_only(runs or [record]) or no_energy(energy_reason(record) or "")[0]) if name == "energy_per_item" else "not known"
+        unknown = unknown_energy(record, runs) if name == "energy_per_item" else None
+        text = unknown[0] if unknown else "not known"
     return ResultCell(text, metric.value if metric is not None else None)
 
 
@@ -288,7 +289,7 @@ def _power(store: Store, records: Sequence[Record]) -> tuple[list[ReportFigure],
     drawn = [power_figure(record, named[record.key], traces[record.key]) for record in with_power[:MOST_TRACES] if record.key in traces]
     if len(with_power) > MOST_TRACES:
         notes.append(f"The first {MOST_TRACES} of {len(with_power)} points; choose any point under One point in full to see its power.")
-    silent = [named[record.key] for record in records if energy_reason(record) is not None]
+    silent = [named[record.key] for record in records if energy_reason(record) is not None and NODE.metric(record) is None]
     if silent:
         more = f" and {len(silent) - MOST_NAMED} more" if len(silent) > MOST_NAMED else ""
         notes.append(f"No energy for {', '.join(silent[:MOST_NAMED])}{more}; the reason stands below the table of results.")

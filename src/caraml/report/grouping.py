@@ -15,7 +15,7 @@ from caraml.analysis.grouping import axes, grouped, without
 from caraml.analysis.run_variation import mean_metric
 from caraml.base.format import count, printable
 from caraml.metrics.model import Metric
-from caraml.report.numbers import written
+from caraml.report.numbers import energy_reason, no_energy, written
 from caraml.report.section import ReportFigure
 from caraml.results.record import Record
 from caraml.suite.model import Point
@@ -350,8 +350,21 @@ ENERGY = Quantity("energy", "Energy", "J", _energy)
 ACTION = Quantity("energy_time_product", "Action", "J s", _action)
 
 
-def node_only(runs: Sequence[Record]) -> str | None:
-    """Joules per item of whole nodes as people read them, where these are all that a sensor sees; else ``None``."""
-    devices = runs[0].metrics.get(COST.name)
+def unknown_energy(record: Record, runs: Sequence[Record]) -> tuple[str, str] | None:
+    """What stands for the energy of devices or processors where it is not known, that of whole nodes if a sensor sees it, and a note why.
+
+    ``None`` where it is known, or nothing was measured.
+
+    Args:
+        record: the mean of the runs.
+        runs: those with a result.
+    """
+    reason = energy_reason(record)
+    if reason is None:
+        return None
+    runs = runs or [record]
     metric = NODE.of(runs) if len(runs) > 1 else NODE.metric(runs[0])
-    return f"{NODE.text(metric)} (node)" if metric is not None and (devices is None or devices.value is None) else None
+    if metric is None:
+        words, why = no_energy(reason)
+        return words, f"no energy: {why}"
+    return f"{NODE.text(metric)} (node)", f"energy of the whole node; of its devices or processors none: {reason}"

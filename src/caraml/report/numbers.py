@@ -214,7 +214,8 @@ def source(record: Record, name: str) -> str:
     known = METRICS.get(name)
     if known is None:
         return "not described"
-    return f"{known.of(record)}; {sensors(record)}" if known.sensor else known.of(record)
+    scope = record.metrics[name].scope
+    return f"{known.of(record)}; {sensors(record, *([scope] if scope else HEADLINES))}" if known.sensor else known.of(record)
 
 
 def energy_reason(record: Record) -> str | None:
@@ -230,12 +231,12 @@ def no_energy(reason: str) -> tuple[str, str]:
     return ("not asked", reason) if reason == NO_ENERGY else ("no sensor", f"{reason}; {ENERGY_FIX}")
 
 
-def sensors(record: Record) -> str:
-    """Which channels the headline energy adds, read by what, with which method."""
-    headline = record.energy.sensed(*HEADLINES) if record.energy is not None else None
-    if record.energy is None or headline is None:
+def sensors(record: Record, *boundaries: str) -> str:
+    """Which channels the energy of the first of these boundaries adds, read by what, with which method."""
+    sensed = record.energy.sensed(*boundaries) if record.energy is not None else None
+    if record.energy is None or sensed is None:
         return "no sensor"
-    name, boundary = headline
+    name, boundary = sensed
     used = [channel for channel in record.energy.channels if channel.id in boundary.channels and channel.boundary == name]
     return f"boundary {name}: " + (" + ".join(map(channel_text, used)) or "channels not recorded")
 

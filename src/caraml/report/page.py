@@ -31,16 +31,14 @@ from caraml.report.document import (
     summary,
     unfinished,
 )
-from caraml.report.grouping import Repeats, labels, repeated, single
+from caraml.report.grouping import Repeats, labels, repeated, single, unknown_energy
 from caraml.report.numbers import (
     costliest,
     definition,
-    energy_reason,
     flag_meaning,
     flag_text,
     flat,
     interval,
-    no_energy,
     source,
     uncertainty,
     window_text,
@@ -142,7 +140,7 @@ def _content(store: Store, records: Sequence[Record]) -> dict[str, Any]:
         "environment": environment(records, named),
         "definitions": [(name, title_of(name), METRICS[name].unit if name in METRICS else "", definition(name)) for name in names],
         "flags": [(flag, flag_meaning(flag)) for flag in sorted(used | FLAGS.keys())],
-        "energy_reasons": sorted({no_energy(reason)[1] for record in records if (reason := energy_reason(record))}),
+        "energy_reasons": sorted({unknown[1] for record in records if (unknown := unknown_energy(record, [record]))}),
         "versions": {"caraml": __version__, "schema": SCHEMA_VERSION, "method": METHOD_VERSION},
     }
 

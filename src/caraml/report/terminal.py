@@ -15,7 +15,7 @@ from caraml.metrics.definitions import title_of
 from caraml.metrics.model import Metric
 from caraml.metrics.quality import DEFINITIONS as QUALITY
 from caraml.power.model import WindowEnergy
-from caraml.report.grouping import Repeats, labels, node_only, repeated, single
+from caraml.report.grouping import Repeats, labels, repeated, single, unknown_energy
 from caraml.report.numbers import (
     costliest,
     definition,
@@ -23,7 +23,6 @@ from caraml.report.numbers import (
     flag_meaning,
     flag_text,
     flat,
-    no_energy,
     plain,
     source,
     uncertainty,
@@ -144,13 +143,9 @@ def _numbers(line: Repeats, notes: _Notes) -> Iterator[str]:
         return
     metrics = record.metrics
     yield written("throughput", metrics.get("throughput"))
-    reason = energy_reason(record)
     energy = metrics.get("energy_per_item")
-    if node := node_only(line.good or [record]):
-        yield f"{node.replace(', ±', chr(10) + '±')} {notes.mark(f'energy of the whole node, which has the only sensor: {reason}')}"
-    elif reason is not None:
-        words, why = no_energy(reason)
-        yield f"{words} {notes.mark(f'no energy: {why}')}"
+    if unknown := unknown_energy(record, line.good):
+        yield f"{unknown[0].replace(', ±', chr(10) + '±')} {notes.mark(unknown[1])}"
     else:
         note = f" {notes.mark(energy.reason)}" if energy is not None and energy.reason else ""
         yield written("energy_per_item", energy).replace(", ±", "\n±") + note
@@ -296,12 +291,9 @@ def _over(record: Record, name: str) -> str:
 
 
 def _energy(record: Record) -> Iterator[RenderableType]:
-    reason = energy_reason(record)
-    if record.energy is None:
-        yield _text(f"none: {no_energy(reason or record.reason or 'energy was not measured')[1]}")
-        return
-    if reason is not None:
-        yield _text(f"none: {no_energy(reason)[1]}")
+    unknown = unknown_energy(record, [record])
+    if unknown is not None or record.energy is None:
+        yield _text(unknown[1] if unknown is not None else "not known which sensors")
     for window, title in ((record.energy, "window"), (record.idle, "idle")):
         if window is not None:
             yield _channels(window, title)

@@ -18,7 +18,7 @@ from caraml.base.errors import InputError
 from caraml.base.limits import OUTPUT, SECONDS, limited, read_bytes
 from caraml.engine.instruments import on_clock
 from caraml.metrics.definitions import unit_of
-from caraml.metrics.energy import energies
+from caraml.metrics.energy import energies, powers
 from caraml.metrics.model import Facts, Metric, Phase, Window
 from caraml.metrics.run import whole_run
 from caraml.power.meter import Meter
@@ -112,7 +112,8 @@ def measured_by(
     begins, on this node's."""
     meter.stop()
     run = nodes.spans["run"]
-    measured = energies(window, item, nodes.energy, nodes.idle) | whole_run(run) | {"run_time": once(run.duration_s, "s")}
+    measured = energies(window, item, nodes.energy, nodes.idle) | powers(nodes.energy) | whole_run(run)
+    measured["run_time"] = once(run.duration_s, "s")
     files = {"power": write_table(folder, "power", ROW, meter.rows(begin))} if meter.channels else {}
     return measured, {"energy": on_clock(nodes.energy, begin), "idle": on_clock(nodes.idle, begin), "nodes": nodes.each, "files": files}
 
