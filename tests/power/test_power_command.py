@@ -19,7 +19,7 @@ from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.power.__main__ import main
 from caraml.power.command import _Child, check_methods, measure, watch
 from caraml.power.model import window_from_dict
-from caraml.power.result import downsampled, read_readings, svg, write_hdf5
+from caraml.power.result import Format, downsampled, read_readings, svg, write_hdf5
 from caraml.power.source import source_names
 from caraml.power.store import ReadingStore
 
@@ -81,11 +81,37 @@ def test_other_formats_hold_the_same_readings(tmp_path: Path, fmt: str) -> None:
     file = tmp_path / result_of(tmp_path)["readings"]
     assert file.suffix == f".{fmt}"
     if fmt == "json":
-        assert set(json.loads(file.read_text())) == {"channel", "t_before", "t_after", "value"}
+        assert set(json.loads(file.read_text())) == {"channel", "t_before", "t_after", "value", "unit"}
     else:
         import duckdb
 
         assert duckdb.sql(f"select count(*) from '{file}' where value is not null").fetchall()[0][0] > 0
+
+
+@pytest.mark.parametrize("fmt", ["csv", "json", "parquet"])
+def test_every_raw_reading_has_its_unit(tmp_path: Path, fmt: Format) -> None:
+    """Counters, watts and volt-amperes are in one file, and a name of an outlet may have a comma."""
+    now, meter, counter = time.time(), tmp_path / "power.csv", tmp_path / "energy.csv"
+    seconds = range(-3, 60)
+    meter.write_text("time,channel,power_w,apparent_va\n" + "".join(f'{now + second},"left, upper",200,250\n' for second in seconds))
+    counter.write_text("time,energy_wh\n" + "".join(f"{now + second},{10 + second / 100}\n" for second in seconds))
+    measure(["true"], methods=[f"csv:{meter}", f"csv:{counter}"], out=tmp_path / "out", fmt=fmt)
+    file = tmp_path / "out" / result_of(tmp_path / "out")["readings"]
+    if fmt == "parquet":
+        import duckdb
+
+        rows = duckdb.sql(f"select channel, unit from '{file}'").fetchall()
+    else:
+        columns = read_readings(file) if fmt == "csv" else json.loads(file.read_text())
+        rows = list(zip(columns["channel"], columns["unit"], strict=True))
+    outlet = f"csv:{meter}:left, upper"
+    assert set(rows) == {(outlet, "W"), (f"{outlet}:va", "VA"), (f"csv:{counter}", "J")}
+
+
+def test_raw_readings_of_earlier_versions_have_no_unit(tmp_path: Path) -> None:
+    (tmp_path / "readings.csv").write_text('channel,t_before,t_after,value,error\na,1.0,2.0,3.5,\na,2.0,3.0,,"OSError: gone"\na,3.0')
+    found = read_readings(tmp_path / "readings.csv")
+    assert (found["value"], found["unit"], found["t_after"]) == ([3.5, None], [None, None], [2.0, 3.0])
 
 
 def test_hdf5_without_its_packages_is_refused_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def measure(
     # Asked for by nobody, a source first looks for its driver's files: that keeps the start short.
     meter = Meter("auto" if methods is None and (not election or election.elected) else names, devices, interval)
     folder = ResultFolder(out or _default_folder(), fmt, rank)
-    meter.listen(folder.add)
+    meter.listen(lambda readings: folder.add(readings, meter.store.channels))
     result = CommandResult(list(argv), WindowEnergy("command", 0.0, 0.0), rank=rank, world_size=node.world_size())
     folder.write(result)
     try:

@@ -18,6 +18,8 @@ Kind = Literal["energy", "power_instant", "power_mean", "apparent_va"]
 """``energy``: a counter [J]; ``power_instant``: power now [W]; ``power_mean``: power averaged by the sensor [W]; ``apparent_va``: product
 of effective voltage and current of a supply [VA], beside the domain's power and never in place of it."""
 
+UNITS: dict[Kind, str] = {"energy": "J", "power_instant": "W", "power_mean": "W", "apparent_va": "VA"}
+
 Boundary = Literal["device", "module", "cpu", "node_dc", "node_ac"]
 """What a reading includes: an accelerator card; card plus host chip and memory on one module; processor packages and
 their memory; the node behind its power supplies; the node in front of them."""

@@ -19,7 +19,7 @@ from caraml.base.chart import Axis, Line, curves, standalone
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import open_new, replacing_by_name, write_file
 from caraml.base.format import JOULES_PER_WATT_HOUR
-from caraml.power.model import Channel, ChannelEnergy, Reading, WindowEnergy
+from caraml.power.model import UNITS, Channel, ChannelEnergy, Reading, WindowEnergy
 from caraml.power.store import ReadingSeries, ReadingStore
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ FLUSH_S = 1.0
 """Readings younger than this are lost if the process is killed [s]."""
 
 Format = Literal["csv", "json", "parquet", "h5"]
+READING_COLUMNS = ("channel", "t_before", "t_after", "value", "unit", "error")
+"""Of the file of raw readings: times in seconds (monotonic), values in the unit of each."""
 
 
 @dataclass(slots=True)
@@ -80,22 +82,22 @@ class ResultFolder:
             self._file = io.TextIOWrapper(open_new(self.raw, replace=True), encoding="utf-8", newline="")
         except OSError as error:
             raise InputError(f"cannot write to {folder}: {error.strerror}", "choose another folder with --out") from error
-        self._file.write("channel,t_before,t_after,value,error\n")
+        self._rows = csv.writer(self._file, lineterminator="\n")
+        self._rows.writerow(READING_COLUMNS)
         self._flushed = time.monotonic()
         self._lock = threading.Lock()
 
-    def add(self, readings: list[Reading]) -> None:
-        """Append readings. A disk that is full does not stop the measurement; it is reported in the end."""
+    def add(self, readings: list[Reading], channels: Mapping[str, Channel]) -> None:
+        """Append readings of these channels. A disk that is full does not stop the measurement; it is reported in the end."""
         lines = []
         for r in readings:
-            value = "" if r.value is None else repr(r.value)
-            error = "" if r.error is None else '"' + r.error.replace('"', "'").replace("\n", " ") + '"'
-            lines.append(f"{r.channel},{r.t_before!r},{r.t_after!r},{value},{error}\n")
+            unit = UNITS[channels[r.channel].kind] if r.channel in channels else ""
+            lines.append((r.channel, r.t_before, r.t_after, r.value, unit, (r.error or "").replace("\n", " ")))
         with self._lock:
             if self.trouble is not None or self._file.closed:
                 return
             try:
-                self._file.writelines(lines)
+                self._rows.writerows(lines)
                 if time.monotonic() - self._flushed > FLUSH_S:
                     self._file.flush()
                     self._flushed = time.monotonic()
@@ -148,7 +150,7 @@ def channel_table(energy: WindowEnergy) -> str:
 
 def read_readings(path: Path) -> dict[str, list[Any]]:
     """Raw readings from the CSV file as columns; a last line that was cut off by a kill is left out."""
-    columns: dict[str, list[Any]] = {"channel": [], "t_before": [], "t_after": [], "value": []}
+    columns: dict[str, list[Any]] = {name: [] for name in READING_COLUMNS[:-1]}
     text = path.read_text()
     complete = text[: text.rfind("\n") + 1]
     for row in csv.DictReader(complete.splitlines()):
@@ -156,6 +158,7 @@ def read_readings(path: Path) -> dict[str, list[Any]]:
         columns["t_before"].append(float(row["t_before"]))
         columns["t_after"].append(float(row["t_after"]))
         columns["value"].append(float(row["value"]) if row["value"] else None)
+        columns["unit"].append(row.get("unit"))  # which earlier versions did not write
     return columns
 
 
@@ -169,7 +172,7 @@ def _to_parquet(raw: Path) -> Path:
     import duckdb
 
     target = raw.with_suffix(".parquet")
-    types = {"channel": "VARCHAR", "t_before": "DOUBLE", "t_after": "DOUBLE", "value": "DOUBLE", "error": "VARCHAR"}
+    types = {name: "DOUBLE" if name in ("t_before", "t_after", "value") else "VARCHAR" for name in READING_COLUMNS}
     with replacing_by_name(target) as inside, duckdb.connect() as database:
         database.read_csv(str(raw), header=True, columns=types).write_parquet(str(inside), compression="zstd")
     return target
