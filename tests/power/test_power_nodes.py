@@ -196,6 +196,28 @@ def test_meters_of_one_file_name_are_told_apart(tmp_path: Path) -> None:
     assert (node.mean_w, node.mean_va) == (pytest.approx(500), pytest.approx(625)) and len(set(node.channels)) == 2
 
 
+@pytest.mark.parametrize("second", ["pdu.csv", "./pdu.csv", "{here}/pdu.csv", "linked.csv", "hard.csv", "below/../pdu.csv"])
+def test_one_meter_by_two_paths_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: str) -> None:
+    """Its energy was added to itself."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pdu.csv").write_text(f"time,power_w\n{time.time()},400\n")
+    (tmp_path / "linked.csv").symlink_to("pdu.csv")
+    (tmp_path / "hard.csv").hardlink_to("pdu.csv")
+    (tmp_path / "below").mkdir()
+    second = second.format(here=tmp_path)
+    with pytest.raises(InputError, match="named twice" if second == "pdu.csv" else rf"csv:pdu\.csv and csv:{second} are one meter"):
+        Meter(["csv:pdu.csv", f"csv:{second}"])
+
+
+def test_two_meters_that_are_not_there_yet_are_two(tmp_path: Path) -> None:
+    with Meter([f"csv:{tmp_path}/a.csv", f"csv:{tmp_path}/b.csv"]) as meter:
+        assert len(meter.reasons) == 2
+    with pytest.raises(InputError, match="are one meter"):
+        Meter([f"csv:{tmp_path}/a.csv", f"csv:{tmp_path}/./a.csv"])
+    with pytest.raises(InputError, match="fake is named twice"):
+        Meter(["fake", "fake"])
+
+
 @pytest.mark.parametrize("period", [0.5, 1.0, 5.0])
 def test_a_meter_that_logs_seldom_has_no_gaps_but_where_rows_are_missing(tmp_path: Path, period: float) -> None:
     file, now = tmp_path / "pdu.csv", time.time()

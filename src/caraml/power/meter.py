@@ -13,7 +13,7 @@ from caraml.power.energy import ChannelReadings, window_energy
 from caraml.power.model import Channel, Reading, WindowEnergy
 from caraml.power.node import ClockLog, node_key
 from caraml.power.sampler import Sampling
-from caraml.power.source import Source, create, source_names
+from caraml.power.source import Source, create_all, source_names
 from caraml.power.store import ROW, ReadingStore, Row
 
 if TYPE_CHECKING:
@@ -92,8 +92,7 @@ class Meter:
         """The first and the last mark [s]."""
         self._automatic = sources == "auto"
         wanted = source_names(auto_only=True) if sources == "auto" else [sources] if isinstance(sources, str) else list(sources)
-        made = [create(s, devices, self._automatic) if isinstance(s, str) else s for s in wanted]
-        self._sampling = Sampling(made, self.interval, self.store, offset)
+        self._sampling = Sampling(create_all(wanted, devices, self._automatic), self.interval, self.store, offset)
 
     def start(self) -> None:
         """Open the sources and begin to sample. Returns after the first reading of each."""

@@ -152,6 +152,21 @@ def create(name: str, devices: Sequence[str] | None = None, automatic: bool = Fa
     return source
 
 
+def create_all(sources: Sequence[str | Source], devices: Sequence[str] | None = None, automatic: bool = False) -> list[Source]:
+    """As ``create``, for names and sources that are there already. Raises ``InputError`` where two names are of one meter."""
+    made: list[Source] = []
+    names: dict[str, str] = {}
+    for one in sources:
+        made.append(create(one, devices, automatic) if isinstance(one, str) else one)
+        if isinstance(one, str):
+            identity = getattr(made[-1], "identity", one)
+            if identity in names:
+                other = f"{names[identity]} and {one} are one meter" if names[identity] != one else f"{one} is named twice"
+                raise InputError(f"power sources: {other}", "name each once: its energy would be added to itself")
+            names[identity] = one
+    return made
+
+
 def _make(entry: SourceEntry, argument: str, devices: Sequence[str] | None, automatic: bool) -> Source:
     factory: Callable[[str, Sequence[str] | None, bool], Source] = getattr(importlib.import_module(entry.module), entry.factory)
     return factory(argument, devices, automatic)

@@ -53,6 +53,15 @@ class CsvSource(SensorGroup):
         self._newest: dict[str, float] = {}
         self._waiting: list[Reading] = []
 
+    @property
+    def identity(self) -> str:
+        """By which the file is known under every path that leads to it."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return str(self._path.resolve())
+        return f"{found.st_dev} {found.st_ino}"
+
     def open(self) -> None:
         """Read the header and what is already there; the time between rows becomes the update period."""
         try:
