@@ -56,7 +56,7 @@ def counts(world: int, case: dict[str, Any]) -> tuple[int, ...]:
     """
     placement = case["placement"]
     few = (4 if placement.get("schedule") == "gpipe" else 2) * placement["pp"]
-    return (few, few + 8) if world == placement["pp"] else (few,)
+    return (few, few + 4) if world == placement["pp"] else (few,)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,8 @@
 
 A job is ``{"name", "placement", "point", "params", "steps"}``; beside JOBS.json, rank 0 leaves ``losses.json``: for each job the loss of
 each step (mean over copies), the number of parameters that each rank holds and a digest of their values at the end. ``"memory"`` adds each
-rank's peak by torch's allocator, ``"live"`` by the storages that operators make; ``"torch_buffers"`` has a pipeline use torch's own stages.
+rank's peak by torch's allocator, ``"live"`` by the storages that operators make, ``"exchanges"`` the formats of what is gathered and
+scattered; ``"torch_buffers"`` has a pipeline use torch's own stages.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -30,6 +32,7 @@ from torch.utils._pytree import tree_leaves
 from caraml.engine.matmul import Products
 from caraml.engine.memory import LiveBytes
 from caraml.engine.parallel import checkpoint
+from caraml.engine.parallel import divide as division
 from caraml.engine.parallel import step as divided_step
 from caraml.engine.parallel.divide import Mesh, divide
 from caraml.engine.ranks import Ranks
@@ -81,7 +84,7 @@ def train(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         chosen = Products(point.model_copy(update={"knobs": Knobs(matmul=job["matmul"])}), ranks)
         step = chosen.around(step, lambda _: nullcontext())
     exchanges = Exchanges()
-    with exchanges if point.compile == "off" else nullcontext():  # nothing is compiled inside such a mode
+    with exchanges if job.get("exchanges") else nullcontext():
         outcomes = [_marked(step) for _ in range(job.get("steps", 10))]
     told = ranks.gather(chosen.told if chosen is not None else {})
     if chosen is not None:
@@ -188,6 +191,8 @@ class Given(LiveBytes):
 
 def main(path: Path) -> None:
     ranks = Ranks.from_environment(torch.device("cpu"))
+    # Jobs of one grid share its groups: each has a thread of gloo that looks for work 100 times a second.
+    division.init_device_mesh = functools.cache(init_device_mesh)  # type: ignore[attr-defined]
     results, is_lean = {}, divided_step.is_lean
     for job in json.loads(path.read_text()):
         divided_step.is_lean = (lambda: False) if job.get("torch_buffers") else is_lean  # type: ignore[assignment]
