@@ -86,10 +86,12 @@ def test_powers_and_energies_stand_side_by_side() -> None:
     without = run_metrics(run(), None)
     assert without["node_energy"].value is None and without["node_energy"].reason
     assert "watts only" in (found["power_factor"].reason or "") and found["node_mean_apparent_power"].value is None
-    boundaries["node_ac"] = BoundaryEnergy(energy_j=400, mean_w=80, mean_va=100, peak_va=120, valid=True)
+    boundaries["node_ac"] = BoundaryEnergy(energy_j=400, mean_w=80, mean_va=100, bound_va=3, peak_va=120, valid=True)
     found = run_metrics(run(), energy)
     names = ("node_mean_apparent_power", "node_max_apparent_power", "power_factor")
     assert [found[name].value for name in names] == [100, 120, 0.8] and [found[name].unit for name in names] == ["VA", "VA", "1"]
+    apparent = found["node_apparent_energy"]
+    assert (apparent.value, apparent.bound, apparent.unit) == (pytest.approx(5 / 36), pytest.approx(5 / 36 * 0.03), "VAh")
     boundaries["node_ac"].mean_va = 50
     assert "contradict" in (run_metrics(run(), energy)["power_factor"].reason or "")
 

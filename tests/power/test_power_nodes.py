@@ -175,11 +175,12 @@ def test_a_csv_file_that_grows_is_a_meter(tmp_path: Path) -> None:
 
 def test_apparent_power_is_summed_over_nodes_that_all_have_it() -> None:
     first, second = window("n1", {"a": 5000}, boundary="node_ac"), window("n2", {"b": 5000}, boundary="node_ac")
-    first.boundaries["node_ac"].mean_va, first.boundaries["node_ac"].peak_va = 600.0, 700.0
+    first.boundaries["node_ac"].mean_va, first.boundaries["node_ac"].peak_va, first.boundaries["node_ac"].bound_va = 600.0, 700.0, 6.0
     assert over_nodes({"n1": first, "n2": second}).boundaries["node_ac"].mean_va is None
     second.boundaries["node_ac"].mean_va, second.boundaries["node_ac"].peak_va = 400.0, 450.0
+    second.boundaries["node_ac"].bound_va = 4.0
     total = over_nodes({"n1": first, "n2": second}).boundaries["node_ac"]
-    assert (total.mean_va, total.peak_va) == (1000, 1150)
+    assert (total.mean_va, total.bound_va, total.peak_va) == (1000, 10, 1150)
 
 
 def test_meters_of_one_file_name_are_told_apart(tmp_path: Path) -> None:
@@ -265,14 +266,31 @@ def supplied(*kinds: Kind, silent: tuple[float, float] = (0.0, 0.0)) -> tuple[Wi
         return found.energy, powers(found.energy)
 
 
-APPARENT = ("node_mean_apparent_power", "node_max_apparent_power", "power_factor")
+APPARENT = ("node_mean_apparent_power", "node_max_apparent_power", "power_factor", "node_apparent_energy")
 
 
 @pytest.mark.usefixtures("virtual_time")
 def test_power_factor_is_watts_over_volt_amperes() -> None:
     energy, metrics = supplied("power_instant", "apparent_va")
-    assert [metrics[name].value for name in APPARENT] == [pytest.approx(500), 500, pytest.approx(0.8)]
+    assert [metrics[name].value for name in APPARENT] == [pytest.approx(value) for value in (500, 500, 0.8, 500 * energy.duration_s / 3600)]
     assert energy.boundaries["node_ac"].energy_j == pytest.approx(4000, rel=1e-3)
+
+
+@pytest.mark.parametrize("period", [0.5, 2.0])
+def test_apparent_energy_is_the_integral_with_a_bound_that_holds_it(tmp_path: Path, period: float) -> None:
+    """Apparent power that rises by 1 VA/s, of which each row is the mean since the one before, and watts that do not: each has its own
+    integral, and no joule comes from volt-amperes."""
+    file, now = tmp_path / "pdu.csv", time.time()
+    rows = [(period * number, 100 + period * (number - 0.5)) for number in range(int(300 / period) + 1)]
+    file.write_text("time,power_w,apparent_va\n" + "".join(f"{now - 300 + at},80,{va}\n" for at, va in rows))
+    with Meter([f"csv:{file}"]) as meter:
+        shift = time.monotonic() - time.time()
+    energy = meter.energy("w", now - 250 + shift, now - 50 + shift)
+    found, mean = powers(energy)["node_apparent_energy"], powers(energy)["node_mean_apparent_power"]
+    assert (found.unit, found.scope, found.low) == ("VAh", "node_ac", None) and found.bound is not None and mean.bound is not None
+    assert found.value == pytest.approx((100 + 150) * 200 / 3600, abs=found.bound) and 0 < found.bound < 0.02 * (found.value or 0)
+    assert (mean.value, mean.bound) == (pytest.approx(18 * (found.value or 0)), pytest.approx(18 * found.bound))
+    assert energy.boundaries["node_ac"].energy_j == pytest.approx(80 * 200) and len(energy.boundaries["node_ac"].channels) == 1
 
 
 @pytest.mark.usefixtures("virtual_time")
@@ -287,7 +305,7 @@ def test_apparent_power_with_a_gap_is_unknown_and_the_watts_beside_it_stay(silen
 @pytest.mark.usefixtures("virtual_time")
 def test_a_sensor_of_apparent_power_alone_has_no_energy() -> None:
     energy, metrics = supplied("apparent_va")
-    assert [metrics[name].value for name in APPARENT] == [pytest.approx(500), 500, None]
+    assert [metrics[name].value for name in APPARENT] == [pytest.approx(500), 500, None, pytest.approx(500 * energy.duration_s / 3600)]
     assert not energy.valid and metrics["node_energy"].value is None
     assert "apparent power only" in str(metrics["node_energy"].reason) and metrics["power_factor"].reason == "no power is known"
 

@@ -8,7 +8,7 @@ JOULES_PER_WATT_HOUR = 3600.0
 GIB = 1024.0**3
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
-_PREFIXED_UNITS = ("s", "J", "W", "FLOP/s", "B/s", "J s", "Wh")
+_PREFIXED_UNITS = ("s", "J", "W", "FLOP/s", "B/s", "J s", "Wh", "VA", "VAh")
 
 
 def significant(value: float, digits: int = 3) -> str:

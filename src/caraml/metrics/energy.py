@@ -16,7 +16,7 @@ ENERGY_METRICS = ("energy", "energy_net", "energy_per_item", "items_per_watt_hou
 """Numbers of the window's headline energy; without a sensor each is null with the same reason."""
 POWER_METRICS = (
     *("max_device_power", "max_aggregate_power", "aggregate_power", "device_energy", "node_energy"),
-    *("node_mean_apparent_power", "node_max_apparent_power", "power_factor"),
+    *("node_apparent_energy", "node_mean_apparent_power", "node_max_apparent_power", "power_factor"),
 )
 """What :func:`powers` gives."""
 NODE = ("node_dc", "node_ac")
@@ -84,6 +84,13 @@ DEFINITIONS: dict[str, MetricDefinition] = {
         "lower",
         "Energy of the whole node in the window, where a sensor measures it.",
         source="sensor of the whole node",
+    ),
+    "node_apparent_energy": _sensed(
+        "Apparent energy",
+        "VAh",
+        "lower",
+        "Integral of the whole node's apparent power over the window, where its supply measures it. It is never added to an energy.",
+        source="integral of apparent power",
     ),
     "node_mean_apparent_power": _sensed(
         "Apparent power",
@@ -217,16 +224,18 @@ def powers(energy: WindowEnergy | None) -> dict[str, Metric]:
 
 
 def _apparent(energy: WindowEnergy | None, node: Metric) -> dict[str, Metric]:
-    """Apparent power of whole nodes, in front of their supplies, and the power factor."""
+    """Apparent power and energy of whole nodes, in front of their supplies, and the power factor."""
     found = energy.boundaries.get("node_ac") if energy is not None else None
-    if found is None or found.mean_va is None:
+    if energy is None or found is None or found.mean_va is None:
         why = found.va_reason if found is not None else None
         why = why or (node.reason if node.value is None else "the node's sensor gives watts only")
-        return unknown(DEFINITIONS, ("node_mean_apparent_power", "node_max_apparent_power", "power_factor"), why, scope="node_ac")
+        return unknown(DEFINITIONS, POWER_METRICS[-4:], why, scope="node_ac")
     factor = found.mean_w / found.mean_va if found.mean_w is not None and found.mean_va > 0 else None
     doubt = "no power is known" if factor is None else "above 1, which no supply has: the sensor's power and apparent power contradict"
+    mean = Metric(value=found.mean_va, unit="VA", bound=found.bound_va, scope="node_ac")
     return {
-        "node_mean_apparent_power": Metric(value=found.mean_va, unit="VA", scope="node_ac"),
+        "node_apparent_energy": scaled(mean, energy.duration_s / JOULES_PER_WATT_HOUR, "VAh"),
+        "node_mean_apparent_power": mean,
         "node_max_apparent_power": Metric(value=found.peak_va, unit="VA", scope="node_ac"),
         "power_factor": Metric(value=factor, unit="1", scope="node_ac", reason=None if factor is not None and factor <= 1 else doubt),
     }

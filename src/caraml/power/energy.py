@@ -17,6 +17,8 @@ MISMATCH = 0.10
 """Counter and power integral that differ by more than this, and by more than both bounds, contradict each other."""
 
 NO_SOURCE = "no power sensor"
+APPARENT = ("mean_va", "bound_va", "peak_va")
+"""What is known of apparent power, and adds up."""
 ONLY_APPARENT = "the sensor gives apparent power only, which is not what is used"
 
 
@@ -72,7 +74,8 @@ def _with_apparent(result: ChannelEnergy, apparent: ChannelReadings, start: floa
     if seen.energy_j is None or "partial_coverage" in seen.flags:
         result.va_reason = f"apparent power: {seen.reason}"
     else:
-        result.mean_va, result.peak_va = seen.energy_j / (end - start), seen.peak_w
+        assert seen.bound_j is not None, "an integral has its bound"
+        result.mean_va, result.bound_va, result.peak_va = seen.energy_j / (end - start), seen.bound_j / (end - start), seen.peak_w
     return result
 
 
@@ -155,7 +158,7 @@ def boundary_energy(channels: list[ChannelEnergy], duration: float) -> BoundaryE
     # Nesting is settled within a source: two sources may name the same rail differently.
     chosen = roots(_one_source_per_hardware(channels))
     total = BoundaryEnergy(channels=[c.id for c in chosen])
-    total.mean_va, total.peak_va = added(c.mean_va for c in chosen), added(c.peak_va for c in chosen)
+    total.mean_va, total.bound_va, total.peak_va = (added(getattr(c, name) for c in chosen) for name in APPARENT)
     total.va_reason = "; ".join(f"{c.id}: {c.va_reason}" for c in chosen if c.va_reason) or None
     known = [c.energy_j for c in chosen if c.energy_j is not None]
     if len(known) < len(chosen):

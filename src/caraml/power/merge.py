@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from caraml.base.errors import InputError, in_a_line
 from caraml.base.limits import MERGED, MERGED_CHANNELS, RANKS, read_json, too_large
-from caraml.power.energy import added, boundary_energy, sum_domains, with_channels
+from caraml.power.energy import APPARENT, added, boundary_energy, sum_domains, with_channels
 from caraml.power.model import BOUNDARIES, BoundaryEnergy, ChannelEnergy, WindowEnergy
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _add(boundary: str, windows: Mapping[str, WindowEnergy], duration: float) ->
     parts = list(found.values())
     total = BoundaryEnergy(channels=[f"{node}/{channel}" for node, part in found.items() for channel in part.channels])
     if len(found) == len(windows) or spanning:
-        total.mean_va, total.peak_va = added(part.mean_va for part in parts), added(part.peak_va for part in parts)
+        total.mean_va, total.bound_va, total.peak_va = (added(getattr(part, name) for part in parts) for name in APPARENT)
     total.va_reason = "; ".join(f"{node}: {part.va_reason}" for node, part in found.items() if part.va_reason) or None
     if lacking:
         total.partial_j = added(part.partial_j if part.energy_j is None else part.energy_j for part in parts if _knows(part))

@@ -145,6 +145,8 @@ class ChannelEnergy:
     """Highest power that was read, or that a counter showed between two readings [W]."""
     mean_va: float | None = None
     """Mean apparent power [VA], where the sensor has it."""
+    bound_va: float | None = None
+    """Half-width of ``mean_va`` [VA], as ``bound_j`` is of the energy."""
     peak_va: float | None = None
     va_reason: str | None = None
     """Why a sensor of apparent power gave none."""
@@ -187,6 +189,7 @@ class BoundaryEnergy:
     """Sum of the domains' peaks [W]; they need not have come at the same time, so this is an upper value."""
     mean_va: float | None = None
     """Sum of the domains' mean apparent powers [VA]: what the supplies must be laid out for."""
+    bound_va: float | None = None
     peak_va: float | None = None
     va_reason: str | None = None
     """Why it is not known, where a domain's sensor has it."""
