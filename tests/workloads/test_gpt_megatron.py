@@ -132,11 +132,20 @@ def test_a_checkpoint_of_parts_or_stages_is_refused(placement: dict[str, Any]) -
         build(context)
 
 
-@pytest.mark.parametrize("placement", [{"fsdp": 2}, {"distributed_optimizer": True}, {"tp": 2, "sp": True}])
-def test_what_only_our_own_can_is_said(placement: dict[str, Any], make_point: MakePoint) -> None:
+@pytest.mark.parametrize(
+    ("placement", "nearest"),
+    [
+        ({"fsdp": 2}, "dp = 2"),
+        ({"distributed_optimizer": True}, "dp = 2, distributed_optimizer = false"),
+        ({"tp": 2, "sp": True}, "dp = 1, tp = 2, sp = false"),
+    ],
+    ids=str,
+)
+def test_what_only_our_own_can_is_said(placement: dict[str, Any], nearest: str, make_point: MakePoint) -> None:
     params = Params.model_validate({"preset": "4M", "backend": "megatron"})
     point = make_point(workload="gpt", devices=2, placement=Placement.of(placement), global_batch=8, micro_batch=2)
-    assert "params.backend = 'torch'" in (misfit(point, params.model_shape()) or "")
+    found = misfit(point, params.model_shape()) or ""
+    assert "params.backend = 'torch'" in found and found.endswith(f"nearest that fits: {nearest}")
 
 
 def test_layers_are_recomputed_whole_or_not_at_all() -> None:

@@ -117,13 +117,16 @@ def _by_distance(point: Point) -> Iterator[Point]:
     for tp, pp, fsdp in itertools.product(divisors, repeat=3):
         if world % (tp * pp) or world // (tp * pp) % fsdp:
             continue
-        for schedule, micro_batch in itertools.product(get_args(Schedule) if asked.pp > 1 else [asked.schedule], _divisors_near(point)):
-            changes = {"tp": tp, "pp": pp, "fsdp": fsdp, "schedule": schedule}
-            values = {**asked.model_dump(), **changes, "distributed_optimizer": asked.distributed_optimizer and fsdp == 1}
-            other = point.model_copy(update={"placement": Placement.of(values), "micro_batch": micro_batch})
+        schedules = get_args(Schedule) if asked.pp > 1 else [asked.schedule]
+        with_sp, with_optimizer = {asked.sp and tp > 1, False}, {asked.distributed_optimizer and fsdp == 1, False}
+        for schedule, sp, optimizer, micro_batch in itertools.product(schedules, with_sp, with_optimizer, _divisors_near(point)):
+            changes = {"tp": tp, "pp": pp, "fsdp": fsdp, "schedule": schedule, "sp": sp, "distributed_optimizer": optimizer}
+            other = point.model_copy(update={"placement": Placement.of(changes), "micro_batch": micro_batch})
             distance = (
-                sum(abs(math.log2(values[name] / getattr(asked, name))) for name in ("tp", "pp", "fsdp"))
+                sum(abs(math.log2(changes[name] / getattr(asked, name))) for name in ("tp", "pp", "fsdp"))
                 + (schedule != asked.schedule)
+                + (sp != asked.sp)
+                + (optimizer != max(with_optimizer))
                 + abs(math.log2(micro_batch / point.micro_batch))
             )
             candidates.append((distance, tp, pp, fsdp, schedule, other))
@@ -144,6 +147,10 @@ def _spelt(found: Point, asked: Point) -> str:
     parts += [f"{name} = {getattr(placement, name)}" for name in ("tp", "pp", "fsdp") if getattr(placement, name) > 1]
     if placement.pp > 1 and placement.schedule != asked.placement.schedule:
         parts.append(f'schedule = "{placement.schedule}"')
+    if placement.tp > 1 and asked.placement.sp and not placement.sp:
+        parts.append("sp = false")
+    if asked.placement.distributed_optimizer and not placement.distributed_optimizer:
+        parts.append("distributed_optimizer = false")
     if found.micro_batch != asked.micro_batch:
         parts.append(f"micro_batch = {found.micro_batch}")
     return ", ".join(parts)
