@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from caraml.base.errors import EnvironmentUnfitError, InputError
-from caraml.suite.model import Placement
-from caraml.suite.placement import misfit
+from caraml.base.errors import EnvironmentUnfitError
+from caraml.suite.model import Knobs, Machine, Placement
+from caraml.suite.placement import misfit, why_skipped
 from caraml.workloads.base import BuildContext
 from caraml.workloads.gpt import Params, build
 from caraml.workloads.gpt.megatron_core import MegatronGPT
@@ -87,18 +86,43 @@ def test_every_placement_trains_as_ours_does(tmp_path: Path) -> None:
     assert all(0.5 * held < part < 0.52 * held for part in results["tp2"]["held"]), "norms, positions and some biases are not divided"
 
 
-@pytest.mark.usefixtures("megatron")
-@pytest.mark.parametrize("asked", [{"positions": "rotary"}, {"recompute": "full"}], ids=str)
-def test_what_needs_a_gpu_is_said(asked: dict[str, Any]) -> None:
-    with pytest.raises(EnvironmentUnfitError, match="a GPU"):
-        MegatronGPT(dataclasses.replace(SMALL, **asked), CPU, seed=0)
+@pytest.mark.parametrize(
+    ("params", "values", "words"),
+    [
+        ({"positions": "rotary"}, {}, "needs a GPU for rotary positions: expected params.positions = 'learned'"),
+        ({"recompute": "full"}, {}, "needs a GPU to recompute: expected params.recompute = 'off'"),
+        ({}, {"precision": "bf16", "knobs": Knobs(emulated=True)}, "computes in fp32 only on CPUs: expected precision = 'fp32'"),
+        ({}, {"knobs": Knobs(half_residual=True), "device_class": "gpu"}, "keeps hidden states in fp32: expected half_residual = false"),
+        ({"save_to": "kept"}, {"devices": 2, "placement": Placement(tp=2)}, "whole copies only: leave out params.save_to, or tp and pp"),
+        (
+            {"start_from": "kept"},
+            {"devices": 2, "placement": Placement(pp=2)},
+            "copies only: leave out params.start_from, or tp and pp",
+        ),
+    ],
+)
+def test_what_the_library_cannot_do_is_skipped(params: dict[str, Any], values: dict[str, Any], words: str, make_point: MakePoint) -> None:
+    """Parameters of parts and stages have the same names on several devices: of a checkpoint, one would be kept."""
+    machine = Machine(name="m", device="d", device_class="cpu", software="s", nodes=1, devices_per_node=2)
+    for backend in ("megatron", "torch"):
+        given = Params.model_validate({"preset": "4M", "tied_head": False, "backend": backend, **params})
+        point = make_point(workload="gpt", **{"global_batch": 8, "micro_batch": 2, **values})
+        found = why_skipped(point, machine, given)
+        assert found is None if backend == "torch" else words in (found or "") and "params.backend = 'torch'" in (found or ""), found
 
 
 @pytest.mark.usefixtures("megatron")
-def test_cpus_compute_in_fp32() -> None:
-    model, tokens = MegatronGPT(SMALL, CPU, seed=0), torch.zeros(1, 4, dtype=torch.int64)
-    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(EnvironmentUnfitError, match="fp32 only"):
-        model(tokens, tokens)
+@pytest.mark.parametrize("recompute", ["off", "full"])
+def test_facts_are_those_of_the_librarys_network(recompute: Literal["off", "full"]) -> None:
+    """It recomputes whole layers, where torch stops early; and its loss holds all logits, where ours goes through them in parts."""
+    params = Params.model_validate({"preset": "4M", "layers": 2, "backend": "megatron", "data": "synthetic-device", "recompute": recompute})
+    task = build(BuildContext(params, CPU, 0, 1, 1, 2, 0, lambda _: nullcontext(), global_batch=4))
+    C, L, T, V = params.width, params.layers, params.sequence_length, params.vocab_size
+    forward = 24 * C**2 + 4 * C * T
+    assert task.facts.flops_per_item == 3 * (L * forward + 2 * C * V)
+    assert task.facts.hardware_flops_per_item == (4 if recompute == "full" else 3) * L * forward + 6 * C * V
+    assert task.facts.parameters == sum(parameter.numel() for parameter in task.model.parameters())
+    assert task.facts.traffic_per_item is None and task.facts.traffic_per_step is None
 
 
 def test_without_the_library_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,19 +141,8 @@ def test_a_record_of_parts_says_that_they_are_not_saved(tmp_path: Path, make_poi
     params = Params.model_validate({**params, "backend": "megatron"}).model_dump(mode="json")
     record = run_point(tmp_path, make_point(params=params, measure=SHORT, **values))
     assert record.status == "ok" and record.value("throughput"), record.reason
-    assert record.value("saving_time") is None and "put together" in (record.metrics["saving_time"].reason or "")
-
-
-@pytest.mark.parametrize("placement", [{"tp": 2}, {"pp": 2}], ids=str)
-def test_a_checkpoint_of_parts_or_stages_is_refused(placement: dict[str, Any]) -> None:
-    """Their parameters have the same names on several devices: one would be kept."""
-    params = Params.model_validate(
-        {"preset": "4M", "backend": "megatron", "data": "synthetic-device", "save_to": "kept", "tied_head": False}
-    )
-    tp = placement.get("tp", 1)
-    context = BuildContext(params, CPU, 0, 1, 1, 2, 0, lambda _: nullcontext(), divided=True, tp=tp, global_batch=4)
-    with pytest.raises(InputError, match="whole copies"):
-        build(context)
+    for name in ("saving_time", "loss_validation"):
+        assert record.value(name) is None and "neither validated nor saved" in (record.metrics[name].reason or "")
 
 
 @pytest.mark.parametrize(

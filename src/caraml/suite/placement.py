@@ -180,6 +180,9 @@ def uncompiled(params: BaseModel) -> str | None:
 
 def _contradiction(point: Point, params: BaseModel) -> str | None:
     """Why no machine of this class of device can run a point, or ``None``."""
+    unfit = getattr(params, "unfit", None)  # of a workload that has more to say than a placement must know
+    if unfit is not None and (reason := unfit(point)) is not None:
+        return str(reason)
     if point.compile != "off" and (reason := uncompiled(params)) is not None:
         return f'{reason}: expected compile = "off", found {point.compile!r}'
     no_graphs = 'compile = "default" or "max-autotune-no-cudagraphs"'

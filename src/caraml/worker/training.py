@@ -307,7 +307,7 @@ class Worker:
         if (self.rank != 0 and not together) or self.point.mode != "train":
             return
         if self._divided is not None and task.division is not None and task.division.tensor_plan is None:
-            self._afterwards_failed = "what a library divides cannot be put together"
+            self._afterwards_failed = "what a library divides is not put together: neither validated nor saved"
             return
         try:
             with self.log.phase("evaluate"):

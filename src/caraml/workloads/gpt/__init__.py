@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from caraml.base.errors import InputError
 from caraml.base.toml import FrozenModel
 from caraml.metrics.model import Facts
-from caraml.suite.model import Knobs
+from caraml.suite.model import Knobs, Point
 from caraml.suite.placement import ModelShape
 from caraml.workloads.base import BuildContext, Division, Task, Workload, given_path, open_source
 
@@ -102,6 +101,23 @@ class Params(FrozenModel):
         """Why the model cannot be compiled; ``None`` if it can."""
         return None if self.recompute == "off" else "torch's compiled layers cannot be recomputed, and params.recompute asks for that"
 
+    def unfit(self, point: Point) -> str | None:
+        """Why Megatron-Core cannot do a point's work; ``None`` if it can, and for our own network."""
+        if self.backend == "torch":
+            return None
+        on_cpu, kept = point.device_class == "cpu", [name for name in ("start_from", "save_to") if getattr(self, name)]
+        refused = {
+            "computes in fp32 only on CPUs: expected precision = 'fp32'": on_cpu and point.precision != "fp32",
+            "needs a GPU for rotary positions: expected params.positions = 'learned'": on_cpu and self.positions == "rotary",
+            "needs a GPU to recompute: expected params.recompute = 'off'": on_cpu and self.recompute != "off",
+            "keeps hidden states in fp32: expected half_residual = false": point.knobs.half_residual,
+            f"has checkpoints of whole copies only: leave out params.{' and params.'.join(kept)}, or tp and pp": (
+                bool(kept) and point.placement.split
+            ),
+        }
+        found = next((reason for reason, is_so in refused.items() if is_so), None)
+        return found and f"Megatron-Core {found}, or take params.backend = 'torch'"
+
     def model_shape(self) -> ModelShape:
         """What a placement must know of the model."""
         padded = -(-self.vocab_size // 64) * 64
@@ -141,7 +157,7 @@ def build(ctx: BuildContext[Params]) -> Task:
         bytes_per_sample=8 * (params.sequence_length + 1),
         forward_flops_per_item=flops_per_token(config) / 3,
         causal_flops_per_item=flops_per_token(config, causal=True),
-        hardware_flops_per_item=hardware_flops_per_token(config),
+        hardware_flops_per_item=hardware_flops_per_token(config, stops_early=params.backend == "torch"),
         samples_per_epoch=source.samples,
         data=source.description,
     )
@@ -153,7 +169,7 @@ def build(ctx: BuildContext[Params]) -> Task:
         loss=lambda net, batch: net(*batch),
         facts=facts,
         clip_norm=params.clip_norm,
-        attention=(params.heads, params.sequence_length, params.width // params.heads) if params.backend == "torch" else None,
+        attention=(params.heads, params.sequence_length, params.width // params.heads),
         division=_division(config, params, ctx) if params.backend == "torch" else _megatron_division(config, params, ctx),
         rate=params.rate if params.warm_up_steps or params.decay_steps else None,
         start_from=params.start_from,
@@ -171,8 +187,6 @@ def _megatron(config: GPTConfig, ctx: BuildContext[Params], layers: range | None
 def _megatron_division(config: GPTConfig, params: Params, ctx: BuildContext[Params]) -> Division:
     from caraml.workloads.gpt import division, megatron_core
 
-    if ctx.divided and (params.start_from or params.save_to):  # the names of parameters begin anew in each stage, and parts share theirs
-        raise InputError("checkpoints of backend 'megatron' are of whole copies", "leave out start_from and save_to, or tp and pp")
     return Division(
         stage=lambda index, count: _megatron(config, ctx, division.layers_of_stage(config.layers, index, count)),
         layers=megatron_core.named_layers,
@@ -210,11 +224,12 @@ def _dataset(params: Params, seed: int) -> MapDataset:
 
 
 def _traffic_facts(config: GPTConfig, ctx: BuildContext[Params]) -> dict[str, float]:
-    """What a step moves; nothing where it is not estimated: what recomputation moves again, and what a division sends instead."""
+    """What a step moves; nothing where it is not estimated: what recomputation moves again, what a division sends instead, and what other
+    networks than ours move."""
     from caraml.workloads.flops import ADAMW
     from caraml.workloads.gpt.model import parameter_count
 
-    if config.recompute != "off" or ctx.divided:
+    if config.recompute != "off" or ctx.divided or ctx.params.backend != "torch":
         return {}
     moved, update = network_traffic(config), ADAMW * parameter_count(config)
     return {

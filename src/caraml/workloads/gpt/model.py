@@ -212,13 +212,13 @@ def flops_per_token(config: GPTConfig, *, causal: bool = False) -> float:
     return 6.0 * matmul_parameters + 12.0 * config.layers * config.width * seen
 
 
-def hardware_flops_per_token(config: GPTConfig) -> float:
+def hardware_flops_per_token(config: GPTConfig, *, stops_early: bool = True) -> float:
     """What the device really does per token: :func:`flops_per_token`, and under full recomputation the layers' forward pass once more.
 
-    That is ``16 C^2 + 4 C T`` per layer: torch stops where nothing more is needed, which spares the MLP's second product. Equation 3 of
-    Narayanan et al. 2021 counts that too: ``96 L C^2 (1 + T / 6C + V / 16LC)``. Selective recomputation repeats no matrix product.
+    That is ``24 C^2 + 4 C T`` per layer, in all equation 3 of Narayanan et al. 2021, ``96 L C^2 (1 + T / 6C + V / 16LC)``. Torch
+    ``stops_early``, where nothing more is needed, which spares the MLP's second product. Selective recomputation repeats no matrix product.
     """
-    again = 16.0 * config.width**2 + 4.0 * config.width * config.sequence_length
+    again = (16.0 if stops_early else 24.0) * config.width**2 + 4.0 * config.width * config.sequence_length
     return flops_per_token(config) + (config.layers * again if config.recompute == "full" else 0.0)
 
 
