@@ -58,6 +58,16 @@ def test_an_epoch_gives_every_sample_to_one_rank_once(count: int, batch_size: in
     assert len(set(together.tolist())) == len(together) == count - count % world_size
 
 
+@pytest.mark.parametrize(("facts", "named"), [({"path": "/data/a.h5"}, "/data/a.h5: "), ({"path": None, "of": "ap6"}, "ap6: "), ({}, "")])
+def test_data_that_are_too_few_are_named(facts: dict[str, str | None], named: str) -> None:
+    dataset = Positions(3)
+    if facts:
+        dataset.describe = lambda: facts  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match=f"^{named}found 3 samples; expected at least 4") as caught:
+        stream(dataset, 4, workers=0)
+    assert caught.value.hint == "use a smaller batch or more data"
+
+
 def test_without_dropping_every_sample_of_every_epoch_is_used_in_full_batches() -> None:
     batches = itertools.islice(stream(Positions(10), 4, workers=0, drop_last=False), 5)
     taken = [batch.tolist() for batch in batches]

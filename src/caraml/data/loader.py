@@ -214,16 +214,21 @@ def stream(
         InputError: if an epoch has no full batch for every rank, or, without ``drop_last``, no sample.
     """
     counting = getattr(dataset, "counts_epochs", False)
-    batches = EndlessBatches(
-        len(dataset),
-        batch_size,
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-        drop_last=drop_last,
-        batches_per_step=batches_per_step,
-        counting=counting,
-    )
+    try:
+        batches = EndlessBatches(
+            len(dataset),
+            batch_size,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            drop_last=drop_last,
+            batches_per_step=batches_per_step,
+            counting=counting,
+        )
+    except InputError as error:
+        facts: dict[str, Any] = getattr(dataset, "describe", dict)()
+        where = facts.get("path") or facts.get("of")
+        raise InputError(f"{where}: {error.args[0]}", error.hint) if where else error from None
     return Stream(dataset, batches, workers=workers, pin_memory=pin_memory)
 
 
