@@ -5,16 +5,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
 import torch.distributed as dist
+from typer.testing import CliRunner
 
 from caraml.base.errors import EnvironmentUnfitError
-from caraml.suite.model import Knobs, Machine, Placement
+from caraml.base.toml import parse_toml
+from caraml.cli import app
+from caraml.suite.expand import expand
+from caraml.suite.load import Suite, SuiteFile
+from caraml.suite.model import Knobs, Machine, Placement, Point
 from caraml.suite.placement import misfit, why_skipped
+from caraml.workloads import params_of
 from caraml.workloads.base import BuildContext
 from caraml.workloads.gpt import Params, build
 from caraml.workloads.gpt.megatron_core import MegatronGPT
@@ -26,6 +33,7 @@ from tests.engine.parallel.test_worker_placement import run as run_point
 
 SMALL = GPTConfig(vocab_size=128, sequence_length=32, width=48, layers=2, heads=4)
 CPU = torch.device("cpu")
+SUITE = 'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "n"\nworkload = "gpt"\nglobal_batch = 4\n'
 
 
 @pytest.fixture
@@ -111,6 +119,27 @@ def test_what_the_library_cannot_do_is_skipped(params: dict[str, Any], values: d
         assert found is None if backend == "torch" else words in (found or "") and "params.backend = 'torch'" in (found or ""), found
 
 
+def test_a_suite_without_a_memory_plan_says_whose_network_has_one(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(SUITE + 'params.backend = "megatron"')
+    said = CliRunner().invoke(app, ["memory", str(tmp_path / "s.toml"), "--system", "JEDI"])
+    assert "no point of workload 'gpt', backend 'torch'" in str(said.exception)
+
+
+def test_the_version_of_the_library_decides_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"megatron-core": "0.16.1"}
+    monkeypatch.setattr(metadata, "version", lambda name: versions[name])
+
+    def planned() -> list[Point]:
+        document = parse_toml(SUITE + 'params.backend = ["torch", "megatron"]', "s.toml")
+        machine = Machine(name="m", device="d", device_class="cpu", software="torch 2", nodes=1, devices_per_node=1)
+        return [one.point for one in expand(SuiteFile(document.validate(Suite), document), machine, params_of).points]
+
+    ours, theirs = planned()
+    assert (ours.software, theirs.software) == ("torch 2", "torch 2, megatron-core 0.16.1")
+    versions["megatron-core"] = "0.17.0"
+    assert planned()[0].key == ours.key and planned()[1].key != theirs.key
+
+
 @pytest.mark.usefixtures("megatron")
 @pytest.mark.parametrize("recompute", ["off", "full"])
 def test_facts_are_those_of_the_librarys_network(recompute: Literal["off", "full"]) -> None:
@@ -141,6 +170,7 @@ def test_a_record_of_parts_says_that_they_are_not_saved(tmp_path: Path, make_poi
     params = Params.model_validate({**params, "backend": "megatron"}).model_dump(mode="json")
     record = run_point(tmp_path, make_point(params=params, measure=SHORT, **values))
     assert record.status == "ok" and record.value("throughput"), record.reason
+    assert record.environment["versions"]["megatron-core"] == metadata.version("megatron-core")
     for name in ("saving_time", "loss_validation"):
         assert record.value(name) is None and "neither validated nor saved" in (record.metrics[name].reason or "")
 

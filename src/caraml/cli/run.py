@@ -161,7 +161,7 @@ def memory(
     points = [planned.point for planned in expand(file, machine_of(machine), params_of).points]  # also those for which it has too few nodes
     found = planned_of(points) if of_suite else _fitting(points[0], machine)
     if not found:
-        raise InputError(f"suite {name!r} has no point of workload 'gpt' that can be placed", "caraml memory gpt --system SYSTEM")
+        raise InputError(f"suite {name!r} has no point of workload 'gpt', backend 'torch', to place", "caraml memory gpt --system SYSTEM")
     console().print(memory_table(found, machine))
 
 

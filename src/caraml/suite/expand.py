@@ -272,7 +272,7 @@ class _Expansion:
             system=machine.name,
             device=machine.device,
             device_class=machine.device_class,
-            software=self._software,
+            software=", ".join(filter(None, [self._software, getattr(params, "software", None)])),
             nodes=nodes,
             devices=devices,
             placement=placement,

@@ -25,7 +25,7 @@ from caraml.system.variables import shown
 
 ROOT = Path("/")
 
-_PACKAGES = ("torch", "torchvision", "numpy", "timm", "triton", "pydantic", "nvidia-ml-py")
+_PACKAGES = ("torch", "torchvision", "numpy", "timm", "triton", "pydantic", "nvidia-ml-py", "transformers", "torchao", "megatron-core")
 
 _SLURM = (
     "JOB_ID JOB_NAME JOB_PARTITION CLUSTER_NAME JOB_NODELIST JOB_NUM_NODES NTASKS NTASKS_PER_NODE CPUS_PER_TASK CPU_BIND GPUS_ON_NODE"

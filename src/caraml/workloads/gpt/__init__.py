@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
@@ -100,6 +101,16 @@ class Params(FrozenModel):
     def uncompiled(self) -> str | None:
         """Why the model cannot be compiled; ``None`` if it can."""
         return None if self.recompute == "off" else "torch's compiled layers cannot be recomputed, and params.recompute asks for that"
+
+    @property
+    def software(self) -> str | None:
+        """What computes besides torch, with its version where it is installed."""
+        if self.backend == "torch":
+            return None
+        try:
+            return f"megatron-core {metadata.version('megatron-core')}"
+        except metadata.PackageNotFoundError:
+            return "megatron-core"
 
     def unfit(self, point: Point) -> str | None:
         """Why Megatron-Core cannot do a point's work; ``None`` if it can, and for our own network."""
