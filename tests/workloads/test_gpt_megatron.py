@@ -72,7 +72,11 @@ PLACED: dict[int, list[dict[str, Any]]] = {
         {"name": "pp2", "placement": {"pp": 2}},
         {"name": "pp2 interleaved", "placement": {"pp": 2, "schedule": "interleaved"}},
     ],
-    4: [{"name": "dp2 x tp2", "placement": {"tp": 2}}, {"name": "tp2 x pp2", "placement": {"tp": 2, "pp": 2}}],
+    4: [
+        {"name": "dp2 x tp2", "placement": {"tp": 2}},
+        {"name": "dp2 x pp2", "placement": {"pp": 2}},
+        {"name": "tp2 x pp2", "placement": {"tp": 2, "pp": 2}},
+    ],
 }
 
 
