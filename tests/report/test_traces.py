@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from record_factory import make_point, make_record, save
 
+from caraml.report.grouping import MOST_SERIES
 from caraml.report.page import pack, unpack
 from caraml.report.series import LEVELS, MOST_BINS, power_figure, read_traces
 from caraml.results.record import Node, Record
@@ -59,11 +60,67 @@ def test_channels_with_one_long_beginning_are_drawn_apart(tmp_path: Path) -> Non
     assert all(len(name) == 100 and name.endswith(f"/{side}.csv") for (name, _), side in zip(found, sides, strict=True))
 
 
-def test_a_figure_of_several_nodes_says_whose_it_is(tmp_path: Path) -> None:
-    store, record = store_with(tmp_path, [("GPU-0", "power_instant", i / 20, 300.0) for i in range(40)])
-    record = record.model_copy(update={"nodes": [Node(name=name, ranks=[], device="d", cpu="c") for name in ("n1", "n2")]})
+def of_nodes(root: Path, kept: int, channels: int = 2, nodes: int = 3) -> tuple[Store, Record]:
+    """A record of several nodes, of which the first ``kept`` left readings: node n draws 100 (n + 1) W from second n to second n + 10."""
+    store = Store(root)
+    record = save(store, make_record(make_point(nodes=nodes)))
+    files = {"power" if node == 0 else f"power-{node}": node for node in range(kept)}
+    for file, node in files.items():
+        rows = [
+            (f"GPU-{number}", kind, node + at / 20, node + at / 20, 100.0 * (node + 1))
+            for number in range(channels)
+            for kind in ("power_instant", "apparent_va")
+            for at in range(201)
+        ]
+        write_table(store.folder(record), file, ("channel", "kind", "t_before", "t_after", "value"), rows)
+    parts = [Node(name=f"n{number + 1}", ranks=[], device="d", cpu="c") for number in range(nodes)]
+    return store, record.model_copy(update={"files": {**record.files, **{name: f"{name}.parquet" for name in files}}, "nodes": parts})
+
+
+def test_the_power_of_every_node_is_drawn_over_one_time(tmp_path: Path) -> None:
+    store, record = of_nodes(tmp_path, 3)
+    found, faults = read_traces(store, [record])
+    trace = found[record.key]
+    assert not faults and (trace.start, trace.length * MOST_BINS) == (0, pytest.approx(12))
+    assert [channel.name for channel in trace.channels] == [f"n{node}/GPU-{number}" for node in (1, 2, 3) for number in (0, 1)]
+    for node, channel in ((number // 2, channel) for number, channel in enumerate(trace.channels)):
+        assert set(channel.low) == set(channel.high) == {100.0 * (node + 1)}
+        ends = [trace.start + trace.length * edge for edge in (channel.spans[0], channel.spans[-1] + 1)]
+        assert ends == [pytest.approx(node, abs=1.01 * trace.length), pytest.approx(node + 10, abs=1.01 * trace.length)]
+    figure = power_figure(record, "point", trace)
+    assert figure is not None and "nodes" not in figure.note and "not drawn" not in figure.note.lower()
+    assert figure.legend == [f"{channel.name} (power)" for channel in trace.channels]
+
+
+def test_a_figure_says_what_of_several_nodes_is_not_in_it(tmp_path: Path) -> None:
+    store, record = of_nodes(tmp_path / "program", 1)
     figure = power_figure(record, "point", read_traces(store, [record])[0][record.key])
-    assert figure is not None and "Of n1, the first of 2 nodes" in figure.note
+    assert figure is not None and "Of 1 of 3 nodes: no others' readings were kept." in figure.note and "n1/GPU-0 (power)" in figure.legend
+    store, record = of_nodes(tmp_path / "wide", 3, channels=5)
+    trace = read_traces(store, [record])[0][record.key]
+    figure = power_figure(record, "point", trace)
+    assert [channel.name for channel in trace.channels] == [f"n{node}/GPU-{number}" for node in (1, 2, 3) for number in range(4)]
+    assert figure is not None and "Not all channels are drawn" in figure.note
+    store, record = of_nodes(tmp_path / "many", 20, channels=1, nodes=20)
+    trace = read_traces(store, [record])[0][record.key]
+    assert len(trace.channels) == MOST_SERIES and not trace.whole
+
+
+def test_spans_of_all_nodes_keep_to_the_budget_of_a_page(tmp_path: Path) -> None:
+    store, record = of_nodes(tmp_path, 3, channels=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("caraml.report.series.BUDGET", 1200)
+        trace = read_traces(store, [record])[0][record.key]
+    assert len(trace.channels) == 12 and max(channel.spans[-1] for channel in trace.channels) == 99
+
+
+def test_a_broken_file_of_a_node_costs_that_node_only(tmp_path: Path) -> None:
+    store, record = of_nodes(tmp_path, 3)
+    (store.folder(record) / "power-1.parquet").write_bytes(b"nothing")
+    found, faults = read_traces(store, [record])
+    assert len(faults) == 1 and "power-1.parquet" in faults[0] and str(tmp_path) not in faults[0]
+    trace = found[record.key]
+    assert [channel.name for channel in trace.channels] == ["n1/GPU-0", "n1/GPU-1", "n3/GPU-0", "n3/GPU-1"] and not trace.whole
 
 
 def test_a_figure_of_few_readings_draws_each_of_them(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from caraml.analysis.bottleneck import Partners, bottleneck
 from caraml.analysis.grouping import disturbances, undisturbed
 from caraml.analysis.run_variation import INTERVAL
-from caraml.analysis.table import COLUMNS, Steps, raw_file, read_steps, to_csv, units
+from caraml.analysis.table import COLUMNS, Steps, raw_file, raw_files, read_steps, to_csv, units
 from caraml.analysis.table import rows as flat_rows
 from caraml.base.chart import standalone
 from caraml.base.errors import InputError
@@ -284,7 +284,7 @@ def _read_steps(store: Store, records: Sequence[Record]) -> tuple[dict[str, Step
 
 def _power(store: Store, records: Sequence[Record]) -> tuple[list[ReportFigure], list[str]]:
     named = labels(records)
-    with_power = [record for record in records if raw_file(store, record, "power") is not None]
+    with_power = [record for record in records if raw_files(store, record, "power")]
     traces, notes = read_traces(store, with_power[:MOST_TRACES])
     drawn = [power_figure(record, named[record.key], traces[record.key]) for record in with_power[:MOST_TRACES] if record.key in traces]
     if len(with_power) > MOST_TRACES:

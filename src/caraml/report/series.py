@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caraml.analysis.table import SLOPE_SECONDS, raw_file
+from caraml.analysis.table import SLOPE_SECONDS, raw_files
 from caraml.base.chart import Axis, Line, Points, curves
 from caraml.base.errors import InputError
 from caraml.base.format import count, printable
@@ -115,6 +115,10 @@ class PowerTrace:
     start: float
     length: float
     channels: list[PowerSpans]
+    nodes: int = 1
+    """How many nodes' readings were kept."""
+    whole: bool = True
+    """Whether these are all channels of all of them."""
 
     def packed(self) -> dict[str, Any]:
         """As the page's script reads it: ``{"t": [start, length of a span], "c": channels}``."""
@@ -123,16 +127,13 @@ class PowerTrace:
 
 def read_traces(store: Store, records: Sequence[Record]) -> tuple[dict[str, PowerTrace], list[str]]:
     """The power of each record that has any, by key, and the files that could not be read."""
-    paths = {record.key: path for record in records if (path := raw_file(store, record, "power")) is not None}
+    files = {record.key: parts for record in records if (parts := raw_files(store, record, "power"))}
     found, faults = {}, []
     with database() as connection:
-        bins = max(FEWEST_BINS, min(MOST_BINS, BUDGET // max(1, _channels(connection, paths))))
-        for key, path in paths.items():
-            try:
-                trace = _trace(connection, path, bins)
-            except InputError as error:
-                faults.append(f"cannot be drawn: {first_line(store, error)}")
-                continue
+        bins = max(FEWEST_BINS, min(MOST_BINS, BUDGET // max(1, _channels(connection, list(files.values())))))
+        for key, parts in files.items():
+            trace, broken = _trace(connection, parts, bins)
+            faults += [f"cannot be drawn: {first_line(store, error)}" for error in broken.values()]
             if trace is not None:
                 found[key] = trace
     return found, faults
@@ -143,34 +144,67 @@ def first_line(store: Store, error: Exception) -> str:
     return printable(str(error).splitlines()[0].replace(f"{store.root}/", ""))
 
 
-def _channels(connection: duckdb.DuckDBPyConnection, paths: dict[str, Path]) -> int:
-    """About how many channels there are: those of the first file that can be read, for every file."""
-    for path in paths.values():
+def _channels(connection: duckdb.DuckDBPyConnection, files: Sequence[Sequence[tuple[str, Path]]]) -> int:
+    """About how many channels are drawn: those of the first file that can be read, for every file of every point."""
+    for _, path in (part for parts in files for part in parts):
         try:
             with reading(connection, path):
                 names = f"left(channel::VARCHAR, {CHANNEL_NAME}), left(kind::VARCHAR, 100)"
-                listed = f"SELECT count(DISTINCT ({names})) FROM {table(connection, path)}"  # noqa: S608 -- names of ours; the path is a parameter
+                drawn = f"{table(connection, path)} WHERE kind IS DISTINCT FROM 'apparent_va'"
+                listed = f"SELECT count(DISTINCT ({names})) FROM {drawn}"  # noqa: S608 -- names of ours; the path is a parameter
                 row = connection.execute(listed, [str(path)]).fetchone()
         except InputError:
             continue  # the same file is named as a fault when its own trace is read
-        return len(paths) * min(row[0] if row else 1, MOST_SERIES)
+        return sum(min(len(parts) * (row[0] if row else 1), MOST_SERIES) for parts in files)
     return 1
 
 
-def _trace(connection: duckdb.DuckDBPyConnection, path: Path, bins: int) -> PowerTrace | None:
-    with reading(connection, path):
-        rows = connection.execute(_query(table(connection, path), bins), [str(path)]).fetchall()
-    channels: dict[tuple[str, str], Bins] = {}
-    for channel, kind, *values, _, _ in rows:
-        channels.setdefault((str(channel), str(kind)), []).append(tuple(values))
-    found = []
-    for (name, kind), spans in list(channels.items())[:MOST_SERIES]:
-        values = _slopes(spans) if kind == "energy" else [(span, low, high) for span, low, high, _, _ in spans]
-        if values:
-            found.append(
-                PowerSpans(_end_of(printable(name)), "slope of the counter" if kind == "energy" else "power", *zip(*values, strict=True))
-            )
-    return PowerTrace(rows[0][-2], rows[0][-1], found) if rows else None
+def _trace(
+    connection: duckdb.DuckDBPyConnection, parts: Sequence[tuple[str, Path]], bins: int
+) -> tuple[PowerTrace | None, dict[Path, InputError]]:
+    """The power of a point's nodes over the same spans, of each node as many channels, and the files that could not be read."""
+    most, whole, found = max(1, MOST_SERIES // len(parts)), len(parts) <= MOST_SERIES, []
+    span, broken = _span(connection, parts) if len(parts) > 1 else ((None, None), {})
+    start = length = 0.0
+    for node, path in parts[:MOST_SERIES]:
+        try:
+            with reading(connection, path):
+                values = [str(path), *span, span[0]]
+                rows = connection.execute(_query(table(connection, path), bins, most), values).fetchall()
+        except InputError as error:
+            broken[path] = error
+            continue
+        channels: dict[tuple[str, str], Bins] = {}
+        for channel, kind, *numbers, _, _ in rows:
+            channels.setdefault((str(channel), str(kind)), []).append(tuple(numbers))
+        start, length = rows[0][-2:] if rows else (start, length)
+        whole &= len(channels) <= most
+        found += [drawn for name, spans in list(channels.items())[:most] if (drawn := _spans(printable(node), *name, spans)) is not None]
+    return (PowerTrace(start, length, found, len(parts), whole and not broken) if length else None), broken
+
+
+def _span(
+    connection: duckdb.DuckDBPyConnection, parts: Sequence[tuple[str, Path]]
+) -> tuple[tuple[float | None, float | None], dict[Path, InputError]]:
+    """From when to when the readings of several files go [s], and the files that cannot be read."""
+    ends: list[float] = []
+    broken = {}
+    for _, path in parts:
+        try:
+            with reading(connection, path):
+                asked = f"WITH {_readings(table(connection, path))} SELECT min(t), max(t) FROM readings"  # noqa: S608 -- as below
+                row = connection.execute(asked, [str(path)]).fetchone()
+            ends += [end for end in row or () if end is not None]
+        except InputError as error:
+            broken[path] = error
+    return (min(ends, default=None), max(ends, default=None)), broken
+
+
+def _spans(node: str, channel: str, kind: str, spans: Bins) -> PowerSpans | None:
+    """One channel as it is drawn; ``None`` for a counter that does not count."""
+    values = _slopes(spans) if kind == "energy" else [(span, low, high) for span, low, high, _, _ in spans]
+    name = f"{node[:_LONGEST_NAME]}{_end_of(printable(channel))}"
+    return PowerSpans(name, "slope of the counter" if kind == "energy" else "power", *zip(*values, strict=True)) if values else None
 
 
 def _end_of(name: str) -> str:
@@ -178,17 +212,24 @@ def _end_of(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
 
 
-def _query(source: str, bins: int) -> str:
-    """SQL for the spans of the first channels of a table."""
-    return f"""
-        WITH readings AS (SELECT left(channel::VARCHAR, {CHANNEL_NAME}) AS channel, left(kind::VARCHAR, 100) AS kind,
+def _readings(source: str) -> str:
+    """SQL for the readings of a table that are drawn."""
+    return f"""readings AS (SELECT left(channel::VARCHAR, {CHANNEL_NAME}) AS channel, left(kind::VARCHAR, 100) AS kind,
                                  (t_before + t_after) / 2 AS t, value::DOUBLE AS value FROM {source}
-                          WHERE isfinite(value::DOUBLE) AND isfinite(t_before + t_after) AND kind IS DISTINCT FROM 'apparent_va'),
-             span AS (SELECT min(t) AS start, greatest(max(t) - min(t), 1e-9) / {bins} AS length FROM readings)
+                          WHERE isfinite(value::DOUBLE) AND isfinite(t_before + t_after) AND kind IS DISTINCT FROM 'apparent_va')"""  # noqa: S608 -- names and numbers of ours; the path is a parameter
+
+
+def _query(source: str, bins: int, most: int) -> str:
+    """SQL for the spans of the first ``most`` channels of a table, and of one more; begin, end and begin of all spans are parameters, or
+    null for the table's own."""
+    return f"""
+        WITH {_readings(source)},
+             span AS (SELECT coalesce(?::DOUBLE, min(t)) AS start,
+                             greatest(coalesce(?::DOUBLE, max(t)) - coalesce(?::DOUBLE, min(t)), 1e-9) / {bins} AS length FROM readings)
         SELECT channel, kind, least(floor((t - start) / length), {bins - 1})::INT AS bin,
                min(value), max(value), max(t), arg_max(value, t), any_value(start), any_value(length)
-        FROM readings, span GROUP BY channel, kind, bin ORDER BY channel, kind, bin LIMIT {(MOST_SERIES + 1) * bins}
-    """  # noqa: S608 -- names and numbers of ours; the path is a parameter
+        FROM readings, span GROUP BY channel, kind, bin ORDER BY channel, kind, bin LIMIT {(most + 1) * bins}
+    """  # noqa: S608 -- as above
 
 
 def _slopes(spans: Bins) -> list[tuple[int, float, float]]:
@@ -224,6 +265,7 @@ def power_figure(record: Record, label: str, trace: PowerTrace) -> ReportFigure 
     shade = (record.window.start, record.window.end) if record.window else None
     drawing = curves(lines, Axis("seconds since the start of the worker"), Axis("power [W]", zero=True), title, shade=shade)
     note = "The shaded span is the window of rate and energy." if shade else ""
-    note += f" Of {record.nodes[0].name}, the first of {len(record.nodes)} nodes; `result.power` has all of them." if record.nodes else ""
+    note += f" Of {trace.nodes} of {len(record.nodes)} nodes: no others' readings were kept." if trace.nodes < len(record.nodes) else ""
+    note += "" if trace.whole else " Not all channels are drawn; `result.power` has all that can be read."
     columns = ["channel", "time", "lowest", "highest"]
     return ReportFigure(title, [drawing], [line.name for line in lines], "line", columns, rows, note + downsampling_note(lines, most))
