@@ -128,7 +128,7 @@ LINES = {
     "metrics": 1_631,
     "power": 4_730,
     "reference": 465,
-    "report": 4_472,
+    "report": 4_473,
     "results": 2_449,
     "suite": 2_138,
     "system": 3_848,

@@ -214,8 +214,9 @@ def source(record: Record, name: str) -> str:
     known = METRICS.get(name)
     if known is None:
         return "not described"
-    scope = record.metrics[name].scope
-    return f"{known.of(record)}; {sensors(record, *([scope] if scope else HEADLINES))}" if known.sensor else known.of(record)
+    metric = record.metrics.get(name)
+    boundaries = [metric.scope] if metric is not None and metric.scope else HEADLINES
+    return f"{known.of(record)}; {sensors(record, *boundaries)}" if known.sensor else known.of(record)
 
 
 def energy_reason(record: Record) -> str | None:
