@@ -14,6 +14,7 @@ from sensors import channel
 from caraml.base.errors import InputError
 from caraml.power import Meter, WindowEnergy
 from caraml.power.energy import around, sum_domains
+from caraml.power.meter import TAIL_SHARE
 from caraml.power.model import ChannelEnergy, Reading, window_from_dict
 from caraml.power.signals import Constant, Square
 from caraml.power.source import SourceUnavailable
@@ -287,3 +288,21 @@ def test_kinds_of_sensor_that_a_machine_does_not_have_are_only_named() -> None:
         energy = meter.energy("w", meter.mark(), meter.mark() + 0.01)
     assert energy.reason == "no power sensor: closed: only root may read it; fix: sudo chmod a+r it; not on this machine: absent"
     assert any("no such bus" in reason for reason in meter.reasons)
+
+
+def test_a_meter_is_waited_for_although_another_of_its_name_is_missing() -> None:
+    """As of two CSV files of which one is not there: the other's means show the end of a window only later."""
+
+    class Missing(FakeSource):
+        def open(self) -> None:
+            raise SourceUnavailable("there is no such file")
+
+    source = FakeSource(Constant(), update_period_s=0.02, mean_window_s=0.4, kinds=("power_mean",))
+    (mean,) = source.listed
+    with Meter([Missing(Constant(), kinds=("energy",)), source], interval=60.0) as meter:
+        with meter.window("work") as window:
+            time.sleep(0.4)
+        assert window.energy.channels
+        newest = meter.store.newest(mean.id)
+    assert window.start is not None and window.end is not None and newest is not None
+    assert (newest[0] + newest[1]) / 2 >= window.end + min(mean.age_s, TAIL_SHARE * (window.end - window.start))
