@@ -309,8 +309,7 @@ class Sampling:
             sampler.join(max(deadline - time.monotonic(), 0.0))
 
     def _sampler(self, channel: Channel) -> Sampler | None:
-        """The one that reads it: several may be of one name, as two meters' CSV files."""
-        return next((s for s in self._samplers if any(known.id == channel.id for known in s.channels)), None)
+        return next((s for s in self._samplers if any(c.id == channel.id for c in s.channels)), None)  # CSV files share a source's name
 
 
 def available_sources(seconds: float = 0.5) -> list[dict[str, Any]]:

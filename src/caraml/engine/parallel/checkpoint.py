@@ -100,7 +100,8 @@ def load(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer
         with _plans_between_ranks():
             dcp.load(state, storage_reader=_Reader(folder), planner=_Planner())
     except CheckpointException as error:
-        raise InputError(f"the checkpoint in {folder} cannot be taken up: {_first_cause(error)}") from error
+        found = f"the checkpoint in {folder} cannot be taken up: {_first_cause(error)}"
+        raise InputError(found, "give one of the same model: the workload, backend and sizes of the run that wrote it") from error
     for stage, optimizer in zip(stages, optimizers, strict=True):
         weights, moments = get_state_dict(stage, optimizer, options=_FLAT)
         ours = {name: state["model"][name] for name in weights}, {name: state["optimizer"][name] for name in moments}
