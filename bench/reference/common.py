@@ -23,7 +23,7 @@ FACTORS: dict[str, tuple[str, str]] = {
     "MJ/s": ("1e6", "J s"),
     "W": ("1", "W"),
     "VA": ("1", "VA"),
-    "VAh": ("1", "VA h"),
+    "VAh": ("1", "VAh"),
     "MB": ("1e6", "B"),
     "GB": ("1e9", "B"),
     "TB": ("1e12", "B"),

@@ -26,7 +26,6 @@ PUBLISHED: dict[str, tuple[str, str]] = {
     "model_loading_time": ("s", "Reading the model."),
     "model_parameters": ("1", "Trainable parameters."),
     "network_bandwidth": ("B/s", "Per node and direction."),
-    "node_apparent_energy": ("VA h", "Apparent energy of the node."),
     "node_max_power": ("W", "Highest power of the node."),
     "node_mean_power": ("W", "Mean power of the node."),
     "nodes": ("1", "Nodes of a partition or of a run."),
