@@ -108,6 +108,42 @@ def test_a_window_closes_soon_after_it_is_decided_whatever_the_queue_holds() -> 
     assert all(row.seconds == pytest.approx(0.05) for row in measured.window_rows[1:]), "the device is never out of work"
 
 
+IMPORTS = """
+import sys
+from contextlib import contextmanager
+import torch
+from caraml.engine.loop import Hooks, MeasuringLoop
+from caraml.engine.ranks import Ranks
+from caraml.engine.steps import StepOutcome
+from caraml.suite.model import Measure
+from caraml.verify.workload import KnownDevice, VirtualClock
+
+device, seen, number = KnownDevice(VirtualClock(1000.0), 0.001, queue=1.0), [], 0
+
+@contextmanager
+def phase(name):
+    seen.append((name, set(sys.modules)))
+    yield
+    seen.append((name, set(sys.modules)))
+
+def step():
+    global number
+    number += 1
+    device.launch(0.01 * (1 + number * 7919 % 13 / 50))
+    return StepOutcome(torch.tensor(1.0), 0.0)
+
+MeasuringLoop(device, Ranks(), Measure(min_seconds=1, max_seconds=4, idle_seconds=0), Hooks(phase=phase)).run(step)
+print(number, sorted(seen[-1][1] - seen[0][1]))
+"""
+
+
+def test_nothing_is_imported_between_the_steps() -> None:
+    """What intervals are computed with takes up to half a second, after a short warm-up within the window."""
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
+    steps, _, imported = done.stdout.strip().partition(" ")
+    assert int(steps) > 100 and imported == "[]"
+
+
 def test_launch_times_are_not_taken_for_step_times() -> None:
     """The host launches a step in 1 ms; the device needs 50. A timer that did not ask the device would say 1 ms."""
     measured, _, _ = measure(fake(launch_cost=0.001), 0.05)

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.fft
+import scipy.special  # noqa: F401 -- here, and not when an open window is looked at for the first time: both take up to half a second
 
 from caraml.base.stats import Blocks, Interval, Series, blocks, drift, warm_up_length
 from caraml.suite.model import Measure
