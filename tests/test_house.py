@@ -132,7 +132,7 @@ LINES = {
     "results": 2_449,
     "suite": 2_138,
     "system": 3_848,
-    "verify": 1_061,
+    "verify": 1_059,
     "worker": 2_103,
     "workloads": 8_596,
 }

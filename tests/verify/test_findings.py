@@ -17,7 +17,7 @@ from caraml.power.signals import Constant, Square
 from caraml.results.store import Store
 from caraml.suite.load import SuiteFile, load_suite
 from caraml.verify import proof
-from caraml.verify.claims import Finding, _wait, fact, number, seen_twice, signal_origin, undecided
+from caraml.verify.claims import Finding, fact, number, seen_twice, signal_origin, undecided
 from caraml.verify.proof import HERE, right, write
 from caraml.verify.workload import KnownDevice, VirtualClock, asynchronous
 
@@ -84,14 +84,6 @@ def test_a_disturbed_point_is_measured_once_more_and_a_fault_is_told(tmp_path: P
 )
 def test_a_number_is_right_within_its_interval_and_the_truth_s(measured: Metric | None, slack: float, verdict: str) -> None:
     assert number("x", 1.0, measured, slack).verdict == verdict
-
-
-@pytest.mark.parametrize(("half", "verdict"), [(0.0235, "right"), (0.0005, "wrong")])
-def test_a_share_of_steps_is_as_uncertain_as_their_time(half: float, verdict: str) -> None:
-    """Where the host of a virtual machine takes time, which nothing inside shows, steps of 40 ms last 49 and their waits as ever."""
-    metrics = {"step_time_mean": metric(0.0487, half), "data_wait_share": Metric(value=0.209, unit="1")}
-    record: Any = SimpleNamespace(metrics=metrics, window=SimpleNamespace(seconds=5.0))
-    assert _wait(record, 0.25).verdict == verdict
 
 
 def test_one_wrong_number_makes_the_proof_fail(tmp_path: Path) -> None:

@@ -307,11 +307,9 @@ def _slow_rank(record: Record, store: Store) -> list[Finding]:
 
 
 def _wait(record: Record, share: float) -> Finding:
-    """Data wait; the truth lies in the middle of what a late waker makes of it. A share of the steps is as uncertain as their time."""
-    half, mean = share * WAKE_SHARE / 2, record.metrics["step_time_mean"]
-    known = mean.value is not None and mean.low is not None and mean.high is not None
-    relative = (mean.high - mean.low) / 2 / mean.value if known else 0.0  # type: ignore[operator]
-    return number("data wait", share + half, record.metrics.get("data_wait_share"), half + share * (_edge(record) + relative))
+    """Data wait; the truth lies in the middle of what a late waker makes of it."""
+    half = share * WAKE_SHARE / 2
+    return number("data wait", share + half, record.metrics.get("data_wait_share"), half + share * _edge(record))
 
 
 def _nodes(record: Record, store: Store) -> list[Finding]:
