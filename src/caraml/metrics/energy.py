@@ -14,10 +14,8 @@ if TYPE_CHECKING:
 
 ENERGY_METRICS = ("energy", "energy_net", "energy_per_item", "items_per_watt_hour", "mean_power", "idle_power", "energy_time_product")
 """Numbers of the window's headline energy; without a sensor each is null with the same reason."""
-POWER_METRICS = (
-    *("max_device_power", "max_aggregate_power", "aggregate_power", "device_energy", "node_energy"),
-    *("node_apparent_energy", "node_mean_apparent_power", "node_max_apparent_power", "power_factor"),
-)
+APPARENT_METRICS = ("node_apparent_energy", "node_mean_apparent_power", "node_max_apparent_power", "power_factor")
+POWER_METRICS = ("max_device_power", "max_aggregate_power", "aggregate_power", "device_energy", "node_energy", *APPARENT_METRICS)
 """What :func:`powers` gives."""
 NODE = ("node_dc", "node_ac")
 """Boundaries of whole nodes, in the order in which they are taken."""
@@ -229,7 +227,7 @@ def _apparent(energy: WindowEnergy | None, node: Metric) -> dict[str, Metric]:
     if energy is None or found is None or found.mean_va is None:
         why = found.va_reason if found is not None else None
         why = why or (node.reason if node.value is None else "the node's sensor gives watts only")
-        return unknown(DEFINITIONS, POWER_METRICS[-4:], why, scope="node_ac")
+        return unknown(DEFINITIONS, APPARENT_METRICS, why, scope="node_ac")
     factor = found.mean_w / found.mean_va if found.mean_w is not None and found.mean_va > 0 else None
     doubt = "no power is known" if factor is None else "above 1, which no supply has: the sensor's power and apparent power contradict"
     mean = Metric(value=found.mean_va, unit="VA", bound=found.bound_va, scope="node_ac")
