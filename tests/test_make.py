@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -191,6 +193,26 @@ def test_other_places_to_import_from_are_no_matter_unless_they_hide_what_is_load
     words = [sys.executable, "-P", "-m", "tests.starts.told", "a", "0"]
     told = subprocess.run(words, env=environment, input="in\n", capture_output=True, text=True, check=False)
     assert told.returncode == 0 and f"forked: {forked}" in told.stdout, told
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux")
+def test_the_fork_server_outlives_who_is_killed_when_its_program_ends() -> None:
+    """It learns of both at once, where it was busy meanwhile: here with somebody who has asked for half of a program."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}
+    words = [sys.executable, "-P", "-m", "tests.starts.told", "a", "0"]
+    unbuffered = {**environment, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(words, env=unbuffered, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as killed:
+        assert killed.stdin is not None and killed.stdout is not None
+        assert killed.stdout.readline() == b"forked: True\n"
+        with socket.socket(socket.AF_UNIX) as half:
+            half.connect(os.environ["FORK_SERVER"])
+            half.sendall(b"{")
+            killed.stdin.close()
+            time.sleep(0.5)  # the program ends
+            killed.kill()
+            time.sleep(0.1)
+    told = subprocess.run(words, env=environment, input="in\n", capture_output=True, text=True, check=False)
+    assert told.returncode == 0 and "forked: True" in told.stdout, told
 
 
 @pytest.mark.parametrize("devices", [1, 2])

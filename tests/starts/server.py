@@ -97,11 +97,11 @@ class Server:
         )
 
     def _gone(self, asking: socket.socket) -> None:
-        """Who asked has ended without waiting: killed, and its program with it."""
+        """Who asked has ended without waiting: killed, and its program with it, unless that has just ended as well."""
         for pid, known in self._asking.items():
             if known is asking:
                 os.kill(pid, signal.SIGKILL)
-        self._selector.unregister(asking)
+                self._selector.unregister(asking)
 
     def _reap(self, woken: socket.socket) -> None:
         with suppress(BlockingIOError):
@@ -148,7 +148,12 @@ def become(request: dict[str, Any]) -> NoReturn:
     now = request["unbuffered"]
     sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding="utf-8")  # noqa: SIM115
     sys.stdout, sys.stderr = (
-        io.TextIOWrapper(open(number, "wb", closefd=False), "utf-8", errors, line_buffering=number == 2 or os.isatty(1), write_through=now)  # noqa: SIM115
+        io.TextIOWrapper(
+            open(number, "wb", 0 if now else -1, closefd=False),  # noqa: SIM115
+            *("utf-8", errors),
+            line_buffering=number == 2 or os.isatty(1),
+            write_through=now,
+        )
         for number, errors in ((1, "strict"), (2, "backslashreplace"))
     )
     if "OMP_NUM_THREADS" in os.environ:  # read once, when torch was loaded
