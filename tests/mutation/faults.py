@@ -33,6 +33,7 @@ T_WORKER, T_METRICS, T_STATS, T_EXPAND = (
 )
 T_NODES = "tests/worker/test_nodes.py"
 T_EDGES = "tests/engine/test_edges.py"
+T_PARITY = "tests/engine/parallel/test_parity.py"
 T_MATMUL = "tests/engine/test_matmul.py"
 T_GRAPH = "tests/engine/test_graph.py"
 KERNELS, PROBE, LIMITS, ROOFLINE = "system/kernels.py", "system/probe.py", "system/limits.py", "metrics/roofline.py"
@@ -739,6 +740,20 @@ FAULTS = [
         (T_THROTTLE,),
     ),
     Fault("heat is no fault", "system/nvml.py", '_SLOWDOWNS = ("thermal", "board")', '_SLOWDOWNS = ("board",)', (T_THROTTLE,)),
+    Fault(
+        "context parallelism: keys in the order of the devices",
+        "engine/parallel/divide.py",
+        "torch.cat([*first, *last.flip(0)], dim=-2)",
+        "torch.cat([*first, *last], dim=-2)",
+        (T_PARITY,),
+    ),
+    Fault(
+        "context parallelism: every device takes samples of its own",
+        "engine/parallel/divide.py",
+        "self._holders.get_local_rank() // self.placement.cp",
+        "self._holders.get_local_rank() % (self._holders.size() // self.placement.cp)",
+        (T_PARITY,),
+    ),
     Fault(
         "CUDA graphs overwrite accumulated gradients",
         "suite/placement.py",

@@ -68,6 +68,35 @@ def test_fsdp_all_is_every_copy() -> None:
     assert planned.point.placement.label(planned.point.dp) == "dp2 fsdp4"
 
 
+def test_devices_that_divide_sequences_work_for_one_copy_and_share_its_parameters() -> None:
+    (planned,) = plan('global_batch = 16\ntp = 2\ncp = 2\nfsdp = "all"')
+    point = planned.point
+    assert planned.skip is None and (point.dp, point.holders, point.placement.fsdp, point.accumulation) == (2, 4, 4, 1)
+    assert point.placement.label(point.dp) == "dp2 fsdp4 cp2 tp2"
+    (planned,) = plan("global_batch = 16\ncp = 4\nfsdp = 2")
+    assert planned.point.placement.label(planned.point.dp) == "dp2 fsdp2 cp4"
+    (planned,) = plan("global_batch = 16\ncp = 8\ndistributed_optimizer = true")
+    assert planned.point.placement.label(1) == "cp8 distributed-optimizer", "one copy, but eight devices with its parameters"
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ("cp = 8\nparams = { sequence_length = 1032 }", "2 x cp = 16 does not divide the sequence length (1032)"),
+        (
+            "cp = 2\ntp = 4\nsp = true\nparams = { sequence_length = 1020, heads = 12 }",
+            "tp = 4 does not divide the sequence length (510 of each device)",
+        ),
+        ('cp = 2\nparams = { backend = "megatron" }', "cp needs params.backend = 'torch'"),
+        ('cp = 2\nattention = "cudnn"', "takes whole sequences only"),
+        ('cp = 2\nmode = "inference"', "whole copies only"),
+    ],
+)
+def test_sequences_that_cannot_be_divided_are_refused(lines: str, reason: str) -> None:
+    (planned,) = plan(f"global_batch = 16\n{lines}")
+    assert planned.skip is not None and reason in planned.skip
+
+
 def test_where_speaks_of_placements() -> None:
     points = plan('global_batch = 64\ntp = [1, 2, 4]\npp = [1, 2]\nparams = { tied_head = false }\nwhere = ["tp * pp == 4", "dp == 2"]')
     assert [(p.point.placement.tp, p.point.placement.pp) for p in points] == [(2, 2), (4, 1)]
@@ -85,6 +114,9 @@ def test_where_speaks_of_placements() -> None:
         ({"pp": 8}, {"global_batch": 4, "micro_batch": 1}, "at least pp = 8 micro-batches per step, found 4", "pp = 8, schedule"),
         ({"pp": 2, "schedule": "interleaved"}, {"global_batch": 20, "micro_batch": 1}, "2 equal rounds", 'schedule = "1f1b"'),
         ({"fsdp": 2, "distributed_optimizer": True}, {}, "exclude each other", "fsdp = 2"),
+        ({"cp": 3}, {}, "tp x cp x pp = 1 x 3 x 1 = 3 does not divide 8 devices", "cp = 4"),
+        ({"cp": 4, "fsdp": 3}, {}, "fsdp = 3 does not divide dp x cp = 8", "cp = 4, fsdp = 4"),
+        ({"cp": 2, "tp": 4}, {}, "tp = 4 does not divide the heads (6)", "tp = 2, cp = 2"),
     ],
 )
 def test_each_refusal_names_the_nearest_that_fits(

@@ -7,10 +7,11 @@ are what they are. Left out: the driver's context, the libraries' own buffers, f
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -21,14 +22,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from caraml.base.errors import InputError
-from caraml.engine.parallel.divide import sharded
+from caraml.engine.parallel.divide import attend_in_pieces, masks_of, sharded
 from caraml.engine.precision import HALF
 from caraml.suite.model import Placement, Point
 from caraml.suite.placement import ModelShape, impossible
 from caraml.system.model import System
+from caraml.workloads.base import Attend
 from caraml.workloads.gpt import Params, config_of
 from caraml.workloads.gpt.division import layers_of_stage
-from caraml.workloads.gpt.model import CHUNK_BYTES, Block, GPTConfig, Norm, linear_cross_entropy
+from caraml.workloads.gpt.model import CHUNK_BYTES, Block, GPTConfig, Norm, causal_attention, linear_cross_entropy
 
 _FLOAT = 4
 _TOKEN = 8
@@ -85,19 +87,19 @@ def _of_rank(point: Point, config: GPTConfig, rank: int) -> MemoryPlan:
     layers = sum(map(len, stages))
     first, last = stages[0].start == 0, stages[-1].stop == config.layers
     layer, ends = _layer_parameters(config, placement.tp), _end_parameters(config, placement.tp, first, last)
-    whole, shards = _FLOAT * (layers * layer + ends), placement.shards(point.dp)
+    whole, shards = _FLOAT * (layers * layer + ends), placement.shards(point.holders)
     own = whole // shards
     keep_gradients = placement.distributed_optimizer or placement.pp > 1 or placement.fsdp == 1
     gradients = whole if keep_gradients and point.accumulation > 1 else own
     communication = _pipelined(point, config, rank)
     if sharded(point):
         communication += _gathered(point, layer, ends, whole)
-    elif point.dp > 1 and point.accumulation > 1:  # DDP's buckets; without accumulation the gradients lie in them
+    elif point.holders > 1 and point.accumulation > 1:  # DDP's buckets; without accumulation the gradients lie in them
         communication += whole
     activations = int(micro.in_flight(point, rank) * (len(stages[0]) * micro.kept + (micro.embedded if first else 0)))
     logits = micro.loss if last else 0
     # The end of the last forward pass, with the gradients of earlier micro-batches or DDP's buckets; and the end of the backward pass.
-    there = gradients if point.accumulation > 1 or (point.dp > 1 and not sharded(point)) else 0
+    there = gradients if point.accumulation > 1 or (point.holders > 1 and not sharded(point)) else 0
     tie = _FLOAT * config.vocab_size * config.width // placement.tp if last and not there else 0
     moments = max(there + activations + logits + tie, gradients + micro.kept + micro.working, there + activations + micro.working)
     state = own * (1 + _MOMENTS)
@@ -124,9 +126,9 @@ def _gathered(point: Point, layer: int, ends: int, whole: int) -> int:
     """Parameters that FSDP holds beside the shards: a layer or two and the ends, or all of them for a distributed optimizer; and a
     layer's gradients on their way."""
     placement = point.placement
-    copies = point.dp // placement.shards(point.dp)
+    copies = point.holders // placement.shards(point.holders)
     unit = 2 if point.precision in HALF else _FLOAT
-    if placement.shards(point.dp) == 1:
+    if placement.shards(point.holders) == 1:
         return unit * GATHERED_LAYERS * layer if copies > 1 else 0
     if placement.distributed_optimizer or placement.pp > 1:
         return whole * unit // _FLOAT
@@ -146,8 +148,9 @@ def _pipelined(point: Point, config: GPTConfig, rank: int) -> int:
         return 0
     from caraml.engine.parallel.stage import is_lean  # which loads torch's pipelines
 
-    states = _state_bytes(config) * point.micro_batch * config.sequence_length * config.width // (placement.tp if placement.sp else 1)
-    tokens = _TOKEN * count * point.micro_batch * config.sequence_length if rank in (0, placement.pp - 1) else 0
+    length = config.sequence_length // placement.cp
+    states = _state_bytes(config) * point.micro_batch * length * config.width // (placement.tp if placement.sp else 1)
+    tokens = _TOKEN * count * point.micro_batch * length if rank in (0, placement.pp - 1) else 0
     held = placement.stages_of(rank)
     behind, before = sum(stage > 0 for stage in held), sum(stage < placement.stages - 1 for stage in held)
     if not is_lean():  # torch's own stages have a buffer for every micro-batch; the interleaved schedule keeps as many sent tensors
@@ -179,9 +182,11 @@ class _Micro:
     @classmethod
     def of(cls, point: Point, config: GPTConfig) -> _Micro:
         """Found by running a layer and the loss on tensors without content."""
-        placement = point.placement
-        in_parts = point.device_class == "cpu" or point.compile != "off"
-        return _run(config, point.micro_batch, placement.tp, placement.sp, HALF.get(point.precision), in_parts=in_parts)
+        placement, on_cpu = point.placement, point.device_class == "cpu"
+        attend = _attend_in_part(placement.cp, config.sequence_length, on_cpu) if placement.cp > 1 else causal_attention
+        local = dataclasses.replace(config, sequence_length=config.sequence_length // placement.cp)
+        half, in_parts = HALF.get(point.precision), on_cpu or point.compile != "off"
+        return _run(local, point.micro_batch, placement.tp, placement.sp, half, attend=attend, in_parts=in_parts)
 
     @staticmethod
     def in_flight(point: Point, rank: int) -> float:
@@ -198,12 +203,15 @@ class _Micro:
 
 
 @functools.cache
-def _run(config: GPTConfig, micro_batch: int, tp: int, sequence_parallel: bool, dtype: torch.dtype | None, *, in_parts: bool) -> _Micro:
+def _run(
+    config: GPTConfig, micro_batch: int, tp: int, sequence_parallel: bool, dtype: torch.dtype | None, *, attend: Attend, in_parts: bool
+) -> _Micro:
     T, C, part = config.sequence_length, config.width, tp if sequence_parallel else 1
     stream = dtype if config.half_residual else torch.float32
 
     def layer() -> tuple[object, object]:
         block = _shared(Block(config), config, tp, part)
+        block.attention.attend = attend
         x = torch.empty(micro_batch, T // part, C, requires_grad=True, dtype=stream)
         rotary = None
         if config.positions == "rotary":
@@ -231,6 +239,21 @@ def _run(config: GPTConfig, micro_batch: int, tp: int, sequence_parallel: bool, 
     kept, forward, backward = kept_and_peaks(layer, dtype)  # type: ignore[arg-type]
     _, loss_forward, loss_backward = kept_and_peaks(end, dtype)  # type: ignore[arg-type]
     return _Micro(kept, max(forward, backward) - kept, _state_bytes(config) * micro_batch * T * C // part, max(loss_forward, loss_backward))
+
+
+@functools.cache
+def _attend_in_part(cp: int, length: int, on_cpu: bool) -> Attend:
+    """What the fullest device does, which has the last piece of a sequence: with the whole sequence's keys and values, and on a CPU, whose
+    kernel takes no other mask, with one of a number for each pair of tokens."""
+
+    pieces = (0, 2 * cp - 1)
+    masks: Mapping[int, torch.Tensor | None] = masks_of(pieces, length // (2 * cp)) if on_cpu else dict.fromkeys(pieces)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        keys, values = torch.stack([torch.stack((k, v))] * cp).unbind(1)
+        return attend_in_pieces(q, keys, values, masks)
+
+    return attend
 
 
 def _shared(block: Block, config: GPTConfig, tp: int, part: int) -> Block:

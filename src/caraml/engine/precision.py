@@ -95,8 +95,9 @@ def set_deterministic(wanted: bool, search: bool = True) -> None:
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = wanted, search and not wanted
 
 
-def set_attention(kernel: Attention) -> None:
-    """Let torch take only this kernel for attention, on every device; where it has none for the shapes, the step raises."""
+def set_attention(kernel: Attention, *, whole: bool = True) -> None:
+    """Let torch take only this kernel for attention, on every device; where it has none for the shapes, the step raises. Of sequences that
+    are not ``whole``, torch gives cuDNN none."""
     switches = {
         "flash": torch.backends.cuda.enable_flash_sdp,
         "cudnn": torch.backends.cuda.enable_cudnn_sdp,
@@ -104,7 +105,7 @@ def set_attention(kernel: Attention) -> None:
         "math": torch.backends.cuda.enable_math_sdp,
     }
     for name, switch in switches.items():
-        switch(kernel in ("auto", name))
+        switch(kernel in ("auto", name) and (whole or name != "cudnn"))
 
 
 def attention_kernel(asked: Attention, shape: tuple[int, int, int], precision: Precision, device: torch.device) -> dict[str, str]:

@@ -255,8 +255,8 @@ class _Expansion:
         placement = Placement.of({**whole, "fsdp": whole.get("fsdp")})
         dp = max(nodes * devices // placement.model_parallel, 1)
         if values.get("fsdp") == "all":
-            placement = placement.model_copy(update={"fsdp": dp})
-        if dp == 1:  # one copy has nobody to share its optimizer with
+            placement = placement.model_copy(update={"fsdp": dp * placement.cp})
+        if dp * placement.cp == 1:  # one device has nobody to share its optimizer with
             placement = placement.model_copy(update={"distributed_optimizer": False})
         if "global_batch" in values:
             global_batch = values["global_batch"]

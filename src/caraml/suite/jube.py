@@ -38,6 +38,7 @@ _KEYS = {
     "gpt": {
         **_COMMON,
         "tp": "tp_size",
+        "cp": "cp_size --context-parallel-size",
         "pp": "pp_size ipus_per_replica",
         "sp": "--sequence-parallel",
         "distributed_optimizer": "--use-distributed-optimizer",
@@ -273,7 +274,7 @@ def _settle(rows: list[dict[str, Any]]) -> int:
             row["sp"] = row.get("tp", 1) > 1
         if any(one.get("pp", 1) > 1 for one in rows):  # the first and last stage cannot hold one weight
             row["params.tied_head"] = row["pp"] == 1
-        copies = max(row.get("nodes", 1) * row.get("devices", 1) // (row.get("tp", 1) * row.get("pp", 1)), 1)
+        copies = max(row.get("nodes", 1) * row.get("devices", 1) // (row.get("tp", 1) * row.get("cp", 1) * row.get("pp", 1)), 1)
         share = row.get("micro_batch") == row["global_batch"] // copies
         whole, rounded = whole + share, rounded + (share and row["global_batch"] % copies > 0)
     same = {"micro_batch"} if whole == len(rows) else set()  # which a suite takes by itself

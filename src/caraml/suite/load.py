@@ -48,6 +48,7 @@ class _Asked(FrozenModel):
     world: Count | list[Count] | None = Field(None, description="devices in all, instead of `nodes`; as many as there are go on a node")
     tp: Count | list[Count] | None = None
     sp: bool | list[bool] | None = None
+    cp: Count | list[Count] | None = None
     pp: Count | list[Count] | None = None
     schedule: Schedule | list[Schedule] | None = None
     fsdp: Count | Literal["all"] | list[Count | Literal["all"]] | None = None

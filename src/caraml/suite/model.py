@@ -44,10 +44,11 @@ class Placement(FrozenModel):
 
     tp: Count = Field(1, description="devices that share every layer (tensor parallelism)")
     sp: bool = Field(False, description="tp devices also divide the sequence outside attention and MLP (sequence parallelism)")
+    cp: Count = Field(1, description="devices that divide every sequence, attention included (context parallelism)")
     pp: Count = Field(1, description="pipeline ranks, each with a share of the layers")
     schedule: Schedule = Field("1f1b", description="order of the pipeline's micro-batches")
-    fsdp: Count = Field(1, description="copies that share one set of parameters, gathered layer by layer; divides dp")
-    distributed_optimizer: bool = Field(False, description="the dp copies share gradients and optimizer state, parameters stay whole")
+    fsdp: Count = Field(1, description="devices that share one set of parameters, gathered layer by layer; divides dp x cp")
+    distributed_optimizer: bool = Field(False, description="the dp x cp devices share gradients and optimizer state, parameters stay whole")
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Placement:
@@ -67,7 +68,7 @@ class Placement(FrozenModel):
     @property
     def model_parallel(self) -> int:
         """Devices of one copy of the model."""
-        return self.tp * self.pp
+        return self.tp * self.cp * self.pp
 
     @property
     def stages(self) -> int:
@@ -78,17 +79,21 @@ class Placement(FrozenModel):
         """Stages that a pipeline rank holds: one, or every ``pp``-th under the interleaved schedule."""
         return list(range(rank, self.stages, self.pp))
 
-    def shards(self, dp: int) -> int:
-        """Devices over which one set of optimizer state is spread."""
-        return dp if self.distributed_optimizer else self.fsdp
+    def shards(self, holders: int) -> int:
+        """Devices over which one set of optimizer state is spread, of those that would hold the same parameters."""
+        return holders if self.distributed_optimizer else self.fsdp
 
     def label(self, dp: int) -> str:
-        """Short form for people: ``dp2 tp2+sp pp4 interleaved``; empty for plain data parallelism."""
+        """Short form for people: ``dp2 tp2+sp pp4 interleaved``; empty for plain data parallelism. With ``fsdp``, sets of parameters are
+        counted instead of copies, unless ``cp`` shares them, too."""
         if not self.split:
             return ""
         parts = [f"dp{dp}"] if dp > 1 else []
         if self.fsdp > 1:
-            parts = ([f"dp{dp // self.fsdp}"] if dp > self.fsdp else []) + [f"fsdp{self.fsdp}"]
+            sets = dp // self.fsdp if self.cp == 1 else dp
+            parts = ([f"dp{sets}"] if sets > 1 else []) + [f"fsdp{self.fsdp}"]
+        if self.cp > 1:
+            parts.append(f"cp{self.cp}")
         if self.tp > 1:
             parts.append(f"tp{self.tp}" + ("+sp" if self.sp else ""))
         if self.pp > 1:
@@ -271,6 +276,11 @@ class Point(FrozenModel):
     def dp(self) -> int:
         """Copies of the model; each sees samples of its own."""
         return max(self.world // self.placement.model_parallel, 1)
+
+    @property
+    def holders(self) -> int:
+        """Devices that work with the same parameters and exchange their gradients: of every copy, those that divide the sequence."""
+        return self.dp * self.placement.cp
 
     @property
     def accumulation(self) -> int:

@@ -1,9 +1,9 @@
 """How a point's model and batch are divided among its devices, and what makes a division, or the whole point, impossible.
 
-The words, used the same everywhere: ``dp`` copies of the model see different samples; within a copy, ``pp`` stages hold different layers
-and ``tp`` devices share every layer. ``nodes x devices = pp x dp x tp``; ``dp`` is what is left over. ``fsdp`` of the dp copies share one
-set of parameters, so that there are ``dp / fsdp`` whole sets. ``sp`` also divides the sequence among the tp devices where they would
-otherwise do the same work twice.
+The words, used the same everywhere: ``dp`` copies of the model see different samples; within a copy, ``pp`` stages hold different layers,
+``cp`` devices have different parts of every sequence, and ``tp`` devices share every layer. ``nodes x devices = pp x dp x cp x tp``; ``dp``
+is what is left over. ``fsdp`` of the ``dp x cp`` devices with the same parameters share one set of them, so that there are
+``dp x cp / fsdp`` whole sets. ``sp`` also divides the sequence among the tp devices where they would otherwise do the same work twice.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ModelShape:
     shards: bool = True
     """Whether parameters can be shared by the copies, as `fsdp` and `distributed_optimizer` do."""
     divides_sequence: bool = True
-    """Whether `sp` can be had."""
+    """Whether `sp` and `cp` can be had."""
 
 
 def misfit(point: Point, shape: ModelShape | None) -> str | None:
@@ -60,15 +60,20 @@ def impossible(point: Point, shape: ModelShape | None) -> str | None:
         return "mode inference runs whole copies only"
     if (placement.fsdp > 1 or placement.distributed_optimizer) and not shape.shards:
         return "fsdp and distributed_optimizer need params.backend = 'torch'"
-    return _division_reason(point) or _tensor_reason(placement, shape) or _pipeline_reason(point, shape)
+    return (
+        _division_reason(point) or _tensor_reason(placement, shape) or _sequence_reason(placement, shape) or _pipeline_reason(point, shape)
+    )
 
 
 def _division_reason(point: Point) -> str | None:
     placement, world = point.placement, point.world
     if world % placement.model_parallel:
-        return f"tp x pp = {placement.tp} x {placement.pp} = {placement.model_parallel} does not divide {world} devices"
-    if point.dp % placement.fsdp:
-        return f"fsdp = {placement.fsdp} does not divide dp = {point.dp}"
+        names = [name for name in ("tp", "cp", "pp") if name != "cp" or placement.cp > 1]
+        sizes = " x ".join(str(getattr(placement, name)) for name in names)
+        return f"{' x '.join(names)} = {sizes} = {placement.model_parallel} does not divide {world} devices"
+    if point.holders % placement.fsdp:
+        whose = "dp" if placement.cp == 1 else "dp x cp"
+        return f"fsdp = {placement.fsdp} does not divide {whose} = {point.holders}"
     if placement.distributed_optimizer and placement.fsdp > 1:
         return "fsdp and distributed_optimizer exclude each other: fsdp divides the optimizer too"
     return _batch_reason(point)
@@ -86,10 +91,17 @@ def _tensor_reason(placement: Placement, shape: ModelShape) -> str | None:
     for what, size in (("heads", shape.heads), ("padded vocabulary", shape.vocabulary)):
         if size % tp:
             return f"tp = {tp} does not divide the {what} ({size})"
-    if placement.sp and not shape.divides_sequence:
-        return "sp needs params.backend = 'torch'"
-    if placement.sp and shape.sequence_length % tp:
-        return f"sp: tp = {tp} does not divide the sequence length ({shape.sequence_length})"
+    return None
+
+
+def _sequence_reason(placement: Placement, shape: ModelShape) -> str | None:
+    tp, cp, length = placement.tp, placement.cp, shape.sequence_length
+    if (placement.sp or cp > 1) and not shape.divides_sequence:
+        return f"{'cp' if cp > 1 else 'sp'} needs params.backend = 'torch'"
+    if cp > 1 and length % (2 * cp):  # a piece from its beginning and one from its end for each device
+        return f"2 x cp = {2 * cp} does not divide the sequence length ({length})"
+    if placement.sp and length // cp % tp:
+        return f"sp: tp = {tp} does not divide the sequence length ({length // cp}{' of each device' if cp > 1 else ''})"
     return None
 
 
@@ -114,22 +126,23 @@ def _by_distance(point: Point) -> Iterator[Point]:
     asked, world = point.placement, point.world
     divisors = [n for n in range(1, world + 1) if world % n == 0]
     candidates = []
-    for tp, pp, fsdp in itertools.product(divisors, repeat=3):
-        if world % (tp * pp) or world // (tp * pp) % fsdp:
+    parts = divisors if asked.cp > 1 else [1]
+    for tp, cp, pp, fsdp in itertools.product(divisors, parts, divisors, divisors):
+        if world % (tp * cp * pp) or world // (tp * pp) % fsdp:
             continue
         schedules = get_args(Schedule) if asked.pp > 1 else [asked.schedule]
         with_sp, with_optimizer = {asked.sp and tp > 1, False}, {asked.distributed_optimizer and fsdp == 1, False}
         for schedule, sp, optimizer, micro_batch in itertools.product(schedules, with_sp, with_optimizer, _divisors_near(point)):
-            changes = {"tp": tp, "pp": pp, "fsdp": fsdp, "schedule": schedule, "sp": sp, "distributed_optimizer": optimizer}
+            changes = {"tp": tp, "cp": cp, "pp": pp, "fsdp": fsdp, "schedule": schedule, "sp": sp, "distributed_optimizer": optimizer}
             other = point.model_copy(update={"placement": Placement.of(changes), "micro_batch": micro_batch})
             distance = (
-                sum(abs(math.log2(changes[name] / getattr(asked, name))) for name in ("tp", "pp", "fsdp"))
+                sum(abs(math.log2(changes[name] / getattr(asked, name))) for name in ("tp", "cp", "pp", "fsdp"))
                 + (schedule != asked.schedule)
                 + (sp != asked.sp)
                 + (optimizer != max(with_optimizer))
                 + abs(math.log2(micro_batch / point.micro_batch))
             )
-            candidates.append((distance, tp, pp, fsdp, schedule, other))
+            candidates.append((distance, tp, cp, pp, fsdp, schedule, other))
     yield from (candidate[-1] for candidate in sorted(candidates, key=lambda candidate: candidate[:-1]))
 
 
@@ -144,7 +157,7 @@ def _spelt(found: Point, asked: Point) -> str:
     """The keys of a suite that would ask for it."""
     placement = found.placement
     parts = [f"dp = {found.dp}"]
-    parts += [f"{name} = {getattr(placement, name)}" for name in ("tp", "pp", "fsdp") if getattr(placement, name) > 1]
+    parts += [f"{name} = {getattr(placement, name)}" for name in ("tp", "cp", "pp", "fsdp") if getattr(placement, name) > 1]
     if placement.pp > 1 and placement.schedule != asked.placement.schedule:
         parts.append(f'schedule = "{placement.schedule}"')
     if placement.tp > 1 and asked.placement.sp and not placement.sp:
@@ -199,7 +212,11 @@ def _without_kernels(point: Point) -> str | None:
     if point.precision in ("tf32", "fp8") and point.device_class == "cpu":
         return f"{point.precision} is an arithmetic of GPUs"
     if point.precision == "fp8" and (point.workload != "gpt" or point.placement.split or point.params.get("backend") != "torch"):
-        return "fp8 is for the linear layers of workload gpt, backend torch, in whole copies: ask for bf16, or leave out tp, pp and fsdp"
+        return (
+            "fp8 is for the linear layers of workload gpt, backend torch, in whole copies: ask for bf16, or leave out tp, cp, pp and fsdp"
+        )
     if point.knobs.attention in ("cudnn", "efficient") and point.device_class == "cpu":
         return f"the attention kernel {point.knobs.attention!r} is one of GPUs"
+    if point.knobs.attention == "cudnn" and point.placement.cp > 1:
+        return "the attention kernel 'cudnn' takes whole sequences only: leave out cp, or ask for 'flash'"
     return None

@@ -153,7 +153,7 @@ class Worker:
                 check_graphs(self.point.compile, device.torch_device)
         set_matmul_precision(self.point.precision)
         set_deterministic(self.point.deterministic, self.point.knobs.convolution_search)
-        set_attention(self.point.knobs.attention)
+        set_attention(self.point.knobs.attention, whole=self.point.placement.cp == 1)
         ranks = Ranks.from_environment(device.torch_device)
         if local_rank == 0:
             self._instruments = Instruments(sensors_of(device.torch_device, self.point.devices), world=self.point.world)

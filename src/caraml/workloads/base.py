@@ -131,6 +131,10 @@ class StepTools(Protocol):
         ...
 
 
+Attend = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+"""Causal attention: queries, keys and values, each (B, H, T, D) -> (B, H, T, D)."""
+
+
 @dataclass(frozen=True)
 class Division:
     """How a task's model can be divided among devices, for the engine to do. Its batches are pairs (inputs, targets).
@@ -154,6 +158,8 @@ class Division:
     """For the parameters of a stage, in lists that one fused update can take."""
     hidden: tuple[int, ...]
     """Shape of one sample's hidden states between two stages."""
+    share_sequence: Callable[[torch.nn.Module, torch.Tensor, Attend], None] | None = None
+    """Makes a stage that works on some tokens of every sequence, whose places are given, with an attention that knows of the others."""
 
 
 @dataclass(frozen=True)

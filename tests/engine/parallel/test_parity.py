@@ -51,6 +51,23 @@ TWO = [
         "steps": HALF,
     },
     {"name": "variant fsdp2", "placement": {"fsdp": 2}, "params": {**SHALLOW, "recompute": "selective"}, "steps": HALF},
+    {"name": "cp2", "placement": {"cp": 2}, "point": WIDE, "steps": HALF},
+    {"name": "variant cp2", "placement": {"cp": 2}, "point": WIDE, "params": {**SHALLOW, "recompute": "full"}, "steps": HALF},
+    {
+        "name": "variant compiled cp2",
+        "placement": {"cp": 2, "fsdp": 2},
+        "point": {**WIDE, "compile": "default"},
+        "params": SHALLOW,
+        "steps": HALF,
+    },
+    {
+        "name": "variant selective cp2",
+        "placement": {"cp": 2, "distributed_optimizer": True},
+        "point": WIDE,
+        "params": {**SHALLOW, "recompute": "selective"},
+        "steps": HALF,
+    },
+    {"name": "bf16 cp2", "placement": {"cp": 2, "fsdp": 2}, "point": {**WIDE, "precision": "bf16"}, "steps": HALF},
     {"name": "onednn dp2", "matmul": "onednn", "steps": HALF},
     {"name": "onednn fsdp2", "matmul": "onednn", "placement": {"fsdp": 2}, "params": {"recompute": "selective"}, "steps": HALF},
     {"name": "onednn tp2+sp", "matmul": "onednn", "placement": {"tp": 2, "sp": True}, "point": WIDE, "steps": HALF},
@@ -68,10 +85,27 @@ TWO = [
     {"name": "fp16 pp2", "placement": {"pp": 2, "schedule": "interleaved"}, "point": {"precision": "fp16"}, "steps": HALF},
     {"name": "resumed fsdp2", "placement": {"fsdp": 2}, "steps": HALF, "skip": HALF, "params": {"start_from": "{}/from-one"}},
     {"name": "resumed pp2", "placement": {"pp": 2}, "steps": HALF, "skip": HALF, "params": {"start_from": "{}/from-one"}},
+    {
+        "name": "resumed cp2",
+        "placement": {"cp": 2, "fsdp": 2},
+        "point": WIDE,
+        "steps": HALF,
+        "skip": HALF,
+        "params": {"start_from": "{}/from-one"},
+    },
     {"name": "half pp2", "placement": {"pp": 2, "schedule": "interleaved"}, "steps": HALF, "params": {"save_to": "{}/from-pp2"}},
 ]
 ROOMY = {"width": 128, "sequence_length": 128, "vocab_size": 2048}
-PLACED = [{}, {"fsdp": 2}, {"tp": 2}, {"tp": 2, "sp": True}, {"pp": 2}, {"pp": 2, "schedule": "interleaved"}]
+PLACED = [
+    {},
+    {"fsdp": 2},
+    {"cp": 2},
+    {"cp": 2, "fsdp": 2},
+    {"tp": 2},
+    {"tp": 2, "sp": True},
+    {"pp": 2},
+    {"pp": 2, "schedule": "interleaved"},
+]
 MEMORY: list[dict[str, Any]] = [
     {"name": f"memory {placement}", "placement": placement, "params": ROOMY, "steps": 5 if "tp" in placement else 2, "memory": True}
     | {"point": {"micro_batch": 4, "global_batch": 8 if "tp" in placement else 16}}
@@ -87,6 +121,12 @@ FOUR = [
         "skip": HALF,
         "params": {"start_from": "{}/from-pp2"},
     },
+]
+FOUR += [
+    {"name": "dp2 x cp2", "placement": {"cp": 2, "fsdp": 4}, "point": WIDE, "steps": HALF},
+    {"name": "cp4", "placement": {"cp": 4}, "point": WIDE, "steps": HALF},
+    {"name": "cp2 x tp2+sp", "placement": {"cp": 2, "tp": 2, "sp": True}, "point": WIDE, "steps": HALF},
+    {"name": "cp2 x pp2", "placement": {"cp": 2, "pp": 2, "schedule": "interleaved"}, "steps": HALF},
 ]
 EIGHT = [{"name": "dp2 x tp2 x pp2", "placement": {"tp": 2, "pp": 2}, "steps": HALF}]
 
@@ -145,7 +185,7 @@ def test_ranks_multiply_with_the_same_library(results: Results) -> None:
     assert [told["library"] for told in results["onednn tp2+sp"]["matmul"]] == ["oneDNN"] * 2
 
 
-@pytest.mark.parametrize("name", ["variant tp2+sp", "variant fsdp2"])
+@pytest.mark.parametrize("name", ["variant tp2+sp", "variant fsdp2", "variant cp2", "variant compiled cp2", "variant selective cp2"])
 def test_rotary_positions_a_tied_head_and_recomputation_change_nothing(results: Results, name: str) -> None:
     assert difference(results[name], results["variant"]["losses"]) < TOLERANCE
 
@@ -155,9 +195,10 @@ def test_the_loss_scale_of_fp16_holds_over_all_devices(results: Results, name: s
     assert difference(results[name], results["fp16"]["losses"]) < 1e-3
 
 
-@pytest.mark.parametrize("name", ["bf16 fsdp2", "bf16 optimizer", "bf16 half residual", "bf16 pp2"])
+@pytest.mark.parametrize("name", ["bf16 fsdp2", "bf16 optimizer", "bf16 cp2", "bf16 half residual", "bf16 pp2"])
 def test_parameters_and_states_in_16_bits_train_alike(results: Results, name: str) -> None:
-    """FSDP gathers in autocast's format, and the last two keep hidden states in it, too: also between the stages of a pipeline."""
+    """FSDP gathers in autocast's format, as keys and values are, and the last two keep hidden states in it, too: also between the stages
+    of a pipeline."""
     truth = results["bf16"]["losses"]
     assert 0 < difference(results[name], truth) < 1e-2
     assert truth[-1] < 0.95 * truth[0]
@@ -173,9 +214,9 @@ def test_shards_are_gathered_in_the_format_that_is_computed_in_and_summed_in_fp3
         assert formats(name, "reduce_scatter") == {"torch.float32"}
 
 
-@pytest.mark.parametrize("name", ["resumed fsdp2", "resumed pp2", "resumed fsdp2 x tp2"])
+@pytest.mark.parametrize("name", ["resumed fsdp2", "resumed pp2", "resumed cp2", "resumed fsdp2 x tp2"])
 def test_a_checkpoint_goes_on_at_another_placement(results: Results, name: str) -> None:
-    """The first two were saved by one process, the last by a pipeline."""
+    """The first three were saved by one process, the last by a pipeline."""
     assert difference(results[name], results["alone"]["losses"][HALF:]) < TOLERANCE
 
 
@@ -193,6 +234,7 @@ def test_the_memory_plan_is_what_the_allocator_gave_out(results: Results, job: d
 def test_each_device_holds_its_part(results: Results) -> None:
     whole = results["alone"]["held"][0]
     assert results["fsdp2"]["held"] == [whole / 2] * 2 and results["dp2"]["held"] == [whole] * 2
+    assert results["cp2"]["held"] == [whole] * 2 and results["dp2 x cp2"]["held"] == [whole / 4] * 4
     assert sum(results["pp2 1f1b"]["held"]) == whole
     assert all(0.5 * whole < held < 0.52 * whole for held in results["tp2"]["held"]), "norms, positions and some biases are not divided"
     assert max(results["dp2 x tp2 x pp2"]["held"]) < 0.27 * whole

@@ -78,6 +78,19 @@ def test_a_pipeline_is_measured_and_its_checkpoint_starts_one_process(tmp_path: 
     assert abs(again - last) < 0.2 * abs(fresh - last)
 
 
+def test_a_divided_sequence_counts_once(tmp_path: Path, make_point: MakePoint) -> None:
+    """Each of two devices has half of every sample's tokens, and a loss of its own."""
+    values = {"workload": "gpt", "global_batch": 8, "micro_batch": 2, "measure": SHORT}
+    params = Params.model_validate(TINY).model_dump(mode="json")
+    record = run(tmp_path, make_point(params=params, devices=2, placement=Placement(cp=2), **values))
+    assert record.status == "ok", record.reason
+    assert record.window is not None and record.window.items == 6 * 8 * 32 and "cp2" in record.point.label
+    steps = read_table(Store(tmp_path).folder(record) / record.files["steps"])
+    own = [[loss for loss, of in zip(steps["loss"], steps["rank"], strict=True) if of == rank] for rank in (0, 1)]
+    assert len(own[0]) == len(own[1]) > 6 and own[0] != own[1]
+    assert record.value("loss_first") == pytest.approx((own[0][0] + own[1][0]) / 2)
+
+
 @pytest.mark.parametrize("how", ["raises", "killed"])
 def test_a_rank_that_dies_ends_the_point(tmp_path: Path, make_point: MakePoint, how: str) -> None:
     crash = {"crash_at": 3, "crash_on": 1} if how == "raises" else {}

@@ -3,14 +3,16 @@
 The order is the library's: tensor parallelism on the meta device, memory, compilation of the layers, then FSDP or DDP around them.
 
 The processes of a point are one grid, from outside to inside: pipeline stages, parameter copies, shards, tensor parallelism. Ranks that
-talk most are close: those of one tensor-parallel group sit on one node as long as it has devices enough.
+talk most are close: those of one tensor-parallel group sit on one node as long as it has devices enough. Copies and shards are dealt out
+over the devices with the same parameters; of those, as many as divide a sequence follow each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.parallel import DistributedDataParallel
 
 from caraml.base.errors import InputError
@@ -79,11 +82,11 @@ def exchange_shards(stage: nn.Module, last: bool, keep_whole: bool, save_memory:
             stage.set_reshard_after_backward(last)
 
 
-def copies(stage: nn.Module, dp: DeviceMesh, device: torch.device) -> nn.Module:
+def copies(stage: nn.Module, holders: DeviceMesh, device: torch.device) -> nn.Module:
     """The stage inside DDP over its copies. Parameters must be plain tensors: those that tensor parallelism divides go through FSDP."""
     ids = None if device.type == "cpu" else [device.index]
     return DistributedDataParallel(
-        stage, device_ids=ids, process_group=dp.get_group(), gradient_as_bucket_view=True, broadcast_buffers=False
+        stage, device_ids=ids, process_group=holders.get_group(), gradient_as_bucket_view=True, broadcast_buffers=False
     )
 
 
@@ -94,6 +97,73 @@ def exchange_copies(stage: nn.Module, last: bool) -> AbstractContextManager[None
     return nullcontext()
 
 
+class SequencePart:
+    """This process's part of every sequence: of twice as many pieces as there are devices, piece r and the r-th from the end.
+
+    So all devices have as much to do under a causal mask. Keys and values of the whole sequence are gathered for each attention (Llama
+    Team 2024, "The Llama 3 Herd of Models", section 3.3.2); torch's own context parallelism has no kernel for CPUs.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, length: int, device: torch.device) -> None:
+        self._group, count, rank = group, group.size(), group.rank()
+        piece = length // (2 * count)
+        self._masks = masks_of((rank, 2 * count - 1 - rank), piece)
+        self.places = torch.cat([torch.arange(number * piece, (number + 1) * piece, device=device) for number in self._masks])
+        """Which tokens of a sequence these are, int64."""
+
+    def cut(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """This part of batches, each tensors (B, T)."""
+        return (tuple(tensor[:, self.places.to(tensor.device)] for tensor in batch) for batch in batches)
+
+    @torch.compiler.disable  # a compiled layer leaves its graph here, as it does for everything that is exchanged
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Causal attention of this part's tokens to all before them: each (B, H, T / n, D) -> (B, H, T / n, D)."""
+        keys, values = _Gathered.apply(torch.stack((k, v)), self._group)
+        return attend_in_pieces(q, keys, values, self._masks)
+
+
+def masks_of(pieces: tuple[int, int], length: int) -> dict[int, torch.Tensor]:
+    """What two pieces of ``length`` tokens see, by their numbers: all before, and of themselves what a causal mask leaves. Made beforehand:
+    torch makes none inside recomputation."""
+    return {number: causal_lower_right(length, (number + 1) * length) for number in pieces}
+
+
+def attend_in_pieces(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, masks: Mapping[int, torch.Tensor | None]) -> torch.Tensor:
+    """Attention of two pieces of a sequence (B, H, T / n, D), whose masks are given by their numbers, to keys and values of all pieces as
+    their devices have them, (n, B, H, T / n, D)."""
+    ordered = []
+    for tensor in (keys, values):
+        first, last = tensor.chunk(2, dim=-2)  # of each device
+        ordered.append(torch.cat([*first, *last.flip(0)], dim=-2))
+    length, parts = q.shape[-2] // 2, []
+    for (number, mask), piece in zip(masks.items(), q.chunk(2, dim=-2), strict=True):
+        k, v = (tensor[:, :, : (number + 1) * length] for tensor in ordered)
+        parts.append(F.scaled_dot_product_attention(piece, k, v, attn_mask=mask))
+    return torch.cat(parts, dim=-2)
+
+
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 has another name for them
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class _Gathered(torch.autograd.Function):
+    """Tensors (2, ...) of all devices, as two of (n, ...); gradients are summed over the devices in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, group: dist.ProcessGroup) -> tuple[torch.Tensor, ...]:
+        ctx.group = group
+        gathered = own.new_empty(group.size(), *own.shape)
+        _gather(gathered.flatten(0, 1), own, group=group)
+        return gathered[:, 0], gathered[:, 1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        whole = torch.stack(gradients, dim=1).float()
+        own = whole.new_empty(whole.shape[1:])
+        _scatter(own, whole.flatten(0, 1), group=ctx.group)
+        return own.to(gradients[0].dtype), None
+
+
 AXES = ("pp", "replicate", "shard", "tp")
 
 
@@ -102,10 +172,15 @@ class Mesh:
 
     def __init__(self, point: Point, device: torch.device) -> None:
         self.placement: Placement = point.placement
-        shards = self.placement.shards(point.dp)
-        sizes = (self.placement.pp, point.dp // shards, shards, self.placement.tp)
+        shards, cp = self.placement.shards(point.holders), self.placement.cp
+        sizes = (self.placement.pp, point.holders // shards, shards, self.placement.tp)
         self._grid = init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
-        self._dp = self._grid["replicate", "shard"]._flatten("dp")
+        self._holders = self._grid["replicate", "shard"]._flatten("holders")
+        self.cp: DeviceMesh | None = None
+        """The devices that have the other parts of this one's sequences; ``None`` where sequences are whole."""
+        if cp > 1:
+            axes = ("pp", "dp", "cp", "tp")
+            self.cp = init_device_mesh(device.type, (self.placement.pp, point.dp, cp, self.placement.tp), mesh_dim_names=axes)["cp"]
 
     @property
     def tp(self) -> DeviceMesh:
@@ -118,9 +193,9 @@ class Mesh:
         return self._grid["pp"]
 
     @property
-    def dp(self) -> DeviceMesh:
-        """The devices that hold the same part of the other copies."""
-        return self._dp
+    def holders(self) -> DeviceMesh:
+        """The devices that work with the same parameters."""
+        return self._holders
 
     @property
     def sharing(self) -> DeviceMesh:
@@ -135,7 +210,7 @@ class Mesh:
     @property
     def copy(self) -> int:
         """Which copy of the model this process works for."""
-        return self._dp.get_local_rank()
+        return self._holders.get_local_rank() // self.placement.cp
 
 
 @dataclass(frozen=True)
@@ -145,6 +220,8 @@ class Divided:
     stages: list[nn.Module]
     optimizers: list[torch.optim.Optimizer]
     mesh: Mesh
+    part: SequencePart | None
+    """``None`` where sequences are whole."""
 
 
 def divide(task: Task, point: Point, mesh: Mesh, device: torch.device) -> Divided:
@@ -153,8 +230,14 @@ def divide(task: Task, point: Point, mesh: Mesh, device: torch.device) -> Divide
     if division is None:
         raise InputError(f"workload {point.workload!r} is trained in whole copies only", "leave out tp, pp and fsdp")
     indices = placement.stages_of(mesh.pp.get_local_rank())
-    stages = [_stage(division.stage(index, placement.stages), division, point, mesh, device) for index in indices]
-    return Divided(stages, [division.optimizer(together(stage.parameters())) for stage in stages], mesh)
+    stages = [division.stage(index, placement.stages) for index in indices]
+    part = None
+    if mesh.cp is not None and division.share_sequence is not None:
+        part = SequencePart(mesh.cp.get_group(), division.hidden[0], device)
+        for stage in stages:
+            division.share_sequence(stage, part.places, part.attend)
+    stages = [_stage(stage, division, point, mesh, device) for stage in stages]
+    return Divided(stages, [division.optimizer(together(stage.parameters())) for stage in stages], mesh, part)
 
 
 def _stage(stage: nn.Module, division: Division, point: Point, mesh: Mesh, device: torch.device) -> nn.Module:
@@ -175,14 +258,14 @@ def _stage(stage: nn.Module, division: Division, point: Point, mesh: Mesh, devic
         shard(stage, layers, mesh.sharing, point, materialise)
         return stage
     materialise(stage, "")
-    return copies(stage, mesh.dp, device) if point.dp > 1 else stage
+    return copies(stage, mesh.holders, device) if point.holders > 1 else stage
 
 
 def sharded(point: Point) -> bool:
     """Whether FSDP exchanges the gradients. It also does so for copies whose parameters tensor parallelism divides, as shards of one
     part: DDP takes plain tensors only."""
     placement = point.placement
-    return placement.fsdp > 1 or (point.dp > 1 and (placement.distributed_optimizer or placement.tp > 1))
+    return placement.fsdp > 1 or (point.holders > 1 and (placement.distributed_optimizer or placement.tp > 1))
 
 
 def give_memory(module: nn.Module, prefix: str, division: Division, device: torch.device) -> None:

@@ -34,6 +34,7 @@ class Pipeline:
         placement = point.placement
         indices = placement.stages_of(mesh.pp.get_local_rank())
         tokens, *inner_shape = division.hidden
+        tokens //= placement.cp
         self._count = point.accumulation
         whole = partial(torch.empty, self._count, point.micro_batch, tokens, dtype=torch.int64, device=device)
         self._inputs = whole() if 0 in indices else None
@@ -104,7 +105,8 @@ class DividedStep:
 
     def __init__(self, task: Task, divided: Divided, batches: Iterator[Any], point: Point, device: torch.device) -> None:
         assert task.division is not None
-        self._task, self._divided, self._batches, self._point, self._device = task, divided, batches, point, device
+        self._batches = batches if divided.part is None else divided.part.cut(batches)
+        self._task, self._divided, self._point, self._device = task, divided, point, device
         self._scaler = DividedScaler(device.type, enabled=point.precision == "fp16")
         self._one = torch.ones((), device=device)
         self._scaler.scale(self._one)  # makes the scale also where no loss is ever scaled

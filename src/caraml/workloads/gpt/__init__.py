@@ -58,7 +58,7 @@ class Params(FrozenModel):
     )
     tied_head: bool = Field(True, description="the head shares its weights with the embedding of the tokens")
     backend: Literal["torch", "megatron"] = Field(
-        "torch", description="whose network: ours, or Megatron-Core's, which fsdp and sp do not divide (needs caraml[megatron])"
+        "torch", description="whose network: ours, or Megatron-Core's, which fsdp, sp and cp do not divide (needs caraml[megatron])"
     )
     data: Literal["text", "synthetic", "synthetic-device"] = Field(
         "text", description="real text, random tokens made on the host by the loader, or random tokens already on the device"
@@ -221,6 +221,7 @@ def _division(config: GPTConfig, params: Params, ctx: BuildContext[Params]) -> D
         initial_value=lambda name, shape, device: initial_value(config, ctx.seed, name, shape, device),
         optimizer=lambda lists: _optimizer(lists, params, ctx.fused),
         hidden=(config.sequence_length, config.width),
+        share_sequence=division.share_sequence,
     )
 
 

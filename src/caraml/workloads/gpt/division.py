@@ -11,7 +11,8 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, PrepareModuleInput, RowwiseParallel, SequenceParallel
 
-from caraml.workloads.gpt.model import GPT, GPTConfig
+from caraml.workloads.base import Attend
+from caraml.workloads.gpt.model import GPT, Block, GPTConfig
 
 
 def layers_of_stage(layers: int, stage: int, stages: int) -> range:
@@ -37,6 +38,15 @@ def complete(model: torch.nn.Module) -> None:
     """Tie the head again and fill the rotary tables."""
     assert isinstance(model, GPT)
     model.complete()
+
+
+def share_sequence(model: torch.nn.Module, places: torch.Tensor, attend: Attend) -> None:
+    """Have a stage work on the tokens at ``places`` of every sequence, with an attention that knows of the others."""
+    assert isinstance(model, GPT)
+    model.places = places
+    for block in model.blocks.values():
+        assert isinstance(block, Block)
+        block.attention.attend = attend
 
 
 def tensor_plan(model: torch.nn.Module, sequence_parallel: bool) -> dict[str, ParallelStyle]:

@@ -16,12 +16,15 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+if TYPE_CHECKING:
+    from caraml.workloads.base import Attend
 
 CHUNK_BYTES = 2**29
 """Largest fp32 logits held at a time. A chunk this size still fills a GPU; 64 x 1024 tokens x 50304 words at once would be 13 GB."""
@@ -256,6 +259,11 @@ def _keep_products(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Ch
     return CheckpointPolicy.MUST_SAVE if operator in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Of whole sequences: each (B, H, T, D) -> (B, H, T, D)."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
 class Attention(nn.Module):
     """Causal self-attention over all heads at once."""
 
@@ -264,6 +272,7 @@ class Attention(nn.Module):
         self.head_width = config.width // config.heads
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.bias)
         self.out = nn.Linear(config.width, config.width, bias=config.bias)
+        self.attend: Attend = causal_attention
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
         """(B, T, C) -> (B, T, C)."""
@@ -273,7 +282,7 @@ class Attention(nn.Module):
         if rotary is not None:
             cos, sin = rotary[0][:T], rotary[1][:T]
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (B, H, T, D)
+        y = self.attend(q, k, v)  # (B, H, T, D)
         return self.out(y.transpose(1, 2).reshape(B, T, -1))
 
 
@@ -341,6 +350,8 @@ class GPT(nn.Module):
         self.norm = Norm(C, bias=config.bias) if last else None
         self.head = nn.Linear(C, config.vocab_size, bias=False) if last else None
         self.loss: Loss = chunked_loss
+        self.places: Tensor | None = None
+        """Which tokens of each sequence the inputs are, int64; ``None``: all."""
         if config.positions == "rotary":
             self.register_buffer("cos", torch.empty(config.sequence_length, C // config.heads), persistent=False)
             self.register_buffer("sin", torch.empty(config.sequence_length, C // config.heads), persistent=False)
@@ -365,14 +376,13 @@ class GPT(nn.Module):
         """States behind the last layer held: tokens (B, T) int64, or states (B, T, C) of the layer before -> (B, T, C)."""
         rotary = None
         if self.embedding is not None:
-            T = x.shape[1]
             x = self.embedding(x)  # (B, T, C)
             if self.positions is not None:
-                x = x + self.positions(torch.arange(T, device=x.device))
+                x = x + self.positions(torch.arange(x.shape[1], device=x.device) if self.places is None else self.places)
             half = self.config.half_residual and torch.is_autocast_enabled(x.device.type)
             x = x.to(torch.get_autocast_dtype(x.device.type) if half else torch.float32)  # weights that FSDP gathers in 16 bits come so
         if self.config.positions == "rotary":
-            rotary = self.cos, self.sin
+            rotary = (self.cos, self.sin) if self.places is None else (self.cos[self.places], self.sin[self.places])
         for block in self.blocks.values():
             x = block(x, rotary)
         return x if self.norm is None else self.norm(x)
