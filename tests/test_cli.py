@@ -55,6 +55,17 @@ def test_help_and_list_import_nothing_heavy() -> None:
         assert "LOADED []" in done.stdout, (arguments, done.stdout[-200:])
 
 
+def test_parameters_of_a_workload_are_read_without_torch() -> None:
+    """What plans a campaign waits for no library that only its workers need."""
+    code = (
+        "import sys\nfrom caraml.workloads import WORKLOADS, params_of\n"
+        "for name in [*WORKLOADS, 'known']:\n    params_of(name)\n    assert 'torch' not in sys.modules, name\n"
+        "print(len(WORKLOADS))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and int(done.stdout) > 5, done.stderr[-500:]
+
+
 def test_a_run_logs_lines_and_ends_with_a_table_and_a_page(out: Path) -> None:
     text = (out.parent / "stdout").read_text()
     assert "point 1 of 2, time left unknown: net b2 fp32" in text and "measure" in text

@@ -132,7 +132,7 @@ LINES = {
     "results": 2_449,
     "suite": 2_167,
     "system": 3_848,
-    "verify": 1_059,
+    "verify": 1_060,
     "worker": 2_103,
     "workloads": 8_623,
 }

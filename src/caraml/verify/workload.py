@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-import torch
 from pydantic import Field
 
 from caraml.base.toml import FrozenModel
@@ -65,10 +64,12 @@ class VirtualClock:
 class KnownDevice:
     """A device whose every launch takes the time it is told. The host runs ahead of it by up to ``queue`` seconds."""
 
-    torch_device = torch.device("cpu")
     settle_seconds = window_seconds = 0.0
 
     def __init__(self, clock: Clock, launch_cost: float = 0.0, queue: float = 0.25) -> None:
+        import torch  # not above: who plans a suite does not need it
+
+        self.torch_device = torch.device("cpu")
         self.clock, self.launch_cost, self.queue = clock, launch_cost, queue
         self.free_at = clock.now()
         self.synchronised = 0
