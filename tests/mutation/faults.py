@@ -748,6 +748,13 @@ FAULTS = [
         (T_PARITY,),
     ),
     Fault(
+        "context parallelism: AMD's kernels are told of the mask",
+        "engine/parallel/divide.py",
+        'device.type == "cuda" and torch.version.hip is None',
+        'device.type == "cuda"',
+        (T_PARITY,),
+    ),
+    Fault(
         "context parallelism: every device takes samples of its own",
         "engine/parallel/divide.py",
         "self._holders.get_local_rank() // self.placement.cp",

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -30,7 +30,7 @@ from caraml.system.model import System
 from caraml.workloads.base import Attend
 from caraml.workloads.gpt import Params, config_of
 from caraml.workloads.gpt.division import layers_of_stage
-from caraml.workloads.gpt.model import CHUNK_BYTES, Block, GPTConfig, Norm, causal_attention, linear_cross_entropy
+from caraml.workloads.gpt.model import CHUNK_BYTES, Block, GPTConfig, Norm, linear_cross_entropy
 
 _FLOAT = 4
 _TOKEN = 8
@@ -53,7 +53,7 @@ class MemoryPlan:
     logits: int
     """The loss at work: logits, and the gradients that it makes at once."""
     communication: int
-    """Gathered parameters of FSDP, buckets of DDP, what a pipeline receives."""
+    """Gathered parameters of FSDP, buckets of DDP, what a pipeline receives, masks of divided sequences."""
     peak: int
 
     def gib(self) -> dict[str, float]:
@@ -91,7 +91,7 @@ def _of_rank(point: Point, config: GPTConfig, rank: int) -> MemoryPlan:
     own = whole // shards
     keep_gradients = placement.distributed_optimizer or placement.pp > 1 or placement.fsdp == 1
     gradients = whole if keep_gradients and point.accumulation > 1 else own
-    communication = _pipelined(point, config, rank)
+    communication = _pipelined(point, config, rank) + _masks(point, config.sequence_length)
     if sharded(point):
         communication += _gathered(point, layer, ends, whole)
     elif point.holders > 1 and point.accumulation > 1:  # DDP's buckets; without accumulation the gradients lie in them
@@ -104,6 +104,12 @@ def _of_rank(point: Point, config: GPTConfig, rank: int) -> MemoryPlan:
     moments = max(there + activations + logits + tie, gradients + micro.kept + micro.working, there + activations + micro.working)
     state = own * (1 + _MOMENTS)
     return MemoryPlan(own, gradients, own * _MOMENTS, activations, logits, communication, state + communication + moments)
+
+
+def _masks(point: Point, length: int) -> int:
+    """What a CPU adds to the scores of attention, a number for each pair of tokens; all layers share it."""
+    cp, unit = point.placement.cp, 2 if point.precision in HALF else _FLOAT
+    return unit * (2 * cp + 1) * (length // (2 * cp)) ** 2 if cp > 1 and point.device_class == "cpu" else 0
 
 
 def _layer_parameters(config: GPTConfig, tp: int) -> int:
@@ -183,10 +189,10 @@ class _Micro:
     def of(cls, point: Point, config: GPTConfig) -> _Micro:
         """Found by running a layer and the loss on tensors without content."""
         placement, on_cpu = point.placement, point.device_class == "cpu"
-        attend = _attend_in_part(placement.cp, config.sequence_length, on_cpu) if placement.cp > 1 else causal_attention
         local = dataclasses.replace(config, sequence_length=config.sequence_length // placement.cp)
         half, in_parts = HALF.get(point.precision), on_cpu or point.compile != "off"
-        return _run(local, point.micro_batch, placement.tp, placement.sp, half, attend=attend, in_parts=in_parts)
+        cp = placement.cp
+        return _run(local, point.micro_batch, placement.tp, placement.sp, half, cp=cp, masked=on_cpu and cp > 1, in_parts=in_parts)
 
     @staticmethod
     def in_flight(point: Point, rank: int) -> float:
@@ -204,14 +210,15 @@ class _Micro:
 
 @functools.cache
 def _run(
-    config: GPTConfig, micro_batch: int, tp: int, sequence_parallel: bool, dtype: torch.dtype | None, *, attend: Attend, in_parts: bool
+    config: GPTConfig, micro_batch: int, tp: int, sp: bool, dtype: torch.dtype | None, *, cp: int, masked: bool, in_parts: bool
 ) -> _Micro:
-    T, C, part = config.sequence_length, config.width, tp if sequence_parallel else 1
+    T, C, part = config.sequence_length, config.width, tp if sp else 1
     stream = dtype if config.half_residual else torch.float32
 
     def layer() -> tuple[object, object]:
         block = _shared(Block(config), config, tp, part)
-        block.attention.attend = attend
+        if cp > 1:
+            block.attention.attend = _attend_in_part(cp, T // 2, dtype or torch.float32, masked)
         x = torch.empty(micro_batch, T // part, C, requires_grad=True, dtype=stream)
         rotary = None
         if config.positions == "rotary":
@@ -241,13 +248,10 @@ def _run(
     return _Micro(kept, max(forward, backward) - kept, _state_bytes(config) * micro_batch * T * C // part, max(loss_forward, loss_backward))
 
 
-@functools.cache
-def _attend_in_part(cp: int, length: int, on_cpu: bool) -> Attend:
-    """What the fullest device does, which has the last piece of a sequence: with the whole sequence's keys and values, and on a CPU, whose
-    kernel takes no other mask, with one of a number for each pair of tokens."""
-
+def _attend_in_part(cp: int, piece: int, dtype: torch.dtype, masked: bool) -> Attend:
+    """What the fullest device does, which has the last piece of a sequence: with the whole sequence's keys and values."""
     pieces = (0, 2 * cp - 1)
-    masks: Mapping[int, torch.Tensor | None] = masks_of(pieces, length // (2 * cp)) if on_cpu else dict.fromkeys(pieces)
+    masks = masks_of(pieces, piece, torch.device("cpu"), dtype) if masked else dict.fromkeys(pieces)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         keys, values = torch.stack([torch.stack((k, v))] * cp).unbind(1)

@@ -6,12 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+from torch.nn.attention.bias import CausalBias
 
 from caraml.engine.memory import memory_plan
+from caraml.engine.parallel.divide import attend_in_pieces, masks_of
 from caraml.suite.model import Placement
 from tests.engine.parallel.training import point_of
 
@@ -107,7 +113,8 @@ PLACED = [
     {"pp": 2, "schedule": "interleaved"},
 ]
 MEMORY: list[dict[str, Any]] = [
-    {"name": f"memory {placement}", "placement": placement, "params": ROOMY, "steps": 5 if "tp" in placement else 2, "memory": True}
+    {"name": f"memory {placement}", "placement": placement, "params": ROOMY, "steps": 5 if "tp" in placement else 2}
+    | {"live" if {"cp", "fsdp"} <= placement.keys() else "memory": True}  # two groups' threads of gloo hold buffers as the host has time
     | {"point": {"micro_batch": 4, "global_batch": 8 if "tp" in placement else 16}}
     for placement in PLACED
 ]
@@ -222,13 +229,41 @@ def test_a_checkpoint_goes_on_at_another_placement(results: Results, name: str) 
 
 @pytest.mark.parametrize("job", MEMORY, ids=lambda job: str(job["name"]))
 def test_the_memory_plan_is_what_the_allocator_gave_out(results: Results, job: dict[str, Any]) -> None:
-    """Peaks by the profiler's record of every allocation, model and optimizer included. Of ranks that do the same the lower counts.
-    A pipeline's ranks differ: its plan is that of the fullest."""
+    """Peaks by the profiler's record of every allocation, or by the storages that operators make, model and optimizer included. Of ranks
+    that do the same the lower counts. A pipeline's ranks differ: its plan is that of the fullest."""
     placement = Placement(**job["placement"])
     peaks = results[job["name"]]["peaks"]
     measured = max(peaks) if placement.pp > 1 else min(peaks)
     plan = memory_plan(point_of(job, placement, 2))
     assert plan.peak == pytest.approx(measured, rel=0.2), plan.gib()
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_pieces_of_a_sequence_attend_as_a_whole_and_layers_share_the_masks(cp: int) -> None:
+    T = 8 * cp
+    q, k, v = torch.randn(3, 1, 2, T, 8, generator=torch.Generator().manual_seed(cp), requires_grad=True)
+    whole = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    pieces = [(rank, 2 * cp - 1 - rank) for rank in range(cp)]
+    parts = [torch.cat([torch.arange(4 * number, 4 * number + 4) for number in own]) for own in pieces]
+    keys, values = (torch.stack([tensor[:, :, part] for part in parts]) for tensor in (k, v))
+    for own, part in zip(pieces, parts, strict=True):
+        masks, kept = masks_of(own, 4, torch.device("cpu"), torch.float32), []
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):  # type: ignore[func-returns-value]  # noqa: B023
+            found = attend_in_pieces(q[:, :, part], keys, values, masks)
+        torch.testing.assert_close(found, whole[:, :, part])
+        places = {tensor.data_ptr() for tensor in kept}
+        assert all(mask is None or mask.data_ptr() in places for mask in masks.values())
+
+
+def test_only_on_nvidia_s_gpus_a_kernel_is_told_of_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others' align a causal mask with the first key whatever they are told: wrong numbers, and no error."""
+    of_a_gpu = partial(masks_of, (0, 3), 8, torch.device("cuda"), torch.bfloat16)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert isinstance(of_a_gpu()[3], CausalBias)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with FakeTensorMode():
+        masks = of_a_gpu()
+    assert isinstance(masks[3], torch.Tensor) and not isinstance(masks[3], CausalBias) and masks[0] is None
 
 
 def test_each_device_holds_its_part(results: Results) -> None:

@@ -104,10 +104,10 @@ class SequencePart:
     Team 2024, "The Llama 3 Herd of Models", section 3.3.2); torch's own context parallelism has no kernel for CPUs.
     """
 
-    def __init__(self, group: dist.ProcessGroup, length: int, device: torch.device) -> None:
+    def __init__(self, group: dist.ProcessGroup, length: int, device: torch.device, dtype: torch.dtype) -> None:
         self._group, count, rank = group, group.size(), group.rank()
         piece = length // (2 * count)
-        self._masks = masks_of((rank, 2 * count - 1 - rank), piece)
+        self._masks = masks_of((rank, 2 * count - 1 - rank), piece, device, dtype)
         self.places = torch.cat([torch.arange(number * piece, (number + 1) * piece, device=device) for number in self._masks])
         """Which tokens of a sequence these are, int64."""
 
@@ -122,10 +122,22 @@ class SequencePart:
         return attend_in_pieces(q, keys, values, self._masks)
 
 
-def masks_of(pieces: tuple[int, int], length: int) -> dict[int, torch.Tensor]:
-    """What two pieces of ``length`` tokens see, by their numbers: all before, and of themselves what a causal mask leaves. Made beforehand:
-    torch makes none inside recomputation."""
-    return {number: causal_lower_right(length, (number + 1) * length) for number in pieces}
+def masks_of(pieces: tuple[int, int], length: int, device: torch.device, dtype: torch.dtype) -> dict[int, torch.Tensor | None]:
+    """What two pieces of ``length`` tokens see, by their numbers: all before, and of themselves what a causal mask leaves; ``None``: just
+    that. Made beforehand, since torch makes none inside recomputation.
+
+    On NVIDIA GPUs kernels need no matrix for it. Those of others refuse, or let the first token see the first key only, as AMD's do
+    (``TopLeftAligned`` in torch's mha_all_aot.hip). There it is a matrix of what is added to the scores, which all layers share; each
+    would keep its own for the backward pass if torch had to make one of truth values.
+    """
+    masks: dict[int, torch.Tensor | None] = dict.fromkeys(pieces)
+    for number in filter(None, pieces):
+        shape = length, (number + 1) * length
+        if device.type == "cuda" and torch.version.hip is None:
+            masks[number] = causal_lower_right(*shape)
+        else:
+            masks[number] = torch.full(shape, -torch.inf, dtype=dtype, device=device).triu_(number * length + 1)
+    return masks
 
 
 def attend_in_pieces(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, masks: Mapping[int, torch.Tensor | None]) -> torch.Tensor:
@@ -138,7 +150,7 @@ def attend_in_pieces(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, 
     length, parts = q.shape[-2] // 2, []
     for (number, mask), piece in zip(masks.items(), q.chunk(2, dim=-2), strict=True):
         k, v = (tensor[:, :, : (number + 1) * length] for tensor in ordered)
-        parts.append(F.scaled_dot_product_attention(piece, k, v, attn_mask=mask))
+        parts.append(F.scaled_dot_product_attention(piece, k, v, attn_mask=mask, is_causal=mask is None))
     return torch.cat(parts, dim=-2)
 
 
@@ -228,12 +240,12 @@ def divide(task: Task, point: Point, mesh: Mesh, device: torch.device) -> Divide
     """Build this process's stages of a task whose model is on the meta device. Collective."""
     division, placement = task.division, point.placement
     if division is None:
-        raise InputError(f"workload {point.workload!r} is trained in whole copies only", "leave out tp, pp and fsdp")
+        raise InputError(f"workload {point.workload!r} is trained in whole copies only", "leave out tp, cp, pp and fsdp")
     indices = placement.stages_of(mesh.pp.get_local_rank())
     stages = [division.stage(index, placement.stages) for index in indices]
     part = None
     if mesh.cp is not None and division.share_sequence is not None:
-        part = SequencePart(mesh.cp.get_group(), division.hidden[0], device)
+        part = SequencePart(mesh.cp.get_group(), division.hidden[0], device, HALF.get(point.precision, torch.float32))
         for stage in stages:
             division.share_sequence(stage, part.places, part.attend)
     stages = [_stage(stage, division, point, mesh, device) for stage in stages]

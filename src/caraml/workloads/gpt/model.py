@@ -154,6 +154,7 @@ _KEPT = {
     _aten._scaled_dot_product_flash_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_efficient_attention.default,
+    _aten._efficient_attention_forward.default,  # of sequences that devices divide
     _aten._scaled_dot_product_cudnn_attention.default,
 }
 """Operators whose results selective recomputation keeps."""
