@@ -15,7 +15,7 @@ from caraml.base.errors import CaramlError
 from caraml.base.format import human, percent
 from caraml.base.plugins import Plugin
 from caraml.power.sampler import available_sources
-from caraml.power.source import SourceEntry, source_plugins
+from caraml.power.source import POWER_SOURCES, SourceEntry, source_plugins
 from caraml.system import doctor, families
 from caraml.system.detect import detect
 from caraml.system.doctor import Check
@@ -72,13 +72,18 @@ def _limit(name: str, found: Look | str, unit: str) -> Check:
     return Check(name, "warn", f"{text}; disturbed: {found.disturbed}", "wait until the machine is quiet, then `caraml doctor` again")
 
 
+_METERS = "a node's meter can be read too: `caraml power sources` lists every kind with what it needs"
+
+
 def power_checks(sources: list[dict[str, Any]]) -> list[Check]:
     """One finding per sensor that exists, readable or not, and one that names the kinds that do not."""
-    found = [_sensor(source) for source in sources if source["found"]]
-    absent = [source["name"] for source in sources if not source["found"] and source["auto"]]
-    if not any(source["readable"] for source in sources):
-        fix = "a node's meter can be read too: `caraml power sources` lists every kind with what it needs"
-        found.append(Check("power sensor", "warn", "none can be read here: energy will be null", fix))
+    found = [_sensor(source) for source in sources if source["found"] or source["asked"]]
+    absent = [source["name"] for source in sources if not source["found"] and source["auto"] and not source["asked"]]
+    if not any(source["readable"] and source["auto"] for source in sources):
+        asked, others = [s["name"] for s in sources if s["asked"]], [s["name"] for s in sources if s["readable"]]
+        what = f"none that {POWER_SOURCES} names can be read here" if asked else "none that is read by default is here"
+        fix = f"to read what answers: {POWER_SOURCES}={','.join(others)}" if others else _METERS
+        found.append(Check("power sensor", "warn", f"{what}: energy will be null", fix))
     if absent:
         found.append(Check("other sensors", "ok", f"not on this machine: {', '.join(absent)}"))
     return found
@@ -88,7 +93,8 @@ def _sensor(source: dict[str, Any]) -> Check:
     name = f"power: {source['name']}"
     if not source["readable"]:
         return Check(name, "warn", source["reason"], source["fix"])
-    channels = [f"{channel['label']} ({channel['boundary']}, {_period(channel['measured_period_s'])})" for channel in source["channels"]]
+    shown = [channel for channel in source["channels"] if channel["kind"] != "apparent_va"]  # it has the name of its power
+    channels = [f"{channel['label']} ({channel['boundary']}, {_period(channel['measured_period_s'])})" for channel in shown]
     return Check(name, "ok", "; ".join(channels))
 
 

@@ -92,6 +92,12 @@ def test_powers_and_energies_stand_side_by_side() -> None:
     assert [found[name].value for name in names] == [100, 120, 0.8] and [found[name].unit for name in names] == ["VA", "VA", "1"]
     apparent = found["node_apparent_energy"]
     assert (apparent.value, apparent.bound, apparent.unit) == (pytest.approx(5 / 36), pytest.approx(5 / 36 * 0.03), "VAh")
+    assert found["power_factor"].bound is None, "that of the power is not known"
+    boundaries["node_ac"].bound_j = 10  # 2 W of 80 W, and 3 VA of 100 VA
+    assert run_metrics(run(), energy)["power_factor"].bound == pytest.approx(82 / 97 - 0.8)
+    boundaries["node_ac"].mean_va = 79.5
+    factor = run_metrics(run(), energy)["power_factor"]
+    assert factor.value == pytest.approx(80 / 79.5) and factor.reason is None, "above 1 by less than its bound"
     boundaries["node_ac"].mean_va = 50
     assert "contradict" in (run_metrics(run(), energy)["power_factor"].reason or "")
 

@@ -350,6 +350,31 @@ def test_units_of_a_csv_file_are_in_its_header(tmp_path: Path) -> None:
     assert {r.value for r in source.read()} == {None}
 
 
+def test_an_outlet_that_comes_later_leaves_unknown_what_it_was_not_there_for(tmp_path: Path) -> None:
+    """Its energy before its first row is in no sum: a sum of the others would be too little."""
+    file, begin = tmp_path / "pdu.csv", time.time()
+    file.write_text("time,channel,power_w,apparent_va\n")
+    with pytest.raises(SourceUnavailable, match="no outlet yet"):
+        create(f"csv:{file}").open()
+
+    def log(first: float, last: float, *outlets: tuple[str, int]) -> None:
+        with file.open("a") as out:
+            out.writelines(
+                f"{begin + at / 10},{name},{watts},{watts}\n" for name, watts in outlets for at in range(int(10 * first), int(10 * last))
+            )
+
+    log(-10, -5, ("b", 100), ("a", 10))
+    with Meter([f"csv:{file}"]) as meter:
+        shift = time.monotonic() - time.time()
+        log(-5, 0, ("b", 100), ("a", 10), ("c", 1))
+        assert meter.store.wait_until(lambda: len(meter.store.series(f"csv:{file}:c")) == 50, 300)
+        assert [channel.label for channel in meter.channels if channel.kind != "apparent_va"] == ["pdu.csv b", "pdu.csv a", "pdu.csv c"]
+    later, earlier = (meter.energy("w", begin + at + shift, begin - 1 + shift) for at in (-4, -8))
+    assert later.boundaries["node_ac"].energy_j == pytest.approx(3 * 111) and later.valid
+    assert earlier.boundaries["node_ac"].energy_j is None and "pdu.csv:c: the first reading came" in str(earlier.reason)
+    assert len({row[0] for row in meter.rows()}) == 6
+
+
 @pytest.mark.parametrize(("text", "words"), [("", "empty"), ("a,b\n", "expected one of")])
 def test_a_csv_file_without_a_header_is_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "m.csv").write_text(text)

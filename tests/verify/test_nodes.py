@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from caraml.engine.instruments import POWER_SOURCES
 from caraml.power.node import NODE
+from caraml.power.source import POWER_SOURCES
 from caraml.results.record import Record
 from caraml.results.store import Store
 from caraml.suite.model import Measure

@@ -25,6 +25,8 @@ from caraml.cli.app import RESULTS, console, say
 from caraml.launch.base import Elsewhere
 from caraml.launch.batch import SlurmOptions
 from caraml.launch.launchers import Name, default_name, launcher
+from caraml.power.command import check_methods
+from caraml.power.source import chosen_sources
 from caraml.report.progress import LiveTable, LogLines
 from caraml.results.record import Record
 from caraml.results.store import Store
@@ -125,8 +127,10 @@ class Asked:
 
     def run(self, report: bool = True) -> int:
         """Run, show what came out if ``report`` says so, and return the exit code."""
-        if self.options.detach and self.launcher_name(self.machine()) == "local":
-            return self._leave()
+        if self.launcher_name(self.machine()) == "local":
+            check_methods(chosen_sources())  # a wrong name would fail every point
+            if self.options.detach:
+                return self._leave()
         screen, prints = console(), self.launcher_name(self.machine()) == "print"
         # What is printed can be kept as a script: all other words go to standard error.
         watcher = LogLines(sys.stderr) if prints else LiveTable(screen) if screen.is_terminal else LogLines(sys.stdout)

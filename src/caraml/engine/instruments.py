@@ -23,8 +23,6 @@ from caraml.system.nvml import Throttled, shares, throttled
 if TYPE_CHECKING:
     from caraml.engine.ranks import Ranks
 
-POWER_SOURCES = "CARAML_POWER"
-"""Environment variable: comma-separated names of power sources to use instead of all that answer."""
 BUSY_SHARE = 0.05
 """Share of a host's CPU time used by others above which a window is flagged `busy_machine`."""
 _TICKS = 2
@@ -78,8 +76,7 @@ class Instruments:
     """The instruments of this node, running. ``devices`` are the accelerators whose sensors count (see ``Meter``); ``[]``: none."""
 
     def __init__(self, devices: Sequence[str] | None = None, *, world: int = 1) -> None:
-        chosen = os.environ.get(POWER_SOURCES)
-        self.meter = Meter(sources=chosen.split(",") if chosen else "auto", devices=devices)
+        self.meter = Meter(devices=devices)
         self.meter.start()
         self.idle: WindowEnergy | None = None
         self._gpus = devices

@@ -228,15 +228,27 @@ def _apparent(energy: WindowEnergy | None, node: Metric) -> dict[str, Metric]:
         why = found.va_reason if found is not None else None
         why = why or (node.reason if node.value is None else "the node's sensor gives watts only")
         return unknown(DEFINITIONS, APPARENT_METRICS, why, scope="node_ac")
-    factor = found.mean_w / found.mean_va if found.mean_w is not None and found.mean_va > 0 else None
-    doubt = "no power is known" if factor is None else "above 1, which no supply has: the sensor's power and apparent power contradict"
+    factor = _power_factor(found, energy.duration_s)
     mean = Metric(value=found.mean_va, unit="VA", bound=found.bound_va, scope="node_ac")
     return {
         "node_apparent_energy": scaled(mean, energy.duration_s / JOULES_PER_WATT_HOUR, "VAh"),
         "node_mean_apparent_power": mean,
         "node_max_apparent_power": Metric(value=found.peak_va, unit="VA", scope="node_ac"),
-        "power_factor": Metric(value=factor, unit="1", scope="node_ac", reason=None if factor is not None and factor <= 1 else doubt),
+        "power_factor": factor,
     }
+
+
+def _power_factor(found: BoundaryEnergy, seconds: float) -> Metric:
+    """Power over apparent power. Its bound takes both at the ends of theirs: their errors may point opposite ways."""
+    watts, va, off = found.mean_w, found.mean_va or 0.0, found.bound_va
+    if watts is None or not va > 0:
+        return Metric(value=None, unit="1", scope="node_ac", reason="no power is known")
+    factor, bound = watts / va, None
+    if found.bound_j is not None and off is not None and off < va:
+        bound = (watts + found.bound_j / seconds) / (va - off) - factor
+    above = factor - (bound or 0.0) > 1
+    doubt = "above 1, which no supply has: the sensor's power and apparent power contradict" if above else None
+    return Metric(value=factor, unit="1", bound=bound, scope="node_ac", reason=doubt)
 
 
 def _watts(value: float | None) -> Metric:

@@ -10,6 +10,7 @@ from pathlib import Path
 from caraml.base.errors import CaramlError
 from caraml.base.format import printable
 from caraml.power.command import exit_like, measure, watch
+from caraml.power.source import POWER_SOURCES, names_in
 
 PROGRAM = "caraml power"
 
@@ -26,8 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(error.exit_code)
 
 
-def _methods(text: str) -> list[str]:
-    return [name for name in text.split(",") if name]
+METHODS = f"sources, separated by commas (default: those that {POWER_SOURCES} names, else every one that answers)"
 
 
 def _run_parser() -> argparse.ArgumentParser:
@@ -35,8 +35,8 @@ def _run_parser() -> argparse.ArgumentParser:
         prog=PROGRAM,
         description="Measure the energy of a command. Other uses: 'watch' (power now), 'sources' (what is here), 'merge FOLDER'.",
     )
-    parser.add_argument("--methods", type=_methods, help="sources, separated by commas (default: every one that answers)")
-    parser.add_argument("--devices", type=_methods, help="accelerators by UUID, PCI address or index; 'all' ignores the mask")
+    parser.add_argument("--methods", type=names_in, help=METHODS)
+    parser.add_argument("--devices", type=names_in, help="accelerators by UUID, PCI address or index; 'all' ignores the mask")
     parser.add_argument("--interval", type=float, default=0.1, help="sampling interval in seconds (default: 0.1)")
     parser.add_argument("--idle", type=float, default=0.0, help="measure an idle baseline for this many seconds first")
     parser.add_argument("--out", type=Path, help="folder for the results (default: caraml-power/<job or time>)")
@@ -54,7 +54,7 @@ def _run_parser() -> argparse.ArgumentParser:
 
 def _watch_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"{PROGRAM} watch", description="Print the power now, once per second.")
-    parser.add_argument("--methods", type=_methods, help="sources, separated by commas (default: every one that answers)")
+    parser.add_argument("--methods", type=names_in, help=METHODS)
     parser.add_argument("--interval", type=float, default=0.1, help="sampling interval in seconds (default: 0.1)")
     parser.add_argument("--seconds", type=float, help="stop after this long (default: at Ctrl-C)")
     return parser

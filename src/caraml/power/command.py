@@ -23,7 +23,7 @@ from caraml.power import node
 from caraml.power.meter import Meter
 from caraml.power.model import WindowEnergy
 from caraml.power.result import CommandResult, Format, ResultFolder
-from caraml.power.source import entries, source_names
+from caraml.power.source import POWER_SOURCES, chosen_sources, entries, source_names
 
 FORWARDED = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGCONT") if hasattr(signal, name)
@@ -42,7 +42,8 @@ def check_methods(methods: Sequence[str]) -> None:
             here = [line["name"] for line in available_sources(seconds=0.0) if line["readable"]]
             known = unknown_name("power source", method.partition(":")[0], known_names)
             hint = f"{known.hint} " if known.hint else ""
-            raise InputError(known.args[0], f"{hint}readable on this machine: {', '.join(here) or 'none'}")
+            told = known.args[0] if method not in chosen_sources() else f"{POWER_SOURCES}: {known.args[0]}"
+            raise InputError(told, f"{hint}readable on this machine: {', '.join(here) or 'none'}")
 
 
 def exit_like(result: CommandResult) -> int:
@@ -72,7 +73,7 @@ def measure(
 
     Args:
         argv: the command and its arguments.
-        methods: names of sources; ``None`` for every one that answers.
+        methods: names of sources; ``None`` for those that ``CARAML_POWER`` names, else every one that answers.
         interval: sampling interval [s].
         out: folder for the results; ``None`` for ``caraml-power/<job or time>``. Nothing in it is overwritten.
         fmt: format of the raw readings; the result itself is always JSON.
@@ -84,18 +85,19 @@ def measure(
         raise InputError("there is no command to measure", "put it after two dashes: caraml power -- python train.py")
     if not idle_s >= 0:
         raise InputError(f"the idle time is {idle_s!r} s, expected 0 or more")
-    check_methods(methods or ())
+    methods = methods or chosen_sources()
+    check_methods(methods)
     if devices is not None and not devices:
         raise InputError("--devices names no accelerator", "leave it out, or name some: --devices 0,1")
     rank = rank if rank is not None else node.rank()
     election = node.Election() if rank is not None else None
     if election and election.trouble:
         print(f"caraml power: no lock among the ranks of this node: {election.trouble}", file=sys.stderr)
-    names = list(methods or source_names(auto_only=True))
+    names = methods or source_names(auto_only=True)
     if election and not election.elected:  # one process of a node reads what all of them share
         names = [name for name in names if entries()[name.partition(":")[0]].accelerator]
     # Asked for by nobody, a source first looks for its driver's files: that keeps the start short.
-    meter = Meter("auto" if methods is None and (not election or election.elected) else names, devices, interval)
+    meter = Meter("auto" if not methods and (not election or election.elected) else names, devices, interval)
     folder = ResultFolder(out or _default_folder(), fmt, rank)
     meter.listen(lambda readings: folder.add(readings, meter.store.channels))
     result = CommandResult(list(argv), WindowEnergy("command", 0.0, 0.0), rank=rank, world_size=node.world_size())
@@ -258,7 +260,7 @@ def _report(result: CommandResult, files: list[Path], trouble: str | None) -> No
         peak = "" if total.peak_w is None else f", peak {total.peak_w:.0f} W"
         doubt = "" if total.valid else f" NOT VALID ({total.reason})"
         mean = "" if total.mean_w is None else f", mean {total.mean_w:.1f} W"
-        mean += "" if total.mean_va is None else f" of {total.mean_va:.1f} VA"
+        mean += "" if total.mean_va is None else f" of {total.mean_va:.1f} VA ({total.mean_va * energy.duration_s / 3600:.3g} VAh)"
         lines.append(f"  {name:8s} {total.energy_j:.6g} J ± {total.bound_j or 0.0:.2g} J{mean}{peak}{idle}{doubt}")
     if not result.valid and result.reason and (not energy.boundaries or result.signal):
         lines.append(f"  not valid: {result.reason}")
@@ -273,8 +275,9 @@ def watch(methods: Sequence[str] | None = None, interval: float = 0.1, seconds: 
     """Print the power of every domain once per ``every`` seconds, until interrupted or for ``seconds``. Exit code 3: no sensor."""
     from caraml.power.meter import channel_power
 
-    check_methods(methods or ())
-    with Meter("auto" if methods is None else list(methods), None, interval) as meter:
+    methods = methods or chosen_sources()
+    check_methods(methods)
+    with Meter(methods or "auto", None, interval) as meter:
         if not meter.channels:
             print("no power sensor:\n  " + "\n  ".join(meter.reasons), file=sys.stderr)
             return 3

@@ -13,7 +13,7 @@ from caraml.power.energy import ChannelReadings, window_energy
 from caraml.power.model import Channel, Reading, WindowEnergy
 from caraml.power.node import ClockLog, node_key
 from caraml.power.sampler import Sampling
-from caraml.power.source import Source, create_all, source_names
+from caraml.power.source import Source, chosen_sources, create_all, source_names
 from caraml.power.store import ROW, ReadingStore, Row
 
 if TYPE_CHECKING:
@@ -64,9 +64,10 @@ class Meter:
     """Samples power and energy sensors and answers for any window of time while it ran.
 
     Args:
-        sources: ``"auto"`` (every cheap source that answers; the others leave a reason), names as in
-            ``caraml.power.source_names()``, or objects with the ``Source`` interface. Asking for a name that is unknown
-            is an error; asking for one that does not answer is not, since the run must go on: see ``reasons``.
+        sources: ``"auto"`` (those that the variable ``CARAML_POWER`` names, else every cheap source that answers; the
+            others leave a reason), names as in ``caraml.power.source_names()``, or objects with the ``Source`` interface.
+            Asking for a name that is unknown is an error; asking for one that does not answer is not, since the run must
+            go on: see ``reasons``.
         devices: ids of accelerators (``GPU-…`` UUID, PCI address, index); ``None`` keeps to what the environment makes
             visible to this process (``CUDA_VISIBLE_DEVICES`` and the like), ``["all"]`` takes all of the node.
         interval: length of a sampling interval [s]; one reading at a random instant in each.
@@ -90,8 +91,11 @@ class Meter:
         self._running = False
         self._marks: tuple[float, float] | None = None
         """The first and the last mark [s]."""
-        self._automatic = sources == "auto"
-        wanted = source_names(auto_only=True) if sources == "auto" else [sources] if isinstance(sources, str) else list(sources)
+        wanted: Sequence[str | Source] = [sources] if isinstance(sources, str) else sources
+        chosen = chosen_sources()
+        self._automatic = sources == "auto" and not chosen
+        if sources == "auto":
+            wanted = chosen or source_names(auto_only=True)
         self._sampling = Sampling(create_all(wanted, devices, self._automatic), self.interval, self.store, offset)
 
     def start(self) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from caraml.base.errors import CaramlError
 from caraml.power.model import Channel, Reading
-from caraml.power.source import Source, SourceUnavailable, UnknownDeviceError, create, entries
+from caraml.power.source import Source, SourceUnavailable, UnknownDeviceError, chosen_sources, create, entries
 from caraml.power.store import ReadingStore
 
 STALLED_S = 0.5
@@ -202,6 +202,12 @@ class Sampler:
         finally:
             self._reading_since = None
         self._rounds += 1
+        found = self._source.channels()
+        if len(found) > len(self.channels):
+            known = {channel.id for channel in self.channels}
+            new = [replace(c, source=self.name) for c in found if c.id not in known]
+            self.channels = [*self.channels, *new]
+            self._store.register(new)
         self._store.add(readings)
         return readings
 
@@ -313,24 +319,31 @@ class Sampling:
 
 
 def available_sources(seconds: float = 0.5) -> list[dict[str, Any]]:
-    """One entry per source that exists, in the order in which they are tried.
+    """One entry per source that exists, in the order in which they are tried, and per source that ``CARAML_POWER`` names with an argument.
 
-    Keys: ``name``, ``title``, ``auto`` (opened without being asked for), ``found`` (the sensor exists), ``readable``,
+    Keys: ``name``, ``title``, ``auto`` (read without being asked for; where the variable is set, what it names), ``asked`` (named by
+    the variable), ``found`` (the sensor exists), ``readable``,
     ``reason`` and ``fix`` (why not, and the command that mends it), ``channels``: ``id``, ``label``, ``boundary``,
     ``kind``, ``declared_period_s`` and ``measured_period_s``, the longest time between two changes seen while asking as
     fast as possible for ``seconds``; ``None`` if the value did not change often enough to tell.
     """
     report = []
-    for entry in entries().values():
-        if entry.name == "fake":
-            continue
-        line: dict[str, Any] = {"name": entry.name, "title": entry.title, "auto": entry.auto, "found": False, "readable": False}
+    known, asked = entries(), chosen_sources()
+    bases = {name.partition(":")[0] for name in asked}
+    for name in [*(name for name in known if name not in bases and name != "fake"), *asked]:
+        entry = known.get(name.partition(":")[0])
+        line: dict[str, Any] = {"name": name, "title": entry.title if entry else "", "asked": name in asked, "found": False}
+        line |= {"auto": name in asked if asked else entry is not None and entry.auto, "readable": False}
         line |= {"reason": None, "fix": None, "channels": []}
         report.append(line)
-        if entry.argument is not None:
+        if entry is not None and entry.argument is not None and name == entry.name:
             line["reason"], line["fix"] = f"needs its {entry.argument}", f"use {entry.name}:<{entry.argument}>"
             continue
-        source = create(entry.name, ["all"], automatic=True)
+        try:
+            source = create(name, ["all"], automatic=name not in asked)
+        except CaramlError as error:
+            line["reason"], line["fix"] = error.args[0], error.hint
+            continue
         periods, problem = _observed(source, seconds)
         if problem is not None:
             line["found"] = problem.kind != "absent"
@@ -371,6 +384,8 @@ def _observed(source: Source, seconds: float, timeout: float = 5.0) -> tuple[dic
             result.update(watch.longest())
         except SourceUnavailable as error:
             problem.append(error)
+        except CaramlError as error:
+            problem.append(SourceUnavailable(error.args[0], error.hint, "unreadable"))
         except Exception as error:  # noqa: BLE001 - thread boundary: a vendor library may raise anything; it is reported
             problem.append(SourceUnavailable(f"{type(error).__name__}: {error}"))
         finally:

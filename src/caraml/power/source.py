@@ -48,7 +48,7 @@ class Source(Protocol):
         """Find the sensors. Raises ``SourceUnavailable`` with the reason and the fix."""
 
     def channels(self) -> list[Channel]:
-        """What was found; constant between ``open`` and ``close``."""
+        """What was found. While the source is open it may grow, before the first reading of what is new; nothing leaves it."""
 
     def read(self) -> list[Reading]:
         """Ask every sensor once. A sensor that fails gives a reading without a value; it does not raise."""
@@ -76,6 +76,8 @@ class SourceEntry:
     """What comes after a colon in the name, where the source needs something."""
 
 
+POWER_SOURCES = "CARAML_POWER"
+"""Environment variable: names of sources, separated by commas, that are read instead of all that answer."""
 _OURS = "caraml.power.sources"
 BUILT_IN: dict[str, SourceEntry] = {
     entry.name: entry
@@ -116,6 +118,16 @@ def _entry(plugin: Plugin) -> SourceEntry:
         return replace(plugin.load(SourceEntry), name=plugin.name)
     except CaramlError:
         return SourceEntry(plugin.name, "", f"plug-in {plugin.package}")
+
+
+def chosen_sources() -> list[str]:
+    """Names that ``CARAML_POWER`` holds; empty where it is not set."""
+    return names_in(os.environ.get(POWER_SOURCES, ""))
+
+
+def names_in(text: str) -> list[str]:
+    """What is written between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def source_names(auto_only: bool = False) -> list[str]:

@@ -27,7 +27,7 @@ from caraml.base.format import human, percent
 from caraml.campaign import Campaign, Options, Watcher, run_campaign
 from caraml.campaign.machine import machine_of
 from caraml.engine.device import AcceleratorDevice, StepTimer, accelerator_type, open_device
-from caraml.engine.instruments import POWER_SOURCES, cpu_time, share_of_others
+from caraml.engine.instruments import cpu_time, share_of_others
 from caraml.engine.start import LOOPBACK, MEET, PEER, own_folder
 from caraml.launch.base import Launcher
 from caraml.launch.launchers import LocalLauncher
@@ -35,6 +35,7 @@ from caraml.metrics.model import Metric
 from caraml.power import Meter
 from caraml.power.model import METHOD_VERSION
 from caraml.power.node import NODE
+from caraml.power.source import POWER_SOURCES
 from caraml.results.finish import LOG, finish
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record

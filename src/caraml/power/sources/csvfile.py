@@ -72,6 +72,8 @@ class CsvSource(SensorGroup):
             raise InputError(f"{self._path}: found a row that is none: {error}; expected numbers below the header's columns") from error
         if not self._header:
             raise SourceUnavailable(f"{self._path} is empty", "start the logger first: the header must be there")
+        if "channel" in self._header and not self._channels:
+            raise SourceUnavailable(f"{self._path} names no outlet yet", "start the logger first: a row of every outlet must be there")
         if not self._channels:
             self._channel("")
         self._waiting = readings
@@ -147,7 +149,7 @@ class CsvSource(SensorGroup):
             for r in rows
             if r
         ]
-        for outlet in {outlet for outlet, *_ in parsed}:
+        for outlet in dict.fromkeys(outlet for outlet, *_ in parsed):
             self._channel(outlet, _spacing([t for name, t, *_ in parsed if name == outlet]))
         readings = []
         for outlet, at, value, va in parsed:
@@ -159,7 +161,8 @@ class CsvSource(SensorGroup):
         return readings
 
     def channels(self) -> list[Channel]:
-        """One per outlet, and where the file has it one for its apparent power."""
+        """One per outlet seen so far, and where the file has it one for its apparent power. An outlet that comes later has its own then, so
+        that windows which began before its first row have no energy rather than too little."""
         own = list(self._channels.values())
         return own + ([with_apparent(channel) for channel in own] if APPARENT in self._header else [])
 
