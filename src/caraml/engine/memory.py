@@ -191,8 +191,8 @@ class _Micro:
         placement, on_cpu = point.placement, point.device_class == "cpu"
         local = dataclasses.replace(config, sequence_length=config.sequence_length // placement.cp)
         half, in_parts = HALF.get(point.precision), on_cpu or point.compile != "off"
-        cp = placement.cp
-        return _run(local, point.micro_batch, placement.tp, placement.sp, half, cp=cp, masked=on_cpu and cp > 1, in_parts=in_parts)
+        masked = on_cpu and placement.cp > 1
+        return _run(local, point.micro_batch, placement.tp, placement.sp, half, cp=placement.cp, masked=masked, in_parts=in_parts)
 
     @staticmethod
     def in_flight(point: Point, rank: int) -> float:

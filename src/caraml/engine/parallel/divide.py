@@ -188,11 +188,11 @@ class Mesh:
         sizes = (self.placement.pp, point.holders // shards, shards, self.placement.tp)
         self._grid = init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
         self._holders = self._grid["replicate", "shard"]._flatten("holders")
-        self.cp: DeviceMesh | None = None
+        self.cp: dist.ProcessGroup | None = None
         """The devices that have the other parts of this one's sequences; ``None`` where sequences are whole."""
         if cp > 1:
-            axes = ("pp", "dp", "cp", "tp")
-            self.cp = init_device_mesh(device.type, (self.placement.pp, point.dp, cp, self.placement.tp), mesh_dim_names=axes)["cp"]
+            ranks = torch.arange(point.devices).view(-1, cp, self.placement.tp).transpose(1, 2).reshape(-1, cp)
+            self.cp, _ = dist.new_subgroups_by_enumeration(ranks.tolist())
 
     @property
     def tp(self) -> DeviceMesh:
@@ -245,7 +245,7 @@ def divide(task: Task, point: Point, mesh: Mesh, device: torch.device) -> Divide
     stages = [division.stage(index, placement.stages) for index in indices]
     part = None
     if mesh.cp is not None and division.share_sequence is not None:
-        part = SequencePart(mesh.cp.get_group(), division.hidden[0], device, HALF.get(point.precision, torch.float32))
+        part = SequencePart(mesh.cp, division.hidden[0], device, HALF.get(point.precision, torch.float32))
         for stage in stages:
             division.share_sequence(stage, part.places, part.attend)
     stages = [_stage(stage, division, point, mesh, device) for stage in stages]
