@@ -193,6 +193,7 @@ def main(path: Path) -> None:
     ranks = Ranks.from_environment(torch.device("cpu"))
     # Jobs of one grid share its groups: each has a thread of gloo that looks for work 100 times a second.
     division.init_device_mesh = functools.cache(init_device_mesh)  # type: ignore[attr-defined]
+    division.middle_group = functools.cache(division.middle_group)
     results, is_lean = {}, divided_step.is_lean
     for job in json.loads(path.read_text()):
         divided_step.is_lean = (lambda: False) if job.get("torch_buffers") else is_lean  # type: ignore[assignment]

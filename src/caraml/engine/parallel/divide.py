@@ -9,6 +9,7 @@ over the devices with the same parameters; of those, as many as divide a sequenc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -176,6 +177,12 @@ class _Gathered(torch.autograd.Function):
         return own.to(gradients[0].dtype), None
 
 
+def middle_group(grid: tuple[int, int, int]) -> dist.ProcessGroup:
+    """The processes beside this one along the middle axis of a grid of all. Collective."""
+    lines = torch.arange(math.prod(grid)).view(grid).transpose(1, 2).reshape(-1, grid[1])
+    return dist.new_subgroups_by_enumeration(lines.tolist())[0]
+
+
 AXES = ("pp", "replicate", "shard", "tp")
 
 
@@ -191,8 +198,7 @@ class Mesh:
         self.cp: dist.ProcessGroup | None = None
         """The devices that have the other parts of this one's sequences; ``None`` where sequences are whole."""
         if cp > 1:
-            ranks = torch.arange(point.devices).view(-1, cp, self.placement.tp).transpose(1, 2).reshape(-1, cp)
-            self.cp, _ = dist.new_subgroups_by_enumeration(ranks.tolist())
+            self.cp = middle_group((point.devices // (cp * self.placement.tp), cp, self.placement.tp))
 
     @property
     def tp(self) -> DeviceMesh:
