@@ -387,18 +387,36 @@ def pretty(*lines: str, frame: bool) -> str:
     return f" {' | '.join(first)}\n{'-+-'.join(['-' * 17] * len(first))}\n" + "\n".join(f" {' | '.join(row)}" for row in others)
 
 
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("form", [",", ";", "\t", "|", " , ", "frame", "plain"])
-def test_a_jube_table_of_every_style_is_the_same(tmp_path: Path, form: str) -> None:
-    """Result tables of CARAML's scripts are printed for people, with a name and a frame; separators are anybody's choice."""
-    lines = (COLUMNS, *ROWS)
+def test_a_jube_table_of_every_style_is_the_same(tmp_path: Path, form: str, turned: bool) -> None:
+    """Result tables of CARAML's scripts are printed for people, with a name and a frame; separators are anybody's choice, and so is JUBE's
+    `transpose`, under which the titles are the first column and people see no rule."""
+    lines = [COLUMNS, *ROWS]
+    if turned:
+        lines = [",".join(row) for row in zip(*(line.split(",") for line in lines), strict=True)]
+    text = pretty(*lines, frame=form == "frame") if len(form) > 3 else "\n".join(line.replace(",", form) for line in lines)
+    text = "\n".join(line for line in text.splitlines() if not turned or "--" not in line)
     table = tmp_path / "t.dat"
-    table.write_text(pretty(*lines, frame=form == "frame") if len(form) > 3 else "\n".join(line.replace(",", form) for line in lines))
+    table.write_text(text)
     store = Store(tmp_path / "out")
     assert read_table(table, store.root, None).records == 2
     found = sorted(store.records("t"), key=lambda record: str(record.point.params))
     assert [record.point.params for record in found] == [{"PipelineParallel": "1"}, {"PipelineParallel": "2"}]
     assert [(record.value("throughput"), record.value("runtime")) for record in found] == [(31207.2, 1800.0), (30000.1, 1860.0)]
     assert all((record.point.system, record.point.devices, record.point.global_batch) == ("jedi", 4, 64) for record in found)
+
+
+def test_a_turned_jube_table_keeps_lists_and_names_the_line_that_is_too_short(tmp_path: Path) -> None:
+    table, store = tmp_path / "t.csv", Store(tmp_path / "out")
+    table.write_text("Tokens/second,10,20\nDevices,2,2\nEnergy/Device(Wh),[1, 2],[3, 4]\nLog,batch_1.log,batch_2.log\n")
+    assert read_table(table, store.root, None).records == 2
+    assert {record.value("throughput"): record.value("run_energy") for record in store.records("t")} == {10: 3 * 3600, 20: 7 * 3600}
+    table.write_text("Log,Size of it\nbatch_1.log,3\nbatch_2.log,4\n")  # titles of which none is known, above names that look like some
+    assert read_table(table, store.root, "upright").records == 2
+    table.write_text("Tokens/second,10,20\nDevices,2,2,2\n")
+    with pytest.raises(InputError, match=r"t.csv:2: found 4 cells, expected 3"):
+        read_table(table, store.root, None)
 
 
 def test_numbers_of_a_jube_table_that_carry_caraml_s_names_are_in_its_units(tmp_path: Path) -> None:

@@ -135,11 +135,38 @@ def test_tags_choose_and_parameters_are_computed(language: Path, tmp_path: Path)
     assert benchmark(suite_from_script(language, ["800M", "quick"]), tmp_path)["global_batch"] == 64
 
 
-@pytest.mark.parametrize("tag", ["800M,13B", "800M^13B", "800M+"])
+@pytest.mark.parametrize("tag", ["800M,13B", "800M^!13B", "800M+"])
 def test_tags_that_cannot_be_read_are_refused_with_their_line(tag: str, tmp_path: Path) -> None:
     (tmp_path / "old.yaml").write_text(LANGUAGE.replace('tag: "800M", _: "800M"', f'tag: "{tag}", _: "800M"'))
     with pytest.raises(InputError, match=r"old.yaml:9: tag = .* cannot be read; expected names with"):
         suite_from_script(tmp_path / "old.yaml", ["800M", "A100"])
+
+
+@pytest.mark.parametrize(
+    "form", ["tags: {{check_tags: '{}'}}", "tags:\n  check_tags: ['{}', '!13B|!quick']", "check_tags: '{}'", "xml", "old xml"]
+)
+def test_tags_that_a_script_refuses_are_refused_with_what_is_missing(form: str, tmp_path: Path) -> None:
+    """`check_tags` of JUBE wherever it reads one: `+` and, `|` or, `!` not, `^` either."""
+    path, asked = tmp_path / "checked.yaml", "(A100 ^ MI250) + (800M | 13B)"
+    check = f"<check_tags>{asked}</check_tags>"
+    check = check if form == "old xml" else f"<tags>{check}<tag name='13B'>the larger one</tag></tags>"
+    words = '<parameterset name="all"><parameter name="x" tag="800M">1</parameter></parameterset>'
+    whole = IMAGES.replace("<jube>", f"<jube>{check}{words}") if "xml" in form else f"{form.format(asked)}\n{LANGUAGE}"
+    path.write_text(whole.replace("JEDI", "MI250"))
+    assert benchmark(suite_from_script(path, ["800M", "A100"]), tmp_path)
+    for tags, found, hint in (
+        ([], "none", "its tags: 13B, 800M, A100, MI250"),
+        (["800M"], "800M", "one more --tag of: A100, MI250"),
+        (["A100"], "A100", "one more --tag of: 800M, 13B"),
+        (["MI250", "A100", "800M"], "800M A100 MI250", "without --tag A100, MI250"),
+    ):
+        with pytest.raises(InputError) as refused:
+            suite_from_script(path, tags)
+        text, said = f"check_tags: found the tags {found}; expected {asked}", str(refused.value.args[0])
+        assert re.fullmatch(rf"{re.escape(str(path))}:\d+: {re.escape(text)}", said), said
+        assert refused.value.hint is not None and refused.value.hint.startswith(hint)
+    with pytest.raises(UnknownNameError, match=r"(?s)unknown tag of checked.yaml 'MI25O'.*did you mean 'MI250'"):
+        suite_from_script(path, ["800M", "MI25O"])
 
 
 def test_a_script_s_own_selection_counts_as_given(images: Path, language: Path, tmp_path: Path) -> None:

@@ -119,25 +119,52 @@ def _rows(path: Path) -> list[dict[str, str]]:
     except (UnicodeDecodeError, OSError) as error:
         raise InputError(f"{path}: not a table of text: {error}") from error
     framed, separator = _dialect(list(io.StringIO(text, newline="")))
-    lines = csv.reader(framed, delimiter=separator)
-    header: list[str] = []
-    rows: list[dict[str, str]] = []
+    reader = csv.reader(framed, delimiter=separator)
+    lines: list[tuple[int, list[str]]] = []
     try:
-        for cells in lines:
-            line = _whole_lists([cell.strip() for cell in cells], len(header))
-            if header and any(line):
-                if len(line) != len(header):
-                    raise InputError(f"{path}:{lines.line_num}: found {len(line)} cells, expected {len(header)} as in the header")
-                rows.append(dict(zip(header, line, strict=True)))
-            elif any(line):
-                header = _header(path, line)
-            if max(len(rows) - JUBE_ROWS, len(rows) * len(header) - JUBE_CELLS) > 0:
+        for line in reader:
+            if any(map(str.strip, line)):
+                lines.append((reader.line_num, [cell.strip() for cell in line]))
+            rows_read = len(lines) - 1
+            if rows_read > JUBE_ROWS or (rows_read > 0 and rows_read * len(lines[0][1]) > JUBE_CELLS):
                 raise InputError(f"{path}: found more than {JUBE_ROWS:,} rows or {JUBE_CELLS:,} cells, the most that are read")
     except csv.Error as error:
-        raise InputError(f"{path}:{lines.line_num}: not a table of text: {error}") from error
+        raise InputError(f"{path}:{reader.line_num}: not a table of text: {error}") from error
+    header: list[str] = []
+    rows: list[dict[str, str]] = []
+    for number, line in _upright(path, lines):
+        row = _whole_lists(line, len(header))
+        if header and len(row) != len(header):
+            raise InputError(f"{path}:{number}: found {len(row)} cells, expected {len(header)} as in the header")
+        if header:
+            rows.append(dict(zip(header, row, strict=True)))
+        else:
+            header = _header(path, row)
     if not rows:
         raise InputError(f"{path}: found 0 rows below a header, expected 1 to {JUBE_ROWS:,}")
     return rows
+
+
+def _upright(path: Path, lines: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
+    """Numbered lines with the titles in the first one; JUBE's ``transpose`` puts them into the first column."""
+    titles = [line[0] for _, line in lines]
+    if len(set(titles)) < len(titles) or not any(map(_is_title, titles[1:])) or any(map(_is_title, lines[0][1][1:])):
+        return lines
+    width = min(len(line) for _, line in lines)
+    if width - 1 > JUBE_ROWS:
+        raise too_large(path, width - 1, JUBE_ROWS, "columns beside the titles")
+    columns = [_whole_lists(line, width) for _, line in lines]
+    for (number, _), column in zip(lines, columns, strict=True):
+        if len(column) != width:
+            raise InputError(f"{path}:{number}: found {len(column)} cells, expected {width}, a title and a cell of each row")
+    return [(1, list(row)) for row in zip(*columns, strict=True)]
+
+
+def _is_title(text: str) -> bool:
+    """Whether a cell is the title of something that is known, or has a unit."""
+    name, unit = _name_and_unit(text)
+    own = name in _COUNTS or name in DEFINED or name in ("system", "energyfile") or _RATE.fullmatch(name) or _SET_UP.search(name)
+    return bool(own) or (unit is not None and any(unit in units for units in _UNITS.values()))
 
 
 def _dialect(lines: list[str]) -> tuple[list[str], str]:
@@ -146,6 +173,8 @@ def _dialect(lines: list[str]) -> tuple[list[str], str]:
         inner = [line.strip().removeprefix("|").removesuffix("|") if "|" in line and not _RULE.fullmatch(line) else "" for line in lines]
         return [*[""] * (start - 1), *inner[start - 1 :]], "|"
     first = next(filter(str.strip, lines), "")
+    if any(line.startswith("|") for line in lines):  # printed for people, with the titles in the first column
+        return [line.strip().removeprefix("|").removesuffix("|") if line.startswith("|") else "" for line in lines], "|"
     return lines, max(",;\t|", key=first.count)
 
 

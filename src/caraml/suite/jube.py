@@ -15,7 +15,7 @@ from typing import Any
 from caraml.base.errors import InputError, in_a_line, unknown_name
 from caraml.base.limits import JUBE_ROWS, too_large
 from caraml.suite.expression import Formula
-from caraml.suite.jube_script import DEPTH, Element, everything, read_script, select, selected, short
+from caraml.suite.jube_script import DEPTH, Element, check_tags, known_tags, read_script, select, selected, short
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _FLAG = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+)(?!-)([^\s\"'\\]+))?")
@@ -144,20 +144,22 @@ def suite_from_script(path: Path, tags: Sequence[str], name: str | None = None) 
         The file's text; comments at its end name what could not be turned, line by line.
 
     Raises:
-        InputError: not a script of JUBE, a tag that it does not have, or nothing in it that is a training of CARAML's.
+        InputError: not a script of JUBE, a tag that it does not have, tags under which it refuses to run, or no training of CARAML's in it.
         EnvironmentUnfitError: YAML, and no package that reads it.
     """
     import tomli_w
 
     root = read_script(path)
-    known = {word for one in everything(root) for word in re.findall(r"[\w.-]+", one.attributes.get("tag", ""))}
+    known = known_tags(root)
     for tag in tags:
         if tag not in known:
             raise unknown_name(f"tag of {path.name}", tag, known)
     only, others = selected(root, "only"), selected(root, "not")
     benchmarks = [one for one in root.all("benchmark") if (not only or one.name in only) and one.name not in others]
     whole = (benchmarks or [root])[0]
-    select(path, whole, frozenset(tags) | selected(root, "tag"))
+    given = frozenset(tags) | selected(root, "tag")
+    check_tags(path, root, given)
+    select(path, whole, given)
     notes: list[tuple[int, str]] = [(one.line, f"benchmark {one.name!r}: only the first is read") for one in benchmarks[1:]]
     for step in whole.all("step"):
         parameters = _Parameters(_used_sets(whole, step))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from caraml.suite.expression import Condition
 
 _INNER = {"benchmark", "parameterset", "parameter", "step", "use", "do", "fileset", "prepare", "substituteset", "patternset", "include"}
 _INNER |= {"pattern", "analyser", "analyse", "file", "result", "table", "column", "include-path", "copy", "link", "iofile", "sub"}
-_INNER.add("selection")
+_INNER |= {"selection", "tags", "check_tags"}
 """Keys of JUBE's YAML that are elements; all others are attributes."""
 DEPTH = 40
 
@@ -103,28 +105,72 @@ def _element(kind: str, node: Any, depth: int, line: int) -> Element:
         ones = [(one, one.start_mark.line + 1) for one in value.value] if value.id == "sequence" else [(value, key.start_mark.line + 1)]
         if key.value == "_":
             element.text = value.value if value.id == "scalar" else ""
-        elif key.value in _INNER or kind == "selection":
+        elif key.value in _INNER or kind in ("selection", "tags"):
             element.inner += [_element(key.value, one, depth + 1, place) for one, place in ones]
         elif value.id == "scalar":
             element.attributes[key.value] = value.value
     return element
 
 
+class _TagCondition(Condition):
+    """A tag expression of JUBE's in our operators, and ``^``: either, and not both."""
+
+    allowed = (*Condition.allowed, ast.BitXor)
+
+    def _evaluate(self, node: ast.AST, values: Mapping[str, Any]) -> Any:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitXor):
+            return self._evaluate(node.left, values) != self._evaluate(node.right, values)
+        return super()._evaluate(node, values)
+
+
+def words(text: str) -> list[str]:
+    """The tags that an expression names."""
+    return re.findall(r"[\w.-]+", text)
+
+
+def _holds(where: str, text: str, tags: Collection[str]) -> bool:
+    """Whether a tag expression is true: ``+`` is and, ``|`` or, ``!`` not, ``^`` either; a blank one is. ``where`` it stands."""
+    asked = re.sub(r"[\w.-]+", lambda found: str(found[0] in tags), text)
+    try:
+        if "," in asked:
+            raise InputError("JUBE's tags of old, which would be a tuple here")
+        asked = asked.replace("+", " and ").replace("|", " or ").replace("!", " not ")
+        return not asked.strip() or _TagCondition(asked).holds({})
+    except InputError as error:
+        raise InputError(f"{where} = {text!r} cannot be read; expected names with + | ! ^ ( )") from error
+
+
 def select(path: Path, element: Element, tags: frozenset[str]) -> None:
-    """Leave out what the tags exclude: ``+`` is and, ``|`` or, ``!`` not."""
-    kept = []
+    """Leave out what the tags exclude."""
+    element.inner = [one for one in element.inner if _holds(f"{path}:{one.line}: tag", one.attributes.get("tag", ""), tags)]
     for one in element.inner:
-        words = re.sub(r"[\w.-]+", lambda found: str(found[0] in tags), one.attributes.get("tag", ""))
-        try:
-            if "," in words:
-                raise InputError("JUBE's tags of old, which would be a tuple here")
-            if not words.strip() or Condition(words.replace("+", " and ").replace("|", " or ").replace("!", " not ")).holds({}):
-                kept.append(one)
-        except InputError as error:
-            raise InputError(f"{path}:{one.line}: tag = {one.attributes['tag']!r} cannot be read; expected names with + | ! ( )") from error
-    element.inner = kept
-    for one in kept:
         select(path, one, tags)
+
+
+def check_tags(path: Path, root: Element, tags: frozenset[str]) -> None:
+    """Raise ``InputError`` where a script refuses to run under these tags, with the tags that are missing or too many."""
+    checks = [check for place in (root, *root.all("tags")) for check in place.all("check_tags")]
+
+    def unmet(given: frozenset[str]) -> list[Element]:
+        return [check for check in checks if not _holds(f"{path}:{check.line}: check_tags", check.text, given)]
+
+    if not (failed := unmet(tags)):
+        return
+    changes = {word: unmet(tags ^ {word}) for check in failed for word in words(check.text)}
+    fewer = [word for word, left in changes.items() if len(left) < len(failed)]
+    more = ", ".join(word for word in fewer if word not in tags)
+    less = ", ".join(word for word in fewer if word in tags)
+    hint = " or ".join([f"one more --tag of: {more}"] * bool(more) + [f"without --tag {less}"] * bool(less))
+    hint = hint or f"its tags: {', '.join(sorted(known_tags(root)))}"
+    found = " ".join(sorted(tags)) or "none"
+    raise InputError(f"{path}:{failed[0].line}: check_tags: found the tags {found}; expected {short(failed[0].text)}", hint)
+
+
+def known_tags(root: Element) -> set[str]:
+    """Every tag that a script asks for, requires or describes."""
+    found = (words(one.attributes.get("tag", "")) + (words(one.text) if one.kind == "check_tags" else []) for one in everything(root))
+    described = (one.name for place in root.all("tags") for one in place.all("tag") if one.name)
+    return {*itertools.chain.from_iterable(found), *described}
 
 
 def selected(root: Element, kind: str) -> set[str]:
