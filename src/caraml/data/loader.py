@@ -99,14 +99,14 @@ class EndlessBatches(Sampler[list[int]]):
         return order[: self.samples_per_rank * self.world_size][self.rank :: self.world_size]
 
     def __iter__(self) -> Iterator[list[int]]:
-        pending: list[int] = []
+        left = np.empty(0, np.int64)
         number = 0
         while True:
-            pending += (self.epoch(number) + (number * self.samples if self.counting else 0)).tolist()
-            full = len(pending) - len(pending) % self.unit
+            order = np.append(left, self.epoch(number) + (number * self.samples if self.counting else 0))
+            full = len(order) - len(order) % self.unit
             for start in range(0, full, self.batch_size):
-                yield pending[start : start + self.batch_size]
-            pending = [] if self.drop_last else pending[full:]
+                yield order[start : start + self.batch_size].tolist()
+            left = order[:0] if self.drop_last else order[full:].copy()
             number += 1
 
 
