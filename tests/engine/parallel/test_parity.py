@@ -128,8 +128,6 @@ FOUR = [
         "skip": HALF,
         "params": {"start_from": "{}/from-pp2"},
     },
-]
-FOUR += [
     {"name": "dp2 x cp2", "placement": {"cp": 2, "fsdp": 4}, "point": WIDE, "steps": HALF},
     {"name": "cp4", "placement": {"cp": 4}, "point": WIDE, "steps": HALF},
     {"name": "cp2 x tp2+sp", "placement": {"cp": 2, "tp": 2, "sp": True}, "point": WIDE, "steps": HALF},

@@ -177,8 +177,8 @@ def clip(stages: Sequence[nn.Module], largest: float, mesh: Mesh) -> None:
     squares = torch.stack([_squared_norm(group, mesh) for group in groups]).sum()
     if mesh.placement.pp > 1:
         dist.all_reduce(squares, group=mesh.pipeline)
-    for group in groups:
-        clip_grads_with_norm_(group, largest, squares.sqrt())
+    here = [SimpleNamespace(grad=_local(parameter.grad)) for group in groups for parameter in group]  # else torch plans each product
+    clip_grads_with_norm_(here, largest, squares.sqrt())  # type: ignore[arg-type]
 
 
 def _squared_norm(group: Sequence[nn.Parameter], mesh: Mesh) -> torch.Tensor:
