@@ -120,7 +120,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_725,
     "base": 2_626,
-    "campaign": 1_718,
+    "campaign": 1_748,
     "cli": 1_539,
     "data": 784,
     "engine": 4_325,
@@ -134,7 +134,7 @@ LINES = {
     "system": 3_848,
     "verify": 1_061,
     "worker": 2_103,
-    "workloads": 8_624,
+    "workloads": 8_683,
 }
 FILES = 231
 

@@ -6,14 +6,16 @@ have run before, what those took. Energy is the devices' rated power over that t
 
 from __future__ import annotations
 
+import json
 import shlex
 import statistics
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from caraml.base.errors import InputError
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.campaign.attempt import accepted, files_of, lacking
 from caraml.campaign.campaign import Campaign
 from caraml.campaign.machine import shortest
@@ -26,6 +28,8 @@ from caraml.results.store import latest_in
 from caraml.suite.model import Point
 from caraml.system.model import System
 from caraml.worker.command_record import names_of
+from caraml.workloads import load_workload
+from caraml.workloads.base import INPUTS
 from caraml.workloads.command import Params, filled
 
 if TYPE_CHECKING:
@@ -106,8 +110,10 @@ def preview(campaign: Campaign) -> Preview:
     disk = sum(sizes[point.workload] for point in to_run) if all(point.workload in sizes for point in to_run) else None
     unknown = dict.fromkeys(sentence for planned in chosen for sentence in lacking(campaign, planned))
     site, options = campaign.system.site, campaign.options
-    objections = [*unknown, *faults(site, to_run, away=options.elsewhere is not None), *refused]
+    absent, unlike = _inputs(campaign, to_run)
+    objections = [*unknown, *unlike, *faults(site, to_run, away=options.elsewhere is not None), *refused]
     notes = beforehand(site, options.launcher) if to_run else []
+    notes += absent
     notes += [f"includes {path}" for path in campaign.suite.included]
     notes += [f"not checked by Slurm: {silent}"] if silent is not None else []
     if campaign.system.nodes is None and any(point.nodes > 1 for point in to_run) and options.launcher != "local":
@@ -168,6 +174,30 @@ def _scripts(campaign: Campaign, points: Sequence[Point]) -> tuple[dict[str, tup
             objection = campaign.launcher.check(text)
             objections += [f"{point.label}: {objection}"] if objection is not None else []
     return found, list(dict.fromkeys(objections)), silent
+
+
+def _inputs(campaign: Campaign, points: Sequence[Point]) -> tuple[list[str], list[str]]:
+    """What points name that is not here, which the machine that runs them may have, and what is here and of another kind."""
+    absent: dict[str, None] = {}
+    unlike: dict[str, None] = {}
+    folder, seen = Path(campaign.suite_folder), set[str]()
+    trained = [] if campaign.options.elsewhere is not None else [point for point in points if point.workload != "command"]
+    for point in trained:
+        if (text := json.dumps([point.workload, point.params], sort_keys=True)) in seen:
+            continue
+        seen.add(text)
+        named = {name: folder / path for name in INPUTS if isinstance(path := point.params.get(name), str)}
+        gone = {name: path for name, path in named.items() if not (path.exists() or path.with_name(f"{path.name}.idx").exists())}
+        absent |= {f"params.{name}: {path} is not here, and is needed where the points run": None for name, path in gone.items()}
+        workload = load_workload(point.workload)
+        try:
+            if workload.check is not None and not gone:
+                workload.check(workload.params.model_validate(point.params), folder)
+        except EnvironmentUnfitError as error:
+            absent[str(error)] = None  # an image, or the nodes, may have it
+        except InputError as error:
+            unlike[str(error)] = None
+    return list(absent), list(unlike)
 
 
 def programs(campaign: Campaign, keys: Collection[str]) -> list[str]:

@@ -28,6 +28,8 @@ P = TypeVar("P", bound=BaseModel)
 
 SUITE_FOLDER = "CARAML_SUITE_FOLDER"
 """Environment variable: the folder of the suite's file, or that in which `caraml` was called for a suite of the catalogue."""
+INPUTS = ("path", "validation", "folder", "corpus", "weights", "file", "vocabulary")
+"""Names of parameters that name files or folders of input, a corpus by what its files begin with."""
 VALIDATION_BATCHES = 16
 """Held-out batches, at most, that the validation loss after a window is the mean of: it tells that training works, at a bounded cost."""
 
@@ -224,6 +226,9 @@ class Workload(Generic[P]):
     build: Callable[[BuildContext[P]], Task]
     packages: tuple[str, ...] = ()
     """Names of packages that must be importable besides those that CARAML always brings."""
+    check: Callable[[P, Path], None] | None = None
+    """Looks at the input that is there before anything runs, from a suite's folder on, without reading all of it. Raises ``InputError`` for
+    that of another kind, ``EnvironmentUnfitError`` for a package that these parameters need and that is not installed."""
     device: Callable[[P], Any] | None = None
     """Makes a device of known speed and known peak in place of the machine's (or returns ``None`` to keep that): for proving the ruler."""
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
+from caraml.base.errors import EnvironmentUnfitError
 from caraml.base.toml import FrozenModel
 from caraml.metrics.model import Facts
 from caraml.suite.model import Knobs, Point
@@ -299,4 +302,14 @@ def _optimizer(lists: list[list[torch.nn.Parameter]], params: Params, fused: boo
     return torch.optim.AdamW(groups, lr=params.learning_rate, betas=(0.9, 0.95), fused=fused)
 
 
-WORKLOAD = Workload(title="GPT, next-token prediction", params=Params, build=build)
+def check(params: Params, folder: Path) -> None:
+    """See that Megatron-Core is there where it is asked for, and that the corpus is one whose tokens the model has."""
+    from caraml.workloads.gpt.tokens import IndexedTokens, TokenSamples
+
+    if params.backend == "megatron" and find_spec("megatron") is None:
+        raise EnvironmentUnfitError("params.backend = 'megatron' needs megatron-core, not installed here", "pip install 'caraml[megatron]'")
+    if params.corpus is not None and params.data == "text":
+        TokenSamples(IndexedTokens(folder / params.corpus), params.sequence_length, params.vocab_size)[0]
+
+
+WORKLOAD = Workload(title="GPT, next-token prediction", params=Params, build=build, check=check)

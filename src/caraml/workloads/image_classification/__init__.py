@@ -325,7 +325,16 @@ def _dali_source(ctx: BuildContext[Params]) -> BatchSource:
     return BatchSource(batches, {**batches.describe(), "resident": False, "loader_workers": threads}, lambda: None, len(batches))
 
 
-WORKLOAD = Workload(title="image classification", params=Params, build=build)
+def check(params: Params, folder: Path) -> None:
+    """See that an LMDB is one of images."""
+    if params.data == "lmdb":
+        from caraml.workloads.image_classification.packed import LmdbStore
+
+        for path in filter(None, (params.path, params.validation)):
+            LmdbStore.check(folder / path)
+
+
+WORKLOAD = Workload(title="image classification", params=Params, build=build, check=check)
 
 
 REFERENCE_BATCH = 256

@@ -52,8 +52,15 @@ class LmdbStore:
         self.classes: list[str] = meta["classes"]
         self.labels = np.frombuffer(meta["labels"], dtype=np.int64)
 
-    def _meta(self) -> dict[str, Any]:
-        lmdb = _lmdb()
+    @classmethod
+    def check(cls, path: Path) -> None:
+        """Raise ``InputError`` for a database that is not described as one of images; the images are not looked at."""
+        store = cls.__new__(cls)
+        store.path = Path(path)
+        store._described()
+
+    def _described(self) -> tuple[int, list[str]]:
+        """The number of images and the names of their classes, as the database says."""
         try:
             value = self._transaction().get(META)
             if value is not None and len(value) > RECORD:
@@ -67,12 +74,20 @@ class LmdbStore:
                 )
             if (entries := _environments[str(self.path.absolute())][1].stat()["entries"]) > IMAGES:
                 raise too_large(self.path, entries, IMAGES, "images")
+        except (_lmdb().Error, OSError, ValueError, RecursionError) as error:
+            raise self._unreadable(error) from error
+        return images, classes
+
+    def _unreadable(self, error: Exception) -> InputError:
+        return InputError(f"{self.path}: not readable as an LMDB: {error}", "copy it again, or write it anew with `caraml data pack`")
+
+    def _meta(self) -> dict[str, Any]:
+        images, classes = self._described()
+        try:
             with self._transaction().cursor() as cursor:
                 labels = np.fromiter((_LABEL.unpack_from(value)[0] for key, value in cursor if key != META), dtype=np.int64)
-        except (lmdb.Error, OSError, ValueError, RecursionError, struct.error) as error:
-            raise InputError(
-                f"{self.path}: not readable as an LMDB: {error}", "copy it again, or write it anew with `caraml data pack`"
-            ) from error
+        except (_lmdb().Error, OSError, struct.error) as error:
+            raise self._unreadable(error) from error
         wrong = f"{len(labels)} images; expected {images}" if len(labels) != images else ""
         if not wrong and not 0 <= labels.min() <= labels.max() < len(classes):
             wrong = f"classes {labels.min()} to {labels.max()}; expected 0 to {len(classes) - 1}"

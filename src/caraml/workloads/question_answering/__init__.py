@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -64,7 +65,9 @@ def build(ctx: BuildContext[Params]) -> Task:
 
     params = ctx.params
     if params.weights is not None:
-        _words_of(params)  # another model's folder is refused before its tokenizer is looked for and the data is cut
+        _words_of(
+            params, given_path(params.weights)
+        )  # another model's folder is refused before its tokenizer is looked for and the data is cut
     with ctx.phase("data"):
         dataset, unseen = _datasets(params, ctx.seed)
         source = open_source(dataset, ctx, workers=params.workers, resident=params.data == "synthetic-device")
@@ -132,14 +135,14 @@ def _network(params: Params) -> Any:
     sizes, words = PRESETS[params.preset], FULL_VOCABULARY
     if params.weights is None:
         return BertForQuestionAnswering(BertConfig(vocab_size=words, **sizes))
-    model = BertForQuestionAnswering(BertConfig(vocab_size=_words_of(params), **sizes))
-    load_weights(model, given_path(params.weights), head=("qa_outputs.",))
+    folder = given_path(params.weights)
+    model = BertForQuestionAnswering(BertConfig(vocab_size=_words_of(params, folder), **sizes))
+    load_weights(model, folder, head=("qa_outputs.",))
     return model
 
 
-def _words_of(params: Params) -> int:
-    """Words of the vocabulary of trained weights. Raises ``InputError`` for those of another model."""
-    folder = given_path(params.weights or "")
+def _words_of(params: Params, folder: Path) -> int:
+    """Words of the vocabulary of the trained weights in a folder. Raises ``InputError`` for those of another model."""
     found = read_config(folder, "bert", {**PRESETS[params.preset], **_OF_BERT}, PRESETS).get("vocab_size", FULL_VOCABULARY)
     if not isinstance(found, int) or not 0 < found <= VOCABULARY:
         raise InputError(f"{folder / 'config.json'}: vocab_size: found {found!r}, expected 1 to {VOCABULARY:,}")
@@ -168,4 +171,10 @@ def _batches(dataset: Any, ctx: BuildContext[Params]) -> Any:
     return ([tensor.to(ctx.device) for tensor in batch] for batch in loader)
 
 
-WORKLOAD = Workload(title="question answering", params=Params, build=build, packages=("transformers",))
+def check(params: Params, folder: Path) -> None:
+    """See that the weights are a BERT's of the preset's sizes."""
+    if params.weights is not None:
+        _words_of(params, folder / params.weights)
+
+
+WORKLOAD = Workload(title="question answering", params=Params, build=build, packages=("transformers",), check=check)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -84,6 +85,13 @@ def _flops(params: Params) -> tuple[float, float]:
         return forward_and_training_flops(lambda: model(tokens).sum(), 2)
 
 
-WORKLOAD = Workload(
-    title="tweet rain classification, DeBERTa-v3-small", params=Params, build=build, packages=("h5netcdf", "h5py", "transformers")
-)
+def check(params: Params, folder: Path) -> None:
+    """See that the weights are a DeBERTa's of the preset's sizes."""
+    from caraml.workloads.tweet_rain_classification.model import check_config
+
+    if params.weights is not None:
+        check_config(folder / params.weights, _sizes(params))
+
+
+_PACKAGES = ("h5netcdf", "h5py", "transformers")
+WORKLOAD = Workload(title="tweet rain classification, DeBERTa-v3-small", params=Params, build=build, packages=_PACKAGES, check=check)

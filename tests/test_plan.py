@@ -1,0 +1,72 @@
+"""What `caraml plan` sees of the input that points name: what is not here, and what is here and of another kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from caraml.cli import app
+from caraml.workloads.gpt.tokens import IndexedTokensWriter
+
+LOOKED_AT = """\
+name = "given"
+title = "What is there is looked at"
+[[benchmark]]
+name = "one"
+workload = "{workload}"
+global_batch = [2, 4]
+params = {params}
+"""
+
+
+def planned(folder: Path, workload: str, params: str) -> tuple[int, str]:
+    suite = folder / "given.toml"
+    suite.write_text(LOOKED_AT.format(workload=workload, params=params))
+    result = CliRunner().invoke(app, ["plan", str(suite), "--out", str(folder / "results")], env={"COLUMNS": "2000"})
+    return result.exit_code, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("workload", "name", "others"),
+    [
+        ("tweet_rain_classification", "weights", ""),
+        ("image_classification", "path", ', data = "lmdb"'),
+        ("gpt", "corpus", ', preset = "4M"'),
+        ("radiation_emulation", "folder", ""),
+    ],
+)
+def test_plan_notes_input_that_is_not_here_once_and_refuses_nothing(tmp_path: Path, workload: str, name: str, others: str) -> None:
+    code, text = planned(tmp_path, workload, f'{{ {name} = "gone/x"{others} }}')
+    assert code == 0 and "2 to run" in text
+    assert text.count(f"params.{name}: {tmp_path}/gone/x is not here, and is needed where the points run") == 1
+
+
+def test_plan_refuses_input_that_is_here_and_of_another_kind(tmp_path: Path) -> None:
+    import lmdb
+
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text('{"model_type": "deberta-v2"}')
+    with lmdb.open(str(tmp_path / "other.lmdb"), subdir=False) as other, other.begin(write=True) as transaction:
+        transaction.put(b"key", b"value")
+    ids = np.arange(5000, dtype=np.int64) % 7
+    ids[30] = 5000
+    with IndexedTokensWriter(tmp_path / "corpus", 6000) as writer:
+        writer.add(ids)
+    for workload, params, told in (
+        ("question_answering", '{ weights = "weights" }', "model_type: found 'deberta-v2', expected 'bert'"),
+        ("image_classification", '{ data = "./other.lmdb" }', "other.lmdb: an LMDB, but not one of images: found 1 entries, keys 'key'"),
+        ("gpt", '{ preset = "4M", corpus = "corpus" }', "corpus: sample 0 has token 5000; expected ids from 0 to 4095"),
+    ):
+        code, text = planned(tmp_path, workload, params)
+        assert code == 2 and text.count(told) == 1 and "refused: " in text, text
+
+
+def test_plan_says_that_megatron_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = '{ preset = "4M", backend = "megatron" }'
+    assert "not installed here" not in planned(tmp_path, "gpt", params)[1]
+    monkeypatch.setattr("caraml.workloads.gpt.find_spec", lambda name: None)
+    code, text = planned(tmp_path, "gpt", params)
+    assert code == 0 and text.count("params.backend = 'megatron' needs megatron-core, not installed here") == 1
