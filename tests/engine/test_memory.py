@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from caraml.base.errors import InputError
+from caraml.engine import memory
 from caraml.engine.memory import LiveBytes, kept_and_peaks, memory_plan, planned_of, smallest_that_fit
 from caraml.engine.ranks import Ranks
 from caraml.suite.model import Placement, Point
@@ -115,6 +117,25 @@ def test_published_sizes_fit_where_they_were_trained(make_point: MakePoint) -> N
     (alone,) = smallest_that_fit(small, shape_of(small), 40e9, 4)
     assert alone.point.world == 1
     assert smallest_that_fit(small, shape_of(small), 1e6, 4) == []
+
+
+def test_cp_is_proposed_for_long_sequences_where_nothing_else_fits(make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On devices of which the planned memory is the part of a sequence that attention takes, in bytes."""
+    tried: list[int] = []
+
+    def taken(point: Point) -> SimpleNamespace:
+        tried.append(point.placement.cp)
+        return SimpleNamespace(peak=int(point.params["sequence_length"]) / point.placement.cp)
+
+    monkeypatch.setattr(memory, "memory_plan", taken)
+    long = gpt(make_point, {"preset": "4M", "sequence_length": 65_536}, micro_batch=1)
+    shape = shape_of(long)
+    found = smallest_that_fit(long, shape, 65_536 / 4 / 0.9, 4)
+    assert found and {(one.point.world, one.point.placement.cp, one.point.dp) for one in found} == {(4, 4, 1)}
+    assert {one.point.placement.fsdp for one in found} == {1, 4}, "the devices that share a sequence can share the parameters"
+    tried.clear()
+    assert smallest_that_fit(long, shape, 4096, 4) == [] and max(tried) == 16, "65,536 tokens are 16 parts of 4,096"
+    assert {one.point.placement.cp for one in smallest_that_fit(long, shape, 1e9, 4)} == {1}
 
 
 def test_the_loss_of_each_kind_of_device_is_planned_with_few_operators(make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:

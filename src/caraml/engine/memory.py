@@ -34,10 +34,8 @@ from caraml.workloads.gpt.model import CHUNK_BYTES, Block, GPTConfig, Norm, line
 
 _FLOAT = 4
 _TOKEN = 8
-_MOMENTS = 2
-"""AdamW's two, in fp32 as the weights are."""
-GATHERED_LAYERS = 2
-"""Layers whose parameters FSDP holds whole at a time: the one at work and the next."""
+_MOMENTS = 2  # AdamW's, in fp32 as the weights are
+GATHERED_LAYERS = 2  # whose parameters FSDP holds whole at a time: the one at work and the next
 
 
 @dataclass(frozen=True)
@@ -337,9 +335,9 @@ def kept_and_peaks(build: Callable[[], tuple[Callable[[], torch.Tensor], Any]], 
     return kept, forward_peak, backward_peak
 
 
-USABLE = 0.9
-"""Share of a device's memory that a plan may fill; the rest is left to the driver, the libraries' buffers and fragmentation."""
+USABLE = 0.9  # of a device's memory, which a plan may fill; the rest is left to the driver, the libraries' buffers and fragmentation
 MOST_DEVICES = 4096
+SHORTEST_PART = 4096  # tokens of a sequence, at least, where `cp` is proposed: with fewer a device waits for the others' keys and values
 
 
 @dataclass(frozen=True)
@@ -372,29 +370,31 @@ def room(system: System, point: Point) -> float | None:
 
 def smallest_that_fit(point: Point, shape: ModelShape, memory: float, devices_per_node: int) -> list[Planned]:
     """The placements on the fewest devices (a power of two) of ``memory`` bytes that fit, the emptiest device first; the point gives
-    everything but placement, devices and batch. Nothing up to ``MOST_DEVICES`` fits: an empty list."""
+    everything but placement, devices and batch. ``cp`` is tried for long sequences, where nothing else fits. Nothing up to ``MOST_DEVICES``
+    fits: an empty list."""
     world = 1
     while world <= MOST_DEVICES:
-        planned = [Planned(one, memory_plan(one)) for one in _on(point, shape, world, devices_per_node)]
-        fitting = [one for one in planned if one.fits(memory)]
-        if fitting:
-            return sorted(fitting, key=lambda one: one.plan.peak)
+        for several in (False, True):
+            planned = (Planned(one, memory_plan(one)) for one in _on(point, shape, world, devices_per_node, several))
+            if fitting := [one for one in planned if one.fits(memory)]:
+                return sorted(fitting, key=lambda one: one.plan.peak)
         world *= 2
     return []
 
 
-def _on(point: Point, shape: ModelShape, world: int, devices_per_node: int) -> Iterator[Point]:
-    """Points on ``world`` devices in every placement that can be. Tensor parallelism stays inside a node and takes the sequence too."""
+def _on(point: Point, shape: ModelShape, world: int, devices_per_node: int, several: bool) -> Iterator[Point]:
+    """Points on ``world`` devices in every placement that can be, all with ``cp`` or none. Tensor parallelism stays inside a node and takes
+    the sequence too."""
     devices = min(world, devices_per_node)
     powers = [2**power for power in range(world.bit_length()) if world % 2**power == 0]
-    for tp, pp in itertools.product((n for n in powers if n <= devices_per_node), powers):
-        if world % (tp * pp) or world % devices:
+    parts = [n for n in powers[1:] if shape.sequence_length >= n * SHORTEST_PART] if several else [1]
+    for tp, cp, pp in itertools.product((n for n in powers if n <= devices_per_node), parts, powers):
+        if world % (tp * cp * pp) or world % devices:
             continue
-        dp = world // (tp * pp)
-        for sharing in ({}, {"distributed_optimizer": True}, {"fsdp": dp}) if dp > 1 else ({},):
-            placement = Placement.of({"tp": tp, "pp": pp, "sp": tp > 1, **sharing})
+        dp, holders = world // (tp * cp * pp), world // (tp * pp)
+        for sharing in ({}, {"distributed_optimizer": True}, {"fsdp": holders}) if holders > 1 else ({},):
+            placement = Placement.of({"tp": tp, "cp": cp, "pp": pp, "sp": tp > 1, **sharing})
             batch = max(point.accumulation, pp) * point.micro_batch * dp
             values = {"nodes": world // devices, "devices": devices, "placement": placement, "global_batch": batch}
-            candidate = point.model_copy(update=values)
-            if impossible(candidate, shape) is None:
+            if impossible(candidate := point.model_copy(update=values), shape) is None:
                 yield candidate
