@@ -162,7 +162,8 @@ def runnable(command: str) -> bool:
 
 
 def shortened(suite: str) -> str:
-    """The same suite with windows as short as they can be, and short samples for the smallest GPT: no page says how long they are."""
+    """The same suite with windows and sums as short as they can be, short samples for the smallest GPT: no page says how long they are."""
+    suite = suite.replace("range(10**7)", "range(10**5)")
     suite = re.sub(r"\bmin_seconds = [\d.]+, max_seconds = [\d.]+", "min_seconds = 0, max_seconds = 1", suite)
     suite = re.sub(r"\bwarm_up_max_seconds = [\d.]+", "warm_up_max_seconds = 0.2", suite)
     return re.sub(r'preset = "4M", (?=data)', 'preset = "4M", sequence_length = 32, ', suite)
