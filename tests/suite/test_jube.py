@@ -129,6 +129,10 @@ def test_tags_choose_and_parameters_are_computed(language: Path, tmp_path: Path)
             "recompute": "selective", "positions": "rotary",
         },
     }  # fmt: skip
+    line = LANGUAGE.splitlines().index("      - {name: dataset, _: OSCAR}") + 1
+    told = suite_from_script(language, ["800M", "A100"])
+    assert f"llm.yaml:{line}: the text is not fetched; until params.corpus names it" in told and "tied_head" not in told
+    assert "params.tied_head = false where pp > 1" in suite_from_script(language, ["13B", "JEDI"])
     large = benchmark(suite_from_script(language, ["13B", "JEDI"]), tmp_path)
     assert [large[key] for key in ("nodes", "tp", "pp", "sp", "global_batch", "precision")] == [44, 2, 2, True, 44 * 2 * 64, "bf16"]
     assert large["params"]["tied_head"] is False and large["params"]["width"] == 5120

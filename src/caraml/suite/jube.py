@@ -74,6 +74,7 @@ _WORDS: dict[str, dict[str, Any]] = {
     | {"Synthetic(Host)": "synthetic", "Synthetic(Device)": "synthetic-device"},
 }
 """What the words of the scripts are in suites."""
+_TEXT = "the text is not fetched; until params.corpus names it (`caraml data prepare text`), Python's own sources are read"
 _SIZE = re.compile(r"\d+[MB]")
 _NETWORKS = {"resnet50_v2": "resnetv2_50", "resnet50_mlperf_pod4_bs20": "resnet50"}
 
@@ -227,6 +228,10 @@ def _rows(path: Path, parameters: _Parameters, workload: str, notes: list[tuple[
         notes.append(
             (line, f"{rounded} of {len(rows)} points: JUBE rounds the batch of a device and runs another one; here they are skipped")
         )
+    if any(row.get("params.tied_head") is False for row in rows):
+        notes.append((line, "params.tied_head = false where pp > 1: the first and the last stage cannot hold one weight"))
+    if workload == "gpt" and any(row.get("params.data") == "text" for row in rows):
+        notes.append((parameters.elements["dataset"].line, _TEXT))
     keys = set(itertools.chain(*rows))
     return [row for row in rows if set(row) == keys]  # the others have a value that was named as impossible
 
