@@ -65,9 +65,8 @@ def build(ctx: BuildContext[Params]) -> Task:
 
     params = ctx.params
     if params.weights is not None:
-        _words_of(
-            params, given_path(params.weights)
-        )  # another model's folder is refused before its tokenizer is looked for and the data is cut
+        # Another model's folder is refused before its tokenizer is looked for and the data is cut.
+        _words_of(params, given_path(params.weights))
     with ctx.phase("data"):
         dataset, unseen = _datasets(params, ctx.seed)
         source = open_source(dataset, ctx, workers=params.workers, resident=params.data == "synthetic-device")
