@@ -118,10 +118,10 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_725,
+    "analysis": 3_726,
     "base": 2_626,
-    "campaign": 1_748,
-    "cli": 1_539,
+    "campaign": 1_750,
+    "cli": 1_540,
     "data": 784,
     "engine": 4_325,
     "launch": 1_728,
@@ -130,7 +130,7 @@ LINES = {
     "reference": 465,
     "report": 4_473,
     "results": 2_478,
-    "suite": 2_220,
+    "suite": 2_223,
     "system": 3_848,
     "verify": 1_061,
     "worker": 2_103,

@@ -101,7 +101,7 @@ def test_what_needs_an_impossible_point_is_skipped_with_its_reason() -> None:
     ("text", "words"),
     [
         (FIRST + SECOND.replace('"first"', '"frist"'), "needs.toml:10: benchmark[1].needs: found \"frist\", expected the name"),
-        (GPT.format("a", 'needs = "a"'), 'benchmark[0].needs: found "a", expected no circle: a wait for each other'),
+        (GPT.format("a", 'needs = "a"'), 'benchmark[0].needs: found "a", expected no circle: it would wait for itself'),
         (GPT.format("a", 'needs = "b"') + GPT.format("b", 'needs = "a"'), "expected no circle: a, b wait for each other"),
         (GPT.format("a", "needs = 3"), "benchmark[0].needs: found 3, expected a string"),
     ],

@@ -44,6 +44,17 @@ def test_plan_notes_input_that_is_not_here_once_and_refuses_nothing(tmp_path: Pa
     assert text.count(f"params.{name}: {tmp_path}/gone/x is not here, and is needed where the points run") == 1
 
 
+def test_plan_refuses_a_path_that_no_system_can_look_at(tmp_path: Path) -> None:
+    code, text = planned(tmp_path, "gpt", f'{{ corpus = "{"a" * 300}", preset = "4M" }}')
+    assert code == 2 and f"refused: {tmp_path}/{'a' * 300}" in text and "File name too long" in text
+
+
+def test_no_memory_of_a_gpu_is_planned_for_points_that_only_programs_of_others_run() -> None:
+    result = CliRunner().invoke(app, ["plan", "llm", "--system", "jureca-ipu", "--only", "117M"], env={"COLUMNS": "2000"})
+    assert result.exit_code == 0 and "torch drives no IPU" in result.stdout
+    assert "GiB of each device" not in result.stdout and "do not fit" not in result.stdout
+
+
 def test_plan_refuses_input_that_is_here_and_of_another_kind(tmp_path: Path) -> None:
     import lmdb
 

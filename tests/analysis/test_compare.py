@@ -14,10 +14,12 @@ from run_factory import metric, repeats, run
 
 from caraml.analysis.compare import ALPHA, FAMILIES, USUAL, Change, Comparison, compare, parse_gate
 from caraml.analysis.estimate import POWER, smallest_change
+from caraml.analysis.grouping import axes, names
 from caraml.analysis.select import Side
 from caraml.base.errors import InputError
 from caraml.metrics.definitions import METRICS
 from caraml.results.record import Record
+from caraml.suite.model import Placement
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "analysis"))
 import verdicts
@@ -43,6 +45,13 @@ def test_a_clear_change_is_called_by_its_direction() -> None:
     assert slower.harm == pytest.approx(0.0906, abs=1e-3) and slower.runs == (3, 3)
     costs = [repeats(RATES, energy=joules, software=name) for joules, name in ((1.0, "a"), (1.3, "b"))]
     assert only(against(*costs), "energy_per_item").verdict == "worse"
+
+
+def test_placements_are_named_as_points_are() -> None:
+    placed = [run(1000, placement=Placement(tp=tp, sp=sp), devices=4) for tp, sp in ((1, False), (2, True), (4, True))]
+    found = axes(placed[1].point)["placement"], names([[one] for one in placed])
+    assert found[0] == "tp2+sp" and not any("{" in name for name in found[1]), found
+    assert len({axes(one.point)["placement"] for one in placed}) == 3 and axes(placed[0].point)["placement"] == "whole copies"
 
 
 def test_noise_is_not_called_a_change() -> None:

@@ -262,7 +262,7 @@ def test_a_tag_that_does_not_exist_names_the_nearest(language: Path) -> None:
         ("a.xml", IMAGES.replace("16;64", "${batch}"), r"a.xml:14: global_batch_size: \$batch is known only to a run"),
         ("a.xml", IMAGES.replace("16;64", "${global_batch_size}"), "known only to a run"),
         ("a.xml", IMAGES.replace("16;64", ";".join("16" * 2000)), "at most 1,000 are read"),
-        ("a.xml", IMAGES.replace('separator=";">16;64', 'mode="python">__import__("os").getpid()'), "Attribute"),
+        ("a.xml", IMAGES.replace('separator=";">16;64', 'mode="python">__import__("os").getpid()'), "names have no dots"),
         ("a.xml", IMAGES.replace('separator=";">16;64', 'mode="python">"16" * 10'), "arithmetic on"),
     ],
 )

@@ -25,6 +25,7 @@ def axes(point: Point) -> Axes:
     fields = point.model_dump(mode="json", exclude=_NOT_WORK)
     found = {name: _text(value) for name, value in fields.items()}
     found["knobs"] = point.knobs.label or _AS_THEY_ARE
+    found["placement"] = point.placement.label(1) or "whole copies"  # how many sets there are follows from the devices
     return found | {f"params.{name}": _text(value) for name, value in point.params.items()}
 
 

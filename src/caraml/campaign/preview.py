@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.campaign.attempt import accepted, files_of, lacking
 from caraml.campaign.campaign import Campaign
-from caraml.campaign.machine import shortest
+from caraml.campaign.machine import machine_of, shortest
 from caraml.campaign.program import filled_command, references
 from caraml.launch import queue
 from caraml.launch.launchers import beforehand, faults
@@ -120,7 +120,7 @@ def preview(campaign: Campaign) -> Preview:
         most = max(point.nodes for point in to_run)
         notes.append(f"nodes: up to {most:,} are asked for; how many {campaign.system.name} has is not known")
     memory = []
-    if any(one.point.workload == "gpt" for one in points):
+    if any(one.point.workload == "gpt" for one in points) and machine_of(campaign.system).only_programs is None:
         from caraml.engine.memory import planned_of  # which needs torch
 
         memory = planned_of(one.point for one in points)
@@ -187,16 +187,18 @@ def _inputs(campaign: Campaign, points: Sequence[Point]) -> tuple[list[str], lis
             continue
         seen.add(text)
         named = {name: folder / path for name in INPUTS if isinstance(path := point.params.get(name), str)}
-        gone = {name: path for name, path in named.items() if not (path.exists() or path.with_name(f"{path.name}.idx").exists())}
-        absent |= {f"params.{name}: {path} is not here, and is needed where the points run": None for name, path in gone.items()}
         workload = load_workload(point.workload)
         try:
+            gone = {name: path for name, path in named.items() if not (path.exists() or path.with_name(f"{path.name}.idx").exists())}
+            absent |= {f"params.{name}: {path} is not here, and is needed where the points run": None for name, path in gone.items()}
             if workload.check is not None and not gone:
                 workload.check(workload.params.model_validate(point.params), folder)
         except EnvironmentUnfitError as error:
             absent[str(error)] = None  # an image, or the nodes, may have it
         except InputError as error:
             unlike[str(error)] = None
+        except OSError as error:  # a name too long, a folder that is closed to us
+            unlike[f"{error.filename}: {error.strerror}"] = None
     return list(absent), list(unlike)
 
 

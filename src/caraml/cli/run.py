@@ -190,7 +190,8 @@ def _fitting(point: Point, machine: System) -> list[Planned]:
     room = machine.devices[0].memory_bytes or 0
     found = smallest_that_fit(point.model_copy(update={"suite": ""}), shape, room, machine.devices_per_node)
     if not found:
-        raise InputError(f"no placement on up to {MOST_DEVICES} devices of {machine.name} fits", "--set params.recompute=full")
+        less = "params.sequence_length=LESS" if point.params.get("recompute") == "full" else "params.recompute=full"
+        raise InputError(f"no placement on up to {MOST_DEVICES} devices of {machine.name} fits", f"--set {less}")
     return found
 
 

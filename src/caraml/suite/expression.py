@@ -74,6 +74,8 @@ class Condition:
 
     def _check(self, node: ast.AST) -> None:
         for child in ast.walk(node):
+            if isinstance(child, ast.Attribute):
+                raise InputError(f"condition {self.text!r}: found {ast.unparse(child)!r}, and names have no dots", f"write {child.attr!r}")
             if not isinstance(child, self.allowed) and type(child) not in _OPERATORS:
                 raise InputError(f"condition {self.text!r} uses {type(child).__name__}, which is not allowed", f"use {_ALLOWED}")
             if isinstance(child, ast.Constant) and not isinstance(child.value, str | int | float | bool):

@@ -174,7 +174,8 @@ class SuiteFile:
             names = {every[index].name for index in waiting}
             ready = [index for index in waiting if every[index].needs not in names]
             if not ready:
-                expected = f"no circle: {', '.join(sorted(names))} wait for each other"
+                circle = f"{', '.join(sorted(names))} wait for each other" if len(names) > 1 else "it would wait for itself"
+                expected = f"no circle: {circle}"
                 faults += [document.fault(("benchmark", index, "needs"), every[index].needs, expected) for index in waiting]
                 break
             order += ready
