@@ -130,7 +130,7 @@ LINES = {
     "reference": 465,
     "report": 4_473,
     "results": 2_478,
-    "suite": 2_223,
+    "suite": 2_237,
     "system": 3_848,
     "verify": 1_061,
     "worker": 2_103,

@@ -22,14 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from caraml.base.errors import InputError
-from caraml.engine.parallel.divide import attend_in_pieces, masks_of, sharded
 from caraml.engine.precision import HALF
 from caraml.suite.model import Placement, Point
-from caraml.suite.placement import ModelShape, impossible
+from caraml.suite.placement import ModelShape, impossible, layers_of_stage
 from caraml.system.model import System
 from caraml.workloads.base import Attend
 from caraml.workloads.gpt import Params, config_of
-from caraml.workloads.gpt.division import layers_of_stage
 from caraml.workloads.gpt.model import CHUNK_BYTES, Block, GPTConfig, Norm, linear_cross_entropy
 
 _FLOAT = 4
@@ -90,14 +88,14 @@ def _of_rank(point: Point, config: GPTConfig, rank: int) -> MemoryPlan:
     keep_gradients = placement.distributed_optimizer or placement.pp > 1 or placement.fsdp == 1
     gradients = whole if keep_gradients and point.accumulation > 1 else own
     communication = _pipelined(point, config, rank) + _masks(point, config.sequence_length)
-    if sharded(point):
+    if point.sharded:
         communication += _gathered(point, layer, ends, whole)
     elif point.holders > 1 and point.accumulation > 1:  # DDP's buckets; without accumulation the gradients lie in them
         communication += whole
     activations = int(micro.in_flight(point, rank) * (len(stages[0]) * micro.kept + (micro.embedded if first else 0)))
     logits = micro.loss if last else 0
     # The end of the last forward pass, with the gradients of earlier micro-batches or DDP's buckets; and the end of the backward pass.
-    there = gradients if point.accumulation > 1 or (point.holders > 1 and not sharded(point)) else 0
+    there = gradients if point.accumulation > 1 or (point.holders > 1 and not point.sharded) else 0
     tie = _FLOAT * config.vocab_size * config.width // placement.tp if last and not there else 0
     moments = max(there + activations + logits + tie, gradients + micro.kept + micro.working, there + activations + micro.working)
     state = own * (1 + _MOMENTS)
@@ -248,6 +246,8 @@ def _run(
 
 def _attend_in_part(cp: int, piece: int, dtype: torch.dtype, masked: bool) -> Attend:
     """What the fullest device does, which has the last piece of a sequence: with the whole sequence's keys and values."""
+    from caraml.engine.parallel.divide import attend_in_pieces, masks_of  # loads much of torch that other plans do without
+
     pieces = (0, 2 * cp - 1)
     masks = masks_of(pieces, piece, torch.device("cpu"), dtype) if masked else dict.fromkeys(pieces)
 

@@ -283,6 +283,13 @@ class Point(FrozenModel):
         return self.dp * self.placement.cp
 
     @property
+    def sharded(self) -> bool:
+        """Whether FSDP exchanges the gradients. It also does so for copies whose parameters tensor parallelism divides, as shards of one
+        part: DDP takes plain tensors only."""
+        placement = self.placement
+        return placement.fsdp > 1 or (self.holders > 1 and (placement.distributed_optimizer or placement.tp > 1))
+
+    @property
     def accumulation(self) -> int:
         """Micro-batches per optimizer step and copy of the model."""
         return self.global_batch // (self.micro_batch * self.dp)

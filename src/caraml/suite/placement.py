@@ -37,6 +37,13 @@ class ModelShape:
     """Whether `sp` and `cp` can be had."""
 
 
+def layers_of_stage(layers: int, stage: int, stages: int) -> range:
+    """Layers of one stage: as even as they can be, the first stages taking what is left over."""
+    each, left = divmod(layers, stages)
+    start = stage * each + min(stage, left)
+    return range(start, start + each + (stage < left))
+
+
 def misfit(point: Point, shape: ModelShape | None) -> str | None:
     """Why a point's placement cannot be, with the nearest one that can; ``None`` if it can. ``shape`` is missing if the model is always
     whole."""

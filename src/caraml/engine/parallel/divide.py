@@ -272,18 +272,11 @@ def _stage(stage: nn.Module, division: Division, point: Point, mesh: Mesh, devic
     if point.compile != "off":
         for layer in layers.values():  # its forward, so that the hooks of FSDP stay outside the graph
             layer.forward = torch.compile(layer.forward, mode=None if point.compile == "default" else point.compile)
-    if sharded(point) and division.tensor_plan is not None:
+    if point.sharded and division.tensor_plan is not None:
         shard(stage, layers, mesh.sharing, point, materialise)
         return stage
     materialise(stage, "")
     return copies(stage, mesh.holders, device) if point.holders > 1 else stage
-
-
-def sharded(point: Point) -> bool:
-    """Whether FSDP exchanges the gradients. It also does so for copies whose parameters tensor parallelism divides, as shards of one
-    part: DDP takes plain tensors only."""
-    placement = point.placement
-    return placement.fsdp > 1 or (point.holders > 1 and (placement.distributed_optimizer or placement.tp > 1))
 
 
 def give_memory(module: nn.Module, prefix: str, division: Division, device: torch.device) -> None:

@@ -14,7 +14,7 @@ from caraml.base.errors import EnvironmentUnfitError
 from caraml.base.toml import FrozenModel
 from caraml.metrics.model import Facts
 from caraml.suite.model import Knobs, Point
-from caraml.suite.placement import ModelShape
+from caraml.suite.placement import ModelShape, layers_of_stage
 from caraml.workloads.base import BuildContext, Division, Task, Workload, given_path, open_source
 
 if TYPE_CHECKING:
@@ -199,10 +199,10 @@ def _megatron(config: GPTConfig, ctx: BuildContext[Params], layers: range | None
 
 
 def _megatron_division(config: GPTConfig, params: Params, ctx: BuildContext[Params]) -> Division:
-    from caraml.workloads.gpt import division, megatron_core
+    from caraml.workloads.gpt import megatron_core
 
     return Division(
-        stage=lambda index, count: _megatron(config, ctx, division.layers_of_stage(config.layers, index, count)),
+        stage=lambda index, count: _megatron(config, ctx, layers_of_stage(config.layers, index, count)),
         layers=megatron_core.named_layers,
         tensor_plan=None,
         complete=lambda stage: None,

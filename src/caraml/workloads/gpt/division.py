@@ -11,15 +11,9 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, PrepareModuleInput, RowwiseParallel, SequenceParallel
 
+from caraml.suite.placement import layers_of_stage
 from caraml.workloads.base import Attend
 from caraml.workloads.gpt.model import GPT, Block, GPTConfig
-
-
-def layers_of_stage(layers: int, stage: int, stages: int) -> range:
-    """Layers of one stage: as even as they can be, the first stages taking what is left over."""
-    each, left = divmod(layers, stages)
-    start = stage * each + min(stage, left)
-    return range(start, start + each + (stage < left))
 
 
 def stage_on_meta(config: GPTConfig, stage: int, stages: int) -> GPT:
