@@ -62,12 +62,14 @@ def test_plan_refuses_input_that_is_here_and_of_another_kind(tmp_path: Path) -> 
     (tmp_path / "weights" / "config.json").write_text('{"model_type": "deberta-v2"}')
     with lmdb.open(str(tmp_path / "other.lmdb"), subdir=False) as other, other.begin(write=True) as transaction:
         transaction.put(b"key", b"value")
+    (tmp_path / "other.json").write_text('{"questions": []}')
     ids = np.arange(5000, dtype=np.int64) % 7
     ids[30] = 5000
     with IndexedTokensWriter(tmp_path / "corpus", 6000) as writer:
         writer.add(ids)
     for workload, params, told in (
         ("question_answering", '{ weights = "weights" }', "model_type: found 'deberta-v2', expected 'bert'"),
+        ("question_answering", '{ data = "squad", file = "other.json" }', "other.json: found no 'data'; expected SQuAD's form"),
         ("image_classification", '{ data = "./other.lmdb" }', "other.lmdb: an LMDB, but not one of images: found 1 entries, keys 'key'"),
         ("gpt", '{ preset = "4M", corpus = "corpus" }', "corpus: sample 0 has token 5000; expected ids from 0 to 4095"),
     ):

@@ -198,7 +198,7 @@ def _inputs(campaign: Campaign, points: Sequence[Point]) -> tuple[list[str], lis
         except InputError as error:
             unlike[str(error)] = None
         except OSError as error:  # a name too long, a folder that is closed to us
-            unlike[f"{error.filename}: {error.strerror}"] = None
+            unlike[f"{error.filename}: {error.strerror}" if error.filename else str(error)] = None
     return list(absent), list(unlike)
 
 

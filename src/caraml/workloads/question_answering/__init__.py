@@ -171,9 +171,13 @@ def _batches(dataset: Any, ctx: BuildContext[Params]) -> Any:
 
 
 def check(params: Params, folder: Path) -> None:
-    """See that the weights are a BERT's of the preset's sizes."""
+    """See that the weights are a BERT's of the preset's sizes, and that questions are in SQuAD's form."""
+    from caraml.workloads.question_answering.data import read_squad
+
     if params.weights is not None:
         _words_of(params, folder / params.weights)
+    for path in filter(None, (params.file, params.validation)):
+        read_squad(folder / path)
 
 
 WORKLOAD = Workload(title="question answering", params=Params, build=build, packages=("transformers",), check=check)
