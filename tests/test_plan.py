@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from caraml.base.errors import InputError
 from caraml.cli import app
+from caraml.suite.model import WORKLOAD_ALIASES
+from caraml.workloads import load_workload
 from caraml.workloads.gpt.tokens import IndexedTokensWriter
+from caraml.workloads.weather import prepare_weather
 
 LOOKED_AT = """\
 name = "given"
@@ -75,6 +81,22 @@ def test_plan_refuses_input_that_is_here_and_of_another_kind(tmp_path: Path) -> 
     ):
         code, text = planned(tmp_path, workload, params)
         assert code == 2 and text.count(told) == 1 and "refused: " in text, text
+
+
+def test_weather_folders_are_looked_at(tmp_path: Path) -> None:
+    """Each application takes its own look-alikes, and refuses those of every other."""
+    applications = {**WORKLOAD_ALIASES, "atmorep": "atmorep"}
+    for name in applications:
+        prepare_weather(name, tmp_path / name)
+    for name, workload in applications.items():
+        found = load_workload(workload)
+        assert found.check is not None
+        for other in applications:
+            params, place = found.params.model_validate({"folder": other}), re.escape(str(tmp_path / other))
+            with nullcontext() if other == name else pytest.raises(InputError, match=f"^{place}"):
+                found.check(params, tmp_path)
+    code, text = planned(tmp_path, "radiation_emulation", '{ folder = "ap6" }')
+    assert code == 2 and f"refused: {tmp_path}/ap6/era5_pl_" in text
 
 
 def test_plan_says_that_megatron_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

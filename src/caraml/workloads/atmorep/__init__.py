@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from caraml.workloads.base import BuildContext, Task, Workload, counted_facts
-from caraml.workloads.weather import WeatherParams, open_input
+from caraml.workloads.weather import WeatherParams, check_files, open_input
 
 if TYPE_CHECKING:
     import torch
@@ -90,4 +90,6 @@ def _flops(params: Params) -> tuple[float, float]:
         return forward_and_training_flops(lambda: masked_loss(model, batch), 1)
 
 
-WORKLOAD = Workload(title="AtmoRep-style multi-field transformer", params=Params, build=build, packages=("h5netcdf", "h5py"))
+WORKLOAD = Workload(
+    title="AtmoRep-style multi-field transformer", params=Params, build=build, packages=("h5netcdf", "h5py"), check=check_files
+)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from caraml.workloads.base import COUNTED, BuildContext, StepTools, Task, Workload, counted_facts
-from caraml.workloads.weather import WeatherParams, open_input
+from caraml.workloads.weather import WeatherParams, check_files, open_input
 
 if TYPE_CHECKING:
     import torch
@@ -141,4 +141,4 @@ def _flops(grid: tuple[int, int]) -> tuple[float, float]:
     return forward / _FLOPS_BATCH, whole / _FLOPS_BATCH
 
 
-WORKLOAD = Workload(title="downscaling, WGAN-GP", params=Params, build=build, packages=("h5netcdf", "h5py"))
+WORKLOAD = Workload(title="downscaling, WGAN-GP", params=Params, build=build, packages=("h5netcdf", "h5py"), check=check_files)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -67,4 +68,12 @@ def _flops(grid: tuple[int, int]) -> tuple[float, float]:
         return forward_and_training_flops(lambda: model(fields).sum(), 1)
 
 
-WORKLOAD = Workload(title="ensemble post-processing, U-Net", params=Params, build=build, packages=("h5netcdf", "h5py"))
+def check(params: Params, folder: Path) -> None:
+    """See that the five files are there, with their variables."""
+    from caraml.workloads.ensemble_postprocessing.data import EnsembleSamples
+
+    if params.data == "files" and params.folder is not None:
+        EnsembleSamples(folder / params.folder)
+
+
+WORKLOAD = Workload(title="ensemble post-processing, U-Net", params=Params, build=build, packages=("h5netcdf", "h5py"), check=check)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from caraml.workloads.base import BuildContext, Task, Workload, counted_facts
-from caraml.workloads.weather import WeatherParams, open_input
+from caraml.workloads.weather import WeatherParams, check_files, open_input
 
 if TYPE_CHECKING:
     import torch
@@ -82,4 +82,4 @@ def _flops(params: Params) -> tuple[float, float]:
         return forward_and_training_flops(lambda: radiation_loss(model(*inputs), truth, params.heating_weight), 2)
 
 
-WORKLOAD = Workload(title="radiation emulation, 1-D CNN", params=Params, build=build, packages=("h5netcdf", "h5py"))
+WORKLOAD = Workload(title="radiation emulation, 1-D CNN", params=Params, build=build, packages=("h5netcdf", "h5py"), check=check_files)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from caraml.workloads.base import COUNTED, BuildContext, StepTools, Task, Workload, counted_facts
-from caraml.workloads.weather import WeatherParams, open_input
+from caraml.workloads.weather import WeatherParams, check_files, open_input
 
 if TYPE_CHECKING:
     import torch
@@ -148,4 +148,6 @@ def _flops(params: Params) -> tuple[float, float]:
         return forward_and_training_flops(lambda: cluster_loss(network(crops)[1], labels), 1)
 
 
-WORKLOAD = Workload(title="weather-regime clustering, DeepCluster v2", params=Params, build=build, packages=("h5netcdf", "h5py"))
+WORKLOAD = Workload(
+    title="weather-regime clustering, DeepCluster v2", params=Params, build=build, packages=("h5netcdf", "h5py"), check=check_files
+)

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from caraml.workloads.base import BuildContext, Task, Workload, counted_facts
-from caraml.workloads.weather import WeatherParams, open_input
+from caraml.workloads.weather import WeatherParams, check_files, open_input
 
 SAMPLES_WITHOUT_FILES = 8192
 """Samples in an epoch of random data: the report's 34 GiB."""
@@ -62,4 +62,6 @@ def _flops(params: Params) -> tuple[float, float]:
         return forward_and_training_flops(lambda: pinball_loss(model(fields), target), 2)
 
 
-WORKLOAD = Workload(title="temperature post-processing, U-Net", params=Params, build=build, packages=("h5netcdf", "h5py"))
+WORKLOAD = Workload(
+    title="temperature post-processing, U-Net", params=Params, build=build, packages=("h5netcdf", "h5py"), check=check_files
+)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from caraml.workloads.base import BuildContext, Task, Workload, counted_facts, given_path
-from caraml.workloads.weather import WeatherParams, open_input
+from caraml.workloads.weather import WeatherParams, check_files, open_input
 
 SAMPLES_WITHOUT_FILES = 148_000
 """Texts in an epoch of random data: as many as the report's training set has."""
@@ -86,11 +86,12 @@ def _flops(params: Params) -> tuple[float, float]:
 
 
 def check(params: Params, folder: Path) -> None:
-    """See that the weights are a DeBERTa's of the preset's sizes."""
+    """See that the weights are a DeBERTa's of the preset's sizes, and that files are of tweets."""
     from caraml.workloads.tweet_rain_classification.model import check_config
 
     if params.weights is not None:
         check_config(folder / params.weights, _sizes(params))
+    check_files(params, folder)
 
 
 _PACKAGES = ("h5netcdf", "h5py", "transformers")

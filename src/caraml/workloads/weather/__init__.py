@@ -63,6 +63,15 @@ def open_input(
     return replace(source, validation=lambda: _once(files(folder, "validation"), ctx.micro_batch, ctx.device))
 
 
+def check_files(params: WeatherParams, folder: Path) -> None:
+    """See that a folder has the application's files, and the first of them its variables: there may be thousands."""
+    from caraml.workloads.weather.netcdf import NetcdfFiles, find_files
+
+    if params.data == "files" and params.folder is not None:
+        data = importlib.import_module(f"{type(params).__module__}.data")
+        NetcdfFiles(find_files(folder / params.folder, getattr(data, "PATTERN", "*.nc"))[:1], data.LAYOUT)
+
+
 def _once(samples: MapDataset, batch_size: int, device: torch.device) -> Iterator[Any]:
     """The first batches of a data set in order, the last of them perhaps smaller."""
     from torch.utils.data import default_collate
