@@ -119,7 +119,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_726,
-    "base": 2_626,
+    "base": 2_674,
     "campaign": 1_750,
     "cli": 1_540,
     "data": 784,
@@ -133,10 +133,10 @@ LINES = {
     "suite": 2_237,
     "system": 3_848,
     "verify": 1_061,
-    "worker": 2_103,
+    "worker": 2_110,
     "workloads": 8_705,
 }
-FILES = 231
+FILES = 232
 
 
 def test_no_room_outgrows_its_lines() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import os
@@ -9,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,19 @@ def test_signals_reach_the_command_and_the_result_is_written(tmp_path: Path, num
     assert out == "got it\n"
     assert process.returncode == 5
     assert result_of(tmp_path)["exit_code"] == 5
+
+
+def test_a_signal_that_does_not_interrupt_the_wait_for_the_command_reaches_it(tmp_path: Path) -> None:
+    """As one that comes just before the wait begins: here another thread is interrupted."""
+    process = start(
+        "--methods", "fake", "--out", str(tmp_path), "--", "sh", "-c", "trap 'exit 5' USR1; echo ready; while true; do sleep 0.05; done"
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    thread = next(int(task.name) for task in Path(f"/proc/{process.pid}/task").iterdir() if int(task.name) != process.pid)
+    ctypes.CDLL(None).tgkill(process.pid, thread, signal.SIGUSR1)
+    process.communicate(timeout=300)
+    assert process.returncode == 5
 
 
 def test_a_command_ended_by_a_signal_ends_the_wrapper_by_the_same(tmp_path: Path) -> None:
@@ -383,5 +398,5 @@ def test_sampling_costs_little() -> None:
 
 def test_a_signal_that_comes_while_the_command_starts_is_not_lost() -> None:
     child = _Child(["sleep", "30"])
-    child._forward(signal.SIGTERM, None)
+    threading.Thread(target=child._forward, args=(signal.SIGTERM,)).start()
     assert child.run() == -signal.SIGTERM

@@ -23,9 +23,9 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from caraml.base.files import new_folder_beside, write_file
+from caraml.base.signals import on_signals
 
 MEET = "CARAML_MEET"
 """Environment variable: the folder, its user's alone, in which the processes of a point find each other."""
@@ -50,9 +50,8 @@ class Starter:
 
     def run(self) -> int:
         """Start them and wait; returns the exit code of the first that failed as a shell has it (128 + number for a signal), or 0."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._told)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(on_signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), lambda number: self._events.put((number, None))))
             if self._nodes == 1:
                 meet = str(own_folder())
                 stack.callback(shutil.rmtree, meet, ignore_errors=True)
@@ -64,9 +63,6 @@ class Starter:
                 return self._wait()
             finally:
                 self._end()
-
-    def _told(self, number: int, frame: FrameType | None) -> None:
-        self._events.put((number, None))
 
     def _start(self, local: int, meet: str) -> None:
         rank = self._node * self._devices + local

@@ -11,14 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from caraml.base.errors import InputError, unknown_name
 from caraml.base.files import write_file
 from caraml.base.format import printable
+from caraml.base.signals import on_signals
 from caraml.power import node
 from caraml.power.meter import Meter
 from caraml.power.model import WindowEnergy
@@ -152,45 +152,31 @@ class _Child:
     def __init__(self, argv: list[str]) -> None:
         self._argv = argv
         self._process: subprocess.Popen[bytes] | None = None
-        self._early: list[int] = []
-        """Signals that came while the command was being started: it may run already, and its process not be known here yet."""
+        self._started = threading.Event()
+        """Set when its process is known here: it may run before, and a signal that comes then waits."""
         self.trouble: str | None = None
         """Why it could not be started."""
 
     def run(self) -> int:
         """Start it and wait for its end; the exit code, or minus the signal that ended it."""
-        before = self._pass_signals_on()
-        try:
-            self._process = subprocess.Popen(self._argv)  # noqa: S603 -- the command that is to be measured
-            for number in self._early:
-                self._process.send_signal(number)
-            return self._process.wait()
-        except OSError as error:
-            self.trouble = f"{self._argv[0]} cannot be started: {error.strerror}"
-            return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with on_signals((*FORWARDED, signal.SIGINT), self._forward):
+            try:
+                self._process = subprocess.Popen(self._argv)  # noqa: S603 -- the command that is to be measured
+                self._started.set()
+                return self._process.wait()
+            except OSError as error:
+                self.trouble = f"{self._argv[0]} cannot be started: {error.strerror}"
+                return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+            finally:
+                self._started.set()
 
-    def _pass_signals_on(self) -> dict[int, Any]:
-        """Install handlers; returns the old ones. Only the main thread may do so."""
-        if threading.current_thread() is not threading.main_thread():
-            return {}
-        before = {number: signal.signal(number, self._forward) for number in FORWARDED}
+    def _forward(self, number: int) -> None:
+        self._started.wait()
         # Ctrl-C at a terminal reaches the command by itself, since it is in the same foreground group.
-        at_terminal = os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, _ignore if at_terminal else self._forward)
-        return before
-
-    def _forward(self, number: int, frame: FrameType | None) -> None:
-        if self._process is None:
-            self._early.append(number)
-        elif self._process.returncode is None:
-            self._process.send_signal(number)
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Handle a signal by doing nothing; unlike ``SIG_IGN`` this is not inherited by the command."""
+        at_terminal = number == signal.SIGINT and os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+        if self._process is not None and not at_terminal:
+            with suppress(PermissionError):  # it runs as somebody else
+                self._process.send_signal(number)  # does nothing to one that has ended
 
 
 class LiveLine:

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from pydantic import Field
@@ -25,6 +24,7 @@ from pydantic import Field
 from caraml.base.errors import CaramlError, InputError
 from caraml.base.format import human
 from caraml.base.limits import SECONDS, limited, read_json
+from caraml.base.signals import on_signals
 from caraml.base.toml import FrozenModel
 from caraml.engine.instruments import Instruments, NodeSummary
 from caraml.metrics.energy import energies
@@ -113,14 +113,18 @@ class CommandWorker:
         """Largest resident set of the program and of what it started and waited for [B]."""
         self._told: set[int] = set()
         """Signals that came for this process and its program."""
+        self._starting = threading.Lock()
+        """Held while the program is started: it may run before its process is known here."""
 
     def run(self) -> int:
         """Run and write the record; returns the program's exit code as a shell has it.
 
         Of a program that was told to end, and did, whoever told it knows why; there is no record here.
         """
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, self._hand_on)
+        with on_signals((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2), self._hand_on):
+            return self._run()
+
+    def _run(self) -> int:
         if self.params.energy:
             self._progress.write("idle")
             self._instruments = Instruments()
@@ -175,16 +179,19 @@ class CommandWorker:
         marked = _Marked(self.params.marks, self._edge) if self.params.marks is not None else None
         pipe = subprocess.PIPE if marked is not None else None
         try:
-            self._child = subprocess.Popen(  # noqa: S603 -- the program of the point: running it is what was asked for; no shell
-                self.command.argv,
-                cwd=self.command.cwd,
-                env={**os.environ, **self.command.env, **self._handed_over},
-                stdin=subprocess.DEVNULL,
-                stdout=pipe,
-                stderr=subprocess.STDOUT if pipe else None,
-                text=True,
-                errors="replace",
-            )
+            with self._starting:
+                self._child = subprocess.Popen(  # noqa: S603 -- the program of the point: running it is what was asked for; no shell
+                    self.command.argv,
+                    cwd=self.command.cwd,
+                    env={**os.environ, **self.command.env, **self._handed_over},
+                    stdin=subprocess.DEVNULL,
+                    stdout=pipe,
+                    stderr=subprocess.STDOUT if pipe else None,
+                    text=True,
+                    errors="replace",
+                )
+                for number in self._told:
+                    self._send(number)
         except OSError as error:
             print(f"{self.command.argv[0]} in {self.command.cwd}: {error.strerror}", flush=True)
             return (NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE), marked
@@ -217,10 +224,11 @@ class CommandWorker:
         """When the program was over; not before its last mark, which may be read a moment later."""
         return None if self._gone is None else max(self._gone, marked.end or 0.0)
 
-    def _hand_on(self, number: int, frame: FrameType | None) -> None:
+    def _hand_on(self, number: int) -> None:
         """The program gets the signal; what it does then decides how this ends."""
-        self._told.add(number)
-        self._send(number)
+        with self._starting:
+            self._told.add(number)
+            self._send(number)
 
     def _send(self, number: int) -> None:
         if self._child is not None and self._gone is None:
