@@ -15,7 +15,7 @@ from caraml.base.errors import CaramlError
 from caraml.base.format import human, percent
 from caraml.base.plugins import Plugin
 from caraml.power.sampler import available_sources
-from caraml.power.source import POWER_SOURCES, SourceEntry, source_plugins
+from caraml.power.source import POWER_SOURCES, SourceEntry, how_often, source_plugins
 from caraml.system import doctor, families
 from caraml.system.detect import detect
 from caraml.system.doctor import Check
@@ -94,12 +94,12 @@ def _sensor(source: dict[str, Any]) -> Check:
     if not source["readable"]:
         return Check(name, "warn", source["reason"], source["fix"])
     shown = [channel for channel in source["channels"] if channel["kind"] != "apparent_va"]  # it has the name of its power
-    channels = [f"{channel['label']} ({channel['boundary']}, {_period(channel['measured_period_s'])})" for channel in shown]
+    channels = [f"{channel['label']} ({channel['boundary']}, {_period(channel)})" for channel in shown]
     return Check(name, "ok", "; ".join(channels))
 
 
-def _period(seconds: float | None) -> str:
-    return "update period not seen" if seconds is None else f"new value every {1000 * seconds:.0f} ms"
+def _period(channel: dict[str, Any]) -> str:
+    return how_often(channel["measured_period_s"], channel["declared_period_s"])
 
 
 def plugin_checks() -> list[Check]:

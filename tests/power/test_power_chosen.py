@@ -45,7 +45,11 @@ def test_what_is_here_has_it_too(pdu: str, capsys: pytest.CaptureFixture[str]) -
     lines = {line["name"]: line for line in available_sources(seconds=0.0)}
     assert [name for name, line in lines.items() if line["auto"]] == [pdu, "rapl"] and "csv" not in lines and "fake" not in lines
     assert lines[pdu]["readable"] and [channel["kind"] for channel in lines[pdu]["channels"]] == ["power_mean", "apparent_va"]
-    assert main(["sources"]) == 0 and f"{pdu} ok" in capsys.readouterr().out
+    assert main(["sources"]) == 0
+    said = capsys.readouterr().out
+    assert f"{pdu} ok" in said and f"({pdu}), taken to have a new value every 1000 ms" in said, "its rows tell, where the power stays"
+    (check,) = [check for check in power_checks([lines[pdu]]) if check.name == f"power: {pdu}"]
+    assert check.found == "pdu.csv (node_ac, taken to have a new value every 1000 ms)"
 
 
 def told(*lines: tuple[str, bool, bool, bool]) -> dict[str, tuple[str, str, str | None]]:

@@ -145,6 +145,11 @@ def test_the_summary_says_how_good_what_is_best_and_what_to_do() -> None:
     assert "caraml retry quick" in found["Next"], "needs no file"
     failed = run(4, 1.0, [], status="failed", reason="no", metrics={}, window=None)
     assert "is imprecise" in dict(findings(repeated([run(8, 0.1, ["imprecise"])])))["Next"]
+    blind = run(8, 0.1, [])
+    blind.metrics["energy_per_item"] = Metric(value=None, unit="J/token", reason="no sensor of this boundary answered")
+    assert "caraml doctor" in dict(findings(repeated([blind])))["Next"]
+    blind.metrics["node_energy"] = Metric(value=2e3, unit="J", scope="node_ac")
+    assert "Next" not in dict(findings(repeated([blind]))), "a meter of the node was read: nothing is to be looked for"
     ((title, text),) = findings(repeated([failed]))
     assert title == "Next" and text.startswith(f"caraml logs {failed.key} says why") and "caraml retry" in text
 

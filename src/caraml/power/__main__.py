@@ -91,6 +91,7 @@ def _run(given: argparse.Namespace) -> int:
 def _sources(given: argparse.Namespace) -> int:
     del given
     from caraml.power.sampler import available_sources
+    from caraml.power.source import how_often
 
     for line in available_sources():
         state = "ok" if line["readable"] else "closed" if line["found"] else "absent"
@@ -98,8 +99,7 @@ def _sources(given: argparse.Namespace) -> int:
         if line["reason"]:
             print(f"{'':19s}{line['reason']}" + (f"\n{'':19s}fix: {line['fix']}" if line["fix"] else ""))
         for channel in line["channels"]:
-            period = channel["measured_period_s"]
-            seen = "update period not seen" if period is None else f"updates every {1000 * period:.0f} ms"
+            seen = how_often(channel["measured_period_s"], channel["declared_period_s"])
             print(f"{'':19s}{channel['boundary']:8s} {channel['kind']:14s} {channel['label']} ({channel['id']}), {seen}")
     return 0
 

@@ -356,7 +356,7 @@ def available_sources(seconds: float = 0.5) -> list[dict[str, Any]]:
                 "label": c.label,
                 "boundary": c.boundary,
                 "kind": c.kind,
-                "declared_period_s": c.update_period_s,
+                "declared_period_s": c.update_period_s or c.spacing_s,
                 "measured_period_s": periods.get(c.id),
             }
             for c in source.channels()

@@ -291,6 +291,13 @@ def timed(channel: str, ask: Callable[[], float], failures: tuple[type[Exception
     return Reading(channel, before, time.monotonic(), value)
 
 
+def how_often(measured: float | None, declared: float) -> str:
+    """How often a sensor has a new value [s], by what was seen, else by what its source says of it."""
+    if measured is not None:
+        return f"new value every {1000 * measured:.0f} ms"
+    return f"taken to have a new value every {1000 * declared:.0f} ms" if declared else "update period not seen"
+
+
 def output_of(command: Sequence[str], seconds: float) -> str:
     """What a program prints that is given so long. Raises ``SensorError`` where it fails, else what ``subprocess.run`` does."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 -- vendors' programs, with arguments of ours; no shell

@@ -26,6 +26,7 @@ from caraml.report.section import ReportFigure, Section
 from caraml.report.series import first_line, power_figure, read_traces
 from caraml.results.record import Record
 from caraml.results.store import Store
+from caraml.worker.command_record import NO_ENERGY
 
 HEADLINE = (
     "throughput",
@@ -187,7 +188,7 @@ def _next_steps(lines: Sequence[Repeats], doubtful: Sequence[Repeats]) -> list[t
         steps.append(f"caraml logs {lost[0].key} says why {lost[0].point.label} {lost[0].status}; caraml retry {suite} tries again")
     if doubtful:
         steps.append(f"measure again what was disturbed or is imprecise, on a quiet machine or for longer: caraml retry {suite}")
-    if any(energy_reason(record) is not None for record in runs):
+    if any(energy_reason(record) not in (None, NO_ENERGY) and record.value("node_energy") is None for record in runs):
         steps.append("energy: caraml doctor names the sensors of this machine and what they need")
     if len([line for line in lines if line.good]) > 1:
         steps.append(f"caraml advise {suite} compares what can be chosen, such as batch, precision and devices")
