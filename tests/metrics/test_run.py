@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from caraml.metrics.definitions import METRICS, unit_of
@@ -100,6 +102,8 @@ def test_powers_and_energies_stand_side_by_side() -> None:
     assert factor.value == pytest.approx(80 / 79.5) and factor.reason is None, "above 1 by less than its bound"
     boundaries["node_ac"].mean_va = 50
     assert "contradict" in (run_metrics(run(), energy)["power_factor"].reason or "")
+    boundaries["node_ac"] = replace(boundaries["node_ac"], mean_va=100, valid=False, reason="flags: suspended")
+    assert {run_metrics(run(), energy)[name].reason for name in (*names, "node_apparent_energy")} == {"not valid: flags: suspended"}
 
 
 def test_every_run_metric_is_defined_with_its_unit() -> None:

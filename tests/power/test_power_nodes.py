@@ -66,10 +66,12 @@ def test_a_node_whose_edges_lie_beside_the_others_has_that_in_its_bound(early: b
     """Ten seconds at 500 W between two at rest, and a node that opens or closes its window one second away from the others."""
     first, late = window("n1", {"a": 5000}), window("n2", {"b": 5000}, length=11, start=-1.0 if early else 0.0)
     late.channels[0].peak_w = 500.0
+    late.channels[0].mean_va, late.channels[0].bound_va, late.channels[0].peak_va = 550.0, 1.0, 600.0
     late.flags = ["clock_step"]
     wider = displaced(late, 1.0)
     assert wider.channels[0].bound_j == pytest.approx(sum(wider.channels[0].bound_parts.values()) + 50) == pytest.approx(550)
     assert wider.flags == ["clock_step"] and wider.valid and displaced(late, 0.0) is late
+    assert wider.boundaries["device"].bound_va == pytest.approx(1 + 600 / 11), "apparent power has the same edges"
     truth, boundary = 10_000.0, over_nodes({"n1": first, "n2": wider}).boundaries["device"]
     assert boundary.energy_j is not None and boundary.bound_j is not None
     assert 0 < truth - boundary.energy_j <= boundary.bound_j < 0.06 * truth
@@ -176,7 +178,10 @@ def test_a_csv_file_that_grows_is_a_meter(tmp_path: Path) -> None:
 def test_apparent_power_is_summed_over_nodes_that_all_have_it() -> None:
     first, second = window("n1", {"a": 5000}, boundary="node_ac"), window("n2", {"b": 5000}, boundary="node_ac")
     first.boundaries["node_ac"].mean_va, first.boundaries["node_ac"].peak_va, first.boundaries["node_ac"].bound_va = 600.0, 700.0, 6.0
-    assert over_nodes({"n1": first, "n2": second}).boundaries["node_ac"].mean_va is None
+    found = powers(over_nodes({"n1": first, "n2": second}))
+    assert {(found[name].value, found[name].reason) for name in APPARENT} == {(None, "n2: its sensor gives watts only")}
+    found = powers(over_nodes({"n1": first, "n2": WindowEnergy("w", 0, 10, reason="no power sensor")}))
+    assert {(found[name].value, found[name].reason) for name in APPARENT} == {(None, "n2: no power sensor")}
     second.boundaries["node_ac"].mean_va, second.boundaries["node_ac"].peak_va = 400.0, 450.0
     second.boundaries["node_ac"].bound_va = 4.0
     total = over_nodes({"n1": first, "n2": second}).boundaries["node_ac"]
@@ -195,6 +200,29 @@ def test_meters_of_one_file_name_are_told_apart(tmp_path: Path) -> None:
         now = time.monotonic()
     node = meter.energy("w", now - 50, now - 10).boundaries["node_ac"]
     assert (node.mean_w, node.mean_va) == (pytest.approx(500), pytest.approx(625)) and len(set(node.channels)) == 2
+
+
+@pytest.mark.parametrize("outlet", ["", "left"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_meter_that_several_nodes_read_is_not_added_to_itself(tmp_path: Path, shared: bool, outlet: str) -> None:
+    """One file on a disk that nodes share, or a file of one name on the disk of each."""
+    windows, now = {}, time.time()
+    rows = "".join(f"{now - 60 + second},400,500{outlet and ','}{outlet}\n" for second in range(61))
+    for node in ("n1", "n2"):
+        file = tmp_path / ("" if shared else node) / "pdu.csv"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"time,power_w,apparent_va{outlet and ',channel'}\n{rows}")
+        with Meter([f"csv:{file}"]) as meter:
+            later = time.monotonic()
+        windows[node] = meter.energy("w", later - 50, later - 10)
+    total = over_nodes(windows)
+    node, found = total.boundaries["node_ac"], powers(total)
+    if not shared:
+        assert (node.mean_w, node.mean_va) == (pytest.approx(800), pytest.approx(1000)) and total.valid
+        return
+    assert node.energy_j is None and node.mean_va is None and not total.valid and node.partial_j == pytest.approx(16_000)
+    reasons = {str(found[name].reason) for name in ("node_energy", *APPARENT)}
+    assert all(reason.startswith("n2: its meter csv:") and "is that of n1, too" in reason for reason in reasons), reasons
 
 
 @pytest.mark.parametrize("second", ["pdu.csv", "./pdu.csv", "{here}/pdu.csv", "linked.csv", "hard.csv", "below/../pdu.csv"])
@@ -449,15 +477,45 @@ def test_redfish_watts(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any]
         source.open()
         assert source.read()[0].value == watts
         assert source.channels()[0].mean_window_s == (20.0 if "Reading" in document else 1.0)
-        assert [(c.kind, c.domain) for c in source.channels()[1:]] == (
-            [("apparent_va", "redfish:node")] if "PowerWatts" in document else []
-        )
+        name = source.channels()[0].domain
+        assert [(c.kind, c.domain) for c in source.channels()[1:]] == ([("apparent_va", name)] if "PowerWatts" in document else [])
         assert [r.value for r in source.read()[1:]] == ([document["PowerWatts"]["ApparentVA"]] if "PowerWatts" in document else [])
         assert seen[0] == "Basic dTpw"
     finally:
         server.shutdown()
         server.server_close()
     assert {reading.value for reading in source.read()} == {None}
+
+
+class Outlets(http.server.BaseHTTPRequestHandler):
+    """The outlets of a PDU, each with a power of its own, and the root of the service, which says which PDU it is."""
+
+    def do_GET(self) -> None:
+        number = self.path.rpartition("/")[2]
+        told = {"PowerWatts": {"Reading": int(number) * 100, "ApparentVA": int(number) * 125}} if number else {"UUID": "92384634"}
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(told).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_outlets_of_one_controller_add_up_and_each_counts_on_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their readings had one name, so their sum was the mean of them."""
+    monkeypatch.setattr("caraml.power.sources.board.RedfishSource.min_interval_s", 0.0)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Outlets) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"redfish:http://127.0.0.1:{server.server_port}/redfish/v1/PowerEquipment/RackPDUs/1/Outlets"
+        with Meter([f"{address}/1", f"{address}/4"]) as meter, meter.window("w") as both:
+            time.sleep(0.3)
+        with Meter([f"{address}/4"]) as other, other.window("w") as one:
+            time.sleep(0.3)
+        first, second = both.energy, one.energy
+        server.shutdown()
+    assert (first.boundaries["node_ac"].mean_w, first.boundaries["node_ac"].mean_va) == (pytest.approx(500), pytest.approx(625))
+    assert len({channel.id for channel in first.channels}) == 2 and second.boundaries["node_ac"].mean_w == pytest.approx(400)
+    assert "that of n1, too" in str(over_nodes({"n1": first, "n2": second}).boundaries["node_ac"].reason)
 
 
 def test_the_password_of_a_controller_goes_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:

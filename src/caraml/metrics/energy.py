@@ -228,17 +228,17 @@ def _apparent(energy: WindowEnergy | None, node: Metric) -> dict[str, Metric]:
         why = found.va_reason if found is not None else None
         why = why or (node.reason if node.value is None else "the node's sensor gives watts only")
         return unknown(DEFINITIONS, APPARENT_METRICS, why, scope="node_ac")
-    factor = _power_factor(found, energy.duration_s)
-    mean = Metric(value=found.mean_va, unit="VA", bound=found.bound_va, scope="node_ac")
+    doubt = f"not valid: {found.reason}" if found.energy_j is not None and not found.valid else None
+    mean = Metric(value=found.mean_va, unit="VA", bound=found.bound_va, scope="node_ac", reason=doubt)
     return {
         "node_apparent_energy": scaled(mean, energy.duration_s / JOULES_PER_WATT_HOUR, "VAh"),
         "node_mean_apparent_power": mean,
-        "node_max_apparent_power": Metric(value=found.peak_va, unit="VA", scope="node_ac"),
-        "power_factor": factor,
+        "node_max_apparent_power": Metric(value=found.peak_va, unit="VA", scope="node_ac", reason=doubt),
+        "power_factor": _power_factor(found, energy.duration_s, doubt),
     }
 
 
-def _power_factor(found: BoundaryEnergy, seconds: float) -> Metric:
+def _power_factor(found: BoundaryEnergy, seconds: float, doubt: str | None) -> Metric:
     """Power over apparent power. Its bound takes both at the ends of theirs: their errors may point opposite ways."""
     watts, va, off = found.mean_w, found.mean_va or 0.0, found.bound_va
     if watts is None or not va > 0:
@@ -246,8 +246,8 @@ def _power_factor(found: BoundaryEnergy, seconds: float) -> Metric:
     factor, bound = watts / va, None
     if found.bound_j is not None and off is not None and off < va:
         bound = (watts + found.bound_j / seconds) / (va - off) - factor
-    above = factor - (bound or 0.0) > 1
-    doubt = "above 1, which no supply has: the sensor's power and apparent power contradict" if above else None
+    if factor - (bound or 0.0) > 1:
+        doubt = "above 1, which no supply has: the sensor's power and apparent power contradict"
     return Metric(value=factor, unit="1", bound=bound, scope="node_ac", reason=doubt)
 
 

@@ -5,7 +5,7 @@ Pure functions: the same readings always give the same numbers, during a run or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from caraml.power.counter import counter_energy
@@ -106,6 +106,7 @@ def _described(measured: ChannelReadings, estimate: SeriesEstimate, start: float
         flags=sorted({*estimate.flags, *channel.flags}),
         reason=f"{estimate.reason}{silent_for}" if estimate.reason else None,
         spans_nodes=channel.spans_nodes,
+        meter=channel.meter,
     )
 
 
@@ -159,7 +160,7 @@ def boundary_energy(channels: list[ChannelEnergy], duration: float) -> BoundaryE
     chosen = roots(_one_source_per_hardware(channels))
     total = BoundaryEnergy(channels=[c.id for c in chosen])
     total.mean_va, total.bound_va, total.peak_va = (added(getattr(c, name) for c in chosen) for name in APPARENT)
-    total.va_reason = "; ".join(f"{c.id}: {c.va_reason}" for c in chosen if c.va_reason) or None
+    total.va_reason = why_no_va({c.id: c for c in chosen})
     known = [c.energy_j for c in chosen if c.energy_j is not None]
     if len(known) < len(chosen):
         parts = [*known, *(c.partial_j for c in chosen if c.partial_j is not None)]
@@ -179,6 +180,14 @@ def boundary_energy(channels: list[ChannelEnergy], duration: float) -> BoundaryE
     total.valid = not blocking
     total.reason = f"flags: {', '.join(blocking)}" if blocking else None
     return total
+
+
+def why_no_va(parts: Mapping[str, ChannelEnergy | BoundaryEnergy]) -> str | None:
+    """Which of the parts have no apparent power, and why; ``None`` where none of them has a sensor of it, or all have their number."""
+    if all(part.mean_va is None and part.va_reason is None for part in parts.values()):
+        return None
+    lacking = {name: part.va_reason or "its sensor gives watts only" for name, part in parts.items() if part.mean_va is None}
+    return "; ".join(f"{name}: {why}" for name, why in lacking.items()) or None
 
 
 def added(values: Iterable[float | None]) -> float | None:

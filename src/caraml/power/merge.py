@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from caraml.base.errors import InputError, in_a_line
 from caraml.base.limits import MERGED, MERGED_CHANNELS, RANKS, read_json, too_large
-from caraml.power.energy import APPARENT, added, boundary_energy, sum_domains, with_channels
+from caraml.power.energy import APPARENT, added, boundary_energy, sum_domains, why_no_va, with_channels
 from caraml.power.model import BOUNDARIES, BoundaryEnergy, ChannelEnergy, WindowEnergy
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def _add(boundary: str, windows: Mapping[str, WindowEnergy], duration: float) ->
     found: dict[str, BoundaryEnergy] = {}
     lacking: dict[str, str] = {}
     spanning: set[str] = set()
+    readers: dict[str, str] = {}
     for node, window in windows.items():
         members = [channel for channel in window.channels if channel.boundary == boundary]
         own = [channel for channel in members if channel.id not in spanning]
@@ -100,6 +101,10 @@ def _add(boundary: str, windows: Mapping[str, WindowEnergy], duration: float) ->
         part = window.boundaries.get(boundary)
         if part is not None and len(own) < len(members):
             part = boundary_energy(own, window.duration_s) if own else None
+        counted = [channel for channel in members if part is not None and channel.id in part.channels and channel.meter]
+        if twice := next((channel for channel in counted if readers.setdefault(channel.meter, node) != node), None):
+            lacking[node] = f"its meter {twice.id} is that of {readers[twice.meter]}, too, and counts once: each node needs its own"
+            continue
         if part is not None:
             found[node] = _scaled(part, duration / window.duration_s)
         if part is not None and part.energy_j is None:
@@ -112,7 +117,7 @@ def _add(boundary: str, windows: Mapping[str, WindowEnergy], duration: float) ->
     total = BoundaryEnergy(channels=[f"{node}/{channel}" for node, part in found.items() for channel in part.channels])
     if len(found) == len(windows) or spanning:
         total.mean_va, total.bound_va, total.peak_va = (added(getattr(part, name) for part in parts) for name in APPARENT)
-    total.va_reason = "; ".join(f"{node}: {part.va_reason}" for node, part in found.items() if part.va_reason) or None
+    total.va_reason = why_no_va({**found, **{node: BoundaryEnergy(va_reason=why) for node, why in lacking.items() if node not in found}})
     if lacking:
         total.partial_j = added(part.partial_j if part.energy_j is None else part.energy_j for part in parts if _knows(part))
         total.reason = "; ".join(f"{node}: {why}" for node, why in lacking.items())
@@ -168,12 +173,16 @@ def displaced(window: WindowEnergy, seconds: float) -> WindowEnergy:
     """
     if not window.channels or seconds <= 0:
         return window
-    return with_channels(window, [_wider(one, seconds * max(one.peak_w or 0.0, one.mean_w or 0.0)) for one in window.channels])
+    wider = [_wider(one, seconds * max(one.peak_w or 0.0, one.mean_w or 0.0)) for one in window.channels]
+    for channel in wider:
+        if channel.bound_va is not None:
+            channel.bound_va += seconds / window.duration_s * max(channel.peak_va or 0.0, channel.mean_va or 0.0)
+    return with_channels(window, wider)
 
 
 def _wider(channel: ChannelEnergy, joules: float) -> ChannelEnergy:
     if channel.bound_j is None:
-        return channel
+        return replace(channel)
     net = None if channel.net_bound_j is None else channel.net_bound_j + joules
     parts = {**channel.bound_parts, "edges_apart": joules}
     return replace(channel, bound_j=channel.bound_j + joules, net_bound_j=net, bound_parts=parts)

@@ -99,6 +99,8 @@ class Channel:
     """Devices that share this sensor (two dies of a card, slices of a partitioned GPU)."""
     spans_nodes: bool = False
     """Whether one number is that of all nodes of the job: it is then counted once."""
+    meter: str = ""
+    """By what the meter is known to every node that can read it; empty where only its own node can."""
 
     @property
     def age_s(self) -> float:
@@ -173,6 +175,8 @@ class ChannelEnergy:
     reason: str | None = None
     spans_nodes: bool = False
     """Whether this is the energy of all nodes of the job."""
+    meter: str = ""
+    """By what the meter is known to every node that can read it; empty where only its own node can."""
 
 
 @dataclass(slots=True)

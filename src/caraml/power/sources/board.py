@@ -11,10 +11,13 @@ plugin measures whole nodes, so the number is the job's only if it had its nodes
 from __future__ import annotations
 
 import base64
+import ipaddress
 import json
 import os
 import re
 import shutil
+import socket
+import urllib.parse
 import urllib.request
 from typing import Any
 
@@ -29,19 +32,20 @@ PERIOD = re.compile(r"Sampling period:\s*0*(\d+)\s*(Seconds|Milliseconds)", re.I
 INACTIVE = re.compile(r"Power reading state is:\s*deactivated", re.IGNORECASE)
 
 
-def _channel(source: str, label: str, window: float) -> Channel:
+def _channel(source: str, label: str, window: float, name: str, meter: str = "") -> Channel:
     """The node's power as its management controller averages it."""
     return Channel(
-        id=f"{source}:node",
+        id=name,
         source=source,
         kind="power_mean",
         boundary="node_ac",
         label=label,
-        domain=f"{source}:node",
+        domain=name,
         hardware="node",
         resolution=1.0,
         update_period_s=1.0,
         mean_window_s=window,
+        meter=meter,
     )
 
 
@@ -62,7 +66,7 @@ class IpmiSource(AskedSensors):
             raise SourceUnavailable(f"{' '.join(DCMI)} fails: {error}", fix, kind="unreadable") from error
         match = PERIOD.search(text)
         window = int(match[1]) * (1.0 if match[2].lower() == "seconds" else 1e-3) if match else 1.0
-        self.add(_channel(self.name, "node (IPMI DCMI)", window), lambda: _dcmi_watts(output_of(DCMI, TIMEOUT_S)))
+        self.add(_channel(self.name, "node (IPMI DCMI)", window, "ipmi:node"), lambda: _dcmi_watts(output_of(DCMI, TIMEOUT_S)))
 
 
 def _dcmi_watts(text: str) -> float:
@@ -103,17 +107,30 @@ class RedfishSource(SensorGroup):
             raise SourceUnavailable(f"{self.argument} does not answer with a power: {error}", fix, kind="unreadable") from error
         # A reading is averaged over 1 s unless the sensor states its time (ISO 8601, ``PT<n>S``).
         stated = re.fullmatch(r"PT(\d+(?:\.\d+)?)S", str(document.get("AveragingInterval", "")))
-        channel = _channel(self.name, "node (Redfish)", float(stated[1]) if stated else 1.0)
+        place = urllib.parse.urlsplit(self.argument)
+        name = f"redfish:{place.netloc}{place.path}"
+        channel = _channel(self.name, "node (Redfish)", float(stated[1]) if stated else 1.0, name, self._known_by(place))
         self.listed = [channel] if _sensor(document).get("ApparentVA") is None else [channel, with_apparent(channel)]
 
     def answers(self) -> dict[str, float | str]:
         """Power and apparent power of one answer."""
         document = self._ask()
         va = _sensor(document).get("ApparentVA")
-        return {"redfish:node": _watts(document), "redfish:node:va": "no ApparentVA" if va is None else float(va)}
+        name = self.listed[0].id
+        return {name: _watts(document), f"{name}:va": "no ApparentVA" if va is None else float(va)}
 
-    def _ask(self) -> dict[str, Any]:
-        request = urllib.request.Request(self.argument, headers={"Accept": "application/json"})  # noqa: S310 -- the address that the user gave for a power sensor
+    def _known_by(self, place: urllib.parse.SplitResult) -> str:
+        """By what the service names itself (``UUID`` of its root), else by its address where that leads every node to one controller."""
+        try:
+            if own := self._ask(f"{place.scheme}://{place.netloc}/redfish/v1/").get("UUID"):
+                return f"{own}{place.path}"
+        except self.failures:
+            pass
+        address = ipaddress.ip_address(socket.getaddrinfo(place.hostname, None)[0][4][0])
+        return "" if address.is_link_local or address.is_loopback else f"{address}{place.path}"
+
+    def _ask(self, address: str | None = None) -> dict[str, Any]:
+        request = urllib.request.Request(address or self.argument, headers={"Accept": "application/json"})  # noqa: S310 -- the address that the user gave for a power sensor
         user, password = os.environ.get("REDFISH_USER"), os.environ.get("REDFISH_PASSWORD")
         if user and password is not None:
             request.add_header("Authorization", "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode())
