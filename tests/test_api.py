@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -185,6 +186,21 @@ def test_channels_that_were_read_at_other_instants_are_interpolated() -> None:
     assert list(frame["timestamps"]) == [50, 51, 52, 53] and list(frame["a"]) == [10, 20, 30, 40]
     assert list(frame["b"])[1:3] == [150, 250] and math.isnan(frame["b"][0]) and math.isnan(frame["b"][3])
     assert list(power_frame({}, 0.0)) == ["timestamps"]
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize("read", [(0, 30), (70, 100), (0, 30, 70, 100)], ids=["dies", "comes late", "gap"])
+def test_what_no_channel_saw_is_unknown_and_what_one_saw_is_kept(read: tuple[int, ...]) -> None:
+    """A power that rises by 1 W/s, read once per second all the time, and ten times as often in parts of it: the other seconds were
+    dropped, and gaps were bridged."""
+    slow = [float(second) for second in range(101)]
+    fast = [tenth / 10 for tenth in range(1001) if any(a <= tenth / 10 <= b for a, b in zip(read[::2], read[1::2], strict=True))]
+    frame = power_frame({"slow": (slow, slow), "fast": (fast, fast)}, 0.0)
+    at = list(frame["timestamps"])
+    assert at == sorted(at) and (at[0], at[-1]) == (0, 100) and max(b - a for a, b in pairwise(at)) <= 2
+    assert list(frame["slow"]) == pytest.approx(at)
+    for time, watts in zip(at, frame["fast"], strict=True):
+        assert watts == pytest.approx(time) if time in fast else math.isnan(watts)
 
 
 def test_loading_is_light(root: Path) -> None:

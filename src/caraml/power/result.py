@@ -235,8 +235,9 @@ def need_tables(*packages: str) -> None:
 def power_frame(columns: Mapping[str, tuple[Sequence[float], Sequence[float]]], offset: float) -> pandas.DataFrame:
     """Power of every channel side by side: ``timestamps`` (seconds since 1970), and watts in a column of each channel's name.
 
-    A row is an instant of the channel with most readings. The others, which were read at instants of their own, are interpolated between
-    their readings and unknown (NaN) outside them; energies are taken from the readings and never from this table.
+    A row is an instant of the channel with most readings, or where that has none for longer than another usually takes, of the other.
+    Channels that were read at instants of their own are interpolated between their readings and unknown (NaN) outside them and in their
+    gaps (three usual steps); energies are taken from the readings and never from this table.
 
     Args:
         columns: times [s] and powers [W] by name.
@@ -249,8 +250,17 @@ def power_frame(columns: Mapping[str, tuple[Sequence[float], Sequence[float]]], 
     import numpy as np
     import pandas
 
-    at = np.asarray(max((times for times, _ in columns.values()), key=len, default=()), dtype=float)
-    powers = {name: np.interp(at, times, watts, left=np.nan, right=np.nan) for name, (times, watts) in columns.items() if len(times)}
+    read = {name: (np.asarray(times, float), np.asarray(watts, float)) for name, (times, watts) in columns.items() if len(times)}
+    steps = {name: float(np.median(np.diff(times))) if len(times) > 1 else np.inf for name, (times, _) in read.items()}
+    at = np.empty(0)
+    for name, (times, _) in sorted(read.items(), key=lambda one: -len(one[1][0])):
+        rows, after = np.concatenate(([-np.inf], at, [np.inf])), np.searchsorted(at, times)
+        far = np.minimum(times - rows[after], rows[after + 1] - times) > steps[name]
+        at = np.union1d(at, times if not len(at) else times[far])
+    powers = {name: np.interp(at, times, watts, left=np.nan, right=np.nan) for name, (times, watts) in read.items()}
+    for name, (times, _) in read.items():
+        after = np.searchsorted(times, at).clip(min(1, len(times) - 1), len(times) - 1)
+        powers[name][(times[after] - times[after - 1] > 3 * steps[name]) & ~np.isin(at, times)] = np.nan
     return pandas.DataFrame({"timestamps": at + offset, **powers})
 
 
