@@ -112,6 +112,7 @@ def test_what_is_no_number_is_null_with_a_reason() -> None:
     one = mean("psnr", [20.0, 21.0, 21.0, 20.0])
     assert one.high == pytest.approx(20.5 + 3.18245 * math.sqrt(1 / 3) / 2, rel=1e-5)  # Student's t for 3 degrees
     assert mean("psnr", [20.0, 20.0]).low is None, "no spread, and no certainty from that"
+    assert (exact["ssim"].low, mean("ssim", [1.0, 1.0]).low, mean("ms_ssim", [0.0, 0.0]).high) == (None, None, None), "nor are these shares"
 
 
 @pytest.mark.parametrize(

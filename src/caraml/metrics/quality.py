@@ -88,7 +88,7 @@ def mean(name: str, values: Sequence[float], **more: Any) -> Metric:
         return Metric(value=None, unit=unit, reason=reason)
     value, n = fmean(values), len(values)
     centre, half = value, t_critical(0.975, n - 1) * stdev(values) / math.sqrt(n) if n > 1 else 0.0
-    if set(values) <= {0.0, 1.0}:  # Wilson 1927: holds for few samples and for shares near 0 and 1, too
+    if DEFINITIONS[name].shown == "percent" and set(values) <= {0.0, 1.0}:  # Wilson 1927: holds for shares near 0 and 1, too
         weight = _Z**2 / n
         centre, half = (value + weight / 2) / (1 + weight), math.sqrt(weight * (value * (1 - value) + weight / 4)) / (1 + weight)
     ends = {"low": centre - half, "high": centre + half} if half else {}
