@@ -503,6 +503,8 @@ class Outlets(http.server.BaseHTTPRequestHandler):
 
 def test_outlets_of_one_controller_add_up_and_each_counts_on_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their readings had one name, so their sum was the mean of them."""
+    with pytest.raises(SourceUnavailable, match=r"'10\.0\.0\.7' is no address(?s:.*)redfish:https://"):
+        create("redfish:10.0.0.7").open()
     monkeypatch.setattr("caraml.power.sources.board.RedfishSource.min_interval_s", 0.0)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Outlets) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

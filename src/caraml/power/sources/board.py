@@ -97,8 +97,8 @@ class RedfishSource(SensorGroup):
     min_interval_s = 1.0
 
     def open(self) -> None:
-        if not self.argument:
-            raise SourceUnavailable("no address given", "use redfish:https://<controller>/redfish/v1/Chassis/<id>/Power")
+        if not self.argument.startswith(("http://", "https://")):
+            raise SourceUnavailable(f"{self.argument!r} is no address", "use redfish:https://<controller>/redfish/v1/Chassis/<id>/Power")
         try:
             document = self._ask()
             _watts(document)
