@@ -126,7 +126,10 @@ class RedfishSource(SensorGroup):
                 return f"{own}{place.path}"
         except self.failures:
             pass
-        address = ipaddress.ip_address(socket.getaddrinfo(place.hostname, None)[0][4][0])
+        try:
+            address = ipaddress.ip_address(socket.getaddrinfo(place.hostname, None)[0][4][0])
+        except OSError:  # a proxy knows it
+            return f"{place.netloc}{place.path}"
         return "" if address.is_link_local or address.is_loopback else f"{address}{place.path}"
 
     def _ask(self, address: str | None = None) -> dict[str, Any]:
