@@ -52,7 +52,7 @@ def test_folders_suites_points_and_attempts(store: Store, tmp_path: Path) -> Non
 
 
 def test_a_wrong_name_says_what_there_is(store: Store) -> None:
-    with pytest.raises(InputError, match=r"'bothh' is no folder, and no suite, tag or point .* \(suites: both, one; (.|\n)*mean 'both'"):
+    with pytest.raises(InputError, match=r"'bothh' is no folder of results, and no .* \(suites: both, one; (.|\n)*mean 'both'"):
         select("bothh", store.root)
     with pytest.raises(InputError, match="has no attempt 7; it has 1, 2"):
         select(f"{run(1000).key}/7", store.root)

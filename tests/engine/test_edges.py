@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from caraml.engine import instruments
 from caraml.engine.epochs import EpochLoop
 from caraml.engine.instruments import quiet_baseline
 from caraml.engine.loop import Hooks, MeasuringLoop
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.metrics.model import Facts, Measured, Peak
+from caraml.power.model import WindowEnergy
 from caraml.suite.model import Measure
 from caraml.worker.record import Known, together
 from tests.conftest import MakePoint
@@ -122,3 +125,30 @@ def test_nothing_begins_before_every_idle_power_is_measured() -> None:
 
     Meeting(2).run(work)
     assert seen == [False]
+
+
+def test_the_idle_baseline_waits_until_loaders_have_filled_their_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a window whose loop goes on, workers still read ahead: two cores for two seconds here."""
+    used, began = [0.0, 2.0, 2.0, 4.0, 4.0, 4.01], []
+
+    class Sensors:
+        channels = ("one",)
+
+        def __init__(self, devices: object) -> None: ...
+        def start(self) -> None: ...
+        def mark(self) -> float:
+            began.append(len(used))
+            return float(len(began))
+
+        def energy(self, name: str, begin: float, end: float) -> WindowEnergy:
+            return WindowEnergy(name, begin, end)
+
+    monkeypatch.setattr(instruments, "Meter", Sensors)
+    monkeypatch.setattr(instruments, "cpu_time", lambda family: instruments.CpuTime(100.0, used.pop(0)))
+    monkeypatch.setattr(instruments, "_SETTLING", 1.0)
+    monkeypatch.setattr(instruments, "time", SimpleNamespace(sleep=lambda seconds: None))
+    read = instruments.Instruments([])
+    read.measure_idle(5.0)
+    assert began == [6, 6], "before the work nothing is waited for"
+    read.measure_idle(5.0)
+    assert began[2:] == [0, 0]

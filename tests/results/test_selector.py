@@ -110,6 +110,7 @@ def test_points_by_label_key_beginning_and_attempt(lab: Lab) -> None:
     assert lab.rates(f"{lab.store.root}:quick@1") == [1, 2] and len(lab.rates(str(lab.store.root))) == 5
     file = lab.store.points / f"fake-{key}" / "1"
     assert lab.rates(str(file)) == lab.rates(str(file / "record.json")) == [1]
+    assert lab.rates(str(file.parent)) == [4], "a point's folder: its newest attempt"
     assert [record.attempt for record in select(key, lab.store.root).every_attempt()] == [1, 2]
     assert len(select("quick", lab.store.root).every_attempt()) == 5 and len(select("quick@1", lab.store.root).every_attempt()) == 2
 

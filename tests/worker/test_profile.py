@@ -148,7 +148,7 @@ class Steps:
     """A step that takes ``accumulation`` batches."""
 
     def __init__(self, tracer: Tracer, accumulation: int) -> None:
-        self.batches, self.accumulation, self.made = tracer.watch(iter(range(10_000))), accumulation, 0
+        self.batches, self.accumulation, self.made = tracer.watch(map(torch.tensor, range(10_000))), accumulation, 0
 
     def __call__(self) -> StepOutcome:
         self.made += 1
@@ -175,6 +175,8 @@ def test_a_long_step_is_traced_in_part(tmp_path: Path, make_point: MakePoint) ->
     found, _ = tracer.run(Steps(tracer, 100))
     (product,) = (one for one in found.costliest if one.name == "aten::mm")
     assert (found.steps, found.micro_batches, product.calls) == (1, MICRO_BATCHES, MICRO_BATCHES)
+    events = json.loads(gzip.decompress((tmp_path / TRACE).read_bytes()))["traceEvents"]
+    assert sum(event.get("name") == "aten::lift_fresh" for event in events) == MICRO_BATCHES, "nothing is read of what is not traced"
 
 
 def test_a_worker_that_died_while_it_traced_has_its_record(tmp_path: Path, make_point: MakePoint) -> None:

@@ -146,12 +146,10 @@ class Tracer:
     def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The same micro-batches; a trace that has enough of them ends before the next."""
         for batch in batches:
-            if self._running is not None:
-                if self._micro_batches == MICRO_BATCHES and self._point.placement.pp == 1:
-                    self._stop()
-                else:
-                    self._micro_batches += 1
+            self._micro_batches += self._running is not None
             yield batch
+            if self._micro_batches == MICRO_BATCHES and self._point.placement.pp == 1:
+                self._stop()
 
     def run(self, step: Step) -> tuple[Profile, dict[str, str]]:
         """Make one step, then trace a few: what they cost, and the names of the files by kind. Every rank makes the same steps."""

@@ -29,6 +29,10 @@ _TICKS = 2
 """Clock ticks of the kernel that this share must be worth before it is told from rounding."""
 _SETTLING = 1.0
 """Seconds between the work and the idle baseline after it: boards show power averaged over as long, and clocks fall."""
+_AT_REST = 0.5
+"""CPU seconds per second below which a node's processes count as at rest: a loader that still reads ahead takes whole cores."""
+_PAUSES = 30
+"""Of ``_SETTLING`` each, after which the baseline begins in any case."""
 _PROC = Path("/proc")
 
 
@@ -88,11 +92,20 @@ class Instruments:
         if not self.meter.channels or not seconds:
             return
         if self.idle is not None:
-            time.sleep(min(seconds, _SETTLING))
+            self._settle(min(seconds, _SETTLING))
         begin = self.meter.mark()
         time.sleep(seconds)
         found = self.meter.energy("idle", begin, self.meter.mark())
         self.idle = found if self.idle is None else around(self.idle, found)
+
+    def _settle(self, pause: float) -> None:
+        """Wait until the work's processes are at rest: the loader of a loop that goes on fills its queues first."""
+        for _ in range(_PAUSES):
+            before = cpu_time(self._family)
+            time.sleep(pause)
+            now = cpu_time(self._family)
+            if before is None or now is None or now.ours - before.ours < _AT_REST * pause:
+                return
 
     def edge(self) -> float:
         """At both ends of the window: read every sensor at once, and again where it opens, since the rest takes its time. Returns when."""

@@ -141,7 +141,8 @@ def select(name: str | None, root: Path) -> Selection:
     path = Path(name)
     if path.is_dir() and (path / "points").is_dir():
         return _everything(name, Store(path))
-    file = path / RECORD if (path / RECORD).is_file() else path
+    number = newest(path, 0, None) if path.is_dir() else 0
+    file = next((one / RECORD for one in (path, path / str(number)) if (one / RECORD).is_file()), path)
     if file.name == RECORD and file.is_file():
         record = read_record(file)
         return Selection(name, _store_of(file), (SelectedPoint(record.key, record.point.label, record.attempt),), record=record)
@@ -323,4 +324,4 @@ def _nothing(store: Store, text: str, current: Sequence[Listing], points: dict[s
         )
     near = difflib.get_close_matches(text, [name for _, known in kinds for name in known], n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}?" if near else "caraml status lists suites and their rounds, caraml results points"
-    return InputError(f"{text!r} is no folder, and no suite, tag or point below {store.root} ({'; '.join(parts)})", hint)
+    return InputError(f"{text!r} is no folder of results, and no suite, tag or point below {store.root} ({'; '.join(parts)})", hint)
