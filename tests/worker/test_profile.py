@@ -250,3 +250,14 @@ def test_on_a_gpu_kernels_are_told_and_memory_has_its_history(
     ]
     assert files == {"trace": TRACE, "memory": MEMORY} and gzip.decompress((tmp_path / MEMORY).read_bytes()) == b"snapshot"
     assert asked[-1] == {"enabled": None}
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_collective_counts_whole_also_if_its_end_was_not_seen(tmp_path: Path, make_point: MakePoint, seen: bool) -> None:
+    """Begun on one thread and ended on another; the profiler takes one that it has not seen end for work of the first."""
+    times = {"count": 3, "device_type": DeviceType.CPU, "is_user_annotation": True}
+    exchange = SimpleNamespace(key="gloo:all_reduce", is_async=seen, cpu_time_total=9e6, self_cpu_time_total=0.0 if seen else 5e6, **times)
+    product = SimpleNamespace(key="aten::mm", is_async=False, cpu_time_total=3e6, self_cpu_time_total=1e6, **times)
+    tracer: Any = Tracer(make_point(profile=True), CpuDevice(), tmp_path)
+    found = tracer._told(SimpleNamespace(key_averages=lambda: [exchange, product]), 3, None)
+    assert [(one.name, one.seconds, one.share) for one in found.costliest] == [("gloo:all_reduce", 9.0, 0.9), ("aten::mm", 1.0, 0.1)]

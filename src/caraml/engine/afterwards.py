@@ -129,6 +129,8 @@ MOST_BYTES = 512 << 20
 """Of a trace or a snapshot of memory before it is packed, to about a tenth; what is larger is not kept."""
 _ALLOCATIONS = 100_000
 """The newest, of which a snapshot of memory tells the history."""
+_NOTED = 0.1
+"""Seconds in which gloo's threads note the end of a collective for which its ranks no longer wait; the profiler would guess it."""
 _COSTLIEST = 10
 _LONGEST_NAME = 200
 
@@ -195,18 +197,22 @@ class Tracer:
         if self._running is not None:
             self._device.synchronize()
             self._seconds = time.monotonic() - self._begin
+            time.sleep(_NOTED)
             self._running.stop_trace()
             self._running = None
 
     def _told(self, traced: profile, steps: int, reason: str | None) -> Profile:
         """The table: the device's kernels where the profiler sees them, else operators by the host's time in them alone.
 
-        A collective over gloo ends on another thread: the profiler calls it asynchronous, and gives it no time of its own.
+        A collective over gloo ends on another thread: the profiler gives it no time of its own, or a wrong one if it missed the end.
         """
         rows = traced.key_averages()
         kernels = [one for one in rows if one.device_type != DeviceType.CPU and not one.is_user_annotation]
         timed = [(one.key, one.count, one.self_device_time_total / 1e6) for one in kernels]
-        timed = timed or [(one.key, one.count, (one.cpu_time_total if one.is_async else one.self_cpu_time_total) / 1e6) for one in rows]
+        timed = timed or [
+            (one.key, one.count, (one.cpu_time_total if one.is_async or one.key.startswith("gloo:") else one.self_cpu_time_total) / 1e6)
+            for one in rows
+        ]
         total = sum(seconds for _, _, seconds in timed) or 1.0
         return Profile(
             of="kernels" if kernels else "operators",
