@@ -80,7 +80,7 @@ def test_plan_refuses_input_that_is_here_and_of_another_kind(tmp_path: Path) -> 
         ("gpt", '{ preset = "4M", corpus = "corpus" }', "corpus: sample 0 has token 5000; expected ids from 0 to 4095"),
     ):
         code, text = planned(tmp_path, workload, params)
-        assert code == 2 and text.count(told) == 1 and "refused: " in text, text
+        assert code == 2 and text.count(told) == 1 and "refused: " in text and "\ufffd" not in text, text
 
 
 def test_weather_folders_are_looked_at(tmp_path: Path) -> None:

@@ -127,6 +127,8 @@ def test_a_part_of_a_suite_is_named_by_benchmarks_their_words_and_conditions() -
         (("80M",), (), "--only 80M: no benchmark of suite 'llm'.*did you mean '800M'"),
         ((), ("global_bach < 4",), "unknown name 'global_bach'.*did you mean 'global_batch'"),
         ((), ('params.preset == "800M"',), "found 'params.preset', and names have no dots.*write 'preset'"),
+        ((), ("mode != inference",), "unknown name 'inference'.*text stands in quotes"),
+        ((), ("devices = 1",), "'devices = 1' cannot be read: .*comparisons \\(==, "),
         (("800M",), ("global_batch == 7",), "no point of suite llm is meant by --only 800M --where 'global_batch == 7'"),
     ],
 )

@@ -194,11 +194,12 @@ def _inputs(campaign: Campaign, points: Sequence[Point]) -> tuple[list[str], lis
             if workload.check is not None and not gone:
                 workload.check(workload.params.model_validate(point.params), folder)
         except EnvironmentUnfitError as error:
-            absent[str(error)] = None  # an image, or the nodes, may have it
+            absent[error.line] = None  # an image, or the nodes, may have it
         except InputError as error:
             unlike[str(error)] = None
         except OSError as error:  # a name too long, a folder that is closed to us
             unlike[f"{error.filename}: {error.strerror}" if error.filename else str(error)] = None
+            unlike[error.line] = None
     return list(absent), list(unlike)
 
 

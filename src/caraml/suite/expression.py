@@ -31,7 +31,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Not: operator.not_,
     ast.USub: operator.neg,
 }
-_ALLOWED = "names, numbers, strings, lists, + - * / // %, comparisons, in, and, or, not"
+_ALLOWED = "names, numbers, text in quotes, lists, + - * / // %, comparisons (==, !=, <, ...), in, and, or, not"
 _MEANT = dict.fromkeys(("batch", "batch_size", "bs"), "global_batch") | {"gpus": "devices", "ranks": "world", "dtype": "precision"}
 """What other programs call the names of a point, where another of ours is spelt alike."""
 
@@ -106,7 +106,7 @@ class Condition:
     def _lookup(self, name: str, values: Mapping[str, Any]) -> Any:
         if name not in values:
             guess = _MEANT.get(name.lower()) or nearest(name, values)
-            hint = f"did you mean {guess!r}?" if guess else f"known names: {', '.join(sorted(values))}"
+            hint = f"did you mean {guess!r}?" if guess else f"text stands in quotes; known names: {', '.join(sorted(values))}"
             raise InputError(f"condition {self.text!r}: unknown name {name!r}", hint)
         return values[name]
 
