@@ -121,6 +121,13 @@ def test_a_part_of_a_suite_is_named_by_benchmarks_their_words_and_conditions() -
     assert SuitePart().keys(load_suite("quick"), Plan([], 0), machine()) is None
 
 
+def test_what_the_published_figure_of_table_4_draws_as_a_line_is_one_benchmark() -> None:
+    """Batch 10 on two devices is in both of its benchmarks."""
+    points = [one.point for one in expand(load_suite("pearc22"), machine("gpu"), real_params_of).points]
+    assert [point.world for point in points if point.benchmark == "table 4 devices"] == [1, 2, 4, 8, 16]
+    assert [point.micro_batch for point in points if point.benchmark == "table 4 batches"] == [128, 256, 512]
+
+
 @pytest.mark.parametrize(
     ("names", "where", "words"),
     [
