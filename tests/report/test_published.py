@@ -132,6 +132,19 @@ def test_batches_of_the_user_lie_along_one_line() -> None:
     assert not any("IPU CV" in one.title for one in beside([other])[0])
 
 
+@pytest.mark.parametrize(
+    ("name", "workload", "params"),
+    [("Table 4", "image_compression", {}), ("Figures 1 and 2, IPUs", "image_classification", {"model": "resnet50"})],
+)
+def test_a_line_of_the_user_over_devices_has_one_batch_per_device(name: str, workload: str, params: dict[str, Any]) -> None:
+    records = []
+    for devices, micro in ((1, 10), (2, 10), (4, 10), (2, 128)):
+        point = {"devices": devices, "global_batch": micro * devices, "micro_batch": micro}
+        records.append(own({"throughput": (100.0 * devices, "image/s")}, benchmark="mine", workload=workload, params=params, **point))
+    figure = only(records, name)
+    assert [one for one in figure.legend if one.startswith("yours")] == ["yours: mine micro batch 10", "yours: mine micro batch 128"]
+
+
 def test_more_devices_of_the_user_are_a_row_of_the_matrix() -> None:
     cost = [{"training_time": (time, "s"), "device_energy": (energy, "J")} for time, energy in ((100.0, 50.0), (40.0, 60.0))]
     records = [

@@ -198,10 +198,10 @@ FIELDS: dict[str, Callable[[Point], str]] = {
 def families(records: Sequence[Record], along: Sequence[str]) -> dict[str, list[Record]]:
     """Records of one work by everything in which they differ but ``along`` (names of ``FIELDS``), in their order.
 
-    Two records at one place of a family are repeats; seeds are repeats as well.
+    Two records at one place of a family are repeats; seeds are repeats as well. Along devices and batch the batch of a device stays.
     """
     fields = [name for name in FIELDS if name not in along]
-    if not _colliding(records, [*fields, *along]):
+    if not {"placement", "batch"} <= {*along} and not _colliding(records, [*fields, *along]):
         fields.remove("micro batch")  # the batch says it
     told = [name for name in fields if len({FIELDS[name](record.point) for record in records}) > 1]
     if "machine" in told and len({(machine(record.point), placement(record.point)) for record in records}) == len(
