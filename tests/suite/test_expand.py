@@ -238,6 +238,8 @@ def test_labels_tell_points_apart() -> None:
     assert point.label == "n b8 fp32"
     changed = point.model_copy(update={"devices": 2, "compile": "default", "mode": "compute", "repeat": 1})
     assert changed.label == "n b8 1x2 fp32 compiled compute #2"
+    program = {"workload": "command", "params": {"argv": ["mpirun"], "limit": 3}}
+    assert changed.model_copy(update=program).label == "n limit=3 b8 1x2 #2", "programs on other devices have other names"
 
 
 def test_swept_parameters_are_part_of_the_label_and_not_of_the_key() -> None:

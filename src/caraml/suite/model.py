@@ -326,18 +326,17 @@ class Point(FrozenModel):
     @property
     def label(self) -> str:
         """Short name for people: benchmark, swept parameters, batch, devices, what is not the default; of a command, its parameters."""
+        where = [f"{self.nodes}x{self.devices}"] if self.world > 1 else []
         if self.workload == "command":
             own = [f"{name}={value}" for name, value in self.params.items() if name not in COMMAND_KEYS]
             batch = [f"b{self.global_batch}"] if self.global_batch > 1 else []
             bound = [self.knobs.label] if self.knobs.affinity != "auto" else []
-            return " ".join([self.benchmark, *own, *batch, *bound, *([f"#{self.repeat + 1}"] if self.repeat else [])])
+            return " ".join([self.benchmark, *own, *batch, *where, *bound, *([f"#{self.repeat + 1}"] if self.repeat else [])])
         if self.workload == OWN_LOOP:
             own = [f"{name}={value}" for name, value in self.params.items() if name != "name"]
             stated = [self.precision] if self.precision != NOT_STATED else []
-            return " ".join([self.benchmark, *own, *([f"{self.nodes}x{self.devices}"] if self.world > 1 else []), *stated])
-        parts = [self.benchmark, *([self.variant] if self.variant else []), f"b{self.global_batch}"]
-        if self.world > 1:
-            parts.append(f"{self.nodes}x{self.devices}")
+            return " ".join([self.benchmark, *own, *where, *stated])
+        parts = [self.benchmark, *([self.variant] if self.variant else []), f"b{self.global_batch}", *where]
         if self.placement.split:
             parts.append(self.placement.label(self.dp))
         parts.append(self.precision)
