@@ -196,10 +196,9 @@ def _inputs(campaign: Campaign, points: Sequence[Point]) -> tuple[list[str], lis
         except EnvironmentUnfitError as error:
             absent[error.line] = None  # an image, or the nodes, may have it
         except InputError as error:
-            unlike[str(error)] = None
+            unlike[error.line] = None
         except OSError as error:  # a name too long, a folder that is closed to us
             unlike[f"{error.filename}: {error.strerror}" if error.filename else str(error)] = None
-            unlike[error.line] = None
     return list(absent), list(unlike)
 
 
