@@ -9,15 +9,20 @@ import json
 import os
 import re
 import shutil
+import sys
 import tokenize
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from caraml.campaign import runner
+from caraml.cli import app
 from caraml.results.store import Store
+from tests.debian import install, noted
 from tests.e2e.conftest import ROOT, Installation, pip
 
 EXAMPLES = ROOT / "examples"
@@ -147,3 +152,36 @@ def test_the_metric_is_right_and_printed_for_every_point(curves: Path, capsys: p
     assert 0.1 < low < 0.18 < high < 0.2
     metric.main([str(curves / "caraml-results")])
     assert re.findall(r"^curves b(\d+) fp32: [\d.]+ % \([\d.]+ to [\d.]+ %\)", capsys.readouterr().out, flags=re.MULTILINE) == ["64"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["mpi", "tensorflow"])
+def test_programs_of_others_are_measured(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = install(("openmpi-bin",), ("mpirun",)) if name == "mpi" else None
+    if name == "tensorflow" and importlib.util.find_spec("tensorflow") is None:
+        missing = noted("the program of examples/programs for TensorFlow: tensorflow is not installed")
+    if missing is not None:
+        pytest.skip(missing)
+    shutil.copytree(EXAMPLES / "programs", tmp_path / "programs")
+    monkeypatch.chdir(tmp_path / "programs")
+    for variable in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"):
+        monkeypatch.setenv(variable, "1")
+    small = {"python": sys.executable, "steps": 40} if name == "mpi" else {"python": sys.executable, "steps": 2, "image_size": 32}
+    settings = [word for key, value in small.items() for word in ("--set", f"params.{key}={value}")]
+    done = CliRunner().invoke(app, ["run", "programs.toml", "--only", name, *settings, "--no-report"])
+    records = Store(Path("caraml-results")).records("programs")
+    assert done.exit_code == 0 and [record.status for record in records] == ["ok", "ok"], done.output
+    for record in records:
+        assert record.window is not None and record.window.items == small["steps"] * record.point.global_batch  # type: ignore[operator]
+        assert record.value("throughput") == pytest.approx(record.window.items / record.window.seconds)
+    assert [record.point.world for record in records] == ([1, 2] if name == "mpi" else [1, 1])
+
+
+def test_programs_take_the_arguments_of_their_suite() -> None:
+    """Also those whose packages are not here."""
+    text = (EXAMPLES / "programs" / "programs.toml").read_text(encoding="utf-8")
+    for benchmark in tomllib.loads(text)["benchmark"]:
+        words = [re.sub(r"{\w+}", "7", word) for word in benchmark["params"]["argv"]]
+        (program,) = [word for word in words if word.endswith(".py")]
+        asked = example(f"programs/{program.removesuffix('.py')}").parse(words[words.index(program) + 1 :])
+        assert (asked.batch, asked.steps) == (7, 7) and getattr(asked, "horovod", False) == (words[0] == "horovodrun")
