@@ -87,8 +87,8 @@ OPTIONAL = {"amdsmi", "nvidia", "pandas", "polars", "tables", "torchao"}
 """Imported by the package if the machine has them: AMD's and NVIDIA's own libraries (DALI) come with their drivers and containers; tables
 of pandas and polars are for those who use these anyway. Pandas with PyTables, and torchao for certain GPUs,
 have extras, and no test needs them."""
-PEERS = {"accelerate", "codecarbon", "jpwr", "optimum_benchmark", "zeus"}
-"""Programs that bench/ runs CARAML beside; they live in environments of their own."""
+PEERS = {"accelerate", "codecarbon", "horovod", "jpwr", "optimum_benchmark", "tensorflow", "zeus"}
+"""Programs that bench/ runs CARAML beside, and what those of examples/ need; they live in environments of their own."""
 TOOLS = {"hatchling": "pyproject.toml", "mkdocs-material": "mkdocs.yml", "mypy": "Makefile", "ruff": "Makefile"}
 """Packages that are run and not imported, each with the file that names it."""
 PLUGINS = {"pytest-timeout": "timeout =", "pytest-xdist": "--numprocesses"}
