@@ -7,6 +7,7 @@ import multiprocessing
 import multiprocessing.util
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -131,6 +132,8 @@ def _starts_processes(file: dict[str, Any]) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Where only tests that start nothing run, one that starts something fails; elsewhere several workers have one fork server."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background: what tests start would ignore it, too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if "not processes" not in config.getoption("markexpr"):
         server = ExitStack()
         if config.getoption("numprocesses", None):
