@@ -49,8 +49,8 @@ def test_pearc_s_tables() -> None:
     assert sorted(point.world for point in spans) == [2, 4, 8, 16, 64] and {point.params["bn_span"] for point in spans} == {2}
     constant = {point.world: point.global_batch for point in by_name["table 3 constant batch"]}
     assert constant == {4: 960, 8: 960, 16: 960, 64: 1280}, "2 devices with 24 batches are in the scaling already"
-    assert sorted(point.micro_batch for point in by_name["table 4 batches"]) == [10, 128, 256, 512]
-    assert {point.world for point in by_name["table 4 devices"]} == {1, 4, 8, 16}, "2 x 10 is among the batches already"
+    assert sorted(point.micro_batch for point in by_name["table 4 batches"]) == [128, 256, 512], "2 x 10 is among the devices already"
+    assert {point.world for point in by_name["table 4 devices"]} == {1, 2, 4, 8, 16}
     assert {point.params["epoch_images"] for point in by_name["table 4 devices"]} == {70_000}
     quality = by_name["table 4 quality over batch"]
     assert sorted(point.global_batch for point in quality) == [10, 32, 128, 512] and {point.measure.epochs for point in quality} == {5}
