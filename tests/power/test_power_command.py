@@ -19,7 +19,7 @@ import pytest
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.power.__main__ import main
-from caraml.power.command import _Child, check_methods, measure, watch
+from caraml.power.command import _Child, _write, check_methods, measure, watch
 from caraml.power.model import window_from_dict
 from caraml.power.result import Format, downsampled, read_readings, svg, write_hdf5
 from caraml.power.source import source_names
@@ -167,6 +167,26 @@ def test_signals_reach_the_command_and_the_result_is_written(tmp_path: Path, num
     assert result_of(tmp_path)["exit_code"] == 5
 
 
+@pytest.mark.parametrize(("own", "code"), [(True, 5), (False, 4)])
+def test_an_interrupt_is_handed_on_unless_the_terminal_has_done_so(tmp_path: Path, own: bool, code: int) -> None:
+    """Ctrl-C came twice where standard input was no terminal; where it was one of another session, no signal came any more."""
+    import pty
+
+    parent, terminal = pty.openpty()
+    script = "trap 'exit 4' INT; trap 'exit 5' USR1; echo ready; while true; do sleep 0.05; done"
+    command = [sys.executable, "-m", "caraml.power", "--methods", "fake", "--out", str(tmp_path), "--", "sh", "-c", script]
+    wrapped = ["setsid", "--ctty", "sh", "-c", 'exec "$@" </dev/null', "sh", *command] if own else ["setsid", *command]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with subprocess.Popen(wrapped, stdin=terminal, stdout=subprocess.PIPE, env=env) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(300) == code
+    os.close(terminal)
+    os.close(parent)
+
+
 def test_a_signal_that_does_not_interrupt_the_wait_for_the_command_reaches_it(tmp_path: Path) -> None:
     """As one that comes just before the wait begins: here another thread is interrupted."""
     process = start(
@@ -178,6 +198,18 @@ def test_a_signal_that_does_not_interrupt_the_wait_for_the_command_reaches_it(tm
     ctypes.CDLL(None).tgkill(process.pid, thread, signal.SIGUSR1)
     process.communicate(timeout=300)
     assert process.returncode == 5
+
+
+def test_an_impatient_ctrl_c_does_not_lose_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ended the command; one that came while the result was written left a file that says nothing."""
+
+    def interrupted(*what: Any) -> list[Path]:
+        signal.raise_signal(signal.SIGINT)
+        return _write(*what)
+
+    monkeypatch.setattr("caraml.power.command._write", interrupted)
+    measure(["true"], methods=["fake"], out=tmp_path)
+    assert result_of(tmp_path)["status"] == "finished"
 
 
 def test_a_command_ended_by_a_signal_ends_the_wrapper_by_the_same(tmp_path: Path) -> None:
@@ -398,5 +430,5 @@ def test_sampling_costs_little() -> None:
 
 def test_a_signal_that_comes_while_the_command_starts_is_not_lost() -> None:
     child = _Child(["sleep", "30"])
-    threading.Thread(target=child._forward, args=(signal.SIGTERM,)).start()
+    threading.Thread(target=child.forward, args=(signal.SIGTERM,)).start()
     assert child.run() == -signal.SIGTERM

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -110,28 +110,30 @@ def measure(
 
 
 def _measured(meter: Meter, folder: ResultFolder, result: CommandResult, idle_s: float, devices: Sequence[str] | None) -> CommandResult:
-    """Start the meter, run the command inside a window, write the result."""
-    with meter:
-        try:
-            meter.check_devices(devices)
-        except InputError:
-            folder.discard()
-            raise
-        result.channels = meter.channels
-        folder.write(result)
-        if idle_s > 0:
-            with meter.window("idle") as quiet:
-                time.sleep(idle_s)
-            result.idle = quiet.energy
-        child = _Child(result.command)
-        start = meter.mark()
-        with LiveLine(meter, start):
-            code = child.run()
-        end = meter.mark()
-        result.energy = meter.energy("command", start, end, result.idle)
-    result.channels, result.missing_sources = meter.channels, meter.reasons
-    _set_status(result, code, child.trouble)
-    _report(result, _write(meter, folder, result), folder.trouble)
+    """Start the meter, run the command inside a window, write the result; Ctrl-C once more does not end the writing."""
+    with ExitStack() as until_written:
+        with meter:
+            try:
+                meter.check_devices(devices)
+            except InputError:
+                folder.discard()
+                raise
+            result.channels = meter.channels
+            folder.write(result)
+            if idle_s > 0:
+                with meter.window("idle") as quiet:
+                    time.sleep(idle_s)
+                result.idle = quiet.energy
+            child = _Child(result.command)
+            start = meter.mark()
+            until_written.enter_context(on_signals((*FORWARDED, signal.SIGINT), child.forward))
+            with LiveLine(meter, start):
+                code = child.run()
+            end = meter.mark()
+            result.energy = meter.energy("command", start, end, result.idle)
+        result.channels, result.missing_sources = meter.channels, meter.reasons
+        _set_status(result, code, child.trouble)
+        _report(result, _write(meter, folder, result), folder.trouble)
     return result
 
 
@@ -159,24 +161,34 @@ class _Child:
 
     def run(self) -> int:
         """Start it and wait for its end; the exit code, or minus the signal that ended it."""
-        with on_signals((*FORWARDED, signal.SIGINT), self._forward):
-            try:
-                self._process = subprocess.Popen(self._argv)  # noqa: S603 -- the command that is to be measured
-                self._started.set()
-                return self._process.wait()
-            except OSError as error:
-                self.trouble = f"{self._argv[0]} cannot be started: {error.strerror}"
-                return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
-            finally:
-                self._started.set()
+        try:
+            self._process = subprocess.Popen(self._argv)  # noqa: S603 -- the command that is to be measured
+            self._started.set()
+            return self._process.wait()
+        except OSError as error:
+            self.trouble = f"{self._argv[0]} cannot be started: {error.strerror}"
+            return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        finally:
+            self._started.set()
 
-    def _forward(self, number: int) -> None:
+    def forward(self, number: int) -> None:
+        """Hand a signal on."""
         self._started.wait()
-        # Ctrl-C at a terminal reaches the command by itself, since it is in the same foreground group.
-        at_terminal = number == signal.SIGINT and os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
-        if self._process is not None and not at_terminal:
+        if self._process is not None and not (number == signal.SIGINT and _in_the_foreground()):
             with suppress(PermissionError):  # it runs as somebody else
                 self._process.send_signal(number)  # does nothing to one that has ended
+
+
+def _in_the_foreground() -> bool:
+    """Whether Ctrl-C at the terminal reaches the command by itself, wherever standard input comes from."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    finally:
+        os.close(terminal)
 
 
 class LiveLine:
