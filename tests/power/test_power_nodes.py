@@ -490,9 +490,11 @@ def test_redfish_watts(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any]
 class Outlets(http.server.BaseHTTPRequestHandler):
     """The outlets of a PDU, each with a power of its own, and the root of the service, which says which PDU it is."""
 
+    uuid = "92384634"
+
     def do_GET(self) -> None:
-        number = self.path.rpartition("/")[2]
-        told = {"PowerWatts": {"Reading": int(number) * 100, "ApparentVA": int(number) * 125}} if number else {"UUID": "92384634"}
+        number = self.path.rstrip("/").rpartition("/")[2].removeprefix("v1")
+        told = {"PowerWatts": {"Reading": int(number) * 100, "ApparentVA": int(number) * 125}} if number else {"UUID": self.uuid}
         self.send_response(200)
         self.end_headers()
         self.wfile.write(json.dumps(told).encode())
@@ -518,6 +520,34 @@ def test_outlets_of_one_controller_add_up_and_each_counts_on_one_node(monkeypatc
     assert (first.boundaries["node_ac"].mean_w, first.boundaries["node_ac"].mean_va) == (pytest.approx(500), pytest.approx(625))
     assert len({channel.id for channel in first.channels}) == 2 and second.boundaries["node_ac"].mean_w == pytest.approx(400)
     assert "that of n1, too" in str(over_nodes({"n1": first, "n2": second}).boundaries["node_ac"].reason)
+
+
+@pytest.mark.parametrize("second", ["http://127.0.0.1:{}/1/", "http://localhost:{}/1"])
+def test_one_resource_by_two_addresses_is_not_added_to_itself(second: str) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Outlets) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_port
+        with Meter([f"redfish:http://127.0.0.1:{port}/1", f"redfish:{second.format(port)}"]) as meter, meter.window("w") as twice:
+            time.sleep(0.1)
+        server.shutdown()
+    node = twice.energy.boundaries["node_ac"]
+    assert (node.energy_j, node.mean_va) == (None, None) and "name it once" in str(node.reason) and "name it once" in str(node.va_reason)
+    with pytest.raises(SourceUnavailable, match="a part of a resource"):
+        create("redfish:http://127.0.0.1/redfish/v1/Chassis/1/Power#/PowerControl/1").open()
+
+
+def test_a_uuid_of_zeros_names_no_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that each had a controller of their own had no sum."""
+    windows = {}
+    monkeypatch.setattr(Outlets, "uuid", "00000000-0000-0000-0000-000000000000")
+    for node in ("n1", "n2"):
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Outlets) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            with Meter([f"redfish:http://127.0.0.1:{server.server_port}/1"]) as meter, meter.window("w") as own:
+                time.sleep(0.1)
+            windows[node] = own.energy
+            server.shutdown()
+    assert over_nodes(windows).boundaries["node_ac"].mean_w == pytest.approx(200)
 
 
 def test_the_password_of_a_controller_goes_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:

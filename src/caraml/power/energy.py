@@ -157,7 +157,7 @@ def boundary_energy(channels: list[ChannelEnergy], duration: float) -> BoundaryE
     is known goes into ``partial_j``.
     """
     # Nesting is settled within a source: two sources may name the same rail differently.
-    chosen = roots(_one_source_per_hardware(channels))
+    chosen = _named_once(roots(_one_source_per_hardware(channels)))
     total = BoundaryEnergy(channels=[c.id for c in chosen])
     total.mean_va, total.bound_va, total.peak_va = (added(getattr(c, name) for c in chosen) for name in APPARENT)
     total.va_reason = why_no_va({c.id: c for c in chosen})
@@ -180,6 +180,18 @@ def boundary_energy(channels: list[ChannelEnergy], duration: float) -> BoundaryE
     total.valid = not blocking
     total.reason = f"flags: {', '.join(blocking)}" if blocking else None
     return total
+
+
+def _named_once(channels: list[ChannelEnergy]) -> list[ChannelEnergy]:
+    """The channels; one that is the meter of another under a second address has no number. Files under two paths are refused before."""
+    named: dict[str, str] = {}
+    found = []
+    for channel in channels:
+        first = named.setdefault(channel.meter, channel.id) if channel.meter and channel.source != "csv" else channel.id
+        why = f"its meter is that of {first}: name it once"
+        twice = replace(channel, energy_j=None, partial_j=None, mean_va=None, reason=why, va_reason=why)
+        found.append(channel if first == channel.id else twice)
+    return found
 
 
 def why_no_va(parts: Mapping[str, ChannelEnergy | BoundaryEnergy]) -> str | None:

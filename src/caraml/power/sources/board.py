@@ -99,6 +99,10 @@ class RedfishSource(SensorGroup):
     def open(self) -> None:
         if not self.argument.startswith(("http://", "https://")):
             raise SourceUnavailable(f"{self.argument!r} is no address", "use redfish:https://<controller>/redfish/v1/Chassis/<id>/Power")
+        if "#" in self.argument:
+            raise SourceUnavailable(
+                f"{self.argument} names a part of a resource, which is not asked", "use the address of a sensor or an outlet"
+            )
         try:
             document = self._ask()
             _watts(document)
@@ -121,16 +125,18 @@ class RedfishSource(SensorGroup):
 
     def _known_by(self, place: urllib.parse.SplitResult) -> str:
         """By what the service names itself (``UUID`` of its root), else by its address where that leads every node to one controller."""
+        resource = place.path.rstrip("/")
         try:
-            if own := self._ask(f"{place.scheme}://{place.netloc}/redfish/v1/").get("UUID"):
-                return f"{own}{place.path}"
+            own = str(self._ask(f"{place.scheme}://{place.netloc}/redfish/v1/").get("UUID") or "")
+            if len(set(own) - {"-"}) > 1:  # one of zeros is that of every controller to which nobody gave any
+                return f"{own}{resource}"
         except self.failures:
             pass
         try:
             address = ipaddress.ip_address(socket.getaddrinfo(place.hostname, None)[0][4][0])
         except OSError:  # a proxy knows it
-            return f"{place.netloc}{place.path}"
-        return "" if address.is_link_local or address.is_loopback else f"{address}{place.path}"
+            return f"{place.netloc}{resource}"
+        return "" if address.is_link_local or address.is_loopback else f"{address}{resource}"
 
     def _ask(self, address: str | None = None) -> dict[str, Any]:
         request = urllib.request.Request(address or self.argument, headers={"Accept": "application/json"})  # noqa: S310 -- the address that the user gave for a power sensor
