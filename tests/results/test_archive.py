@@ -419,6 +419,26 @@ def test_a_turned_jube_table_keeps_lists_and_names_the_line_that_is_too_short(tm
         read_table(table, store.root, None)
 
 
+@pytest.mark.parametrize(
+    ("title", "name", "number", "unit"),
+    [
+        ("Tokens/second", "throughput", 125, "token/s"),
+        ("Images/second[img/s]", "throughput", 125, "image/s"),
+        ("Tokens/second(ktokens/s)", "tokens_per_second", 125, "ktokens/s"),
+        ("Tokens/second(per GPU)", "tokens_per_second", 125, "per GPU"),
+        ("Tokens/second/GPU", "tokens_per_second_per_gpu", 125, "?"),
+        ("TFLOPs/GPU(TFLOP/s)", "achieved_flops_per_device", 125e12, "FLOP/s"),
+        ("TFLOPs/GPU(GFLOPs)", "tflops_per_gpu", 125, "GFLOPs"),
+    ],
+)
+def test_a_rate_of_a_jube_table_counts_in_its_own_unit_alone(tmp_path: Path, title: str, name: str, number: float, unit: str) -> None:
+    """Thousands of tokens were taken for tokens, and one device's rate for that of all."""
+    (tmp_path / "r.csv").write_text(f"system,devices,{title}\nA100,8,125\n")
+    read_table(tmp_path / "r.csv", tmp_path / "back", None)
+    (record,) = Store(tmp_path / "back").records("r")
+    assert {key: (metric.value, metric.unit) for key, metric in record.metrics.items()} == {name: (number, unit)}
+
+
 def test_numbers_of_a_jube_table_that_carry_caraml_s_names_are_in_its_units(tmp_path: Path) -> None:
     table = tmp_path / "t.csv"
     table.write_text(

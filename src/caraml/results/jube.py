@@ -41,8 +41,10 @@ _LONGEST = 1000
 _OF_JPWR = "of the whole program, as jpwr measures it; not of the rate's window"
 _COUNTS = dict.fromkeys(("globalbatchsize", "global_batch_size", "gbs"), "global_batch") | {"nodes": "nodes", "devices": "devices"}
 _RATE = re.compile(r"(token|image|sample|sequence)s?_per_s(?:ec(?:ond)?)?")
+_EACH_SECOND = re.compile(r"(1|img)?_per_s")
+"""Other units of rates, spelt as names are."""
 _SET_UP = re.compile(
-    r"(^|_)(id|i|index|jobid|wp|iterations?|size|pp|tp|dp|gas|seed|epochs|nodes|devices|[gi]pus?|tasks|threads|ranks|cores|replicas?|version)($|_)"
+    r"(^|(?<!_per)_)(id|i|index|jobid|wp|iterations?|size|pp|tp|dp|gas|seed|epochs|nodes|devices|[gi]pus?|tasks|threads|ranks|cores|replicas?|version)($|_)"
     r"|parallel$|batch|size$"
 )
 """Names of columns that say how a run was set up, where they have no unit."""
@@ -213,11 +215,12 @@ def _sorted(cells: dict[str, str], folder: Path) -> _Row:
     for title, text in cells.items():
         name, unit = _name_and_unit(title)
         value: float | None = _number(text)
-        rate = _RATE.fullmatch(_name_and_unit(unit)[0] if name in ("throughput", "rate") and unit else name)
-        if rate and "throughput" not in metrics:
+        spelt = _name_and_unit(unit)[0] if unit else ""
+        rate = _RATE.fullmatch(spelt if name in ("throughput", "rate") and unit else name)
+        if rate and "throughput" not in metrics and (not unit or _RATE.fullmatch(spelt) or _EACH_SECOND.fullmatch(spelt)):
             item = rate[1]
             metrics["throughput"] = _positive(text, value, f"{item}/s")
-        elif name in {"avg_tflops_per_gpu", "tflops_per_gpu"}:
+        elif name in {"avg_tflops_per_gpu", "tflops_per_gpu"} and (not unit or spelt.startswith("tflop")):
             metrics["achieved_flops_per_device"] = _positive(text, value, "FLOP/s", 1e12)
         elif name == "energyfile" and text:
             metrics["run_energy"] = _energy_file(folder / Path(text).name, counts.get("nodes"))
