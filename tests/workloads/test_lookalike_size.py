@@ -20,8 +20,9 @@ import pytest
 from typer.testing import CliRunner
 
 from caraml.base.errors import CaramlError
+from caraml.base.locks import Lock
 from caraml.cli import app
-from caraml.data.store import refuse_unfinished
+from caraml.data.store import only_writer, refuse_unfinished
 from caraml.workloads.downscaling_gan.data import DownscalingSamples
 from caraml.workloads.gpt.lookalike import grow_text
 from caraml.workloads.gpt.tokens import IndexedTokens, TokenSamples
@@ -189,4 +190,17 @@ def test_sizes_that_say_nothing_are_refused(words: list[str], why: str, tmp_path
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["data", "prepare", *words])
     assert isinstance(done.exception, CaramlError) and why in str(done.exception)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [["weather", "ap5", "--size", "tiny"], ["images"], ["text"]])
+def test_a_second_writer_of_a_set_is_refused(words: list[str], tmp_path: Path) -> None:
+    """It removed what the first was writing, and both could end with a trace."""
+    lock = Lock(tmp_path / ".set.lock", private=False)
+    assert lock.take()
+    done = CliRunner().invoke(app, ["data", "prepare", *words, "--gigabytes", "0", "--out", str(tmp_path / "set")])
+    assert isinstance(done.exception, CaramlError) and "set: another process is writing it" in str(done.exception)
+    lock.close(remove=True)
+    with only_writer(tmp_path / "set"), pytest.raises(CaramlError, match="another process"), only_writer(tmp_path / "set"):
+        pass
     assert not list(tmp_path.iterdir())

@@ -155,6 +155,7 @@ def prepare_text(  # noqa: PLR0917 -- options, which nobody gives by position
 ) -> None:
     """Tokenise documents into Megatron's indexed format; with --gigabytes, draw them anew until there are as many tokens."""
     from caraml.base.errors import InputError
+    from caraml.data.store import only_writer
     from caraml.workloads.gpt.lookalike import grow_text
     from caraml.workloads.gpt.text import prepare_text as prepare
 
@@ -162,7 +163,8 @@ def prepare_text(  # noqa: PLR0917 -- options, which nobody gives by position
     if gigabytes is not None:
         if documents or tokens:
             raise InputError("--gigabytes: found --documents or --tokens beside it, expected one of them", "leave the others out")
-        done = grow_text(inputs or [], out, gigabytes, tokenizer, vocab_size, text_key, _tell)
+        with only_writer(out):
+            done = grow_text(inputs or [], out, gigabytes, tokenizer, vocab_size, text_key, _tell)
     elif inputs:
         done = prepare(inputs, out, tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key, **limits)
     else:
@@ -179,10 +181,12 @@ def prepare_images(
     gigabytes: Gigabytes = None,
 ) -> None:
     """Draw an image folder with ImageNet's distribution of sizes; with --gigabytes, of as many images as that takes."""
+    from caraml.data.store import only_writer
     from caraml.workloads.image_classification.store import generate_image_folder, grow_image_folder
 
     if gigabytes is not None:
-        images, written = grow_image_folder(out, gigabytes, classes, seed, _tell)
+        with only_writer(out):
+            images, written = grow_image_folder(out, gigabytes, classes, seed, _tell)
     else:
         done = generate_image_folder(out, classes, per_class, seed)
         images, written = done.images, done.bytes
@@ -200,12 +204,14 @@ def prepare_weather(
     gigabytes: Gigabytes = None,
 ) -> None:
     """Write look-alike NetCDF files of a weather and climate application."""
+    from caraml.data.store import only_writer
     from caraml.workloads.weather import grow_weather, prepare_weather
 
     if gigabytes is None:
         done = prepare_weather(application, out, size or "tiny", seed)
     else:
-        done = grow_weather(application, out, gigabytes, size or "small", seed, _tell)
+        with only_writer(out):
+            done = grow_weather(application, out, gigabytes, size or "small", seed, _tell)
     say(f"{out}: {done.files:,} files, {done.bytes:,} bytes")
 
 

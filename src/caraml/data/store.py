@@ -23,14 +23,15 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import DATA_VARIABLE, data_home, flush, write_file, write_new
-from caraml.base.locks import alone
+from caraml.base.locks import Lock, alone
 from caraml.system.affinity import usable_cpus
 
 _PARTIAL = ".partial-"
@@ -152,6 +153,24 @@ Write = Callable[[int], int]
 def marks_beside(prefix: Path) -> Path:
     """The folder of marks of a set that is files of one name."""
     return prefix.with_name(f".{prefix.name}{MARKS}")
+
+
+@contextmanager
+def only_writer(out: Path) -> Iterator[None]:
+    """Hold the lock of a set of a given size while the block runs: a second writer would remove what the first is writing.
+
+    Raises:
+        InputError: another process of this user is writing it.
+    """
+    make_parent(out)
+    lock, taken = Lock(out.parent / f".{out.name}.lock", private=False), False
+    try:
+        taken = lock.take()
+        if not taken:
+            raise InputError(f"{out}: another process is writing it", "wait for its end")
+        yield
+    finally:
+        lock.close(remove=taken)
 
 
 def begin(out: Path, marks: Path, plan: Mapping[str, Any], there: int) -> None:
