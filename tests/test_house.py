@@ -118,14 +118,14 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_726,
+    "analysis": 3_727,
     "base": 2_674,
     "campaign": 1_750,
     "cli": 1_546,
     "data": 803,
     "engine": 4_342,
     "launch": 1_728,
-    "metrics": 1_641,
+    "metrics": 1_653,
     "power": 4_856,
     "reference": 465,
     "report": 4_474,

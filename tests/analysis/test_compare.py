@@ -54,6 +54,18 @@ def test_placements_are_named_as_points_are() -> None:
     assert len({axes(one.point)["placement"] for one in placed}) == 3 and axes(placed[0].point)["placement"] == "whole copies"
 
 
+def test_energy_of_nodes_is_compared_where_nobody_knows_that_of_devices() -> None:
+    def side(software: str, joules: float, devices: float | None) -> list[Record]:
+        nodes = [metric(joules + n / 1000, "J/token", 0.001, scope="node_ac") for n in range(3)]
+        return [run(1000, energy=devices, repeat=n, software=software, more={"node_energy_per_item": nodes[n]}) for n in range(3)]
+
+    found = against(side("old", 1.0, None), side("new", 1.33, None))
+    assert only(found, "node_energy_per_item").verdict == "worse"
+    for devices, expected in ((None, {"node_energy_per_item"}), (0.5, {"energy_per_item"})):
+        found = against(side("old", 1.0, devices), side("new", 1.33, devices))
+        assert {change.metric for _, change in found.changes if "energy" in change.metric} == expected
+
+
 def test_noise_is_not_called_a_change() -> None:
     found = against(repeats(RATES), repeats([1001.0, 999.0, 1004.0], software="new"))
     assert only(found).verdict == "same", "three runs each that vary by 0.25 % show that sides differ by less than 1 %"

@@ -170,7 +170,8 @@ def _usual(matched: Sequence[_Matched]) -> Sequence[str]:
         return any(values(pair.a, metric) and values(pair.b, metric) for pair in matched)
 
     if having("throughput"):
-        return USUAL
+        only_nodes = having("node_energy_per_item") and not having("energy_per_item")
+        return [name if name != "energy_per_item" or not only_nodes else "node_energy_per_item" for name in USUAL]
     return [name for name, definition in METRICS.items() if definition.better != "neither" and having(name)] or USUAL
 
 

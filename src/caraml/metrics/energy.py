@@ -12,7 +12,11 @@ from caraml.power.model import HEADLINES, BoundaryEnergy, WindowEnergy
 if TYPE_CHECKING:
     from caraml.base.stats import Interval
 
-ENERGY_METRICS = ("energy", "energy_net", "energy_per_item", "items_per_watt_hour", "mean_power", "idle_power", "energy_time_product")
+_PER_NODE = "node_energy_per_item"
+ENERGY_METRICS = (
+    *("energy", "energy_net", "energy_per_item", "items_per_watt_hour", "mean_power", "idle_power", "energy_time_product"),
+    _PER_NODE,
+)
 """Numbers of the window's headline energy; without a sensor each is null with the same reason."""
 APPARENT_METRICS = ("node_apparent_energy", "node_mean_apparent_power", "node_max_apparent_power", "power_factor")
 POWER_METRICS = ("max_device_power", "max_aggregate_power", "aggregate_power", "device_energy", "node_energy", *APPARENT_METRICS)
@@ -83,6 +87,13 @@ DEFINITIONS: dict[str, MetricDefinition] = {
         "Energy of the whole node in the window, where a sensor measures it.",
         source="sensor of the whole node",
     ),
+    _PER_NODE: _sensed(
+        "Node energy per {item}",
+        "J/{item}",
+        "lower",
+        "Energy of the whole nodes in the window divided by its items. Comparisons show it where no sensor knows the devices' energy.",
+        source="node energy / items of the window",
+    ),
     "node_apparent_energy": _sensed(
         "Apparent energy",
         "VAh",
@@ -147,8 +158,9 @@ def energies(
     the ``interval`` of the step time: steps that take longer do not draw more power.
     """
     total = joules(energy, *HEADLINES)
+    nodes = {_PER_NODE: _noisy(scaled(joules(energy, *NODE), 1 / window.items, f"J/{item}"), interval)}
     if energy is None or total.value is None or total.scope is None:
-        return unknown(DEFINITIONS, ENERGY_METRICS, total.reason, item=item, scope=total.scope)
+        return {**unknown(DEFINITIONS, ENERGY_METRICS, total.reason, item=item, scope=total.scope), **nodes}
     per_item = _noisy(scaled(total, 1 / window.items, f"J/{item}"), interval)
     metrics = {
         "energy": total,
@@ -157,7 +169,7 @@ def energies(
         "mean_power": scaled(total, 1 / window.seconds, "W"),
         "energy_time_product": scaled(total, window.seconds, "J s"),
     }
-    return {**metrics, **_idle(total, energy.boundaries[total.scope], window, total.scope, idle)}
+    return {**metrics, **nodes, **_idle(total, energy.boundaries[total.scope], window, total.scope, idle)}
 
 
 def _idle(total: Metric, boundary: BoundaryEnergy, window: Window, scope: str, idle: WindowEnergy | None) -> dict[str, Metric]:
