@@ -126,7 +126,7 @@ LINES = {
     "engine": 4_342,
     "launch": 1_728,
     "metrics": 1_653,
-    "power": 4_856,
+    "power": 4_861,
     "reference": 465,
     "report": 4_474,
     "results": 2_482,

@@ -48,19 +48,6 @@ def test_only_these_signals_and_only_meanwhile() -> None:
         signal.signal(signal.SIGUSR2, before[0])
 
 
-def test_what_is_ignored_stays_ignored() -> None:
-    """``nohup`` must protect the program that is started, too: it got SIGHUP, and ended."""
-    told: list[int] = []
-    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    try:
-        with on_signals((signal.SIGUSR1,), told.append):
-            assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
-            signal.raise_signal(signal.SIGUSR1)
-        assert told == []
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
 def test_in_another_thread_nothing_is_changed() -> None:
     found: list[object] = []
 

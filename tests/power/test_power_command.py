@@ -167,6 +167,19 @@ def test_signals_reach_the_command_and_the_result_is_written(tmp_path: Path, num
     assert result_of(tmp_path)["exit_code"] == 5
 
 
+def test_what_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    """``nohup`` must protect the command, too: it got SIGHUP, and ended."""
+    paths = [str(MODULES), *[p for p in sys.path if p.endswith("src")]]
+    wrapper = (
+        f"{sys.executable} -m caraml.power --methods fake --out {tmp_path} -- sh -c 'kill -HUP $$; kill -HUP $PPID; sleep 0.2; exit 6'"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        ["sh", "-c", f"trap '' HUP; {wrapper}"], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 6, done.stderr
+
+
 @pytest.mark.parametrize(("own", "code"), [(True, 5), (False, 4)])
 def test_an_interrupt_is_handed_on_unless_the_terminal_has_done_so(tmp_path: Path, own: bool, code: int) -> None:
     """Ctrl-C came twice where standard input was no terminal; where it was one of another session, no signal came any more."""

@@ -126,7 +126,7 @@ def _measured(meter: Meter, folder: ResultFolder, result: CommandResult, idle_s:
                 result.idle = quiet.energy
             child = _Child(result.command)
             start = meter.mark()
-            until_written.enter_context(on_signals((*FORWARDED, signal.SIGINT), child.forward))
+            until_written.enter_context(on_signals(_heeded(), child.forward))
             with LiveLine(meter, start):
                 code = child.run()
             end = meter.mark()
@@ -177,6 +177,11 @@ class _Child:
         if self._process is not None and not (number == signal.SIGINT and _in_the_foreground()):
             with suppress(PermissionError):  # it runs as somebody else
                 self._process.send_signal(number)  # does nothing to one that has ended
+
+
+def _heeded() -> list[int]:
+    """The signals that are handed on: what is ignored, as SIGHUP under ``nohup``, stays so, and is ignored by the command as well."""
+    return [number for number in (*FORWARDED, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _in_the_foreground() -> bool:
