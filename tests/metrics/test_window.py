@@ -152,6 +152,17 @@ def test_records_of_the_first_version_have_bounds_where_they_had_intervals() -> 
     assert Record.model_validate(record.model_dump(mode="json")) == record
 
 
+@pytest.mark.parametrize("devices", [True, False])
+def test_the_whole_node_s_energy_per_item_is_its_own(devices: bool) -> None:
+    """Beside that of the devices, and where nobody knows that."""
+    node = BoundaryEnergy(energy_j=9000.0, bound_j=90.0)
+    boundaries = {"node_ac": node} | ({"device": BoundaryEnergy(energy_j=6000.0, bound_j=60.0)} if devices else {})
+    found = derive(measured(), WindowEnergy(name="w", start=0.0, end=20.0, boundaries=boundaries), None, SHEET, PROBED)
+    per_node = found["node_energy_per_item"]
+    assert per_node.value == pytest.approx(9000 / WINDOW.items) and per_node.bound == pytest.approx(90 / WINDOW.items)
+    assert per_node.scope == "node_ac" and found["energy_per_item"].value == (pytest.approx(6000 / WINDOW.items) if devices else None)
+
+
 def test_an_energy_in_doubt_says_so() -> None:
     metric = derive(measured(), energy(6000, 60, valid=False), None, SHEET, PROBED)["energy_per_item"]
     assert metric.value is not None and "sensor died" in (metric.reason or "")

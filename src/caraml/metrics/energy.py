@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
 _PER_NODE = "node_energy_per_item"
 ENERGY_METRICS = (
-    *("energy", "energy_net", "energy_per_item", "items_per_watt_hour", "mean_power", "idle_power", "energy_time_product"),
-    _PER_NODE,
-)
+    "energy", "energy_net", "energy_per_item", "items_per_watt_hour", "mean_power", "idle_power", "energy_time_product", _PER_NODE
+)  # fmt: skip
 """Numbers of the window's headline energy; without a sensor each is null with the same reason."""
 APPARENT_METRICS = ("node_apparent_energy", "node_mean_apparent_power", "node_max_apparent_power", "power_factor")
 POWER_METRICS = ("max_device_power", "max_aggregate_power", "aggregate_power", "device_energy", "node_energy", *APPARENT_METRICS)
