@@ -125,8 +125,8 @@ def _measured(meter: Meter, folder: ResultFolder, result: CommandResult, idle_s:
                     time.sleep(idle_s)
                 result.idle = quiet.energy
             child = _Child(result.command)
-            start = meter.mark()
             until_written.enter_context(on_signals(_heeded(), child.forward))
+            start = meter.mark()
             with LiveLine(meter, start):
                 code = child.run()
             end = meter.mark()
