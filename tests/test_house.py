@@ -120,7 +120,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_727,
     "base": 2_674,
-    "campaign": 1_750,
+    "campaign": 1_753,
     "cli": 1_546,
     "data": 803,
     "engine": 4_342,

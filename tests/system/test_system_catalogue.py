@@ -166,7 +166,11 @@ def test_every_description_is_plausible(path: Path) -> None:
     assert (cpu.cores or 0) % (cpu.sockets or 1) == 0
     assert cpu.threads is None or cpu.cores is None or cpu.threads in (cpu.cores, 2 * cpu.cores)
     assert len(cpu.numa_cpus) in (0, cpu.numa_nodes)
-    assert device.memory_bytes is None or device.kind == "ipu" or 16e9 <= device.memory_bytes <= 160e9
+    if device.kind == "cpu":
+        assert (device.model, device.memory_bytes) == (cpu.model, system.memory_bytes) and system.devices_per_node == 1
+        assert cpu.isa and cpu.cores, "whether 16 bit formats are emulated, and how many processes a node may have"
+    else:
+        assert device.memory_bytes is None or device.kind == "ipu" or 16e9 <= device.memory_bytes <= 160e9
     entry = peaks.entry(device.model)
     if isinstance(entry, peaks.PeakEntry) and entry.tdp_w and device.tdp_w:
         assert device.tdp_w == entry.tdp_w
@@ -195,6 +199,43 @@ def test_every_machine_of_the_sources_is_there() -> None:
     wanted = "A100 H100 MI250 GH200 GC200 JEDI WAIH100 juwels-booster juwels-cluster e4-a2 e4-gh200 LUMI Leonardo MN5 MeluXina Karolina"
     wanted += " Discoverer+ Vega Deucalion JUPITER grace-a100 grace-rtx6000 grace-t4 Expanse Lonestar6 HiPerGator IPU-POD16 IPU-POD64"
     assert len({load_system(name).name for name in wanted.split()}) == 28
+
+
+PARTITIONS = """
+LUMI-C          1888  2 128 256  25    avx2
+LUMI-D CPU      8     2 128 4096 50    avx2
+Leonardo DCGP   1536  2 112 512  12.5  amx_bf16
+MN5 GPP         6192  2 112 256  12.5  amx_bf16
+MN5 HBM         72    2 112 128  12.5  amx_bf16
+MeluXina CPU    573   2 128 512  25    avx2
+Karolina CPU    720   2 128 256  12.5  avx2
+Discoverer CPU  1110  2 128 256  25    avx2
+Vega CPU        768   2 128 256  12.5  avx2
+Deucalion ARM   1632  1 48  32   12.5  sve
+Deucalion x86   500   2 128 256  12.5  avx2
+"""
+"""CPU partitions of EPICURE's chapter 3: nodes of the kind described, sockets, cores, GiB, GB/s of the network, an extension."""
+
+
+@pytest.mark.parametrize("line", PARTITIONS.strip().splitlines(), ids=lambda line: line[:16].strip())
+def test_cpu_partitions_are_as_epicure_lists_them(line: str) -> None:
+    system = load_system(line[:16].strip())
+    nodes, sockets, cores, gib, rate, extension = line[16:].split()
+    assert system.device_class == "cpu" and system.devices_per_node == 1
+    assert (system.nodes, system.cpu.sockets, system.cpu.cores) == (int(nodes), int(sockets), int(cores))
+    assert system.memory_bytes == int(gib) * 2**30
+    (link,) = (link for link in system.links if link.scope == "node-node")
+    assert link.bandwidth_bytes_per_s == float(rate) * 1e9 and link.source.startswith("EPICURE")
+    assert extension in system.cpu.isa and ("bf16" in system.cpu.emulates) == (extension != "amx_bf16")
+    assert system.peak is None and "clock" in system.missing["peak"]
+
+
+def test_other_partitions_and_machines_that_the_sources_only_name() -> None:
+    wanted = {"LUMI-D": "NVIDIA A40 x8", "MeluXina FPGA": "BittWare 520N-MX x2"}
+    wanted |= {"BOW-POD16": "Graphcore Bow IPU x16", "Frontera": "NVIDIA A100-SXM4-40GB x8"}
+    assert {name: load_system(name).identity for name in wanted} == wanted
+    bow = load_system("BOW-POD16").peak
+    assert bow is not None and bow["fp16"].value * 16 == pytest.approx(5.6e15, rel=0.01), "5.6 PFLOP/s in Graphcore's data sheet of the pod"
 
 
 def test_an_unknown_system() -> None:

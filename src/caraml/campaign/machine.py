@@ -25,11 +25,14 @@ from caraml.results.rows import Scalar
 from caraml.results.status import ProgressReader
 from caraml.suite.model import Machine, Point
 from caraml.system.families import FAMILIES, refusal
-from caraml.system.model import System
+from caraml.system.model import DeviceKind, System
 
 HERE = "CARAML_HERE"
 """Environment variable: measure on this host although it may be a login node."""
-_ONLY_PROGRAMS = "torch drives no IPU, which computes by its vendor's programs only: suite caraml-ipu runs those"
+_ONLY_PROGRAMS: dict[DeviceKind, str] = {
+    "ipu": "torch drives no IPU, which computes by its vendor's programs only: suite caraml-ipu runs those",
+    "fpga": "torch drives no FPGA, which computes what was synthesised for it: workload command runs programs that use it",
+}
 
 
 _TICKET = ".ticket"
@@ -117,7 +120,7 @@ def machine_of(system: System, launcher: str = "slurm") -> Machine:
         emulates=system.cpu.emulates if cpu else system.lacks,
         may_emulate=() if cpu or system.peak is not None else ("bf16",),
         compiles=not cpu and any(family.compiled for family in FAMILIES if family.kind == system.devices[0].kind),
-        only_programs=_ONLY_PROGRAMS if system.devices[0].kind == "ipu" else None,
+        only_programs=_ONLY_PROGRAMS.get(system.devices[0].kind),
     )
 
 

@@ -107,8 +107,8 @@ class Site(FrozenModel):
 
 DType = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8"]
 """Number formats that peaks are given for; ``tf32`` is fp32 data multiplied on tensor cores with a 10 bit mantissa."""
-DeviceKind = Literal["cpu", "cuda", "rocm", "mps", "xpu", "hpu", "npu", "mtia", "ipu", "other"]
-"""``other`` is an accelerator that torch drives by a plug-in of its own name."""
+DeviceKind = Literal["cpu", "cuda", "rocm", "mps", "xpu", "hpu", "npu", "mtia", "ipu", "fpga", "other"]
+"""``other`` is an accelerator that torch drives by a plug-in of its own name; torch drives no ``ipu`` and no ``fpga``."""
 DeviceClass = Literal["cpu", "gpu"]
 LinkScope = Literal["device-device", "cpu-device", "cpu-cpu", "node-node"]
 CpuList = Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
