@@ -120,7 +120,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_727,
     "base": 2_674,
-    "campaign": 1_753,
+    "campaign": 1_754,
     "cli": 1_546,
     "data": 803,
     "engine": 4_342,
@@ -130,7 +130,7 @@ LINES = {
     "reference": 465,
     "report": 4_474,
     "results": 2_482,
-    "suite": 2_237,
+    "suite": 2_239,
     "system": 3_848,
     "verify": 1_061,
     "worker": 2_110,

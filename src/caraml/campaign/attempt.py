@@ -227,7 +227,7 @@ def files_of(campaign: Campaign, point: Point, folder: Path) -> dict[str, str]:
     made = Recipe(
         point,
         home,
-        cpu.usable_threads or cpu.threads or 1,
+        cpu.usable_threads or cpu.threads or cpu.cores or 1,
         site,
         kind,
         away=elsewhere is not None,

@@ -116,6 +116,7 @@ def machine_of(system: System, launcher: str = "slurm") -> Machine:
         nodes=1 if launcher == "local" else system.nodes,
         # A CPU is one device; more processes on it are for trying out parallel training.
         devices_per_node=(system.cpu.usable_threads or 1) if cpu else system.devices_per_node,
+        most_per_node=system.cpu.cores if cpu and system.cpu.usable_threads is None else None,
         device_memory_gib=memory / GIB if memory else None,
         emulates=system.cpu.emulates if cpu else system.lacks,
         may_emulate=() if cpu or system.peak is not None else ("bf16",),

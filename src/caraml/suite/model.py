@@ -366,6 +366,8 @@ class Machine:
     nodes: int | None
     """In reach of the launcher; ``None``: nobody said how many there are, the scheduler will."""
     devices_per_node: int
+    most_per_node: int | None = None
+    """Processes that ``devices`` may ask for by number, where ``all`` and ``world`` put fewer on a node: cores of a CPU node."""
     device_memory_gib: float | None = None
     emulates: tuple[str, ...] = ()
     """Precisions that it has no instructions for."""

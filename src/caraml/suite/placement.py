@@ -182,8 +182,8 @@ def why_skipped(point: Point, machine: Machine, params: BaseModel) -> str | None
         return machine.only_programs
     if machine.nodes is not None and point.nodes > machine.nodes:
         return f"needs {point.nodes} nodes, {machine.nodes} of {machine.name} in reach"
-    if point.devices > machine.devices_per_node:
-        return f"needs {point.devices} devices per node, {machine.name} has {machine.devices_per_node}"
+    if point.devices > (most := machine.most_per_node or machine.devices_per_node):
+        return f"needs {point.devices} devices per node, {machine.name} has {most}{' cores' if machine.most_per_node else ''}"
     if not point.placement.split and point.global_batch % (point.micro_batch * point.world):
         product = f"{point.micro_batch} x {point.world} = {point.micro_batch * point.world}"
         return f"global batch {point.global_batch} is not divisible by micro-batch x devices = {product}"
