@@ -121,7 +121,7 @@ LINES = {
     "analysis": 3_727,
     "base": 2_674,
     "campaign": 1_754,
-    "cli": 1_546,
+    "cli": 1_548,
     "data": 803,
     "engine": 4_342,
     "launch": 1_728,

@@ -43,6 +43,8 @@ def test_a_machine_is_found_by_any_of_its_names() -> None:
     assert references("--system", "discoverer", "--csv").count("discoverer-plus") == 4
     with pytest.raises(InputError, match="unknown system 'jureca-a10'"):
         references("--system", "jureca-a10")
+    with pytest.raises(InputError, match="no source has a number of lumi-c"):
+        references("--system", "LUMI-C")
 
 
 def test_files_hold_every_column() -> None:

@@ -285,9 +285,11 @@ def references(
     if system is not None and system not in {row.system for row in every}:  # another name of the same machine
         from caraml.system.catalogue import list_systems
 
-        machines = (one for one in list_systems() if system.casefold() in {word.casefold() for word in (one.name, *one.aliases)})
+        machines = [one for one in list_systems() if system.casefold() in {word.casefold() for word in (one.name, *one.aliases)}]
         words = {word for one in machines for word in (one.name, *one.aliases, *(alias.casefold() for alias in one.aliases))}
-        wanted["system"] = next((row.system for row in every if row.system in words), system)
+        wanted["system"] = next((row.system for row in every if row.system in words), None if machines else system)
+        if wanted["system"] is None:
+            raise InputError(f"no source has a number of {machines[0].name}", "caraml references says which tables there are")
     rows = select(every, **wanted)
     if csv or json:
         columns, lines = full_lines(rows)
