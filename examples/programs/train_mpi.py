@@ -54,6 +54,7 @@ def main(asked: argparse.Namespace) -> None:
     if rank == 0:
         print(f"images: {asked.steps * asked.batch}", flush=True)
     distributed.destroy_process_group()
+    os._exit(0)  # at once: threads of torch abort some processes while their interpreter shuts down
 
 
 if __name__ == "__main__":
