@@ -97,7 +97,7 @@ title = "T"
 [[benchmark]]
 name = "gpt"
 workload = "gpt"
-global_batch = [4, 2]
+global_batch = 4
 params = { preset = "4M", width = 16, layers = 1, heads = 1, vocab_size = 64, data = "synthetic-device" }
 measure = { target = 0.5, min_seconds = 0, min_steps = 4, max_seconds = 2, warm_up_max_seconds = 1, idle_seconds = 0 }
 [[benchmark]]
@@ -121,7 +121,7 @@ def test_the_whole_command_runs_from_a_bare_checkout(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, env=environment, check=False)
     (folder,) = (tmp_path / "out").iterdir()
     found = json.loads((folder / "gpu.json").read_text())
-    assert [record["status"] for record in found["records"]] == ["ok", "ok", "failed"], done.stdout + done.stderr
+    assert [record["status"] for record in found["records"]] == ["ok", "failed"], done.stdout + done.stderr
     *others, _ = found["checks"]
     assert len(others) >= 5 and all(check["deviation"] <= check["allowed"] for check in others), others
     unknown = [check["claim"] for check in found["checks"] if check["deviation"] is None]

@@ -20,7 +20,7 @@ from tests.conftest import MakePoint
 CPU = torch.device("cpu")
 GPT = {"preset": "4M", "width": 32, "layers": 2, "heads": 2, "sequence_length": 16, "vocab_size": 128, "data": "synthetic-device"}
 BERT = {"preset": "tiny", "tokens": 16, "data": "synthetic-device"}
-RESNET = {"model": "resnet18", "image_size": 32, "classes": 4, "data": "synthetic-device"}
+RESNET = {"model": "resnet10t", "image_size": 32, "classes": 4, "data": "synthetic-device"}
 CASES = [("gpt", GPT), ("question_answering", BERT), ("image_classification", RESNET)]
 
 

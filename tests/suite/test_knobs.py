@@ -26,7 +26,7 @@ from tests.conftest import MakePoint
 
 CPU = torch.device("cpu")
 GPT = {"preset": "4M", "width": 64, "layers": 2, "heads": 2, "sequence_length": 64, "vocab_size": 512, "data": "synthetic-device"}
-RESNET = {"model": "resnet18", "image_size": 32, "classes": 10, "learning_rate": 1e-3, "data": "synthetic-device"}
+RESNET = {"model": "resnet10t", "image_size": 32, "classes": 10, "learning_rate": 1e-3, "data": "synthetic-device"}
 
 
 def plan(lines: str, device_class: DeviceClass = "cpu", devices: int = 1, emulates: tuple[str, ...] = ()) -> list[PlannedPoint]:
