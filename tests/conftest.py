@@ -131,7 +131,7 @@ def _starts_processes(file: dict[str, Any]) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where only tests that start nothing run, one that starts something fails; elsewhere several workers have one fork server."""
+    """Several workers have one fork server; a test without the mark ``processes`` that starts something fails."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background: what tests start would ignore it, too
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "not processes" not in config.getoption("markexpr"):
@@ -139,29 +139,34 @@ def pytest_configure(config: pytest.Config) -> None:
         if config.getoption("numprocesses", None):
             server.enter_context(fork_server())
         config.add_cleanup(server.close)
-    else:
-        _ = platform.uname().processor  # asks a program, once: otherwise in the first test that imports what wants to know
-        sys.addaudithook(_refuse_processes)
-        # What is started by "spawn" goes past the audit.
-        multiprocessing.util.spawnv_passfds = lambda *words: _refuse_processes("os.fork", words)  # type: ignore[attr-defined]
+    _ = platform.uname().processor  # asks a program, once: otherwise in the first test that imports what wants to know
+    sys.addaudithook(_refuse_processes)
+    spawn = multiprocessing.util.spawnv_passfds  # type: ignore[attr-defined]  -- goes past the audit
+
+    def audited(*words: Any) -> Any:
+        _refuse_processes("os.fork", words)
+        return spawn(*words)
+
+    multiprocessing.util.spawnv_passfds = audited  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Know which test runs."""
-    _running.append(item.nodeid)
+    """Know whether a test of ``make check`` runs, whichever command runs it."""
+    if not any(item.get_closest_marker(name) for name in ("processes", "exclusive", "slow")):
+        _checked.append(item.nodeid)
     try:
         return (yield)
     finally:
-        _running.clear()
+        _checked.clear()
 
 
-_running: list[str] = []
+_checked: list[str] = []
 _STARTING = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec"}
 
 
 def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
-    if event in _STARTING and _running:
+    if event in _STARTING and _checked:
         pytest.fail(f"a test of `make check` starts a process: mark it `processes`, or its file: {event} {arguments[:2]}", pytrace=False)
 
 

@@ -27,6 +27,7 @@ def pdu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"csv:{file}"
 
 
+@pytest.mark.processes
 def test_what_it_names_is_read_by_a_meter_and_around_a_command(pdu: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Meter() as meter, Meter([]) as none, Meter(["fake"]) as other:
         assert [channel.id for channel in meter.channels] == [pdu, f"{pdu}:va"]

@@ -15,6 +15,7 @@ from tests.workloads.test_training import gpt, losses, run
 BRIEF = Measure(target=0.5, min_seconds=0, max_seconds=60, min_steps=8, max_steps=8, warm_up_max_seconds=1, idle_seconds=0)
 
 
+@pytest.mark.processes
 def test_equal_points_have_bit_equal_losses_and_fingerprints(tmp_path: Path, make_point: MakePoint) -> None:
     point = gpt(make_point, deterministic=True, measure=BRIEF)
     first, second = run(tmp_path, point, threads=2), run(tmp_path, point, threads=2)
@@ -27,6 +28,7 @@ def test_equal_points_have_bit_equal_losses_and_fingerprints(tmp_path: Path, mak
     assert other.fingerprint is not None and other.fingerprint.losses != first.fingerprint.losses
 
 
+@pytest.mark.processes
 def test_every_rank_has_its_own_fingerprint(tmp_path: Path, make_point: MakePoint) -> None:
     record = run(tmp_path, gpt(make_point, deterministic=True, devices=2, micro_batch=8, measure=BRIEF))
     assert record.fingerprint is not None
@@ -34,6 +36,7 @@ def test_every_rank_has_its_own_fingerprint(tmp_path: Path, make_point: MakePoin
     assert float.fromhex(a) != float.fromhex(b) and float.fromhex(a) == pytest.approx(float.fromhex(b), rel=0.2)
 
 
+@pytest.mark.processes
 def test_images_through_the_loader_are_bit_equal(tmp_path: Path, make_point: MakePoint) -> None:
     params = ImageParams.model_validate({"model": "resnet18", "data": "synthetic", "image_size": 64}).model_dump(mode="json")
     point = make_point(workload="image_classification", params=params, deterministic=True, measure=BRIEF)
