@@ -74,12 +74,12 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @contextmanager
-def fork_server() -> Iterator[None]:
-    """What is started meanwhile has torch loaded already; see ``tests/starts``."""
+def fork_server(**variables: str) -> Iterator[None]:
+    """What is started meanwhile has torch loaded already; see ``tests/starts``. ``variables`` are read where a library is loaded."""
     with tempfile.TemporaryDirectory(prefix="caraml-", dir="/tmp") as folder:  # a socket's path must be short
         path, socket = STARTS / "server.py", f"{folder}/socket"
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STARTS), os.environ.get("PYTHONPATH")]))
-        with subprocess.Popen([sys.executable, "-P", str(path), socket], stdin=subprocess.DEVNULL) as server:
+        with subprocess.Popen([sys.executable, "-P", str(path), socket], stdin=subprocess.DEVNULL, env=os.environ | variables) as server:
             while not Path(socket).exists() and server.poll() is None:
                 time.sleep(0.01)
             os.environ["FORK_SERVER"] = socket
@@ -137,7 +137,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if "not processes" not in config.getoption("markexpr"):
         server = ExitStack()
         if config.getoption("numprocesses", None):
-            server.enter_context(fork_server())
+            server.enter_context(fork_server(**SHARING))
         config.add_cleanup(server.close)
     _ = platform.uname().processor  # asks a program, once: otherwise in the first test that imports what wants to know
     sys.addaudithook(_refuse_processes)
