@@ -48,8 +48,8 @@ suite of the catalogue is expanded, every workload trained, the ruler proved thr
 extensions used, in tests of their own."""
 
 SUITES = ROOT / "src" / "caraml" / "suite" / "catalog"
-QUICK = (("gpt", 9, 'preset = "4M"', "sequence_length = 64"), ("resnet50", 4, 'model = "resnet50"', "image_size = 64"))
-"""Steps after which, in any case, both have learned something, from samples of a quarter and of a twelfth of the size: the model, the batch
+QUICK = (("gpt", 9, 'preset = "4M"', "sequence_length = 32"), ("resnet50", 4, 'model = "resnet50"', "image_size = 32"))
+"""Steps after which, in any case, both have learned something, from samples of an eighth and of a 49th of the size: the model, the batch
 and the input are those of the suite."""
 
 
@@ -161,12 +161,22 @@ def runnable(command: str) -> bool:
     return not re.search(r"\[-|\.\.\.|\b(INPUT|PREFIX|DIR|FILE|NAME|COMMAND|FOLDER)\b", command)
 
 
+SMALLEST = {"width": 32, "layers": 1, "heads": 2, "sequence_length": 16, "vocab_size": 64}
+"""What a page's GPT is where the page says nothing else of it."""
+
+
 def shortened(suite: str) -> str:
-    """The same suite with windows and sums as short as they can be, short samples for the smallest GPT: no page says how long they are."""
-    suite = suite.replace("range(10**7)", "range(10**5)")
-    suite = re.sub(r"\bmin_seconds = [\d.]+, max_seconds = [\d.]+", "min_seconds = 0, max_seconds = 1", suite)
-    suite = re.sub(r"\bwarm_up_max_seconds = [\d.]+", "warm_up_max_seconds = 0.2", suite)
-    return re.sub(r'preset = "4M", (?=data)', 'preset = "4M", sequence_length = 32, ', suite)
+    """The same suite with windows of few steps, short sums and small samples, GPTs as small as the page leaves them: no page says how long
+    they are."""
+    suite = suite.replace("range(10**7)", "range(10**5)").replace("image_size = 64", "image_size = 32")
+    window = "min_seconds = 0, max_seconds = 60, min_steps = 4, max_steps = 8"
+    suite = re.sub(r"\bmin_seconds = [\d.]+, max_seconds = [\d.]+(, min_steps = \d+)?", window, suite)
+    suite = re.sub(r"\bwarm_up_max_seconds = [\d.]+", "warm_up_max_seconds = 0.01", suite)
+    return re.sub(r'^params = \{ preset = "4M"(?=.*\bdata\b).*(?= \}$)', _smallest, suite, flags=re.MULTILINE)
+
+
+def _smallest(params: re.Match[str]) -> str:
+    return ", ".join([params[0], *(f"{key} = {value}" for key, value in SMALLEST.items() if f" {key} = " not in params[0])])
 
 
 WITH_COMMANDS = [page for page in PAGES if any(command not in ELSEWHERE for command in filter(runnable, commands(page)))]
