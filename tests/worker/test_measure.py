@@ -34,6 +34,14 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
 QUICK = Measure(target=0.2, min_seconds=0.4, max_seconds=5, min_steps=8, warm_up_max_seconds=5, idle_seconds=0)
 
 
+def example() -> str:
+    """The example's source, with a window that ends after a second however much the steps vary: both ranks compute all the time."""
+    text = EXAMPLE.read_text(encoding="utf-8")
+    longest = "min_seconds=1, max_seconds=10"
+    assert text.count(longest) == 1
+    return text.replace(longest, "min_seconds=0.3, max_seconds=1, warm_up_max_seconds=0.5")
+
+
 def only(out: Path) -> Record:
     (record,) = Store(out).records()
     return record
@@ -134,15 +142,17 @@ def test_ranks_without_a_group_are_refused(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_example_measures_itself(tmp_path: Path, ranks: int) -> None:
     start = [sys.executable] if ranks == 1 else [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    environment = {**os.environ, "CARAML_RESULTS": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*start, str(EXAMPLE)], env=environment, capture_output=True, text=True, timeout=300, check=False)
+    script, out = tmp_path / EXAMPLE.name, tmp_path / "results"
+    script.write_text(example())
+    environment = {**os.environ, "CARAML_RESULTS": str(out), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*start, str(script)], env=environment, capture_output=True, text=True, timeout=300, check=False)
     # Threads of torch's own: a plain DDP loop over gloo ends so now and then, too.
     aborted = ranks > 1 and "terminate called without an active exception" in done.stderr
     assert done.returncode == 0 or aborted, done.stderr
-    record = only(tmp_path)
+    record = only(out)
     assert record.status == "ok" and record.point.world == ranks and record.window is not None
     assert record.window.items == 64 * ranks * record.window.steps and record.point.global_batch == 64 * ranks
-    steps = read_table(Store(tmp_path).folder(record) / record.files["steps"])
+    steps = read_table(Store(out).folder(record) / record.files["steps"])
     assert set(steps["rank"]) == set(range(ranks)) and "image/s" in done.stderr
 
 
@@ -150,10 +160,7 @@ def test_a_rank_that_fails_on_its_way_out_takes_no_record_with_it(tmp_path: Path
     script = tmp_path / "own_loop.py"
     late = "if os.environ['RANK'] == '1':\n    os.abort()\n"
     slow = "import caraml.worker.measure as m, time\nwrite = m.write_record\nm.write_record = lambda *a: (time.sleep(2), write(*a))\n"
-    script.write_text(
-        EXAMPLE.read_text(encoding="utf-8").replace("import caraml\n", f"import caraml\n{slow}")
-        + f"    {late.replace(chr(10), chr(10) + '    ')}"
-    )
+    script.write_text(example().replace("import caraml\n", f"import caraml\n{slow}") + f"    {late.replace(chr(10), chr(10) + '    ')}")
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     environment = {**os.environ, "CARAML_RESULTS": str(tmp_path / "results"), "OMP_NUM_THREADS": "1"}
     assert subprocess.run(start, env=environment, capture_output=True, timeout=300, check=False).returncode != 0
