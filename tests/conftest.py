@@ -170,7 +170,7 @@ def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
         pytest.fail(f"a test of `make check` starts a process: mark it `processes`, or its file: {event} {arguments[:2]}", pytrace=False)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_point() -> MakePoint:
     """Makes a point; keyword arguments replace the defaults."""
 
