@@ -28,7 +28,9 @@ from caraml.workloads import make_torchvision_importable
 PRELOADED = (
     *("caraml.engine.start", "torch.distributed.run", "timm", "duckdb", "typer", "rich.live", "jinja2"),
     *("torch._dynamo", "torch._inductor"),  # every optimizer of torch loads its compiler
+    *("torch._inductor.compile_fx", "torch.distributed.pipelining"),
     *("caraml.cli", "caraml.worker.training", "caraml.engine.parallel.divide", "caraml.engine.parallel.checkpoint"),
+    *("caraml.engine.memory", "caraml.workloads.gpt", "caraml.workloads.image_classification"),
 )
 """What takes long to import. Nothing of it may start a thread, or look for a device."""
 

@@ -46,7 +46,15 @@ def job(world: int, case: dict[str, Any], count: int, torch_buffers: bool) -> di
     params = {**SIZES, "layers": placement.stages, **case.get("params", {})}
     point = {"micro_batch": 2, "global_batch": 2 * copies * count, **case.get("point", {})}
     name = f"{case['name']} {count} {torch_buffers}"
-    return {**case, "name": name, "params": params, "point": point, "steps": 2, "live": True, "torch_buffers": torch_buffers}
+    return {
+        **case,
+        "name": name,
+        "params": params,
+        "point": point,
+        "steps": 2,
+        "live": (world, case) in GROWING,
+        "torch_buffers": torch_buffers,
+    }
 
 
 def counts(world: int, case: dict[str, Any]) -> tuple[int, ...]:
