@@ -11,9 +11,9 @@ unexport PYTHONDONTWRITEBYTECODE
 quick: installed
 	$(BIN)/caraml run quick
 
-# Two tests at a time; after them those that measure this machine, one by one. One thread each: both cores are busy anyway.
+# Three tests at a time, as many of them wait; then those that measure this machine, one by one. One thread each: the cores are busy anyway.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m "not exclusive"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not exclusive"
 	$(BIN)/python -m pytest -m exclusive
 
 # Before every commit, in less than a minute: linters, types, and the tests that start no process.
