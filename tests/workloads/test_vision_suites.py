@@ -57,6 +57,12 @@ def test_pearc_s_tables() -> None:
     assert by_name["table 2 bert"][0].params["preset"] == "base"
 
 
+@pytest.mark.parametrize("memory", [None, 32.0, 64.0, 256.0])
+def test_a_cpu_s_memory_does_not_choose_the_batch_of_a_gpu(memory: float | None) -> None:
+    (point,) = points("epicure-vision", replace(CPU, nodes=720, device_memory_gib=memory))
+    assert (point.params["model"], point.nodes, point.micro_batch, point.precision) == ("test_resnet", 1, 16, "fp32")
+
+
 @pytest.mark.parametrize("name", ["caraml-vision", "epicure-vision", "pearc22"])
 def test_on_a_cpu_everything_is_tiny(name: str) -> None:
     found = points(name, CPU)
