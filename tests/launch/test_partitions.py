@@ -79,6 +79,34 @@ def test_a_format_that_a_partition_s_processors_emulate_is_not_planned(name: str
     assert planned.skip is None if runs else "only emulates bf16" in (planned.skip or "")
 
 
+@pytest.mark.parametrize(
+    ("name", "asks", "reason"),
+    [
+        ("lumi-c", "nodes = 513", "needs 513 nodes, a job on lumi-c may have 512"),
+        ("lumi-c", "nodes = 512", None),
+        ("lumi-largemem", "nodes = 2", "needs 2 nodes, a job on lumi-largemem may have 1"),
+        ("lumi-d", 'devices = "all"', "needs 8 devices, a job on lumi-d may have 1"),
+        ("lumi-d", "nodes = 2", "needs 2 devices, a job on lumi-d may have 1"),
+        ("lumi-d", "devices = 1", None),
+        ("lumi", "nodes = 1025", "needs 1025 nodes, a job on lumi may have 1024"),
+    ],
+)
+def test_what_a_partition_gives_no_job_is_not_planned(name: str, asks: str, reason: str | None) -> None:
+    (planned,) = points(name, f"accumulation = 1\n{asks}")
+    assert planned.skip == reason
+
+
+def test_a_limit_of_jobs_is_none_of_the_node_that_one_is_on() -> None:
+    inside = machine_of(load_system("lumi-d"), "local")
+    assert (inside.job_nodes, inside.job_devices, inside.devices_per_node) == (None, None, 8)
+
+
+def test_discoverer_s_partitions_are_known(tmp_path: Path) -> None:
+    assert "\n#SBATCH --partition=cn\n" in printed(tmp_path, "discoverer-cpu")
+    text = printed(tmp_path, "discoverer-plus")
+    assert "\n#SBATCH --partition=common\n" in text and "\n#SBATCH --gres=gpu:1\n" in text
+
+
 @pytest.mark.parametrize(("name", "reason"), [("meluxina-fpga", "torch drives no FPGA"), ("bow-pod16", "torch drives no IPU")])
 def test_training_is_refused_where_torch_drives_nothing(tmp_path: Path, name: str, reason: str) -> None:
     text = printed(tmp_path, name)

@@ -33,8 +33,6 @@ _ONLY_PROGRAMS: dict[DeviceKind, str] = {
     "ipu": "torch drives no IPU, which computes by its vendor's programs only: suite caraml-ipu runs those",
     "fpga": "torch drives no FPGA, which computes what was synthesised for it: workload command runs programs that use it",
 }
-
-
 _TICKET = ".ticket"
 _TICKET_SECONDS = 10.0
 """A ticket with which nobody has asked for so long does not count."""
@@ -107,7 +105,7 @@ def machine_of(system: System, launcher: str = "slurm") -> Machine:
     if unfit is not None:
         raise unfit
     cpu = system.device_class == "cpu"
-    memory = system.devices[0].memory_bytes
+    memory, jobs = system.devices[0].memory_bytes, system.site.scheduler if launcher != "local" else None
     return Machine(
         name=system.name,
         device=system.identity,
@@ -117,6 +115,8 @@ def machine_of(system: System, launcher: str = "slurm") -> Machine:
         # A CPU is one device; more processes on it are for trying out parallel training.
         devices_per_node=(system.cpu.usable_threads or 1) if cpu else system.devices_per_node,
         most_per_node=system.cpu.cores if cpu and system.cpu.usable_threads is None else None,
+        job_nodes=jobs.max_nodes if jobs else None,
+        job_devices=jobs.max_devices if jobs else None,
         device_memory_gib=memory / GIB if memory else None,
         emulates=system.cpu.emulates if cpu else system.lacks,
         may_emulate=() if cpu or system.peak is not None else ("bf16",),

@@ -368,6 +368,9 @@ class Machine:
     devices_per_node: int
     most_per_node: int | None = None
     """Processes that ``devices`` may ask for by number, where ``all`` and ``world`` put fewer on a node: cores of a CPU node."""
+    job_nodes: int | None = None
+    job_devices: int | None = None
+    """What a job may have of them, where the scheduler has such limits."""
     device_memory_gib: float | None = None
     emulates: tuple[str, ...] = ()
     """Precisions that it has no instructions for."""

@@ -180,10 +180,8 @@ def why_skipped(point: Point, machine: Machine, params: BaseModel) -> str | None
     """Why a point cannot run on this machine; ``None`` if it can. Nothing is rounded to make it fit."""
     if machine.only_programs is not None and point.workload != "command":
         return machine.only_programs
-    if machine.nodes is not None and point.nodes > machine.nodes:
-        return f"needs {point.nodes} nodes, {machine.nodes} of {machine.name} in reach"
-    if point.devices > (most := machine.most_per_node or machine.devices_per_node):
-        return f"needs {point.devices} devices per node, {machine.name} has {most}{' cores' if machine.most_per_node else ''}"
+    if (reason := _too_large(point, machine)) is not None:
+        return reason
     if not point.placement.split and point.global_batch % (point.micro_batch * point.world):
         product = f"{point.micro_batch} x {point.world} = {point.micro_batch * point.world}"
         return f"global batch {point.global_batch} is not divisible by micro-batch x devices = {product}"
@@ -191,6 +189,17 @@ def why_skipped(point: Point, machine: Machine, params: BaseModel) -> str | None
         return f"{machine.device} only emulates {point.precision}, which may take far longer: ask for fp32, or for emulated = true"
     shape = getattr(params, "model_shape", None)  # of a workload whose model can be divided
     return _contradiction(point, params) or misfit(point, shape() if shape is not None else None)
+
+
+def _too_large(point: Point, machine: Machine) -> str | None:
+    if machine.nodes is not None and point.nodes > machine.nodes:
+        return f"needs {point.nodes} nodes, {machine.nodes} of {machine.name} in reach"
+    if point.devices > (most := machine.most_per_node or machine.devices_per_node):
+        return f"needs {point.devices} devices per node, {machine.name} has {most}{' cores' if machine.most_per_node else ''}"
+    for what, asked, limit in (("nodes", point.nodes, machine.job_nodes), ("devices", point.world, machine.job_devices)):
+        if limit is not None and asked > limit:
+            return f"needs {asked} {what}, a job on {machine.name} may have {limit}"
+    return None
 
 
 def uncompiled(params: BaseModel) -> str | None:

@@ -42,6 +42,8 @@ class Scheduler(FrozenModel):
     cpus_per_device: Count | None = Field(None, description="CPUs to ask for with each device; a job that is not exclusive needs them")
     requeue: bool = Field(False, description="put a job back into the queue that lost a node, or was cut off before it had a result")
     max_minutes: Count | None = Field(None, description="longest wall time of the partition")
+    max_nodes: Count | None = Field(None, description="most nodes of a job")
+    max_devices: Count | None = Field(None, description="most devices of a job, on all its nodes")
     signal_seconds: Count = Field(60, description="how long before the time limit the point is warned")
     cpu_bind: str | None = Field(None, description="value of `srun --cpu-bind`, e.g. `none`, `cores`, `mask_cpu:0xff,...`")
     extra: tuple[str, ...] = Field((), description="further `#SBATCH` lines, e.g. `--hint=nomultithread`")
