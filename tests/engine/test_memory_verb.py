@@ -13,6 +13,7 @@ from caraml.cli.run import (
     memory,  # noqa: F401  -- registers the verb
     plan,  # noqa: F401
 )
+from caraml.engine.memory import MemoryPlan, Planned
 
 
 def invoke(*arguments: str, verb: str = "memory") -> str:
@@ -48,6 +49,22 @@ def test_a_plan_says_what_its_points_need(tmp_path: Path) -> None:
     here = invoke("llm-strong", "--system", "jedi", "--launcher", "local", "--out", str(tmp_path), verb="plan")
     assert "1 to run, 11 skipped" in here and "needs 2 nodes, 1 of jedi in reach" in here
     assert "GiB" not in invoke("vision", "--system", "jedi", *options, verb="plan"), "the memory of this workload cannot be planned"
+
+
+@pytest.mark.parametrize(
+    ("system", "precision"), [("lumi-c", "fp32"), ("deucalion-arm", "fp32"), ("leonardo-dcgp", "bf16"), ("jedi", "bf16")]
+)
+def test_what_is_counted_is_said_and_what_the_machine_computes_in(monkeypatch: pytest.MonkeyPatch, system: str, precision: str) -> None:
+    monkeypatch.setattr("caraml.engine.memory.smallest_that_fit", lambda point, *_: [Planned(point, MemoryPlan(*[2**30] * 7))])
+    assert f"GiB of each device, {precision} " in invoke("gpt", "--system", system)
+    assert "GiB of each device, fp16 " in invoke("gpt", "--system", system, "--set", "precision=fp16")
+
+
+@pytest.mark.parametrize(("system", "reason"), [("meluxina-fpga", "torch drives no FPGA"), ("bow-pod16", "torch drives no IPU")])
+def test_nothing_is_planned_where_plan_refuses_all_training(system: str, reason: str) -> None:
+    for name in ("gpt", "llm"):
+        with pytest.raises(InputError, match=f"nothing to plan on {system}: {reason}"):
+            invoke(name, "--system", system, "--set", "params.preset=800M")
 
 
 def test_errors_say_what_to_do() -> None:

@@ -157,15 +157,19 @@ def memory(
     from caraml.workloads import WORKLOADS, params_of
 
     machine, of_suite = load_system(system), name not in WORKLOADS
-    file = with_settings(load_suite(name) if of_suite else _one_point(name, machine), settings or [], params_of)
-    points = [planned.point for planned in expand(file, machine_of(machine), params_of).points]  # also those for which it has too few nodes
+    known = machine_of(machine)
+    if known.only_programs is not None:
+        raise InputError(f"nothing to plan on {machine.name}: {known.only_programs}", "name another --system (caraml list systems)")
+    precision = "fp32" if "bf16" in known.emulates else "bf16"
+    file = with_settings(load_suite(name) if of_suite else _one_point(name, machine, precision), settings or [], params_of)
+    points = [planned.point for planned in expand(file, known, params_of).points]  # also those for which it has too few nodes
     found = planned_of(points) if of_suite else _fitting(points[0], machine)
     if not found:
         raise InputError(f"suite {name!r} has no point of workload 'gpt', backend 'torch', to place", "caraml memory gpt --system SYSTEM")
     console().print(memory_table(found, machine))
 
 
-def _one_point(name: str, machine: System) -> SuiteFile:
+def _one_point(name: str, machine: System, precision: str) -> SuiteFile:
     """A suite of one point of a workload. Raises ``InputError`` where its memory cannot be planned."""
     from caraml.base.toml import parse_toml
     from caraml.suite.load import suite_of
@@ -177,7 +181,7 @@ def _one_point(name: str, machine: System) -> SuiteFile:
             f"{machine.name} does not say how much memory a device has",
             "write memory_bytes = 80_000_000_000, say, below [[devices]] in its file",
         )
-    values = 'accumulation = 1\nmicro_batch = 1\nprecision = "bf16"\nparams = { data = "synthetic-device" }\n'
+    values = f'accumulation = 1\nmicro_batch = 1\nprecision = "{precision}"\nparams = {{ data = "synthetic-device" }}\n'
     return suite_of(parse_toml(f'name = "memory"\ntitle = "-"\n[[benchmark]]\nname = "{name}"\nworkload = "{name}"\n{values}', "memory"))
 
 

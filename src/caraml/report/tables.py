@@ -187,7 +187,8 @@ def memory_table(planned: Sequence[Planned], system: System, shown: int | None =
     from caraml.engine.memory import USABLE, MemoryPlan, room
 
     parts = [Column(_SHORT.get(field.name, field.name), justify="right", no_wrap=True) for field in fields(MemoryPlan)]
-    table = Table("GiB of each device", *parts, "fits", box=None, pad_edge=False)
+    what = "" if planned[0].point.suite else f", {planned[0].point.precision}"  # a point of a suite has it in its label
+    table = Table(f"GiB of each device{what}", *parts, "fits", box=None, pad_edge=False)
     for one in planned[:shown]:
         point, available = one.point, room(system, one.point)
         layout = f"{point.nodes}x{point.devices} {point.placement.label(point.dp) or f'dp{point.dp}'}"
