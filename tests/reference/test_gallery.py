@@ -67,6 +67,15 @@ def test_every_drawing_stands_alone_and_has_a_title(drawn: Path) -> None:
         assert "var(" not in text and "href=" not in text, path.name
 
 
+def test_a_table_of_a_machine_that_nobody_describes_is_listed_as_having_no_command() -> None:
+    text = (ROOT / "docs" / "published.md").read_text(encoding="utf-8")
+    (table,) = {row.table for row in select(system="e4-amd")}
+    without = text.partition("## What has no command")[2].partition("\n## ")[0]
+    number = table.removeprefix("Table ")
+    assert f"{table} of MAELSTROM" in without
+    assert not [line for line in text.splitlines() if "`caraml run" in line and re.search(rf"MAELSTROM.*Table[^|]*\b{number}\b", line)]
+
+
 def test_every_figure_has_its_line_and_command_in_the_list_of_published_results() -> None:
     text = (ROOT / "docs" / "published.md").read_text(encoding="utf-8")
     for figure in published_figures():
