@@ -123,6 +123,17 @@ def test_what_the_library_cannot_do_is_skipped(params: dict[str, Any], values: d
         assert found is None if backend == "torch" else words in (found or "") and "params.backend = 'torch'" in (found or ""), found
 
 
+@pytest.mark.parametrize("device_class", ["cpu", "gpu"])
+@pytest.mark.parametrize("asked", [{"tp": 2, "sp": True}, {"cp": 2}, {"fsdp": 2}, {"distributed_optimizer": True}])
+def test_what_is_said_to_be_refused_everywhere_is(asked: dict[str, Any], device_class: str, make_point: MakePoint) -> None:
+    machine = Machine(name="m", device="d", device_class=device_class, software="s", nodes=1, devices_per_node=2)  # type: ignore[arg-type]
+    for backend in ("megatron", "torch"):
+        given = Params.model_validate({"preset": "4M", "tied_head": False, "backend": backend})
+        values = {"devices": 2, "global_batch": 8, "micro_batch": 2, "device_class": device_class}
+        found = why_skipped(make_point(workload="gpt", params=given.model_dump(), placement=Placement(**asked), **values), machine, given)
+        assert found is None if backend == "torch" else "params.backend = 'torch'" in (found or ""), found
+
+
 def test_a_suite_without_a_memory_plan_says_whose_network_has_one(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text(SUITE + 'params.backend = "megatron"')
     said = CliRunner().invoke(app, ["memory", str(tmp_path / "s.toml"), "--system", "JEDI"])
