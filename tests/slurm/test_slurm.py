@@ -15,7 +15,7 @@ from caraml.launch import queue
 from caraml.launch.base import Job
 from caraml.results.rows import read_table
 from caraml.results.store import Store
-from caraml.suite.model import Measure
+from caraml.suite.model import Measure, Placement
 from caraml.system.model import Container, Network, Scheduler, Site
 from tests.debian import install
 from tests.slurm.cluster import CPUS, GPUS, Cluster
@@ -383,12 +383,13 @@ def test_a_warned_point_writes_what_it_has_measured(slow: Slow) -> None:
     assert measured.window is not None and 0 < measured.window.seconds < 280 and measured.value("throughput")
 
 
-def test_a_point_trains_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("placement", [Placement(), Placement(cp=2)], ids=["copies", "cp2"])
+def test_a_point_trains_on_two_nodes(cluster: Cluster, tmp_path: Path, placement: Placement) -> None:
     """Rank 0 may be on either node; names of the fast network differ from the hosts' own, as on machines that need a suffix."""
     scheduler = Scheduler(exclusive=False, gpus="none", cpus_per_device=1)
     site = Site(scheduler=scheduler, network=Network(interface="lo", address_suffix="i"))
     policy = Measure(target=0.5, min_seconds=0, min_steps=4, max_seconds=2, warm_up_max_seconds=1, idle_seconds=0)
-    job = real_job(tmp_path, site, nodes=2, measure=policy)
+    job = real_job(tmp_path, site, nodes=2, measure=policy, placement=placement)
     launcher = make_bench(tmp_path / "bench").launcher()
     assert launcher.check(job.script.read_text()) is None
     (state,) = wait(launcher, launcher.submit([job]))

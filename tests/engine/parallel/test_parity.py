@@ -236,6 +236,25 @@ def test_the_memory_plan_is_what_the_allocator_gave_out(results: Results, job: d
     assert plan.peak == pytest.approx(measured, rel=0.2), plan.gib()
 
 
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        ("cp2", [[0, 1]]),
+        ("cp4", [[0, 1, 2, 3]]),
+        ("dp2 x cp2", [[0, 1], [2, 3]]),
+        ("cp2 x pp2", [[0, 1], [2, 3]]),
+        ("cp2 x tp2+sp", [[0, 2], [1, 3]]),
+        ("dp2", [[], []]),
+    ],
+)
+def test_each_process_shares_its_sequences_with_its_group_also_on_another_node(
+    results: Results, name: str, groups: list[list[int]]
+) -> None:
+    """Losses alone do not show it: whoever has whole sequences computes the same ones."""
+    found = results[name]["beside"]
+    assert found == ([next(group for group in groups if rank in group) for rank in range(len(found))] if any(groups) else groups)
+
+
 @pytest.mark.parametrize("cp", [2, 4])
 def test_pieces_of_a_sequence_attend_as_a_whole_and_layers_share_the_masks(cp: int) -> None:
     T = 8 * cp

@@ -3,9 +3,9 @@
 ``python -m caraml.engine.start --devices N tests.engine.parallel.training JOBS.json``
 
 A job is ``{"name", "placement", "point", "params", "steps"}``; beside JOBS.json, rank 0 leaves ``losses.json``: for each job the loss of
-each step (mean over copies), the number of parameters that each rank holds and a digest of their values at the end. ``"memory"`` adds each
-rank's peak by torch's allocator, ``"live"`` by the storages that operators make, ``"exchanges"`` the formats of what is gathered and
-scattered; ``"torch_buffers"`` has a pipeline use torch's own stages.
+each step (mean over copies), the number of parameters that each rank holds and a digest of their values at the end, and the ranks that
+have the other parts of its sequences. ``"memory"`` adds each rank's peak by torch's allocator, ``"live"`` by the storages that operators
+make, ``"exchanges"`` the formats of what is gathered and scattered; ``"torch_buffers"`` has a pipeline use torch's own stages.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import distributed as dist
 from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -96,12 +97,14 @@ def train(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     seen = [own for own in ranks.gather(losses) if own]
     own = [local(parameter).detach() for stage in parts[0] for parameter in stage.parameters()]
     held = ranks.gather(sum(tensor.numel() for tensor in own))
+    beside = ranks.gather(dist.get_process_group_ranks(mesh.cp) if mesh is not None and mesh.cp is not None else [])
     digests = ranks.gather(hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in own)).hexdigest())
     task.close()
     mean = [sum(column) / len(column) for column in zip(*seen, strict=True)]
     return {
         "losses": mean,
         "held": held,
+        "beside": beside,
         "digests": digests,
         "matmul": told,
         "exchanged": sorted(exchanges.seen),
@@ -148,7 +151,8 @@ def point_of(job: dict[str, Any], placement: Placement, world: int) -> Point:
     values: dict[str, Any] = {"global_batch": 8, "micro_batch": 2, "mode": "train", "device_class": "cpu", **job.get("point", {})}
     params = gpt.Params.model_validate({**TINY, **job.get("params", {})}).model_dump(mode="json")
     names = {"suite": "parity", "benchmark": job["name"], "workload": "gpt", "system": "local", "device": "test", "software": "test"}
-    return Point(**names, params=params, devices=world, placement=placement, **values)
+    nodes = 2 if world > 2 else 1  # the same processes: what divides a model must not stop at a node
+    return Point(**names, params=params, nodes=nodes, devices=world // nodes, placement=placement, **values)
 
 
 def same_samples(copy: int, copies: int, point: Point, params: gpt.Params) -> Any:

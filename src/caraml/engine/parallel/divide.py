@@ -198,7 +198,7 @@ class Mesh:
         self.cp: dist.ProcessGroup | None = None
         """The devices that have the other parts of this one's sequences; ``None`` where sequences are whole."""
         if cp > 1:
-            self.cp = middle_group((point.devices // (cp * self.placement.tp), cp, self.placement.tp))
+            self.cp = middle_group((point.world // (cp * self.placement.tp), cp, self.placement.tp))
 
     @property
     def tp(self) -> DeviceMesh:
@@ -250,7 +250,8 @@ def divide(task: Task, point: Point, mesh: Mesh, device: torch.device) -> Divide
     indices = placement.stages_of(mesh.pp.get_local_rank())
     stages = [division.stage(index, placement.stages) for index in indices]
     part = None
-    if mesh.cp is not None and division.share_sequence is not None:
+    if placement.cp > 1 and division.share_sequence is not None:
+        assert mesh.cp is not None
         part = SequencePart(mesh.cp, division.hidden[0], device, HALF.get(point.precision, torch.float32))
         for stage in stages:
             division.share_sequence(stage, part.places, part.attend)
