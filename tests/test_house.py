@@ -122,7 +122,7 @@ LINES = {
     "base": 2_674,
     "campaign": 1_754,
     "cli": 1_552,
-    "data": 803,
+    "data": 810,
     "engine": 4_342,
     "launch": 1_728,
     "metrics": 1_653,
@@ -134,9 +134,9 @@ LINES = {
     "system": 3_850,
     "verify": 1_061,
     "worker": 2_110,
-    "workloads": 8_705,
+    "workloads": 8_833,
 }
-FILES = 232
+FILES = 233
 
 
 def test_no_room_outgrows_its_lines() -> None:

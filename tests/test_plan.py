@@ -99,9 +99,10 @@ def test_weather_folders_are_looked_at(tmp_path: Path) -> None:
     assert code == 2 and f"refused: {tmp_path}/ap6/era5_pl_" in text
 
 
-def test_plan_says_that_megatron_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    params = '{ preset = "4M", backend = "megatron" }'
+@pytest.mark.parametrize("name", ["backend", "order"])
+def test_plan_says_that_megatron_is_missing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = f'{{ preset = "4M", {name} = "megatron" }}'
     assert "not installed here" not in planned(tmp_path, "gpt", params)[1]
     monkeypatch.setattr("caraml.workloads.gpt.find_spec", lambda name: None)
     code, text = planned(tmp_path, "gpt", params)
-    assert code == 0 and text.count("params.backend = 'megatron' needs megatron-core, not installed here") == 1
+    assert code == 0 and text.count(f"params.{name} = 'megatron' needs megatron-core, not installed here") == 1

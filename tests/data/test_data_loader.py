@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,6 +57,16 @@ def test_an_epoch_gives_every_sample_to_one_rank_once(count: int, batch_size: in
     assert {len(part) for part in parts} == {count // world_size}
     together = np.concatenate(parts)
     assert len(set(together.tolist())) == len(together) == count - count % world_size
+
+
+def test_in_order_a_step_takes_neighbours_and_a_rank_its_block_of_each_micro_batch() -> None:
+    """23 samples, two ranks, two micro-batches of 2 in a step: 16 fill steps."""
+    named: dict[str, Any] = {"seed": 1, "world_size": 2, "drop_last": True, "batches_per_step": 2, "in_order": True}
+    first, second = ([*itertools.islice(EndlessBatches(23, 2, rank=rank, **named), 5)] for rank in range(2))
+    assert first == [[0, 1], [4, 5], [8, 9], [12, 13], [0, 1]]
+    assert second == [[2, 3], [6, 7], [10, 11], [14, 15], [2, 3]]
+    with pytest.raises(InputError, match="found 7 samples; expected at least 8"):
+        EndlessBatches(7, 2, rank=0, **named)
 
 
 @pytest.mark.parametrize(("facts", "named"), [({"path": "/data/a.h5"}, "/data/a.h5: "), ({"path": None, "of": "ap6"}, "ap6: "), ({}, "")])

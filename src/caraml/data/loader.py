@@ -80,13 +80,15 @@ class EndlessBatches(Sampler[list[int]]):
     batches_per_step: int = 1
     counting: bool = False
     """Positions count on over the epochs: ``epoch * samples + position``, so that a sample can know its epoch."""
+    in_order: bool = False
+    """Every epoch is all samples in their order. Each rank in turn takes a batch of neighbours, as Megatron-LM's sampler has it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size or self.batch_size < 1:
             raise ValueError(f"rank {self.rank} of {self.world_size}, batch size {self.batch_size}")
         self.samples_per_rank = self.samples // self.world_size
         self.unit = self.batch_size * self.batches_per_step if self.drop_last else self.batch_size
-        if self.samples_per_rank < (self.unit if self.drop_last else 1):
+        if self.samples_per_rank < (self.unit if self.drop_last or self.in_order else 1):
             least = self.unit * self.world_size
             raise InputError(
                 f"found {self.samples} samples; expected at least {least} for batches of {self.unit} on {self.world_size} ranks",
@@ -95,6 +97,10 @@ class EndlessBatches(Sampler[list[int]]):
 
     def epoch(self, number: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The positions of this rank in epoch ``number``, in order."""
+        if self.in_order:
+            whole = self.samples // (self.batch_size * self.world_size)
+            order = np.arange(whole * self.batch_size * self.world_size).reshape(whole, self.world_size, self.batch_size)
+            return order[:, self.rank].ravel()
         order = np.random.default_rng([self.seed, number]).permutation(self.samples)
         return order[: self.samples_per_rank * self.world_size][self.rank :: self.world_size]
 
@@ -195,8 +201,9 @@ def stream(
     """Endless batches of ``dataset`` for one rank, across epochs: workers stay, and no epoch ends in a pause.
 
     Args:
-        dataset: samples by position. Three optional attributes are honoured: ``counts_epochs``, if true, asks for positions that count
-            on over the epochs; ``collate`` makes a batch of samples in the worker; ``received`` takes it over in this process.
+        dataset: samples by position. Four optional attributes are honoured: ``counts_epochs``, if true, asks for positions that count
+            on over the epochs; ``in_order``, if true, for positions that are not shuffled, a batch for each rank in turn; ``collate`` makes
+            a batch of samples in the worker; ``received`` takes it over in this process.
         batch_size: samples in each batch of this rank; every batch is full.
         workers: loader processes; 0 loads in the calling one. See :func:`default_workers`.
         pin_memory: page-locked batches, for copies to an accelerator that overlap with its work.
@@ -213,7 +220,6 @@ def stream(
     Raises:
         InputError: if an epoch has no full batch for every rank, or, without ``drop_last``, no sample.
     """
-    counting = getattr(dataset, "counts_epochs", False)
     try:
         batches = EndlessBatches(
             len(dataset),
@@ -223,7 +229,8 @@ def stream(
             world_size=world_size,
             drop_last=drop_last,
             batches_per_step=batches_per_step,
-            counting=counting,
+            counting=getattr(dataset, "counts_epochs", False),
+            in_order=getattr(dataset, "in_order", False),
         )
     except InputError as error:
         facts: dict[str, Any] = getattr(dataset, "describe", dict)()

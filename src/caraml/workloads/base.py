@@ -279,7 +279,8 @@ def open_source(dataset: MapDataset, ctx: BuildContext[Any], *, workers: int | N
         world_size=ctx.world,
         batches_per_step=ctx.accumulation,
     )
-    return BatchSource(to_device(batches, ctx.device), {**description, "loader_workers": count}, batches.close, len(dataset))
+    samples = getattr(dataset, "samples_per_epoch", len(dataset))
+    return BatchSource(to_device(batches, ctx.device), {**description, "loader_workers": count}, batches.close, samples)
 
 
 def loader_workers(ctx: BuildContext[Any], asked: int | None) -> int:

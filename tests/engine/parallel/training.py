@@ -73,7 +73,8 @@ def train(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         knobs=point.knobs,
     )
     task = gpt.build(context)
-    task.batches = same_samples(copy, copies, point, params)
+    if params.data != "text":
+        task.batches = same_samples(copy, copies, point, params)
     for _ in range(job.get("skip", 0) * point.accumulation):
         next(task.batches)
     with graphs_as_they_are():

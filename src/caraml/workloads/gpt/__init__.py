@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.base.toml import FrozenModel
@@ -67,6 +67,17 @@ class Params(FrozenModel):
         "text", description="real text, random tokens made on the host by the loader, or random tokens already on the device"
     )
     corpus: str | None = Field(None, description="prefix of a .bin/.idx pair; without it, the Python standard library's sources")
+    order: Literal["caraml", "megatron"] = Field(
+        "caraml", description="of a corpus's samples: ours, or that of Megatron-LM with the same seed (needs caraml[megatron])"
+    )
+    order_split: str = Field(
+        "969,30,1",
+        pattern=r"^\d+(\.\d+)?(\s*,\s*\d+(\.\d+)?){0,2}$",
+        description="order megatron: Megatron-LM's `--split`, of whose parts the first is trained on; the default is Megatron-LM's",
+    )
+    order_samples: int | None = Field(
+        None, ge=1, description="order megatron: `--train-iters` times `--global-batch-size` of the other run; absent: at most an epoch"
+    )
     recompute: Literal["off", "selective", "full"] = Field(
         "off", description="what the backward pass computes again: nothing, all but matrix products and attention, or whole layers"
     )
@@ -96,9 +107,19 @@ class Params(FrozenModel):
             raise ValueError(f"rotary positions need an even head width, found {self.width // self.heads}")
         if self.backend == "megatron" and self.recompute == "selective":
             raise ValueError("backend megatron recomputes whole layers or nothing: expected recompute 'off' or 'full'")
+        if self.order == "megatron" and self.data != "text":
+            raise ValueError(f"order megatron is of a corpus, found data {self.data!r}: expected data 'text', or order 'caraml'")
+        if not float(self.order_split.split(",")[0]):
+            raise ValueError(f"order_split {self.order_split!r} leaves nothing to train on: expected a first part above 0")
         if self.decay_steps is not None and self.decay_steps <= self.warm_up_steps:
             raise ValueError(f"decay_steps ({self.decay_steps}) must be above warm_up_steps ({self.warm_up_steps})")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_an_order_of_ours(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The same work has the same key as before there was another order."""
+        values: dict[str, Any] = dump(self)
+        return {name: value for name, value in values.items() if self.order != "caraml" or not name.startswith("order")}
 
     @property
     def uncompiled(self) -> str | None:
@@ -108,7 +129,7 @@ class Params(FrozenModel):
     @property
     def software(self) -> str | None:
         """What computes besides torch, with its version where it is installed."""
-        if self.backend == "torch":
+        if self.backend == "torch" and self.order == "caraml":
             return None
         try:
             return f"megatron-core {metadata.version('megatron-core')}"
@@ -117,6 +138,10 @@ class Params(FrozenModel):
 
     def unfit(self, point: Point) -> str | None:
         """Why Megatron-Core cannot do a point's work; ``None`` if it can, and for our own network."""
+        if self.order == "megatron" and point.mode == "inference":
+            return "order megatron is of training: expected mode = 'train' or 'data', or params.order = 'caraml'"
+        if self.order == "megatron" and not 0 <= point.seed < 2**32:
+            return f"order megatron draws from seeds of 32 bits: found {point.seed}, expected seed = 0 to 4294967295"
         if self.backend == "torch":
             return None
         on_cpu, kept = point.device_class == "cpu", [name for name in ("start_from", "save_to") if getattr(self, name)]
@@ -235,6 +260,11 @@ def _dataset(params: Params, seed: int) -> MapDataset:
     if params.data != "text":
         return synthetic_tokens(params.vocab_size, params.sequence_length, seed=seed)
     prefix = given_path(params.corpus) if params.corpus else default_text_corpus(min(params.vocab_size, LARGEST_TRAINED_VOCABULARY)).prefix
+    if params.order == "megatron":
+        from caraml.workloads.gpt.megatron_order import MegatronSamples
+
+        further: dict[str, Any] = {"seed": seed, "split": params.order_split, "run_samples": params.order_samples}
+        return MegatronSamples(IndexedTokens(prefix), params.sequence_length, params.vocab_size, **further)
     return TokenSamples(IndexedTokens(prefix), params.sequence_length, params.vocab_size)
 
 
@@ -306,8 +336,11 @@ def check(params: Params, folder: Path) -> None:
     """See that Megatron-Core is there where it is asked for, and that the corpus is one whose tokens the model has."""
     from caraml.workloads.gpt.tokens import IndexedTokens, TokenSamples
 
-    if params.backend == "megatron" and find_spec("megatron") is None:
-        raise EnvironmentUnfitError("params.backend = 'megatron' needs megatron-core, not installed here", "pip install 'caraml[megatron]'")
+    for name in ("backend", "order"):
+        if getattr(params, name) == "megatron" and find_spec("megatron") is None:
+            raise EnvironmentUnfitError(
+                f"params.{name} = 'megatron' needs megatron-core, not installed here", "pip install 'caraml[megatron]'"
+            )
     if params.corpus is not None and params.data == "text":
         TokenSamples(IndexedTokens(folder / params.corpus), params.sequence_length, params.vocab_size)[0]
 

@@ -309,14 +309,17 @@ class TokenSamples:
 
         if not 0 <= position < self._count:
             raise IndexError(f"sample {position} of {self._count}")
-        start = position * self.sequence_length
-        ids = self.corpus.stream[start : start + self.sequence_length + 1].astype(np.int64)
+        ids = self._ids(position)
         if self.vocab_size is not None and (int(ids.min()) < 0 or int(ids.max()) >= self.vocab_size):
             raise InputError(
                 f"{self.corpus.prefix}: sample {position} has token {int(ids.max())}; expected ids from 0 to {self.vocab_size - 1}",
                 "the model's vocabulary must hold the one that the corpus was prepared with",
             )
         return torch.from_numpy(ids)
+
+    def _ids(self, position: int) -> npt.NDArray[np.int64]:
+        start = position * self.sequence_length
+        return self.corpus.stream[start : start + self.sequence_length + 1].astype(np.int64)
 
     def describe(self) -> dict[str, Any]:
         """The provenance of the corpus, and how it was cut."""
