@@ -112,9 +112,10 @@ def batches(params: Params, rank: int, dp: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("dp", [1, 2])
 def test_every_rank_trains_step_by_step_on_what_megatron_gives_it(dp: int, run_samples: int | None, corpus: Path, tmp_path: Path) -> None:
     pytest.importorskip("megatron.core")
-    given = {**TINY, "corpus": str(corpus), "order_split": SPLIT, "order_samples": run_samples}
+    given = {**TINY, "corpus": str(corpus)}
+    asked = {"order": "megatron", "order_split": SPLIT, "order_samples": run_samples}
     before = sorted(corpus.parent.rglob("*"))
-    found = [batches(Params.model_validate({**given, "order": "megatron"}), rank, dp) for rank in range(dp)]
+    found = [batches(Params.model_validate({**given, **asked}), rank, dp) for rank in range(dp)]
     assert sorted(corpus.parent.rglob("*")) == before, "written beside the corpus"
     theirs = megatrons(corpus, tmp_path / "cache", run_samples)
     for rank, own in enumerate(found):
@@ -142,11 +143,14 @@ def test_what_a_record_says_of_the_samples(corpus: Path) -> None:
 
 
 def test_the_default_order_is_in_no_key_and_the_other_has_the_librarys_version() -> None:
-    plain = Params.model_validate({**TINY, "order_split": "1"})
+    plain = Params.model_validate(TINY)
     assert not [name for name in plain.model_dump(mode="json") if name.startswith("order")] and plain.software is None
     asked = Params.model_validate({**TINY, "order": "megatron"})
     dumped = asked.model_dump(mode="json")
     assert (dumped["order"], dumped["order_split"], dumped["order_samples"]) == ("megatron", "969,30,1", None)
+    for split in ("969, 30,1", " 969,30,1 "):
+        assert Params.model_validate({**dumped, "order_split": split}) == asked, "however it is written"
+    assert Params.model_validate({**dumped, "order_split": 1}).order_split == "1"
     assert Params.model_validate(dumped) == asked and (asked.software or "").startswith("megatron-core")
 
 
@@ -156,7 +160,10 @@ def test_the_default_order_is_in_no_key_and_the_other_has_the_librarys_version()
         ({"data": "synthetic"}, "order megatron is of a corpus, found data 'synthetic': expected data 'text', or order 'caraml'"),
         ({"data": "synthetic-device"}, "found data 'synthetic-device'"),
         ({"order_split": "0,1"}, "expected a first part above 0"),
-        ({"order_split": "most"}, "order_split"),
+        ({"order_split": "most"}, "found 'most', expected one to three shares such as 969,30,1"),
+        ({"order_split": "1,1,1,1"}, "expected one to three shares"),
+        ({"order": "caraml", "order_split": "98,2"}, "expected order = 'megatron' beside them"),
+        ({"order": "caraml", "order_samples": 10}, "expected order = 'megatron' beside them"),
         ({"order_samples": 0}, "order_samples"),
     ],
     ids=str,

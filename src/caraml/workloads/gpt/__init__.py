@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.base.toml import FrozenModel
@@ -72,7 +73,6 @@ class Params(FrozenModel):
     )
     order_split: str = Field(
         "969,30,1",
-        pattern=r"^\d+(\.\d+)?(\s*,\s*\d+(\.\d+)?){0,2}$",
         description="order megatron: Megatron-LM's `--split`, of whose parts the first is trained on; the default is Megatron-LM's",
     )
     order_samples: int | None = Field(
@@ -99,6 +99,15 @@ class Params(FrozenModel):
         sizes = PRESETS.get(values.get("preset", "117M"), PRESETS["117M"])
         return {**sizes, **values}
 
+    @field_validator("order_split", mode="before")
+    @classmethod
+    def _shares(cls, value: object) -> str:
+        """One split has one spelling: it is part of the point's key."""
+        split = re.sub(r"\s", "", str(value))
+        if not re.fullmatch(r"\d+(\.\d+)?(,\d+(\.\d+)?){0,2}", split):
+            raise ValueError(f"found {value!r}, expected one to three shares such as 969,30,1")
+        return split
+
     @model_validator(mode="after")
     def _heads_divide(self) -> Params:
         if self.width % self.heads:
@@ -109,6 +118,8 @@ class Params(FrozenModel):
             raise ValueError("backend megatron recomputes whole layers or nothing: expected recompute 'off' or 'full'")
         if self.order == "megatron" and self.data != "text":
             raise ValueError(f"order megatron is of a corpus, found data {self.data!r}: expected data 'text', or order 'caraml'")
+        if self.order == "caraml" and (self.order_split, self.order_samples) != ("969,30,1", None):
+            raise ValueError("order_split and order_samples are of Megatron-LM's order: expected order = 'megatron' beside them")
         if not float(self.order_split.split(",")[0]):
             raise ValueError(f"order_split {self.order_split!r} leaves nothing to train on: expected a first part above 0")
         if self.decay_steps is not None and self.decay_steps <= self.warm_up_steps:
