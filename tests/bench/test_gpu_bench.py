@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -41,13 +42,17 @@ BLOCK = (
 
 
 @pytest.fixture(scope="module")
-def gpu() -> ModuleType:
+def gpu() -> Iterator[ModuleType]:
+    """The file as a module. It sets where its workers import from, which is for these tests only."""
     spec = importlib.util.spec_from_file_location("gpu", ROOT / "bench" / "gpu.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["gpu"] = module
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "gpu", module)
+        patch.setenv("PYTHONPATH", os.environ["PYTHONPATH"])
+        patch.setattr(sys, "path", list(sys.path))
+        spec.loader.exec_module(module)
+        yield module
 
 
 def test_the_check_of_images_holds_for_the_cpu_against_itself(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
