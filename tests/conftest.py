@@ -97,6 +97,16 @@ def quick_starts(request: pytest.FixtureRequest, own_home: None) -> Iterator[Non
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def same_starts(quick_starts: None) -> Iterator[None]:
+    """No file's tests change how those of the next start: the fork server would decline, and everything take seconds longer."""
+    names = ("PYTHONPATH", "FORK_SERVER", "HOME", "OMP_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    yield
+    after = {name: os.environ.get(name) for name in names}
+    assert after == before, "variables that the tests of this file have left changed"
+
+
 @pytest.fixture
 def real_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test starts begins with a fresh interpreter, as it does for users."""

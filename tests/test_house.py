@@ -120,7 +120,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_727,
     "base": 2_674,
-    "campaign": 1_754,
+    "campaign": 1_755,
     "cli": 1_552,
     "data": 810,
     "engine": 4_342,
@@ -130,11 +130,11 @@ LINES = {
     "reference": 465,
     "report": 4_475,
     "results": 2_482,
-    "suite": 2_250,
+    "suite": 2_271,
     "system": 3_850,
     "verify": 1_061,
     "worker": 2_110,
-    "workloads": 8_844,
+    "workloads": 8_845,
 }
 FILES = 233
 

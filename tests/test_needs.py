@@ -79,9 +79,9 @@ def test_what_is_needed_goes_first_and_is_part_of_the_key() -> None:
 
 def test_a_part_has_what_it_needs() -> None:
     file, plan = expanded(THIRD + SECOND + FIRST)
-    keys = SuitePart(("third",)).keys(file, plan, machine())
+    keys = SuitePart(("third",)).keys(file, plan, machine(), params_of)
     assert keys == {one.key for one in plan.points}
-    assert SuitePart(("first",)).keys(file, plan, machine()) == {plan.points[0].key}
+    assert SuitePart(("first",)).keys(file, plan, machine(), params_of) == {plan.points[0].key}
 
 
 def test_what_needs_an_impossible_point_is_skipped_with_its_reason() -> None:

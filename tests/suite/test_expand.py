@@ -108,7 +108,7 @@ def chosen(suite: str, *names: str, where: tuple[str, ...] = ()) -> set[str]:
     """Benchmarks and batches of what is meant by names and conditions."""
     file, there = load_suite(suite), machine("gpu")
     whole = expand(file, there, real_params_of)
-    keys = SuitePart(names, where).keys(file, whole, there)
+    keys = SuitePart(names, where).keys(file, whole, there, real_params_of)
     assert keys is not None
     return {f"{one.point.benchmark} b{one.point.global_batch}" for one in whole.points if one.key in keys}
 
@@ -118,7 +118,7 @@ def test_a_part_of_a_suite_is_named_by_benchmarks_their_words_and_conditions() -
     assert chosen("llm", "117m", "800M", where=("global_batch == 4096", "micro_batch == 4")) == {"gpt-117M b4096", "gpt-800M b4096"}
     assert {name.split()[0] for name in chosen("maelstrom", "ap3")} == {"ap3"}, "a whole name goes before a word of others"
     assert {name.split()[0] for name in chosen("maelstrom", "nocache")} == {"ap3-nocache"}
-    assert SuitePart().keys(load_suite("quick"), Plan([], 0), machine()) is None
+    assert SuitePart().keys(load_suite("quick"), Plan([], 0), machine(), real_params_of) is None
 
 
 def test_what_the_published_figure_of_table_4_draws_as_a_line_is_one_benchmark() -> None:
@@ -268,11 +268,46 @@ def test_work_that_two_benchmarks_ask_for_is_part_of_both() -> None:
     file, whole, there = suite_of(parse_toml('name = "s"\ntitle = "S"\n' + text, "s.toml")), plan(text), machine()
     batches = {one.key: one.point.global_batch for one in whole.points}
     for name, wanted in (("n", [4, 8]), ("other", [8, 16])):
-        keys = SuitePart((name,)).keys(file, whole, there)
+        keys = SuitePart((name,)).keys(file, whole, there, params_of)
         assert keys is not None and sorted(batches[key] for key in keys) == wanted
     renamed = with_settings(load_suite("llm"), ["global_batch=16", "params.preset=800M"], real_params_of)
     points = expand(renamed, machine("gpu"), real_params_of)
-    assert SuitePart(("117M",)).keys(renamed, points, machine("gpu")) == {points.points[0].key}, "though it is called gpt-800M now"
+    assert SuitePart(("117M",)).keys(renamed, points, machine("gpu"), real_params_of) == {points.points[0].key}, (
+        "though it is called gpt-800M now"
+    )
+
+
+def test_what_is_set_by_hand_need_not_fit_the_benchmarks_that_are_not_chosen() -> None:
+    """EPICURE's 175B is given by its devices, which `nodes` contradicts; it is no fault where only 857M is to be run."""
+    file = with_settings(load_suite("llm-weak"), ["nodes=[1,2]"], real_params_of)
+    with pytest.raises(InputError, match="world or nodes, not both"):
+        expand(file, machine("gpu"), real_params_of)
+    names = SuitePart(("857M",)).benchmarks(file)
+    found = expand(file, machine("gpu"), real_params_of, chosen=names)
+    assert names == {"gpt-857M weak"} and [one.point.nodes for one in found.points] == [1, 2]
+    with pytest.raises(InputError, match="world or nodes, not both"):
+        expand(file, machine("gpu"), real_params_of, chosen=SuitePart(("175B",)).benchmarks(file))
+    assert SuitePart(where=("nodes == 1",)).benchmarks(file) is None
+    wrong = suite_of(
+        parse_toml('name = "s"\ntitle = "S"\n' + HEAD + "global_batch = []\n" + HEAD.replace('"n"', '"m"') + "global_batch = 1\n", "s.toml")
+    )
+    with pytest.raises(InputError, match="at least one value"):
+        expand(wrong, machine(), params_of, chosen={"m"})
+
+
+def test_what_a_chosen_benchmark_needs_is_chosen_too() -> None:
+    text = HEAD + "global_batch = 1\n"
+    for name, needs in (("b", "n"), ("c", "b"), ("d", "")):
+        text += HEAD.replace('"n"', f'"{name}"') + "global_batch = 2\n" + (f'needs = "{needs}"\n' if needs else "")
+    file = suite_of(parse_toml('name = "s"\ntitle = "S"\n' + text, "s.toml"))
+    assert SuitePart(("c",)).benchmarks(file) == {"c", "b", "n"}
+
+
+def test_a_condition_may_name_a_parameter_that_a_point_leaves_out_while_it_has_its_default() -> None:
+    """Points have `order` only where it is not ours, so that earlier ones keep their keys."""
+    assert chosen("llm", "800M", where=("order == 'caraml'", "global_batch == 16")) == {"gpt-800M b16"}
+    with pytest.raises(InputError, match="no point of suite llm is meant by"):
+        chosen("llm", "800M", where=("order == 'megatron'",))
 
 
 def test_a_suite_without_benchmarks_is_told_so() -> None:

@@ -135,7 +135,9 @@ def test_what_a_record_says_of_the_samples(corpus: Path) -> None:
     part = (int(tokens.index.lengths[:160].sum()) - 1) // T
     assert len(one) == one.samples_per_epoch == more.samples_per_epoch == part and len(more) >= 400
     told = more.describe()
-    assert told["order"].startswith("megatron-core ") and (told["split"], told["documents"]) == (SPLIT, 160)
+    assert told["order"].startswith("megatron-core ") and told["split"] == SPLIT
+    assert (told["items"], told["tokens"]) == (200, tokens.index.token_count), "of the corpus"
+    assert (told["split_documents"], told["split_tokens"]) == (160, int(tokens.index.lengths[:160].sum())), "of the part"
     assert torch.equal(pickle.loads(pickle.dumps(more))[5], more[5])
     params = Params.model_validate({**TINY, "corpus": str(corpus), "order": "megatron", "order_split": SPLIT, "order_samples": 400})
     task = build(BuildContext(params, torch.device("cpu"), 0, 1, 512, MICRO, SEED, lambda _: nullcontext(), global_batch=GLOBAL))

@@ -103,7 +103,8 @@ class Campaign:
 
     def plan(self) -> Plan:
         """The points of the suite on this system. Raises ``InputError`` with every fault of the suite."""
-        plan = expand(self.suite, machine_of(self.system, self.options.launcher), params_of, software_of)
+        machine, chosen = machine_of(self.system, self.options.launcher), self.options.part.benchmarks(self.suite)
+        plan = expand(self.suite, machine, params_of, software_of, chosen)
         if self.options.too_large or self.options.only is not None:  # what is tried again was run before
             return plan
         reasons = too_large(self.system, [one.point for one in plan.points if one.skip is None and not self._has_run(one)])
@@ -119,7 +120,7 @@ class Campaign:
     def chosen(self, plan: Plan) -> list[tuple[int, PlannedPoint]]:
         """The points that are to be run or to be known, and their positions in the plan. Raises ``InputError`` where there are none."""
         machine = machine_of(self.system, self.options.launcher)
-        keys = self.options.part.keys(self.suite, plan, machine)
+        keys = self.options.part.keys(self.suite, plan, machine, params_of)
         return [(index, planned) for index, planned in enumerate(plan.points) if keys is None or planned.key in keys]
 
     def listing(self, points: Sequence[tuple[str, str]]) -> Listing:

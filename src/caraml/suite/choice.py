@@ -143,7 +143,16 @@ class SuitePart:
     """Names of benchmarks, or words of them: ``800M`` is `gpt-800M`; none for all."""
     where: Sequence[str] = ()
 
-    def keys(self, file: SuiteFile, plan: Plan, machine: Machine) -> frozenset[str] | None:
+    def benchmarks(self, file: SuiteFile) -> frozenset[str] | None:
+        """The benchmarks that are chosen by name, and those that they need; ``None`` for all. Raises ``InputError`` for an unknown name."""
+        if not self.names:
+            return None
+        found = {name for asked in self.names for name in _benchmarks(asked, file)}
+        for _ in file.suite.benchmark:  # a chain of needs is not longer
+            found |= {one.needs for one in file.suite.benchmark if one.name in found and one.needs is not None}
+        return frozenset(found)
+
+    def keys(self, file: SuiteFile, plan: Plan, machine: Machine, params_of: Callable[[str], type[BaseModel]]) -> frozenset[str] | None:
         """Keys of the points; ``None`` for all. Raises ``InputError`` for a name or a condition that nothing here has or meets."""
         if not self.names and not self.where:
             return None
@@ -153,7 +162,7 @@ class SuitePart:
             one.key
             for one in plan.points
             if not one.benchmarks.isdisjoint(benchmarks)
-            and all(condition.holds(condition_names(one.point, machine)) for condition in conditions)
+            and all(condition.holds(condition_names(one.point, params_of(one.point.workload), machine)) for condition in conditions)
         )
         if not found:
             words = [f"--only {name}" for name in self.names] + [f"--where {text!r}" for text in self.where]

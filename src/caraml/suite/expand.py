@@ -66,8 +66,17 @@ class Plan:
     left_out: int
 
 
-def expand(file: SuiteFile, machine: Machine, params_of: ParamsOf, software_of: SoftwareOf = lambda workload: None) -> Plan:
-    """Expand every benchmark of a suite. Raises one ``InputError`` that lists every fault of the suite's values."""
+def expand(
+    file: SuiteFile,
+    machine: Machine,
+    params_of: ParamsOf,
+    software_of: SoftwareOf = lambda workload: None,
+    chosen: Collection[str] | None = None,
+) -> Plan:
+    """Expand every benchmark of a suite. Raises one ``InputError`` that lists every fault of the suite's values.
+
+    Of ``chosen``, names of benchmarks, and of no others the values set by hand must fit; the others then have no points.
+    """
     points: list[PlannedPoint] = []
     faults: list[str] = []
     left_out = 0
@@ -76,6 +85,8 @@ def expand(file: SuiteFile, machine: Machine, params_of: ParamsOf, software_of: 
         benchmark = file.suite.benchmark[index]
         expansion = _Expansion(file, index, benchmark, machine, by_name.get(benchmark.needs or "", ()))
         planned, excluded = expansion.run(params_of, software_of)
+        if expansion.faults and file.settings and chosen is not None and benchmark.name not in chosen:
+            continue
         points += planned
         by_name.setdefault(benchmark.name, []).extend(planned)
         if len(points) > POINTS:
@@ -139,7 +150,7 @@ class _Expansion:
             if params is None:
                 continue
             point = self._point(measure, values, params)
-            if not self._asked_for(point, conditions):
+            if not self._asked_for(point, model, conditions):
                 excluded += 1
                 continue
             skip = why_skipped(point, self._machine, params)
@@ -190,8 +201,8 @@ class _Expansion:
                 self._fault(("where", index), text, self._readable(error))
         return conditions
 
-    def _asked_for(self, point: Point, conditions: list[Condition]) -> bool:
-        names = condition_names(point, self._machine)
+    def _asked_for(self, point: Point, model: type[BaseModel], conditions: list[Condition]) -> bool:
+        names = condition_names(point, model, self._machine)
         for index, condition in enumerate(conditions):
             try:
                 if not condition.holds(names):
@@ -361,11 +372,12 @@ def _extent(values: dict[str, Any], machine: Machine) -> tuple[int, int]:
     return math.ceil(values["world"] / devices), devices
 
 
-def condition_names(point: Point, machine: Machine) -> dict[str, Any]:
-    """What a `where` condition may speak of."""
+def condition_names(point: Point, model: type[BaseModel], machine: Machine) -> dict[str, Any]:
+    """What a `where` condition may speak of; ``model`` has the parameters, of which a point may lack those with their default."""
+    defaults = {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
     own = {name: getattr(point, name) for name in _NAMES}
     machine_s = dict(zip(_OF_MACHINE, (machine.device_class, machine.device_memory_gib or 0.0), strict=True))
-    return {**point.params, **point.placement.model_dump(), **point.knobs.model_dump(), **own, **machine_s}
+    return {**defaults, **point.params, **point.placement.model_dump(), **point.knobs.model_dump(), **own, **machine_s}
 
 
 def _without_twins(points: list[PlannedPoint]) -> list[PlannedPoint]:

@@ -80,7 +80,8 @@ class MegatronSamples(TokenSamples):
         self.samples_per_epoch = (tokens - 1) // sequence_length
         self._dataset = GPTDataset(IndexedDataset(path), path, np.arange(first, last, dtype=np.int32), run_samples, Split.train, config)
         self._count = len(self._dataset)
-        self._facts = {"order": f"megatron-core {metadata.version('megatron-core')}", "split": split, "documents": last - first}
+        own = {"split": split, "split_documents": last - first, "split_tokens": tokens}
+        self._facts = own | {"order": f"megatron-core {metadata.version('megatron-core')}"}
 
     def _ids(self, position: int) -> npt.NDArray[np.int64]:
         sample = self._dataset[position]
