@@ -54,6 +54,13 @@ def file_of(text: str) -> SuiteFile:
     return SuiteFile(document.validate(Suite), document)
 
 
+def test_a_suite_without_a_point_on_this_system_says_so(here: Path) -> None:
+    (here / "none.toml").write_text(SUITE.partition('[[benchmark]]\nname = "wide"')[0] + "where = [\"device_class == 'gpu'\"]\n")
+    done = caraml(here, "run", "none.toml")
+    assert done.returncode == 0 and "suite verbs has no point on this system" in done.stdout, done.stdout + done.stderr
+    assert not (here / "caraml-results" / "verbs.html").exists(), "nothing to show"
+
+
 def test_settings_replace_values_everywhere_they_are_known() -> None:
     text = """name = "s"
 title = "S"

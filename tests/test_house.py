@@ -121,7 +121,7 @@ LINES = {
     "analysis": 3_727,
     "base": 2_674,
     "campaign": 1_755,
-    "cli": 1_552,
+    "cli": 1_555,
     "data": 810,
     "engine": 4_342,
     "launch": 1_728,

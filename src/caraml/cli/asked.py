@@ -270,6 +270,9 @@ def place_of(system: str, launcher_name: str | None, nodes: int) -> Place:
 
 def show_results(store: Store, records: list[Record], name: str, title: str) -> None:
     """The end of a run: its table, and the page of the suite with all variants; of very many points only their number."""
+    if not records:
+        say(f"suite {name} has no point on this system: its `where` leaves out every combination; caraml plan counts them")
+        return
     if len(records) > _MANY:
         failed = sum(record.status not in ("ok", "skipped") for record in records)
         say(f"{len(records):,} points, {failed:,} without a result; caraml results {name}, caraml report {name}")
