@@ -128,13 +128,8 @@ def experiments(figure: PublishedFigure) -> list[Experiment]:
 
 def _runs(source: str, table: str, batches: Mapping[str, int]) -> Iterable[Experiment]:
     groups: dict[object, list[Reference]] = {}
-    for row in load():
-        if (
-            (row.source, row.table) == (source, table)
-            and row.value is not None
-            and row.system
-            and row.parameters.get("method") != "counter"
-        ):
+    for row in _tables().get((source, table), ()):
+        if row.value is not None and row.system and row.parameters.get("method") != "counter":
             # A text has no runs: what it says of one system belongs together.
             one_of = (row.run, row.parameters.get("epoch")) if row.run else (row.system, row.devices)
             groups.setdefault(one_of, []).append(row)
