@@ -31,6 +31,7 @@ PRELOADED = (
     *("torch._inductor.compile_fx", "torch.distributed.pipelining"),
     *("caraml.cli", "caraml.worker.training", "caraml.engine.parallel.divide", "caraml.engine.parallel.checkpoint"),
     *("caraml.engine.memory", "caraml.workloads.gpt", "caraml.workloads.image_classification"),
+    *("caraml.campaign.preview", "caraml.campaign.runner", "caraml.cli.asked", "caraml.report.page", "tokenizers"),
 )
 """What takes long to import. Nothing of it may start a thread, or look for a device."""
 
