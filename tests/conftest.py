@@ -80,7 +80,8 @@ def fork_server(**variables: str) -> Iterator[None]:
         path, socket = STARTS / "server.py", f"{folder}/socket"
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STARTS), os.environ.get("PYTHONPATH")]))
         checked, _checked[:] = list(_checked), []  # not the first test starts it, but those that follow need it
-        with subprocess.Popen([sys.executable, "-P", str(path), socket], stdin=subprocess.DEVNULL, env=os.environ | variables) as server:
+        around = os.environ | {"TORCHINDUCTOR_VEC_ISA_OK": "0"} | variables  # to find out about vectors takes longer than to do without
+        with subprocess.Popen([sys.executable, "-P", str(path), socket], stdin=subprocess.DEVNULL, env=around) as server:
             _checked[:] = checked
             while not Path(socket).exists() and server.poll() is None:
                 time.sleep(0.01)
