@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from caraml.engine.ranks import Ranks
 from caraml.workloads.image_classification.span_norm import SpanBatchNorm, share_batch_norm
 
 IMAGES = torch.randn(8, 3, 6, 6, generator=torch.Generator().manual_seed(0)) * 3 + 1
@@ -33,21 +34,29 @@ def train(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     return torch.cat([value.float().flatten() for name, value in values.items() if "num_batches" not in name])
 
 
-def rank_main(rank: int, span: int, folder: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    model = share_batch_norm(network(), span, torch.device("cpu"))
-    weights = train(DistributedDataParallel(model), IMAGES[rank * 4 : rank * 4 + 4])
-    torch.save((weights, sum(isinstance(module, SpanBatchNorm) for module in model.modules())), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+def main(folder: Path) -> None:
+    """What one of two ranks leaves for each span."""
+    ranks = Ranks.from_environment(torch.device("cpu"))
+    for span in (1, 2):
+        model = share_batch_norm(network(), span, torch.device("cpu"))
+        weights = train(DistributedDataParallel(model), IMAGES[ranks.rank * 4 : ranks.rank * 4 + 4])
+        torch.save((weights, sum(isinstance(module, SpanBatchNorm) for module in model.modules())), folder / f"{span}-{ranks.rank}.pt")
+    ranks.leave()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root, left = Path(__file__).parents[2], tmp_path_factory.mktemp("span")
+    command = [sys.executable, "-m", "caraml.engine.start", "--devices=2", "tests.workloads.test_span_norm", str(left)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
+    subprocess.run(command, cwd=root, env=environment, timeout=200, check=True)
+    return left
 
 
 @pytest.mark.parametrize("span", [1, 2])
-def test_two_ranks_normalise_as_one_process_does(span: int, tmp_path: Path) -> None:
-    mp.spawn(rank_main, (span, str(tmp_path)), nprocs=2)
+def test_two_ranks_normalise_as_one_process_does(folder: Path, span: int) -> None:
     alone = train(network(), IMAGES)
-    (first, replaced), (second, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    (first, replaced), (second, _) = (torch.load(folder / f"{span}-{rank}.pt") for rank in range(2))
     assert replaced == (2 if span == 2 else 0)
     if span == 2:
         assert torch.allclose(first, alone, atol=1e-5) and torch.allclose(second, alone, atol=1e-5)
@@ -69,3 +78,7 @@ def test_a_layer_with_an_activation_inside_keeps_it() -> None:
 def test_spans_must_divide_the_ranks() -> None:
     with pytest.raises(ValueError, match="1 ranks cannot be divided into groups of 2"):
         share_batch_norm(network(), 2, torch.device("cpu"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
