@@ -50,7 +50,6 @@ def convolution_backward_flops(
 CORRECTIONS = {torch.ops.aten.convolution_backward: convolution_backward_flops}
 """For ``FlopCounterMode(custom_mapping=...)``."""
 
-
 _FORMULAS = flop_registry | {operator: shape_wrapper(formula) for operator, formula in CORRECTIONS.items()}
 
 
@@ -85,9 +84,10 @@ def forward_and_training_flops(forward: Callable[[], torch.Tensor], samples: int
         forward: computes the scalar loss of ``samples`` samples, on the meta device.
         samples: how many it takes at once.
     """
-    with torch.no_grad():
-        alone = count_flops(forward)
-    return alone / samples, count_flops(lambda: forward().backward()) / samples
+    with _Counter() as counter:
+        loss, alone = forward(), counter.total
+        loss.backward()
+    return alone / samples, counter.total / samples
 
 
 ADAMW, SGD_MOMENTUM = 28, 20
