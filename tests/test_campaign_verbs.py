@@ -171,6 +171,17 @@ def test_status_logs_tags_and_retry(here: Path) -> None:
     assert caraml(here, "retry").returncode == 2
 
 
+def test_what_was_chosen_is_tried_again_though_its_settings_do_not_fit_the_rest(here: Path) -> None:
+    with (here / "verbs.toml").open("a") as file:
+        file.write('[[benchmark]]\nname = "world"\nworkload = "command"\nworld = 1\nparams = { argv = ["true"], energy = false }\n')
+    done = caraml(here, "run", "verbs.toml", "--only", "sleep", "--set", "nodes=1", "--set", "params.code=3", "--no-report")
+    assert done.returncode == 1, done.stdout + done.stderr
+    again = caraml(here, "retry", "--failed")
+    store = Store(here / "caraml-results")
+    assert sorted(record.attempt for record in store.records()) == [2, 2], again.stdout + again.stderr
+    assert "2 failed" in caraml(here, "status", "verbs").stdout
+
+
 def test_what_lies_in_the_current_folder_is_no_part_of_caraml(here: Path, real_start: None) -> None:
     """Somebody may have left it there."""
     del real_start
