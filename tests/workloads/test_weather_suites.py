@@ -55,7 +55,7 @@ def test_the_transformer_scales_from_4_to_128_devices() -> None:
     [
         ("ap1", {1, 4, 8}, {1, 2, 4, 8, 16, 32, 64}),
         ("ap3", {1, 4, 8}, {32, 64, 128, 256, 384, 512}),
-        ("ap5", {1, 8}, {8, 16, 32, 64, 128, 256}),
+        ("ap5", {1, 4, 8}, {8, 16, 32, 64, 128, 256}),
     ],
 )
 def test_runs_without_input_sweep_the_batch_on_one_and_on_all_devices(benchmark: str, devices: set[int], batches: set[int]) -> None:
