@@ -106,6 +106,23 @@ def test_an_environment_that_is_half_made_is_made_anew(checkout: Path) -> None:
     assert (checkout / ".venv" / ".installed").exists() and make(checkout) == (0, [])
 
 
+def test_an_environment_of_an_old_python_is_called_one_and_made_anew(checkout: Path) -> None:
+    program(checkout, "python3", NEW)
+    (checkout / ".venv" / "bin").mkdir(parents=True)
+    (python := checkout / ".venv" / "bin" / "python").write_text(OLD)
+    python.chmod(0o755)
+    assert make(checkout) == (0, ["make: the Python of .venv is 3.10.12 and CARAML needs 3.11 or newer: made anew"])
+    assert make(checkout) == (0, [])
+
+
+def test_a_link_to_an_environment_that_is_gone_is_made_anew(checkout: Path) -> None:
+    program(checkout, "python3", NEW)
+    (checkout / ".venv").symlink_to("/no/such/folder")
+    code, lines = make(checkout)
+    assert code == 0 and len(lines) == 1 and "made anew" in lines[0], lines
+    assert (checkout / ".venv" / ".installed").exists() and not (checkout / ".venv").is_symlink()
+
+
 def test_a_pip_that_was_cut_off_is_mended_and_packages_that_are_there_stay(checkout: Path) -> None:
     program(checkout, "python3", NEW)
     assert make(checkout) == (0, [])
