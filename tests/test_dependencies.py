@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
 
@@ -68,6 +69,16 @@ def test_everything_is_pinned() -> None:
     build = {"setuptools", "triton", "cuda-bindings", "cuda-toolkit", "cuda-pathfinder"}  # torch's own choice, by build
     loose = {name for name in closure() if name not in pinned | build | {"caraml"} and not name.startswith("nvidia-")}
     assert not loose
+
+
+def test_what_is_pinned_installs_on_the_oldest_python_that_is_promised() -> None:
+    """Debian 12 has Python 3.11.2: a package that wants a later one of 3.11 leaves its users without any installation."""
+    oldest = f"{PROJECT['requires-python'].removeprefix('>=')}.0"
+    pinned = [line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
+    installed = {canonical(package.metadata["Name"]): package for package in metadata.distributions()}
+    wants = {name: installed[canonical(name)].metadata.get("Requires-Python") or "" for name in pinned if canonical(name) in installed}
+    assert {"torch", "mkdocs-material"} <= wants.keys()
+    assert {name: text for name, text in wants.items() if not SpecifierSet(text).contains(oldest)} == {}
 
 
 def test_the_hashes_are_of_the_pinned_versions() -> None:
