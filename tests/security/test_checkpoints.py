@@ -7,12 +7,15 @@ import os
 import pickle
 import zipfile
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.metadata import TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 
 from caraml.base.errors import InputError
 from caraml.engine.parallel import checkpoint
@@ -119,6 +122,53 @@ def test_nothing_of_a_checkpoint_runs(plant: Callable[[Path], None], written: Pa
     with pytest.raises(InputError, match=r"the checkpoint in .*checkpoint cannot be taken up"):
         load(written)
     assert not (written / "ran").exists()
+
+
+class Asked:
+    """Pickled as Python 3.11.2 does a member of an enumeration: by ``getattr``, of whatever it may be."""
+
+    def __init__(self, kind: object, name: str) -> None:
+        self._asked = kind, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, self._asked
+
+
+def test_members_of_enumerations_may_be_pickled_by_getattr_and_nothing_else() -> None:
+    def read(value: object) -> Any:
+        return checkpoint._PlanUnpickler(io.BytesIO(pickle.dumps(value))).load()
+
+    assert read(Asked(WriteItemType, "TENSOR")) is WriteItemType.TENSOR
+    for kind, name in (
+        (WriteItemType, "__init_subclass__"),
+        (WriteItemType, "_generate_next_value_"),
+        (SavePlan, "__init__"),
+        ("", "format"),
+    ):
+        with pytest.raises(pickle.UnpicklingError, match="which no checkpoint needs"):
+            read(Asked(kind, name))
+    with pytest.raises(pickle.UnpicklingError, match=r"it names builtins\.setattr"):
+        read(setattr)
+
+
+def test_a_description_of_an_older_python_is_read(written: Path) -> None:
+    """Which pickles the layout of memory by getattr."""
+
+    def as_then(description: Any) -> None:
+        properties = description.state_dict_metadata["model.weight"].properties
+        state = properties.__getstate__()
+        encoded = next(value for value in state if isinstance(value, Enum))
+        properties.__class__.__getstate__ = lambda _: tuple(  # as pickled below
+            Asked(type(value), value.name) if value is encoded else value for value in state
+        )
+
+    own = TensorProperties.__getstate__
+    try:
+        changed(written, as_then)
+    finally:
+        TensorProperties.__getstate__ = own  # type: ignore[method-assign]
+    assert b"getattr" in (written / ".metadata").read_bytes()
+    assert torch.equal(load(written)[0].weight, trained(0)[0].weight)  # type: ignore[arg-type]
 
 
 def test_a_checkpoint_reads_from_its_own_folder_only(written: Path) -> None:

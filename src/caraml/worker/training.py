@@ -10,7 +10,8 @@ import os
 import signal
 import time
 import traceback
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -309,21 +310,30 @@ class Worker:
         if self._divided is not None and task.division is not None and task.division.tensor_plan is None:
             self._afterwards_failed = "what a library divides is not put together: neither validated nor saved"
             return
-        try:
-            with self.log.phase("evaluate"):
-                if not mine.epochs and self._divided is None:
-                    self._validation_loss = validation_loss(task, self.point.precision, device)
-                if self.rank == 0:
-                    self._quality |= quality(task, self.point.precision, device, whole=bool(mine.epochs))
-            with self.log.phase("save_model"):
-                if together:
-                    from caraml.engine.parallel import checkpoint
+        with (
+            self._as_reasons(Exception),
+            self.log.phase("evaluate"),
+        ):  # which may raise anything, and so does what reads data
+            if not mine.epochs and self._divided is None:
+                self._validation_loss = validation_loss(task, self.point.precision, device)
+            if self.rank == 0:
+                self._quality |= quality(task, self.point.precision, device, whole=bool(mine.epochs))
+        # What is no OSError while all save together only one rank knows of: it ends, so that the others do not wait for it.
+        with self._as_reasons(OSError if together else Exception), self.log.phase("save_model"):
+            if together:
+                from caraml.engine.parallel import checkpoint
 
-                    checkpoint.save(*self._parts(task), Path(task.save_to) if task.save_to else None, self.folder)
-                else:
-                    save_model(task.model, self.folder)
-        except Exception as error:  # noqa: BLE001 -- a workload may raise anything, and so does what reads its held-out data
-            self._afterwards_failed = reason = _in_words(error)
+                checkpoint.save(*self._parts(task), Path(task.save_to) if task.save_to else None, self.folder)
+            else:
+                save_model(task.model, self.folder)
+
+    @contextmanager
+    def _as_reasons(self, kind: type[Exception]) -> Iterator[None]:
+        """What fails after the window becomes the reason why something is not known."""
+        try:
+            yield
+        except kind as error:
+            self._afterwards_failed = reason = self._afterwards_failed or _in_words(error)
             self._quality |= {name: one.model_copy(update={"reason": reason}) for name, one in self._quality.items() if one.value is None}
 
     def _traced(self, ranks: Ranks, task: Task, tracer: Tracer, step: Step, record: Record | None) -> Record | None:
