@@ -42,7 +42,8 @@ COLLECTED = pytest.StashKey[list[str]]()
 """Ids of all tests that were collected, before any are left out."""
 FOREIGN = ("CARAML_", "XDG_", "LC_", "SLURM_", "PMI", "OMPI_", "TORCHELASTIC_")
 """Beginnings of names by which a caller's own settings, or the job around the tests, would reach what is tested."""
-FOREIGN_NAMES = "LANGUAGE NO_COLOR FORCE_COLOR PY_COLORS CLICOLOR CLICOLOR_FORCE GITHUB_ACTIONS RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE"
+FOREIGN_NAMES = "LANGUAGE NO_COLOR FORCE_COLOR PY_COLORS CLICOLOR CLICOLOR_FORCE GITHUB_ACTIONS RANK LOCAL_RANK WORLD_SIZE"
+FOREIGN_NAMES += " LOCAL_WORLD_SIZE PYTHONUNBUFFERED"
 
 
 def pin_surroundings() -> None:

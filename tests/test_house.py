@@ -123,7 +123,7 @@ LINES = {
     "campaign": 1_755,
     "cli": 1_555,
     "data": 810,
-    "engine": 4_360,
+    "engine": 4_364,
     "launch": 1_728,
     "metrics": 1_653,
     "power": 4_861,

@@ -106,6 +106,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, surroundings: dict[str, st
 def test_a_point_trains_as_on_a_cpu(trained: dict[str, dict[str, Any]], name: str) -> None:
     record = trained[name]["record"]
     assert record.status == "ok", record.reason
+    assert not [one.reason for one in record.metrics.values() if "checkpoint" in (one.reason or "")], "written by all ranks"
     assert record.point.device_class == "gpu" and record.point.device == "Emulated Accelerator x2"
     assert {device["kind"] for device in record.system["devices"]} == {"other"}
     truth = trained["resnet here" if POINTS[name].startswith(RESNET) else "one here"]["losses"]

@@ -80,7 +80,9 @@ def test_a_check_that_cannot_be_made_says_why_and_the_others_are_made(gpu: Modul
 
 def test_a_part_that_crashes_or_takes_too_long_takes_nothing_with_it(gpu: ModuleType) -> None:
     heard: list[str] = []
-    assert gpu.ran(["-c", "print('one'); raise SystemExit('no such device')"], 60, heard.append) == "ended with 1: no such device"
+    assert (
+        gpu.ran(["-c", "print('one', flush=True); raise SystemExit('no such device')"], 60, heard.append) == "ended with 1: no such device"
+    )
     code = "import subprocess, time; print('two', flush=True); subprocess.Popen(['sleep', '300']); time.sleep(300)"
     assert gpu.ran(["-c", code], 3, heard.append) == "not ready within 3 s"
     assert gpu.ran(["-c", "print('three')"], 60, heard.append) is None

@@ -322,7 +322,7 @@ def test_quality_that_cannot_be_measured_has_the_reason(tmp_path: Path, make_poi
 
     task.quality = Quality(("psnr",), fails)
     worker._quality = unknown(METRICS, ["psnr"], "not yet")
-    worker._validate_and_save(task, torch.device("cpu"), RankSummary(0.0, 1.0, StepTable(), [], 0.0, 0.0, 0, []))
+    worker._validate_and_save(task, torch.device("cpu"), RankSummary(0.0, 1.0, StepTable(), [], 0.0, 0.0, 0, []), Ranks())
     assert worker._validation_loss is not None
     assert worker._quality["psnr"].value is None and "no room for the windows" in (worker._quality["psnr"].reason or "")
 

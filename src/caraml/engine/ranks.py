@@ -67,6 +67,11 @@ class Ranks:
         ranks.know_each_other()
         return ranks
 
+    @property
+    def hosts(self) -> dist.ProcessGroup | None:
+        """The group whose messages are in the hosts' memory, on every kind of device; ``None`` for a process that is alone."""
+        return self._hosts
+
     def agree(self, value: int) -> int:
         """Rank 0's value, on every rank."""
         if self.world == 1:

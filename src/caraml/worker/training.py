@@ -114,7 +114,7 @@ class Worker:
                 self._measuring = self._loop(device, ranks, task, watchdog)
                 mine = self._measuring.run(step)
             mine.device_memory = device.peak_memory()
-            self._validate_and_save(task, device.torch_device, mine)
+            self._validate_and_save(task, device.torch_device, mine, ranks)
             mine.damaged = task.damaged() if task.damaged is not None else {}
             if tracer is None:
                 opened.close()
@@ -208,7 +208,7 @@ class Worker:
             from caraml.engine.parallel import checkpoint
 
             with self.log.phase("load_checkpoint"):
-                checkpoint.load(*self._parts(task), Path(task.start_from))
+                checkpoint.load(*self._parts(task), Path(task.start_from), ranks)
         if task.attention is not None and point.mode != "data":
             asked = point.knobs.attention
             self._chosen = {"attention": attention_kernel(asked, task.attention, point.precision, device.torch_device)}
@@ -300,7 +300,7 @@ class Worker:
 
     # -- after the window ----------------------------------------------------------------------------------------------
 
-    def _validate_and_save(self, task: Task, device: torch.device, mine: RankSummary) -> None:
+    def _validate_and_save(self, task: Task, device: torch.device, mine: RankSummary, ranks: Ranks) -> None:
         """Rank 0 validates and saves what was trained on real input; a checkpoint is everyone's. What fails becomes a reason."""
         if mine.epochs:  # every one of them was validated
             self._validation_loss = mine.epochs[-1].loss
@@ -323,7 +323,7 @@ class Worker:
             if together:
                 from caraml.engine.parallel import checkpoint
 
-                checkpoint.save(*self._parts(task), Path(task.save_to) if task.save_to else None, self.folder)
+                checkpoint.save(*self._parts(task), Path(task.save_to) if task.save_to else None, self.folder, ranks)
             else:
                 save_model(task.model, self.folder)
 

@@ -81,7 +81,7 @@ def train(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
         divided = divide(task, point, mesh, CPU) if mesh is not None else None
     parts = ([task.model], [task.optimizer]) if divided is None else (divided.stages, divided.optimizers)
     if params.start_from:
-        checkpoint.load(*parts, Path(params.start_from))
+        checkpoint.load(*parts, Path(params.start_from), ranks)
     step, chosen = make_step(task, point, CPU, divided), None
     if "matmul" in job:
         chosen = Products(point.model_copy(update={"knobs": Knobs(matmul=job["matmul"])}), ranks)
@@ -93,7 +93,7 @@ def train(job: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     if chosen is not None:
         chosen.close()
     if params.save_to:
-        checkpoint.save(*parts, Path(params.save_to), beside=Path())
+        checkpoint.save(*parts, Path(params.save_to), beside=Path(), ranks=ranks)
     losses = [outcome.loss.item() for outcome in outcomes if outcome.loss is not None]
     seen = [own for own in ranks.gather(losses) if own]
     own = [local(parameter).detach() for stage in parts[0] for parameter in stage.parameters()]

@@ -30,33 +30,37 @@ from torch.distributed.checkpoint.utils import _ReaderView
 from caraml.base.errors import InputError
 from caraml.base.files import flush, held, intruder, make_folder
 from caraml.base.limits import CHECKPOINT, LINE, read_bytes, too_large
+from caraml.engine.ranks import Ranks
 
 _ROOM = ".{:016x}.tmp"
 """Of a checkpoint that is being written, a folder in its own."""
+ALONE = Ranks()
+"""A process that has no others."""
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 """Optimizer state by the names of parameters, so that stages can be put together and parameters divided anew."""
 
 
-def save(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], folder: Path | None, beside: Path) -> None:
-    """Write weights and optimizer state, every process its part, until they are on the disk. Collective.
+def save(
+    stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], folder: Path | None, beside: Path, ranks: Ranks = ALONE
+) -> None:
+    """Write weights and optimizer state, every rank its part, until they are on the disk. Collective.
 
     The parts are written into a new folder, and renamed when all are whole: what others put under their names is replaced, not followed.
     Without a folder to keep them in they go to ``beside`` and are removed again: only the time is wanted.
 
     Raises:
-        OSError: they cannot be written, or the folder belongs to somebody else.
+        OSError: they cannot be written, or the folder belongs to somebody else; on every rank, but for what the first does last.
     """
     place = folder or beside / "checkpoint"
     if intruder(place) is None:
         place = place.resolve()
-    device, first = next(stages[0].parameters()).device, not dist.is_initialized() or dist.get_rank() == 0
-    room = _new_room(place, device)
+    room = _new_room(place, ranks)
     try:
         with _plans_between_ranks(), ExitStack() as opened:
-            with _together(place, device):
+            with _together(place, ranks):
                 written, state = opened.enter_context(held(room)), _state(stages, optimizers)
-            dcp.save(state, checkpoint_id=written)
-            if first:
+            dcp.save(state, checkpoint_id=written, process_group=ranks.hosts)
+            if ranks.rank == 0:
                 with held(place) as kept:
                     for name in sorted(os.listdir(written), key=".metadata".__eq__):  # noqa: PTH208
                         os.rename(f"{written}/{name}", f"{kept}/{name}")  # noqa: PTH104
@@ -64,47 +68,42 @@ def save(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer
     except CheckpointException as error:  # a BaseException of torch's, which says on which rank what went wrong
         raise OSError(f"the checkpoint cannot be written to {place}: {error}") from error
     finally:
-        if first:
+        if ranks.rank == 0:
             shutil.rmtree(room, ignore_errors=True)
-    if folder is None and first:
+    if folder is None and ranks.rank == 0:
         shutil.rmtree(place)
 
 
-def _new_room(place: Path, device: torch.device) -> Path:
+def _new_room(place: Path, ranks: Ranks) -> Path:
     """A new folder in a folder, made by the first rank, which tells the others its number. Collective."""
     number, why = secrets.randbits(62), ""
-    if not dist.is_initialized() or dist.get_rank() == 0:
+    if ranks.rank == 0:
         try:
             make_folder(place)
             with held(place):
                 (place / _ROOM.format(number)).mkdir()
         except OSError as error:
             number, why = -1, f": {error.strerror}"
-    if dist.is_initialized():
-        told = torch.tensor([number], device=device)
-        dist.broadcast(told, src=0)
-        number = int(told.item())
+    number = ranks.agree(number)
     if number < 0:
         raise OSError(f"the checkpoint cannot be written to {place}{why}")
     return place / _ROOM.format(number)
 
 
 @contextmanager
-def _together(place: Path, device: torch.device) -> Iterator[None]:
-    """What every rank does by itself before they write. Where it fails on one it fails on all, as those would wait for ever. Collective."""
-    why: Exception | None = None
+def _together(place: Path, ranks: Ranks) -> Iterator[None]:
+    """What every rank does by itself before they write. Where it fails on one it fails on all, which would wait for ever. Collective."""
+    why = ""
     try:
         yield
     except Exception as error:  # noqa: BLE001 -- raised below, on every rank
-        why = error
-    failed = torch.tensor([why is not None], dtype=torch.int32, device=device)
-    if dist.is_initialized():
-        dist.all_reduce(failed, dist.ReduceOp.MAX)
-    if failed.item():
-        raise OSError(f"the checkpoint cannot be written to {place}: {why or 'another rank failed'}") from why
+        why = f"{type(error).__name__}: {error}"
+    failed = [f"rank {rank}: {text}" for rank, text in enumerate(ranks.gather(why)) if text]
+    if failed:
+        raise OSError(f"the checkpoint cannot be written to {place}: {'; '.join(failed)}")
 
 
-def load(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], folder: Path) -> None:
+def load(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], folder: Path, ranks: Ranks = ALONE) -> None:
     """Read weights and optimizer state that were saved at this placement or any other of the same model. Collective.
 
     The checkpoint may be another person's: of its pickled parts only plain data and torch's own descriptions of tensors are read.
@@ -117,7 +116,7 @@ def load(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer
     state = _state(stages, optimizers)
     try:
         with _plans_between_ranks():
-            dcp.load(state, storage_reader=_Reader(folder), planner=_Planner())
+            dcp.load(state, storage_reader=_Reader(folder), planner=_Planner(), process_group=ranks.hosts)
     except CheckpointException as error:
         found = f"the checkpoint in {folder} cannot be taken up: {_first_cause(error)}"
         raise InputError(found, "give one of the same model: the workload, backend and sizes of the run that wrote it") from error
