@@ -120,10 +120,10 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_727,
     "base": 2_674,
-    "campaign": 1_755,
+    "campaign": 1_758,
     "cli": 1_555,
     "data": 810,
-    "engine": 4_364,
+    "engine": 4_366,
     "launch": 1_728,
     "metrics": 1_653,
     "power": 4_861,
@@ -133,7 +133,7 @@ LINES = {
     "suite": 2_271,
     "system": 3_850,
     "verify": 1_061,
-    "worker": 2_120,
+    "worker": 2_121,
     "workloads": 8_845,
 }
 FILES = 233

@@ -104,7 +104,10 @@ class Campaign:
     def plan(self) -> Plan:
         """The points of the suite on this system. Raises ``InputError`` with every fault of the suite."""
         chosen = () if self.options.only is not None else self.options.part.benchmarks(self.suite)
-        plan = expand(self.suite, machine_of(self.system, self.options.launcher), params_of, software_of, chosen)
+        machine = machine_of(self.system, self.options.launcher)
+        plan = expand(self.suite, machine, params_of, software_of, chosen)
+        if not (self.options.only or frozenset()) <= {one.key for one in plan.points}:
+            expand(self.suite, machine, params_of, software_of)  # a fault may be why one is missing: it is raised
         if self.options.too_large or self.options.only is not None:  # what is tried again was run before
             return plan
         reasons = too_large(self.system, [one.point for one in plan.points if one.skip is None and not self._has_run(one)])

@@ -374,7 +374,7 @@ def _extent(values: dict[str, Any], machine: Machine) -> tuple[int, int]:
 
 def condition_names(point: Point, model: type[BaseModel], machine: Machine) -> dict[str, Any]:
     """What a `where` condition may speak of; ``model`` has the parameters, of which a point may lack those with their default."""
-    defaults = {name: field.default for name, field in model.model_fields.items() if not field.is_required()}
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in model.model_fields.items() if not field.is_required()}
     own = {name: getattr(point, name) for name in _NAMES}
     machine_s = dict(zip(_OF_MACHINE, (machine.device_class, machine.device_memory_gib or 0.0), strict=True))
     return {**defaults, **point.params, **point.placement.model_dump(), **point.knobs.model_dump(), **own, **machine_s}

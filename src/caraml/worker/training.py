@@ -264,7 +264,8 @@ class Worker:
 
     def _say(self, phase: str) -> None:
         if self._progress is not None:
-            self._progress.write(phase)
+            with suppress(OSError):  # a full disk must not keep this rank alone from what all do together
+                self._progress.write(phase)
 
     def _show(self, progress: Progress) -> None:
         if self._progress is None or self._facts is None:
@@ -319,7 +320,7 @@ class Worker:
             if self.rank == 0:
                 self._quality |= quality(task, self.point.precision, device, whole=bool(mine.epochs))
         # What is no OSError while all save together only one rank knows of: it ends, so that the others do not wait for it.
-        with self._as_reasons(OSError if together else Exception), self.log.phase("save_model"):
+        with self._as_reasons(OSError if together and ranks.world > 1 else Exception), self.log.phase("save_model"):
             if together:
                 from caraml.engine.parallel import checkpoint
 

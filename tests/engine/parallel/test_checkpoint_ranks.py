@@ -13,7 +13,9 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint import filesystem
 
+from caraml.base.errors import InputError
 from caraml.engine.parallel import checkpoint
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepTable
@@ -50,6 +52,10 @@ def main(folder: Path) -> None:
             if ranks.rank == broken:
                 patch.setattr(checkpoint, "_state", _full)
             told[f"parts of {broken}"] = _saved(folder / f"parts-{broken}", ranks)
+        with pytest.MonkeyPatch.context() as patch:
+            if ranks.rank == broken:
+                patch.setattr(filesystem, "_write_item", _full)
+            told[f"disk of {broken}"] = _saved(folder / f"disk-{broken}", ranks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "validation_loss", lambda *_: 1.0)
         patch.setattr(training, "quality", _wrong)  # which the first rank alone asks for
@@ -63,6 +69,11 @@ def main(folder: Path) -> None:
         task = SimpleNamespace(model=model, optimizer=torch.optim.AdamW(model.parameters()), save_to=str(folder / "kept"), division=None)
         worker._validate_and_save(cast(Any, task), CPU, RankSummary(0.0, 1.0, StepTable(), [], 0.0, 0.0, 0, []), ranks)
         told["quality"] = worker._afterwards_failed
+    other = nn.Linear(7, 2)
+    try:
+        checkpoint.load([other], [torch.optim.AdamW(other.parameters())], folder / "kept", ranks)
+    except InputError as error:
+        told["load"] = str(error)
     (folder / f"{ranks.rank}.json").write_text(json.dumps(told))
     ranks.leave()
 
@@ -82,6 +93,18 @@ def test_what_one_rank_cannot_prepare_is_written_by_none(told: tuple[Path, list[
     texts = [rank[f"parts of {broken}"] or "" for rank in ranks]
     assert texts[0] == texts[1] and texts[0].endswith(f"rank {broken}: OSError: [Errno 28] No space left on device"), texts
     assert list((folder / f"parts-{broken}").iterdir()) == []
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_disk_that_is_full_for_one_rank_is_known_to_all(told: tuple[Path, list[Told]], broken: int) -> None:
+    folder, ranks = told
+    for rank in ranks:
+        assert "the checkpoint cannot be written" in (text := rank[f"disk of {broken}"] or "") and "No space left on device" in text, text
+    assert not (folder / f"disk-{broken}" / ".metadata").exists()
+
+
+def test_a_checkpoint_of_another_model_is_refused_on_all_ranks(told: tuple[Path, list[Told]]) -> None:
+    assert all("cannot be taken up" in (rank["load"] or "") for rank in told[1]), told[1]
 
 
 def test_a_quality_that_cannot_be_measured_keeps_nobody_from_saving(told: tuple[Path, list[Told]]) -> None:

@@ -52,8 +52,8 @@ def save(
         OSError: they cannot be written, or the folder belongs to somebody else; on every rank, but for what the first does last.
     """
     place = folder or beside / "checkpoint"
-    if intruder(place) is None:
-        place = place.resolve()
+    with _together(place, ranks):
+        place = place.resolve() if intruder(place) is None else place
     room = _new_room(place, ranks)
     try:
         with _plans_between_ranks(), ExitStack() as opened:
@@ -93,14 +93,15 @@ def _new_room(place: Path, ranks: Ranks) -> Path:
 @contextmanager
 def _together(place: Path, ranks: Ranks) -> Iterator[None]:
     """What every rank does by itself before they write. Where it fails on one it fails on all, which would wait for ever. Collective."""
-    why = ""
+    own: Exception | None = None
     try:
         yield
     except Exception as error:  # noqa: BLE001 -- raised below, on every rank
-        why = f"{type(error).__name__}: {error}"
-    failed = [f"rank {rank}: {text}" for rank, text in enumerate(ranks.gather(why)) if text]
-    if failed:
-        raise OSError(f"the checkpoint cannot be written to {place}: {'; '.join(failed)}")
+        own = error
+    texts = ranks.gather("" if own is None else f"{type(own).__name__}: {own}")
+    if any(texts):
+        why = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts) if text)
+        raise OSError(f"the checkpoint cannot be written to {place}: {why}") from own
 
 
 def load(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], folder: Path, ranks: Ranks = ALONE) -> None:
@@ -156,7 +157,7 @@ def _member(kind: object, name: str) -> Enum:
     """In place of ``getattr``, by which Python 3.11.0 to 3.11.3 pickle a member of an enumeration: that and nothing else."""
     if isinstance(kind, EnumMeta) and name in kind.__members__:
         return cast(Enum, kind[name])
-    raise pickle.UnpicklingError(f"it asks for {name!r} of {kind!r}, which no checkpoint needs")
+    raise pickle.UnpicklingError(f"it asks for something of a {type(kind).__name__}, which no checkpoint needs")
 
 
 class _Unpickler(pickle.Unpickler):
@@ -173,10 +174,10 @@ _PLANS = (
     *(("torch.distributed.checkpoint.planner", name) for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")),
     *(("torch.distributed.checkpoint.planner", name) for name in ("BytesIOWriteData", "LoadPlan", "ReadItem", "LoadItemType")),
     *(("torch.distributed.checkpoint.filesystem", "_StoragePrefix"), ("torch.distributed.checkpoint.storage", "WriteResult")),
-    *(("traceback", "StackSummary"), ("traceback", "FrameSummary")),
+    *(("traceback", "StackSummary"), ("traceback", "FrameSummary"), ("torch.distributed.checkpoint.api", "CheckpointException")),
 )
 """What ranks tell each other about a checkpoint, besides its description: who writes and reads what, and what went wrong."""
-_ERRORS = ("builtins", "_pickle", "zipfile", "caraml.base.errors")
+_ERRORS = ("builtins", "_pickle", "zipfile", "torch", "caraml.base.errors")
 
 
 class _PlanUnpickler(_Unpickler):
@@ -215,7 +216,8 @@ class _Reader(FileSystemReader):
         if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
             raise pickle.UnpicklingError("it does not describe a checkpoint")
         for part in metadata.storage_data.values():
-            if not isinstance(part, _StorageInfo) or not _PART.fullmatch(str(part.relative_path)) or part.transform_descriptors:
+            own = isinstance(part, _StorageInfo) and isinstance(part.relative_path, str) and _PART.fullmatch(part.relative_path)
+            if not own or part.transform_descriptors:
                 raise pickle.UnpicklingError("a part of it lies elsewhere, or is packed")
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
