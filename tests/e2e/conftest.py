@@ -91,6 +91,8 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     venv.create(made.folder, with_pip=False, symlinks=True)
     (made.packages / "libraries.pth").write_text("".join(f"{path}\n" for path in library_folders()))
     watch = _WATCH.format(log=str(made.folder / "opened"), checkout=f"{ROOT}{os.sep}", libraries=f"{ROOT / '.venv'}{os.sep}")
-    (made.packages / "sitecustomize.py").write_text(watch)
     made.install(made.wheel)
+    (made.packages / "watch_checkout.py").write_text(watch)
+    # Not as sitecustomize: Debian's Python has one of its own, which goes before.
+    (made.packages / "watch_checkout.pth").write_text("import watch_checkout\n")
     return made
