@@ -6,13 +6,17 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from caraml.base.errors import InputError
 from caraml.base.toml import parse_toml
+from caraml.campaign import Campaign, Options
 from caraml.campaign.machine import DeviceLock
+from caraml.launch.launchers import LocalLauncher
+from caraml.report.progress import LogLines
 from caraml.results.store import Store
 from caraml.suite.choice import with_settings
 from caraml.suite.expand import expand
@@ -180,6 +184,19 @@ def test_what_was_chosen_is_tried_again_though_its_settings_do_not_fit_the_rest(
     store = Store(here / "caraml-results")
     assert sorted(record.attempt for record in store.records()) == [2, 2], again.stdout + again.stderr
     assert "2 failed" in caraml(here, "status", "verbs").stdout
+
+
+def test_a_fault_that_keeps_points_from_being_tried_again_is_told(here: Path) -> None:
+    """Of points that are to be run again none is left out without a word: here the suite lost their values."""
+    plain = with_settings(file_of(SUITE), ["params.code=3"], params_of)
+    store, there = Store(here), detect()
+    whole = Campaign(plain, there, store, LocalLauncher(), LogLines(sys.stdout))
+    keys = frozenset(one.key for one in whole.plan().points if one.point.benchmark == "sleep")
+    again = replace(whole, options=Options(only=keys, settings=plain.settings))
+    assert keys <= {one.key for one in again.plan().points}
+    wrong = with_settings(file_of(SUITE.replace("n = [1, 2]", "n = []")), ["params.code=3"], params_of)
+    with pytest.raises(InputError, match="at least one value to sweep"):
+        replace(again, suite=wrong).plan()
 
 
 def test_what_lies_in_the_current_folder_is_no_part_of_caraml(here: Path, real_start: None) -> None:

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItemType
 
 from caraml.base.errors import InputError
 from caraml.engine.parallel import checkpoint
+from caraml.engine.ranks import Ranks
 from tests.security.users import ATTACKER, as_user, needs_two_users, own_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -46,13 +47,13 @@ def trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     model, optimizer = trained(0)
-    checkpoint.save([model], [optimizer], tmp_path / "checkpoint", tmp_path)
+    checkpoint.save([model], [optimizer], tmp_path / "checkpoint", tmp_path, Ranks())
     return tmp_path / "checkpoint"
 
 
 def load(folder: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
     model, optimizer = trained(1)
-    checkpoint.load([model], [optimizer], folder)
+    checkpoint.load([model], [optimizer], folder, Ranks())
     return model, optimizer
 
 
@@ -216,7 +217,7 @@ def test_a_checkpoint_is_not_written_through_links(shared: Path) -> None:
 
     as_user(ATTACKER, plant)
     model, optimizer = trained(0)
-    checkpoint.save([model], [optimizer], folder, shared)
+    checkpoint.save([model], [optimizer], folder, shared, Ranks())
     assert precious.read_text() == "export PATH"
     assert torch.equal(load(folder)[0].weight, model.weight)  # type: ignore[arg-type]
     assert {path.name for path in folder.iterdir()} == {"__0_0.distcp", ".metadata", ".metadata.tmp"}
@@ -231,7 +232,7 @@ def test_a_checkpoint_is_not_written_into_what_another_user_leads_to(shared: Pat
     model, optimizer = trained(0)
     for place in (shared / "link", theirs):
         with pytest.raises(OSError, match=r"cannot be written to .*: (somebody else|Not a directory|Too many levels)"):
-            checkpoint.save([model], [optimizer], place, shared)
+            checkpoint.save([model], [optimizer], place, shared, Ranks())
     assert list(home.iterdir()) == [] == list(theirs.iterdir())
 
 
@@ -240,7 +241,7 @@ def test_a_checkpoint_goes_where_its_user_s_own_link_leads(tmp_path: Path, writt
     (tmp_path / "there").mkdir()
     for seed in (1, 0):  # the second in place of the first, and beside what else is there
         model, optimizer = trained(seed)
-        checkpoint.save([model], [optimizer], tmp_path / "link", tmp_path)
+        checkpoint.save([model], [optimizer], tmp_path / "link", tmp_path, Ranks())
         (tmp_path / "there" / "deep" / "notes").write_text("mine")
     assert torch.equal(load(tmp_path / "link")[0].weight, load(written)[0].weight)  # type: ignore[arg-type]
     assert (tmp_path / "there/deep/notes").read_text() == "mine" and len(list((tmp_path / "there/deep").iterdir())) == 3

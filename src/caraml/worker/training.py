@@ -311,10 +311,8 @@ class Worker:
         if self._divided is not None and task.division is not None and task.division.tensor_plan is None:
             self._afterwards_failed = "what a library divides is not put together: neither validated nor saved"
             return
-        with (
-            self._as_reasons(Exception),
-            self.log.phase("evaluate"),
-        ):  # which may raise anything, and so does what reads data
+        # A workload may raise anything, and so does what reads its held-out data.
+        with self._as_reasons(Exception), self.log.phase("evaluate"):
             if not mine.epochs and self._divided is None:
                 self._validation_loss = validation_loss(task, self.point.precision, device)
             if self.rank == 0:

@@ -57,6 +57,9 @@ def main(folder: Path) -> None:
                 patch.setattr(filesystem, "_write_item", _full)
             told[f"disk of {broken}"] = _saved(folder / f"disk-{broken}", ranks)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "_put_in_place", _full)  # by the first rank alone
+        told["place"] = _saved(folder / "place", ranks)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "validation_loss", lambda *_: 1.0)
         patch.setattr(training, "quality", _wrong)  # which the first rank alone asks for
         point = Point(
@@ -91,7 +94,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Told]]:
 def test_what_one_rank_cannot_prepare_is_written_by_none(told: tuple[Path, list[Told]], broken: int) -> None:
     folder, ranks = told
     texts = [rank[f"parts of {broken}"] or "" for rank in ranks]
-    assert texts[0] == texts[1] and texts[0].endswith(f"rank {broken}: OSError: [Errno 28] No space left on device"), texts
+    assert texts[0] == texts[1] and texts[0].endswith(f": No space left on device (rank {broken})"), texts
     assert list((folder / f"parts-{broken}").iterdir()) == []
 
 
@@ -101,6 +104,10 @@ def test_a_disk_that_is_full_for_one_rank_is_known_to_all(told: tuple[Path, list
     for rank in ranks:
         assert "the checkpoint cannot be written" in (text := rank[f"disk of {broken}"] or "") and "No space left on device" in text, text
     assert not (folder / f"disk-{broken}" / ".metadata").exists()
+
+
+def test_a_checkpoint_that_cannot_be_put_in_its_place_is_known_to_all(told: tuple[Path, list[Told]]) -> None:
+    assert all((rank["place"] or "").endswith(": No space left on device (rank 0)") for rank in told[1]), told[1]
 
 
 def test_a_checkpoint_of_another_model_is_refused_on_all_ranks(told: tuple[Path, list[Told]]) -> None:

@@ -34,22 +34,18 @@ from caraml.engine.ranks import Ranks
 
 _ROOM = ".{:016x}.tmp"
 """Of a checkpoint that is being written, a folder in its own."""
-ALONE = Ranks()
-"""A process that has no others."""
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 """Optimizer state by the names of parameters, so that stages can be put together and parameters divided anew."""
 
 
-def save(
-    stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], folder: Path | None, beside: Path, ranks: Ranks = ALONE
-) -> None:
+def save(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], folder: Path | None, beside: Path, ranks: Ranks) -> None:
     """Write weights and optimizer state, every rank its part, until they are on the disk. Collective.
 
     The parts are written into a new folder, and renamed when all are whole: what others put under their names is replaced, not followed.
     Without a folder to keep them in they go to ``beside`` and are removed again: only the time is wanted.
 
     Raises:
-        OSError: they cannot be written, or the folder belongs to somebody else; on every rank, but for what the first does last.
+        OSError: they cannot be written, or the folder belongs to somebody else; on every rank.
     """
     place = folder or beside / "checkpoint"
     with _together(place, ranks):
@@ -60,11 +56,9 @@ def save(
             with _together(place, ranks):
                 written, state = opened.enter_context(held(room)), _state(stages, optimizers)
             dcp.save(state, checkpoint_id=written, process_group=ranks.hosts)
-            if ranks.rank == 0:
-                with held(place) as kept:
-                    for name in sorted(os.listdir(written), key=".metadata".__eq__):  # noqa: PTH208
-                        os.rename(f"{written}/{name}", f"{kept}/{name}")  # noqa: PTH104
-                    flush(kept)
+            with _together(place, ranks):
+                if ranks.rank == 0:
+                    _put_in_place(place, written)
     except CheckpointException as error:  # a BaseException of torch's, which says on which rank what went wrong
         raise OSError(f"the checkpoint cannot be written to {place}: {error}") from error
     finally:
@@ -74,37 +68,40 @@ def save(
         shutil.rmtree(place)
 
 
+def _put_in_place(place: Path, written: str) -> None:
+    """Rename what was written, the description last."""
+    with held(place) as kept:
+        for name in sorted(os.listdir(written), key=".metadata".__eq__):  # noqa: PTH208
+            os.rename(f"{written}/{name}", f"{kept}/{name}")  # noqa: PTH104
+        flush(kept)
+
+
 def _new_room(place: Path, ranks: Ranks) -> Path:
-    """A new folder in a folder, made by the first rank, which tells the others its number. Collective."""
-    number, why = secrets.randbits(62), ""
-    if ranks.rank == 0:
-        try:
+    """A new folder in a folder, made by the first rank. Collective."""
+    room = place / _ROOM.format(ranks.agree(secrets.randbits(62)))
+    with _together(place, ranks):
+        if ranks.rank == 0:
             make_folder(place)
             with held(place):
-                (place / _ROOM.format(number)).mkdir()
-        except OSError as error:
-            number, why = -1, f": {error.strerror}"
-    number = ranks.agree(number)
-    if number < 0:
-        raise OSError(f"the checkpoint cannot be written to {place}{why}")
-    return place / _ROOM.format(number)
+                room.mkdir()
+    return room
 
 
 @contextmanager
 def _together(place: Path, ranks: Ranks) -> Iterator[None]:
-    """What every rank does by itself before they write. Where it fails on one it fails on all, which would wait for ever. Collective."""
+    """What ranks do each by itself, done by all at its end. What fails on one fails on all: those would wait for ever. Collective."""
     own: Exception | None = None
     try:
         yield
     except Exception as error:  # noqa: BLE001 -- raised below, on every rank
         own = error
-    texts = ranks.gather("" if own is None else f"{type(own).__name__}: {own}")
-    if any(texts):
-        why = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts) if text)
-        raise OSError(f"the checkpoint cannot be written to {place}: {why}") from own
+    words = "" if own is None else getattr(own, "strerror", None) or f"{type(own).__name__}: {own}"
+    failed = [f"{text} (rank {rank})" if ranks.world > 1 else text for rank, text in enumerate(ranks.gather(words)) if text]
+    if failed:
+        raise OSError(f"the checkpoint cannot be written to {place}: {'; '.join(failed)}") from own
 
 
-def load(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], folder: Path, ranks: Ranks = ALONE) -> None:
+def load(stages: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], folder: Path, ranks: Ranks) -> None:
     """Read weights and optimizer state that were saved at this placement or any other of the same model. Collective.
 
     The checkpoint may be another person's: of its pickled parts only plain data and torch's own descriptions of tensors are read.
