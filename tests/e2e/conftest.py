@@ -26,7 +26,8 @@ def _note(event, arguments):
         if path.startswith({checkout!r}) and not path.startswith({libraries!r}):
             os.write(_log, path.encode() + b"\\n")
 
-sys.addaudithook(_note)
+if "UNWATCHED" not in os.environ:
+    sys.addaudithook(_note)
 """
 """Put into the environment's start-up: writes down every file of the checkout that a process of the environment opens."""
 
@@ -71,9 +72,9 @@ class Installation:
 
 
 def pip(*words: str) -> None:
-    """Run pip, which must not need a network."""
+    """Run pip, which must not need a network, and may read the checkout: it installs from there."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=os.environ | {"UNWATCHED": "1"}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
