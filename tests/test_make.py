@@ -51,7 +51,7 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, tmp_path / name)
     commands = tmp_path / "commands"
     commands.mkdir()
-    for name in ("bash", "cat", "dirname", "grep", "head", "make", "mkdir", "chmod", "rm", "sh", "test", "touch", "env"):
+    for name in ("bash", "cat", "dirname", "grep", "head", "make", "mkdir", "chmod", "rm", "sed", "sh", "test", "touch", "tr", "env"):
         (commands / name).symlink_to(shutil.which(name) or name)
     program(tmp_path, "pip", "#!/bin/sh\nexit 0\n")
     return tmp_path
@@ -141,6 +141,41 @@ def test_a_pip_that_was_cut_off_is_mended_and_packages_that_are_there_stay(check
     (checkout / "packages").unlink()
     code, lines = make(checkout)
     assert code == 2 and "made anew" in lines[0] and not kept.exists()
+
+
+def test_an_empty_environment_is_said_to_be_one(checkout: Path) -> None:
+    program(checkout, "python3", NEW)
+    (checkout / ".venv").mkdir()
+    assert make(checkout) == (0, ["make: .venv has no Python, as after an installation that was cut off: made anew"])
+
+
+def test_an_environment_that_stays_is_said_to_stay(checkout: Path) -> None:
+    """Not even root may remove the folder that something is mounted on; a remover that fails stands for that."""
+    program(checkout, "python3", NEW)
+    (checkout / ".venv").mkdir()
+    (checkout / "commands" / "rm").unlink()
+    program(checkout, "rm", "#!/bin/sh\nexit 1\n")
+    (checkout / "rm").rename(checkout / "commands" / "rm")
+    code, lines = make(checkout)
+    assert code == 2 and len(lines) == 2 and ".venv may not be removed" in lines[1], lines
+
+
+def test_a_python_that_is_there_and_does_not_start_is_not_called_missing(checkout: Path) -> None:
+    program(checkout, "python3", "#!/bin/sh\necho 'pyenv: version 3.11 is not installed' >&2; exit 127\n")
+    code, lines = make(checkout)
+    assert code == 2 and len(lines) == 1 and "python3 is there but does not start" in lines[0], lines
+
+
+def test_packages_that_exclude_each_other_are_named_and_no_network_is_asked_for(checkout: Path) -> None:
+    program(checkout, "python3", NEW)
+    (checkout / "said").write_text(
+        "ERROR: Cannot install rich==15.0 because these package versions have conflicting dependencies.\n\n"
+        "The conflict is caused by:\n    The user requested rich==15.0\n    The user requested (constraint) rich==14.3\n\nTo fix this\n"
+    )
+    program(checkout, "pip", "#!/bin/sh\ncat {folder}/said >&2; exit 1\n")
+    code, lines = make(checkout)
+    assert code == 2 and len(lines) == 1 and "network" not in lines[0], lines
+    assert "; The user requested rich==15.0; The user requested (constraint) rich==14.3): see constraints.txt" in lines[0]
 
 
 def test_a_folder_that_may_not_be_written_to_is_said_to_be_one(checkout: Path) -> None:

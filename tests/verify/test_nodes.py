@@ -17,8 +17,6 @@ from caraml.verify.claims import WATTS, energy_claims, silence_claims, source_of
 from caraml.verify.proof import play
 from tests.conftest import MakePoint
 
-pytestmark = pytest.mark.exclusive
-
 POLICY = Measure(min_seconds=1.2, max_seconds=3, idle_seconds=1.0)
 PARAMS = {"device": "asynchronous", "step_seconds": 0.02}
 
@@ -28,6 +26,7 @@ def played(root: Path, make_point: MakePoint, nodes: int, delays: tuple[float, .
     return play(point, Store(root), delays)
 
 
+@pytest.mark.exclusive
 def test_energy_idle_and_net_of_unequal_nodes_of_which_one_comes_late(
     tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,6 +48,7 @@ def test_energy_idle_and_net_of_unequal_nodes_of_which_one_comes_late(
         assert node.versions["torch"] and not node.differs
 
 
+@pytest.mark.exclusive
 def test_a_sensor_that_dies_leaves_no_energy_and_names_its_node(
     tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +84,7 @@ def own_loops(out: Path, nodes: list[str], sources: list[str], monkeypatch: pyte
     return [subprocess.CompletedProcess(child.args, child.returncode, *words) for child, words in zip(children, said, strict=True)]
 
 
+@pytest.mark.exclusive
 def test_a_loop_of_ones_own_adds_up_its_nodes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = own_loops(tmp_path, ["a", "b"], ["fake:constant:200", "fake:constant:500"], monkeypatch)
     assert [child.returncode for child in done] == [0, 0], done[0].stderr + done[1].stderr
@@ -94,6 +95,7 @@ def test_a_loop_of_ones_own_adds_up_its_nodes_too(tmp_path: Path, monkeypatch: p
     assert {"power", "power-1"} <= record.files.keys() and [node.name for node in record.nodes] == ["a", "b"]
 
 
+@pytest.mark.exclusive
 def test_a_sensor_on_one_node_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = own_loops(tmp_path, ["a", "b"], ["fake:constant:200", "rapl:/nowhere"], monkeypatch)
     assert [child.returncode for child in done] == [0, 0], done[0].stderr + done[1].stderr

@@ -43,7 +43,7 @@ def test_ap2_reads_the_weather_off_the_words(root: Path) -> None:
 
 
 def test_ap3_beats_the_mean_column(root: Path) -> None:
-    trained = train("ap3", root / "ap3", {"learning_rate": 1e-3, "workers": 0}, steps=40, batch=32)
+    trained = train("ap3", root / "ap3", {"learning_rate": 1e-3}, steps=40, batch=32)
     *_, heating, fluxes = held_out(trained)
     mean = 1e3 * heating.var(0, correction=0).mean() + fluxes.var(0, correction=0).mean()
     assert trained.losses[-1] < 0.5 * trained.losses[0]

@@ -34,11 +34,14 @@ class Trained:
 
 
 def train(name: str, folder: Path | None, params: dict[str, Any], *, steps: int, batch: int, mode: str = "train") -> Trained:
-    """Build and run; without a folder the data are random. Tiny look-alike files are written into ``folder`` if it is new."""
+    """Build and run; without a folder the data are random. Tiny look-alike files are written into ``folder`` if it is new.
+
+    They are read in this process: what loader processes do is tested with the loader.
+    """
     workload = load_workload(name)
     if folder is not None and not folder.exists():
         prepare_weather(name, folder)
-    data = {"folder": str(folder)} if folder is not None else {"data": "synthetic-device"}
+    data = {"folder": str(folder), "workers": 0} if folder is not None else {"data": "synthetic-device"}
     context = BuildContext(
         params=workload.params.model_validate({**data, **params}),
         device=torch.device("cpu"),
