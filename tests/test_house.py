@@ -119,9 +119,9 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_727,
-    "base": 2_674,
-    "campaign": 1_758,
-    "cli": 1_555,
+    "base": 2_676,
+    "campaign": 1_761,
+    "cli": 1_556,
     "data": 810,
     "engine": 4_363,
     "launch": 1_728,
@@ -130,7 +130,7 @@ LINES = {
     "reference": 465,
     "report": 4_475,
     "results": 2_482,
-    "suite": 2_271,
+    "suite": 2_317,
     "system": 3_850,
     "verify": 1_061,
     "worker": 2_119,

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from caraml.base.errors import InputError, unknown_name
 from caraml.base.toml import FaultsError, parse_toml
+from caraml.campaign import Options
 from caraml.cli.asked import refuse_with_all_faults
 from caraml.suite.choice import SuitePart, with_settings
 from caraml.suite.expand import Plan, expand
@@ -295,6 +296,51 @@ def test_what_is_set_by_hand_need_not_fit_the_benchmarks_that_are_not_chosen() -
         expand(wrong, machine(), params_of, chosen={"m"})
 
 
+TWO = HEAD + "global_batch = 1\n" + HEAD.replace('"n"', '"m"')
+
+
+def set_for(name: str, text: str, *settings: str) -> Plan:
+    """The plan of benchmarks with settings of which one is chosen by name."""
+    options = Options(settings=settings, part=SuitePart((name,)))
+    file = suite_of(parse_toml('name = "s"\ntitle = "S"\n' + text, "s.toml"))
+    chosen = options.chosen(file)
+    try:
+        return expand(with_settings(file, settings, params_of, chosen), machine(), params_of, chosen=chosen)
+    except FaultsError as error:
+        refuse_with_all_faults(error, machine(), params_of, options)
+
+
+def test_a_fault_of_the_file_is_told_whatever_is_set_and_chosen() -> None:
+    """As it is without settings, which have no part in it."""
+    expected = r"^s\.toml:10: benchmark\[1\]\.global_batch: found \[\], expected at least one value to sweep$"
+    for settings in ((), ("seed=1",), ("seed=1", "nodes=1")):
+        with pytest.raises(InputError, match=expected):
+            set_for("n", TWO + "global_batch = []\n", *settings)
+        with pytest.raises(InputError, match=expected):
+            set_for("n", TWO + "global_batch = []\nworld = 1\n", *settings)
+    assert len(set_for("n", TWO + "global_batch = 1\nworld = 1\n", "nodes=1").points) == 1, "a fault of the setting alone"
+
+
+def test_what_is_set_by_hand_may_break_the_form_of_benchmarks_that_are_not_chosen() -> None:
+    text = TWO + "global_batch = 2\nmeasure = { min_seconds = 10 }\n"
+    found = set_for("n", text, "measure.max_seconds=6")
+    assert [(one.point.benchmark, one.point.measure.max_seconds) for one in found.points] == [("n", 6.0)]
+    fault = r"^s\.toml with --set measure\.max_seconds=6:11: benchmark\[1\]\.measure: .*max_seconds \(6\) is below min_seconds \(10\)"
+    with pytest.raises(InputError, match=fault):
+        set_for("m", text, "measure.max_seconds=6")
+    with pytest.raises(InputError, match=r"benchmark\[0\]\.measure: .*min_seconds \(5\)$"):
+        set_for("n", text + "world = 1\n", "measure.max_seconds=3", "nodes=1")
+    file = suite_of(parse_toml('name = "s"\ntitle = "S"\n' + text, "s.toml"))
+    with pytest.raises(InputError, match=fault):
+        expand(with_settings(file, ["measure.max_seconds=6"], params_of, {"n"}), machine(), params_of)
+
+
+def test_combinations_that_where_leaves_out_are_counted_of_the_chosen_benchmarks() -> None:
+    text = TWO.replace("global_batch = 1", "global_batch = [1, 2]\nwhere = ['global_batch < 2']") + "global_batch = [1, 2, 3]\n"
+    text += "where = ['global_batch < 2']\n"
+    assert [set_for(name, text).left_out for name in ("n", "m")] == [1, 2]
+
+
 def test_what_a_chosen_benchmark_needs_is_chosen_too() -> None:
     text = HEAD + "global_batch = 1\n"
     for name, needs in (("b", "n"), ("c", "b"), ("d", "")):
@@ -314,7 +360,7 @@ def test_a_suite_without_benchmarks_is_told_so() -> None:
     with pytest.raises(FaultsError) as caught:
         suite_of(parse_toml('name = "s"\ntitle = "S"\n', "s.toml"))
     with pytest.raises(FaultsError, match=r"^s.toml:1: benchmark: found nothing, expected a value: this key is required$"):
-        refuse_with_all_faults(caught.value, machine(), params_of)
+        refuse_with_all_faults(caught.value, machine(), params_of, Options())
 
 
 def test_a_benchmark_that_set_makes_into_another_s_work_leaves_it_that_name() -> None:
@@ -349,7 +395,7 @@ def test_a_wrong_batch_is_not_called_missing_and_hides_no_other_fault() -> None:
             try:
                 file = SuiteFile(document.validate(Suite), document)
             except FaultsError as error:
-                refuse_with_all_faults(error, machine(), real_params_of)
+                refuse_with_all_faults(error, machine(), real_params_of, Options())
             expand(file, machine(), real_params_of)
         return str(refused.value)
 

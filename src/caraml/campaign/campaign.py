@@ -67,6 +67,10 @@ class Options:
     here: bool = False
     """Measure on this host although it may be a login node."""
 
+    def chosen(self, file: SuiteFile) -> frozenset[str] | None:
+        """The benchmarks that settings must fit; ``None`` for all. Of what is tried again only the keys are known: it may be any."""
+        return frozenset() if self.only is not None else self.part.benchmarks(file)
+
 
 @dataclass
 class Campaign:
@@ -103,9 +107,8 @@ class Campaign:
 
     def plan(self) -> Plan:
         """The points of the suite on this system. Raises ``InputError`` with every fault of the suite."""
-        chosen = () if self.options.only is not None else self.options.part.benchmarks(self.suite)
         machine = machine_of(self.system, self.options.launcher)
-        plan = expand(self.suite, machine, params_of, software_of, chosen)
+        plan = expand(self.suite, machine, params_of, software_of, self.options.chosen(self.suite))
         if not (self.options.only or frozenset()) <= {one.key for one in plan.points}:
             expand(self.suite, machine, params_of, software_of)  # a fault may be why one is missing: it is raised
         if self.options.too_large or self.options.only is not None:  # what is tried again was run before

@@ -90,7 +90,7 @@ class Asked:
     def suite_file(self) -> SuiteFile:
         """The suite with the settings in it. Raises ``InputError`` with its faults."""
         file = load_suite(self.suite) if self.text is None else suite_of(parse_toml(self.text, self.suite))
-        return with_settings(file, self.options.settings, params_of)
+        return with_settings(file, self.options.settings, params_of, self.options.chosen(file))
 
     def campaign(self, watcher: Watcher, note: Callable[[str], None]) -> Campaign:
         """The campaign, ready to plan or run."""
@@ -98,7 +98,7 @@ class Asked:
         try:
             file = self.suite_file()
         except FaultsError as error:
-            refuse_with_all_faults(error, machine_of(system), params_of)
+            refuse_with_all_faults(error, machine_of(system), params_of, self.options)
         name = self.launcher_name(system)
         if self.remote is not None and (name != "print" or not self.remote.is_absolute()):
             raise InputError(
@@ -284,11 +284,12 @@ def show_results(store: Store, records: list[Record], name: str, title: str) -> 
     say(f"report: {write_report(store, store.records(name), store.root / f'{name}.html', title)}")
 
 
-def refuse_with_all_faults(error: FaultsError, machine: Machine, params_of: ParamsOf) -> NoReturn:
+def refuse_with_all_faults(error: FaultsError, machine: Machine, params_of: ParamsOf, options: Options) -> NoReturn:
     """Raise an error of a suite's form with the faults that its values have besides, in the order of their lines."""
     if error.rest is not None:
         try:
-            expand(suite_of(error.rest), machine, params_of)
+            rest = suite_of(error.rest)
+            expand(rest, machine, params_of, chosen=options.chosen(rest) if error.rest.written is not None else None)
         except FaultsError as more:
             known = [_place(fault) for fault in error.faults]
             lacking = {fault for fault in more.faults if ": found nothing" in fault and any(one.startswith(_place(fault)) for one in known)}

@@ -6,26 +6,30 @@ import copy
 import json
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from caraml.base.errors import InputError, nearest
-from caraml.suite.expand import DEFAULTS, NOT_IN_LABELS, Plan, condition_names
-from caraml.suite.expression import Condition
+from caraml.base.toml import TomlDocument
+from caraml.suite.expand import DEFAULTS, NOT_IN_LABELS, Plan
+from caraml.suite.expression import Condition, condition_names
 from caraml.suite.load import Benchmark, Suite, SuiteFile, without_values
 from caraml.suite.model import Machine, Measure
 
 _NOT_VALUES = {"name", "workload", "on"}
 
 
-def with_settings(file: SuiteFile, settings: Sequence[str], params_of: Callable[[str], type[BaseModel]]) -> SuiteFile:
+def with_settings(
+    file: SuiteFile, settings: Sequence[str], params_of: Callable[[str], type[BaseModel]], chosen: Collection[str] | None = None
+) -> SuiteFile:
     """The suite with ``settings`` (each ``key=value``) in every benchmark that knows the key.
 
     Keys are those of a benchmark, ``params.NAME`` and ``measure.NAME``; values are TOML, and a bare word is text. Raises ``InputError``
-    for a key that nothing here has, with the nearest that something has, and for a value that does not fit.
+    for a key that nothing here has, with the nearest that something has, and for a value that does not fit one of the ``chosen``
+    benchmarks, or any where all are; what it does not fit else is noted as ``unfit``.
     """
     if not settings:
         return file
@@ -55,9 +59,26 @@ def with_settings(file: SuiteFile, settings: Sequence[str], params_of: Callable[
     by_hand = {**file.document.settings, **{setting.partition("=")[0].strip(): setting for setting in settings}}
     told = f" with --set {' '.join(settings)}"
     files = {location: name + told for location, name in file.document.others.items()}
-    document = replace(file.document, name=file.document.name + told, data=data, others=files, settings=by_hand)
+    written = file.document.written or file.document
+    document = replace(file.document, name=file.document.name + told, data=data, others=files, settings=by_hand, written=written)
+    unfit = _kept_out(document, chosen)
     touched_by, settings, values = tuple(map(frozenset, changed)), [*file.settings, *settings], {**values, **file.values}
-    return replace(file, suite=document.validate(Suite), document=document, changed=touched_by, settings=tuple(settings), values=values)
+    file = replace(file, suite=document.validate(Suite), document=document, unfit=unfit)
+    return replace(file, changed=touched_by, settings=tuple(settings), values=values)
+
+
+def _kept_out(document: TomlDocument, chosen: Collection[str] | None) -> dict[int, list[str]]:
+    """Put benchmarks that are not ``chosen`` back as they are written where what was set by hand does not fit them; its faults there."""
+    faults = {}
+    for index, table in enumerate(document.data["benchmark"]):
+        if document.written is None or chosen is None or table["name"] in chosen:
+            continue
+        try:
+            Benchmark.model_validate_json(json.dumps(table, default=str), strict=True)
+        except ValidationError as error:
+            faults[index] = document.faults(error, Benchmark, ("benchmark", index))
+            document.data["benchmark"][index] = document.written.data["benchmark"][index]
+    return faults
 
 
 def _without_values(file: SuiteFile, settings: Sequence[str]) -> tuple[list[str], dict[str, str]]:

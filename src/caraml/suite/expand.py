@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 from caraml.base.errors import InputError, UnknownNameError, nearest
 from caraml.base.limits import POINTS
 from caraml.base.toml_lines import Location
-from caraml.suite.expression import Condition
-from caraml.suite.load import Benchmark, SuiteFile
+from caraml.suite.expression import NAMES, Condition, condition_names
+from caraml.suite.load import Benchmark, SuiteFile, suite_of
 from caraml.suite.model import Compile, Knobs, Machine, Measure, Mode, Placement, Point
 from caraml.suite.placement import uncompiled, why_skipped
 
@@ -25,9 +25,6 @@ ParamsOf = Callable[[str], type[BaseModel]]
 SoftwareOf = Callable[[str], str | None]
 """Gives the plug-in that a workload comes from, with its version; ``None`` for one of CARAML's own."""
 
-_NAMES = ("nodes", "devices", "world", "dp", "mode", "precision", "compile", "global_batch", "micro_batch", "accumulation")
-_OF_MACHINE = ("device_class", "device_memory_gib")
-"""What a `where` condition may speak of besides parameters, placement and knobs."""
 NOT_IN_LABELS = ("micro_batch", "seed")
 """Keys of a benchmark that labels say nothing of, but where they are swept or replaced."""
 DEFAULTS: dict[str, Any] = {
@@ -75,27 +72,45 @@ def expand(
 ) -> Plan:
     """Expand every benchmark of a suite. Raises one ``InputError`` that lists every fault of the suite's values.
 
-    Of ``chosen``, names of benchmarks, and of no others the values set by hand must fit; the others then have no points.
+    Of ``chosen``, names of benchmarks, and of no others the values set by hand must fit, and combinations are counted; others that they
+    do not fit have no points. What is wrong with those as they are written is told.
     """
     points: list[PlannedPoint] = []
     faults: list[str] = []
     left_out = 0
+    unfit: set[int] = set()
+    for index, planned, excluded, own in _parts(file, machine, params_of, software_of, faults):
+        known = chosen is None or file.suite.benchmark[index].name in chosen
+        if own and not known and file.document.written is not None:
+            unfit.add(index)
+            continue
+        points += planned
+        left_out += excluded if known else 0
+        faults += own
+    if unfit and file.document.written is not None:
+        as_written = _parts(suite_of(file.document.written), machine, params_of, software_of, [])
+        faults += [fault for index, _, _, own in as_written if index in unfit for fault in own]
+    if faults:
+        file.document.refuse(faults)
+    return Plan(without_unmet(_without_twins(points)), left_out)
+
+
+def _parts(
+    file: SuiteFile, machine: Machine, params_of: ParamsOf, software_of: SoftwareOf, faults: list[str]
+) -> Iterator[tuple[int, list[PlannedPoint], int, list[str]]]:
+    """Each benchmark after what it needs: its position, its points, how many combinations `where` excludes, and its faults."""
     by_name: dict[str, list[PlannedPoint]] = {}
+    count = 0
     for index in file.needed_first(faults):
         benchmark = file.suite.benchmark[index]
         expansion = _Expansion(file, index, benchmark, machine, by_name.get(benchmark.needs or "", ()))
         planned, excluded = expansion.run(params_of, software_of)
-        if expansion.faults and file.settings and chosen is not None and benchmark.name not in chosen:
-            continue
-        points += planned
+        own = [*file.unfit.get(index, ()), *expansion.faults]
+        planned = [] if own else planned
+        if (count := count + len(planned)) > POINTS:
+            file.document.refuse([file.document.fault(("benchmark", index), count, f"at most {POINTS:,} points in a suite")])
         by_name.setdefault(benchmark.name, []).extend(planned)
-        if len(points) > POINTS:
-            file.document.refuse([file.document.fault(("benchmark", index), len(points), f"at most {POINTS:,} points in a suite")])
-        left_out += excluded
-        faults += expansion.faults
-    if faults:
-        file.document.refuse(faults)
-    return Plan(without_unmet(_without_twins(points)), left_out)
+        yield index, planned, excluded, own
 
 
 def without_unmet(points: list[PlannedPoint]) -> list[PlannedPoint]:
@@ -196,7 +211,7 @@ class _Expansion:
             try:
                 conditions.append(Condition(text))
                 if model is not None and self._benchmark.workload != "command":
-                    conditions[-1].know({*_NAMES, *Placement.model_fields, *Knobs.model_fields, *_OF_MACHINE, *model.model_fields})
+                    conditions[-1].know({*NAMES, *Placement.model_fields, *Knobs.model_fields, *model.model_fields})
             except InputError as error:
                 self._fault(("where", index), text, self._readable(error))
         return conditions
@@ -370,14 +385,6 @@ def _extent(values: dict[str, Any], machine: Machine) -> tuple[int, int]:
         return values["nodes"], devices
     devices = min(machine.devices_per_node, values["world"])
     return math.ceil(values["world"] / devices), devices
-
-
-def condition_names(point: Point, model: type[BaseModel], machine: Machine) -> dict[str, Any]:
-    """What a `where` condition may speak of; ``model`` has the parameters, of which a point may lack those with their default."""
-    defaults = {name: field.get_default(call_default_factory=True) for name, field in model.model_fields.items() if not field.is_required()}
-    own = {name: getattr(point, name) for name in _NAMES}
-    machine_s = dict(zip(_OF_MACHINE, (machine.device_class, machine.device_memory_gib or 0.0), strict=True))
-    return {**defaults, **point.params, **point.placement.model_dump(), **point.knobs.model_dump(), **own, **machine_s}
 
 
 def _without_twins(points: list[PlannedPoint]) -> list[PlannedPoint]:

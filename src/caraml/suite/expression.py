@@ -9,9 +9,14 @@ import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from caraml.base.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from caraml.suite.model import Machine, Point
 
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -34,6 +39,17 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 _ALLOWED = "names, numbers, text in quotes, lists, + - * / // %, comparisons (==, !=, <, ...), in, and, or, not"
 _MEANT = dict.fromkeys(("batch", "batch_size", "bs"), "global_batch") | {"gpus": "devices", "ranks": "world", "dtype": "precision"}
 """What other programs call the names of a point, where another of ours is spelt alike."""
+_OF_POINT = ("nodes", "devices", "world", "dp", "mode", "precision", "compile", "global_batch", "micro_batch", "accumulation")
+NAMES = (*_OF_POINT, "device_class", "device_memory_gib")
+"""What a `where` condition may speak of besides parameters, placement and knobs."""
+
+
+def condition_names(point: Point, model: type[BaseModel], machine: Machine) -> dict[str, Any]:
+    """What a `where` condition may speak of; ``model`` has the parameters, of which a point may lack those with their default."""
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in model.model_fields.items() if not field.is_required()}
+    own = {name: getattr(point, name) for name in _OF_POINT}
+    machine_s = {"device_class": machine.device_class, "device_memory_gib": machine.device_memory_gib or 0.0}
+    return {**defaults, **point.params, **point.placement.model_dump(), **point.knobs.model_dump(), **own, **machine_s}
 
 
 class Condition:

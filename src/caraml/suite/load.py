@@ -159,6 +159,8 @@ class SuiteFile:
     """The other files that parts of it come from."""
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What stands behind the references of ``env`` in the suite and its document, which have no value themselves that may be a secret."""
+    unfit: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """Faults of what was set by hand in benchmarks that it does not fit and that stay as written, by their positions."""
 
     @property
     def names(self) -> list[str]:
