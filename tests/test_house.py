@@ -121,7 +121,7 @@ LINES = {
     "analysis": 3_727,
     "base": 2_676,
     "campaign": 1_761,
-    "cli": 1_556,
+    "cli": 1_562,
     "data": 810,
     "engine": 4_363,
     "launch": 1_728,

@@ -60,6 +60,16 @@ def test_what_is_counted_is_said_and_what_the_machine_computes_in(monkeypatch: p
     assert "GiB of each device, fp16 " in invoke("gpt", "--system", system, "--set", "precision=fp16")
 
 
+def test_only_the_benchmarks_that_are_chosen_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And only those must fit what is set by hand, as in `caraml plan`: the 175B of this suite is given by its devices."""
+    monkeypatch.setattr("caraml.engine.memory.planned_of", lambda points: [Planned(point, MemoryPlan(*[2**30] * 7)) for point in points])
+    text = invoke("llm-weak", "--system", "jedi", "--only", "857m", "--set", "nodes=[1,2]")
+    assert "gpt-857M" in text and "1x4" in text and "2x4" in text and "175B" not in text
+    assert "gpt-175B" in invoke("llm-weak", "--system", "jedi")
+    with pytest.raises(InputError, match="--only 858M: no benchmark of suite 'llm-weak'"):
+        invoke("llm-weak", "--system", "jedi", "--only", "858M")
+
+
 @pytest.mark.parametrize(("system", "reason"), [("meluxina-fpga", "torch drives no FPGA"), ("bow-pod16", "torch drives no IPU")])
 def test_nothing_is_planned_where_plan_refuses_all_training(system: str, reason: str) -> None:
     for name in ("gpt", "llm"):
@@ -72,3 +82,5 @@ def test_errors_say_what_to_do() -> None:
         invoke("image_classification", "--system", "jedi")
     with pytest.raises(InputError, match="no point of workload 'gpt'"):
         invoke("vision", "--system", "jedi")
+    with pytest.raises(InputError, match="suite 'maelstrom' --only AP1 has no point of workload 'gpt'"):
+        invoke("maelstrom", "--system", "jedi", "--only", "AP1")

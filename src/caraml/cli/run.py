@@ -145,12 +145,13 @@ def memory(
     name: Annotated[str, typer.Argument(help="Suite whose points are planned, or workload whose placements are tried: gpt.")],
     system: SystemName = "local",
     settings: Settings = None,
+    only: Only = None,
 ) -> None:
     """Say what each device's memory will hold before anything runs, and which placements fit."""
     from caraml.campaign.machine import machine_of
     from caraml.engine.memory import planned_of
     from caraml.report.tables import memory_table
-    from caraml.suite.choice import with_settings
+    from caraml.suite.choice import SuitePart, with_settings
     from caraml.suite.expand import expand
     from caraml.suite.load import load_suite
     from caraml.system.catalogue import load_system
@@ -161,11 +162,16 @@ def memory(
     if known.only_programs is not None:
         raise InputError(f"nothing to plan on {machine.name}: {known.only_programs}", "name another --system (caraml list systems)")
     precision = "fp32" if "bf16" in known.emulates else "bf16"
-    file = with_settings(load_suite(name) if of_suite else _one_point(name, machine, precision), settings or [], params_of)
-    points = [planned.point for planned in expand(file, known, params_of).points]  # also those for which it has too few nodes
+    file, part = load_suite(name) if of_suite else _one_point(name, machine, precision), SuitePart(only or ())
+    chosen = part.benchmarks(file)
+    file = with_settings(file, settings or [], params_of, chosen)
+    whole = expand(file, known, params_of, chosen=chosen)
+    keys = part.keys(file, whole, known, params_of)
+    points = [one.point for one in whole.points if keys is None or one.key in keys]  # also those for which it has too few nodes
     found = planned_of(points) if of_suite else _fitting(points[0], machine)
     if not found:
-        raise InputError(f"suite {name!r} has no point of workload 'gpt', backend 'torch', to place", "caraml memory gpt --system SYSTEM")
+        what = " ".join([f"suite {name!r}", *(f"--only {word}" for word in only or ())])
+        raise InputError(f"{what} has no point of workload 'gpt', backend 'torch', to place", "caraml memory gpt --system SYSTEM")
     console().print(memory_table(found, machine))
 
 
@@ -182,7 +188,7 @@ def _one_point(name: str, machine: System, precision: str) -> SuiteFile:
             "write memory_bytes = 80_000_000_000, say, below [[devices]] in its file",
         )
     values = f'accumulation = 1\nmicro_batch = 1\nprecision = "{precision}"\nparams = {{ data = "synthetic-device" }}\n'
-    return suite_of(parse_toml(f'name = "memory"\ntitle = "-"\n[[benchmark]]\nname = "{name}"\nworkload = "{name}"\n{values}', "memory"))
+    return suite_of(parse_toml(f'name = "{name}"\ntitle = "-"\n[[benchmark]]\nname = "{name}"\nworkload = "{name}"\n{values}', "memory"))
 
 
 def _fitting(point: Point, machine: System) -> list[Planned]:
