@@ -209,7 +209,7 @@ def test_loading_is_light(root: Path) -> None:
 
 
 EXPECTED = {
-    "best_batch": "gpt-800m on 1 devices of NVIDIA GH200 x4, bf16: fastest with batch 64, least energy with batch",
+    "best_batch": "gpt-800m on 1 of NVIDIA GH200 x4, bf16: fastest with batch 64, least energy with batch",
     "cost_of_training": "kWh (device)",
     "slow_steps": "1 of 60 steps are 10 % above the median",
     "table_of_machines": "workload,AMD MI250X x8,NVIDIA A100 x4,NVIDIA GH200 x4",

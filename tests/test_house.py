@@ -118,23 +118,23 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_727,
-    "base": 2_676,
-    "campaign": 1_761,
-    "cli": 1_562,
-    "data": 810,
+    "analysis": 3_728,
+    "base": 2_677,
+    "campaign": 1_762,
+    "cli": 1_564,
+    "data": 813,
     "engine": 4_363,
-    "launch": 1_728,
+    "launch": 1_729,
     "metrics": 1_653,
     "power": 4_861,
-    "reference": 465,
-    "report": 4_475,
-    "results": 2_482,
-    "suite": 2_317,
-    "system": 3_850,
+    "reference": 460,
+    "report": 4_473,
+    "results": 2_483,
+    "suite": 2_318,
+    "system": 3_852,
     "verify": 1_061,
     "worker": 2_119,
-    "workloads": 8_845,
+    "workloads": 8_852,
 }
 FILES = 233
 

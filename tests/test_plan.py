@@ -76,7 +76,7 @@ def test_plan_refuses_input_that_is_here_and_of_another_kind(tmp_path: Path) -> 
     for workload, params, told in (
         ("question_answering", '{ weights = "weights" }', "model_type: found 'deberta-v2', expected 'bert'"),
         ("question_answering", '{ data = "squad", file = "other.json" }', "other.json: found no 'data'; expected SQuAD's form"),
-        ("image_classification", '{ data = "./other.lmdb" }', "other.lmdb: an LMDB, but not one of images: found 1 entries, keys 'key'"),
+        ("image_classification", '{ data = "./other.lmdb" }', "other.lmdb: an LMDB, but not one of images: found 1 key: 'key'"),
         ("gpt", '{ preset = "4M", corpus = "corpus" }', "corpus: sample 0 has token 5000; expected ids from 0 to 4095"),
     ):
         code, text = planned(tmp_path, workload, params)

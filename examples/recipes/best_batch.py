@@ -12,7 +12,7 @@ families = {(r.point.benchmark, r.point.system, r.point.device, r.point.world, r
 for benchmark, system, device, world, precision in sorted(families):
     ours = results.where(benchmark=benchmark, system=system, device=device, world=world, precision=precision)
     fastest = max(ours, key=lambda result: result.value("throughput"))
-    print(f"{benchmark} on {world} devices of {device}, {precision}: fastest with batch {fastest.point.global_batch}", end="")
+    print(f"{benchmark} on {world} of {device}, {precision}: fastest with batch {fastest.point.global_batch}", end="")
     known = [result for result in ours if result.value("energy_per_item") is not None]
     if known:
         thriftiest = min(known, key=lambda result: result.value("energy_per_item"))

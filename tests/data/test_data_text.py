@@ -141,7 +141,7 @@ def test_inputs_that_are_missing_or_empty_are_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="found no text file"):
         text_files([tmp_path])
     (tmp_path / "empty.txt").touch()
-    with pytest.raises(InputError, match="found no text in 1 files"):
+    with pytest.raises(InputError, match="found no text in 1 file"):
         prepare_text([tmp_path / "empty.txt"], tmp_path / "out", vocab_size=300)
     with pytest.raises(InputError, match="vocabulary size: found 10; expected at least 257"):
         prepare_text([tmp_path / "empty.txt"], tmp_path / "out", vocab_size=10)

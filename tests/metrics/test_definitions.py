@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caraml.base.format import human, percent, significant
+from caraml.base.format import count, human, percent, significant
 from caraml.metrics.definitions import METRICS, title_of, unit_of
 
 
@@ -30,6 +30,11 @@ def test_significant_never_uses_exponents_for_everyday_sizes() -> None:
     assert significant(999.96) == "1,000" and significant(99.97) == "100"
     assert significant(0.00012) == "0.000120"
     assert "e" in significant(1e-9)
+
+
+def test_one_of_a_thing_is_no_plural() -> None:
+    assert [count(number, "file") for number in (0, 1, 2, 1200)] == ["0 files", "1 file", "2 files", "1,200 files"]
+    assert [count(2, noun) for noun in ("batch", "epoch", "loss")] == ["2 batches", "2 epochs", "2 losses"]
 
 
 def test_percent() -> None:

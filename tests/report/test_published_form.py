@@ -9,6 +9,7 @@ from record_factory import make_point, make_record
 
 from caraml.analysis.scaling import scaling
 from caraml.analysis.table import Steps
+from caraml.base.format import count
 from caraml.metrics.model import Metric
 from caraml.report.comparison import scaling_sections
 from caraml.report.document import _read_steps
@@ -34,7 +35,7 @@ def test_families_have_a_panel_for_each_rate_and_one_for_the_rate_of_a_device(st
     curve = family.curve("training")
     assert curve is not None
     for size in curve.sizes:
-        assert f"{size.world} devices: {plain('', size.rate.value / size.world, f'{family.item}/s')} per device" in panels[3]
+        assert f"{count(size.world, 'device')}: {plain('', size.rate.value / size.world, f'{family.item}/s')} per device" in panels[3]
 
 
 def test_one_family_keeps_its_rates_in_one_panel(store: Store) -> None:

@@ -50,6 +50,16 @@ def archive(tmp_path: Path, make_point: MakePoint) -> Path:
     return tmp_path / "s.zip"
 
 
+def test_one_record_is_no_plural(tmp_path: Path, make_point: MakePoint) -> None:
+    store, point = Store(tmp_path / "store"), make_point(workload="gpt")
+    write_record(store.new_attempt(point), Record(key=point.key, attempt=1, point=point, status="ok", started_at="x"))
+    remember_suite(store, "s", [point.key])
+    packed = CliRunner().invoke(app, ["archive", "s", str(tmp_path / "s.zip"), "--out", str(store.root)]).stdout
+    assert " 1 record, " in packed and " 1 files" not in packed
+    taken_in = CliRunner().invoke(app, ["import", str(tmp_path / "s.zip"), "--out", str(tmp_path / "new")]).stdout
+    assert " 1 record added, 0 known already" in taken_in
+
+
 def rebuilt(path: Path, change: Change) -> Path:
     """The archive with other contents; ``change`` gets the files and the manifest."""
     with zipfile.ZipFile(path) as old:

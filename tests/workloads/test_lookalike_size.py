@@ -165,7 +165,7 @@ def test_a_set_of_weather_that_is_not_whole_is_refused_with_its_command(tmp_path
     with pytest.raises(CaramlError) as refused:
         DownscalingSamples(tmp_path)
     wanted = f"caraml data prepare weather ap5 --gigabytes 0.11 --size tiny --seed 3 --out {tmp_path}"
-    assert wanted in str(refused.value.hint) and "found 1 parts" in str(refused.value)
+    assert wanted in str(refused.value.hint) and "found 1 part of" in str(refused.value)
     for number in range(1, 55):  # of an earlier version, which had no last mark, and noted the size of the first file only
         (marks / str(number)).touch()
     refuse_unfinished(marks, tmp_path)

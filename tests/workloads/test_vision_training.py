@@ -216,7 +216,7 @@ def test_damaged_images_are_counted_in_the_task(folder: Path, tmp_path: Path) ->
             {"model": "swin_tiny_patch4_window7_224", "image_size": 64, "path": "nowhere"},
             "image_size: found 64, which swin.* = 224 is its own",
         ),
-        ({"bn_span": 2}, "bn_span: found 2; expected a divisor of the 1 devices"),
+        ({"bn_span": 2}, "bn_span: found 2; expected a divisor of 1 device"),
         ({"path": "SET", "validation": "OTHER"}, "validation: the classes at .* are not those"),
     ],
 )

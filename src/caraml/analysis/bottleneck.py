@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from caraml.analysis.grouping import axes, without
+from caraml.base.format import count
 from caraml.metrics.roofline import fed_bandwidth
 from caraml.results.record import Record
 
@@ -126,9 +127,8 @@ def _communication(record: Record, partners: Partners) -> Share:
     if smallest is None or not rate or smallest[0] == record.point.world:
         return Share("communication", None, "the same batch per device was not run on fewer devices")
     world, single = smallest
-    devices = "1 device" if world == 1 else f"{world} devices"
     share = max(1 - rate / single, 0.0)
-    return Share("communication", share, f"rate per device is {rate / single:.1%} of that on {devices}")
+    return Share("communication", share, f"rate per device is {rate / single:.1%} of that on {count(world, 'device')}")
 
 
 def _compute(record: Record) -> Share:

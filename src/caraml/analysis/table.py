@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caraml.base.errors import InputError
+from caraml.base.format import count
 from caraml.base.limits import CHANNEL_NAME, CHANNELS, FLAGS, RANK_ROWS, ROWS, ROWS_SCANNED, STEPS, database, reading, table, too_large
 from caraml.metrics.definitions import unit_of
 from caraml.reference import FIELDS, paths
@@ -289,7 +290,7 @@ def query(store: Store, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
             statements = connection.extract_statements(sql)
             allowed = {duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN}
             if len(statements) != 1 or statements[0].type not in allowed:
-                raise InputError(f"expected one SELECT, found {len(statements)} statements or another kind: {sql}", _COLUMNS_OF)
+                raise InputError(f"expected one SELECT, found {count(len(statements), 'statement')} or another kind: {sql}", _COLUMNS_OF)
             found = connection.execute(statements[0])
             return [column[0] for column in found.description or []], found.fetchall()
         except duckdb.Error as error:

@@ -48,8 +48,9 @@ def percent(value: float | None, digits: int = 3) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """``1 device``, ``1,024 devices``."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    """``1 device``, ``1,024 devices``, ``2 batches``."""
+    ending = "" if number == 1 else "es" if noun.endswith(("tch", "ss")) else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 _INSTEAD = "\N{REPLACEMENT CHARACTER}"

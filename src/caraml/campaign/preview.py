@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.base.format import count
 from caraml.campaign.attempt import accepted, files_of, lacking
 from caraml.campaign.campaign import Campaign
 from caraml.campaign.machine import machine_of, shortest
@@ -245,4 +246,4 @@ def planned_counts(points: Sequence[PointPlan]) -> str:
     counts = Counter(one.action for one in points)
     words = {"run": "to run", "known": "known", "skip": "skipped"}
     parts = ", ".join(f"{counts[action]:,} {word}" for action, word in words.items() if counts[action])
-    return f"{len(points):,} point{'' if len(points) == 1 else 's'}: {parts or 'none'}"
+    return f"{count(len(points), 'point')}: {parts or 'none'}"

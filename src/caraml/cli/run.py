@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from caraml.base.errors import ExitCode, InputError
+from caraml.base.format import count
 from caraml.cli.app import NAMES, RESULTS, MoreTags, Out, What, app, console, say
 
 if TYPE_CHECKING:
@@ -291,7 +292,7 @@ def archive(
     from caraml.results.archive import pack
 
     done = pack(out, suite, file)
-    say(f"{file}: {done.records:,} records, {done.files:,} files, {done.bytes:,} bytes")
+    say(f"{file}: {count(done.records, 'record')}, {count(done.files, 'file')}, {count(done.bytes, 'byte')}")
 
 
 @app.command("import")
@@ -331,4 +332,4 @@ def import_(  # noqa: PLR0917 -- options, which nobody gives by position
         from caraml.results.archive import unpack
 
         done = unpack(file, out)
-    say(f"{out}: {done.records:,} records added, {done.known:,} known already")
+    say(f"{out}: {count(done.records, 'record')} added, {done.known:,} known already")

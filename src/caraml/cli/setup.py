@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from caraml.base.errors import EnvironmentUnfitError, ExitCode
+from caraml.base.format import count
 from caraml.cli.app import RESULTS, Out, app, console, data_app, list_app, say, system_app, two_columns
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -169,7 +170,7 @@ def prepare_text(  # noqa: PLR0917 -- options, which nobody gives by position
         done = prepare(inputs, out, tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key, **limits)
     else:
         raise InputError("inputs: found none, expected files or folders", "without any, --gigabytes N draws the standard library's sources")
-    say(f"{done.prefix}: {done.documents:,} documents, {done.tokens:,} tokens, vocabulary {done.vocab_size:,}")
+    say(f"{done.prefix}: {count(done.documents, 'document')}, {count(done.tokens, 'token')}, vocabulary {done.vocab_size:,}")
 
 
 @prepare_app.command("images")
@@ -212,7 +213,7 @@ def prepare_weather(
     else:
         with only_writer(out):
             done = grow_weather(application, out, gigabytes, size or "small", seed, _tell)
-    say(f"{out}: {done.files:,} files, {done.bytes:,} bytes")
+    say(f"{out}: {count(done.files, 'file')}, {done.bytes:,} bytes")
 
 
 def _tell(done: int, of: int) -> None:
@@ -231,7 +232,7 @@ def pack(
     from caraml.workloads.image_classification.packed import pack_images
 
     done = pack_images(folder, out, shard)
-    say(f"{out}: {done.images:,} images in {done.files:,} {'file' if done.files == 1 else 'files'}, {done.bytes:,} bytes")
+    say(f"{out}: {count(done.images, 'image')} in {count(done.files, 'file')}, {done.bytes:,} bytes")
 
 
 @data_app.command("stage")

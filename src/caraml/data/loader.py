@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from caraml.base.errors import InputError
+from caraml.base.format import count
 from caraml.system.affinity import usable_cpus
 from caraml.system.families import SideStream, side_stream
 
@@ -91,7 +92,8 @@ class EndlessBatches(Sampler[list[int]]):
         if self.samples_per_rank < (self.unit if self.drop_last or self.in_order else 1):
             least = self.unit * self.world_size
             raise InputError(
-                f"found {self.samples} samples; expected at least {least} for batches of {self.unit} on {self.world_size} ranks",
+                f"found {count(self.samples, 'sample')}; expected at least {least} for batches of {self.unit} on "
+                f"{count(self.world_size, 'rank')}",
                 "use a smaller batch or more data",
             )
 

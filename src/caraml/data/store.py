@@ -31,6 +31,7 @@ from typing import Any
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import DATA_VARIABLE, data_home, flush, write_file, write_new
+from caraml.base.format import count
 from caraml.base.locks import Lock, alone
 from caraml.system.affinity import usable_cpus
 
@@ -236,7 +237,7 @@ def refuse_unfinished(marks: Path, out: Path) -> None:
     if not missing and "kind" not in plan:  # of an earlier version, which had no last mark
         return
     raise InputError(
-        f"{out}: found {len(sizes):,} parts of a look-alike data set that is not whole: it is being written, or its writing was ended",
+        f"{out}: found {count(len(sizes), 'part')} of a look-alike data set that is not whole: it is being written, or its writing ended",
         f"wait, or go on with it: {command(plan, out)}",
     )
 

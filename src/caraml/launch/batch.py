@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caraml.base.errors import InputError
+from caraml.base.format import count
 from caraml.launch.base import Job
 from caraml.system.model import Scheduler
 
@@ -183,7 +184,7 @@ def array_script(folders: Sequence[Path], head: Sequence[str], options: SlurmOpt
     throttle = f"%{options.throttle}" if options.throttle else ""
     lines = [*head, f"--job-name={shlex.quote(options.name)}", f"--array=0-{len(folders) - 1}{throttle}", f"--output={_log(logs, '%A_%a')}"]
     return f"""{_top(lines)}
-# {len(folders)} points, one task each.
+# {count(len(folders), "point")}, one task each.
 {_points(folders)}
 exec bash "${{points[SLURM_ARRAY_TASK_ID]}}/run.sh"
 """
@@ -194,7 +195,7 @@ def pack_script(limits: Mapping[Path, float], head: Sequence[str], options: Slur
     lines = [*head, f"--job-name={shlex.quote(options.name)}", f"--output={_log(logs, '%j')}"]
     times = " ".join(str(math.ceil(timeout) + START_UP_SECONDS) for timeout in limits.values())
     return f"""{_top(lines)}
-# {len(limits)} points, one after another. A point is warned when its own time [s] is over, and ended when it does not heed that.
+# {count(len(limits), "point")}, one after another. A point is warned when its own time [s] is over, and ended when it does not heed that.
 {_points(tuple(limits))}
 limits=({times})
 over='' child=''

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from statistics import median, stdev
 
+from caraml.base.format import count
 from caraml.base.stats import t_critical
 from caraml.metrics.model import Epoch, Measured, Metric, MetricDefinition, step_table, steps_per_epoch, unknown
 
@@ -137,14 +138,14 @@ def _times(row: Epoch, which: str) -> dict[str, Metric]:
 
 
 def _cut_short(row: Epoch) -> str:
-    return f"the batch system was about to end the job: epoch {row.number} has {len(row.batches)} batches and no validation"
+    return f"the batch system was about to end the job: epoch {row.number} has {count(len(row.batches), 'batch')} and no validation"
 
 
 def _median(row: Epoch, which: str) -> Metric:
     """The first batch of an epoch waits for the loader, and the last may be odd: EPICURE leaves both out."""
     inner = row.batches[1:-1]
     if not inner:
-        return Metric(value=None, unit="s", reason=f"the epoch has {len(row.batches)} batches; the first and the last do not count")
+        return Metric(value=None, unit="s", reason=f"the epoch has {count(len(row.batches), 'batch')}; the first and the last do not count")
     return Metric(value=median(inner), unit="s", n=len(inner), reason=which)
 
 
@@ -163,17 +164,17 @@ def _first_and_later(run: Measured) -> dict[str, Metric]:
 
 def _to_solution(run: Measured, energy: Metric) -> dict[str, Metric]:
     """From the first step to the end of the last validation: of as many epochs as were asked for, or as it took to reach a quality."""
-    last, count, reason = run.epochs[-1], len(run.epochs), None
+    last, epochs, reason = run.epochs[-1], len(run.epochs), None
     if "target_missed" in run.flags:
         found = [
             f"loss {last.loss:.4g}" if last.loss is not None else "",
             f"accuracy {last.accuracy:.4g}" if last.accuracy is not None else "",
         ]
-        reason = f"not reached in {count} epochs: {', '.join(filter(None, found)) or 'nothing to judge by'}"
+        reason = f"not reached in {count(epochs, 'epoch')}: {', '.join(filter(None, found)) or 'nothing to judge by'}"
     elif not last.entire:
         reason = _cut_short(last)
     if reason is not None or run.epochs_seconds is None:
         known = {"value": None, "reason": reason or "not measured"}
         return {"time_to_solution": Metric(unit="s", **known), "energy_to_solution": Metric(unit="J", **known)}
-    asked = None if run.point.measure.to_target else f"{count} epochs, as many as were asked for"
-    return {"time_to_solution": Metric(value=run.epochs_seconds, unit="s", n=count, reason=asked), "energy_to_solution": energy}
+    asked = None if run.point.measure.to_target else f"{count(epochs, 'epoch')}, as many as were asked for"
+    return {"time_to_solution": Metric(value=run.epochs_seconds, unit="s", n=epochs, reason=asked), "energy_to_solution": energy}

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from caraml.base.errors import InputError, unknown_name
-from caraml.base.format import human
+from caraml.base.format import count, human
 
 SOURCES: Mapping[str, str] = MappingProxyType(
     {
@@ -263,7 +263,7 @@ def overview(rows: Sequence[Reference]) -> str:
         for table, group in tables.items():
             about = f"{_names(row.workload for row in group)} {_names(row.mode for row in group)}".strip()
             runs = len({row.run for row in group} - {0})
-            counted = (f"{runs} run{'s' * (runs != 1)}, " if runs else "") + f"{len(group)} numbers"
+            counted = (f"{count(runs, 'run')}, " if runs else "") + count(len(group), "number")
             lines.append(f"  {table:<24}{about:<36} {_names(row.system for row in group):<18} {counted}")
     return "\n".join(lines[1:])
 

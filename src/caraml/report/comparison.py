@@ -95,7 +95,7 @@ def _change_notes(comparison: Comparison, hidden: int) -> Iterable[str]:
     counts = {verdict: sum(one.verdict == verdict for one in changes) for verdict in VERDICTS}
     yield ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
     if hidden:
-        yield f"{hidden} numbers without a better or worse are not listed; --all lists them"
+        yield f"not listed: {count(hidden, 'number')} without a better or worse; --all lists them"
     for reason in dict.fromkeys(one.reason for one in changes if one.reason):
         yield f"{reason}: {sum(one.reason == reason for one in changes)} of {len(changes)} numbers"
     yield f"A and B: {INTERVAL}"

@@ -227,9 +227,7 @@ def environment(records: Sequence[Record], named: Mapping[str, str]) -> Section:
     rows = []
     for name, values in found.items():
         lines = [of(value, having) for value, having in list(values.items())[:MOST_VALUES]]
-        rows.append(
-            [name, "\n".join([*lines, *([f"and {len(values) - MOST_VALUES} further values"] if len(values) > MOST_VALUES else [])])]
-        )
+        rows.append([name, "\n".join([*lines, *([f"and {len(values) - MOST_VALUES} more"] if len(values) > MOST_VALUES else [])])])
     notes = [] if rows else ["No environment was recorded."]
     return Section("Environment", ["setting", "value"], rows, notes, id="environment")
 

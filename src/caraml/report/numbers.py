@@ -165,7 +165,7 @@ def costliest(profile: Profile) -> Section:
     notes = [profile.reason] if profile.reason else []
     if profile.seconds is None:
         return Section("Profile", notes=notes or ["no trace"])
-    work = f"{count(profile.steps, 'step')} after the window, {profile.micro_batches:,} micro-batches"
+    work = f"{count(profile.steps, 'step')} after the window, {count(profile.micro_batches, 'micro-batch')}"
     notes.insert(0, f"rank 0, {work} in {human(profile.seconds, 's')}; being traced, they take longer than steps of the window")
     rows = [(f"{100 * one.share:.1f} %", human(one.seconds, "s"), f"{one.calls:,}", one.name) for one in profile.costliest]
     return Section(f"Costliest {profile.of}", ("share", "time", "calls", profile.of[:-1]), rows, notes)

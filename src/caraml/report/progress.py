@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from caraml.base.errors import InputError
-from caraml.base.format import human, percent, printable, seconds_text
+from caraml.base.format import count, human, percent, printable, seconds_text
 from caraml.results.listing import Listing
 from caraml.results.record import Record
 from caraml.results.rows import Scalar
@@ -136,7 +136,7 @@ class LogLines:
         if line.phase == self._phase and now - self._last < _LOG_SECONDS:
             return
         self._phase, self._last = line.phase, now
-        parts = [line.phase, f"{line.steps} steps" if line.steps else "", rate_text(line)]
+        parts = [line.phase, count(line.steps, "step") if line.steps else "", rate_text(line)]
         parts += [human(line.watts, "W") if line.watts is not None else ""]
         parts += [f"{seconds_text(line.remaining)} left" if line.remaining is not None else ""]
         self._write(f"  {point.label}: {', '.join(part for part in parts if part)}")

@@ -134,7 +134,7 @@ def _per_device(
                 x.place(size),
                 metric,
                 factor,
-                f"{line}, {size.world} devices: {plain('', metric.value, plain_unit)} per device",
+                f"{line}, {count(size.world, 'device')}: {plain('', metric.value, plain_unit)} per device",
                 keys(size.keys),
             )
             for size, metric in one
@@ -170,7 +170,7 @@ def _short(family: ScalingFamily, families: Sequence[ScalingFamily]) -> str:
 def _size_mark(line: str, curve: Curve, index: int, x: _Across) -> dict[str, Any]:
     size = curve.sizes[index]
     return marker(
-        x.place(size), _metric(size.efficiency), 0.01, f"{line}, {size.world} devices: {_share(size.efficiency)}", keys(size.keys)
+        x.place(size), _metric(size.efficiency), 0.01, f"{line}, {count(size.world, 'device')}: {_share(size.efficiency)}", keys(size.keys)
     )
 
 

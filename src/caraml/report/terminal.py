@@ -246,7 +246,7 @@ def _heading(record: Record) -> Text:
 def _window(record: Record) -> Text:
     if record.window is None:
         return Text("")
-    samples = "" if "micro_batch" in record.unstated else f"{record.window.samples:,} samples, "
+    samples = "" if "micro_batch" in record.unstated else f"{count(record.window.samples, 'sample')}, "
     return Text(f"{samples}{record.window.items:,} {record.item}s over {count(record.point.world, 'device')}", style="dim")
 
 

@@ -232,4 +232,4 @@ def _benchmarks(records: Sequence[Record], steps: dict[str, Steps], usable: Call
 
 
 def _left_out(records: Sequence[Record]) -> str:
-    return f" {len(records) - MOST_SERIES} further points are not drawn." if len(records) > MOST_SERIES else ""
+    return f" Not drawn: {count(len(records) - MOST_SERIES, 'further point')}." if len(records) > MOST_SERIES else ""

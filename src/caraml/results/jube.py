@@ -20,7 +20,7 @@ from statistics import fmean
 from pydantic import JsonValue, ValidationError
 
 from caraml.base.errors import InputError, in_a_line
-from caraml.base.format import JOULES_PER_WATT_HOUR
+from caraml.base.format import JOULES_PER_WATT_HOUR, count
 from caraml.base.limits import JUBE, JUBE_CELLS, JUBE_ROWS, METRICS, read_text, too_large
 from caraml.metrics.definitions import METRICS as DEFINED
 from caraml.metrics.model import Facts, Metric
@@ -137,7 +137,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
     for number, line in _upright(path, lines):
         row = _whole_lists(line, len(header))
         if header and len(row) != len(header):
-            raise InputError(f"{path}:{number}: found {len(row)} cells, expected {len(header)} as in the header")
+            raise InputError(f"{path}:{number}: found {count(len(row), 'cell')}, expected {len(header)} as in the header")
         if header:
             rows.append(dict(zip(header, row, strict=True)))
         else:
@@ -158,7 +158,7 @@ def _upright(path: Path, lines: list[tuple[int, list[str]]]) -> list[tuple[int, 
     columns = [_whole_lists(line, width) for _, line in lines]
     for (number, _), column in zip(lines, columns, strict=True):
         if len(column) != width:
-            raise InputError(f"{path}:{number}: found {len(column)} cells, expected {width}, a title and a cell of each row")
+            raise InputError(f"{path}:{number}: found {count(len(column), 'cell')}, expected {width}, a title and a cell of each row")
     return [(1, list(row)) for row in zip(*columns, strict=True)]
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from caraml.base.errors import InputError
 from caraml.base.files import open_to_append
+from caraml.base.format import count
 from caraml.base.limits import LINE, opened
 from caraml.results.claim import Runner, alive, handle_of, holder
 from caraml.results.listing import Listing
@@ -147,7 +148,7 @@ def summary(found: Sequence[Standing]) -> str:
     counts = Counter(one.state for one in found)
     order = ("ok", "to do", *OPEN, "skipped", "oom", "timeout", "invalid", "lost", "failed")
     parts = [f"{counts[state]:,} {state}" for state in order if counts[state]]
-    return f"{len(found):,} point{'' if len(found) == 1 else 's'}: {', '.join(parts) or 'none'}"
+    return f"{count(len(found), 'point')}: {', '.join(parts) or 'none'}"
 
 
 def finished(found: Sequence[Standing]) -> bool:

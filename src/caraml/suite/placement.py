@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, get_args
 
 from pydantic import BaseModel
 
+from caraml.base.format import count
 from caraml.suite.model import Placement, Schedule
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def misfit(point: Point, shape: ModelShape | None) -> str | None:
         return None
     nearest = next((other for other in _by_distance(point) if _batch_reason(other) is None and impossible(other, shape) is None), None)
     if nearest is None:
-        return f"{reason}; no placement on {point.world} devices fits"
+        return f"{reason}; no placement on {count(point.world, 'device')} fits"
     return f"{reason}; nearest that fits: {_spelt(nearest, point)}"
 
 
@@ -77,7 +78,7 @@ def _division_reason(point: Point) -> str | None:
     if world % placement.model_parallel:
         names = [name for name in ("tp", "cp", "pp") if name != "cp" or placement.cp > 1]
         sizes = " x ".join(str(getattr(placement, name)) for name in names)
-        return f"{' x '.join(names)} = {sizes} = {placement.model_parallel} does not divide {world} devices"
+        return f"{' x '.join(names)} = {sizes} = {placement.model_parallel} does not divide {count(world, 'device')}"
     if point.holders % placement.fsdp:
         whose = "dp" if placement.cp == 1 else "dp x cp"
         return f"fsdp = {placement.fsdp} does not divide {whose} = {point.holders}"
@@ -117,7 +118,7 @@ def _pipeline_reason(point: Point, shape: ModelShape) -> str | None:
     if placement.pp == 1:
         return None
     if placement.stages > shape.layers:
-        return f"{placement.stages} pipeline stages for {shape.layers} layers"
+        return f"{placement.stages} pipeline stages for {count(shape.layers, 'layer')}"
     if shape.tied_head:
         return f"pp = {placement.pp} needs params.tied_head = false: first and last stage would hold the same weight"
     if placement.schedule == "1f1b" and micro_batches < placement.pp:

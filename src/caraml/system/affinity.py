@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from caraml.base.errors import InputError
+from caraml.base.format import count
 from caraml.system import topology
 from caraml.system.catalogue import load_system
 from caraml.system.detect import detect
@@ -39,7 +40,7 @@ def plan(processes: int, system: System, allowed: Set[int], root: Path = ROOT) -
     """
     here = cores(allowed, root)
     if len(here) < processes:
-        return [], f"{processes} processes would share {len(here)} cores"
+        return [], f"{processes} processes would share {count(len(here), 'core')}"
     homes, source = _homes(processes, system, root)
     near = _near_devices(here, homes) if homes else None
     return (near, source) if near else (_blocks(here, processes), _BY_NUMA)
@@ -60,7 +61,7 @@ def bind(local_rank: int, processes_on_node: int, system: System | str, environ:
         return done
     if wanted in _RULES:
         planned, rule = _RULES[wanted](cores(mask), processes_on_node), _BY_RULE[wanted]
-        rule = rule if planned else f"{processes_on_node} processes would share {len(cores(mask))} cores"
+        rule = rule if planned else f"{processes_on_node} processes would share {count(len(cores(mask)), 'core')}"
     else:
         planned, rule = plan(processes_on_node, here(system) if isinstance(system, str) else system, mask)
     if not planned:

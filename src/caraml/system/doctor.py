@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from caraml.base.errors import in_a_line
 from caraml.base.files import cache_home, data_home
+from caraml.base.format import count
 from caraml.system import families, host, nvml, peaks
 from caraml.system.detect import detect
 from caraml.system.environment import environment
@@ -80,7 +81,7 @@ def _torch() -> tuple[Any, Check]:
         return None, Check("torch", "missing", f"cannot be imported: {error}", f"{sys.executable} -m pip install torch")
     except RuntimeError as error:  # as torch says that a plug-in of it failed
         return None, Check("torch", "missing", f"cannot be imported: {in_a_line(error)}", f"repair that plug-in, or export {AUTOLOAD}=0")
-    return torch, Check("torch", "ok", f"{torch.__version__}, built for {_built_for(torch)}, {torch.get_num_threads()} threads")
+    return torch, Check("torch", "ok", f"{torch.__version__}, built for {_built_for(torch)}, {count(torch.get_num_threads(), 'thread')}")
 
 
 def _built_for(torch: Any) -> str:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line
 from caraml.base.files import write_file
+from caraml.base.format import count
 from caraml.base.limits import GROWTH, TOKENIZER, TOKENIZER_VALUES, VOCABULARY, counted, read_bytes, too_large
 from caraml.data.store import make_parent, prepared_once
 from caraml.workloads.gpt.documents import read_documents, text_files
@@ -137,7 +138,7 @@ def prepare_text(
         if writer.document_count == 0:
             if full:
                 raise InputError(f"--tokens: found {most_tokens}, the first document has more", "a higher number")
-            raise InputError(f"{', '.join(map(str, inputs))}: found no text in {len(files)} files")
+            raise InputError(f"{', '.join(map(str, inputs))}: found no text in {count(len(files), 'file')}")
         idx_path(out).unlink(missing_ok=True)  # from here on, an older corpus of this name is no longer whole
         write_file(tokenizer_path(out), serialised)
         most = {"most_documents": most_documents, "most_tokens": most_tokens}

@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from caraml.base.errors import InputError, in_a_line, unknown_name
+from caraml.base.format import count
 from caraml.base.toml import FrozenModel
 from caraml.metrics.model import Facts
 from caraml.workloads.base import BatchSource, BuildContext, Task, Workload, given_path, loader_workers, open_source
@@ -126,7 +127,7 @@ def build(ctx: BuildContext[Params]) -> Task:
 
     params = ctx.params
     if ctx.world % params.bn_span:
-        raise InputError(f"bn_span: found {params.bn_span}; expected a divisor of the {ctx.world} devices")
+        raise InputError(f"bn_span: found {params.bn_span}; expected a divisor of {count(ctx.world, 'device')}")
     flops = flops_per_image(params), flops_per_image(params, backward=False)  # refuses a size before the data is opened
     with ctx.phase("data"):
         given = _open(ctx)

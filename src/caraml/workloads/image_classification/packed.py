@@ -27,6 +27,7 @@ import numpy as np
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import making, replacing, replacing_by_name
+from caraml.base.format import count
 from caraml.base.limits import CLASSES, IMAGE, IMAGES, LINE, RECORD, counted, too_large
 from caraml.data.staging import SQUASH_SUFFIXES
 from caraml.data.store import prepared_once
@@ -99,9 +100,9 @@ class LmdbStore:
         """What a database of another layout has: its first keys and how its first value begins."""
         with self._transaction().cursor() as cursor:
             first = [(bytes(key), bytes(value[:16])) for (key, value), _ in zip(cursor, range(3), strict=False)]
-        count = _environments[str(self.path.absolute())][1].stat()["entries"]
+        number = _environments[str(self.path.absolute())][1].stat()["entries"]
         keys = ", ".join(repr(key[:40])[1:] for key, _ in first)
-        return f"found {count:,} entries, keys {keys or 'none'}" + (f", a value that begins with {first[0][1].hex(' ')}" if first else "")
+        return f"found {count(number, 'key')}" + (f": {keys}; a value that begins with {first[0][1].hex(' ')}" if first else "")
 
     def _transaction(self) -> Any:
         """The read transaction of this process; LMDB forbids to carry one over a fork, so a loader's worker opens its own."""
@@ -272,7 +273,7 @@ def _write_index(path: Path, shards: list[Path], folder: Path) -> None:
     without = [key for key, name in zip(found.key, names, strict=True) if not name]
     if without:
         raise InputError(
-            f"{path}: {len(without):,} images have no class, first {without[0]!r}; expected CLASS/IMAGE or a .cls beside each image"
+            f"{path}: found {count(len(without), 'image')} without a class, first {without[0]!r}; expected CLASS/IMAGE, or a .cls beside"
         )
     classes, labels = number_classes(names, path)
     if all(

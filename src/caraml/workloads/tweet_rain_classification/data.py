@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from caraml.base.errors import InputError
+from caraml.base.format import count
 from caraml.workloads.pretrained import find_tokenizer
 from caraml.workloads.weather.netcdf import Layout, NetcdfFiles, find_files, write_netcdf
 from caraml.workloads.weather.samples import Sample, Split, WeatherSamples, complete
@@ -55,7 +56,7 @@ class TweetSamples(WeatherSamples):
         self.files.close()
         chosen = _stratified(labels, split)
         if not len(chosen):
-            raise InputError(f"{folder}: found {len(texts)} texts, none of them for {split}; expected at least 5 of one label")
+            raise InputError(f"{folder}: found {count(len(texts), 'text')}, none of them for {split}; expected at least 5 of one label")
         self._texts, self._labels = [texts[index] for index in chosen], labels[chosen]
 
     def __len__(self) -> int:

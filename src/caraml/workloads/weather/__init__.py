@@ -15,6 +15,7 @@ from pydantic import Field
 
 from caraml.base.errors import InputError, unknown_name
 from caraml.base.files import write_file
+from caraml.base.format import count
 from caraml.base.toml import FrozenModel
 from caraml.data.store import MARKS, begin, build_folder, finish, grow, prepared_once
 from caraml.suite.model import WORKLOAD_ALIASES
@@ -146,13 +147,14 @@ def grow_weather(  # noqa: PLR0917 -- as prepare_weather, with a size and somebo
     if not (marks / "0").exists():
         _write_first(application, out, size, seed)
     each = int((marks / "0").read_text(encoding="utf-8"))
-    count = round(gigabytes * 1e9 / each)
-    if count < _FEWEST:
+    files = round(gigabytes * 1e9 / each)
+    if files < _FEWEST:
         shutil.rmtree(out)
         least = f"--gigabytes {math.ceil(_FEWEST * each / 1e7) / 100:g} or more"
         smaller = ", or --size tiny" if size != "tiny" else ""
         raise InputError(
-            f"--gigabytes: found {gigabytes:g}, which is {count} files of {each:,} bytes; expected {_FEWEST} or more", least + smaller
+            f"--gigabytes: found {gigabytes:g}, which is {count(files, 'file')} of {each:,} bytes; expected {_FEWEST} or more",
+            least + smaller,
         )
     grow(marks, gigabytes, partial(_write_one, application, out, each, (size, seed)), tell)
     finish(marks)

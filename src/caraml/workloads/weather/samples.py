@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.base.format import count
 from caraml.data.loader import Synthetic
 from caraml.workloads.weather.netcdf import NetcdfFiles
 
@@ -68,7 +69,7 @@ def complete(values: np.ndarray[Any, np.dtype[np.float32]], path: Path, variable
     """A target as it is. Raises ``InputError`` if a value is missing: no loss can be made of it."""
     gaps = int(np.isnan(values).sum())
     if gaps:
-        raise InputError(f"{path}: {variable}: found {gaps} missing values of {values.size} in a target; expected none")
+        raise InputError(f"{path}: {variable}: found {count(gaps, 'missing value')} of {values.size} in a target; expected none")
     return values
 
 
