@@ -133,7 +133,7 @@ LINES = {
     "suite": 2_318,
     "system": 3_852,
     "verify": 1_061,
-    "worker": 2_119,
+    "worker": 2_128,
     "workloads": 8_852,
 }
 FILES = 233

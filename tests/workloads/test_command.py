@@ -136,6 +136,8 @@ seconds = {{ file = "{{folder}}/t.csv", column = "seconds", unit = "s", take = "
         ('params = { argv = ["no-such-program"], energy = false }', "failed", "127"),
         ('params = { argv = ["no-such-program"] }', "failed", "command not found"),
         ('params = { argv = ["no-such-program"], marks = { begin = "B", end = "E" } }', "failed", "No such file"),
+        ('params = { argv = ["true"], cwd = "{at}/x", at = "no", marks = { begin = "B", end = "E" } }', "failed", "params.at=FOLDER names"),
+        ('params = { argv = ["true"], cwd = "gone", marks = { begin = "B", end = "E" } }', "failed", "--set params.cwd=FOLDER"),
         (f'params = {{ argv = ["true"], energy = false, {METRIC} }}', "invalid", "not in the output"),
         (f'params = {{ argv = ["echo", "x=nan"], energy = false, {METRIC} }}', "invalid", "NaN"),
         (f'params = {{ argv = ["echo", "x=fast"], energy = false, {METRIC} }}', "invalid", "no number"),

@@ -175,6 +175,15 @@ class CommandWorker:
         self._others.reached(name, at)
         return at
 
+    def _why_not(self, error: OSError) -> str:
+        """Why the program was not started, and if its folder is not there, what of the suite names that."""
+        program, cwd = self.command.argv[0], self.command.cwd
+        if not isinstance(error, FileNotFoundError) or Path(cwd).exists():
+            return f"{program} in {cwd}: {error.strerror}"
+        names = [name for name in self.params.__pydantic_extra__ or () if f"{{{name}}}" in self.params.cwd]
+        options = " or ".join(f"--set params.{name}=FOLDER" for name in names or ["cwd"])
+        return f"{cwd}: no such folder, in which {program} was to start; {options} names another"
+
     def _execute(self) -> tuple[int, _Marked | None]:
         marked = _Marked(self.params.marks, self._edge) if self.params.marks is not None else None
         pipe = subprocess.PIPE if marked is not None else None
@@ -193,7 +202,7 @@ class CommandWorker:
                 for number in self._told:
                     self._send(number)
         except OSError as error:
-            print(f"{self.command.argv[0]} in {self.command.cwd}: {error.strerror}", flush=True)
+            print(self._why_not(error), flush=True)
             return (NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE), marked
         watcher = threading.Thread(target=self._see_it_end, args=(self._child,), daemon=True)
         watcher.start()
