@@ -130,7 +130,7 @@ LINES = {
     "reference": 460,
     "report": 4_473,
     "results": 2_483,
-    "suite": 2_318,
+    "suite": 2_320,
     "system": 3_852,
     "verify": 1_061,
     "worker": 2_128,

@@ -335,6 +335,15 @@ def test_what_is_set_by_hand_may_break_the_form_of_benchmarks_that_are_not_chose
         expand(with_settings(file, ["measure.max_seconds=6"], params_of, {"n"}), machine(), params_of)
 
 
+def test_a_setting_that_no_chosen_benchmark_has_is_refused() -> None:
+    quick = load_suite("quick")
+    assert with_settings(quick, ["params.sequence_length=64"], real_params_of, {"gpt"}).changed[0] == {"params.sequence_length"}
+    words = r"no benchmark of suite 'quick' that is chosen \(resnet50\) has the key 'params\.sequence_length'"
+    with pytest.raises(InputError, match=words):
+        with_settings(quick, ["params.sequence_length=64"], real_params_of, {"resnet50"})
+    assert with_settings(quick, ["params.sequence_length=64"], real_params_of, frozenset()).settings, "what is tried again may be any"
+
+
 def test_combinations_that_where_leaves_out_are_counted_of_the_chosen_benchmarks() -> None:
     text = TWO.replace("global_batch = 1", "global_batch = [1, 2]\nwhere = ['global_batch < 2']") + "global_batch = [1, 2, 3]\n"
     text += "where = ['global_batch < 2']\n"

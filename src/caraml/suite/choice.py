@@ -28,8 +28,8 @@ def with_settings(
     """The suite with ``settings`` (each ``key=value``) in every benchmark that knows the key.
 
     Keys are those of a benchmark, ``params.NAME`` and ``measure.NAME``; values are TOML, and a bare word is text. Raises ``InputError``
-    for a key that nothing here has, with the nearest that something has, and for a value that does not fit one of the ``chosen``
-    benchmarks, or any where all are; what it does not fit else is noted as ``unfit``.
+    for a key that none of the ``chosen`` benchmarks has, or none where all are, with the nearest that one has, and for a value that does
+    not fit one of them; what it does not fit else is noted as ``unfit``.
     """
     if not settings:
         return file
@@ -40,11 +40,13 @@ def with_settings(
     for setting in settings:
         key, value = _parsed(setting)
         touched = [table for table, model in zip(data["benchmark"], models, strict=True) if key in _known([model], [table])]
-        if not touched:
-            known = _known(models, data["benchmark"])
+        if not any(not chosen or table["name"] in chosen for table in touched):
+            among = [each for each in zip(models, data["benchmark"], strict=True) if not chosen or each[1]["name"] in chosen]
+            known = _known(*zip(*among, strict=True))
             guess = nearest(key, known)
             hint = f"did you mean {guess!r}?" if guess else f"known: {', '.join(known)}"
-            raise InputError(f"--set {setting}: no benchmark of suite {file.suite.name!r} has the key {key!r}", hint)
+            which = f"of suite {file.suite.name!r}" + (f" that is chosen ({', '.join(sorted(chosen))})" if chosen else "")
+            raise InputError(f"--set {setting}: no benchmark {which} has the key {key!r}", hint)
         for table, model, names in zip(data["benchmark"], models, changed, strict=True):
             if table not in touched:
                 continue
