@@ -121,7 +121,7 @@ LINES = {
     "analysis": 3_728,
     "base": 2_677,
     "campaign": 1_762,
-    "cli": 1_564,
+    "cli": 1_566,
     "data": 813,
     "engine": 4_363,
     "launch": 1_729,

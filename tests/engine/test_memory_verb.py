@@ -68,6 +68,8 @@ def test_only_the_benchmarks_that_are_chosen_are_planned(monkeypatch: pytest.Mon
     assert "gpt-175B" in invoke("llm-weak", "--system", "jedi")
     with pytest.raises(InputError, match="--only 858M: no benchmark of suite 'llm-weak'"):
         invoke("llm-weak", "--system", "jedi", "--only", "858M")
+    with pytest.raises(InputError, match="--only 800M: gpt is a workload; expected a suite"):
+        invoke("gpt", "--system", "jedi", "--only", "800M")
 
 
 @pytest.mark.parametrize(("system", "reason"), [("meluxina-fpga", "torch drives no FPGA"), ("bow-pod16", "torch drives no IPU")])

@@ -162,6 +162,8 @@ def memory(
     known = machine_of(machine)
     if known.only_programs is not None:
         raise InputError(f"nothing to plan on {machine.name}: {known.only_programs}", "name another --system (caraml list systems)")
+    if only and not of_suite:
+        raise InputError(f"--only {only[0]}: {name} is a workload; expected a suite, whose benchmarks are chosen", f"caraml memory {name}")
     precision = "fp32" if "bf16" in known.emulates else "bf16"
     file, part = load_suite(name) if of_suite else _one_point(name, machine, precision), SuitePart(only or ())
     chosen = part.benchmarks(file)
