@@ -184,6 +184,8 @@ def test_what_was_chosen_is_tried_again_though_its_settings_do_not_fit_the_rest(
     store = Store(here / "caraml-results")
     assert sorted(record.attempt for record in store.records()) == [2, 2], again.stdout + again.stderr
     assert "2 failed" in caraml(here, "status", "verbs").stdout
+    again = caraml(here, "retry", "verbs")
+    assert sorted(record.attempt for record in store.records()) == [3, 3], "of a suite, what was begun: nobody has asked for the rest"
 
 
 def test_a_fault_that_keeps_points_from_being_tried_again_is_told(here: Path) -> None:

@@ -129,7 +129,7 @@ LINES = {
     "power": 4_861,
     "reference": 460,
     "report": 4_473,
-    "results": 2_483,
+    "results": 2_490,
     "suite": 2_320,
     "system": 3_852,
     "verify": 1_061,

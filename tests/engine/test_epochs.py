@@ -135,9 +135,9 @@ def test_progress_tells_how_long_it_will_take() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"count_epoch": 2}, "need `epochs`"),
-        ({"until_loss": 0.1}, "need `epochs`"),
-        ({"epochs": 2, "count_epoch": 3}, r"count_epoch \(3\) is above epochs \(2\)"),
+        ({"count_epoch": 2}, "expected `epochs`"),
+        ({"until_loss": 0.1}, "expected `epochs`"),
+        ({"epochs": 2, "count_epoch": 3}, r"count_epoch of at most epochs \(2\), not 3"),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_refused(values: dict[str, float], message: str) -> None:

@@ -21,7 +21,7 @@ from caraml.results.listing import Listing
 from caraml.results.record import Record
 from caraml.results.rows import Scalar
 from caraml.results.selector import SelectedPoint, select
-from caraml.results.status import OPEN, ProgressLine, Standing, finished, standings, summary
+from caraml.results.status import OPEN, TO_DO, ProgressLine, Standing, finished, standings, summary
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Point
 
@@ -172,7 +172,7 @@ _WATCH_SECONDS = 2.0
 _LONGEST_REASON = 200
 _SLURM_SECONDS = (10.0, 60.0)
 """How long Slurm is waited for, which need not be there, and how often its whole queue is looked at."""
-_QUIET = ("ok", "skipped", "to do")
+_QUIET = ("ok", "skipped", TO_DO)
 
 
 def listings(root: Path, what: str | None) -> Campaigns:
@@ -224,7 +224,7 @@ def _as_found(store: Store, one: Standing, chosen: Mapping[str, SelectedPoint]) 
     """A point as an earlier round found it, where such a round was asked for."""
     number = chosen[one.key].attempt if one.key in chosen else None
     if not number:
-        return one if number is None else Standing(one.key, one.label, one.state if one.state in OPEN else "to do")
+        return one if number is None else Standing(one.key, one.label, one.state if one.state in OPEN else TO_DO)
     record = read_record(store.points / store.names()[one.key] / str(number) / RECORD)
     return Standing(one.key, one.label, record.status, record.reason)
 

@@ -17,7 +17,7 @@ from caraml.base.errors import InputError
 from caraml.base.limits import LOG_END, tail
 from caraml.results.listing import Listing, command_of
 from caraml.results.rows import Scalar, row_of
-from caraml.results.status import UNHAPPY, standings
+from caraml.results.status import TO_DO, UNHAPPY, standings
 from caraml.results.store import RECORD, Store, attempts, read_record
 
 if TYPE_CHECKING:
@@ -153,16 +153,21 @@ def select(name: str | None, root: Path) -> Selection:
 
 
 def to_retry(root: Path, names: Sequence[str], failed: bool, oom: bool) -> list[tuple[Listing, list[str]]]:
-    """Suites with the keys of those of their points that are to be measured again. Raises ``InputError`` when nothing was asked for."""
+    """Suites with the keys of those of their points that are to be measured again. Raises ``InputError`` when nothing was asked for.
+
+    Of a suite, a round or a tag these are the points that were begun: others may never have been wanted (``--only``).
+    """
     if not names and not failed and not oom:
         raise InputError("nothing to try again was named", "caraml retry --failed, caraml retry --oom, or caraml retry POINT")
     store = Store(root)
     states = (*(UNHAPPY if failed else ()), *(("oom",) if oom else ()))
-    wanted = {one.key for name in names for one in select(name, root).points}
+    named = [[one.key for one in select(name, root).points] for name in names]
+    wanted, alone = {key for keys in named for key in keys}, {keys[0] for keys in named if len(keys) == 1}
     chosen: list[tuple[Listing, list[str]]] = []
     taken: set[str] = set()
     for listing in store.campaigns():
-        keys = [one.key for one in standings(store, listing) if (one.key in wanted or one.state in states) and one.key not in taken]
+        there = [one for one in standings(store, listing) if one.key not in taken]
+        keys = [one.key for one in there if one.state in states or (one.key in wanted and (one.state != TO_DO or one.key in alone))]
         taken.update(keys)
         if keys:
             chosen.append((listing, keys))

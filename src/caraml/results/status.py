@@ -85,6 +85,8 @@ OPEN = ("running", "queued", "starting", "left")
 
 DONE = ("ok", "skipped", "oom", "timeout", "invalid")
 """Statuses that a campaign does not try again on its own, as in :data:`caraml.results.record.FINAL`, which takes long to import."""
+TO_DO = "to do"
+"""Of a point that has not been begun."""
 UNHAPPY = ("failed", "lost", "timeout", "invalid")
 """Statuses that leave a point without a result."""
 
@@ -119,7 +121,7 @@ def standings(store: Store, listing: Listing) -> list[Standing]:
         if under_way is not None:
             found.append(under_way)
         elif entry is None:
-            found.append(Standing(key, label, "to do"))
+            found.append(Standing(key, label, TO_DO))
         else:
             reason = entry.row.get("reason")
             found.append(Standing(key, label or str(entry.row["label"]), str(entry.row["status"]), str(reason) if reason else None))
@@ -146,7 +148,7 @@ def _under_way(store: Store, key: str, label: str, name: str) -> Standing | None
 def summary(found: Sequence[Standing]) -> str:
     """Counts in words, those that need attention last: ``120 points: 96 ok, 20 to do, 3 running, 1 failed``."""
     counts = Counter(one.state for one in found)
-    order = ("ok", "to do", *OPEN, "skipped", "oom", "timeout", "invalid", "lost", "failed")
+    order = ("ok", TO_DO, *OPEN, "skipped", "oom", "timeout", "invalid", "lost", "failed")
     parts = [f"{counts[state]:,} {state}" for state in order if counts[state]]
     return f"{count(len(found), 'point')}: {', '.join(parts) or 'none'}"
 

@@ -217,13 +217,13 @@ class Measure(FrozenModel):
     @model_validator(mode="after")
     def _ordered(self) -> Measure:
         if self.max_seconds < self.min_seconds:
-            raise ValueError(f"max_seconds ({self.max_seconds:g}) is below min_seconds ({self.min_seconds:g})")
+            raise ValueError(f"expected max_seconds of at least min_seconds ({self.min_seconds:g}), not {self.max_seconds:g}")
         if self.max_steps is not None and self.max_steps < self.min_steps:
-            raise ValueError(f"max_steps ({self.max_steps}) is below min_steps ({self.min_steps})")
+            raise ValueError(f"expected max_steps of at least min_steps ({self.min_steps}), not {self.max_steps}")
         if self.epochs is None and any(getattr(self, name) is not None for name in OF_EPOCHS[1:]):
-            raise ValueError(f"{', '.join(OF_EPOCHS[1:])} need `epochs`, the most epochs to train")
+            raise ValueError(f"expected `epochs`, the most epochs to train, which {', '.join(OF_EPOCHS[1:])} need")
         if self.epochs is not None and self.count_epoch is not None and self.count_epoch > self.epochs:
-            raise ValueError(f"count_epoch ({self.count_epoch}) is above epochs ({self.epochs})")
+            raise ValueError(f"expected count_epoch of at most epochs ({self.epochs}), not {self.count_epoch}")
         return self
 
     @property
