@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -19,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from caraml.base.files import TRUSTED_FOLDERS, intruder
+from caraml.base.format import count
 from caraml.suite.model import Measure, Point
 
 MakePoint = Callable[..., Point]
@@ -43,7 +46,7 @@ COLLECTED = pytest.StashKey[list[str]]()
 FOREIGN = ("CARAML_", "XDG_", "LC_", "SLURM_", "PMI", "OMPI_", "TORCHELASTIC_")
 """Beginnings of names by which a caller's own settings, or the job around the tests, would reach what is tested."""
 FOREIGN_NAMES = "LANGUAGE NO_COLOR FORCE_COLOR PY_COLORS CLICOLOR CLICOLOR_FORCE GITHUB_ACTIONS RANK LOCAL_RANK WORLD_SIZE"
-FOREIGN_NAMES += " LOCAL_WORLD_SIZE PYTHONUNBUFFERED"
+FOREIGN_NAMES += " LOCAL_WORLD_SIZE PYTHONUNBUFFERED PYTHONSAFEPATH PYTHONIOENCODING PYTHONOPTIMIZE PYTHONWARNINGS PIP_USER PIP_TARGET"
 
 
 def pin_surroundings() -> None:
@@ -69,9 +72,21 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     Data is prepared once for all tests, also where several processes run them.
     """
     base = tmp_path_factory.getbasetemp()
+    if folders := open_above(base):
+        os.environ[TRUSTED_FOLDERS] = ":".join(folders)
     os.environ["CARAML_DATA"] = str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "prepared")
     os.environ["HOME"] = str(tmp_path_factory.mktemp("home"))
     os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
+
+
+def open_above(folder: Path) -> list[str]:
+    """Folders from here upwards that others may write to, as a group's scratch: the caller has chosen them for temporary files."""
+    found: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        while (open_to := intruder(folder)) is not None and open_to[0] not in found:
+            found.append(open_to[0])
+            patch.setenv(TRUSTED_FOLDERS, ":".join(found))
+    return found
 
 
 @contextmanager
@@ -146,6 +161,8 @@ def _starts_processes(file: dict[str, Any]) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Several workers have one fork server; a test without the mark ``processes`` that starts something fails."""
+    if os.statvfs(tempfile.gettempdir()).f_flag & os.ST_NOEXEC:
+        raise pytest.UsageError(f"{tempfile.gettempdir()} is mounted noexec, and the tests start programs there: set TMPDIR to another folder")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background: what tests start would ignore it, too
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "not processes" not in config.getoption("markexpr"):
@@ -209,7 +226,6 @@ def make_point() -> MakePoint:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Untested is not tested: say so where nobody can miss it."""
-    from tests.debian import not_tested
-
-    for reason in not_tested():
-        terminalreporter.write_line(f"NOT TESTED: {reason}", red=True, bold=True)
+    skipped = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", ()))
+    for reason, tests in skipped.items():
+        terminalreporter.write_line(f"NOT TESTED: {reason} ({count(tests, 'test')})", yellow=True, bold=True)

@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tests.conftest import COLLECTED, LONGEST
+from tests.conftest import COLLECTED, LONGEST, open_above, pytest_terminal_summary
 
 ROOT = Path(__file__).parents[1]
 COLLECT = """
@@ -48,3 +50,22 @@ def test_the_tests_are_the_same_for_everyone_at_any_time(tmp_path: Path, request
 
 def test_files_that_begin_first_are_there() -> None:
     assert not [name for name in LONGEST if not (ROOT / "tests" / name).is_file()]
+
+
+def test_temporary_files_may_lie_where_a_group_may_write(tmp_path: Path) -> None:
+    """As on the scratch of a cluster, in two folders of which one is in the other; a sticky one is nobody's."""
+    places = [tmp_path / "scratch", tmp_path / "scratch" / "project", tmp_path / "scratch" / "project" / "sticky"]
+    for place, mode in zip(places, (0o777, 0o777, 0o1777), strict=True):
+        place.mkdir()
+        place.chmod(mode)
+    (own := places[-1] / "own").mkdir(mode=0o700)
+    assert sorted(open_above(own)) == [str(place) for place in places[:2]] and open_above(tmp_path) == []
+
+
+def test_what_is_skipped_is_told_in_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    def told(line: str, **_: Any) -> None:
+        sys.stdout.write(f"{line}\n")
+
+    reports = [SimpleNamespace(longrepr=("a.py", 1, f"Skipped: {reason}")) for reason in ("no GPU", "no GPU", "no root")]
+    pytest_terminal_summary(SimpleNamespace(stats={"skipped": reports}, write_line=told))
+    assert capsys.readouterr().out.splitlines() == ["NOT TESTED: no GPU (2 tests)", "NOT TESTED: no root (1 test)"]
