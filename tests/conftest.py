@@ -161,8 +161,7 @@ def _starts_processes(file: dict[str, Any]) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Several workers have one fork server; a test without the mark ``processes`` that starts something fails."""
-    if os.statvfs(tempfile.gettempdir()).f_flag & os.ST_NOEXEC:
-        raise pytest.UsageError(f"{tempfile.gettempdir()} is mounted noexec, and the tests start programs there: set TMPDIR to another folder")
+    _need_programs_in(tempfile.gettempdir())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background: what tests start would ignore it, too
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "not processes" not in config.getoption("markexpr"):
@@ -179,6 +178,11 @@ def pytest_configure(config: pytest.Config) -> None:
         return spawn(*words)
 
     multiprocessing.util.spawnv_passfds = audited  # type: ignore[attr-defined]
+
+
+def _need_programs_in(folder: str) -> None:
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise pytest.UsageError(f"{folder} is mounted noexec, and the tests start programs there: set TMPDIR to another folder")
 
 
 @pytest.hookimpl(wrapper=True)

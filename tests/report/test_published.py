@@ -120,10 +120,8 @@ def test_parts_of_the_runtime_of_the_user_are_those_of_the_record() -> None:
 
 def test_batches_of_the_user_lie_along_one_line() -> None:
     rate = {"throughput": (1000.0, "image/s"), "energy_per_item": (0.18, "J/image")}
-    records = [
-        own(rate, benchmark="resnet", workload="image_classification", params={"model": "resnet50"}, global_batch=batch, micro_batch=4)
-        for batch in (16, 32)
-    ]
+    work = {"benchmark": "resnet", "workload": "image_classification", "params": {"model": "resnet50", "image_size": 224}, "micro_batch": 4}
+    records = [own(rate, **work, global_batch=batch) for batch in (16, 32)]
     figure = only(records, "IPU CV")
     assert [name for name in figure.legend if name.startswith("yours")] == ["yours: resnet micro batch 4"] or len(figure.legend) == 2
     energies = [row for row in figure.rows if row[0].startswith("yours") and row[1].startswith("energy")]
@@ -134,7 +132,7 @@ def test_batches_of_the_user_lie_along_one_line() -> None:
 
 @pytest.mark.parametrize(
     ("name", "workload", "params"),
-    [("Table 4", "image_compression", {}), ("Figures 1 and 2, IPUs", "image_classification", {"model": "resnet50"})],
+    [("Table 4", "image_compression", {}), ("Figures 1 and 2, IPUs", "image_classification", {"model": "resnet50", "image_size": 224})],
 )
 def test_a_line_of_the_user_over_devices_has_one_batch_per_device(name: str, workload: str, params: dict[str, Any]) -> None:
     records = []
@@ -164,3 +162,22 @@ def test_every_published_number_that_a_figure_shows_is_known_and_every_name_in_i
         assert set(panel.own) <= set(panel.values)
         for value, formula in panel.values.items():
             assert any(one.number(formula) is not None for one in found), f"{name}: {value}"
+
+
+@pytest.mark.parametrize(
+    ("name", "workload", "params", "another"),
+    [
+        ("caraml IPU NLP", "gpt", {"preset": "117M", "width": 768, "layers": 12, "sequence_length": 1024}, {"width": 32}),
+        ("caraml IPU NLP", "gpt", {"preset": "117M", "width": 768, "layers": 12, "sequence_length": 1024}, {"sequence_length": 64}),
+        ("caraml IPU CV", "image_classification", {"model": "resnet50", "image_size": 224}, {"image_size": 32}),
+    ],
+)
+def test_a_model_of_another_size_stands_in_no_figure(name: str, workload: str, params: dict[str, Any], another: dict[str, Any]) -> None:
+    """Its preset or its name alone does not make it the published one."""
+    rate = {"throughput": (5120.0, "token/s")}
+
+    def figures(values: dict[str, Any]) -> list[ReportFigure]:
+        records = [own(rate, benchmark="b", workload=workload, params=values, global_batch=batch) for batch in (64, 128)]
+        return [figure for figure in beside(records)[0] if FIGURES[name].title in figure.title]
+
+    assert figures(params) and not figures({**params, **another})

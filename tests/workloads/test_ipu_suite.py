@@ -53,6 +53,8 @@ def test_the_vendor_s_programs_run_and_are_measured(tmp_path: Path, monkeypatch:
         ("gpt-117M", 64): ("token", 3 * 64 * 1024),
         ("resnet50", 16): ("image", 1_281_152),
         ("resnet50", 64): ("image", 1_281_152),
+        ("resnet50 on several", 16): ("image", 1_281_152),
+        ("resnet50 on several", 64): ("image", 1_281_152),
     }.items():
         record = records.pop((benchmark, batch))
         assert record.status == "ok", record.reason
@@ -76,6 +78,7 @@ def test_the_batches_are_those_of_both_tables() -> None:
         if point.benchmark == "gpt-117M":
             assert (point.params["accumulation"], point.params["tokens"]) == (point.global_batch // 4, 3 * point.global_batch * 1024)
         else:
+            assert point.global_batch % (point.devices * point.micro_batch) == 0
             assert point.params["images"] == 1_281_167 // point.global_batch * point.global_batch
 
 
