@@ -128,7 +128,7 @@ LINES = {
     "metrics": 1_653,
     "power": 4_861,
     "reference": 460,
-    "report": 4_473,
+    "report": 4_476,
     "results": 2_490,
     "suite": 2_320,
     "system": 3_852,

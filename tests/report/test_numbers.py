@@ -96,5 +96,7 @@ def test_long_names_lose_what_all_have_in_common() -> None:
     names = ["net b8 fp32", "net b8 fp32 channels_last=false", "net b8 fp32 channels_last=false attention=math"]
     assert clipped(names, 24) == ["net b8 fp32", "… channels_last=false", "… channels_last=false a…"]
     assert clipped(names, 80) == names
+    weak, strong = "gpt-857M weak b64 1x4 fp16 compiled", "gpt-857M strong b512 2x4 fp16 compiled"
+    assert clipped([weak, strong], 24) == ["… weak b64 1x4", "… strong b512 2x4"], "also what all have behind it"
     assert clipped(["a name that is much too long"], 10) == ["a name th…"]
     assert clipped(["x" * 12, "x" * 12], 10) == ["x" * 9 + "…"] * 2

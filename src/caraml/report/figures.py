@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -150,7 +151,9 @@ def _throughput_bars(records: Sequence[Record]) -> ReportFigure:
     found = [(named[record.key], record.metrics["throughput"]) for record in shown]
     title = f"Throughput, {item}/s"
     texts = [TOTAL.text(rate) for _, rate in found]
-    drawn = [(line, rate, text, text) for (line, rate), text in zip(found, texts, strict=True)]
+    # The interval is drawn, and its numbers are in the table: where they are long, the name needs their place.
+    brief = [text if len(text) <= LABEL // 2 else re.sub(r" \([^)]* to [^)]*\)", "", text) for text in texts]
+    drawn = [(line, rate, short, text) for (line, rate), short, text in zip(found, brief, texts, strict=True)]
     drawing = _single_bars(drawn, [keys(line.runs) for line in means[: len(shown)]], 1.0, f"{item}/s", title)
     batches = ["–" if "global_batch" in record.unstated else f"{record.point.global_batch:,}" for record in lines]
     rows = [[named[one.key], batch, TOTAL.text(one.metrics["throughput"])] for one, batch in zip(lines, batches, strict=True)]
@@ -161,7 +164,7 @@ def _throughput_bars(records: Sequence[Record]) -> ReportFigure:
 
 def _single_bars(found: Sequence[tuple[str, Metric, str, str]], of: Sequence[str], factor: float, axis: str, title: str) -> Drawing:
     """A bar with its interval for each name, metric, brief text and whole text; markers where the shorter bars would be lines."""
-    brief = clipped([line for line, *_ in found], LABEL // 2)
+    brief = clipped([line for line, *_ in found], max(LABEL - 2 - max(len(short) for _, _, short, _ in found), LABEL // 3))
     names = [f"{name}: {short}" for name, (_, _, short, _) in zip(brief, found, strict=True)]
     facts = [{"row": row, "series": 0, "d": f"{line}: {text}", "of": of[row]} for row, (line, _, _, text) in enumerate(found)]
     segments = [{**fact, "a": 0, "b": known(value) / factor} for fact, (_, value, *_) in zip(facts, found, strict=True)]

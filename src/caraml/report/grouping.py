@@ -6,7 +6,6 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, TypeVar
 
 from pydantic import JsonValue
@@ -123,10 +122,11 @@ def machine(point: Point) -> str:
 
 
 def clipped(texts: Sequence[str], limit: int) -> list[str]:
-    """Each text in ``limit`` characters: one that is longer loses the words with which all of them begin, then its end."""
+    """Each text in ``limit`` characters: one that is longer loses the words that all of them have, then its end."""
     words = [text.split() for text in texts]
-    shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False))) if len(texts) > 1 else 0
-    return [_clipped(text, own[shared:] if shared else [], limit) for text, own in zip(texts, words, strict=True)]
+    shared = set(words[0]).intersection(*words[1:]) if len(words) > 1 else set()
+    telling = ([word for word in own if word not in shared] for own in words)
+    return [_clipped(text, own if shared else [], limit) for text, own in zip(texts, telling, strict=True)]
 
 
 def _clipped(text: str, telling: Sequence[str], limit: int) -> str:
