@@ -259,9 +259,10 @@ print(json.dumps([early, done | affinity.as_found(), usable]))
         assert said["reason"] == 'affinity = "none"' and set(said["threads"]) == {cpu_list(job)} == {said["found"]} and set(early) == job
         return
     mine = job if processes == 1 else cpu_numbers(said["cpus"])
-    assert len(early) == 1, "OpenMP has bound the thread that loaded it"
+    assert set(early) in [set(core.cpus) for core in cores(mine)], "OpenMP has bound the thread that loaded it to one core"
     assert said["found"] == cpu_list(mine), "and got it back, or every process that it starts would have one core"
-    assert usable == len(mine) == len(job) // processes
+    part = affinity._RULES[wanted](cores(job), processes)[0]
+    assert mine == {cpu for core in part for cpu in core.cpus} and usable == len(mine), "whole cores, and as many threads"
     assert said["bound"] == (processes > 1) and (said["rule"] or "").startswith(wanted if processes > 1 else "")
     if processes == 1:
         assert any(len(cpu_numbers(one)) < len(job) for one in said["threads"]), said["threads"]
