@@ -224,6 +224,13 @@ def host_folders() -> list[Path]:
     return [place for place in needed if not any(other in place.parents for other in needed)]
 
 
+def skip_unless_it_works(runtime: str, bare: list[str], given: bytes | None = None) -> None:
+    """A machine may refuse namespaces to a runtime that it has, as other containers and AppArmor do."""
+    done = subprocess.run(bare, input=given, capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip(noted(f"{runtime} runs nothing here: {done.stderr.decode(errors='replace').strip()}"))
+
+
 @pytest.fixture(scope="module")
 def podman_image(root_file_system: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The same root in Podman's store. Its settings are those with which it runs on machines of few rights."""
@@ -233,24 +240,27 @@ def podman_image(root_file_system: Path, tmp_path_factory: pytest.TempPathFactor
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CONTAINERS_CONF", str(settings))
         tar = subprocess.run(["tar", "-C", str(root_file_system), "-c", "."], capture_output=True, check=True)
-        subprocess.run(["podman", "import", "-", IMAGE], input=tar.stdout, capture_output=True, check=True)
-        bare = ["podman", "run", "--rm", "--network=host", "--volume=/usr:/usr", IMAGE, "/usr/bin/true"]
-        done = subprocess.run(bare, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(noted(f"podman runs nothing here: {done.stderr.strip()}"))
+        skip_unless_it_works("podman", ["podman", "import", "-", IMAGE], tar.stdout)
+        skip_unless_it_works("podman", ["podman", "run", "--rm", "--network=host", "--volume=/usr:/usr", IMAGE, "/usr/bin/true"])
         yield IMAGE
         subprocess.run(["podman", "rmi", IMAGE], capture_output=True, check=False)
 
 
 @pytest.fixture(params=["bubblewrap", "charliecloud", "podman"])
 def real(request: pytest.FixtureRequest, root_file_system: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ContainerRuntime, str]:
-    """A runtime that is installed, and an image for it."""
+    """A runtime that is installed and may run, and an image for it."""
     runtime: ContainerRuntime = request.param
     reason = install(PACKAGES[runtime], (PROGRAMS[runtime],))
     if reason is not None:
         pytest.skip(reason)
     monkeypatch.setenv("USER", "somebody")  # Charliecloud insists
-    return runtime, request.getfixturevalue("podman_image") if runtime == "podman" else str(root_file_system)
+    if runtime == "podman":
+        return runtime, request.getfixturevalue("podman_image")
+    if runtime == "bubblewrap":
+        skip_unless_it_works(runtime, ["bwrap", "--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", "true"])
+    else:
+        skip_unless_it_works(runtime, ["ch-run", "--bind=/usr:/usr", str(root_file_system), "--", "/usr/bin/true"])
+    return runtime, str(root_file_system)
 
 
 def test_a_point_trains_in_a_container(real: tuple[ContainerRuntime, str], tmp_path: Path, make_point: MakePoint) -> None:
