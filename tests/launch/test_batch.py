@@ -317,22 +317,23 @@ def test_faults_of_a_site_are_found_before_anything_runs(tmp_path: Path, make_po
 @pytest.mark.parametrize(
     ("nodes", "variables", "words"),
     [
-        ("n1 n2", {}, "none of the 2 nodes of a Slurm cluster"),
-        ("{host} n2", {}, "one of the 2 nodes"),
+        ("nobodys-1 nobodys-2", {}, "none of the 2 nodes of a Slurm cluster"),
+        ("{host} nobodys-2", {}, "one of the 2 nodes"),
         ("{host}", {}, None),  # a workstation with a scheduler of its own
-        ("n1 n2", {"SLURM_JOB_ID": "7"}, None),
+        ("nobodys-1 nobodys-2", {"SLURM_JOB_ID": "7"}, None),
         ("", {}, None),  # programs without a cluster
     ],
 )
 def test_a_login_node_is_known_by_what_slurm_says(
     nodes: str, variables: dict[str, str], words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in for sinfo; tests/slurm asks a real one."""
+    """A stand-in for sinfo, outside any job; tests/slurm asks a real one, also inside."""
     host = socket.gethostname().partition(".")[0]
     (tmp_path / "sinfo").write_text(f"#!/bin/sh\nprintf '%s\\n' {nodes.format(host=host)}\n" + ("" if nodes else "exit 1\n"))
     (tmp_path / "sinfo").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(queue, "read", lambda path: "0::/user.slice")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     why = queue.login_node()
