@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -42,7 +43,8 @@ def test_what_it_names_is_read_by_a_meter_and_around_a_command(pdu: str, tmp_pat
     assert {channel.source for channel in named.channels} == {"fake"}, "who asks by name is given what was asked for"
 
 
-def test_what_is_here_has_it_too(pdu: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_here_has_it_too(pdu: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")  # no sensor's program is started
     lines = {line["name"]: line for line in available_sources(seconds=0.0)}
     assert [name for name, line in lines.items() if line["auto"]] == [pdu, "rapl"] and "csv" not in lines and "fake" not in lines
     assert lines[pdu]["readable"] and [channel["kind"] for channel in lines[pdu]["channels"]] == ["power_mean", "apparent_va"]
@@ -89,8 +91,10 @@ def test_doctor_judges_by_what_is_read() -> None:
 
 def test_a_wrong_name_in_it_is_refused_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(POWER_SOURCES, "nvlm")
+    touch = str(shutil.which("touch"))
+    monkeypatch.setenv("PATH", "")  # no sensor's program is started
     with pytest.raises(InputError, match="CARAML_POWER: unknown power source 'nvlm'"):
-        measure(["touch", str(tmp_path / "ran")], out=tmp_path / "a")
+        measure([touch, str(tmp_path / "ran")], out=tmp_path / "a")
     done = CliRunner().invoke(app, ["run", "quick", "--out", str(tmp_path / "b")])
     assert isinstance(done.exception, InputError) and "nvlm" in str(done.exception) and "'nvml'" in str(done.exception.hint)
     assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,8 @@ import dataclasses
 import json
 import threading
 import time
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from sensors import channel
@@ -15,7 +16,7 @@ from caraml.base.errors import InputError
 from caraml.power import Meter, WindowEnergy
 from caraml.power.energy import around, sum_domains
 from caraml.power.meter import TAIL_SHARE
-from caraml.power.model import ChannelEnergy, Reading, window_from_dict
+from caraml.power.model import BoundaryEnergy, ChannelEnergy, Reading, window_from_dict
 from caraml.power.signals import Constant, Square
 from caraml.power.source import SourceUnavailable
 from caraml.power.sources.fake import FakeSource
@@ -270,8 +271,20 @@ def test_a_machine_that_slept_gives_no_valid_number(monkeypatch: pytest.MonkeyPa
 
 
 def test_every_field_of_the_record_has_a_json_simple_type() -> None:
-    hints = {f.name: f.type for f in dataclasses.fields(WindowEnergy)}
-    assert hints["channels"] == "list[ChannelEnergy]"
+    def simple(kind: Any) -> bool:
+        outer, inner = get_origin(kind), get_args(kind)
+        if outer is dict:
+            return inner[0] is str and simple(inner[1])
+        if outer in (list, Union, UnionType):
+            return all(map(simple, inner))
+        return outer is Literal or dataclasses.is_dataclass(kind) or kind in (str, int, float, bool, NoneType)
+
+    for record in (WindowEnergy, ChannelEnergy, BoundaryEnergy):
+        hints = get_type_hints(record)
+        assert hints.keys() == {field.name for field in dataclasses.fields(record)}
+        assert [name for name, kind in hints.items() if not simple(kind)] == []
+    inside = (get_type_hints(WindowEnergy)[name] for name in ("channels", "boundaries"))
+    assert [get_args(kind)[-1] for kind in inside] == [ChannelEnergy, BoundaryEnergy], "no other dataclass is in it"
 
 
 def test_kinds_of_sensor_that_a_machine_does_not_have_are_only_named() -> None:

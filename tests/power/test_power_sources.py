@@ -16,8 +16,8 @@ import trees
 from caraml.base.errors import InputError
 from caraml.power import Meter
 from caraml.power.energy import ChannelReadings, window_energy
-from caraml.power.model import Channel, Reading, WindowEnergy
-from caraml.power.source import BUILT_IN, Source, SourceUnavailable, create
+from caraml.power.model import Channel, WindowEnergy
+from caraml.power.source import BUILT_IN, Source, SourceUnavailable, create, timed
 from caraml.power.sources import files
 from caraml.power.sources.files import CraySource
 from caraml.power.sources.rapl import RaplSource
@@ -503,6 +503,7 @@ def test_a_made_up_sensor_is_read_also_where_no_accelerator_is_asked_for() -> No
         create("fake:constant", ["1"]).open()
 
 
+@pytest.mark.processes  # ipmitool and npu-smi, where they are
 def test_every_source_answers_or_says_why_on_this_machine() -> None:
     for entry in BUILT_IN.values():
         if entry.argument is not None:
@@ -519,4 +520,10 @@ def test_every_source_answers_or_says_why_on_this_machine() -> None:
 
 
 def test_a_reading_is_not_a_number_when_it_failed() -> None:
-    assert Reading("c", 0.0, 0.0, None, "gone").value is None
+    def ask() -> float:
+        raise OSError("gone")
+
+    failed = timed("c", ask, (OSError,))
+    assert (failed.value, failed.error) == (None, "OSError: gone") and failed.t_before <= failed.t_after
+    with pytest.raises(OSError, match="gone"):
+        timed("c", ask, (ValueError,))
