@@ -7,6 +7,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -183,10 +184,12 @@ def test_serving_writes_nothing(server: Server, root: Path) -> None:
 
 def test_it_listens_on_the_loopback_interface_only(server: Server) -> None:
     assert server.server_address[0] == "127.0.0.1"
-    addresses = {info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)} - {"127.0.0.1", "127.0.1.1"}
+    addresses = {"127.0.0.2"}  # Linux answers there where a server listens on all interfaces
+    with suppress(socket.gaierror):  # a host whose name nobody knows
+        addresses |= {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)} - {"127.0.0.1"}
     for address in addresses:
-        with pytest.raises(OSError, match=r"refused|unreachable|timed out"):
-            socket.create_connection((str(address), server.server_port), timeout=2)
+        with pytest.raises(OSError):  # refused, unreachable, too late, or what a firewall makes of it
+            socket.create_connection((address, server.server_port), timeout=2)
 
 
 def test_a_taken_port_says_so(server: Server, root: Path) -> None:
