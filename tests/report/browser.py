@@ -16,8 +16,16 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
+
+def _in_a_snap(program: str) -> bool:
+    """Whether it is a snap's, or Ubuntu's script that starts one: such a browser cannot see ``/tmp``."""
+    with Path(program).open("rb") as file:
+        return "/snap/" in program or b"/snap/" in file.read(4096)
+
+
+_FOUND = filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
+CHROMIUM = next((program for program in _FOUND if not _in_a_snap(program)), None)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH, or only a snap, which cannot see /tmp")
 
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
 
@@ -107,7 +115,9 @@ class Browser:
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
             assert select.select([self._read], [], [], 120)[0], "the browser does not answer"
-            self._rest += os.read(self._read, 1 << 20)
+            more = os.read(self._read, 1 << 20)
+            assert more, "the browser has ended"
+            self._rest += more
         text, _, self._rest = self._rest.partition(b"\0")
         message: dict[str, Any] = json.loads(text)
         return message
@@ -132,6 +142,7 @@ def browser(profile: Path) -> Iterator[Browser]:
     ours_in, theirs_out = os.pipe()
     # The protocol's pipes are descriptors 3 and 4 of the child.
     command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe"]
+    command.append("--disable-dev-shm-usage")  # of which containers have 64 MiB
     shell = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
     process = subprocess.Popen(
         ["bash", "-c", shell, "bash", *command, f"--user-data-dir={profile}"],
