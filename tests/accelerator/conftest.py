@@ -30,10 +30,10 @@ Inside = Callable[..., str]
 
 def _kept_in() -> Path:
     """A folder of this user for what takes long to build; a new one where others could write into it."""
-    folder = Path(pwd.getpwuid(os.getuid()).pw_dir) / ".cache" / "caraml-tests"
     try:
+        folder = Path(pwd.getpwuid(os.getuid()).pw_dir) / ".cache" / "caraml-tests"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
+    except (OSError, KeyError):  # also of a user whom no list has, as containers may
         return Path(tempfile.mkdtemp(prefix="caraml-"))
     return folder if intruder(folder) is None and os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="caraml-"))
 
