@@ -29,8 +29,7 @@ MakePoint = Callable[..., Point]
 
 STARTS = Path(__file__).parent / "starts"
 PINNED = {"COLUMNS": "120", "LINES": "40", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TERM": "dumb", "TZ": "UTC"}
-PINNED |= dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1,localhost")
-"""What output, sorting and dates depend on, and the way to servers of the tests' own."""
+"""What output, sorting and dates depend on."""
 PROBE_SECONDS = "0.1"
 """Of the search for the best matrix product, in each worker that a test starts; ``tests/system`` searches as long as users do."""
 SHARING = {"CARAML_BIND": "off", "OMP_WAIT_POLICY": "passive"}

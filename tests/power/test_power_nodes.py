@@ -468,6 +468,7 @@ def test_redfish_watts(monkeypatch: pytest.MonkeyPatch, document: dict[str, Any]
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("REDFISH_USER", "u")
     monkeypatch.setenv("REDFISH_PASSWORD", "p")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # of the job, for the web: nobody is there
     source = create(f"redfish:http://127.0.0.1:{server.server_port}/redfish/v1/Chassis/1/Power")
     try:
         if watts is None:

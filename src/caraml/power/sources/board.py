@@ -87,7 +87,9 @@ class _SameHost(urllib.request.HTTPRedirectHandler):
         return made
 
 
-_OPENER = urllib.request.build_opener(_SameHost)
+def _opener() -> urllib.request.OpenerDirector:
+    """Asks the controller itself: a proxy for the web, which may be set for the whole job, does not know it and would see its password."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), _SameHost)
 
 
 class RedfishSource(SensorGroup):
@@ -134,7 +136,7 @@ class RedfishSource(SensorGroup):
             pass
         try:
             address = ipaddress.ip_address(socket.getaddrinfo(place.hostname, None)[0][4][0])
-        except OSError:  # a proxy knows it
+        except OSError:  # its name is unknown by now
             return f"{place.netloc}{resource}"
         return "" if address.is_link_local or address.is_loopback else f"{address}{resource}"
 
@@ -143,7 +145,7 @@ class RedfishSource(SensorGroup):
         user, password = os.environ.get("REDFISH_USER"), os.environ.get("REDFISH_PASSWORD")
         if user and password is not None:
             request.add_header("Authorization", "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode())
-        with _OPENER.open(request, timeout=TIMEOUT_S) as answer:
+        with _opener().open(request, timeout=TIMEOUT_S) as answer:
             content = answer.read(RECORD + 1)
         if len(content) > RECORD:
             raise SensorError(f"the answer has more than {RECORD:,} bytes")
