@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.security.users import Person, apart, persons, shared_folder
+from tests.security.users import Person, alone, apart, persons, shared_folder
+
+
+@pytest.fixture(scope="session")
+def two_users() -> None:
+    """Skips where this process cannot act as another user."""
+    if (reason := alone()) is not None:
+        pytest.skip(reason)
 
 
 @pytest.fixture

@@ -53,16 +53,10 @@ def taken(act: Callable[[], object]) -> Taken:
     if child == 0:
         gc.freeze()  # the parent's objects are not looked through, and so not copied
         os.close(reading)
-        _limit()
-        before, begin = _status("VmRSS"), _computed()
-        refusal = fault = None
         try:
-            act()
-        except CaramlError as error:
-            refusal = str(error)
-        except BaseException as error:  # noqa: BLE001 -- told to the test
-            fault = f"{type(error).__name__}: {error}"[:1000]
-        found = Taken(refusal, fault, _status("VmHWM") - before, _computed() - begin)
+            found = _measured(act)
+        except BaseException as error:  # noqa: BLE001 -- told to the test; this process must not go on with the tests of the other
+            found = Taken(None, f"{type(error).__name__}: {error}"[:1000], 0, 0.0)
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(pickle.dumps(found))
         os._exit(0)
@@ -77,14 +71,28 @@ def taken(act: Callable[[], object]) -> Taken:
     return found
 
 
+def _measured(act: Callable[[], object]) -> Taken:
+    _limit()
+    before, begin = _status("VmRSS"), _computed()
+    refusal = fault = None
+    try:
+        act()
+    except CaramlError as error:
+        refusal = str(error)
+    except BaseException as error:  # noqa: BLE001 -- told to the test
+        fault = f"{type(error).__name__}: {error}"[:1000]
+    return Taken(refusal, fault, _status("VmHWM") - before, _computed() - begin)
+
+
 def _limit() -> None:
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)  # the threads of the parent are not in a forked child, and would be waited for
-    resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + _BACKSTOP,) * 2)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(_computed()) + _BACKSTOP_SECONDS,) * 2)
+    for what, most in ((resource.RLIMIT_AS, _status("VmSize") + _BACKSTOP), (resource.RLIMIT_CPU, int(_computed()) + _BACKSTOP_SECONDS)):
+        _, hard = resource.getrlimit(what)  # a caller's own limit may be lower, and only root may raise it
+        resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard),) * 2)
 
 
 def _status(name: str) -> int:

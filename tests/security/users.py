@@ -24,7 +24,7 @@ VICTIM, ATTACKER = 64_001, 64_002
 """Numbers that no user of the machine has; a process needs no more than a number."""
 
 T = TypeVar("T")
-needs_two_users = pytest.mark.skipif(os.geteuid() != 0, reason="acting as two users needs root")
+needs_two_users = pytest.mark.usefixtures("two_users")
 
 
 def as_user(uid: int, act: Callable[[], T]) -> T:
@@ -57,6 +57,27 @@ def as_user(uid: int, act: Callable[[], T]) -> T:
         error.add_note(text)
         raise error
     return value  # type: ignore[no-any-return]
+
+
+def _user_by_kernel() -> str:
+    """The own number as the kernel has it: fakeroot's library tells another one."""
+    return Path("/proc/self/status").read_text().partition("\nUid:\t")[2].split()[0]
+
+
+@cache
+def alone() -> str | None:
+    """Why this process cannot act as another user and give files away, or ``None``: root of a namespace, say, is one user only."""
+    if os.geteuid() != 0:
+        return noted("what another user may do: acting as two users needs root")
+    try:
+        with tempfile.NamedTemporaryFile(prefix="two-users-", dir="/tmp") as file:
+            for uid in (VICTIM, ATTACKER):
+                os.chown(file.name, uid, uid)
+                if as_user(uid, _user_by_kernel) != str(uid):
+                    return noted("what another user may do: the numbers of users are made up here")
+    except OSError as error:
+        return noted(f"what another user may do: this root may not act as one ({error})")
+    return None
 
 
 @contextmanager
@@ -136,6 +157,8 @@ def apart() -> str | None:
     """Why there cannot be two users here, or ``None``."""
     if os.getuid() != 0:
         return noted("attacks by another user: only root can be two users")
+    if (reason := alone()) is not None:
+        return reason
     return noted("attacks by another user: others may not run Python here") if interpreter() is None else None
 
 
