@@ -15,6 +15,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,10 +32,26 @@ def available() -> str | None:
     """Why there can be no cluster here, or ``None``; gets Slurm from Debian's packages where it is missing."""
     if os.getuid() != 0:
         return noted("the Slurm launcher: a cluster of virtual nodes needs root")
+    if (lacking := _lacking()) is not None:
+        return noted(f"the Slurm launcher: {lacking}")
     reason = install(PACKAGES, PROGRAMS)
     if reason is None and subprocess.run(["unshare", "--uts", "true"], capture_output=True, check=False).returncode:
         reason = noted("the Slurm launcher: this machine does not let root make namespaces for virtual nodes")
     return reason
+
+
+def _lacking() -> str | None:
+    """What not every root may do: that of a container, or of a user's own namespace."""
+    with tempfile.TemporaryDirectory(prefix="caraml-slurm-") as folder:
+        try:
+            _make_device(Path(folder, "gpu"))
+        except OSError as error:
+            return f"this machine does not let root make device nodes ({error.strerror})"
+    try:
+        HOSTS.open("a").close()
+    except OSError as error:
+        return f"{HOSTS} cannot be written ({error.strerror})"
+    return None
 
 
 class Cluster:
@@ -54,7 +71,7 @@ class Cluster:
         self._start_munge()
         self._name_nodes()
         for number in range(GPUS):
-            os.mknod(self.folder / "dev" / f"gpu{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # behaves like /dev/null
+            _make_device(self.folder / "dev" / f"gpu{number}")
         self._configure()
         self.start_controller(clean=True)
         for node in self.nodes:
@@ -68,6 +85,13 @@ class Cluster:
     def stop_controller(self) -> None:
         """Jobs go on running without it."""
         self._end(self.folder / "run" / "slurmctld.pid", "slurmctld")
+
+    def impatient(self) -> Path:
+        """A configuration with which a command gives up a controller that is away after five seconds."""
+        text = (self.folder / "slurm.conf").read_text()
+        path = self.folder / "impatient.conf"  # beside the other files that Slurm looks for there
+        path.write_text(text.replace("MessageTimeout=30", "MessageTimeout=5"))
+        return path
 
     def start_node(self, node: str) -> None:
         """Start a node's slurmd."""
@@ -134,7 +158,9 @@ class Cluster:
             *("SelectType=select/cons_tres", "SelectTypeParameters=CR_Core", "GresTypes=gpu"),
             "SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0,sched_min_interval=100000",
             f"TaskProlog={folder}/prolog",
-            *("ReturnToService=2", "JobRequeue=1", "MaxArraySize=4", "KillWait=10", "MinJobAge=300", "SlurmdTimeout=6", "MessageTimeout=5"),
+            *("ReturnToService=2", "JobRequeue=1", "MaxArraySize=4", "KillWait=10", "MinJobAge=300"),
+            # A busy machine stops everybody for seconds; no test waits for these to run out.
+            *("SlurmdTimeout=60", "MessageTimeout=30"),
             *(
                 f"NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port} {node_has}"
                 for node, port in zip(self.nodes, ports[1:], strict=True)
@@ -187,6 +213,10 @@ class Cluster:
                 _kill(process, signal.SIGKILL)
             time.sleep(0.05)
         file.unlink(missing_ok=True)
+
+
+def _make_device(path: Path) -> None:
+    os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # behaves like /dev/null
 
 
 def _free_ports(count: int) -> list[int]:

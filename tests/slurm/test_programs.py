@@ -114,7 +114,7 @@ def test_a_program_that_fails_has_its_own_last_words(cluster: Cluster, tmp_path:
 @pytest.mark.usefixtures("real_start")
 def test_a_node_whose_sensors_hang_is_missing_and_costs_the_run_no_time(cluster: Cluster, tmp_path: Path) -> None:
     """Stopped while its idle power is measured, and for good: it is waited for before the program starts, and ended with the job."""
-    run = Program(tmp_path, "sleep 1", idle=2)
+    run = Program(tmp_path, "sleep 1", idle=4)  # seconds for what follows to come in time on a busy machine
     until(lambda: bool(readers(cluster, "sn3")) and '"idle"' in (run.folder / "progress.jsonl").read_text())
     time.sleep(0.5)
     for process in readers(cluster, "sn3"):
