@@ -269,9 +269,10 @@ def test_killed_at_random_instants(tmp_path: Path, metered: bool) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_disk_stops_the_campaign_and_keeps_whole_records(tmp_path: Path) -> None:
-    small = tmp_path / "small"
+    small, page = tmp_path / "small", os.sysconf("SC_PAGE_SIZE")
     small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(small)], check=False, capture_output=True).returncode:
+    size = f"size={128 * page}"  # every file takes a page at least, of 4 to 64 KiB
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(small)], check=False, capture_output=True).returncode:
         pytest.skip("this container may not mount")
     try:
         command = suite(tmp_path, 200)
@@ -280,7 +281,7 @@ def test_a_full_disk_stops_the_campaign_and_keeps_whole_records(tmp_path: Path) 
         assert done.returncode == 3 and "disk is full" in done.stderr and "same command again" in done.stderr, done.stderr
         records = list((small / "out" / "points").glob("*/*/record.json"))
         assert len(records) > 3 and all(json.loads(path.read_text())["status"] == "ok" for path in records)
-        subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
+        subprocess.run(["mount", "-o", f"remount,size={16384 * page}", str(small)], check=True)
         again = subprocess.run(command, capture_output=True, text=True, check=False)
         assert again.returncode == 0, again.stdout[-2000:] + again.stderr
         kept = {path.parents[1].name for path in records}

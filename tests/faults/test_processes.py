@@ -10,12 +10,15 @@ import subprocess
 
 import pytest
 
+from caraml.engine.watchdog import PATIENCE, SILENCE
 from tests.faults.conftest import Victim
 
 pytestmark = pytest.mark.usefixtures("real_start")  # signals meet processes that are each other's children, as they are for users
 SHORT = {"params": {"device": "asynchronous", "step_seconds": 0.02}}
 LONG = {**SHORT, "measure": {"min_seconds": 60, "max_seconds": 90}}
 TWO_RANKS = {**LONG, "devices": 2}
+SILENT, STUCK = 34, 26
+"""Seconds of patience: a healthy rank that a busy machine stops for ten seconds is not called silent."""
 
 
 def test_a_killed_worker_is_a_failed_point_and_the_next_one_is_measured(victim: Victim) -> None:
@@ -40,19 +43,19 @@ def test_a_killed_rank_takes_the_others_with_it(victim: Victim) -> None:
 
 
 def test_a_stopped_rank_is_named_by_the_watchdog(victim: Victim) -> None:
-    runner = victim.start(victim.suite(TWO_RANKS), CARAML_HANG_SECONDS="20")
+    runner = victim.start(victim.suite(TWO_RANKS), **{PATIENCE: str(SILENT)})
     folder = victim.wait_for("measure")
     os.kill(victim.workers()[-1], signal.SIGSTOP)
     runner.communicate(timeout=120)
     record = victim.record(folder)
     assert runner.returncode == 1 and record.status == "failed"
-    assert "left no sign of life for 8 s" in (record.reason or "") and (record.reason or "").startswith("rank ")
+    assert f"left no sign of life for {SILENT * SILENCE:.3g} s" in (record.reason or "") and (record.reason or "").startswith("rank ")
     victim.no_orphans()
 
 
 def test_input_that_hangs_is_named_by_the_watchdog(victim: Victim) -> None:
     hanging = {"devices": 2, "params": {**SHORT["params"], "hang_at": 60}}
-    code, said = victim.run(victim.suite({**LONG, **hanging}), CARAML_HANG_SECONDS="20")
+    code, said = victim.run(victim.suite({**LONG, **hanging}), **{PATIENCE: str(STUCK)})
     (record,) = victim.records()
     assert code == 1, said
     assert record.status == "failed" and re.search(r"no step for \d\S* s: rank 1 waiting for input", record.reason or "")
