@@ -6,9 +6,11 @@ import os
 import re
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -226,10 +228,12 @@ def test_what_is_committed_is_checked_by_the_linters_of_make() -> None:
 def test_a_start_from_the_fork_server_is_the_start_of_a_user(tmp_path: Path) -> None:
     """Exit codes, streams, folder, signals and variables: as without it."""
     words = [sys.executable, "-m", "tests.starts.told", "a b", "7"]
-    real = {name: value for name, value in os.environ.items() if name != "FORK_SERVER"}
+    # The last two would have to be there when the server starts; it is for the tests, which do without.
+    apart = ("FORK_SERVER", "PYTHONSAFEPATH", "PYTHONIOENCODING")
+    real = {name: value for name, value in os.environ.items() if name not in apart}
     told = [
         subprocess.run(words, cwd=ROOT, env={**env, "TOLD": "x"}, input="in\n", capture_output=True, text=True, check=False)
-        for env in (real, dict(os.environ))
+        for env in (real, {**real, "FORK_SERVER": os.environ["FORK_SERVER"]})
     ]
     assert told[0].returncode == told[1].returncode == 7
     assert told[0].stdout.replace("forked: False", "forked: True") == told[1].stdout and told[0].stderr == told[1].stderr
@@ -247,22 +251,38 @@ def test_other_places_to_import_from_are_no_matter_unless_they_hide_what_is_load
     assert told.returncode == 0 and f"forked: {forked}" in told.stdout, told
 
 
+def running_in(folder: Path, parent: int) -> int:
+    """The one child of a process that has this folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            if int((process / "stat").read_text().rpartition(")")[2].split()[1]) == parent and (process / "cwd").resolve() == folder:
+                found.append(int(process.name))
+    (child,) = found
+    return child
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux")
-def test_the_fork_server_outlives_who_is_killed_when_its_program_ends() -> None:
+def test_the_fork_server_outlives_who_is_killed_when_its_program_ends(tmp_path: Path) -> None:
     """It learns of both at once, where it was busy meanwhile: here with somebody who has asked for half of a program."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])}
     words = [sys.executable, "-P", "-m", "tests.starts.told", "a", "0"]
     unbuffered = {**environment, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(words, env=unbuffered, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as killed:
+    with subprocess.Popen(words, cwd=tmp_path, env=unbuffered, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as killed:
         assert killed.stdin is not None and killed.stdout is not None
         assert killed.stdout.readline() == b"forked: True\n"
         with socket.socket(socket.AF_UNIX) as half:
             half.connect(os.environ["FORK_SERVER"])
             half.sendall(b"{")
+            server, _, _ = struct.unpack("3i", half.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+            program = running_in(tmp_path.resolve(), server)
             killed.stdin.close()
-            time.sleep(0.5)  # the program ends
+            deadline = time.monotonic() + 120
+            while "State:\tZ" not in Path(f"/proc/{program}/status").read_text():  # over, and the server has not heard of it
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
             killed.kill()
-            time.sleep(0.1)
+            killed.wait()
     told = subprocess.run(words, env=environment, input="in\n", capture_output=True, text=True, check=False)
     assert told.returncode == 0 and "forked: True" in told.stdout, told
 
