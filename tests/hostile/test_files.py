@@ -284,11 +284,11 @@ def test_damaged_archives(tmp_path: Path, store: Store) -> None:
     assert {entry.name for entry in tmp_path.iterdir()} <= {"results", "test.zip", "whole", "read"}, "nothing lands elsewhere"
 
 
-def test_queries_cannot_leave_the_sandbox(store: Store) -> None:
+def test_queries_cannot_leave_the_sandbox(store: Store, tmp_path: Path) -> None:
     for statement in (
         "select * from read_text('/etc/passwd')",
-        "copy records to '/tmp/owned.csv'",
-        "attach '/tmp/owned.db'",
+        f"copy records to '{tmp_path}/owned.csv'",
+        f"attach '{tmp_path}/owned.db'",
         "install httpfs",
         "set enable_external_access = true",
         "select getenv('HOME')",
@@ -299,4 +299,4 @@ def test_queries_cannot_leave_the_sandbox(store: Store) -> None:
         except CaramlError:
             continue
         assert not any("root:" in str(cell) or "/" in str(cell) for line in lines for cell in line), statement
-    assert not Path("/tmp/owned.csv").exists() and not Path("/tmp/owned.db").exists()
+    assert not list(tmp_path.glob("owned*"))
