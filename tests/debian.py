@@ -13,9 +13,6 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-_WHY_NOT: list[str] = []
-"""Reasons for which something was not tested; the end of the run shows them."""
-
 
 @cache
 def install(packages: Sequence[str], programs: Sequence[str]) -> str | None:
@@ -24,7 +21,7 @@ def install(packages: Sequence[str], programs: Sequence[str]) -> str | None:
     if not missing:
         return None
     if os.getuid() != 0 or shutil.which("apt-get") is None:
-        return noted(f"{', '.join(missing)} missing; as root: apt-get install {' '.join(packages)}")
+        return f"{', '.join(missing)} missing; as root: apt-get install {' '.join(packages)}"
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     with _one_at_a_time():
         if all(map(shutil.which, programs)):
@@ -32,9 +29,9 @@ def install(packages: Sequence[str], programs: Sequence[str]) -> str | None:
         for command in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
             done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        return noted(f"apt-get install {' '.join(packages)} failed: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+        return f"apt-get install {' '.join(packages)} failed: {(done.stderr.strip() or 'no message').splitlines()[-1]}"
     missing = [name for name in programs if shutil.which(name) is None]
-    return noted(f"installed, and still missing: {', '.join(missing)}") if missing else None
+    return f"installed, and still missing: {', '.join(missing)}" if missing else None
 
 
 @contextmanager
@@ -50,15 +47,4 @@ def compiler_missing() -> str | None:
     """Why torch cannot compile for a CPU here, or ``None``: it writes C++ that includes Python's headers."""
     compiler, header = os.environ.get("CXX", "g++"), Path(sysconfig.get_path("include"), "Python.h")
     missing = [*([] if shutil.which(compiler) else [compiler]), *([] if header.exists() else [str(header)])]
-    return noted(f"compilation for a CPU: {', '.join(missing)} missing; as root: apt-get install g++ python3-dev") if missing else None
-
-
-def noted(reason: str) -> str:
-    """Remember a reason for the end of the run."""
-    _WHY_NOT.append(reason)
-    return reason
-
-
-def not_tested() -> list[str]:
-    """Why something was not tested."""
-    return list(dict.fromkeys(_WHY_NOT))
+    return f"compilation for a CPU: {', '.join(missing)} missing; as root: apt-get install g++ python3-dev" if missing else None

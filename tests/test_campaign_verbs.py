@@ -26,7 +26,6 @@ from caraml.system.detect import detect
 from caraml.system.files import read
 from caraml.workloads import params_of
 from caraml.workloads.image_classification.store import generate_image_folder
-from tests.debian import noted
 
 SUITE = """name = "verbs"
 title = "Verbs"
@@ -322,7 +321,7 @@ def test_status_says_what_a_point_waits_for_in_the_queue(here: Path) -> None:
 
 def test_a_login_node_is_not_measured_by_mistake(here: Path) -> None:
     if "/job_" in (read(Path("/proc/self/cgroup")) or ""):
-        pytest.skip(noted("login nodes: a process in a Slurm job is on none"))
+        pytest.skip("login nodes: a process in a Slurm job is on none")
     (here / "sinfo").write_text("#!/bin/sh\necho nobodys-1\necho nobodys-2\n")
     (here / "sinfo").chmod(0o755)
     surroundings = {"PATH": f"{here}:{os.environ['PATH']}", "CARAML_HERE": "", "SLURM_JOB_ID": ""}

@@ -19,7 +19,6 @@ import pytest
 from caraml.base.files import intruder
 from caraml.system.families.family import installed_torch
 from tests.conftest import STARTS
-from tests.debian import noted
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -43,7 +42,7 @@ def library() -> Path:
     """The accelerator's library for the torch that is installed: half a minute of a compiler, once."""
     compiler = shutil.which("g++")
     if compiler is None:
-        pytest.skip(noted("g++ missing: nothing is tested on the emulated accelerator; as root: apt-get install g++"))
+        pytest.skip("g++ missing: nothing is tested on the emulated accelerator; as root: apt-get install g++")
     build, sources = installed_torch(), sorted([*HERE.glob("*.h"), *HERE.glob("*.cpp")])
     assert build is not None
     told = hashlib.sha256(b"".join([build.version.encode(), sys.version.encode(), *(path.read_bytes() for path in sources)])).hexdigest()

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from caraml.campaign import runner
 from caraml.cli import app
 from caraml.results.store import Store
-from tests.debian import install, noted
+from tests.debian import install
 from tests.e2e.conftest import ROOT, Installation, pip
 
 EXAMPLES = ROOT / "examples"
@@ -159,7 +159,7 @@ def test_the_metric_is_right_and_printed_for_every_point(curves: Path, capsys: p
 def test_programs_of_others_are_measured(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = install(("openmpi-bin",), ("mpirun",)) if name == "mpi" else None
     if name == "tensorflow" and importlib.util.find_spec("tensorflow") is None:
-        missing = noted("the program of examples/programs for TensorFlow: tensorflow is not installed")
+        missing = "the program of examples/programs for TensorFlow: tensorflow is not installed"
     if missing is not None:
         pytest.skip(missing)
     shutil.copytree(EXAMPLES / "programs", tmp_path / "programs")

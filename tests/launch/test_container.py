@@ -22,7 +22,7 @@ from caraml.system.environment import container as container_seen
 from caraml.system.model import Container, ContainerRuntime, Site
 from caraml.workloads.gpt.text import prepare_text
 from tests.conftest import MakePoint
-from tests.debian import install, noted
+from tests.debian import install
 from tests.stores import write_script
 
 ROOT = Path(__file__).parents[2]
@@ -228,7 +228,7 @@ def skip_unless_it_works(runtime: str, bare: list[str], given: bytes | None = No
     """A machine may refuse namespaces to a runtime that it has, as other containers and AppArmor do."""
     done = subprocess.run(bare, input=given, capture_output=True, check=False)
     if done.returncode:
-        pytest.skip(noted(f"{runtime} runs nothing here: {done.stderr.decode(errors='replace').strip()}"))
+        pytest.skip(f"{runtime} runs nothing here: {done.stderr.decode(errors='replace').strip()}")
 
 
 @pytest.fixture(scope="module")

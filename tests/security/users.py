@@ -17,8 +17,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.debian import noted
-
 ROOT = Path(__file__).parents[2]
 VICTIM, ATTACKER = 64_001, 64_002
 """Numbers that no user of the machine has; a process needs no more than a number."""
@@ -68,15 +66,15 @@ def _user_by_kernel() -> str:
 def alone() -> str | None:
     """Why this process cannot act as another user and give files away, or ``None``: root of a namespace, say, is one user only."""
     if os.geteuid() != 0:
-        return noted("what another user may do: acting as two users needs root")
+        return "what another user may do: acting as two users needs root"
     try:
         with tempfile.NamedTemporaryFile(prefix="two-users-", dir="/tmp") as file:
             for uid in (VICTIM, ATTACKER):
                 os.chown(file.name, uid, uid)
                 if as_user(uid, _user_by_kernel) != str(uid):
-                    return noted("what another user may do: the numbers of users are made up here")
+                    return "what another user may do: the numbers of users are made up here"
     except OSError as error:
-        return noted(f"what another user may do: this root may not act as one ({error})")
+        return f"what another user may do: this root may not act as one ({error})"
     return None
 
 
@@ -156,10 +154,10 @@ def interpreter() -> str | None:
 def apart() -> str | None:
     """Why there cannot be two users here, or ``None``."""
     if os.getuid() != 0:
-        return noted("attacks by another user: only root can be two users")
+        return "attacks by another user: only root can be two users"
     if (reason := alone()) is not None:
         return reason
-    return noted("attacks by another user: others may not run Python here") if interpreter() is None else None
+    return "attacks by another user: others may not run Python here" if interpreter() is None else None
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.debian import install, noted
+from tests.debian import install
 
 PACKAGES = ("slurm-wlm", "munge")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "unshare")
@@ -31,12 +31,12 @@ CPUS, GPUS = 4, 2
 def available() -> str | None:
     """Why there can be no cluster here, or ``None``; gets Slurm from Debian's packages where it is missing."""
     if os.getuid() != 0:
-        return noted("the Slurm launcher: a cluster of virtual nodes needs root")
+        return "the Slurm launcher: a cluster of virtual nodes needs root"
     if (lacking := _lacking()) is not None:
-        return noted(f"the Slurm launcher: {lacking}")
+        return f"the Slurm launcher: {lacking}"
     reason = install(PACKAGES, PROGRAMS)
     if reason is None and subprocess.run(["unshare", "--uts", "true"], capture_output=True, check=False).returncode:
-        reason = noted("the Slurm launcher: this machine does not let root make namespaces for virtual nodes")
+        reason = "the Slurm launcher: this machine does not let root make namespaces for virtual nodes"
     return reason
 
 

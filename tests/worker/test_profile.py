@@ -5,10 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import shutil
 import subprocess
 import sys
-import sysconfig
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +29,7 @@ from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Measure, Placement, Point
 from caraml.workloads.gpt import Params
 from tests.conftest import MakePoint
-from tests.debian import noted
+from tests.debian import compiler_missing
 from tests.report.record_factory import make_record
 
 ROOT = Path(__file__).parents[2]
@@ -84,12 +82,6 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-def missing_to_compile() -> str:
-    """What torch's compiler needs on a CPU and this machine lacks."""
-    compiler, header = os.environ.get("CXX", "g++"), Path(sysconfig.get_path("include"), "Python.h")
-    return " and ".join(name for name, found in ((compiler, shutil.which(compiler)), ("Python.h", header.exists())) if not found)
-
-
 def seconds_alone(events: list[dict[str, Any]]) -> Counter[str]:
     """By the intervals of a Chrome trace: the time in each operator without that of the operators within it on the same thread."""
     alone, within = Counter[str](), dict[int, list[tuple[str, float]]]()
@@ -110,8 +102,8 @@ def seconds_alone(events: list[dict[str, Any]]) -> Counter[str]:
 @pytest.mark.parametrize("case", CASES)
 def test_every_way_to_train_is_traced(tmp_path: Path, make_point: MakePoint, case: str) -> None:
     values, micro_batches = CASES[case]
-    if case == "compiled" and (missing := missing_to_compile()):
-        pytest.skip(noted(f"a trace of a compiled model: {missing} missing"))
+    if case == "compiled" and (missing := compiler_missing()):
+        pytest.skip(missing)
     params = Params.model_validate({**GPT, "tied_head": False, **({"layers": 1} if case == "compiled" else {})}).model_dump(mode="json")
     point = make_point(workload="gpt", params=params, profile=True, measure=FEW, **{"global_batch": 2, "micro_batch": 2, **values})
     record, folder, code = run(tmp_path, point)
