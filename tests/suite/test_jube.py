@@ -230,6 +230,42 @@ def test_combinations_that_are_no_product_go_side_by_side(images: Path, tmp_path
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("of_set", [False, True])
+def test_two_parameters_of_one_name_are_what_duplicate_says(images: Path, tmp_path: Path, of_set: bool) -> None:
+    """JUBE joins them with concat; the later one alone was taken, and two of three batches were lost."""
+    first = '<parameter name="global_batch_size" separator=";">16;64</parameter>'
+
+    def found(word: str, *more: str) -> Any:
+        own = "" if of_set else f' duplicate="{word}"'
+        ones = [first, *(f'<parameter name="global_batch_size" separator=";"{one}</parameter>' for one in more)]
+        whole = IMAGES.replace(first, "".join(one.replace("<parameter", f"<parameter{own}") for one in ones))
+        images.write_text(whole.replace('name="model">\n', f'name="model" duplicate="{word}">\n', 1) if of_set else whole)
+        return benchmark(suite_from_script(images, ["MI250"]), tmp_path)["global_batch"]
+
+    assert found("concat", ' tag="MI250">64;128', ' tag="A100">256') == [16, 64, 128]
+    assert found("concat", ' mode="python">2*${nodes}*64') == [16, 64, 128]
+    assert found("replace", ">128") == 128
+    for word, more, told in (
+        ("error", ">128", "is in line 14 already, and its duplicate is error"),
+        ("concat", ' type="int">128', r"found type 'int', and 'string' in line 14, which JUBE does not join"),
+        ("concta", ">128", r"(?s)unknown duplicate at .*'concta'.*did you mean 'concat'"),
+    ):
+        with pytest.raises(InputError, match=told):
+            found(word, more)
+    if not of_set:
+        images.write_text(IMAGES.replace(first, f'{first}<parameter name="global_batch_size" duplicate="concat">128</parameter>'))
+        with pytest.raises(InputError, match=r"images.xml:14: parameter global_batch_size: found duplicate concat, and none in line 14"):
+            suite_from_script(images, ["MI250"])
+
+
+def test_sets_outside_of_the_benchmark_are_used(images: Path) -> None:
+    expected = suite_from_script(images, ["A100"])
+    begin, end = IMAGES.index('  <parameterset name="job">'), IMAGES.index('  <parameterset name="model">')
+    images.write_text(IMAGES.replace(IMAGES[begin:end], "").replace("<jube>", f"<jube>{IMAGES[begin:end]}"))
+    found = suite_from_script(images, ["A100"])
+    assert tomllib.loads(found) == tomllib.loads(expected)
+
+
 def test_words_without_a_counterpart_are_named(images: Path, tmp_path: Path) -> None:
     text = suite_from_script(images, ["MI250", "precision", "inductor"])
     assert "images.xml:16: precision = int4: no value of precision says that" in text

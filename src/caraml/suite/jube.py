@@ -15,7 +15,7 @@ from typing import Any
 from caraml.base.errors import InputError, in_a_line, unknown_name
 from caraml.base.limits import JUBE_ROWS, too_large
 from caraml.suite.expression import Formula
-from caraml.suite.jube_script import DEPTH, Element, check_tags, known_tags, read_script, select, selected, short
+from caraml.suite.jube_script import DEPTH, PARTS, Element, check_tags, known_tags, read_script, select, selected, short, used_parameters
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _FLAG = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+)(?!-)([^\s\"'\\]+))?")
@@ -109,10 +109,10 @@ class _Parameters:
         text = self.filled(element.text, chosen, depth).strip()
         if mode == "python":
             try:
-                text = str(Formula(text).value())
+                text = element.separator.join(str(Formula(part).value()) for part in text.split(PARTS))
             except InputError as error:
                 raise _UnknownError(in_a_line(error)) from error
-        values = [one.strip() for one in text.split(element.attributes.get("separator") or ",")]
+        values = [one.strip() for one in text.split(element.separator)]
         if len(values) > 1 and name not in chosen:
             raise _SweptError(name, values)
         return chosen.get(name, text)
@@ -160,10 +160,10 @@ def suite_from_script(path: Path, tags: Sequence[str], name: str | None = None) 
     whole = (benchmarks or [root])[0]
     given = frozenset(tags) | selected(root, "tag")
     check_tags(path, root, given)
-    select(path, whole, given)
+    select(path, root, given)
     notes: list[tuple[int, str]] = [(one.line, f"benchmark {one.name!r}: only the first is read") for one in benchmarks[1:]]
     for step in whole.all("step"):
-        parameters = _Parameters(_used_sets(whole, step))
+        parameters = _Parameters(used_parameters(path, root, whole, step))
         workload = "gpt" if "nlayers" in parameters.elements else "image_classification"
         network = next((parameters.elements[one] for one in ("tf_model", "model") if one in parameters.elements), None)
         if "global_batch_size" in parameters.elements and (workload == "gpt" or network is not None):
@@ -312,10 +312,3 @@ def _left(whole: Element, step: Element, parameters: _Parameters) -> Iterator[tu
             yield one.line, f"{one.kind} {one.name}".strip() + f": {_LEFT[one.kind]}"
         elif "init_with" in one.attributes:
             yield one.line, f"init_with {one.attributes['init_with']}: other files are not read"
-
-
-def _used_sets(whole: Element, step: Element) -> dict[str, Element]:
-    """The parameters of the sets that a step uses, of two with one name the later, as in JUBE."""
-    names = {name.strip() for use in step.all("use") if "from" not in use.attributes for name in use.text.split(",")}
-    sets = [one for one in whole.all("parameterset") if one.name in names]
-    return {one.name: one for found in sets for one in found.all("parameter") if one.name}

@@ -6,12 +6,12 @@ import ast
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from xml.parsers import expat
 
-from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line
+from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line, unknown_name
 from caraml.base.limits import JUBE, read_text
 from caraml.suite.expression import Condition
 
@@ -20,6 +20,11 @@ _INNER |= {"pattern", "analyser", "analyse", "file", "result", "table", "column"
 _INNER |= {"selection", "tags", "check_tags"}
 """Keys of JUBE's YAML that are elements; all others are attributes."""
 DEPTH = 40
+PARTS = "\x1f"
+"""Between the formulas of a Python parameter that JUBE joins of several."""
+_DUPLICATES = ("replace", "concat", "error")
+_ALIKE = {"separator": ",", "type": "string", "update_mode": "never"}
+"""What JUBE asks to be the same of two parameters that it joins, with its defaults."""
 
 
 @dataclass
@@ -35,6 +40,10 @@ class Element:
     @property
     def name(self) -> str:
         return self.attributes.get("name", "")
+
+    @property
+    def separator(self) -> str:
+        return self.attributes.get("separator") or ","
 
     def all(self, kind: str) -> list[Element]:
         return [one for one in self.inner if one.kind == kind]
@@ -177,6 +186,57 @@ def selected(root: Element, kind: str) -> set[str]:
     """Words of a script's own selection: its ``tag``s count as given, ``only`` and ``not`` name benchmarks."""
     texts = [one.text for selection in root.all("selection") for one in selection.all(kind)]
     return {word.strip() for text in texts for word in text.split(",") if word.strip()}
+
+
+def used_parameters(path: Path, root: Element, whole: Element, step: Element) -> dict[str, Element]:
+    """The parameters of the sets that a step uses; what becomes of two with one name, ``duplicate`` says, as in JUBE.
+
+    Sets outside of the benchmark hold where it has none of their name.
+    """
+    names = {name.strip() for use in step.all("use") if "from" not in use.attributes for name in use.text.split(",")}
+    sets = {one.name: one for one in [*root.all("parameterset"), *whole.all("parameterset")] if one.name in names}
+    found: dict[str, Element] = {}
+    for one_set in sets.values():
+        of_set = _duplicate(path, one_set, *_DUPLICATES)
+        own: dict[str, Element] = {}
+        for one in one_set.all("parameter"):
+            own[one.name] = _joined(path, own.get(one.name), one, of_set)
+        found |= {name: _joined(path, found.get(name), one, "replace") for name, one in own.items() if name}
+    return found
+
+
+def _duplicate(path: Path, element: Element, first: str, *others: str) -> str:
+    word = element.attributes.get("duplicate", first).strip()
+    if word not in (first, *others):
+        raise unknown_name(f"duplicate at {path}:{element.line}: {element.kind} {element.name}:", word, (first, *others))
+    return word
+
+
+def _joined(path: Path, before: Element | None, one: Element, of_set: str) -> Element:
+    """What holds of two parameters with one name. Raises ``InputError`` where JUBE refuses them."""
+    own = _duplicate(path, one, "none", *_DUPLICATES)
+    if before is None:
+        return one
+    where, earlier = f"{path}:{one.line}: parameter {one.name}", f"line {before.line}"
+    if (other := before.attributes.get("duplicate", "none").strip()) != own:
+        raise InputError(f"{where}: found duplicate {own}, and {other} in {earlier}, which JUBE refuses", "write the same at both")
+    word = of_set if own == "none" else own
+    if word == "error":
+        raise InputError(f"{where}: is in {earlier} already, and its duplicate is error: JUBE refuses that", "leave one of them out")
+    if word == "replace" or before.text == one.text:
+        return one
+    for name, usual in _ALIKE.items():
+        here, there = one.attributes.get(name, usual), before.attributes.get(name, usual)
+        if here != there:
+            raise InputError(
+                f"{where}: found {name} {here!r}, and {there!r} in {earlier}, which JUBE does not join", "write the same at both"
+            )
+    parts = [part.strip() for each in (before, one) for part in each.text.split(_between(each))]
+    return replace(one, text=_between(one).join(dict.fromkeys(parts)))
+
+
+def _between(element: Element) -> str:
+    return PARTS if element.attributes.get("mode") == "python" else element.separator
 
 
 def everything(element: Element) -> Iterator[Element]:
