@@ -230,6 +230,19 @@ def test_combinations_that_are_no_product_go_side_by_side(images: Path, tmp_path
     ]  # fmt: skip
 
 
+def test_options_in_the_commands_of_the_training_step_count(language: Path, tmp_path: Path) -> None:
+    command = "python x.py --lr $$(cat lr) --weight_decay $decay --out $here --bf16; a --verbose && --use-distributed-optimizer > log"
+    own = LANGUAGE.replace("do: {done_file: ready, _: $submit job}", f"do: [echo, '{command}']").replace("--lr 1e-4 ", "")
+    language.write_text(own.replace("- {name: dataset", "- {name: decay, _: 0.1}\n      - {name: dataset"))
+    text = suite_from_script(language, ["800M", "A100"])
+    line = next(number for number, one in enumerate(language.read_text().splitlines(), 1) if "x.py" in one)
+    assert f"llm.yaml:{line}: --out $here: no key of a suite" in text
+    assert f"llm.yaml:{line}: --verbose: no key of a suite" in text and f"llm.yaml:{line}: --lr = $(cat: no value of learning_rate" in text
+    found = benchmark(text, tmp_path)
+    assert (found["precision"], found["distributed_optimizer"], found["params"]["weight_decay"]) == ("bf16", True, 0.1)
+    assert "learning_rate" not in found["params"] and "parameter decay" not in text
+
+
 @pytest.mark.parametrize("of_set", [False, True])
 def test_two_parameters_of_one_name_are_what_duplicate_says(images: Path, tmp_path: Path, of_set: bool) -> None:
     """JUBE joins them with concat; the later one alone was taken, and two of three batches were lost."""

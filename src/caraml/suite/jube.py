@@ -18,7 +18,7 @@ from caraml.suite.expression import Formula
 from caraml.suite.jube_script import DEPTH, PARTS, Element, check_tags, known_tags, read_script, select, selected, short, used_parameters
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
-_FLAG = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+)(?!-)([^\s\"'\\]+))?")
+_FLAG = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+)(?!-)([^\s\"'\\;&|<>]+))?")
 _OF_SITE = re.compile(
     r"account|queue|timelimit|hint|gres|tasks|threadspertask|partition|singularity_file|job_config|oot|outlog|outerr|starter"
 )
@@ -91,10 +91,10 @@ class _SweptError(Exception):
 
 
 class _Parameters:
-    """The parameters that a step uses, and those that were asked for."""
+    """The parameters that a step uses, and those that were asked for; ``commands`` are the step's own."""
 
-    def __init__(self, elements: dict[str, Element]) -> None:
-        self.elements = elements
+    def __init__(self, elements: dict[str, Element], commands: Sequence[Element] = ()) -> None:
+        self.elements, self.commands = elements, commands
         self.used: set[str] = set()
 
     def value(self, name: str, chosen: dict[str, str], depth: int = 0) -> str:
@@ -124,10 +124,10 @@ class _Parameters:
         )
 
     def options(self) -> dict[str, tuple[Element, str]]:
-        """Every option of a program in the parameters' texts, with hyphens: where it is, and the template of its value or itself."""
+        """Every option of a program in texts of parameters and commands, with hyphens: where, and a template of its value or itself."""
         return {
             f"--{found[1].replace('_', '-')}": (element, found[2] or f"--{found[1]}")
-            for element in self.elements.values()
+            for element in (*self.elements.values(), *self.commands)
             if element.attributes.get("mode", "text") == "text" and not _OF_SITE.search(element.name)
             for found in _FLAG.finditer(element.text)
         }
@@ -163,7 +163,7 @@ def suite_from_script(path: Path, tags: Sequence[str], name: str | None = None) 
     select(path, root, given)
     notes: list[tuple[int, str]] = [(one.line, f"benchmark {one.name!r}: only the first is read") for one in benchmarks[1:]]
     for step in whole.all("step"):
-        parameters = _Parameters(used_parameters(path, root, whole, step))
+        parameters = _Parameters(used_parameters(path, root, whole, step), step.all("do"))
         workload = "gpt" if "nlayers" in parameters.elements else "image_classification"
         network = next((parameters.elements[one] for one in ("tf_model", "model") if one in parameters.elements), None)
         if "global_batch_size" in parameters.elements and (workload == "gpt" or network is not None):
@@ -252,7 +252,8 @@ def _row(parameters: _Parameters, workload: str, chosen: dict[str, str], notes: 
         elif key not in row:
             notes.append((element.line, f"{name} = {text}: no value of {key.removeprefix('params.')} says that"))
     for option, (element, template) in parameters.options().items():
-        if option not in " ".join(_KEYS[workload].values()).split() and not _VARIABLE.fullmatch(template):  # else its parameter is named
+        held = (found := _VARIABLE.fullmatch(template)) and (found[1] or found[2]) in parameters.elements  # the parameter is named
+        if option not in " ".join(_KEYS[workload].values()).split() and not held:
             notes.append((element.line, f"{option}{f' {template}' if template != option else ''}: no key of a suite"))
         parameters.used.add(element.name)
     return row
