@@ -130,7 +130,7 @@ LINES = {
     "reference": 460,
     "report": 4_476,
     "results": 2_490,
-    "suite": 2_374,
+    "suite": 2_488,
     "system": 3_852,
     "verify": 1_061,
     "worker": 2_128,

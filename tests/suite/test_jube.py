@@ -295,7 +295,7 @@ def test_a_tag_that_does_not_exist_names_the_nearest(language: Path) -> None:
     ("name", "content", "told"),
     [
         ("a.yaml", "a: [", "not YAML"),
-        ("a.yaml", "", "not a script of JUBE"),
+        ("a.yaml", "", "expected benchmark or parameterset, found nothing"),
         ("a.yaml", "- 1", "not a script of JUBE"),
         ("a.yaml", "name: x\nparameterset: &a {name: b}\nstep: *a\n", r"a.yaml:3: found the alias \*a"),
         ("a.xml", "<jube><benchmark></jube>", "a.xml:1: not XML: mismatched tag"),
@@ -311,7 +311,11 @@ def test_a_tag_that_does_not_exist_names_the_nearest(language: Path) -> None:
         ("a.xml", IMAGES.replace("16;64", "${batch}"), r"a.xml:14: global_batch_size: \$batch is known only to a run"),
         ("a.xml", IMAGES.replace("16;64", "${global_batch_size}"), "known only to a run"),
         ("a.xml", IMAGES.replace("16;64", ";".join("16" * 2000)), "at most 1,000 are read"),
-        ("a.xml", IMAGES.replace('separator=";">16;64', 'mode="python">__import__("os").getpid()'), "names have no dots"),
+        (
+            "a.xml",
+            IMAGES.replace('separator=";">16;64', 'mode="python">__import__("os").getpid()'),
+            "a.xml:14: parameter global_batch_size: Python that is more than arithmetic is not computed",
+        ),
         ("a.xml", IMAGES.replace('separator=";">16;64', 'mode="python">"16" * 10'), "arithmetic on"),
     ],
 )
@@ -320,6 +324,93 @@ def test_what_is_no_script_of_caraml_is_refused(tmp_path: Path, name: str, conte
     path.write_text(content)
     with pytest.raises(InputError, match=told):
         suite_from_script(path, [])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told", "hint"),
+    [
+        (
+            'name: nlayers, mode: python, _: "[16,40][$row]"',
+            "name: nlayers, mode: shell, _: cat depth",
+            "nlayers: shell commands are not",
+            "tags",
+        ),
+        ("name: nhidden, mode", "name: nhidden, tag: 13B, mode", "nhidden: these tags leave it out", "give the tags"),
+        ("name: nlayers, mode", "name: nlayers, tag: 13B, mode", "nlayers: these tags leave it out", "give the tags"),
+        ("[8,32][$row]", "[8,32][$column]", "nheads: \\$column is known only to a run", "give the tags"),
+        ("type: int, _: 2048", "_: long", "sequence_length = long: no value of sequence_length says that", "write the number"),
+        (
+            "name: dataset",
+            "name: precision, _: int4}\n      - {name: dataset",
+            "precision = int4: no value of precision says that",
+            "bf16, fp16, fp8",
+        ),
+        (
+            "name: dataset",
+            "name: precision, mode: shell, _: x}\n      - {name: dataset",
+            "precision: shell commands are not executed",
+            "tags",
+        ),
+    ],
+)
+def test_a_size_or_precision_that_is_lost_is_refused(language: Path, old: str, new: str, told: str, hint: str) -> None:
+    """The suite would have its preset's, and be another experiment."""
+    language.write_text(LANGUAGE.replace(old, new))
+    with pytest.raises(InputError, match=rf"llm.yaml:\d+: {told}") as refused:
+        suite_from_script(language, ["800M", "A100"])
+    assert hint in str(refused.value.hint)
+
+
+def test_a_size_that_only_an_option_has_counts(language: Path, tmp_path: Path) -> None:
+    language.write_text(LANGUAGE.replace("name: nheads,", "name: heads,").replace("--clip", "--num-attention-heads $heads --clip"))
+    assert benchmark(suite_from_script(language, ["800M", "A100"]), tmp_path)["params"]["heads"] == 8
+
+
+def test_precision_fp8_is_that_of_suites(language: Path, tmp_path: Path) -> None:
+    language.write_text(LANGUAGE.replace("{name: dataset", "{name: precision, _: fp8}\n      - {name: dataset"))
+    assert benchmark(suite_from_script(language, ["800M", "A100"]), tmp_path)["precision"] == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("text", "batch"),
+    [
+        ("2**6", 64),
+        ("2**2**3", 256),
+        ("','.join([str(2**i) for i in range(5,9)])", "Python that is more than arithmetic is not computed: ','.join"),
+        ("len('ab')", "Python that is more than arithmetic is not computed: len"),
+        ("2**65 % 100", r"found 2 \*\* 65, expected at most 1000000 \*\* 64"),
+        ("10**64**2", r"'.*' cannot be evaluated: ValueError found"),
+        ("10**50*" * 90 + "1", "limit"),
+        ("2 +", "cannot be read"),
+    ],
+)
+def test_python_parameters_are_arithmetic_and_others_are_named(images: Path, tmp_path: Path, text: str, batch: int | str) -> None:
+    first = '<parameter name="global_batch_size" separator=";">16;64'
+    images.write_text(
+        IMAGES.replace(first, f'<parameter name="gbs" mode="python">{text}</parameter><parameter name="global_batch_size">$gbs')
+    )
+    if isinstance(batch, int):
+        assert benchmark(suite_from_script(images, ["MI250"]), tmp_path)["global_batch"] == batch
+        return
+    with pytest.raises(InputError, match=f"images.xml:14: global_batch_size: parameter gbs: .*{batch}") as refused:
+        suite_from_script(images, ["MI250"])
+    assert refused.value.hint == "write the values into the script" and "condition" not in str(refused.value)
+
+
+def test_why_no_step_is_found_is_told(language: Path, images: Path) -> None:
+    language.write_text(LANGUAGE.replace("[machine, model, job, {", "[machine, modle, job, {"))
+    with pytest.raises(UnknownNameError, match=r"(?s)unknown set at .*llm.yaml:49, in use of step train: 'modle'.*did you mean 'model'"):
+        suite_from_script(language, ["800M", "A100"])
+    language.write_text(LANGUAGE.replace("[machine, model, job, {", "[machine, {from: other.xml, _: model}, job, {"))
+    with pytest.raises(InputError, match=r"line 49 uses model of other.xml, and other files are not read") as refused:
+        suite_from_script(language, ["800M", "A100"])
+    assert refused.value.hint == "write its sets into the script"
+    language.write_text(LANGUAGE.replace("[machine, model, job, {", "[machine, model, jobs, 'of_$size', job, {"))
+    text = suite_from_script(language, ["800M", "A100"])
+    assert ": use jobs: the script has no such set" in text and ": use of_$size: which set that is" in text
+    images.write_text(IMAGES.replace("<jube>", "<jube><selection><only>Tiny</only></selection>"))
+    with pytest.raises(InputError, match=r"images.xml:2: the selection leaves no benchmark: found only Tiny and not none, of Tiny Images"):
+        suite_from_script(images, [])
 
 
 def test_formulas_are_values_and_never_code() -> None:

@@ -8,14 +8,30 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from caraml.base.errors import InputError, in_a_line, unknown_name
 from caraml.base.limits import JUBE_ROWS, too_large
-from caraml.suite.expression import Formula
-from caraml.suite.jube_script import DEPTH, PARTS, Element, check_tags, known_tags, read_script, select, selected, short, used_parameters
+from caraml.suite.jube_script import (
+    DEPTH,
+    GIVE_TAGS,
+    PARTS,
+    Element,
+    check_tags,
+    chosen_benchmarks,
+    computed,
+    known_tags,
+    read_script,
+    select,
+    selected,
+    short,
+    unknown_uses,
+    used_parameters,
+    used_sets,
+)
+from caraml.suite.model import Stated
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _FLAG = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+)(?!-)([^\s\"'\\;&|<>]+))?")
@@ -34,6 +50,8 @@ _COMMON = {
     "params.learning_rate": "lr --lr --learning-rate",
     "params.data": "dataset",
 }
+_SIZES = ("params.layers", "params.width", "params.heads", "params.sequence_length", "params.model")
+"""Without these a suite would take its own, and another model."""
 _KEYS = {
     "gpt": {
         **_COMMON,
@@ -42,10 +60,10 @@ _KEYS = {
         "pp": "pp_size ipus_per_replica",
         "sp": "--sequence-parallel",
         "distributed_optimizer": "--use-distributed-optimizer",
-        "params.width": "nhidden",
-        "params.layers": "nlayers",
-        "params.heads": "nheads",
-        "params.sequence_length": "sequence_length",
+        "params.width": "nhidden --hidden-size",
+        "params.layers": "nlayers --num-layers",
+        "params.heads": "nheads --num-attention-heads",
+        "params.sequence_length": "sequence_length --seq-length",
         "params.weight_decay": "--weight-decay",
         "params.clip_norm": "--clip-grad",
         "params.recompute": "--recompute-granularity",
@@ -62,8 +80,8 @@ _KEYS = {
 }
 """Keys of suites, and which parameters of the scripts and options of their programs hold them: the first that is there counts."""
 _WORDS: dict[str, dict[str, Any]] = {
-    "precision": {word: word for word in ("fp32", "tf32", "bf16", "fp16")}
-    | {"--fp16": "fp16", "--bf16": "bf16", "True": "fp16", "16.16": "fp16", "32.32": "fp32"},
+    "precision": {word: word for word in get_args(Stated)}
+    | {"--fp16": "fp16", "--bf16": "bf16", "True": "fp16", "False": "fp32", "16.16": "fp16", "32.32": "fp32"},
     "sp": {"--sequence-parallel": True},
     "distributed_optimizer": {"--use-distributed-optimizer": True},
     "channels_last": {"True": True, "False": False},
@@ -80,7 +98,11 @@ _NETWORKS = {"resnet50_v2": "resnetv2_50", "resnet50_mlperf_pod4_bs20": "resnet5
 
 
 class _UnknownError(Exception):
-    """A parameter whose value only a run of JUBE would tell; why, in words."""
+    """A parameter whose value only a run of JUBE would tell; why, in words, and the next step."""
+
+    def __init__(self, why: str, hint: str = GIVE_TAGS) -> None:
+        super().__init__(why)
+        self.hint = hint
 
 
 class _SweptError(Exception):
@@ -96,6 +118,8 @@ class _Parameters:
     def __init__(self, elements: dict[str, Element], commands: Sequence[Element] = ()) -> None:
         self.elements, self.commands = elements, commands
         self.used: set[str] = set()
+        self.lost: dict[str, tuple[int, str, str]] = {}
+        """Keys whose value is not known or has no counterpart: the line, why, and the next step."""
 
     def value(self, name: str, chosen: dict[str, str], depth: int = 0) -> str:
         """A parameter's text under a choice of the swept ones. Raises ``_UnknownError`` and ``_SweptError``."""
@@ -109,9 +133,9 @@ class _Parameters:
         text = self.filled(element.text, chosen, depth).strip()
         if mode == "python":
             try:
-                text = element.separator.join(str(Formula(part).value()) for part in text.split(PARTS))
+                text = element.separator.join(computed(part) for part in text.split(PARTS))
             except InputError as error:
-                raise _UnknownError(in_a_line(error)) from error
+                raise _UnknownError(f"parameter {name}: {in_a_line(error)}", "write the values into the script") from error
         values = [one.strip() for one in text.split(element.separator)]
         if len(values) > 1 and name not in chosen:
             raise _SweptError(name, values)
@@ -155,29 +179,16 @@ def suite_from_script(path: Path, tags: Sequence[str], name: str | None = None) 
     for tag in tags:
         if tag not in known:
             raise unknown_name(f"tag of {path.name}", tag, known)
-    only, others = selected(root, "only"), selected(root, "not")
-    benchmarks = [one for one in root.all("benchmark") if (not only or one.name in only) and one.name not in others]
+    benchmarks = chosen_benchmarks(path, root)
     whole = (benchmarks or [root])[0]
     given = frozenset(tags) | selected(root, "tag")
     check_tags(path, root, given)
+    every = [(one.name, one.all("parameter")) for one in [*root.inner, *whole.inner] if one.kind.endswith("set")]
     select(path, root, given)
     notes: list[tuple[int, str]] = [(one.line, f"benchmark {one.name!r}: only the first is read") for one in benchmarks[1:]]
-    for step in whole.all("step"):
-        parameters = _Parameters(used_parameters(path, root, whole, step), step.all("do"))
-        workload = "gpt" if "nlayers" in parameters.elements else "image_classification"
-        network = next((parameters.elements[one] for one in ("tf_model", "model") if one in parameters.elements), None)
-        if "global_batch_size" in parameters.elements and (workload == "gpt" or network is not None):
-            break
-    else:
-        hint = f"its tags: {', '.join(sorted(known))}; give those of `jube run --tag`" if known else None
-        raise InputError(
-            f"{path}: found no step with the parameters of CARAML's language model or image classification, global_batch_size first", hint
-        )
-    if workload != "gpt" and network is not None and _SIZE.fullmatch(network.text.strip()):
-        found = f"{path}:{network.line}: {network.name} = {network.text.strip()}: the size of a language model, and no nlayers beside it"
-        raise InputError(found, "write its nlayers, nhidden and nheads into the script, or take suite llm: caraml plan llm")
+    step, parameters, workload = _training(path, root, whole, every, known)
     benchmark = _benchmark(path, step, parameters, workload, notes)
-    notes += _left(whole, step, parameters)
+    notes += _left(whole, step, parameters, {name for name, _ in every})
     suite = {
         "name": re.sub(r"[^a-z0-9_-]+", "-", (name or whole.name or path.stem).lower()).strip("-_") or "imported",
         "title": f"{whole.name or path.stem} {' '.join(tags)}".strip(),
@@ -188,6 +199,44 @@ def suite_from_script(path: Path, tags: Sequence[str], name: str | None = None) 
     start = f"# caraml run THIS_FILE --system {system.text.strip()}\n" if system is not None else ""
     lines = [f"# {path.name}:{line}: {text}" for line, text in sorted(set(notes))]
     return start + tomli_w.dumps(suite) + ("\n# Not in this suite:\n" + "\n".join(lines) + "\n" if lines else "")
+
+
+def _training(
+    path: Path, root: Element, whole: Element, every: list[tuple[str, list[Element]]], known: set[str]
+) -> tuple[Element, _Parameters, str]:
+    """The first step that trains a model of CARAML's, its parameters, and the workload. ``every``: sets under any tags."""
+    for step in whole.all("step"):
+        parameters = _Parameters(used_parameters(path, root, whole, step), step.all("do"))
+        there, others = parameters.elements, {one.name: one for name, inner in every if name in used_sets(step) for one in inner}
+        workload = "gpt" if "nlayers" in there or "nlayers" in others else "image_classification"
+        network = next((there[one] for one in ("tf_model", "model") if one in there), None)
+        if "global_batch_size" in there and (workload == "gpt" or network is not None):
+            break
+    else:
+        raise _no_training(path, whole, {name for name, _ in every}, known)
+    if workload != "gpt" and network is not None and _SIZE.fullmatch(network.text.strip()):
+        found = f"{path}:{network.line}: {network.name} = {network.text.strip()}: the size of a language model, and no nlayers beside it"
+        raise InputError(found, "write its nlayers, nhidden and nheads into the script, or take suite llm: caraml plan llm")
+    for size in _SIZES:
+        for name in set(_KEYS[workload].get(size, "").split()) & (others.keys() - there.keys()):
+            parameters.lost[size] = (others[name].line, f"{name}: these tags leave it out", GIVE_TAGS)
+    return step, parameters, workload
+
+
+def _no_training(path: Path, whole: Element, sets: set[str], tags: set[str]) -> InputError:
+    """The error for a script without a step that trains, with what may be why."""
+    for step in whole.all("step"):
+        for line, name in unknown_uses(step, sets):
+            return unknown_name(f"set at {path}:{line}, in use of step {step.name}:", name, sets)
+    uses = [use for step in whole.all("step") for use in step.all("use")]
+    elsewhere = [use for use in uses if use.attributes.get("from", "platform.xml") != "platform.xml"]  # which is JUBE's own
+    unread = "; ".join(
+        f"line {use.line} uses {short(use.text)} of {use.attributes['from']}, and other files are not read" for use in elsewhere
+    )
+    found = f"{path}: found no step with the parameters of CARAML's language model or image classification, global_batch_size first"
+    if unread:
+        return InputError(f"{found}; {unread}", "write its sets into the script")
+    return InputError(found, f"its tags: {', '.join(sorted(tags))}; give those of `jube run --tag`" if tags else None)
 
 
 def _benchmark(path: Path, step: Element, parameters: _Parameters, workload: str, notes: list[tuple[int, str]]) -> dict[str, Any]:
@@ -212,6 +261,11 @@ def _rows(path: Path, parameters: _Parameters, workload: str, notes: list[tuple[
     waiting: list[dict[str, str]] = [{}]
     rows: list[dict[str, Any]] = []
     line = parameters.elements["global_batch_size"].line
+
+    def need(keys: Iterable[str], known: Collection[str]) -> None:
+        for at, why, hint in (parameters.lost[key] for key in keys if key in parameters.lost and key not in known):
+            raise InputError(f"{path}:{at}: {why}", hint)
+
     while waiting:
         chosen = waiting.pop()
         try:
@@ -221,9 +275,8 @@ def _rows(path: Path, parameters: _Parameters, workload: str, notes: list[tuple[
             if len(waiting) + len(rows) > JUBE_ROWS:
                 raise too_large(path, len(waiting) + len(rows), JUBE_ROWS, "combinations of parameters") from None
             continue
-        if "global_batch" not in rows[-1]:
-            why = next((text for at, text in notes if at == line), "global_batch_size is unknown")
-            raise InputError(f"{path}:{line}: {why}", "give the tags of `jube run --tag`, or write the number into the script")
+        need(["global_batch"], rows[-1])
+    need([*_SIZES, "precision"], set().union(*rows))
     if rounded := _settle(rows):
         notes.append(
             (line, f"{rounded} of {len(rows)} points: JUBE rounds the batch of a device and runs another one; here they are skipped")
@@ -245,12 +298,16 @@ def _row(parameters: _Parameters, workload: str, chosen: dict[str, str], notes: 
             text = parameters.filled(template, chosen) if key not in row else ""
             value = _value(key, text)
         except _UnknownError as error:
-            notes.append((element.line, f"{name}: {error}"))
-            continue
-        if value is not None:
-            row.setdefault(key, value)
-        elif key not in row:
-            notes.append((element.line, f"{name} = {text}: no value of {key.removeprefix('params.')} says that"))
+            why, hint = (str(error) if str(error).startswith(f"parameter {name}:") else f"{name}: {error}"), error.hint
+        else:
+            if value is not None:
+                row.setdefault(key, value)
+            if value is not None or key in row:
+                continue
+            why = f"{name} = {text}: no value of {key.removeprefix('params.')} says that"
+            hint = f"write one of {', '.join(get_args(Stated))} into the script" if key == "precision" else GIVE_TAGS
+        notes.append((element.line, why))
+        parameters.lost.setdefault(key, (element.line, why, hint))
     for option, (element, template) in parameters.options().items():
         held = (found := _VARIABLE.fullmatch(template)) and (found[1] or found[2]) in parameters.elements  # the parameter is named
         if option not in " ".join(_KEYS[workload].values()).split() and not held:
@@ -298,7 +355,7 @@ _LEFT = {"fileset": "no files are made or fetched", "substituteset": "no files a
 _LEFT |= {"include-path": "other files are not read", "patternset": _RESULTS, "analyser": _RESULTS, "result": _RESULTS}
 
 
-def _left(whole: Element, step: Element, parameters: _Parameters) -> Iterator[tuple[int, str]]:
+def _left(whole: Element, step: Element, parameters: _Parameters, sets: set[str]) -> Iterator[tuple[int, str]]:
     """Everything else of a script, each with why it is not in the suite."""
     for name, element in parameters.elements.items():
         if name not in parameters.used | {"system_name"} and element.text.strip():
@@ -306,6 +363,11 @@ def _left(whole: Element, step: Element, parameters: _Parameters) -> Iterator[tu
             why = "the system's file says it" if _OF_SITE.search(name) else "no key of a suite"
             why = why if mode in ("text", "python") else f"{mode} commands are not executed"
             yield element.line, f"parameter {name} = {short(element.text)}: {why}"
+    for line, name in unknown_uses(step, sets):
+        yield line, f"use {name}: the script has no such set"
+    for use in step.all("use"):
+        if "$" in use.text:
+            yield use.line, f"use {short(use.text)}: which set that is, is known only to a run"
     for one in whole.inner:
         if one.kind == "step" and one is not step:
             yield one.line, f"step {one.name}: {short(' ; '.join(do.text for do in one.all('do'))) or 'nothing'} is not executed"

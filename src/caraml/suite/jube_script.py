@@ -13,7 +13,7 @@ from xml.parsers import expat
 
 from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line, unknown_name
 from caraml.base.limits import JUBE, read_text
-from caraml.suite.expression import Condition
+from caraml.suite.expression import Condition, Formula
 
 _INNER = {"benchmark", "parameterset", "parameter", "step", "use", "do", "fileset", "prepare", "substituteset", "patternset", "include"}
 _INNER |= {"pattern", "analyser", "analyse", "file", "result", "table", "column", "include-path", "copy", "link", "iofile", "sub"}
@@ -22,7 +22,9 @@ _INNER |= {"selection", "tags", "check_tags"}
 DEPTH = 40
 PARTS = "\x1f"
 """Between the formulas of a Python parameter that JUBE joins of several."""
+GIVE_TAGS = "give the tags of `jube run --tag`, or write the number into the script"
 _DUPLICATES = ("replace", "concat", "error")
+_LARGEST_BASE, _LARGEST_EXPONENT = 1_000_000, 64
 _ALIKE = {"separator": ",", "type": "string", "update_mode": "never"}
 """What JUBE asks to be the same of two parameters that it joins, with its defaults."""
 
@@ -56,9 +58,8 @@ def read_script(path: Path) -> Element:
         raise InputError(f"{path}: not a script of JUBE: {error}") from error
     root = _from_xml(path, text) if text.lstrip().startswith("<") else _from_yaml(path, text)
     if not any(one.kind in ("benchmark", "parameterset") for one in root.inner):
-        raise InputError(
-            f"{path}: not a script of JUBE: expected benchmark or parameterset, found {short(', '.join({one.kind for one in root.inner}))}"
-        )
+        found = short(", ".join(sorted({one.kind for one in root.inner}))) or "nothing"
+        raise InputError(f"{path}: not a script of JUBE: expected benchmark or parameterset, found {found}")
     return root
 
 
@@ -132,6 +133,32 @@ class _TagCondition(Condition):
         return super()._evaluate(node, values)
 
 
+class _Computed(Formula):
+    """A Python parameter, which may have powers, of bounded size."""
+
+    allowed = (*Formula.allowed, ast.Pow)
+
+    def _evaluate(self, node: ast.AST, values: Mapping[str, Any]) -> Any:
+        if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)):
+            return super()._evaluate(node, values)
+        base, exponent = self._evaluate(node.left, values), self._evaluate(node.right, values)
+        if abs(base) > _LARGEST_BASE or abs(exponent) > _LARGEST_EXPONENT:
+            raise ValueError(f"found {short(f'{base} ** {exponent}')}, expected at most {_LARGEST_BASE} ** {_LARGEST_EXPONENT}")
+        return base**exponent
+
+
+def computed(text: str) -> str:
+    """What a Python parameter is worth. Raises ``InputError`` where that is more than arithmetic, tables and conditions."""
+    try:
+        return str(_Computed(text).value())
+    except InputError as error:
+        if error.__cause__ is None:  # not of the language; else it could not be evaluated
+            raise InputError(f"Python that is more than arithmetic is not computed: {short(text)}") from error
+        raise InputError(str(error.args[0]).removeprefix("condition ")) from error
+    except ValueError as error:
+        raise InputError(f"{short(text)}: {error}") from error
+
+
 def words(text: str) -> list[str]:
     """The tags that an expression names."""
     return re.findall(r"[\w.-]+", text)
@@ -188,12 +215,37 @@ def selected(root: Element, kind: str) -> set[str]:
     return {word.strip() for text in texts for word in text.split(",") if word.strip()}
 
 
+def chosen_benchmarks(path: Path, root: Element) -> list[Element]:
+    """The benchmarks that a script's own selection leaves. Raises ``InputError`` if it has some and none is left."""
+    only, others, every = selected(root, "only"), selected(root, "not"), root.all("benchmark")
+    chosen = [one for one in every if (not only or one.name in only) and one.name not in others]
+    if every and not chosen:
+        names = ", ".join(one.name for one in every)
+        asked = f"only {', '.join(sorted(only)) or 'all'} and not {', '.join(sorted(others)) or 'none'}"
+        line = root.all("selection")[0].line
+        raise InputError(f"{path}:{line}: the selection leaves no benchmark: found {asked}, of {names}", "change only and not there")
+    return chosen
+
+
+def used_sets(step: Element) -> set[str]:
+    """Names of the sets of this script that a step uses."""
+    return {name.strip() for use in step.all("use") if "from" not in use.attributes for name in use.text.split(",")}
+
+
+def unknown_uses(step: Element, known: Collection[str]) -> list[tuple[int, str]]:
+    """The sets that a step uses and that are none of the script's, with their lines; JUBE passes over them."""
+    uses = [use for use in step.all("use") if "from" not in use.attributes]
+    return [
+        (use.line, name) for use in uses for one in use.text.split(",") if (name := one.strip()) not in known and "$" not in name and name
+    ]
+
+
 def used_parameters(path: Path, root: Element, whole: Element, step: Element) -> dict[str, Element]:
     """The parameters of the sets that a step uses; what becomes of two with one name, ``duplicate`` says, as in JUBE.
 
     Sets outside of the benchmark hold where it has none of their name.
     """
-    names = {name.strip() for use in step.all("use") if "from" not in use.attributes for name in use.text.split(",")}
+    names = used_sets(step)
     sets = {one.name: one for one in [*root.all("parameterset"), *whole.all("parameterset")] if one.name in names}
     found: dict[str, Element] = {}
     for one_set in sets.values():
