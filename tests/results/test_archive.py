@@ -27,6 +27,7 @@ from caraml.results import archive as module
 from caraml.results.archive import MANIFEST, pack, unpack
 from caraml.results.jube import read_table
 from caraml.results.record import Record
+from caraml.results.rows import row_of
 from caraml.results.store import Store, write_record
 from tests.conftest import MakePoint
 from tests.security.taken import taken
@@ -356,6 +357,27 @@ def test_a_jube_table_becomes_records_with_what_it_knows(tmp_path: Path) -> None
     assert read_table(table, tmp_path / "out", None).known == 2
 
 
+@pytest.mark.parametrize("title", ["Runtime(min)", "exit_duration"])
+def test_a_limit_in_a_jube_table_is_no_measurement(tmp_path: Path, title: str) -> None:
+    """`Runtime(min)` of CARAML's tables is what was asked for: a crashed run had it, and was taken for one that ended well."""
+    table, store = tmp_path / "t.csv", Store(tmp_path / "out")
+    table.write_text(f"System,{title},GlobalBatchSize,Tokens/second\nJEDI,30,64,31207.2\nJEDI,30,128,\n")
+    read_table(table, store.root, None)
+    good, bad = store.records("t")
+    assert (good.status, set(good.metrics), good.point.params) == ("ok", {"throughput"}, {title: "30"})
+    assert (bad.status, bad.reason, bad.point.params) == ("failed", "imported from t.csv: no number in its row", {title: "30"})
+
+
+def test_a_precision_column_of_a_jube_table_is_the_precision(tmp_path: Path) -> None:
+    table, store = tmp_path / "t.csv", Store(tmp_path / "out")
+    table.write_text("Precision,Images/second\nfp16,1\n32.32,2\nint4,3\n")
+    read_table(table, store.root, None)
+    half, single, other = store.records("t")
+    assert [record.point.precision for record in (half, single)] == ["fp16", "fp32"] and "fp16" in half.point.label
+    assert "precision" not in half.unstated and row_of(half)["precision"] == "fp16" and half.point.params == {}
+    assert other.point.params == {"Precision": "int4"} and "precision" in other.unstated and row_of(other)["precision"] is None
+
+
 def test_energy_of_a_jube_table_is_that_of_all_devices_once(tmp_path: Path) -> None:
     """Every rank of CARAML's scripts writes the energy of all devices of its node: the ranks of a node are one measurement, not four."""
     (tmp_path / "combined.csv").write_text(
@@ -412,8 +434,9 @@ def test_a_jube_table_of_every_style_is_the_same(tmp_path: Path, form: str, turn
     store = Store(tmp_path / "out")
     assert read_table(table, store.root, None).records == 2
     found = sorted(store.records("t"), key=lambda record: str(record.point.params))
-    assert [record.point.params for record in found] == [{"PipelineParallel": "1"}, {"PipelineParallel": "2"}]
-    assert [(record.value("throughput"), record.value("runtime")) for record in found] == [(31207.2, 1800.0), (30000.1, 1860.0)]
+    setup = [("1", "30"), ("2", "31")]
+    assert [record.point.params for record in found] == [{"PipelineParallel": stages, "Runtime(min)": limit} for stages, limit in setup]
+    assert [(record.value("throughput"), record.value("runtime")) for record in found] == [(31207.2, None), (30000.1, None)]
     assert all((record.point.system, record.point.devices, record.point.global_batch) == ("jedi", 4, 64) for record in found)
 
 

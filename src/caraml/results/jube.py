@@ -28,7 +28,8 @@ from caraml.results.archive import Done
 from caraml.results.listing import Listing
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, attempts, read_record, write_record
-from caraml.suite.model import Point
+from caraml.suite.jube import PRECISIONS
+from caraml.suite.model import Point, Stated
 from caraml.system.catalogue import list_systems
 from caraml.system.model import System
 
@@ -48,6 +49,8 @@ _SET_UP = re.compile(
     r"|parallel$|batch|size$"
 )
 """Names of columns that say how a run was set up, where they have no unit."""
+_LIMITS = ("Runtime(min)", "exit_duration")
+"""Titles of CARAML's scripts for the time after which a run was to end, which is no measurement."""
 _UNITS = {
     "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0},
     "W": {"W": 1.0, "kW": 1e3, "mW": 1e-3},
@@ -70,6 +73,7 @@ class _Row:
     counts: dict[str, int]
     """``global_batch``, ``nodes`` and ``devices`` (of all nodes), where the table says them."""
     system: System | str | None
+    precision: Stated | None
 
 
 def read_table(path: Path, root: Path, suite: str | None) -> Done:
@@ -209,6 +213,7 @@ def _sorted(cells: dict[str, str], folder: Path) -> _Row:
     metrics: dict[str, Metric] = {}
     item: str | None = None
     system: System | str | None = None
+    precision: Stated | None = None
     counts = {
         _COUNTS[name]: count for title, text in cells.items() if (name := _name_and_unit(title)[0]) in _COUNTS and (count := _count(text))
     }
@@ -230,13 +235,15 @@ def _sorted(cells: dict[str, str], folder: Path) -> _Row:
             system = next(
                 (one for one in list_systems() if text.casefold() in {word.casefold() for word in (one.name, *one.aliases)}), text
             )
+        elif name == "precision" and text in PRECISIONS:
+            precision = PRECISIONS[text]
         elif _COUNTS.get(name) in counts:
             pass
-        elif value is not None and (unit or not _SET_UP.search(name)):
+        elif value is not None and title not in _LIMITS and (unit or not _SET_UP.search(name)):
             _add(metrics, title, value)
         else:
             params[title] = text or None
-    return _Row(params, metrics, item, counts, system)
+    return _Row(params, metrics, item, counts, system, precision)
 
 
 def _add(metrics: dict[str, Metric], title: str, value: float) -> None:
@@ -334,6 +341,7 @@ def _point(suite: str, row: _Row) -> Point:
         device=known.identity if isinstance(known, System) else UNKNOWN,
         device_class=known.device_class if isinstance(known, System) else "gpu",
         software="imported",
+        precision=row.precision or "fp32",
         nodes=nodes,
         devices=total // nodes if total is not None and total % nodes == 0 else 1,
         global_batch=batch,
@@ -343,7 +351,7 @@ def _point(suite: str, row: _Row) -> Point:
 
 def _record(point: Point, row: _Row, attempt: int, written: str, source: str) -> Record:
     told = {name for name in row.counts if name != "devices" or row.counts["devices"] % row.counts.get("nodes", 1) == 0}
-    told |= {"system"} if row.system is not None else set()
+    told |= {name for name in ("system", "precision") if getattr(row, name) is not None}
     told |= {"device", "device_class"} if isinstance(row.system, System) else set()
     named = ("system", "device", "device_class", "devices", "nodes", "global_batch", "software", "precision", "micro_batch", "measure")
     missing: dict[str, JsonValue] = {f"point.{name}": _NOT_THERE for name in named if name not in told}

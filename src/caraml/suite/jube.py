@@ -79,9 +79,11 @@ _KEYS = {
     },
 }
 """Keys of suites, and which parameters of the scripts and options of their programs hold them: the first that is there counts."""
+PRECISIONS: dict[str, Stated] = {word: word for word in get_args(Stated)}
+PRECISIONS |= {"--fp16": "fp16", "--bf16": "bf16", "True": "fp16", "False": "fp32", "16.16": "fp16", "32.32": "fp32"}
+"""What the words of the scripts are as precisions of suites."""
 _WORDS: dict[str, dict[str, Any]] = {
-    "precision": {word: word for word in get_args(Stated)}
-    | {"--fp16": "fp16", "--bf16": "bf16", "True": "fp16", "False": "fp32", "16.16": "fp16", "32.32": "fp32"},
+    "precision": PRECISIONS,
     "sp": {"--sequence-parallel": True},
     "distributed_optimizer": {"--use-distributed-optimizer": True},
     "channels_last": {"True": True, "False": False},
