@@ -53,14 +53,15 @@ def test_cancelling_ends_the_whole_group(tmp_path: Path) -> None:
 
 
 def test_the_script_can_be_run_by_hand_and_always_leaves_a_record(tmp_path: Path, make_point: MakePoint) -> None:
-    point = make_point(workload="gpt", params={"preset": "no such preset"}, benchmark="x'; touch /tmp/owned; '\nrm")
+    owned = tmp_path / "owned"
+    point = make_point(workload="gpt", params={"preset": "no such preset"}, benchmark=f"x'; touch {owned}; '\nrm")
     folder = Store(tmp_path / "with space").new_attempt(point)
     script = write_script(point, folder, threads=2)
     done = subprocess.run([str(script)], timeout=120, check=False)
     record = read_record(folder / RECORD)
     assert done.returncode == 1
     assert record.status == "failed" and "preset" in (record.reason or "")
-    assert not Path("/tmp/owned").exists()
+    assert not owned.exists()
 
 
 def test_one_process_runs_the_worker_and_several_what_starts_them(tmp_path: Path, make_point: MakePoint) -> None:

@@ -8,6 +8,7 @@ On the device a few batches are made once and used in turn, so that nothing but 
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
@@ -30,6 +31,9 @@ Batch = Any
 """A tensor, or lists, tuples and dictionaries of tensors: what torch's default collation makes of samples."""
 _MOST_WORKERS = 16
 """More than feed the fastest device: a worker brings several hundred images per second."""
+_START = "fork" if sys.platform == "linux" else None
+"""How workers begin: those that are forked share what the data set holds, and torch is told of their death. From 3.14 on Python's own
+choice is another one."""
 _REPORT_OF_A_DEATH = 2.0
 """Seconds that the kernel has to report a worker's death, also on a busy machine."""
 
@@ -142,6 +146,7 @@ class Stream(Iterator[Batch]):
             dataset,  # type: ignore[arg-type]  # any map-style data set will do; torch asks for its own base class
             batch_sampler=batches,
             num_workers=workers,
+            multiprocessing_context=_START if workers else None,
             pin_memory=pin_memory,
             generator=torch.Generator().manual_seed(seed),
             collate_fn=getattr(dataset, "collate", None),
