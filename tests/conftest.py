@@ -181,7 +181,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _need_programs_in(folder: str) -> None:
-    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+    if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
         raise pytest.UsageError(f"{folder} is mounted noexec, and the tests start programs there: set TMPDIR to another folder")
 
 

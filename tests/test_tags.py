@@ -29,6 +29,15 @@ def test_tags_choose_as_they_did(capsys: pytest.CaptureFixture[str]) -> None:
     assert meant("llm", "A100", system="A100")[0] == "A100"
 
 
+def test_synthetic_is_of_the_benchmarks_that_the_other_words_choose(tmp_path: Path) -> None:
+    program = '[[benchmark]]\nname = "prog"\nworkload = "command"\nparams = { argv = ["true"], energy = false }\n'
+    gpt = '[[benchmark]]\nname = "gpt"\nworkload = "gpt"\nglobal_batch = 1\n'
+    (suite := tmp_path / "mixed.toml").write_text(f'name = "mixed"\ntitle = "Mixed"\n{program}{gpt}')
+    assert meant(str(suite), "synthetic", "prog")[1:3] == (("prog",), ())
+    assert meant(str(suite), "prog", "gpt", "synthetic")[1:3] == (("prog", "gpt"), ("params.data=synthetic",))
+    assert meant(str(suite), "synthetic")[1:3] == ((), ("params.data=synthetic",))
+
+
 def test_other_words_name_the_campaign(capsys: pytest.CaptureFixture[str]) -> None:
     assert by_tags(Asked("llm", Path("r")), ["nightly", "cold"], None).options.tags == ("nightly", "cold")
     assert by_tags(Asked("llm", Path("r")), None, None) == Asked("llm", Path("r"))

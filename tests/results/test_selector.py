@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from caraml.report.progress import listings
 from caraml.results.archive import pack, unpack
 from caraml.results.listing import Listing, read_listing
 from caraml.results.record import Record
-from caraml.results.selector import last_two, select
+from caraml.results.selector import last_two, select, to_retry
 from caraml.results.store import Store, write_record
 from caraml.suite.model import Point
 from tests.conftest import MakePoint
@@ -113,6 +114,20 @@ def test_points_by_label_key_beginning_and_attempt(lab: Lab) -> None:
     assert lab.rates(str(file.parent)) == [4], "a point's folder: its newest attempt"
     assert [record.attempt for record in select(key, lab.store.root).every_attempt()] == [1, 2]
     assert len(select("quick", lab.store.root).every_attempt()) == 5 and len(select("quick@1", lab.store.root).every_attempt()) == 2
+
+
+def test_of_a_suite_what_was_begun_is_tried_again_and_of_named_points_all(lab: Lab) -> None:
+    begun, *rest = (lab.point(8, repeat) for repeat in range(3))
+    lab.run(begun, *rest, lab.point(16))
+    for one in (*rest, lab.point(16)):
+        shutil.rmtree(lab.store.points / one.folder_name)
+
+    def keys(name: str) -> list[str]:
+        return [key for _, found in to_retry(lab.store.root, (name,), failed=False, oom=False) for key in found]
+
+    assert keys("quick") == [begun.key]
+    assert keys(begun.label.removesuffix(" #1")) == [begun.key, *(one.key for one in rest)]
+    assert keys(rest[1].key) == [rest[1].key]
 
 
 def test_two_suites_with_the_same_label(lab: Lab) -> None:

@@ -335,6 +335,16 @@ def test_what_is_set_by_hand_may_break_the_form_of_benchmarks_that_are_not_chose
         expand(with_settings(file, ["measure.max_seconds=6"], params_of, {"n"}), machine(), params_of)
 
 
+def test_windows_that_fit_alone_and_not_together_are_a_fault(tmp_path: Path) -> None:
+    """Of the benchmark and of its words for one kind of machine."""
+    text = TWO + "global_batch = 1\nmeasure = { max_seconds = 60 }\non.cpu.measure = { max_seconds = 20 }\n"
+    assert [one.point.measure.min_seconds for one in set_for("n", text, "measure.min_seconds=30", "measure.max_seconds=60").points] == [
+        30.0
+    ]
+    with pytest.raises(InputError, match=r"benchmark\[1\]\.on\.cpu\.measure: .*max_seconds of at least min_seconds \(30\), not 20"):
+        set_for("m", text, "measure.min_seconds=30")
+
+
 def test_a_setting_that_no_chosen_benchmark_has_is_refused() -> None:
     quick = load_suite("quick")
     assert with_settings(quick, ["params.sequence_length=64"], real_params_of, {"gpt"}).changed[0] == {"params.sequence_length"}

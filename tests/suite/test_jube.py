@@ -243,6 +243,28 @@ def test_options_in_the_commands_of_the_training_step_count(language: Path, tmp_
     assert "learning_rate" not in found["params"] and "parameter decay" not in text
 
 
+@pytest.mark.parametrize("after", [" 2>&1 | tee log", " train.py", " $undefined"])
+def test_what_follows_a_flag_is_not_its_value(images: Path, tmp_path: Path, after: str) -> None:
+    """And a command's mode is nothing to JUBE, which has none."""
+    own = IMAGES.replace("--use_fp16=True ", "").replace(
+        "<do>$submit</do>", f'<do mode="shell">python x.py --bf16{after.replace("&", "&amp;")}</do>'
+    )
+    images.write_text(own)
+    assert benchmark(suite_from_script(images, ["A100"]), tmp_path)["precision"] == "bf16"
+
+
+def test_a_benchmark_that_the_tags_exclude_is_not_read(images: Path, tmp_path: Path) -> None:
+    first, rest = IMAGES.index("<benchmark"), IMAGES.index("</jube>")
+    body = IMAGES[first:rest]
+    other = re.sub(r"<benchmark ", '<benchmark tag="old" ', body, count=1).replace("16;64", "8")
+    images.write_text(IMAGES[:first] + other + body + IMAGES[rest:])
+    assert benchmark(suite_from_script(images, ["A100"]), tmp_path)["global_batch"] == [16, 64]
+    assert benchmark(suite_from_script(images, ["A100", "old"]), tmp_path)["global_batch"] == 8
+    images.write_text(IMAGES[:first] + other + IMAGES[rest:])
+    with pytest.raises(InputError, match="these tags leave no benchmark"):
+        suite_from_script(images, ["A100"])
+
+
 @pytest.mark.parametrize("of_set", [False, True])
 def test_two_parameters_of_one_name_are_what_duplicate_says(images: Path, tmp_path: Path, of_set: bool) -> None:
     """JUBE joins them with concat; the later one alone was taken, and two of three batches were lost."""

@@ -220,7 +220,7 @@ def by_tags(asked: Asked, tags: Sequence[str] | None, more: Sequence[str] | None
         if word.casefold() in systems:
             chosen["--system"].append(word)
         elif word == _SYNTHETIC:
-            chosen["--set"] += [f"params.data={word}"] if any(one.workload != "command" for one in file.suite.benchmark) else []
+            continue  # of what the other words choose
         elif called(word, file.names):
             chosen["--only"].append(word)
         elif word == "container":
@@ -236,12 +236,16 @@ def by_tags(asked: Asked, tags: Sequence[str] | None, more: Sequence[str] | None
                 else "caraml list systems"
             )
             raise InputError(f"--tag {word}: no system, and no benchmark of suite {asked.suite!r}, is called so", hint)
+    only = [*asked.options.part.names, *chosen["--only"]]
+    meant_here = {name for word in only or [""] for name in (called(word, file.names) if word else file.names)}
+    if _SYNTHETIC in words and any(one.workload != "command" and one.name in meant_here for one in file.suite.benchmark):
+        chosen["--set"].append(f"params.data={_SYNTHETIC}")
     system = {one.casefold(): one for one in [*([asked.system] if asked.system != LOCAL else []), *chosen["--system"]]}
     if len(system) > 1:
         raise InputError(f"a campaign runs on one system: found {' and '.join(system.values())}", "one of them, as --tag or --system")
     if meant := [word for option, values in chosen.items() for value in values for word in (option, value)]:
         say(f"--tag {' '.join(words)}: {shlex.join(meant)}", err=True)
-    options, part = asked.options, replace(asked.options.part, names=[*asked.options.part.names, *chosen["--only"]])
+    options, part = asked.options, replace(asked.options.part, names=only)
     options = replace(options, part=part, settings=(*options.settings, *chosen["--set"]), tags=tuple(words))
     return replace(asked, system=next(iter(system.values()), asked.system), options=options)
 

@@ -125,8 +125,9 @@ def clipped(texts: Sequence[str], limit: int) -> list[str]:
     """Each text in ``limit`` characters: one that is longer loses the words that all of them have, then its end."""
     words = [text.split() for text in texts]
     shared = set(words[0]).intersection(*words[1:]) if len(words) > 1 else set()
-    telling = ([word for word in own if word not in shared] for own in words)
-    return [_clipped(text, own if shared else [], limit) for text, own in zip(texts, telling, strict=True)]
+    telling = [[word for word in own if word not in shared] for own in words]
+    tell = len({tuple(own) for own in telling}) == len(set(texts))  # words in another order tell, too
+    return [_clipped(text, own if shared and tell else [], limit) for text, own in zip(texts, telling, strict=True)]
 
 
 def _clipped(text: str, telling: Sequence[str], limit: int) -> str:

@@ -155,14 +155,16 @@ def select(name: str | None, root: Path) -> Selection:
 def to_retry(root: Path, names: Sequence[str], failed: bool, oom: bool) -> list[tuple[Listing, list[str]]]:
     """Suites with the keys of those of their points that are to be measured again. Raises ``InputError`` when nothing was asked for.
 
-    Of a suite, a round or a tag these are the points that were begun: others may never have been wanted (``--only``).
+    Of a suite, a round or a tag these are the points that were begun: others may never have been wanted (``--only``). Points that are named
+    themselves are all meant.
     """
     if not names and not failed and not oom:
         raise InputError("nothing to try again was named", "caraml retry --failed, caraml retry --oom, or caraml retry POINT")
     store = Store(root)
     states = (*(UNHAPPY if failed else ()), *(("oom",) if oom else ()))
-    named = [[one.key for one in select(name, root).points] for name in names]
-    wanted, alone = {key for keys in named for key in keys}, {keys[0] for keys in named if len(keys) == 1}
+    named = [select(name, root) for name in names]
+    wanted = {one.key for selection in named for one in selection.points}
+    alone = {one.key for selection in named if not selection.listings for one in selection.points}
     chosen: list[tuple[Listing, list[str]]] = []
     taken: set[str] = set()
     for listing in store.campaigns():

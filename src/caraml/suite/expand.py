@@ -137,7 +137,11 @@ class _Expansion:
 
     def run(self, params_of: ParamsOf, software_of: SoftwareOf) -> tuple[list[PlannedPoint], int]:
         """The points, and how many combinations `where` excludes."""
-        asked = self._benchmark.asked(self._machine.device_class)
+        try:
+            asked = self._benchmark.asked(self._machine.device_class)
+        except ValidationError as error:  # each table is valid, and both together are not
+            self._fault(("on", self._machine.device_class, "measure"), "a table", error.errors()[0]["msg"].split("expected ", 1)[-1])
+            return [], 0
         repeats, measure = asked.pop("repeats") or 1, asked.pop("measure") or Measure()
         model = self._params_model(params_of)
         conditions = self._conditions(model)

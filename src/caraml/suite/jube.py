@@ -22,6 +22,7 @@ from caraml.suite.jube_script import (
     check_tags,
     chosen_benchmarks,
     computed,
+    everything,
     known_tags,
     read_script,
     select,
@@ -34,7 +35,7 @@ from caraml.suite.jube_script import (
 from caraml.suite.model import Stated
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
-_FLAG = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+)(?!-)([^\s\"'\\;&|<>]+))?")
+_FLAG = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+)(?!-|\d*[<>])([^\s\"'\\;&|<>]+))?")
 _OF_SITE = re.compile(
     r"account|queue|timelimit|hint|gres|tasks|threadspertask|partition|singularity_file|job_config|oot|outlog|outerr|starter"
 )
@@ -154,7 +155,7 @@ class _Parameters:
         return {
             f"--{found[1].replace('_', '-')}": (element, found[2] or f"--{found[1]}")
             for element in (*self.elements.values(), *self.commands)
-            if element.attributes.get("mode", "text") == "text" and not _OF_SITE.search(element.name)
+            if (element.kind == "do" or element.attributes.get("mode", "text") == "text") and not _OF_SITE.search(element.name)
             for found in _FLAG.finditer(element.text)
         }
 
@@ -181,12 +182,16 @@ def suite_from_script(path: Path, tags: Sequence[str], name: str | None = None) 
     for tag in tags:
         if tag not in known:
             raise unknown_name(f"tag of {path.name}", tag, known)
-    benchmarks = chosen_benchmarks(path, root)
-    whole = (benchmarks or [root])[0]
     given = frozenset(tags) | selected(root, "tag")
     check_tags(path, root, given)
-    every = [(one.name, one.all("parameter")) for one in [*root.inner, *whole.inner] if one.kind.endswith("set")]
+    under_any = {
+        id(place): [(one.name, one.all("parameter")) for one in place.inner if one.kind.endswith("set")] for place in everything(root)
+    }
+    any_benchmark = bool(root.all("benchmark"))
     select(path, root, given)
+    benchmarks = chosen_benchmarks(path, root) if any_benchmark else []
+    whole = (benchmarks or [root])[0]
+    every = [*under_any[id(root)], *(under_any[id(whole)] if whole is not root else [])]
     notes: list[tuple[int, str]] = [(one.line, f"benchmark {one.name!r}: only the first is read") for one in benchmarks[1:]]
     step, parameters, workload = _training(path, root, whole, every, known)
     benchmark = _benchmark(path, step, parameters, workload, notes)
@@ -296,18 +301,18 @@ def _row(parameters: _Parameters, workload: str, chosen: dict[str, str], notes: 
     row: dict[str, Any] = {}
     for key, name in ((key, name) for key, names in _KEYS[workload].items() for name in names.split() if name in places):
         element, template = places[name]
+        value, hint = _WORDS.get(key, {}).get(name), GIVE_TAGS  # a flag says it by itself, whatever word follows it
         try:
             text = parameters.filled(template, chosen) if key not in row else ""
-            value = _value(key, text)
+            value = found if (found := _value(key, text)) is not None else value
+            why = f"{name} = {text}: no value of {key.removeprefix('params.')} says that"
+            hint = f"write one of {', '.join(get_args(Stated))} into the script" if key == "precision" else hint
         except _UnknownError as error:
             why, hint = (str(error) if str(error).startswith(f"parameter {name}:") else f"{name}: {error}"), error.hint
-        else:
-            if value is not None:
-                row.setdefault(key, value)
-            if value is not None or key in row:
-                continue
-            why = f"{name} = {text}: no value of {key.removeprefix('params.')} says that"
-            hint = f"write one of {', '.join(get_args(Stated))} into the script" if key == "precision" else GIVE_TAGS
+        if value is not None:
+            row.setdefault(key, value)
+        if key in row:
+            continue
         notes.append((element.line, why))
         parameters.lost.setdefault(key, (element.line, why, hint))
     for option, (element, template) in parameters.options().items():

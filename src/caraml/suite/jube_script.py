@@ -216,10 +216,12 @@ def selected(root: Element, kind: str) -> set[str]:
 
 
 def chosen_benchmarks(path: Path, root: Element) -> list[Element]:
-    """The benchmarks that a script's own selection leaves. Raises ``InputError`` if it has some and none is left."""
+    """The benchmarks that a script's own selection leaves, of those that its tags do. Raises ``InputError`` if that is none."""
     only, others, every = selected(root, "only"), selected(root, "not"), root.all("benchmark")
     chosen = [one for one in every if (not only or one.name in only) and one.name not in others]
-    if every and not chosen:
+    if not every:
+        raise InputError(f"{path}: these tags leave no benchmark", f"its tags: {', '.join(sorted(known_tags(root)))}")
+    if not chosen:
         names = ", ".join(one.name for one in every)
         asked = f"only {', '.join(sorted(only)) or 'all'} and not {', '.join(sorted(others)) or 'none'}"
         line = root.all("selection")[0].line

@@ -19,6 +19,7 @@ import shutil
 import socket
 import urllib.parse
 import urllib.request
+from functools import cache
 from typing import Any
 
 from caraml.base.limits import RECORD
@@ -87,6 +88,7 @@ class _SameHost(urllib.request.HTTPRedirectHandler):
         return made
 
 
+@cache
 def _opener() -> urllib.request.OpenerDirector:
     """Asks the controller itself: a proxy for the web, which may be set for the whole job, does not know it and would see its password."""
     return urllib.request.build_opener(urllib.request.ProxyHandler({}), _SameHost)
