@@ -119,7 +119,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_728,
-    "base": 2_677,
+    "base": 2_687,
     "campaign": 1_762,
     "cli": 1_570,
     "data": 818,
@@ -131,7 +131,7 @@ LINES = {
     "report": 4_477,
     "results": 2_500,
     "suite": 2_501,
-    "system": 3_852,
+    "system": 3_858,
     "verify": 1_061,
     "worker": 2_128,
     "workloads": 8_852,

@@ -11,7 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from caraml.base.errors import CaramlError
+from caraml.base.errors import CaramlError, EnvironmentUnfitError
+from caraml.base.files import home
 from caraml.base.format import human, percent
 from caraml.base.plugins import Plugin
 from caraml.power.sampler import available_sources
@@ -125,7 +126,9 @@ def report(found: Sequence[Check], names: bool = False) -> dict[str, Any]:
     told = {"report_version": REPORT_VERSION, "checks": [asdict(check) for check in found], **machine}
     if names:
         return told
-    hidden = {str(Path.home()): "~", **dict.fromkeys(_hosts(), "HOST")}
+    hidden = dict.fromkeys(_hosts(), "HOST")
+    with suppress(EnvironmentUnfitError):
+        hidden = {str(home()): "~", **hidden}
     with suppress(OSError, KeyError):  # a user without a name
         hidden[getpass.getuser()] = "USER"
     hidden.pop("root", None)

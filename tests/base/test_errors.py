@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
 
-from caraml.base.errors import ExitCode, InputError, is_out_of_memory, nearest, unknown_name
+from caraml.base.errors import EnvironmentUnfitError, ExitCode, InputError, is_out_of_memory, nearest, unknown_name
+from caraml.base.files import DATA_VARIABLE, cache_home, config_home, data_home
 
 
 def test_an_unknown_name_gets_the_nearest_spelling() -> None:
@@ -79,3 +83,17 @@ def test_what_this_machine_says_is_understood() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60)
     assert is_out_of_memory(caught.value)
+
+
+@pytest.mark.parametrize("folder", [config_home, cache_home, data_home])
+def test_a_user_without_a_home_is_told_so(folder: Callable[[], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by number alone in a container, with an empty environment."""
+
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", DATA_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    with pytest.raises(EnvironmentUnfitError, match=r"HOME is not set, and user \d+ is in no list of users(?s:.)*export HOME=FOLDER"):
+        folder()

@@ -154,6 +154,18 @@ def test_free_memory_is_the_least_that_host_and_groups_leave(tree: Tree) -> None
     assert host.free_memory(tree({**files, "sys/fs/cgroup/slurm/memory.max": "max\n"})) == 4_096_000_000
 
 
+def test_the_cache_of_files_gives_way_in_groups_below_as_well(tree: Tree) -> None:
+    """Version 1 under Slurm: the job has the limit, its tasks have the files; the usage is of all of them."""
+    files = {
+        "proc/meminfo": "MemTotal: 8000000 kB\nMemAvailable: 4000000 kB\n",
+        "proc/self/cgroup": "4:memory:/slurm/job_1/step_0/task_0\n",
+        "sys/fs/cgroup/memory/slurm/job_1/memory.limit_in_bytes": "1000000000\n",
+        "sys/fs/cgroup/memory/slurm/job_1/memory.usage_in_bytes": "990000000\n",
+        "sys/fs/cgroup/memory/slurm/job_1/memory.stat": "active_file 0\ntotal_active_file 300000000\ntotal_inactive_file 500000000\n",
+    }
+    assert host.free_memory(tree(files)) == 810_000_000
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(("asked", "fails"), [("1", True), ("off", False)])
 def test_an_allocation_beyond_the_limit_fails(asked: str, fails: bool) -> None:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from caraml.analysis.run_variation import mean_metric
 from caraml.base.errors import InputError
 from caraml.base.toml import parse_toml
-from caraml.campaign import Campaign, Options, run_campaign
+from caraml.campaign import Campaign, Options, program, run_campaign
 from caraml.campaign.attempt import PointTask, RunningPoint, record_of_program
 from caraml.campaign.program import Sensors, Shells, ran
 from caraml.engine.instruments import CpuTime
@@ -418,3 +418,17 @@ def test_a_command_needs_no_torch() -> None:
 def test_faults_name_the_line(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"c\.toml:6"):
         run(tmp_path, 'params = { argv = ["x", "{m}"], n = [1, 2] }')
+
+
+def test_a_shell_that_knows_no_time_of_day_runs_programs_too(tmp_path: Path, make_point: MakePoint) -> None:
+    """Bash before version 5, as on RHEL 8; unset, the variable means nothing to a newer one."""
+    params = Params(argv=["sleep", "0.2"], energy=False)
+    point = make_point(workload="command", params=params.model_dump(mode="json"))
+    text = program.script(point, params, "old", str(tmp_path), str(tmp_path))
+    (path := tmp_path / "run.sh").write_text(text.replace("set -u\n", "set -u\nunset EPOCHREALTIME\n"))
+    before = time.time()
+    done = subprocess.run(["bash", str(path)], input="\n", capture_output=True, text=True, check=False)
+    found = ran(str(tmp_path))
+    assert done.returncode == 0 and found is not None, done.stderr
+    assert found.seconds is not None and 0.15 < found.seconds < 5
+    assert found.at is not None and before - 0.1 <= found.at <= time.time()

@@ -18,6 +18,8 @@ from pathlib import Path
 from stat import S_ISLNK, S_ISREG, S_ISVTX, S_IWGRP, S_IWOTH
 from typing import BinaryIO, Literal, cast
 
+from caraml.base.errors import EnvironmentUnfitError
+
 Sync = Literal["none", "file", "folder"]
 """What is on the disk when a write returns: nothing for sure, the content if the name is there after a power cut, or content and name."""
 Name = Path | str
@@ -187,20 +189,28 @@ def flush(path: Name) -> None:
         os.close(descriptor)
 
 
+def home() -> Path:
+    """This user's folder. Raises ``EnvironmentUnfitError`` where neither ``HOME`` nor the machine's list of users names one."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise EnvironmentUnfitError(f"HOME is not set, and user {os.geteuid()} is in no list of users", "export HOME=FOLDER") from None
+
+
 def config_home() -> Path:
     """Folder of what this user has set: ``$XDG_CONFIG_HOME/caraml``, else ``~/.config/caraml``. It need not exist yet."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "caraml"
+    return Path(os.environ.get("XDG_CONFIG_HOME") or home() / ".config") / "caraml"
 
 
 def cache_home() -> Path:
     """Folder of what is kept for later runs: ``$XDG_CACHE_HOME/caraml``, else ``~/.cache/caraml``. It need not exist yet."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "caraml"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home() / ".cache") / "caraml"
 
 
 def data_home() -> Path:
     """The folder of prepared data: ``$CARAML_DATA``, else ``~/.cache/caraml/data``. It need not exist yet."""
     chosen = os.environ.get(DATA_VARIABLE)
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "caraml" / "data"
+    return Path(chosen).expanduser() if chosen else home() / ".cache" / "caraml" / "data"
 
 
 def owned(folder: Name) -> bool:

@@ -126,9 +126,15 @@ def free_memory(root: Path = ROOT) -> int | None:
         for folder in _cgroup_folders(root, controller):
             limit, taken = read_int(folder / most), read_int(folder / used)
             if limit is not None and taken is not None and limit < 2**60:
-                cached = re.findall(r"^(?:in)?active_file (\d+)$", read(folder / "memory.stat") or "", re.MULTILINE)
-                found.append(max(limit - taken + sum(map(int, cached)), 0))  # the cache of files goes where others need its room
+                found.append(max(limit - taken + _cached(folder), 0))
     return min(found, default=None)
+
+
+def _cached(folder: Path) -> int:
+    """Bytes of a memory group, with the groups in it, that are the cache of files, which goes where others need its room."""
+    stat = dict(line.split() for line in (read(folder / "memory.stat") or "").splitlines() if len(line.split()) == 2)
+    # Of version 1 the plain numbers are the group's own, though its usage is that of all in it; version 2 has no others.
+    return sum(int(stat.get(f"total_{name}", stat.get(name, 0))) for name in ("active_file", "inactive_file"))
 
 
 MEMORY = "CARAML_MEMORY_GIB"
