@@ -81,6 +81,15 @@ def test_rapl_domains_are_nested_and_counted_once(tmp_path: Path) -> None:
     assert window.boundaries["cpu"].energy_j < window.boundaries["node_dc"].energy_j
 
 
+def test_the_platform_of_a_second_socket_is_no_package(tmp_path: Path) -> None:
+    watts = {"package-0": 100.0, "psys": 300.0, "package-1": 90.0, "psys-1": 200.0}
+    for number, name in enumerate(watts):
+        trees.rapl_zone(tmp_path, f"intel-rapl:{number}", name, number + 1)
+    window = energy_at_constant_power(list(opened(RaplSource(tmp_path))[0].values()), {f"cpu:{name}": w for name, w in watts.items()})
+    assert window.boundaries["cpu"].energy_j == pytest.approx(1900, abs=1)
+    assert window.boundaries["node_dc"].energy_j == pytest.approx(5000, abs=1)
+
+
 def test_dies_that_mirror_one_counter_count_once(tmp_path: Path) -> None:
     for number, name, value in ((0, "package-0-die-0", 5), (1, "package-0-die-1", 5), (2, "package-1-die-0", 5), (3, "package-1-die-1", 6)):
         trees.rapl_zone(tmp_path, f"intel-rapl:{number}", name, value)

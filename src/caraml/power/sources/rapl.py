@@ -60,7 +60,7 @@ class RaplSource(FileSource):
         numbers = zone.name.split(":")[1:]
         package = read(self.root / f"intel-rapl:{numbers[0]}" / "name") or f"zone-{numbers[0]}"
         inner = len(numbers) > 1
-        boundary: Boundary = "node_dc" if label == "psys" else "cpu"
+        boundary: Boundary = "node_dc" if label == "psys" or label.startswith("psys-") else "cpu"
         limit = read_number(zone / "constraint_0_max_power_uw", MICRO) or read_number(zone / "constraint_0_power_limit_uw", MICRO)
         return Channel(
             id=f"rapl:{':'.join(numbers)}:{label}",
