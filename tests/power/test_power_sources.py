@@ -81,6 +81,32 @@ def test_rapl_domains_are_nested_and_counted_once(tmp_path: Path) -> None:
     assert window.boundaries["cpu"].energy_j < window.boundaries["node_dc"].energy_j
 
 
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"0_max_power": 15, "0_power_limit": 15, "1_power_limit": 55}, 150),
+        ({"0_max_power": 6, "1_power_limit": 25, "2_power_limit": 78}, 156),
+        ({"0_max_power": 125, "0_power_limit": 4095}, 1500),
+    ],
+)
+def test_a_processor_that_boosts_far_above_its_long_limit_is_measured(tmp_path: Path, limits: dict[str, int], expected: float) -> None:
+    trees.rapl_zone(
+        tmp_path, "intel-rapl:0", "package-0", 1, **{f"constraint_{name}_uw": watts * 1_000_000 for name, watts in limits.items()}
+    )
+    (package,) = opened(RaplSource(tmp_path))[0].values()
+    assert package.max_power_w == pytest.approx(expected) and package.wrap_j is not None
+    window = energy_at_constant_power([package], {"cpu:package-0": 60.0})
+    assert window.boundaries["cpu"].energy_j == pytest.approx(600, abs=1) and window.flags == []
+    for start, flag in ((package.wrap_j - 500, None), (package.wrap_j / 2, "reset")):  # the counter goes back to 0 on its own, or too early
+        series, at_zero = ReadingSeries(), -2 + 500 / 60
+        for k in range(140):
+            t = -2 + 0.1 * k
+            series.add(t, t, start + 60 * (t + 2) if t < at_zero else 60 * (t - at_zero))
+        window = window_energy("w", [ChannelReadings(package, series)], 0.0, 10.0)
+        assert (window.flags == []) if flag is None else (flag in window.flags)
+        assert flag is not None or window.boundaries["cpu"].energy_j == pytest.approx(600, abs=1)
+
+
 def test_the_platform_of_a_second_socket_is_no_package(tmp_path: Path) -> None:
     watts = {"package-0": 100.0, "psys": 300.0, "package-1": 90.0, "psys-1": 200.0}
     for number, name in enumerate(watts):

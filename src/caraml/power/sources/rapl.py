@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from caraml.power.counter import DEFAULT_MAX_POWER_W
 from caraml.power.model import Boundary, Channel
 from caraml.power.source import SourceUnavailable
 from caraml.power.sources.files import MICRO, FileSource, SensorFile, numbered, read_number
@@ -21,6 +22,8 @@ UPDATE_PERIOD_S = 0.001
 """RAPL counters are refreshed about every millisecond (Intel SDM vol. 3, section on RAPL interfaces)."""
 RESOLUTION_J = 61e-6
 """Energy unit of the register, 2^-14 J."""
+LEAST_MAX_POWER_W = 150.0
+"""What a processor may draw for moments, however small its limits are: those of mobile ones are a fraction of it."""
 
 
 class RaplSource(FileSource):
@@ -61,7 +64,8 @@ class RaplSource(FileSource):
         package = read(self.root / f"intel-rapl:{numbers[0]}" / "name") or f"zone-{numbers[0]}"
         inner = len(numbers) > 1
         boundary: Boundary = "node_dc" if label == "psys" or label.startswith("psys-") else "cpu"
-        limit = read_number(zone / "constraint_0_max_power_uw", MICRO) or read_number(zone / "constraint_0_power_limit_uw", MICRO)
+        limits = (read_number(file, MICRO) for word in ("max_power", "power_limit") for file in zone.glob(f"constraint_*_{word}_uw"))
+        limit = max(filter(None, limits), default=None)
         return Channel(
             id=f"rapl:{':'.join(numbers)}:{label}",
             source=self.name,
@@ -73,8 +77,8 @@ class RaplSource(FileSource):
             resolution=RESOLUTION_J,
             update_period_s=UPDATE_PERIOD_S,
             wrap_j=read_number(zone / "max_energy_range_uj", MICRO),
-            # A limit is an average over seconds; short peaks go beyond it.
-            max_power_w=2 * limit if limit else None,
+            # A limit is an average, and short peaks go beyond it; where a board sets none, its register holds thousands of watts.
+            max_power_w=min(max(2 * limit, LEAST_MAX_POWER_W), DEFAULT_MAX_POWER_W[boundary]) if limit else None,
             # Memory hangs below its package in the tree, but the package's counter does not include it.
             parent=f"cpu:{package}" if inner and label != "dram" else None,
         )
