@@ -353,6 +353,22 @@ def test_asking_for_a_gpu_that_is_not_there_names_those_that_are(monkeypatch: py
         opened(create("nvml", ["GPU-9"]))
 
 
+def test_a_lost_gpu_does_not_take_the_others_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": "GPU-a"}, {"uuid": "GPU-b", "lost": True}, {"uuid": "GPU-c"}])
+    with Meter(["nvml"], interval=0.02) as meter:
+        assert {channel.domain for channel in meter.channels} == {"GPU-a", "GPU-c"}
+        assert meter.reasons == ["nvml: GPU 1 does not open: NVML: GPU is lost"]
+    assert {channel.domain for channel in opened(create("nvml", ["GPU-c"]))[0].values()} == {"GPU-c"}
+    with pytest.raises(SourceUnavailable, match=r"'GPU-b' here.*GPU 1 does not open: NVML: GPU is lost"):
+        create("nvml", ["GPU-b"]).open()
+    with Meter(["nvml"], devices=["GPU-b"], interval=0.02) as meter, meter.window("w") as window:
+        pass
+    assert "GPU is lost" in (window.energy.reason or "")
+    use(monkeypatch, "pynvml", FAKE_GPUS=[{"lost": True}])
+    with pytest.raises(SourceUnavailable, match=r"^GPU 0 does not open: NVML: GPU is lost"):
+        create("nvml").open()
+
+
 def test_slices_share_their_parents_number(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": A, "mig": ["MIG-1", "MIG-2"]}], CUDA_VISIBLE_DEVICES="MIG-1,MIG-2")
     channels, _ = opened(create("nvml"))

@@ -53,6 +53,8 @@ class Sampler:
         self.interval = max(interval, source.min_interval_s)
         """Length of a sampling interval [s]."""
         self.channels: list[Channel] = []
+        self.left_out: list[str] = []
+        """Why devices of the source are not read."""
         self.failure: str | None = None
         """Why the source is not read (any more), with the fix if one is known."""
         self.closed: str | None = None
@@ -122,6 +124,7 @@ class Sampler:
         try:
             self._source.open()
             self.channels = [replace(c, source=self.name) for c in self._source.channels()]
+            self.left_out = list(getattr(self._source, "left_out", ()))
             self._store.register(self.channels)
             self._read()
             self._opened.set()
@@ -248,8 +251,9 @@ class Sampling:
 
     @property
     def reasons(self) -> list[str]:
-        """Why sources are not read, or no longer read."""
-        return [s.failure for s in self._samplers if s.failure is not None]
+        """Why sources, or some of their devices, are not read, or no longer read."""
+        failures = [s.failure for s in self._samplers if s.failure is not None]
+        return failures + [f"{s.name}: {why}" for s in self._samplers if s.failure is None for why in s.left_out]
 
     @property
     def absent(self) -> list[str]:

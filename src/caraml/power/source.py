@@ -202,6 +202,8 @@ class SensorGroup:
     def __init__(self, argument: str | Path = "", devices: Sequence[str] | None = None, automatic: bool = False) -> None:
         self.argument, self.devices, self.automatic = str(argument), devices, automatic
         self.listed: list[Channel] = []
+        self.left_out: list[str] = []
+        """Why devices are not measured that are there beside those that are."""
 
     def channels(self) -> list[Channel]:
         """What was found."""

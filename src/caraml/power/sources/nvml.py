@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from caraml.power.model import Boundary, Channel, Kind
-from caraml.power.source import AskedSensors, SensorError, SourceUnavailable, select
-from caraml.system.nvml import Nvml, text
+from caraml.power.source import AskedSensors, SensorError, SourceUnavailable, UnknownDeviceError, select
+from caraml.system.nvml import Nvml
 from caraml.system.visible import CUDA
 
 MILLI = 1e-3
@@ -51,6 +51,8 @@ class NvmlSource(AskedSensors):
         self._nvml, self.failures = nvml, (nvml.NVMLError, SensorError, AttributeError)
         handles = self._handles(Nvml(nvml))
         if not handles:
+            if self.left_out:
+                raise SourceUnavailable("; ".join(self.left_out), kind="unreadable")
             raise SourceUnavailable("no NVIDIA GPU is visible to this process", "check CUDA_VISIBLE_DEVICES")
         for uuid, (name, handle, slices) in handles.items():
             self._probe(uuid, name, handle, slices)
@@ -62,12 +64,20 @@ class NvmlSource(AskedSensors):
         present: dict[str, tuple[str, Any, tuple[str, ...]]] = {}
         aliases = {}
         for index in range(self._nvml.nvmlDeviceGetCount()):
-            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            handle = nv.ask(f"GPU {index}", "nvmlDeviceGetHandleByIndex", index)
+            uuid = None if handle is None else nv.ask(f"GPU {index}", "nvmlDeviceGetUUID", handle)
+            if uuid is None:  # lost or closed: the others are measured
+                self.left_out.append(f"GPU {index} does not open: {nv.missing[f'GPU {index}']}")
+                continue
             slices = [nv.quietly("nvmlDeviceGetUUID", each) for each in nv.mig_instances(index, handle)]
-            uuid = text(self._nvml.nvmlDeviceGetUUID(handle))
             aliases[uuid] = [nv.pci_bus_id(handle) or "", *filter(None, slices)]
             present[uuid] = (nv.quietly("nvmlDeviceGetName", handle) or "NVIDIA GPU", handle, tuple(aliases[uuid][1:]))
-        return {uuid: present[uuid] for uuid in select(list(present), aliases, self.devices, CUDA)}
+        try:
+            return {uuid: present[uuid] for uuid in select(list(present), aliases, self.devices, CUDA)}
+        except UnknownDeviceError as error:
+            if not self.left_out:
+                raise
+            raise SourceUnavailable(f"{error.args[0]}; {'; '.join(self.left_out)}", kind="unreadable") from error
 
     def _probe(self, uuid: str, name: str, handle: Any, slices: tuple[str, ...]) -> None:
         """Add the counter and the best power reading of one GPU, as far as they answer."""

@@ -26,6 +26,7 @@ DEFAULTS = {
     "gpu_scope": True,  # has power at GPU scope
     "mig": [],  # UUIDs of slices
     "frozen": False,  # the counter never moves
+    "lost": False,  # fell off the bus before the library was opened
 }
 
 NVML_SUCCESS = 0
@@ -131,6 +132,8 @@ def nvmlDeviceGetCount():
 
 
 def nvmlDeviceGetHandleByIndex(index):
+    if _gpus[index].lost:
+        raise NVMLError_GpuIsLost()
     return _gpus[index]
 
 
