@@ -360,8 +360,9 @@ def test_a_full_disk_does_not_stop_the_measurement(
 
 def test_ranks_write_beside_each_other_and_are_merged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, gpus = tmp_path / "r", [json.dumps([{"uuid": f"GPU-{letter}"}]) for letter in "ab"]
+    step = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
     ranks = [
-        start("--methods", "nvml", "--out", str(folder), "--", "sleep", "1", FAKE_GPUS=g, SLURM_PROCID=str(r), SLURM_NTASKS="2")
+        start("--methods", "nvml", "--out", str(folder), "--", "sleep", "1", FAKE_GPUS=g, SLURM_PROCID=str(r), **step)
         for r, g in enumerate(gpus)
     ]
     for process in ranks:

@@ -16,8 +16,8 @@ BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SRUN = """#!/bin/sh
 # stands in for Slurm: starts the command twice, as ranks 0 and 1
 shift 2
-SLURM_NTASKS=2 SLURM_PROCID=0 "$@" & first=$!
-SLURM_NTASKS=2 SLURM_PROCID=1 "$@" & second=$!
+SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_PROCID=0 "$@" & first=$!
+SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_PROCID=1 "$@" & second=$!
 wait $first && wait $second
 """
 

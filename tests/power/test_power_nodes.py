@@ -128,11 +128,20 @@ def test_one_process_per_node_is_elected(tmp_path: Path) -> None:
 
 
 def test_ranks_come_from_the_launcher() -> None:
-    assert rank({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}) == 3
-    assert rank({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) is None
+    assert rank({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_STEP_ID": "0"}) == 3
+    assert rank({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"}) is None
     assert rank({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}) == 1
     assert rank({}) is None
     assert world_size({"PMI_SIZE": "x"}) is None
+
+
+@pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": "4294967291"}, {"SLURM_STEP_ID": "4294967290"}])
+def test_a_job_s_script_is_no_rank_of_its_tasks(step: dict[str, str]) -> None:
+    script = {"SLURM_JOB_ID": "5", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", **step}
+    assert (rank(script), world_size(script)) == (None, None)
+    mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    assert (rank(script | mpi), world_size(script | mpi)) == (1, 2)
+    assert rank(script | {"PMIX_RANK": "3"}) == 3, "of a launcher that does not say how many there are"
 
 
 # --- meters of the node -----------------------------------------------------------------------------------------------

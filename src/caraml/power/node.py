@@ -72,20 +72,31 @@ LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 STEP = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "SLURM_STEP_ID")
 
+SLURM_OWN_STEPS = 0xFFFFFFF0
+"""From here on the numbers of steps are those that Slurm gives to a job's script and to a shell in an allocation."""
+
 
 def _number(names: tuple[str, ...], environment: Mapping[str, str]) -> int | None:
     found = next((environment[name] for name in names if environment.get(name, "").isdigit()), None)
     return None if found is None else int(found)
 
 
+def _launched(names: tuple[str, ...], environment: Mapping[str, str]) -> int | None:
+    """What the launcher says. Slurm tells a job's script the tasks of the whole job, but only a step's processes are ranks."""
+    step = environment.get("SLURM_STEP_ID", "")
+    if not (step.isdigit() and int(step) < SLURM_OWN_STEPS) and not any(n in environment for n in RANK if not n.startswith("SLURM_")):
+        names = tuple(name for name in names if not name.startswith("SLURM_"))
+    return _number(names, environment)
+
+
 def rank(environment: Mapping[str, str] = os.environ) -> int | None:
     """This process's rank, if a launcher started more than one; else ``None``."""
-    return _number(RANK, environment) if (world_size(environment) or 1) > 1 else None
+    return _launched(RANK, environment) if (world_size(environment) or 1) > 1 else None
 
 
 def world_size(environment: Mapping[str, str] = os.environ) -> int | None:
     """Number of ranks that the launcher started."""
-    return _number(SIZE, environment)
+    return _launched(SIZE, environment)
 
 
 def job(environment: Mapping[str, str] = os.environ) -> str:
