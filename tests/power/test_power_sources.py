@@ -284,8 +284,8 @@ def test_an_intel_card_that_is_hidden_nobody_knows_how_counts_for_nobody(
 
 def test_amd_cards_by_kernel_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
-    trees.drm_card(tmp_path, 0, "0000:c1:00.0", "amdgpu", {"power1_average": 90_000_000})
-    trees.drm_card(tmp_path, 1, "0000:c6:00.0", "amdgpu", {"power1_input": 80_000_000, "power1_average": 1})
+    trees.drm_card(tmp_path, 0, "0000:c1:00.0", "amdgpu", {"power1_average": 90_000_000, "power1_cap": 300_000_000})
+    trees.drm_card(tmp_path, 1, "0000:c6:00.0", "amdgpu", {"power1_input": 80_000_000, "power1_average": 1, "power1_cap": 1})
     trees.drm_card(tmp_path, 2, "0000:c9:00.0", "amdgpu", {"temp1_input": 40})  # a second die knows no power
     channels, values = opened(create(f"amdgpu:{tmp_path}"))
     assert list(values.values()) == pytest.approx([90, 80])
@@ -295,6 +295,19 @@ def test_amd_cards_by_kernel_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("ROCR_VISIBLE_DEVICES")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert list(opened(create(f"amdgpu:{tmp_path}"))[1].values()) == pytest.approx([90]), "HIP obeys CUDA's variable, too"
+
+
+def test_the_graphics_of_an_amd_processor_are_no_card(tmp_path: Path) -> None:
+    trees.drm_card(tmp_path, 0, "0000:0b:00.0", "amdgpu", {"power1_average": 45_000_000})
+    with pytest.raises(SourceUnavailable, match="has no limit of its power") as alone:
+        create(f"amdgpu:{tmp_path}").open()
+    assert alone.value.kind == "absent"
+    trees.drm_card(tmp_path, 1, "0000:03:00.0", "amdgpu", {"power1_average": 90_000_000, "power1_cap_max": 300_000_000})
+    source = create(f"amdgpu:{tmp_path}")
+    with Meter([source], interval=0.02) as meter:
+        assert [channel.domain for channel in meter.channels] == ["0000:03:00.0"]
+        (reason,) = meter.reasons
+    assert reason.startswith("amdgpu: 0000:0b:00.0 has no limit")
 
 
 # --- NVIDIA -----------------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 - ``amdgpu``, ``intel``: GPUs whose driver shows power or energy, in ``/sys/class/drm/card<n>/device/hwmon/hwmon<m>/``: amdgpu
   ``power1_average`` (mean) or ``power1_input`` (instantaneous) in µW; xe ``energy1_input`` (card) and ``energy2_input`` (package, part of
-  the card) in µJ; i915 ``energy1_input`` in µJ (Linux documentation, hwmon/sysfs-interface and the drivers' ABI files). Integrated
-  graphics have none of them.
+  the card) in µJ; i915 ``energy1_input`` in µJ (Linux documentation, hwmon/sysfs-interface and the drivers' ABI files). Intel's integrated
+  graphics have none of them; AMD's show their whole processor's power, and no ``power1_cap``.
 - ``grace``: power rails of NVIDIA Grace and Grace-Hopper, from the kernel's ACPI power meter driver, in
   ``/sys/class/hwmon/hwmon<i>/device/{power1_average,power1_average_interval,power1_oem_info}`` in µW and ms; always a mean. The rail's name
   says what it is: ``Module Power Socket 0`` contains the GPU, its memory and the regulators' loss besides ``Grace Power Socket 0``, which
@@ -177,9 +177,15 @@ class AmdGpuSource(_DrmSource):
         options: tuple[tuple[str, Kind, float], ...] = (("power1_input", "power_instant", 0.0), ("power1_average", "power_mean", 1.0))
         for file, kind, window in options:
             if read_number(hwmon / file) is not None:
+                if not any(hwmon.glob("power1_cap*")):
+                    self.left_out.append(f"{pci} has no limit of its power: a processor's graphics, with the power of all of it")
+                    return
                 cap = read_number(hwmon / "power1_cap_max", MICRO)
                 yield SensorFile(self.channel(pci, kind, cap, window), hwmon / file)
                 return
+
+    def absence(self) -> str:
+        return "; ".join(self.left_out) or super().absence()
 
 
 class IntelSource(_DrmSource):
