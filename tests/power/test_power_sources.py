@@ -310,6 +310,29 @@ def test_the_graphics_of_an_amd_processor_are_no_card(tmp_path: Path) -> None:
     assert reason.startswith("amdgpu: 0000:0b:00.0 has no limit")
 
 
+def test_amd_cards_that_a_job_may_not_open_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers count what is left, by PCI address and not by the kernel's numbers; unique ids are what ROCm calls the cards."""
+    monkeypatch.setattr(files.AmdGpuSource, "nodes", tmp_path / "dri")
+    for number, bus in enumerate(("c9", "c1", "c6", "ce")):
+        watts = {"power1_average": int(bus, 16) * 1_000_000, "power1_cap": 500_000_000}
+        hwmon = trees.drm_card(tmp_path, number, f"0000:{bus}:00.0", "amdgpu", watts, unique_id=f"5a{bus}")
+        (hwmon.parents[1] / "drm" / f"renderD{128 + number}").mkdir(parents=True)
+    with pytest.raises(SourceUnavailable, match=r"renderD128 does not open") as none:
+        create(f"amdgpu:{tmp_path}").open()
+    assert none.value.kind == "unreadable"
+    trees.write(tmp_path / "dri", {"renderD128": "", "renderD130": "", "renderD131": ""})  # of c9, c6 and ce
+
+    def measured(*devices: str) -> list[str]:
+        return [c.domain for c in opened(create(f"amdgpu:{tmp_path}", devices or None))[0].values()]
+
+    assert measured() == ["0000:c6:00.0", "0000:c9:00.0", "0000:ce:00.0"]
+    assert measured("1") == measured("GPU-5ac9") == ["0000:c9:00.0"]
+    with pytest.raises(SourceUnavailable, match=r"'0000:c1:00.0' here.*0000:c1:00.0: .*renderD129 does not open"):
+        measured("0000:c1:00.0")
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "GPU-5ace,GPU-5ac6")
+    assert measured() == ["0000:ce:00.0", "0000:c6:00.0"]
+
+
 # --- NVIDIA -----------------------------------------------------------------------------------------------------------
 
 A, B, C = (f"GPU-{letter * 8}-0000-0000-0000-000000000000" for letter in "abc")

@@ -262,6 +262,20 @@ class AskedSensors(SensorGroup):
         except self.failures:
             return None
 
+    def choose(
+        self, present: Sequence[str], aliases: Mapping[str, Sequence[str]], masks: Masks = (), family: str = "", closed: Sequence[str] = ()
+    ) -> list[str]:
+        """As ``select``; why devices are ``closed`` is told where no other is present, or one was asked for that is not."""
+        try:
+            chosen = select(present, aliases, self.devices, masks, family)
+        except UnknownDeviceError as error:
+            if not closed:
+                raise
+            raise SourceUnavailable(f"{error.args[0]}; {'; '.join(closed)}", kind="unreadable") from error
+        if closed and not present:
+            raise SourceUnavailable("; ".join(closed), kind="unreadable")
+        return chosen
+
     def read(self) -> list[Reading]:
         """Ask every sensor."""
         return [timed(name, question, self.failures) for name, question in self.questions.items()]

@@ -42,9 +42,10 @@ def pm_counters(root: Path, joules: dict[str, int], watts: dict[str, int]) -> No
     write(root, {"freshness": 100, "generation": 7, "startup": 1700000000, "version": 2, "raw_scan_hz": 10, "power_cap": "0 W 0 us"})
 
 
-def drm_card(root: Path, number: int, pci: str, driver: str, files: dict[str, object]) -> Path:
-    """A graphics card: ``card<n>/device`` is a link to the PCI device, as in the kernel's tree."""
+def drm_card(root: Path, number: int, pci: str, driver: str, files: dict[str, object], **known: object) -> Path:
+    """A graphics card: ``card<n>/device`` is a link to the PCI device, as in the kernel's tree; ``known`` are files of that device."""
     device = root / "devices" / pci
+    write(device, known)
     write(device, {f"hwmon/hwmon{number}/{name}": value for name, value in files.items()})
     write(device, {f"hwmon/hwmon{number}/name": driver, "vendor": {"amdgpu": "0x1002"}.get(driver, "0x8086")})
     card = root / f"card{number}"

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from caraml.power.model import Boundary, Channel, Kind, Reading
-from caraml.power.source import AskedSensors, SourceUnavailable, select
+from caraml.power.source import AskedSensors, SourceUnavailable
 from caraml.system.files import listing, read
 from caraml.system.visible import ROCM, Masks
 
@@ -124,19 +124,35 @@ class _DrmSource(FileSource):
     """GPUs of one vendor, found through their kernel driver."""
 
     root = Path("/sys/class/drm")
+    nodes = Path("/dev/dri")
     drivers: tuple[str, ...]
     masks: Masks = ()
     vendor: str
 
     def find(self) -> Iterator[SensorFile]:
-        """The sensors of every card that is visible to this process, by PCI address."""
+        """The sensors of every card that is visible to this process and may be opened by it."""
         cards: dict[str, Path] = {}
         for card in listing(self.root, "card*"):
             for hwmon in (card / "device" / "hwmon").glob("hwmon*"):
                 if read(hwmon / "name") in self.drivers:
                     cards[(card / "device").resolve().name] = hwmon
-        for pci in select(list(cards), {}, self.devices, self.masks, self.name) if cards else ():
+        closed: dict[str, str] = {}
+        for pci, hwmon in cards.items():
+            nodes = [self.nodes / node.name for node in listing(hwmon.parents[1] / "drm", "renderD*")]
+            if nodes and not any(os.access(node, os.R_OK | os.W_OK) for node in nodes):  # as where a job has some of the node's cards
+                closed[pci] = f"{pci}: {nodes[0]} does not open"
+        present = [pci for pci in self.ordered(cards) if pci not in closed]
+        aliases = {pci: self.aliases(cards[pci].parents[1]) for pci in present}
+        for pci in self.choose(present, aliases, self.masks, self.name, [*closed.values()]) if cards else ():
             yield from self.sensors(pci, cards[pci])
+
+    def ordered(self, cards: Iterable[str]) -> list[str]:
+        """Cards in the order of the vendor's runtime, in which masks count."""
+        return list(cards)
+
+    def aliases(self, device: Path) -> list[str]:
+        """What else the card is called."""
+        return []
 
     def sensors(self, pci: str, hwmon: Path) -> Iterator[SensorFile]:
         """Those of one card."""
@@ -168,6 +184,13 @@ class AmdGpuSource(_DrmSource):
     """AMD GPUs: ``amdgpu``, or ``amdgpu:/path`` for a tree elsewhere."""
 
     name, drivers, masks, vendor = "amdgpu", ("amdgpu",), ROCM, "AMD"
+
+    def ordered(self, cards: Iterable[str]) -> list[str]:
+        return sorted(cards)
+
+    def aliases(self, device: Path) -> list[str]:
+        unique = read(device / "unique_id")
+        return [f"GPU-{unique}", unique] if unique else []
 
     def sensors(self, pci: str, hwmon: Path) -> Iterator[SensorFile]:
         """Instantaneous power, else its mean over a time that the driver does not say, for which 1 s is the cautious value.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from caraml.power.model import Boundary, Channel, Kind
-from caraml.power.source import AskedSensors, SensorError, SourceUnavailable, UnknownDeviceError, select
+from caraml.power.source import AskedSensors, SensorError, SourceUnavailable
 from caraml.system.nvml import Nvml
 from caraml.system.visible import CUDA
 
@@ -51,8 +51,6 @@ class NvmlSource(AskedSensors):
         self._nvml, self.failures = nvml, (nvml.NVMLError, SensorError, AttributeError)
         handles = self._handles(Nvml(nvml))
         if not handles:
-            if self.left_out:
-                raise SourceUnavailable("; ".join(self.left_out), kind="unreadable")
             raise SourceUnavailable("no NVIDIA GPU is visible to this process", "check CUDA_VISIBLE_DEVICES")
         for uuid, (name, handle, slices) in handles.items():
             self._probe(uuid, name, handle, slices)
@@ -72,12 +70,7 @@ class NvmlSource(AskedSensors):
             slices = [nv.quietly("nvmlDeviceGetUUID", each) for each in nv.mig_instances(index, handle)]
             aliases[uuid] = [nv.pci_bus_id(handle) or "", *filter(None, slices)]
             present[uuid] = (nv.quietly("nvmlDeviceGetName", handle) or "NVIDIA GPU", handle, tuple(aliases[uuid][1:]))
-        try:
-            return {uuid: present[uuid] for uuid in select(list(present), aliases, self.devices, CUDA)}
-        except UnknownDeviceError as error:
-            if not self.left_out:
-                raise
-            raise SourceUnavailable(f"{error.args[0]}; {'; '.join(self.left_out)}", kind="unreadable") from error
+        return {uuid: present[uuid] for uuid in self.choose(list(present), aliases, CUDA, closed=self.left_out)}
 
     def _probe(self, uuid: str, name: str, handle: Any, slices: tuple[str, ...]) -> None:
         """Add the counter and the best power reading of one GPU, as far as they answer."""
