@@ -333,6 +333,21 @@ def test_amd_cards_that_a_job_may_not_open_are_not_measured(tmp_path: Path, monk
     assert measured() == ["0000:ce:00.0", "0000:c6:00.0"]
 
 
+@pytest.mark.parametrize("silent", [{"temp1_input": 40}, {"power1_average": 0, "power1_cap": 0}])
+def test_both_dies_of_an_amd_card_are_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: dict[str, object]) -> None:
+    loud = {"power1_average": 400_000_000, "power1_cap": 560_000_000}
+    for number, bus in enumerate(("c1", "c6", "c9", "ce")):
+        trees.drm_card(tmp_path, number, f"0000:{bus}:00.0", "amdgpu", silent if number % 2 else loud, device="0x7408")
+    channels, values = opened(create(f"amdgpu:{tmp_path}"))
+    assert [(c.domain, c.users, c.flags) for c in channels.values()] == [
+        ("0000:c1:00.0", ("0000:c1:00.0", "0000:c6:00.0"), ("dual_die_parent",)),
+        ("0000:c9:00.0", ("0000:c9:00.0", "0000:ce:00.0"), ("dual_die_parent",)),
+    ]
+    assert list(values.values()) == pytest.approx([400, 400])
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "3")  # a process that is given the silent die only
+    assert [(c.domain, c.flags) for c in opened(create(f"amdgpu:{tmp_path}"))[0].values()] == [("0000:c9:00.0", ("dual_die_parent",))]
+
+
 # --- NVIDIA -----------------------------------------------------------------------------------------------------------
 
 A, B, C = (f"GPU-{letter * 8}-0000-0000-0000-000000000000" for letter in "abc")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -143,8 +143,17 @@ class _DrmSource(FileSource):
                 closed[pci] = f"{pci}: {nodes[0]} does not open"
         present = [pci for pci in self.ordered(cards) if pci not in closed]
         aliases = {pci: self.aliases(cards[pci].parents[1]) for pci in present}
-        for pci in self.choose(present, aliases, self.masks, self.name, [*closed.values()]) if cards else ():
-            yield from self.sensors(pci, cards[pci])
+        chosen = self.choose(present, aliases, self.masks, self.name, [*closed.values()]) if cards else ()
+        heads = self.heads(cards)
+        for head in dict.fromkeys(heads[pci] for pci in chosen):
+            dies = tuple(pci for pci in self.ordered(cards) if heads[pci] == head)
+            shared = {"users": dies, "flags": ("dual_die_parent",)} if len(dies) > 1 else {}
+            for sensor in self.sensors(head, cards[head]):
+                yield replace(sensor, channel=replace(sensor.channel, **shared))
+
+    def heads(self, cards: Mapping[str, Path]) -> dict[str, str]:
+        """Of each card the one that speaks for its package."""
+        return {pci: pci for pci in cards}
 
     def ordered(self, cards: Iterable[str]) -> list[str]:
         """Cards in the order of the vendor's runtime, in which masks count."""
@@ -180,6 +189,10 @@ class _DrmSource(FileSource):
         return f"no card of the drivers {', '.join(self.drivers)} with a power sensor below {self.root}"
 
 
+DUAL_DIE = ("0x7408", "0x740c")
+"""PCI numbers of the MI250X and MI250, of which each die is a device."""
+
+
 class AmdGpuSource(_DrmSource):
     """AMD GPUs: ``amdgpu``, or ``amdgpu:/path`` for a tree elsewhere."""
 
@@ -192,11 +205,19 @@ class AmdGpuSource(_DrmSource):
         unique = read(device / "unique_id")
         return [f"GPU-{unique}", unique] if unique else []
 
-    def sensors(self, pci: str, hwmon: Path) -> Iterator[SensorFile]:
-        """Instantaneous power, else its mean over a time that the driver does not say, for which 1 s is the cautious value.
+    def heads(self, cards: Mapping[str, Path]) -> dict[str, str]:
+        """The second die of a dual-die card has no power, or 0: its package's is that of the die before it."""
+        found: dict[str, str] = {}
+        last: dict[str, str] = {}
+        for pci in self.ordered(cards):
+            model = read(cards[pci].parents[1] / "device") or ""
+            silent = not any(read_number(cards[pci] / file) for file in ("power1_input", "power1_average"))
+            found[pci] = last[model] if silent and model in DUAL_DIE and model in last else pci
+            last[model] = found[pci]
+        return found
 
-        The second die of a dual-die card has a device but no power file: its package is the first die's.
-        """
+    def sensors(self, pci: str, hwmon: Path) -> Iterator[SensorFile]:
+        """Instantaneous power, else its mean over a time that the driver does not say, for which 1 s is the cautious value."""
         options: tuple[tuple[str, Kind, float], ...] = (("power1_input", "power_instant", 0.0), ("power1_average", "power_mean", 1.0))
         for file, kind, window in options:
             if read_number(hwmon / file) is not None:
