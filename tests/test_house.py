@@ -126,7 +126,7 @@ LINES = {
     "engine": 4_363,
     "launch": 1_729,
     "metrics": 1_653,
-    "power": 4_953,
+    "power": 4_979,
     "reference": 460,
     "report": 4_477,
     "results": 2_500,

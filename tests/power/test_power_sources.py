@@ -451,6 +451,31 @@ def test_a_module_seen_by_two_sources_counts_once(monkeypatch: pytest.MonkeyPatc
     assert "device" not in window.boundaries
 
 
+@pytest.mark.parametrize(("mask", "expected"), [("2", 375.0), ("0,1,2,3", 1500.0)])
+def test_modules_of_the_whole_node_do_not_stand_for_some(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mask: str, expected: float
+) -> None:
+    gpu = {"name": "NVIDIA GH200 120GB", "module": True, "energy": False}
+    use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": f"GPU-{n}", **gpu} for n in range(4)], CUDA_VISIBLE_DEVICES=mask)
+    trees.pm_counters(tmp_path, {f"accel{n}": 9 for n in range(4)}, {})  # counters, and so preferred to power
+    trees.write(tmp_path / "drm", {"card0/device/vendor": "0x10de"})
+    channels = [*opened(create("nvml"))[0].values(), *opened(cray(tmp_path, tmp_path / "drm"))[0].values()]
+    watts = {f"GPU-{n}{part}": 375.0 for n in range(4) for part in ("", ":module")} | {f"cray:accel{n}": 375.0 for n in range(4)}
+    assert energy_at_constant_power(channels, watts).boundaries["module"].energy_j == pytest.approx(10 * expected, abs=1)
+
+
+def test_one_card_of_a_node_has_no_modules_energy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": A}, {"uuid": B}], CUDA_VISIBLE_DEVICES="0")
+    trees.pm_counters(tmp_path, {"accel0": 9, "accel1": 9}, {})
+    trees.write(tmp_path / "drm", {"card0/device/vendor": "0x10de"})
+    channels = [*opened(create("nvml"))[0].values(), *opened(cray(tmp_path, tmp_path / "drm"))[0].values()]
+    window = energy_at_constant_power(channels, {A: 300.0, "cray:accel0": 400.0, "cray:accel1": 400.0})
+    assert window.valid and window.boundaries["device"].energy_j == pytest.approx(3000)
+    module = window.boundaries["module"]
+    assert (module.energy_j, module.valid) == (None, False)
+    assert module.reason == "cray shows all 2 accelerators of the node, of which 1 are measured"
+
+
 def test_an_old_gpu_has_power_only_and_the_field_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": A, "energy": False, "instant": False}])
     channels, values = opened(create("nvml"))

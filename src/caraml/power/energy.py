@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from caraml.power.counter import counter_energy
 from caraml.power.integral import power_energy
 from caraml.power.model import BLOCKING, BOUNDARIES, BoundaryEnergy, Channel, ChannelEnergy, WindowEnergy
+from caraml.power.source import BUILT_IN
 from caraml.power.store import ReadingSeries, SeriesEstimate
 
 MISMATCH = 0.10
@@ -150,6 +151,26 @@ def _one_source_per_hardware(channels: list[ChannelEnergy]) -> list[ChannelEnerg
     return [channel for sources in groups.values() for channel in min(sources.values(), key=rank)]
 
 
+def _too_wide(channels: list[ChannelEnergy]) -> dict[str, str]:
+    """Sources that show all accelerators of a node where fewer are measured, by name with the reason why they do not count.
+
+    What can be restricted to some accelerators tells how many those are.
+    """
+    groups: dict[tuple[str, str], list[ChannelEnergy]] = {}
+    for channel in channels:
+        if channel.source in BUILT_IN and channel.boundary in ("device", "module"):
+            groups.setdefault((channel.hardware, channel.source), []).append(channel)
+    used: dict[str, int] = {}
+    for (hardware, source), members in groups.items():
+        if BUILT_IN[source].accelerator:
+            used[hardware] = max(used.get(hardware, 0), len(roots(members)))
+    return {
+        source: f"{source} shows all {len(roots(members))} accelerators of the node, of which {used[hardware]} are measured"
+        for (hardware, source), members in groups.items()
+        if not BUILT_IN[source].accelerator and len(roots(members)) > used.get(hardware, len(members))
+    }
+
+
 def boundary_energy(channels: list[ChannelEnergy], duration: float) -> BoundaryEnergy:
     """Sum over the domains of one boundary that do not contain each other.
 
@@ -286,10 +307,14 @@ def window_energy(
 
 def sum_domains(window: WindowEnergy, common: set[str]) -> None:
     """Boundaries, flags and validity from the window's domains; ``common`` flags hold for the whole of it."""
+    wide = _too_wide(window.channels)
     for boundary in BOUNDARIES:
         members = [c for c in window.channels if c.boundary == boundary]
-        if members:
-            window.boundaries[boundary] = boundary_energy(members, window.duration_s)
+        kept = [c for c in members if boundary != "module" or c.source not in wide]
+        if kept:
+            window.boundaries[boundary] = boundary_energy(kept, window.duration_s)
+        elif members:
+            window.boundaries[boundary] = BoundaryEnergy(reason="; ".join(wide.values()))
     window.flags = sorted({f for c in window.channels for f in c.flags} | common)
     blocked = sorted(common & BLOCKING)
     for total in window.boundaries.values():

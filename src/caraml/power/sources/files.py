@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from caraml.power.model import Boundary, Channel, Kind, Reading
 from caraml.power.source import AskedSensors, SourceUnavailable
@@ -147,7 +148,7 @@ class _DrmSource(FileSource):
         heads = self.heads(cards)
         for head in dict.fromkeys(heads[pci] for pci in chosen):
             dies = tuple(pci for pci in self.ordered(cards) if heads[pci] == head)
-            shared = {"users": dies, "flags": ("dual_die_parent",)} if len(dies) > 1 else {}
+            shared: dict[str, Any] = {"users": dies, "flags": ("dual_die_parent",)} if len(dies) > 1 else {}
             for sensor in self.sensors(head, cards[head]):
                 yield replace(sensor, channel=replace(sensor.channel, **shared))
 
