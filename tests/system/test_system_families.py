@@ -303,3 +303,22 @@ def test_amd_s_uuid_has_one_spelling(tree: Tree, nvml: Callable[..., FakeNvml], 
         ("1a2b3c4d5e6f7a8b", 101),
         ("ffff3c4d5e6f7a8b", 100),
     ]
+
+
+def test_a_gpu_without_nvml_is_found_before_anybody_has_loaded_torch(
+    tree: Tree, nvml: Callable[..., FakeNvml], installed: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml(fails="NVML Shared Library Not Found")
+    installed(cuda="13.0")
+    root = tree({"proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: NVIDIA A100\nDevice Minor: 0\n", "dev/nvidia0": ""})
+    torch = fake_torch("NVIDIA A100")
+
+    def load(build: TorchBuild) -> SimpleNamespace:
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        return torch
+
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(families, "_import", load)
+    found = [detect(root) for _ in range(2)]
+    assert [(system.device_class, system.identity) for system in found] == [("gpu", "NVIDIA A100 x1")] * 2
+    assert "devices" not in found[0].missing

@@ -184,13 +184,13 @@ def _torch_cuda(torch: Any) -> list[DeviceModel]:
 
 def _only_torch_sees(root: Path) -> list[DeviceModel]:
     """Accelerators that no driver of ours shows: those of torch's other backends, and NVIDIA's where NVML is missing."""
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and families.forced() in ("", "cuda"):
-        return _torch_cuda(torch)
     try:
-        return families.torch_s_devices(root)
+        others = families.torch_s_devices(root)  # imports torch where it may see a device
     except EnvironmentUnfitError:  # told by `families.refusal`
-        return []
+        others = []
+    torch: Any = sys.modules.get("torch")
+    cuda = torch is not None and families.forced() in ("", "cuda") and torch.cuda.is_available()
+    return _torch_cuda(torch) if cuda else others
 
 
 def _explain(missing: dict[str, str], cpu: Cpu, memory: int | None) -> None:
