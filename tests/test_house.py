@@ -124,7 +124,7 @@ LINES = {
     "cli": 1_570,
     "data": 818,
     "engine": 4_363,
-    "launch": 1_729,
+    "launch": 1_734,
     "metrics": 1_653,
     "power": 4_979,
     "reference": 460,

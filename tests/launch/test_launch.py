@@ -9,14 +9,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from caraml.launch.base import Job
 from caraml.launch.launchers import LocalLauncher
 from caraml.launch.script import command_of, environment_of
+from caraml.results.finish import LOG
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Knobs
+from caraml.system.model import Site, Software
 from tests.conftest import MakePoint
 from tests.stores import write_script
 
@@ -84,6 +87,30 @@ def test_amd_gpus_are_told_what_torch_would_ignore(make_point: MakePoint, tmp_pa
     assert not {name for name in environment_of(fp32, 8, "rocm") if "MIOPEN" in name or "TF32" in name}
     assert environment_of(tf32, 8, "cuda") == environment_of(fp32, 8, "cuda")
     assert "export HIPBLASLT_ALLOW_TF32=1" in write_script(tf32, tmp_path, 8, kind="rocm").read_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "site", "told"),
+    [
+        ({}, {}, []),
+        ({"knobs": Knobs(affinity="compact")}, {}, ["OMP_PLACES=cores", "OMP_PROC_BIND=close"]),
+        ({}, {"OMP_PROC_BIND": "spread"}, ["OMP_PROC_BIND=spread"]),
+        ({}, {"OMP_PLACES": "$OMP_PLACES"}, ["OMP_PLACES=threads"]),
+        ({"workload": "command"}, {}, ["GOMP_CPU_AFFINITY=0", "OMP_PLACES=threads", "OMP_PROC_BIND=true"]),
+    ],
+)
+def test_what_a_user_s_shell_says_of_binding_does_not_reach_trainings(
+    tmp_path: Path, make_point: MakePoint, *, values: dict[str, Any], site: dict[str, str], told: list[str]
+) -> None:
+    """OpenMP would bind every process to the first core before CARAML gives each its own."""
+    worker = tmp_path / "python"
+    worker.write_text("#!/bin/sh\nenv | sort\n")
+    worker.chmod(0o755)
+    own = {"OMP_PROC_BIND": "true", "OMP_PLACES": "threads", "GOMP_CPU_AFFINITY": "0"}
+    run = write_script(make_point(**values), tmp_path, 2, Site(software=Software(python=str(worker), variables=site)))
+    assert subprocess.run([str(run)], env={**os.environ, **own}, timeout=60, check=False).returncode == 0
+    seen = (tmp_path / LOG).read_text().splitlines()
+    assert [line for line in seen if line.startswith(("OMP_P", "GOMP_", "KMP_"))] == told
 
 
 _PAGES_OF_A_SECOND_BLOCK = """

@@ -38,6 +38,9 @@ _KEEP_BLOCKS = {
     "MALLOC_TOP_PAD_": str(256 * 2**20),
 }
 
+# A user's own, which Slurm passes on, would bind every process to the same core when torch is loaded, before CARAML gives each its part.
+_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
 
 class Shell(str):
     """Text of a command line that the shell expands: it is not quoted."""
@@ -231,8 +234,10 @@ def _software(made: Recipe) -> str:
     lines.append("set -u")
     if site.scheduler is not None:  # a job's CPUs are Slurm's to tell; salloc and sbatch have different words for them
         lines.append("cpus=${SLURM_CPUS_ON_NODE:-${SLURM_JOB_CPUS_PER_NODE%%[(,]*}}")
-    unseen = concealed(software.variables)
-    lines += [*exports(_variables(made), unseen), *loading(unseen, SITE)]
+    unseen, variables = concealed(software.variables), _variables(made)
+    if made.point.workload != "command":
+        lines.append(join(["unset", *(name for name in _BINDING if name not in variables)]))
+    lines += [*exports(variables, unseen), *loading(unseen, SITE)]
     return "\n# Environment.\n" + "\n".join(lines) + "\n"
 
 
