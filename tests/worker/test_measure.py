@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -323,3 +324,21 @@ def test_without_torch_the_next_step_is_told(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delitem(sys.modules, "caraml.worker.measure")
     with pytest.raises(EnvironmentUnfitError, match=r"needs torch(.|\n)*pip install"):
         caraml.measure  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("others", "family"),
+    [(["n", [], 7, "pid:[1]"], "both"), (["n", [], 7, "pid:[2]"], "none"), (["m", [], 7, "pid:[2]"], "own")],
+    ids=["started by shells", "in containers that hide them", "on another node"],
+)
+def test_the_ranks_of_a_node_are_a_family(monkeypatch: pytest.MonkeyPatch, others: list[Any], family: str) -> None:
+    monkeypatch.setattr(own_loop, "node_key", lambda: "n")
+    monkeypatch.setattr(own_loop, "_process", lambda world: (6, "pid:[1]"))
+    ranks = SimpleNamespace(rank=0, world=2, gather=lambda mine: [mine, others])
+    assert own_loop._place(ranks).family == {"both": [6, 7], "none": [], "own": [6]}[family]  # type: ignore[arg-type]
+
+
+def test_a_rank_is_known_by_what_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert own_loop._process(1)[0] == os.getpid() and own_loop._process(2)[0] == os.getppid()
+    monkeypatch.setattr(os, "getppid", lambda: 1)  # everything descends from the first process
+    assert own_loop._process(2)[0] == os.getpid()

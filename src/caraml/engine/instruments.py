@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True)
 class CpuTime:
-    """CPU seconds since boot: of everyone, other guests of a virtual machine's host included, and of one process with its living and
+    """CPU seconds since boot: of everyone, other guests of a virtual machine's host included, and of some processes with their living and
     ended descendants."""
 
     everyone: float
@@ -77,14 +77,18 @@ class NodeSummary:
 
 
 class Instruments:
-    """The instruments of this node, running. ``devices`` are the accelerators whose sensors count (see ``Meter``); ``[]``: none."""
+    """The instruments of this node, running. ``devices`` are the accelerators whose sensors count (see ``Meter``); ``[]``: none.
 
-    def __init__(self, devices: Sequence[str] | None = None, *, world: int = 1) -> None:
+    ``family`` are the processes whose CPU time, with that of their descendants, is not others': this process alone by default, ``[]`` if
+    nobody can tell.
+    """
+
+    def __init__(self, devices: Sequence[str] | None = None, *, family: Collection[int] | None = None) -> None:
         self.meter = Meter(devices=devices)
         self.meter.start()
         self.idle: WindowEnergy | None = None
         self._gpus = devices
-        self._family = os.getppid() if world > 1 else os.getpid()  # ranks of a node have one parent
+        self._family = [os.getpid()] if family is None else family
         self._edges: list[tuple[CpuTime | None, Throttled]] = []
 
     def measure_idle(self, seconds: float) -> None:
@@ -151,9 +155,9 @@ def on_clock(energy: WindowEnergy | None, origin: float) -> WindowEnergy | None:
     return None if energy is None else replace(energy, start=energy.start - origin, end=energy.end - origin)
 
 
-def cpu_time(family: int, proc: Path = _PROC) -> CpuTime | None:
-    """A snapshot with ``family`` and its descendants as ours, or ``None`` where the kernel does not tell (no /proc)."""
-    everyone = _everyone(proc)
+def cpu_time(family: Collection[int], proc: Path = _PROC) -> CpuTime | None:
+    """A snapshot with ``family`` and its descendants as ours; ``None`` without a family, or where the kernel does not tell (no /proc)."""
+    everyone = _everyone(proc) if family else None
     return None if everyone is None else CpuTime(everyone, _family(proc, family) / os.sysconf("SC_CLK_TCK"))
 
 
@@ -181,8 +185,8 @@ def share_of_others(begin: CpuTime | None, end: CpuTime | None, seconds: float, 
     return max(others, 0.0) / (seconds * cpus)
 
 
-def _family(proc: Path, root: int) -> int:
-    """Clock ticks of a process and its descendants."""
+def _family(proc: Path, roots: Collection[int]) -> int:
+    """Clock ticks of processes and their descendants."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for folder in proc.iterdir():
@@ -195,12 +199,12 @@ def _family(proc: Path, root: int) -> int:
         pid = int(folder.name)
         parents[pid] = int(fields[1])
         ticks[pid] = sum(int(value) for value in fields[11:15])  # utime, stime, and those of children that were waited for
-    return sum(value for pid, value in ticks.items() if _descends(pid, root, parents))
+    return sum(value for pid, value in ticks.items() if _descends(pid, roots, parents))
 
 
-def _descends(pid: int, root: int, parents: dict[int, int]) -> bool:
+def _descends(pid: int, roots: Collection[int], parents: dict[int, int]) -> bool:
     while pid > 1:
-        if pid == root:
+        if pid in roots:
             return True
         pid = parents.get(pid, 0)
-    return pid == root
+    return pid in roots

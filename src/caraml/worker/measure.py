@@ -79,6 +79,8 @@ class _Place:
     """Whether it is the first of its node, which reads the sensors."""
     gpus: list[str] | None
     """Addresses of the GPUs on which the loops of its node compute; ``None`` if torch uses none."""
+    family: list[int]
+    """Processes that, with their descendants, are the loop's on this node; empty if they cannot see each other."""
 
 
 class OwnLoop:
@@ -96,7 +98,7 @@ class OwnLoop:
         self._instruments: Instruments | None = None
         with self._log.phase("idle"):
             if place.leads:
-                self._instruments = Instruments(place.gpus, world=ranks.world)
+                self._instruments = Instruments(place.gpus, family=place.family)
             self._device.synchronize()
             quiet_baseline(ranks, self._instruments, point.measure.idle_seconds)
         self._run_began = time.monotonic()
@@ -330,17 +332,30 @@ def _place(ranks: Ranks) -> _Place:
     """Collective. A launcher may show every rank its own GPU alone, so that none knows those of its node by itself."""
     device = _device()
     mine = gpus([device.torch_device.index]) if isinstance(device, CudaDevice) else []
-    everyone = ranks.gather([node_key(), mine])
-    keys = [key for key, _ in everyone]
+    everyone = ranks.gather([node_key(), mine, *_process(ranks.world)])
+    keys = [key for key, *_ in everyone]
     counts = {key: keys.count(key) for key in keys}
     if len(set(counts.values())) > 1:
         found = ", ".join(f"{count} on {key.partition(':')[0]}" for key, count in counts.items())
         raise InputError(f"found nodes with different numbers of ranks: {found}; expected as many on each")
-    used = [address for key, addresses in everyone if key == node_key() for address in addresses]
+    used = [address for key, addresses, *_ in everyone if key == node_key() for address in addresses]
+    here = [(process, space) for key, _, process, space in everyone if key == node_key()]
+    family = sorted({process for process, _ in here}) if len({space for _, space in here}) == 1 else []
     sensors = (
         sensors_of(device.torch_device, counts[node_key()]) if isinstance(device, AcceleratorDevice) else list(dict.fromkeys(used)) or None
     )
-    return _Place(len(counts), keys.index(node_key()) == ranks.rank, sensors)
+    return _Place(len(counts), keys.index(node_key()) == ranks.rank, sensors, family)
+
+
+def _process(world: int) -> tuple[int, str]:
+    """This rank's process, of several ranks what it was started by (one for all of a node, or a shell or a container's runtime for each),
+    and what its number counts in: processes in containers may not see each other."""
+    parent = os.getppid() if world > 1 else 0
+    try:
+        space = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 -- no path
+    except OSError:
+        space = ""
+    return parent if parent > 1 else os.getpid(), space
 
 
 def _device() -> Device:

@@ -157,7 +157,8 @@ class Worker:
         set_attention(self.point.knobs.attention, whole=self.point.placement.cp == 1)
         ranks = Ranks.from_environment(device.torch_device)
         if local_rank == 0:
-            self._instruments = Instruments(sensors_of(device.torch_device, self.point.devices), world=self.point.world)
+            family = [os.getppid()] if self.point.world > 1 else None  # what starts the ranks of a node is their parent
+            self._instruments = Instruments(sensors_of(device.torch_device, self.point.devices), family=family)
         return device, ranks
 
     def _limits(self, device: Device) -> tuple[Peak, Bandwidth, Bandwidth | None]:
