@@ -133,7 +133,7 @@ LINES = {
     "suite": 2_501,
     "system": 3_858,
     "verify": 1_061,
-    "worker": 2_144,
+    "worker": 2_145,
     "workloads": 8_852,
 }
 FILES = 233

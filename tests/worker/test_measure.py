@@ -22,6 +22,7 @@ from rich.console import Console
 
 import caraml
 from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.engine.device import CpuDevice
 from caraml.engine.ranks import Ranks
 from caraml.power.signals import Constant
 from caraml.report.terminal import record_view
@@ -342,3 +343,12 @@ def test_a_rank_is_known_by_what_started_it(monkeypatch: pytest.MonkeyPatch) -> 
     assert own_loop._process(1)[0] == os.getpid() and own_loop._process(2)[0] == os.getppid()
     monkeypatch.setattr(os, "getppid", lambda: 1)  # everything descends from the first process
     assert own_loop._process(2)[0] == os.getpid()
+
+
+@pytest.mark.parametrize(("asked", "sensors"), [("cpu", []), ("", None)])
+def test_gpus_that_a_loop_on_cpus_leaves_idle_are_not_metered(
+    monkeypatch: pytest.MonkeyPatch, asked: str, sensors: list[str] | None
+) -> None:
+    monkeypatch.setattr(own_loop, "_device", CpuDevice)
+    monkeypatch.setenv("CARAML_DEVICE", asked)
+    assert own_loop._place(Ranks()).gpus == sensors

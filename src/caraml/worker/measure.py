@@ -37,6 +37,7 @@ from caraml.results.finish import now
 from caraml.results.record import Record, Status
 from caraml.results.store import Store, write_record
 from caraml.suite.model import NOT_STATED, OF_EPOCHS, OWN_LOOP, Measure, Point, Stated
+from caraml.system import families
 from caraml.system.detect import detect
 from caraml.system.environment import environment
 from caraml.worker.record import Known, PhaseLog, gathered, make_record, write_readings
@@ -78,7 +79,7 @@ class _Place:
     leads: bool
     """Whether it is the first of its node, which reads the sensors."""
     gpus: list[str] | None
-    """Addresses of the GPUs on which the loops of its node compute; ``None`` if torch uses none."""
+    """Addresses of the GPUs on which the loops of its node compute; ``None`` if torch uses none so far, ``[]`` where CPUs are asked for."""
     family: list[int]
     """Processes that, with their descendants, are the loop's on this node; empty if they cannot see each other."""
 
@@ -341,9 +342,9 @@ def _place(ranks: Ranks) -> _Place:
     used = [address for key, addresses, *_ in everyone if key == node_key() for address in addresses]
     here = [(process, space) for key, _, process, space in everyone if key == node_key()]
     family = sorted({process for process, _ in here}) if len({space for _, space in here}) == 1 else []
-    sensors = (
-        sensors_of(device.torch_device, counts[node_key()]) if isinstance(device, AcceleratorDevice) else list(dict.fromkeys(used)) or None
-    )
+    unused = [] if families.forced() == "cpu" else None  # else the loop, or a framework other than torch, may come to use them
+    accelerator = isinstance(device, AcceleratorDevice)
+    sensors = sensors_of(device.torch_device, counts[node_key()]) if accelerator else list(dict.fromkeys(used)) or unused
     return _Place(len(counts), keys.index(node_key()) == ranks.rank, sensors, family)
 
 
