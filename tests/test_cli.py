@@ -55,6 +55,15 @@ def test_help_and_list_import_nothing_heavy() -> None:
         assert "LOADED []" in done.stdout, (arguments, done.stdout[-200:])
 
 
+@pytest.mark.parametrize(("own", "told"), [(None, "PCI_BUS_ID"), ("FASTEST_FIRST", "FASTEST_FIRST")])
+def test_gpus_are_counted_as_their_driver_does_unless_the_user_says_otherwise(own: str | None, told: str) -> None:
+    others = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_ORDER"}
+    code = "import os\nfrom caraml import cli\ncli.app = lambda **options: print(os.environ['CUDA_DEVICE_ORDER'])\ncli.main()"
+    environment = others if own is None else {**others, "CUDA_DEVICE_ORDER": own}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{told}\n"
+
+
 def test_parameters_of_a_workload_are_read_without_torch() -> None:
     """What plans a campaign waits for no library that only its workers need."""
     code = (

@@ -19,7 +19,7 @@ from caraml.launch.script import command_of, environment_of
 from caraml.results.finish import LOG
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Knobs
-from caraml.system.model import Site, Software
+from caraml.system.model import DeviceKind, Site, Software
 from tests.conftest import MakePoint
 from tests.stores import write_script
 
@@ -111,6 +111,28 @@ def test_what_a_user_s_shell_says_of_binding_does_not_reach_trainings(
     assert subprocess.run([str(run)], env={**os.environ, **own}, timeout=60, check=False).returncode == 0
     seen = (tmp_path / LOG).read_text().splitlines()
     assert [line for line in seen if line.startswith(("OMP_P", "GOMP_", "KMP_"))] == told
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "site", "told"),
+    [
+        ("cuda", None, {}, "PCI_BUS_ID"),
+        ("cuda", "FASTEST_FIRST", {}, "FASTEST_FIRST"),
+        ("cuda", None, {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "FASTEST_FIRST"),
+        ("cpu", None, {}, "none"),
+    ],
+)
+def test_gpus_are_counted_as_their_driver_does_unless_somebody_says_otherwise(
+    tmp_path: Path, make_point: MakePoint, *, kind: DeviceKind, own: str | None, site: dict[str, str], told: str
+) -> None:
+    worker = tmp_path / "python"
+    worker.write_text('#!/bin/sh\necho "${CUDA_DEVICE_ORDER-none}"\n')
+    worker.chmod(0o755)
+    run = write_script(make_point(), tmp_path, 2, Site(software=Software(python=str(worker), variables=site)), kind)
+    others = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_ORDER"}
+    environment = others if own is None else {**others, "CUDA_DEVICE_ORDER": own}
+    assert subprocess.run([str(run)], env=environment, timeout=60, check=False).returncode == 0
+    assert (tmp_path / LOG).read_text() == f"{told}\n"
 
 
 _PAGES_OF_A_SECOND_BLOCK = """

@@ -4,6 +4,7 @@ instant."""
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 from types import FrameType
@@ -25,6 +26,7 @@ def main() -> None:
     """Turn errors that users can mend into a sentence and an exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # before torch is loaded: CUDA counts GPUs as drivers do
     try:
         app(standalone_mode=True)
     except CaramlError as error:

@@ -257,6 +257,8 @@ def _variables(made: Recipe) -> dict[str, str]:
     variables |= _image_variables(made)
     if site.network.interface is not None and point.nodes > 1:
         variables |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), site.network.interface)
+    if made.kind == "cuda":  # CUDA would begin with the fastest GPU, where drivers, and so sensors and masks, go by addresses
+        variables["CUDA_DEVICE_ORDER"] = Shell('"${CUDA_DEVICE_ORDER-PCI_BUS_ID}"')
     if site.scheduler is not None:
         variables["OMP_NUM_THREADS"] = Shell(f"$((cpus > {point.devices} ? cpus / {point.devices} : 1))")
     return variables | site.software.variables
