@@ -99,13 +99,13 @@ def _mark(system: System) -> Finding:
 
 def _sampler_and_neighbours(system: System) -> list[Finding]:
     """A sampler alone in a quiet process: its rhythm, its cost, and what others did meanwhile."""
-    before, cpu = cpu_time(os.getpid()), time.process_time()
+    before, cpu = cpu_time([os.getpid()]), time.process_time()
     with Meter([SOURCE]) as meter:
         asked = meter.interval
         time.sleep(_WATCH_SECONDS)
         readings = meter.readings()
     cost = (time.process_time() - cpu) / _WATCH_SECONDS
-    share = share_of_others(before, cpu_time(os.getpid()), _WATCH_SECONDS, system.cpu.threads or 1)
+    share = share_of_others(before, cpu_time([os.getpid()]), _WATCH_SECONDS, system.cpu.threads or 1)
     one = readings["channel"][0]
     times = [at for channel, at in zip(readings["channel"], readings["t_before"], strict=True) if channel == one]
     gaps = sorted(after - before for before, after in pairwise(times))  # type: ignore[operator]

@@ -342,7 +342,7 @@ def _place(ranks: Ranks) -> _Place:
     used = [address for key, addresses, *_ in everyone if key == node_key() for address in addresses]
     here = [(process, space) for key, _, process, space in everyone if key == node_key()]
     family = sorted({process for process, _ in here}) if len({space for _, space in here}) == 1 else []
-    unused = [] if families.forced() == "cpu" else None  # else the loop, or a framework other than torch, may come to use them
+    unused: list[str] | None = [] if families.forced() == "cpu" else None  # else the loop, or another framework, may use them
     accelerator = isinstance(device, AcceleratorDevice)
     sensors = sensors_of(device.torch_device, counts[node_key()]) if accelerator else list(dict.fromkeys(used)) or unused
     return _Place(len(counts), keys.index(node_key()) == ranks.rank, sensors, family)
