@@ -55,12 +55,16 @@ def test_help_and_list_import_nothing_heavy() -> None:
         assert "LOADED []" in done.stdout, (arguments, done.stdout[-200:])
 
 
-@pytest.mark.parametrize(("own", "told"), [(None, "PCI_BUS_ID"), ("FASTEST_FIRST", "FASTEST_FIRST")])
-def test_gpus_are_counted_as_their_driver_does_unless_the_user_says_otherwise(own: str | None, told: str) -> None:
+@pytest.mark.parametrize(
+    ("verb", "own", "told"),
+    [("plan", None, "PCI_BUS_ID"), ("plan", "FASTEST_FIRST", "FASTEST_FIRST"), ("power", None, "None")],
+)
+def test_gpus_are_counted_as_their_driver_does_unless_the_user_says_otherwise(verb: str, own: str | None, told: str) -> None:
+    """A program that `caraml power` starts is somebody else's."""
     others = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_ORDER"}
-    code = "import os\nfrom caraml import cli\ncli.app = lambda **options: print(os.environ['CUDA_DEVICE_ORDER'])\ncli.main()"
+    code = "import os\nfrom caraml import cli\ncli.app = lambda **options: print(os.environ.get('CUDA_DEVICE_ORDER'))\ncli.main()"
     environment = others if own is None else {**others, "CUDA_DEVICE_ORDER": own}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code, verb], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == f"{told}\n"
 
 

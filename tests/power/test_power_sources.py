@@ -17,7 +17,7 @@ from caraml.base.errors import InputError
 from caraml.power import Meter
 from caraml.power.energy import ChannelReadings, window_energy
 from caraml.power.model import Channel, WindowEnergy
-from caraml.power.source import BUILT_IN, Source, SourceUnavailable, create, timed
+from caraml.power.source import BUILT_IN, Source, SourceUnavailable, UnknownDeviceError, create, timed
 from caraml.power.sources import files
 from caraml.power.sources.files import CraySource
 from caraml.power.sources.rapl import RaplSource
@@ -319,7 +319,7 @@ def test_amd_cards_that_a_job_may_not_open_are_not_measured(tmp_path: Path, monk
         (hwmon.parents[1] / "drm" / f"renderD{128 + number}").mkdir(parents=True)
     with pytest.raises(SourceUnavailable, match=r"renderD128 does not open") as none:
         create(f"amdgpu:{tmp_path}").open()
-    assert none.value.kind == "unreadable"
+    assert none.value.kind == "absent", "nobody has asked for them"
     trees.write(tmp_path / "dri", {"renderD128": "", "renderD130": "", "renderD131": ""})  # of c9, c6 and ce
 
     def measured(*devices: str) -> list[str]:
@@ -327,8 +327,11 @@ def test_amd_cards_that_a_job_may_not_open_are_not_measured(tmp_path: Path, monk
 
     assert measured() == ["0000:c6:00.0", "0000:c9:00.0", "0000:ce:00.0"]
     assert measured("1") == measured("GPU-5ac9") == ["0000:c9:00.0"]
-    with pytest.raises(SourceUnavailable, match=r"'0000:c1:00.0' here.*0000:c1:00.0: .*renderD129 does not open"):
+    with pytest.raises(SourceUnavailable, match=r"'0000:c1:00.0' here.*0000:c1:00.0: .*renderD129 does not open") as one:
         measured("0000:c1:00.0")
+    assert one.value.kind == "unreadable"
+    with pytest.raises(UnknownDeviceError, match=r"'0000:c2:00.0' here"):
+        measured("0000:c2:00.0")
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "GPU-5ace,GPU-5ac6")
     assert measured() == ["0000:ce:00.0", "0000:c6:00.0"]
 

@@ -68,10 +68,10 @@ cd {shlex.quote(folder)} || exit
 {link_to(needed)}{exports}exec 3>>{STARTED} >>{LOG} 2>&1 </dev/null
 cd {shlex.quote(cwd)} || exit
 read -r up _ </proc/uptime
-begin=${{EPOCHREALTIME:-$(date +%s.%N)}}
+begin=${{EPOCHREALTIME:-$(command -p date +%s.%N)}}
 {shlex.join(argv)} 3>&-
 code=$?
-end=${{EPOCHREALTIME:-$(date +%s.%N)}}
+end=${{EPOCHREALTIME:-$(command -p date +%s.%N)}}
 read -r now _ </proc/uptime
 echo "$code $begin $end $up $now" >&3
 exit "$code"

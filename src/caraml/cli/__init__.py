@@ -26,7 +26,8 @@ def main() -> None:
     """Turn errors that users can mend into a sentence and an exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # before torch is loaded: CUDA counts GPUs as drivers do
+    if sys.argv[1:2] != ["power"]:  # whose program is somebody else's, and starts as it would without
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # before torch is loaded: CUDA counts GPUs as drivers do
     try:
         app(standalone_mode=True)
     except CaramlError as error:

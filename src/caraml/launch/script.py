@@ -226,17 +226,16 @@ def _title(point: Point, folder: Path) -> str:
 
 def _software(made: Recipe) -> str:
     """Modules, virtual environment and variables. Modules and activation read unset variables, so ``set -u`` comes after them."""
-    site, lines = made.site, []
+    site, variables = made.site, _variables(made)
     software = site.software
+    lines = [] if made.point.workload == "command" else [join(["unset", *(name for name in _BINDING if name not in variables)])]
     lines += modules(software)
     if software.venv is not None:
         lines.append(f". {shlex.quote(software.venv.rstrip('/') + '/bin/activate')} || exit")
     lines.append("set -u")
     if site.scheduler is not None:  # a job's CPUs are Slurm's to tell; salloc and sbatch have different words for them
         lines.append("cpus=${SLURM_CPUS_ON_NODE:-${SLURM_JOB_CPUS_PER_NODE%%[(,]*}}")
-    unseen, variables = concealed(software.variables), _variables(made)
-    if made.point.workload != "command":
-        lines.append(join(["unset", *(name for name in _BINDING if name not in variables)]))
+    unseen = concealed(software.variables)
     lines += [*exports(variables, unseen), *loading(unseen, SITE)]
     return "\n# Environment.\n" + "\n".join(lines) + "\n"
 

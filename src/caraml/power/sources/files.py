@@ -144,7 +144,10 @@ class _DrmSource(FileSource):
                 closed[pci] = f"{pci}: {nodes[0]} does not open"
         present = [pci for pci in self.ordered(cards) if pci not in closed]
         aliases = {pci: self.aliases(cards[pci].parents[1]) for pci in present}
-        chosen = self.choose(present, aliases, self.masks, self.name, [*closed.values()]) if cards else ()
+        if closed and not present and self.devices is None:
+            raise SourceUnavailable("; ".join(closed.values()))
+        asked = [why for pci, why in closed.items() if {pci, *self.aliases(cards[pci].parents[1])} & {*(self.devices or ())}]
+        chosen = self.choose(present, aliases, self.masks, self.name, asked) if cards else ()
         heads = self.heads(cards)
         for head in dict.fromkeys(heads[pci] for pci in chosen):
             dies = tuple(pci for pci in self.ordered(cards) if heads[pci] == head)
