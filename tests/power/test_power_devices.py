@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,10 +76,13 @@ def test_a_loop_of_one_s_own_reads_the_gpus_that_its_node_s_ranks_use(monkeypatc
 
     class Four(Ranks):
         def gather(self, value: Any) -> list[Any]:
-            return [value, ["a", ["0000:05:00"]], ["b", ["0000:04:00"]], ["b", ["0000:05:00"]]]
+            space = value[3]
+            return [value, ["a", ["0000:05:00"], 7, space], ["b", ["0000:04:00"], 8, space], ["b", ["0000:05:00"], 9, space]]
 
+    monkeypatch.setattr(os, "getppid", lambda: 77)
     place = own_loop._place(Four(rank=0, world=4))
     assert (place.nodes, place.leads, place.gpus) == (2, True, ["0000:04:00", "0000:05:00"])
+    assert place.family == [7, 77], "what started the ranks of this node"
     assert not own_loop._place(Four(rank=1, world=4)).leads
 
 
