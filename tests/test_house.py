@@ -121,7 +121,7 @@ LINES = {
     "analysis": 3_728,
     "base": 2_687,
     "campaign": 1_762,
-    "cli": 1_573,
+    "cli": 1_577,
     "data": 818,
     "engine": 4_367,
     "launch": 1_736,

@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 
 # Files register their verbs when they are imported; help shows them in this order.
@@ -21,12 +22,15 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, err
 """What a disk says that is full or not ours to write to, or has something else where a file or folder should be; any other failure of the
 system is a fault of ours and shows its trace."""
 
+NVIDIA = Path("/proc/driver/nvidia")
+"""Where NVIDIA's driver is; elsewhere CUDA's variables are no part of the surroundings, and none is put into records."""
+
 
 def main() -> None:
     """Turn errors that users can mend into a sentence and an exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
-    if sys.argv[1:2] != ["power"]:  # whose program is somebody else's, and starts as it would without
+    if NVIDIA.exists() and sys.argv[1:2] != ["power"]:  # whose program is somebody else's, and starts as it would without
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # before torch is loaded: CUDA counts GPUs as drivers do
     try:
         app(standalone_mode=True)
