@@ -30,10 +30,12 @@ MakePoint = Callable[..., Point]
 STARTS = Path(__file__).parent / "starts"
 PINNED = {"COLUMNS": "120", "LINES": "40", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TERM": "dumb", "TZ": "UTC"}
 """What output, sorting and dates depend on."""
-PROBE_SECONDS = "0.1"
-"""Of the search for the best matrix product, in each worker that a test starts; ``tests/system`` searches as long as users do."""
-SHARING = {"CARAML_BIND": "off", "OMP_WAIT_POLICY": "passive"}
-"""Where several tests run at a time: what they start is not all bound to the same cores, and threads that wait let others work."""
+PROBE_SECONDS = "0"
+"""No search for this machine's limits in each worker that a test starts: a third of its time. Those that are about limits set their own,
+and ``tests/system`` searches as long as users do."""
+SHARING = {"CARAML_BIND": "off", "OMP_WAIT_POLICY": "passive", "FORK_SERVER_THREADS": "1"}
+"""Where several tests run at a time: what they start is not all bound to the same cores, threads that wait let others work, and a forked
+process has one: two that wait for each other on busy cores take longer."""
 LONGEST = (
     *("test_docs.py", "engine/parallel/test_parity.py", "slurm/test_slurm.py", "worker/test_profile.py", "engine/test_compiled.py"),
     *("slurm/test_programs.py", "worker/test_training.py", "worker/test_measure.py"),

@@ -159,10 +159,10 @@ def become(request: dict[str, Any]) -> NoReturn:
         )
         for number, errors in ((1, "strict"), (2, "backslashreplace"))
     )
-    if "OMP_NUM_THREADS" in os.environ:  # read once, when torch was loaded
+    if threads := os.environ.get("FORK_SERVER_THREADS") or os.environ.get("OMP_NUM_THREADS"):  # read once, when torch was loaded
         import torch
 
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        torch.set_num_threads(int(threads))
     sys.modules.pop(program, None)  # to be run anew, as the main module
     code = 0
     try:

@@ -66,6 +66,7 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(limits.PROBE, raising=False)
     found = Machine()
     monkeypatch.setattr(limits, "measure", found.measure)
     monkeypatch.setattr(limits, "measure_again", found.measure_again)

@@ -47,7 +47,9 @@ def gpt(make_point: MakePoint, **values: Any) -> Point:
 def alone(tmp_path_factory: pytest.TempPathFactory, make_point: MakePoint) -> tuple[Path, Record]:
     """One process in fp32, and the store that it is in: what every other way to train is compared with."""
     root = tmp_path_factory.mktemp("alone")
-    return root, run(root, gpt(make_point))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CARAML_PROBE_SECONDS", "0.1")
+        return root, run(root, gpt(make_point))
 
 
 def test_gpt_learns_text(alone: tuple[Path, Record]) -> None:
@@ -73,6 +75,10 @@ def test_a_network_learns_images(tmp_path: Path, make_point: MakePoint) -> None:
     assert first is not None and last is not None and last < 0.9 * first
     assert record.facts is not None and record.facts.data["kind"] == "images" and record.facts.item == "image"
     assert (record.value("data_wait_share") or 0) > 0
+    unknown = record.peak_measured, record.bandwidth_measured, record.metrics["share_of_limit"]
+    assert all(limit is not None and limit.value is None and "CARAML_PROBE_SECONDS is 0" in (limit.reason or "") for limit in unknown), (
+        "no test asks for limits that is not about them"
+    )
 
 
 def test_two_ranks_train_as_one_does(tmp_path: Path, make_point: MakePoint, alone: tuple[Path, Record]) -> None:

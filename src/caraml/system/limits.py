@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from caraml.base.errors import CaramlError
+from caraml.base.errors import CaramlError, EnvironmentUnfitError
 from caraml.base.files import cache_home, write_file
 from caraml.system import host
 from caraml.system.kernels import Kind, device_name
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     import torch
 
 PROBE = "CARAML_PROBE_SECONDS"
-"""Environment variable: how long a search for the fastest arithmetic takes [s]; every other search and look takes its share of that."""
+"""Environment variable: how long a search for the fastest arithmetic takes [s]; every other search and look takes its share of that.
+With 0 there is none, and limits are unknown."""
 SEARCH_SECONDS: dict[Kind, float] = {"arithmetic": 3.0, "memory": 0.6, "cache": 0.3}
 LOOK_SECONDS: dict[Kind, float] = {"arithmetic": 0.6, "memory": 0.3, "cache": 0.15}
 _KEPT_DAYS = 30
@@ -67,8 +68,10 @@ def look(kind: Kind, device: torch.device, dtype: DType = "fp32", *, processes: 
         keep: whether to keep what a search finds; one process of a node is enough.
 
     Raises:
-        EnvironmentUnfitError: the device cannot do that at all.
+        EnvironmentUnfitError: the device cannot do that at all, or nothing is to be looked for.
     """
+    if _share() <= 0:
+        raise EnvironmentUnfitError(f"{PROBE} is 0: no limit is looked for")
     kept = known(kind, device, dtype, processes=processes)
     if kept is not None and not must_search(kind, device, dtype, processes=processes):
         now = measure_again(kept, device, budget_s=_share() * LOOK_SECONDS[kind])
