@@ -526,6 +526,17 @@ def test_a_dual_die_card_is_one_channel_with_two_users(monkeypatch: pytest.Monke
     assert {c.domain for c in opened(create("amdsmi"))[0].values()} == {"uuid-0000:c1:00.0"}
 
 
+def test_both_ways_to_ask_know_the_same_dual_die_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(files.DUAL_DIE, "0xabcd", "MI999")
+    for number, bus in enumerate(("c1", "c6")):
+        watts = {} if number else {"power1_average": 400_000_000, "power1_cap": 560_000_000}
+        trees.drm_card(tmp_path, number, f"0000:{bus}:00.0", "amdgpu", watts, device="0xabcd")
+    dies: list[dict[str, object]] = [{"bdf": "0000:c1:00.0"}, {"bdf": "0000:c6:00.0", "watts": None, "energy": False}]
+    use(monkeypatch, "amdsmi", FAKE_AMD=[{"name": "AMD Instinct MI999", **die} for die in dies])
+    for source in ("amdsmi", f"amdgpu:{tmp_path}"):
+        assert {(len(c.users), c.flags) for c in opened(create(source))[0].values()} == {(2, ("dual_die_parent",))}
+
+
 def test_an_mi300_is_not_taken_for_a_dual_die_card(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, "amdsmi", FAKE_AMD=[{"bdf": "0000:01:00.0"}, {"bdf": "0000:02:00.0", "watts": 200}])
     assert len({c.domain for c in opened(create("amdsmi"))[0].values()}) == 2

@@ -16,7 +16,7 @@ from typing import Any
 
 from caraml.power.model import Channel
 from caraml.power.source import AskedSensors, SensorError, SourceUnavailable, select
-from caraml.power.sources.files import MICRO
+from caraml.power.sources.files import DUAL_DIE, MICRO
 from caraml.system.visible import ROCM
 
 DRIVER = Path("/dev/kfd")
@@ -24,7 +24,6 @@ UPDATE_PERIOD_S = 0.01
 MEAN_WINDOW_S = 1.0
 """Averaging time of ``average_socket_power``; not published, so this is the cautious value [s]."""
 INVALID = (0xFFFF, 0xFFFFFFFF)
-DUAL_DIE = ("MI250",)
 IMPORT_FAILURES = (ImportError, OSError, KeyError, AttributeError)
 """The library raises any of these where ROCm is missing or does not fit."""
 
@@ -101,12 +100,12 @@ class AmdSmiSource(AskedSensors):
         for head in heads:
             if slot and head.pci.rpartition(".")[0] == slot:
                 return head
-        second = any(model in die.name for model in DUAL_DIE) and self.or_none(lambda: self._power(die.handle)) in (None, 0.0)
+        second = any(model in die.name for model in DUAL_DIE.values()) and self.or_none(lambda: self._power(die.handle)) in (None, 0.0)
         return heads[-1] if second and heads and heads[-1].name == die.name else die
 
     def _probe(self, die: _Die) -> None:
         """Add counter and power of one package, as far as they answer."""
-        dual = any(model in die.name for model in DUAL_DIE) and bool(die.partners)
+        dual = any(model in die.name for model in DUAL_DIE.values()) and bool(die.partners)
         limit = self.or_none(lambda: float(self._smi.amdsmi_get_power_info(die.handle)["power_limit"]) * MICRO)
         common: dict[str, Any] = {
             "source": self.name,

@@ -193,8 +193,8 @@ class _DrmSource(FileSource):
         return f"no card of the drivers {', '.join(self.drivers)} with a power sensor below {self.root}"
 
 
-DUAL_DIE = ("0x7408", "0x740c")
-"""PCI numbers of the MI250X and MI250, of which each die is a device."""
+DUAL_DIE = {"0x7408": "MI250X", "0x740c": "MI250"}
+"""AMD's packages of which each die is a device: PCI number and name. The kernel tells the one, AMD's library the other."""
 
 
 class AmdGpuSource(_DrmSource):
