@@ -144,6 +144,18 @@ def test_a_job_s_script_is_no_rank_of_its_tasks(step: dict[str, str]) -> None:
     assert rank(script | {"PMIX_RANK": "3"}) == 3, "of a launcher that does not say how many there are"
 
 
+def test_what_a_shell_under_srun_hands_on_makes_no_rank() -> None:
+    """``srun --pty bash`` where PMIx is Slurm's default, then sbatch: the job inherits the shell's rank, which was 0."""
+    shell = {"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.4.0"}
+    script = {"SLURM_JOB_ID": "5", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", **shell}
+    assert (rank(script), world_size(script)) == (None, None)
+    steps = [{**script, "SLURM_STEP_ID": step, "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"} for step in ("0", "1")]
+    assert [rank(step) for step in steps] == [3, 3], "of a step that is started without PMIx"
+    assert [job(step) for step in steps] == ["5.0", "5.1"]
+    own = steps[0] | {"PMIX_RANK": "3", "PMIX_NAMESPACE": "slurm.pmix.5.0"}
+    assert (rank(own), world_size(own), job(own)) == (3, 4, "5.0")
+
+
 # --- meters of the node -----------------------------------------------------------------------------------------------
 
 

@@ -76,6 +76,14 @@ SLURM_OWN_STEPS = 0xFFFFFFF0
 """From here on the numbers of steps are those that Slurm gives to a job's script and to a shell in an allocation."""
 
 
+def _own(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment without what Slurm says by PMIx: jobs and steps inherit it from a shell that srun started, and ``SLURM_*``, which
+    each has of its own, says the same."""
+    if not environment.get("PMIX_NAMESPACE", "").startswith("slurm.pmix."):
+        return environment
+    return {name: value for name, value in environment.items() if not name.startswith("PMIX_")}
+
+
 def _number(names: tuple[str, ...], environment: Mapping[str, str]) -> int | None:
     found = next((environment[name] for name in names if environment.get(name, "").isdigit()), None)
     return None if found is None else int(found)
@@ -83,6 +91,7 @@ def _number(names: tuple[str, ...], environment: Mapping[str, str]) -> int | Non
 
 def _launched(names: tuple[str, ...], environment: Mapping[str, str]) -> int | None:
     """What the launcher says. Slurm tells a job's script the tasks of the whole job, but only a step's processes are ranks."""
+    environment = _own(environment)
     step = environment.get("SLURM_STEP_ID", "")
     if not (step.isdigit() and int(step) < SLURM_OWN_STEPS) and not any(n in environment for n in RANK if not n.startswith("SLURM_")):
         names = tuple(name for name in names if not name.startswith("SLURM_"))
@@ -101,7 +110,8 @@ def world_size(environment: Mapping[str, str] = os.environ) -> int | None:
 
 def job(environment: Mapping[str, str] = os.environ) -> str:
     """Name that all ranks of one launch share, and no other launch has: job and step, else the session."""
-    found = [next((environment[name] for name in names if environment.get(name)), None) for names in (JOB, STEP)]
+    own = _own(environment)
+    found = [next((own[name] for name in names if own.get(name)), None) for names in (JOB, STEP)]
     return ".".join(part for part in found if part) or f"session-{os.getsid(0)}"
 
 
