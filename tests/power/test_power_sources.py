@@ -16,7 +16,7 @@ import trees
 from caraml.base.errors import InputError
 from caraml.power import Meter
 from caraml.power.energy import ChannelReadings, window_energy
-from caraml.power.model import Channel, WindowEnergy
+from caraml.power.model import HEADLINES, Channel, WindowEnergy
 from caraml.power.source import BUILT_IN, Source, SourceUnavailable, UnknownDeviceError, create, timed
 from caraml.power.sources import files
 from caraml.power.sources.files import CraySource
@@ -203,8 +203,21 @@ def test_grace_without_its_middle_rail_still_nests(tmp_path: Path) -> None:
     assert channels["grace:0:CPU"].parent == "grace:0:Module"
 
 
-def cray(root: Path, drm: Path) -> CraySource:
-    source = CraySource(root)
+@pytest.mark.parametrize(("gpus", "headline"), [(0, "module"), (1, "cpu")])
+def test_a_module_with_a_gpu_that_is_not_used_is_not_the_processors(tmp_path: Path, gpus: int, headline: str) -> None:
+    hwmon = tmp_path / "class/hwmon"
+    for number, rail in enumerate(("Module", "Grace")):
+        trees.grace_rail(hwmon, number, rail, 0, 600 - 400 * number)
+    for number, kind in enumerate(["0x060400", "0x030200"][: 1 + gpus]):  # a bridge, a GPU
+        trees.write(tmp_path / f"bus/pci/devices/0009:0{number}:00.0", {"vendor": "0x10de", "class": kind})
+    for devices, expected in (([], headline), (None, "module")):
+        channels = list(opened(create(f"grace:{hwmon}", devices))[0].values())
+        sensed = energy_at_constant_power(channels, {"grace:0:Module": 600.0, "grace:0:Grace": 200.0}).sensed(*HEADLINES)
+        assert sensed is not None and sensed[0] == expected
+
+
+def cray(root: Path, drm: Path, devices: list[str] | None = None) -> CraySource:
+    source = CraySource(root, devices)
     source.drm = drm
     return source
 
@@ -222,6 +235,16 @@ def test_cray_counters_of_a_lumi_node(tmp_path: Path) -> None:
     assert window.boundaries["module"].energy_j == pytest.approx(16000)
     assert window.boundaries["cpu"].energy_j == pytest.approx(3100)
     assert window.boundaries["node_dc"].energy_j == pytest.approx(25000)
+
+
+def test_idle_accelerators_of_a_cray_node_are_not_the_energy_of_its_processors(tmp_path: Path) -> None:
+    watts = {"": 900, "cpu": 250, "memory": 60, "accel0": 90, "accel1": 90}
+    trees.pm_counters(tmp_path, watts, watts)
+    channels, _ = opened(cray(tmp_path, tmp_path / "drm", []))
+    window = energy_at_constant_power(list(channels.values()), {"cray:node": 900.0, "cray:cpu": 250.0, "cray:memory": 60.0})
+    assert list(window.boundaries) == ["cpu", "node_dc"]
+    sensed = window.sensed(*HEADLINES)
+    assert sensed is not None and sensed[1].energy_j == pytest.approx(3100)
 
 
 def test_cray_parts_of_a_grace_hopper_node_are_not_added_to_their_sum(tmp_path: Path) -> None:

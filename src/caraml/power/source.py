@@ -209,6 +209,11 @@ class SensorGroup:
         """What was found."""
         return self.listed
 
+    @property
+    def uses_no_accelerator(self) -> bool:
+        """Whether what is measured uses none: the power of idle ones is not its own, though the sensors of its processors count."""
+        return self.devices is not None and not self.devices
+
     def answers(self) -> Mapping[str, float | str]:
         """By channel its value [J, W or VA], or in words why there is none."""
         return {}

@@ -267,8 +267,16 @@ class GraceSource(FileSource):
             match = RAIL.match(read(hwmon / "device" / "power1_oem_info") or "")
             if match and (hwmon / "device" / "power1_average").exists():
                 rails[match[1], match[2]] = hwmon / "device"
+        gpus = self._gpus()
+        if gpus and self.uses_no_accelerator:  # on modules without a GPU all is the processor's
+            rails = {key: device for key, device in rails.items() if key[0] != "Module"}
         for (rail, socket), device in rails.items():
             yield SensorFile(self._channel(rail, socket, device, rails), device / "power1_average")
+
+    def _gpus(self) -> list[str]:
+        """PCI addresses of the machine's NVIDIA GPUs, of which each is on one of the modules."""
+        devices = listing(self.root / "../../bus/pci/devices", "*")
+        return [d.name for d in devices if read(d / "vendor") == "0x10de" and (read(d / "class") or "").startswith("0x03")]
 
     def _channel(self, rail: str, socket: str, device: Path, rails: dict[tuple[str, str], Path]) -> Channel:
         window = read_number(device / "power1_average_interval", 1e-3) or DEFAULT_INTERVAL_S
@@ -317,7 +325,8 @@ class CraySource(FileSource):
         self.startup = read(self.root / "startup")
         files = {p.name: p for p in self.root.iterdir() if CRAY_FILE.match(p.name)}
         for name in sorted(files, key=lambda n: (numbered(n), n)):
-            yield SensorFile(self._channel(name, set(files)), files[name], scale=1.0)
+            if not (self.uses_no_accelerator and name.startswith("accel")):
+                yield SensorFile(self._channel(name, set(files)), files[name], scale=1.0)
 
     def _channel(self, name: str, present: set[str]) -> Channel:
         match = CRAY_FILE.match(name)
