@@ -502,6 +502,24 @@ def test_one_card_of_a_node_has_no_modules_energy(monkeypatch: pytest.MonkeyPatc
     assert module.reason == "cray shows all 2 accelerators of the node, of which 1 are measured"
 
 
+@pytest.mark.parametrize("nodes", [(0, 0, 1, 1), (-1, -1, -1, -1)])
+@pytest.mark.parametrize(("mask", "expected"), [("0,1", None), ("0,1,2,3", 24000.0)])
+def test_modules_of_several_gpus_do_not_stand_for_half_of_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nodes: tuple[int, ...], mask: str, expected: float | None
+) -> None:
+    gpu = {"name": "NVIDIA GB200", "energy": False}
+    use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": f"GPU-{n}", **gpu} for n in range(4)], CUDA_VISIBLE_DEVICES=mask)
+    for socket in range(2):
+        trees.grace_rail(tmp_path / "class/hwmon", socket, "Module", socket, 1200)
+    for number, node in enumerate(nodes):
+        trees.write(tmp_path / f"bus/pci/devices/000{number}:01:00.0", {"vendor": "0x10de", "class": "0x030200", "numa_node": node})
+    channels = [*opened(create("nvml"))[0].values(), *opened(create(f"grace:{tmp_path / 'class/hwmon'}"))[0].values()]
+    watts = {f"GPU-{n}": 500.0 for n in range(4)} | {f"grace:{n}:Module": 1200.0 for n in range(2)}
+    module = energy_at_constant_power(channels, watts).boundaries["module"]
+    assert module.energy_j == (None if expected is None else pytest.approx(expected, abs=1))
+    assert expected is not None or module.reason == "grace shows all 4 accelerators of the node, of which 2 are measured"
+
+
 def test_an_old_gpu_has_power_only_and_the_field_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": A, "energy": False, "instant": False}])
     channels, values = opened(create("nvml"))

@@ -161,13 +161,17 @@ def _too_wide(channels: list[ChannelEnergy]) -> dict[str, str]:
         if channel.source in BUILT_IN and channel.boundary in ("device", "module"):
             groups.setdefault((channel.hardware, channel.source), []).append(channel)
     used: dict[str, int] = {}
+    shown: dict[tuple[str, str], int] = {}
     for (hardware, source), members in groups.items():
+        tops = roots(members)
         if BUILT_IN[source].accelerator:
-            used[hardware] = max(used.get(hardware, 0), len(roots(members)))
+            used[hardware] = max(used.get(hardware, 0), len(tops))
+        else:  # a module may have several; where nobody tells how many, it has one
+            shown[hardware, source] = max(len(tops), len({user for channel in tops for user in channel.users}))
     return {
-        source: f"{source} shows all {len(roots(members))} accelerators of the node, of which {used[hardware]} are measured"
-        for (hardware, source), members in groups.items()
-        if not BUILT_IN[source].accelerator and len(roots(members)) > used.get(hardware, len(members))
+        source: f"{source} shows all {count} accelerators of the node, of which {used[hardware]} are measured"
+        for (hardware, source), count in shown.items()
+        if count > used.get(hardware, count)
     }
 
 

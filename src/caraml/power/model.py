@@ -96,7 +96,7 @@ class Channel:
     flags: tuple[str, ...] = ()
     """Flags that hold whenever this channel is used."""
     users: tuple[str, ...] = ()
-    """Devices that share this sensor (two dies of a card, slices of a partitioned GPU)."""
+    """Devices that share this sensor (two dies of a card, slices of a partitioned GPU, GPUs of a module)."""
     spans_nodes: bool = False
     """Whether one number is that of all nodes of the job: it is then counted once."""
     meter: str = ""

@@ -271,14 +271,16 @@ class GraceSource(FileSource):
         if gpus and self.uses_no_accelerator:  # on modules without a GPU all is the processor's
             rails = {key: device for key, device in rails.items() if key[0] != "Module"}
         for (rail, socket), device in rails.items():
-            yield SensorFile(self._channel(rail, socket, device, rails), device / "power1_average")
+            yield SensorFile(self._channel(rail, socket, device, rails, gpus), device / "power1_average")
 
-    def _gpus(self) -> list[str]:
-        """PCI addresses of the machine's NVIDIA GPUs, of which each is on one of the modules."""
+    def _gpus(self) -> dict[str, str | None]:
+        """PCI addresses of the machine's NVIDIA GPUs, each on one of the modules, and of each the socket where that is told."""
         devices = listing(self.root / "../../bus/pci/devices", "*")
-        return [d.name for d in devices if read(d / "vendor") == "0x10de" and (read(d / "class") or "").startswith("0x03")]
+        gpus = (d for d in devices if read(d / "vendor") == "0x10de" and (read(d / "class") or "").startswith("0x03"))
+        nodes = {gpu.name: read(gpu / "numa_node") for gpu in gpus}  # -1 where the firmware does not tell
+        return {gpu: node if node and node.isdigit() else None for gpu, node in nodes.items()}
 
-    def _channel(self, rail: str, socket: str, device: Path, rails: dict[tuple[str, str], Path]) -> Channel:
+    def _channel(self, rail: str, socket: str, device: Path, rails: dict[tuple[str, str], Path], gpus: Mapping[str, str | None]) -> Channel:
         window = read_number(device / "power1_average_interval", 1e-3) or DEFAULT_INTERVAL_S
         parent = PARENT.get(rail)
         while parent and (parent, socket) not in rails:
@@ -298,6 +300,7 @@ class GraceSource(FileSource):
             mean_window_s=window,
             parent=f"grace:{socket}:{parent}" if parent else None,
             flags=("module_scope",) if boundary == "module" else (),
+            users=tuple(gpu for gpu, home in gpus.items() if home in (None, socket)) if boundary == "module" else (),
         )
 
     def absence(self) -> str:
