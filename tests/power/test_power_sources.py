@@ -116,6 +116,27 @@ def test_the_platform_of_a_second_socket_is_no_package(tmp_path: Path) -> None:
     assert window.boundaries["node_dc"].energy_j == pytest.approx(5000, abs=1)
 
 
+@pytest.mark.parametrize(("second", "joules"), [(300.0, None), (300.2, None), (302.0, 6020.0), (0.0, 3000.0)])
+def test_a_platform_that_two_sockets_may_show_twice_is_not_doubled(tmp_path: Path, second: float, joules: float | None) -> None:
+    for number, name in enumerate(("package-0", "psys", "package-1", "psys-1")):
+        trees.rapl_zone(tmp_path, f"intel-rapl:{number}", name, 0 if name == "psys-1" and not second else number + 1)
+    watts = {"cpu:package-0": 100.0, "cpu:psys": 300.0, "cpu:package-1": 100.0, "cpu:psys-1": second}
+    window = energy_at_constant_power(list(opened(RaplSource(tmp_path))[0].values()), watts)
+    node = window.boundaries["node_dc"]
+    assert window.boundaries["cpu"].energy_j == pytest.approx(2000, abs=1), "packages under equal load are two"
+    assert node.energy_j == (None if joules is None else pytest.approx(joules, abs=1))
+    if joules is None:
+        assert node.partial_j == pytest.approx(3000, abs=1) and not node.valid
+        assert node.reason == "cpu:psys-1: it advances like cpu:psys: the platform shown twice, or equal parts of it"
+
+
+def test_one_counter_of_the_platform_under_two_names_counts_once(tmp_path: Path) -> None:
+    for number, name in enumerate(("psys", "psys-1")):
+        trees.rapl_zone(tmp_path, f"intel-rapl:{number}", name, 5)
+    (channel,) = opened(RaplSource(tmp_path))[0].values()
+    assert (channel.label, channel.users, channel.flags) == ("psys", ("psys", "psys-1"), ())
+
+
 def test_dies_that_mirror_one_counter_count_once(tmp_path: Path) -> None:
     for number, name, value in ((0, "package-0-die-0", 5), (1, "package-0-die-1", 5), (2, "package-1-die-0", 5), (3, "package-1-die-1", 6)):
         trees.rapl_zone(tmp_path, f"intel-rapl:{number}", name, value)

@@ -20,6 +20,8 @@ MISMATCH = 0.10
 NO_SOURCE = "no power sensor"
 APPARENT = ("mean_va", "bound_va", "peak_va")
 """What is known of apparent power, and adds up."""
+ALIKE = 1e-3
+"""Two counters of a machine's platform that differ by no more than this, relatively, or than their bounds, may be one."""
 ONLY_APPARENT = "the sensor gives apparent power only, which is not what is used"
 
 
@@ -182,7 +184,7 @@ def boundary_energy(channels: list[ChannelEnergy], duration: float) -> BoundaryE
     is known goes into ``partial_j``.
     """
     # Nesting is settled within a source: two sources may name the same rail differently.
-    chosen = _named_once(roots(_one_source_per_hardware(channels)))
+    chosen = _named_once(roots(_one_source_per_hardware(_told_apart(channels))))
     total = BoundaryEnergy(channels=[c.id for c in chosen])
     total.mean_va, total.bound_va, total.peak_va = (added(getattr(c, name) for c in chosen) for name in APPARENT)
     total.va_reason = why_no_va({c.id: c for c in chosen})
@@ -205,6 +207,27 @@ def boundary_energy(channels: list[ChannelEnergy], duration: float) -> BoundaryE
     total.valid = not blocking
     total.reason = f"flags: {', '.join(blocking)}" if blocking else None
     return total
+
+
+def _told_apart(channels: list[ChannelEnergy]) -> list[ChannelEnergy]:
+    """The channels; of RAPL's counters of the platform, one that advances like another has no number.
+
+    By design one package of a machine has the counter, which shows the whole platform, and the others have 0 (Linux, powercap: "enumerate
+    Psys RAPL domain together with package RAPL domain"). Where several count, equal parts and the whole shown twice look the same.
+    """
+    found: list[ChannelEnergy] = []
+    for channel in channels:
+        twin = next((other for other in found if _alike(channel, other)), None)
+        why = f"it advances like {twin.id}: the platform shown twice, or equal parts of it" if twin is not None else None
+        found.append(channel if why is None else replace(channel, energy_j=None, partial_j=None, reason=why))
+    return found
+
+
+def _alike(first: ChannelEnergy, second: ChannelEnergy) -> bool:
+    if {(c.source, c.boundary) for c in (first, second)} != {("rapl", "node_dc")} or not first.energy_j or not second.energy_j:
+        return False
+    noise = (first.bound_j or 0.0) + (second.bound_j or 0.0)
+    return abs(first.energy_j - second.energy_j) <= max(ALIKE * first.energy_j, noise)
 
 
 def _named_once(channels: list[ChannelEnergy]) -> list[ChannelEnergy]:

@@ -91,17 +91,18 @@ class RaplSource(FileSource):
             raise SourceUnavailable(f"all RAPL counters below {self.root} show 0: they do not work on this machine")
 
     def _merge_mirrors(self) -> None:
-        """Dies of one package that all show the package's counter: keep the first and name the others as its users.
+        """Dies of one package, or packages of one platform, that all show one counter: keep the first and name the others as its users.
 
         Two counters that run for themselves are never equal to the microjoule; a mirror is, in one of two looks.
         """
         for channel in list(self.listed):
             before = self.listed[: self.listed.index(channel)]
-            twin = next((c for c in before if _same_package(c, channel) and self._equal(c, channel)), None)
+            twin = next((c for c in before if _of_one(c, channel) and self._equal(c, channel)), None)
             if twin is not None:
                 self.drop(channel)
                 users = (*(twin.users or (twin.label,)), channel.label)
-                self.listed[self.listed.index(twin)] = replace(twin, users=users, flags=("shared_device",))
+                flags = () if twin.boundary == "node_dc" else ("shared_device",)
+                self.listed[self.listed.index(twin)] = replace(twin, users=users, flags=flags)
 
     def _equal(self, first: Channel, second: Channel) -> bool:
         """Do the two counters show one value, or does a refresh between the two looks explain the difference?"""
@@ -109,6 +110,8 @@ class RaplSource(FileSource):
         return any(one() == other() for _ in range(3))
 
 
-def _same_package(first: Channel, second: Channel) -> bool:
-    """Are these two dies of one package?"""
+def _of_one(first: Channel, second: Channel) -> bool:
+    """Are these two dies of one package, or both the platform?"""
+    if first.boundary == second.boundary == "node_dc":
+        return True
     return "-die-" in first.label and first.parent == second.parent and first.label.split("-die-")[0] == second.label.split("-die-")[0]
