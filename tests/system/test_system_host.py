@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 from fake_machine import Tree, processors
+from fake_nvml import FakeNvml
 
 from caraml.base.errors import InputError
 from caraml.system import host
+from caraml.system.environment import environment
 
 EPYC = "processor : 0\nmodel name\t: AMD EPYC 7742 64-Core Processor\nflags\t\t: fpu avx2 amx_bf16\ncpu MHz : 2250.0\n"
 
@@ -95,6 +98,31 @@ def test_cgroup_v1(tree: Tree) -> None:
     )
     assert host.cgroup_cpus(root) == 1.5
     assert host.memory_bytes(root) == 1_024_000_000
+
+
+def test_memory_of_coherent_gpus_is_not_the_host_s(tree: Tree, nvml: Callable[..., FakeNvml]) -> None:
+    """As on GH200: nodes 1 and 2 are the GPUs', node 3 is memory of the host behind CXL, node 4 that of a GPU which is not yet started."""
+    nvml(fails="Driver Not Loaded")
+    gib = 2**20  # in kB, as the kernel writes
+
+    def node(number: int, total: int, free: int, files: int, cpus: str = "") -> dict[str, str | bytes]:
+        known = {"MemTotal": total, "MemFree": free, "Active": 1, "Active(file)": files, "Inactive(file)": files}
+        lines = "".join(f"Node {number} {key}:    {value * gib} kB\n" for key, value in known.items())
+        return {f"sys/devices/system/node/node{number}/meminfo": lines, f"sys/devices/system/node/node{number}/cpulist": f"{cpus}\n"}
+
+    def gpu(address: str, node: int, status: str) -> dict[str, str | bytes]:
+        return {f"proc/driver/nvidia/gpus/{address}/numa_status": f"Node:      {node}\nStatus:    {status}\nAddress:   400000000000\n"}
+
+    files: dict[str, str | bytes] = {"proc/meminfo": f"MemTotal: {800 * gib} kB\nMemAvailable: {700 * gib} kB\n"}
+    files |= node(0, 480, 400, 10, "0-71") | node(1, 96, 80, 1) | node(2, 96, 90, 0) | node(3, 128, 100, 5)
+    host_only = tree(files)
+    assert (host.memory_bytes(host_only), host.free_memory(host_only)) == (800 * 2**30, 700 * 2**30)
+    files |= gpu("0009:01:00.0", 1, "online") | gpu("0019:01:00.0", 2, "online") | gpu("0029:01:00.0", 4, "offline")
+    files |= gpu("0039:01:00.0", -1, "disabled") | gpu("0049:01:00.0", 0, "online")  # a node with CPUs is none of a GPU
+    root = tree(files)
+    assert host.memory_bytes(root) == (800 - 2 * 96) * 2**30
+    assert host.free_memory(root) == host.available_memory(root) == (700 - 80 - 2 - 90) * 2**30
+    assert environment(root)["cpu"]["memory_available_bytes"] == host.free_memory(root)
 
 
 def test_this_machine() -> None:

@@ -20,7 +20,8 @@ from caraml import __version__
 from caraml.base.plugins import installed
 from caraml.system import nvml
 from caraml.system.families.family import amd_driver, amd_gpus
-from caraml.system.files import kib, listing, read, read_int
+from caraml.system.files import listing, read, read_int
+from caraml.system.host import available_memory
 from caraml.system.variables import shown
 
 ROOT = Path("/")
@@ -191,7 +192,7 @@ def _cpu_state(root: Path, missing: dict[str, str]) -> dict[str, Any]:
         "smt": read(root / "sys/devices/system/cpu/smt/control"),
         "transparent_hugepages": _chosen(read(root / "sys/kernel/mm/transparent_hugepage/enabled")),
         "load_1min": _load(root),
-        "memory_available_bytes": kib(root / "proc/meminfo", "MemAvailable"),
+        "memory_available_bytes": available_memory(root),
     }
     missing.update({f"cpu.{key}": "not shown by /proc or /sys here" for key, value in state.items() if value is None})
     return state

@@ -111,16 +111,37 @@ def memory_bytes(root: Path = ROOT) -> int | None:
     """Memory that this process may use: the host's, or less where a cgroup says so. ``None`` if not even the host's is known."""
     if root == ROOT and platform.system() == "Darwin":
         return _mac_number("hw.memsize")
-    limits = [kib(root / "proc/meminfo", "MemTotal")]
+    total = kib(root / "proc/meminfo", "MemTotal")
+    limits = [None if total is None else total - _of_gpus("MemTotal", root=root)]
     for controller, most, _ in _MEMORY_FILES:
         limits += [read_int(folder / most) for folder in _cgroup_folders(root, controller)]
     # A v1 group without a limit holds a number near 2^63, which the host's own size undercuts.
     return min((limit for limit in limits if limit and 0 < limit < 2**60), default=None)
 
 
+def available_memory(root: Path = ROOT) -> int | None:
+    """Bytes of the host that processes may still take, by the kernel's estimate; ``None`` where it gives none."""
+    available = kib(root / "proc/meminfo", "MemAvailable")
+    return None if available is None else max(available - _of_gpus("MemFree", "Active(file)", "Inactive(file)", root=root), 0)
+
+
+def _of_gpus(*keys: str, root: Path) -> int:
+    """Bytes of these kinds that /proc/meminfo has of GPUs: beside a coherent link (Grace-Hopper) their memory is a NUMA node of the host.
+
+    Other nodes without CPUs are the host's own (CXL), so the driver is asked which ones are GPUs'.
+    """
+    found = 0
+    for status in listing(root / "proc/driver/nvidia/gpus", "*/numa_status"):
+        told = fields(read(status))
+        number, node = told.get("Node", ""), root / f"sys/devices/system/node/node{told.get('Node')}"
+        if told.get("Status") == "online" and number.isdigit() and not cpu_numbers(read(node / "cpulist")):
+            found += sum(kib(node / "meminfo", f"Node {number} {key}") or 0 for key in keys)
+    return found
+
+
 def free_memory(root: Path = ROOT) -> int | None:
     """Bytes that processes here may still take: of the host, or less where a cgroup says so; ``None`` where the kernel does not tell."""
-    available = kib(root / "proc/meminfo", "MemAvailable")
+    available = available_memory(root)
     found = [] if available is None else [available]
     for controller, most, used in _MEMORY_FILES:
         for folder in _cgroup_folders(root, controller):
