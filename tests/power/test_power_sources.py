@@ -354,6 +354,18 @@ def test_the_graphics_of_an_amd_processor_are_no_card(tmp_path: Path) -> None:
     assert reason.startswith("amdgpu: 0000:0b:00.0 has no limit")
 
 
+def test_the_power_of_a_package_with_processor_cores_is_not_its_gpu_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watts = {"power1_input": 9_000_000, "power1_average": 9_000_000, "power1_cap": 15_000_000, "power1_label": "slowPPT"}
+    trees.drm_card(tmp_path, 0, "0000:04:00.0", "amdgpu", {**watts, "in1_label": "vddnb"}, device="0x163f")  # Van Gogh has a limit
+    with pytest.raises(SourceUnavailable, match=r"0000:04:00\.0 is a processor's graphics"):
+        create(f"amdgpu:{tmp_path}").open()
+    trees.drm_card(tmp_path, 1, "0000:41:00.0", "amdgpu", {"power1_input": 400_000_000, "power1_cap": 550_000_000}, device="0x74a0")
+    use(monkeypatch, "amdsmi", FAKE_AMD=[{"name": "AMD Instinct MI300A"}])
+    for source in (f"amdgpu:{tmp_path}", "amdsmi"):
+        channels, _ = opened(create(source))
+        assert {(c.boundary, c.flags) for c in channels.values()} == {("module", ("module_scope",))}
+
+
 def test_amd_cards_that_a_job_may_not_open_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers count what is left, by PCI address and not by the kernel's numbers; unique ids are what ROCm calls the cards."""
     monkeypatch.setattr(files.AmdGpuSource, "nodes", tmp_path / "dri")

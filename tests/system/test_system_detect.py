@@ -144,6 +144,29 @@ def test_amd_gpus_by_sys(tree: Tree, nvml: Install, monkeypatch: pytest.MonkeyPa
     assert fast_identity(root) == "AMD Instinct MI250X x1"
 
 
+@pytest.mark.parametrize(
+    ("card", "expected", "source"),
+    [
+        ("0x163f vddnb", None, None),  # Van Gogh: the limit of the whole processor
+        ("0x74a0 ", 550.0, "detected: of the package, processor cores included"),
+        ("0x74a1 ", 550.0, None),
+    ],
+)
+def test_the_limit_of_a_package_is_not_called_its_gpu_s(
+    tree: Tree, nvml: Install, card: str, expected: float | None, source: str | None
+) -> None:
+    number, label = card.split(" ")
+    nvml(fails="Driver Not Loaded")
+    folder = "sys/class/drm/card0/device"
+    files: dict[str, str | bytes] = {"dev/kfd": "", f"{folder}/vendor": "0x1002\n", f"{folder}/device": f"{number}\n"}
+    files |= {f"{folder}/mem_info_vram_total": str(2**30)} | ({f"{folder}/hwmon/hwmon3/in1_label": f"{label}\n"} if label else {})
+    files |= {f"{folder}/hwmon/hwmon3/{name}": "550000000\n" for name in ("power1_cap", "power1_cap_default")}
+    system = detect(tree(files))
+    assert (system.devices[0].tdp_w, system.devices[0].power_limit_w) == (expected, expected)
+    for key in ("devices.tdp_w", "devices.power_limit_w"):
+        assert (system.sources.get(key), key in system.missing) == (source, expected is None)
+
+
 def test_torch_completes_what_the_driver_tells(tree: Tree, nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml(a100(0), a100(1))
     monkeypatch.setitem(sys.modules, "torch", fake_torch("x", "x", uuids=("1", "0")))

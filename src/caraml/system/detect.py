@@ -19,7 +19,7 @@ from caraml.base.errors import EnvironmentUnfitError
 from caraml.system import families, host, nvml, peaks
 from caraml.system.environment import container, environment
 from caraml.system.families.family import amd_driver, amd_gpus, nvidia_gpus
-from caraml.system.files import read
+from caraml.system.files import APUS, read
 from caraml.system.model import Affinity, Cpu, DeviceClass, DeviceModel, System, cpu_identity, device_identity
 from caraml.system.topology import device_affinity
 from caraml.system.visible import CUDA, ROCM, Masks, let_through
@@ -64,6 +64,7 @@ def detect(root: Path = ROOT) -> System:
         affinity=near if isinstance(near, Affinity) else None,
         container=kind and (kind["image"] or kind["runtime"]),
         missing=missing,
+        sources=_of_packages(devices),
     )
     return peaks.with_sheet(system)
 
@@ -93,6 +94,12 @@ def _gpu_models(root: Path) -> list[str]:
     return [device.model for device in _gpus(root, {})[0]]
 
 
+def _of_packages(devices: Sequence[DeviceModel]) -> dict[str, str]:
+    """What to say of limits that are those of a package with processor cores."""
+    apu = any(word in device.model for device in devices for pair in APUS.items() for word in pair)
+    return dict.fromkeys(("devices.tdp_w", "devices.power_limit_w"), "detected: of the package, processor cores included") if apu else {}
+
+
 def _visible(devices: Sequence[DeviceModel], masks: Masks) -> list[DeviceModel]:
     """The devices that the environment leaves to this process."""
     return [devices[place] for place in let_through([[device.uuid] if device.uuid else [] for device in devices], masks)]
@@ -118,6 +125,8 @@ def _gpus(root: Path, missing: dict[str, str]) -> tuple[list[DeviceModel], str |
     amd = _visible(amd_gpus(root).devices, ROCM) if families.forced() in ("", "cuda") else []
     if amd:
         missing["devices.compute_capability"] = "not shown by the amdgpu driver"
+        limits = {"tdp_w": [device.tdp_w for device in amd], "power_limit_w": [device.power_limit_w for device in amd]}
+        missing.update({f"devices.{key}": "amdgpu shows no limit of the GPU alone" for key, found in limits.items() if None in found})
         return _with_torch(amd, missing), amd_driver(root)
     others, loaded = _only_torch_sees(root), families.driver_folder(root)
     return others, read(root / loaded / "version") if others and loaded else None

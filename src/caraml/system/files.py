@@ -17,6 +17,18 @@ def read(path: Path) -> str | None:
     return clean(raw.decode("utf-8", "replace"))
 
 
+APUS = {"0x74a0": "MI300A"}
+"""AMD's accelerators with processor cores in their package: PCI number and name. Power and its limits are those of the package."""
+
+
+def is_processor_graphics(hwmon: Path) -> bool:
+    """Whether amdgpu's sensors are those of a processor's graphics: their power, and a limit if they have one, is the whole processor's.
+
+    Only these have the voltage of the northbridge (Linux, drivers/gpu/drm/amd/pm/amdgpu_pm.c), and of these only Van Gogh has limits.
+    """
+    return read(hwmon / "in1_label") == "vddnb"
+
+
 def clean(text: str) -> str:
     """Text from firmware or a driver without NULs and control characters (line ends and tabs stay), stripped."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "", text).strip()

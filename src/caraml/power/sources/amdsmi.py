@@ -2,7 +2,8 @@
 
 Units as in the AMD SMI reference: ``energy_accumulator x counter_resolution`` µJ; power in whole W, ``N/A`` where a die
 does not know. An MI250(X) is two devices of which the first knows the package's power; the partitions of an MI300 all
-repeat their socket's. Either way one package is one channel here and its devices are the channel's users.
+repeat their socket's. Either way one package is one channel here and its devices are the channel's users. The socket of an MI300A has
+processor cores.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from caraml.power.model import Channel
 from caraml.power.source import AskedSensors, SensorError, SourceUnavailable, select
 from caraml.power.sources.files import DUAL_DIE, MICRO
+from caraml.system.files import APUS
 from caraml.system.visible import ROCM
 
 DRIVER = Path("/dev/kfd")
@@ -107,15 +109,17 @@ class AmdSmiSource(AskedSensors):
         """Add counter and power of one package, as far as they answer."""
         dual = any(model in die.name for model in DUAL_DIE.values()) and bool(die.partners)
         limit = self.or_none(lambda: float(self._smi.amdsmi_get_power_info(die.handle)["power_limit"]) * MICRO)
+        apu = any(name in die.name for name in APUS.values())
+        flags = ("dual_die_parent",) if dual else ("shared_device",) if die.partners else ()
         common: dict[str, Any] = {
             "source": self.name,
-            "boundary": "device",
+            "boundary": "module" if apu else "device",
             "label": die.name,
             "domain": die.id,
             "hardware": "amd",
             "update_period_s": UPDATE_PERIOD_S,
             "max_power_w": 2 * limit if limit and limit > 1 else None,
-            "flags": ("dual_die_parent",) if dual else ("shared_device",) if die.partners else (),
+            "flags": (*flags, "module_scope") if apu else flags,
             "users": (die.id, *die.partners) if die.partners else (),
         }
         energy = Channel(id=f"amdsmi:{die.id}:energy", kind="energy", resolution=16 * MICRO, **common)

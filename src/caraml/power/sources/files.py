@@ -3,7 +3,7 @@
 - ``amdgpu``, ``intel``: GPUs whose driver shows power or energy, in ``/sys/class/drm/card<n>/device/hwmon/hwmon<m>/``: amdgpu
   ``power1_average`` (mean) or ``power1_input`` (instantaneous) in µW; xe ``energy1_input`` (card) and ``energy2_input`` (package, part of
   the card) in µJ; i915 ``energy1_input`` in µJ (Linux documentation, hwmon/sysfs-interface and the drivers' ABI files). Intel's integrated
-  graphics have none of them; AMD's show their whole processor's power, and no ``power1_cap``.
+  graphics have none of them; AMD's show their whole processor's power, and ``power1_cap`` on Van Gogh only.
 - ``grace``: power rails of NVIDIA Grace and Grace-Hopper, from the kernel's ACPI power meter driver, in
   ``/sys/class/hwmon/hwmon<i>/device/{power1_average,power1_average_interval,power1_oem_info}`` in µW and ms; always a mean. The rail's name
   says what it is: ``Module Power Socket 0`` contains the GPU, its memory and the regulators' loss besides ``Grace Power Socket 0``, which
@@ -25,7 +25,7 @@ from typing import Any
 
 from caraml.power.model import Boundary, Channel, Kind, Reading
 from caraml.power.source import AskedSensors, SourceUnavailable
-from caraml.system.files import listing, read
+from caraml.system.files import APUS, is_processor_graphics, listing, read
 from caraml.system.visible import ROCM, Masks
 
 MICRO = 1e-6
@@ -225,11 +225,14 @@ class AmdGpuSource(_DrmSource):
         options: tuple[tuple[str, Kind, float], ...] = (("power1_input", "power_instant", 0.0), ("power1_average", "power_mean", 1.0))
         for file, kind, window in options:
             if read_number(hwmon / file) is not None:
-                if not any(hwmon.glob("power1_cap*")):
-                    self.left_out.append(f"{pci} has no limit of its power: a processor's graphics, with the power of all of it")
+                why = "is" if is_processor_graphics(hwmon) else "" if any(hwmon.glob("power1_cap*")) else "has no limit of its power:"
+                if why:
+                    self.left_out.append(f"{pci} {why} a processor's graphics, with the power of all of it")
                     return
-                cap = read_number(hwmon / "power1_cap_max", MICRO)
-                yield SensorFile(self.channel(pci, kind, cap, window), hwmon / file)
+                channel = self.channel(pci, kind, read_number(hwmon / "power1_cap_max", MICRO), window)
+                if read(hwmon.parents[1] / "device") in APUS:
+                    channel = replace(channel, boundary="module", flags=("module_scope",))
+                yield SensorFile(channel, hwmon / file)
                 return
 
     def absence(self) -> str:

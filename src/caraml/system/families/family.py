@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from caraml.system.files import fields, listing, read, read_int
+from caraml.system.files import fields, is_processor_graphics, listing, read, read_int
 from caraml.system.model import DeviceKind, DeviceModel, DType
 from caraml.system.visible import ROCM
 
@@ -163,7 +163,8 @@ def amd_gpus(root: Path) -> Shown:
 
 def _amd_gpu(index: int, folder: Path) -> DeviceModel:
     hwmon = next(iter(listing(folder / "hwmon", "hwmon[0-9]*")), folder / "hwmon")
-    cap_uw, default_uw = read_int(hwmon / "power1_cap"), read_int(hwmon / "power1_cap_default")
+    caps = ("power1_cap", "power1_cap_default")
+    cap_uw, default_uw = (None if is_processor_graphics(hwmon) else read_int(hwmon / name) for name in caps)
     return DeviceModel(
         model=read(folder / "product_name") or f"unknown AMD GPU {read(folder / 'device') or ''}".strip(),
         kind="rocm",
