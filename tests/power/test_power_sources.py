@@ -467,7 +467,11 @@ def test_a_lost_gpu_does_not_take_the_others_along(monkeypatch: pytest.MonkeyPat
     use(monkeypatch, "pynvml", FAKE_GPUS=[{"uuid": "GPU-a"}, {"uuid": "GPU-b", "lost": True}, {"uuid": "GPU-c"}])
     with Meter(["nvml"], interval=0.02) as meter:
         assert {channel.domain for channel in meter.channels} == {"GPU-a", "GPU-c"}
-        assert meter.reasons == ["nvml: GPU 1 does not open: NVML: GPU is lost"]
+        assert meter.reasons == ["nvml: GPU 1 does not open: NVML: GPU is lost; numbers count those that open"]
+    assert {channel.domain for channel in opened(create("nvml", ["1"]))[0].values()} == {"GPU-c"}, "torch's second"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert {channel.domain for channel in opened(create("nvml"))[0].values()} == {"GPU-c"}
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert {channel.domain for channel in opened(create("nvml", ["GPU-c"]))[0].values()} == {"GPU-c"}
     with pytest.raises(SourceUnavailable, match=r"'GPU-b' here.*GPU 1 does not open: NVML: GPU is lost"):
         create("nvml", ["GPU-b"]).open()

@@ -36,7 +36,9 @@ def _run_parser() -> argparse.ArgumentParser:
         description="Measure the energy of a command. Other uses: 'watch' (power now), 'sources' (what is here), 'merge FOLDER'.",
     )
     parser.add_argument("--methods", type=names_in, help=METHODS)
-    parser.add_argument("--devices", type=names_in, help="accelerators by UUID, PCI address or index; 'all' ignores the mask")
+    parser.add_argument(
+        "--devices", type=names_in, help="accelerators by UUID, PCI address or number among those that open; 'all' ignores the mask"
+    )
     parser.add_argument("--interval", type=float, default=0.1, help="sampling interval in seconds (default: 0.1)")
     parser.add_argument("--idle", type=float, default=0.0, help="measure an idle baseline for this many seconds first")
     parser.add_argument("--out", type=Path, help="folder for the results (default: caraml-power/<job or time>)")

@@ -70,6 +70,8 @@ class NvmlSource(AskedSensors):
             slices = [nv.quietly("nvmlDeviceGetUUID", each) for each in nv.mig_instances(index, handle)]
             aliases[uuid] = [nv.pci_bus_id(handle) or "", *filter(None, slices)]
             present[uuid] = (nv.quietly("nvmlDeviceGetName", handle) or "NVIDIA GPU", handle, tuple(aliases[uuid][1:]))
+        if self.left_out and present:  # nvidia-smi counts them, torch does not
+            self.left_out[-1] += "; numbers count those that open"
         return {uuid: present[uuid] for uuid in self.choose(list(present), aliases, CUDA, closed=self.left_out)}
 
     def _probe(self, uuid: str, name: str, handle: Any, slices: tuple[str, ...]) -> None:
