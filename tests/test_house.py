@@ -131,7 +131,7 @@ LINES = {
     "report": 4_477,
     "results": 2_500,
     "suite": 2_501,
-    "system": 3_902,
+    "system": 3_905,
     "verify": 1_061,
     "worker": 2_145,
     "workloads": 8_852,
