@@ -26,16 +26,20 @@ TOLERANCE = 1e-4
 HALF = 5
 WIDE = {"micro_batch": 4}
 """Of models with divided matrices, where each operator costs the host most: the global batch in two passes instead of four."""
-SHALLOW = {"layers": 2, "positions": "rotary", "tied_head": True}
-OTHERS = ("variant", "fp16", "bf16", "resumed", "half")
+OTHER = {"positions": "rotary", "tied_head": True}
+DEEP = {"layers": 4}
+"""Of pipelines whose stages take turns: each has two parts of a layer or more."""
+OTHERS = ("variant", "fp16", "bf16", "resumed", "half", "deep")
 """First words of jobs that are not compared with the plain one."""
 Results = dict[str, dict[str, Any]]
 
 ALONE = [
     {"name": "alone"},
-    {"name": "variant", "params": SHALLOW, "steps": HALF},
+    {"name": "deep", "params": DEEP},
+    {"name": "variant", "params": OTHER, "steps": HALF},
     {"name": "half", "steps": HALF, "params": {"save_to": "{}/from-one"}},
     {"name": "fp16", "point": {"precision": "fp16"}, "steps": HALF},
+    {"name": "deep fp16", "point": {"precision": "fp16"}, "params": DEEP, "steps": HALF},
     {"name": "bf16", "point": {"precision": "bf16"}, "steps": HALF},
     {"name": "bf16 half residual", "point": {"precision": "bf16", "knobs": {"half_residual": True}}, "steps": HALF},
 ]
@@ -44,33 +48,33 @@ TWO = [
     {"name": "fsdp2", "placement": {"fsdp": 2}, "exchanges": True},
     {"name": "distributed optimizer", "placement": {"distributed_optimizer": True}, "steps": HALF},
     {"name": "tp2", "placement": {"tp": 2}, "point": WIDE, "steps": HALF},
-    {"name": "compiled fsdp2", "placement": {"fsdp": 2}, "point": {"compile": "default"}, "steps": HALF},
+    {"name": "deep compiled fsdp2", "placement": {"fsdp": 2}, "point": {"compile": "default"}, "params": DEEP, "steps": HALF},
     {"name": "tp2+sp", "placement": {"tp": 2, "sp": True}, "point": WIDE, "steps": HALF},
     {"name": "pp2 gpipe", "placement": {"pp": 2, "schedule": "gpipe"}, "steps": HALF},
     {"name": "pp2 1f1b", "placement": {"pp": 2}},
-    {"name": "pp2 interleaved", "placement": {"pp": 2, "schedule": "interleaved"}, "steps": HALF},
+    {"name": "deep pp2 interleaved", "placement": {"pp": 2, "schedule": "interleaved"}, "params": DEEP, "steps": HALF},
     {
         "name": "variant tp2+sp",
         "placement": {"tp": 2, "sp": True},
         "point": WIDE,
-        "params": {**SHALLOW, "recompute": "full"},
+        "params": {**OTHER, "recompute": "full"},
         "steps": HALF,
     },
-    {"name": "variant fsdp2", "placement": {"fsdp": 2}, "params": {**SHALLOW, "recompute": "selective"}, "steps": HALF},
+    {"name": "variant fsdp2", "placement": {"fsdp": 2}, "params": {**OTHER, "recompute": "selective"}, "steps": HALF},
     {"name": "cp2", "placement": {"cp": 2}, "point": WIDE, "steps": HALF},
-    {"name": "variant cp2", "placement": {"cp": 2}, "point": WIDE, "params": {**SHALLOW, "recompute": "full"}, "steps": HALF},
+    {"name": "variant cp2", "placement": {"cp": 2}, "point": WIDE, "params": {**OTHER, "recompute": "full"}, "steps": HALF},
     {
         "name": "variant compiled cp2",
         "placement": {"cp": 2, "fsdp": 2},
         "point": {**WIDE, "compile": "default"},
-        "params": SHALLOW,
+        "params": OTHER,
         "steps": HALF,
     },
     {
         "name": "variant selective cp2",
         "placement": {"cp": 2, "distributed_optimizer": True},
         "point": WIDE,
-        "params": {**SHALLOW, "recompute": "selective"},
+        "params": {**OTHER, "recompute": "selective"},
         "steps": HALF,
     },
     {"name": "bf16 cp2", "placement": {"cp": 2, "fsdp": 2}, "point": {**WIDE, "precision": "bf16"}, "steps": HALF},
@@ -88,7 +92,13 @@ TWO = [
         "exchanges": True,
     },
     {"name": "bf16 pp2", "placement": {"pp": 2}, "point": {"precision": "bf16", "knobs": {"half_residual": True}}, "steps": HALF},
-    {"name": "fp16 pp2", "placement": {"pp": 2, "schedule": "interleaved"}, "point": {"precision": "fp16"}, "steps": HALF},
+    {
+        "name": "deep fp16 pp2",
+        "placement": {"pp": 2, "schedule": "interleaved"},
+        "point": {"precision": "fp16"},
+        "params": DEEP,
+        "steps": HALF,
+    },
     {"name": "resumed fsdp2", "placement": {"fsdp": 2}, "steps": HALF, "skip": HALF, "params": {"start_from": "{}/from-one"}},
     {"name": "resumed pp2", "placement": {"pp": 2}, "steps": HALF, "skip": HALF, "params": {"start_from": "{}/from-one"}},
     {
@@ -99,9 +109,14 @@ TWO = [
         "skip": HALF,
         "params": {"start_from": "{}/from-one"},
     },
-    {"name": "half pp2", "placement": {"pp": 2, "schedule": "interleaved"}, "steps": HALF, "params": {"save_to": "{}/from-pp2"}},
+    {
+        "name": "half pp2",
+        "placement": {"pp": 2, "schedule": "interleaved"},
+        "steps": HALF,
+        "params": {**DEEP, "save_to": "{}/from-pp2"},
+    },
 ]
-ROOMY = {"width": 128, "sequence_length": 128, "vocab_size": 2048}
+ROOMY = {**DEEP, "width": 128, "sequence_length": 128, "vocab_size": 2048}
 PLACED = [
     {},
     {"fsdp": 2},
@@ -121,17 +136,17 @@ MEMORY: list[dict[str, Any]] = [
 FOUR = [
     {"name": "dp2 x tp2", "placement": {"tp": 2}, "point": WIDE, "steps": HALF},
     {
-        "name": "resumed fsdp2 x tp2",
+        "name": "deep resumed fsdp2 x tp2",
         "placement": {"tp": 2, "fsdp": 2},
         "point": WIDE,
         "steps": HALF,
         "skip": HALF,
-        "params": {"start_from": "{}/from-pp2"},
+        "params": {**DEEP, "start_from": "{}/from-pp2"},
     },
     {"name": "dp2 x cp2", "placement": {"cp": 2, "fsdp": 4}, "point": WIDE, "steps": HALF},
     {"name": "cp4", "placement": {"cp": 4}, "point": WIDE, "steps": HALF},
     {"name": "cp2 x tp2+sp", "placement": {"cp": 2, "tp": 2, "sp": True}, "point": WIDE, "steps": HALF},
-    {"name": "cp2 x pp2", "placement": {"cp": 2, "pp": 2, "schedule": "interleaved"}, "steps": HALF},
+    {"name": "deep cp2 x pp2", "placement": {"cp": 2, "pp": 2, "schedule": "interleaved"}, "params": DEEP, "steps": HALF},
 ]
 EIGHT = [{"name": "dp2 x tp2 x pp2", "placement": {"tp": 2, "pp": 2}, "steps": HALF}]
 
@@ -170,7 +185,7 @@ def difference(found: dict[str, Any], truth: list[float]) -> float:
 
 @pytest.mark.parametrize(
     "name",
-    [job["name"] for job in [*TWO, *FOUR, *EIGHT] if str(job["name"]).split()[0] not in ("variant", "fp16", "bf16", "resumed", "half")],
+    [job["name"] for job in [*TWO, *FOUR, *EIGHT] if str(job["name"]).split()[0] not in OTHERS],
 )
 def test_every_placement_trains_as_one_process(results: Results, name: str) -> None:
     truth = results["alone"]["losses"]
@@ -178,9 +193,14 @@ def test_every_placement_trains_as_one_process(results: Results, name: str) -> N
     assert difference(results[name], truth[: len(results[name]["losses"])]) < TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["deep compiled fsdp2", "deep pp2 interleaved", "deep cp2 x pp2"])
+def test_a_deeper_model_does_as_well(results: Results, name: str) -> None:
+    assert difference(results[name], results["deep"]["losses"][:HALF]) < TOLERANCE
+
+
 def test_layers_alike_are_compiled_once(results: Results) -> None:
     """Four of them, each by itself inside FSDP's hooks, over two micro-batches."""
-    assert results["compiled fsdp2"]["graphs"] == 1 and results["fsdp2"]["graphs"] == 0
+    assert results["deep compiled fsdp2"]["graphs"] == 1 and results["fsdp2"]["graphs"] == 0
 
 
 def test_ranks_multiply_with_the_same_library(results: Results) -> None:
@@ -195,9 +215,9 @@ def test_rotary_positions_a_tied_head_and_recomputation_change_nothing(results: 
     assert difference(results[name], results["variant"]["losses"]) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["fp16 tp2+sp", "fp16 pp2"])
-def test_the_loss_scale_of_fp16_holds_over_all_devices(results: Results, name: str) -> None:
-    assert difference(results[name], results["fp16"]["losses"]) < 1e-3
+@pytest.mark.parametrize(("name", "truth"), [("fp16 tp2+sp", "fp16"), ("deep fp16 pp2", "deep fp16")])
+def test_the_loss_scale_of_fp16_holds_over_all_devices(results: Results, name: str, truth: str) -> None:
+    assert difference(results[name], results[truth]["losses"]) < 1e-3
 
 
 @pytest.mark.parametrize("name", ["bf16 fsdp2", "bf16 optimizer", "bf16 cp2", "bf16 half residual", "bf16 pp2"])
@@ -219,10 +239,13 @@ def test_shards_are_gathered_in_the_format_that_is_computed_in_and_summed_in_fp3
         assert formats(name, "reduce_scatter") == {"torch.float32"}
 
 
-@pytest.mark.parametrize("name", ["resumed fsdp2", "resumed pp2", "resumed cp2", "resumed fsdp2 x tp2"])
-def test_a_checkpoint_goes_on_at_another_placement(results: Results, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "truth"),
+    [("resumed fsdp2", "alone"), ("resumed pp2", "alone"), ("resumed cp2", "alone"), ("deep resumed fsdp2 x tp2", "deep")],
+)
+def test_a_checkpoint_goes_on_at_another_placement(results: Results, name: str, truth: str) -> None:
     """The first three were saved by one process, the last by a pipeline."""
-    assert difference(results[name], results["alone"]["losses"][HALF:]) < TOLERANCE
+    assert difference(results[name], results[truth]["losses"][HALF:]) < TOLERANCE
 
 
 @pytest.mark.parametrize("job", MEMORY, ids=lambda job: str(job["name"]))
@@ -242,7 +265,7 @@ def test_the_memory_plan_is_what_the_allocator_gave_out(results: Results, job: d
         ("cp2", [[0, 1]]),
         ("cp4", [[0, 1, 2, 3]]),
         ("dp2 x cp2", [[0, 1], [2, 3]]),
-        ("cp2 x pp2", [[0, 1], [2, 3]]),
+        ("deep cp2 x pp2", [[0, 1], [2, 3]]),
         ("cp2 x tp2+sp", [[0, 2], [1, 3]]),
         ("dp2", [[], []]),
     ],

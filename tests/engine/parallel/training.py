@@ -46,7 +46,7 @@ from caraml.workloads.gpt import tokens
 
 CPU = torch.device("cpu")
 STEP = "one step"
-TINY = {"preset": "4M", "width": 64, "layers": 4, "heads": 4, "sequence_length": 32, "vocab_size": 128, "tied_head": False}
+TINY = {"preset": "4M", "width": 64, "layers": 2, "heads": 4, "sequence_length": 32, "vocab_size": 128, "tied_head": False}
 TINY |= {"data": "synthetic-device", "learning_rate": 3e-3, "clip_norm": 0.5}
 
 
