@@ -127,6 +127,7 @@ LINES = {
     "launch": 1_736,
     "metrics": 1_653,
     "power": 5_049,
+    "power": 4_980,
     "reference": 460,
     "report": 4_477,
     "results": 2_500,

@@ -119,14 +119,16 @@ def test_raw_readings_of_earlier_versions_have_no_unit(tmp_path: Path) -> None:
 def test_hdf5_without_its_packages_is_refused_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentUnfitError, match=r"(?s)pandas, tables are not installed.*caraml\[pandas\]"):
-        measure(["touch", str(tmp_path / "ran")], methods=["fake"], out=tmp_path / "r", fmt="h5")
+        measure(["touch", str(tmp_path / "ran")], methods=["fake"], out=tmp_path / "r", h5=True)
+    assert main(["--csv", "--h5", "--methods", "fake", "--out", str(tmp_path / "r"), "--", "touch", str(tmp_path / "ran")]) == 3
     assert list(tmp_path.iterdir()) == []
 
 
 def test_hdf5_files_are_those_of_jpwr(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("tables")
-    measure(["sleep", "1"], methods=["fake:constant"], out=tmp_path, fmt="h5", rank=3)
+    assert main(["--methods", "fake:constant", "--out", str(tmp_path), "--rank", "3", "--json", "--h5", "--", "sleep", "1"]) == 0
+    assert result_of(tmp_path, "energy.3.json")["readings"] == "readings.3.json", "beside the readings in any format"
     power, energy = (pandas.read_hdf(tmp_path / f"{name}.3.h5", key="jpwr") for name in ("power", "energy"))
     assert list(power.columns) == ["timestamps", "fake:0"] and list(energy.index) == ["fake:0"]
     assert power["fake:0"].dropna().tolist() == pytest.approx([300.0] * power["fake:0"].count())

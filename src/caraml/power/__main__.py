@@ -47,9 +47,7 @@ def _run_parser() -> argparse.ArgumentParser:
     formats.set_defaults(fmt="csv")
     for name in ("csv", "json", "parquet"):
         formats.add_argument(f"--{name}", dest="fmt", action="store_const", const=name, help=f"raw readings as {name}")
-    formats.add_argument(
-        "--h5", dest="fmt", action="store_const", const="h5", help="power and energy also as HDF5 files like jpwr's (pandas)"
-    )
+    parser.add_argument("--h5", action="store_true", help="power and energy also as HDF5 files like jpwr's (pandas)")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the command")
     return parser
 

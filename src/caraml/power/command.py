@@ -64,6 +64,7 @@ def measure(
     interval: float = 0.1,
     out: Path | None = None,
     fmt: Format = "csv",
+    h5: bool = False,
     rank: int | None = None,
     idle_s: float = 0.0,
     devices: Sequence[str] | None = None,
@@ -77,6 +78,7 @@ def measure(
         interval: sampling interval [s].
         out: folder for the results; ``None`` for ``caraml-power/<job or time>``. Nothing in it is overwritten.
         fmt: format of the raw readings; the result itself is always JSON.
+        h5: write power and energy as HDF5 files like jpwr's besides.
         rank: number in the names of the files; ``None`` to take it from the launcher (srun, mpirun), if there is one.
         idle_s: measure this long before the command starts [s], and report net energy beside gross.
         devices: as for ``Meter``.
@@ -98,7 +100,7 @@ def measure(
         names = [name for name in names if entries()[name.partition(":")[0]].accelerator]
     # Asked for by nobody, a source first looks for its driver's files: that keeps the start short.
     meter = Meter("auto" if not methods and (not election or election.elected) else names, devices, interval)
-    folder = ResultFolder(out or _default_folder(), fmt, rank)
+    folder = ResultFolder(out or _default_folder(), fmt, rank, h5)
     meter.listen(lambda readings: folder.add(readings, meter.store.channels))
     result = CommandResult(list(argv), WindowEnergy("command", 0.0, 0.0), rank=rank, world_size=node.world_size())
     folder.write(result)
@@ -238,7 +240,7 @@ def _write(meter: Meter, folder: ResultFolder, result: CommandResult) -> list[Pa
             picture = folder.folder / folder.path.name.replace("energy", "power").replace(".json", ".svg")
             write_file(picture, svg(meter.store, result.energy.start, result.energy.end, " ".join(result.command)[:100]), sync="none")
             files.append(picture)
-        if folder.format == "h5":
+        if folder.h5:
             from caraml.power.result import energy_frame, write_hdf5
 
             suffix = f"{platform.node()}.{os.getpid()}" if result.rank is None else str(result.rank)

@@ -29,7 +29,7 @@ SCHEMA = 1
 FLUSH_S = 1.0
 """Readings younger than this are lost if the process is killed [s]."""
 
-Format = Literal["csv", "json", "parquet", "h5"]
+Format = Literal["csv", "json", "parquet"]
 READING_COLUMNS = ("channel", "t_before", "t_after", "value", "unit", "error")
 """Of the file of raw readings: times in seconds (monotonic), values in the unit of each."""
 
@@ -60,18 +60,16 @@ class CommandResult:
 class ResultFolder:
     """Writes the files of one command; finds out before it starts whether that is possible."""
 
-    def __init__(self, folder: Path, fmt: Format, rank: int | None) -> None:
+    def __init__(self, folder: Path, fmt: Format, rank: int | None, h5: bool = False) -> None:
         suffix = "" if rank is None else f".{rank}"
-        self.folder, self.format, self._suffix = folder, fmt, suffix
+        self.folder, self.format, self.h5, self._suffix = folder, fmt, h5, suffix
         self.path = folder / f"energy{suffix}.json"
         self.raw = folder / f"readings{suffix}.csv"
         self.trouble: str | None = None
         """Why readings could no longer be written, for example a full disk."""
         if fmt not in get_args(Format):
             raise InputError(f"unknown format {fmt!r}; known: {', '.join(get_args(Format))}")
-        if fmt == "h5":
-            from caraml.power.result import need_tables
-
+        if h5:
             need_tables("pandas", "tables")
         if fmt == "parquet" and importlib.util.find_spec("duckdb") is None:
             raise EnvironmentUnfitError("Parquet files need the package duckdb", "pip install duckdb, or use --csv")
