@@ -293,6 +293,20 @@ def test_two_parameters_of_one_name_are_what_duplicate_says(images: Path, tmp_pa
             suite_from_script(images, ["MI250"])
 
 
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("name", ["model", "unused"])
+def test_two_parameter_sets_of_one_name_are_refused_as_by_jube(images: Path, outside: bool, name: str) -> None:
+    """The later one alone was taken, and what the other had was lost."""
+    whole, tagged = IMAGES.replace('  <parameterset name="job">', '  <parameterset name="unused"/>\n  <parameterset name="job">'), "!old"
+    other = f'<parameterset name="{name}" tag="{tagged}"><parameter name="seed">7</parameter></parameterset>'
+    before = "<benchmark" if outside else "  <step"
+    images.write_text(whole.replace(before, f"{other}\n{before}", 1))
+    with pytest.raises(InputError, match=rf"images.xml:\d+: parameterset {name}: is in line \d+ already, .* JUBE refuses") as refused:
+        suite_from_script(images, ["A100"])
+    assert "give one of them another name" in str(refused.value.hint)
+    assert suite_from_script(images, ["A100", "old"])
+
+
 def test_sets_outside_of_the_benchmark_are_used(images: Path) -> None:
     expected = suite_from_script(images, ["A100"])
     begin, end = IMAGES.index('  <parameterset name="job">'), IMAGES.index('  <parameterset name="model">')

@@ -245,12 +245,15 @@ def unknown_uses(step: Element, known: Collection[str]) -> list[tuple[int, str]]
 def used_parameters(path: Path, root: Element, whole: Element, step: Element) -> dict[str, Element]:
     """The parameters of the sets that a step uses; what becomes of two with one name, ``duplicate`` says, as in JUBE.
 
-    Sets outside of the benchmark hold where it has none of their name.
+    Raises ``InputError`` where two sets have one name, whatever uses them: JUBE runs no such script.
     """
-    names = used_sets(step)
-    sets = {one.name: one for one in [*root.all("parameterset"), *whole.all("parameterset")] if one.name in names}
+    names, sets = used_sets(step), dict[str, Element]()
+    for one in [*root.all("parameterset"), *(whole.all("parameterset") if whole is not root else [])]:
+        if (earlier := sets.setdefault(one.name, one)) is not one:
+            where = f"{path}:{one.line}: parameterset {one.name}: is in line {earlier.line} already, under these tags, which JUBE refuses"
+            raise InputError(where, "give one of them another name and `use` it too, or write its parameters into the other")
     found: dict[str, Element] = {}
-    for one_set in sets.values():
+    for one_set in (one for name, one in sets.items() if name in names):
         of_set = _duplicate(path, one_set, *_DUPLICATES)
         own: dict[str, Element] = {}
         for one in one_set.all("parameter"):

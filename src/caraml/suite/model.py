@@ -28,13 +28,8 @@ _OF_CPUS = ("keep_freed_memory", "matmul")
 _OF_GPUS = ("convolution_search", "step_graph")
 """Knobs without an effect elsewhere."""
 
-
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
-
-
 Count = Annotated[int, Field(ge=1, le=COUNT)]
-
-
 INTERLEAVED_STAGES = 2
 """Stages of each pipeline rank under the interleaved schedule; the others have one."""
 
@@ -189,8 +184,6 @@ COMMAND_KEYS = ("argv", "env", "cwd", "item", "items", "metrics", "marks", "ener
 T = TypeVar("T")
 
 Seed = Annotated[int, Field(ge=-COUNT, le=COUNT)]
-
-
 OF_EPOCHS = ("epochs", "count_epoch", "until_accuracy", "until_loss")
 """Keys of `measure` that the keys of points do without where they are not used."""
 
