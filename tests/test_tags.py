@@ -73,6 +73,7 @@ def test_tags_of_a_script_follow_each_other_as_jube_takes_them(tmp_path: Path) -
     script.write_text(
         "name: tiny\nparameterset:\n  - name: all\n    parameter:\n      - {name: system_name, tag: A100, _: A100}\n"
         '      - {name: nlayers, tag: "4M", _: 4}\n      - {name: global_batch_size, tag: "4M", _: "8,16"}\n'
+        "      - {name: sizes, _: --hidden-size 256 --num-attention-heads 4 --seq-length 256}\n"
         "step: {name: train, use: all, do: run}\n"
     )
     runner = CliRunner()

@@ -397,6 +397,22 @@ def test_a_size_or_precision_that_is_lost_is_refused(language: Path, old: str, n
     assert hint in str(refused.value.hint)
 
 
+@pytest.mark.parametrize(
+    ("old", "key", "names"),
+    [
+        ("nhidden", "width", "nhidden and no --hidden-size"),
+        ("nheads", "heads", "nheads and no --num-attention-heads"),
+        ("sequence_length", "sequence_length", "sequence_length and no --seq-length"),
+    ],
+)
+def test_a_size_that_the_script_gives_nowhere_is_refused(language: Path, old: str, key: str, names: str) -> None:
+    """The suite had that of the preset 117M."""
+    language.write_text(LANGUAGE.replace(f"name: {old},", f"name: my_{old},"))
+    with pytest.raises(InputError, match=rf"llm.yaml:19: the model of this batch has no {key}: found no {names}") as refused:
+        suite_from_script(language, ["800M", "A100"])
+    assert "write it into a parameter" in str(refused.value.hint)
+
+
 def test_a_size_that_only_an_option_has_counts(language: Path, tmp_path: Path) -> None:
     language.write_text(LANGUAGE.replace("name: nheads,", "name: heads,").replace("--clip", "--num-attention-heads $heads --clip"))
     assert benchmark(suite_from_script(language, ["800M", "A100"]), tmp_path)["params"]["heads"] == 8

@@ -283,7 +283,11 @@ def _rows(path: Path, parameters: _Parameters, workload: str, notes: list[tuple[
                 raise too_large(path, len(waiting) + len(rows), JUBE_ROWS, "combinations of parameters") from None
             continue
         need(["global_batch"], rows[-1])
-    need([*_SIZES, "precision"], set().union(*rows))
+    known = set[str]().union(*rows)
+    need([*_SIZES, "precision"], known)
+    for size, names in ((size, _KEYS[workload][size]) for size in _SIZES if size in _KEYS[workload] and size not in known):
+        what = f"the model of this batch has no {size.removeprefix('params.')}: found no {names.replace(' ', ' and no ')}"
+        raise InputError(f"{path}:{line}: {what}", "write it into a parameter of the script")
     if rounded := _settle(rows):
         notes.append(
             (line, f"{rounded} of {len(rows)} points: JUBE rounds the batch of a device and runs another one; here they are skipped")
