@@ -18,11 +18,15 @@ import duckdb
 import pytest
 from typer.testing import CliRunner
 
+from caraml.analysis.compare import compare
+from caraml.analysis.grouping import same_work
+from caraml.analysis.select import Side
 from caraml.analysis.table import query
 from caraml.base import limits
 from caraml.base.errors import InputError
 from caraml.cli import app
 from caraml.metrics.model import Metric
+from caraml.report.grouping import families, repeated
 from caraml.results import archive as module
 from caraml.results.archive import MANIFEST, pack, unpack
 from caraml.results.jube import read_table
@@ -376,6 +380,35 @@ def test_a_precision_column_of_a_jube_table_is_the_precision(tmp_path: Path) -> 
     assert [record.point.precision for record in (half, single)] == ["fp16", "fp32"] and "fp16" in half.point.label
     assert "precision" not in half.unstated and row_of(half)["precision"] == "fp16" and half.point.params == {}
     assert other.point.params == {"Precision": "int4"} and "precision" in other.unstated and row_of(other)["precision"] is None
+
+
+def test_a_precision_that_a_jube_table_does_not_say_is_nobody_s(tmp_path: Path) -> None:
+    """It was fp32: in labels, names and keys, so that comparisons took the row for one that says fp32."""
+    table, store = tmp_path / "t.csv", Store(tmp_path / "out")
+    table.write_text("Precision,GlobalBatchSize,Images/second\nfp32,64,1\nbf16,64,2\n")
+    read_table(table, store.root, None)
+    table.write_text("GlobalBatchSize,Images/second\n64,1\n")
+    read_table(table, store.root, "u")
+    single, half, other = records = [*store.records("t"), *store.records("u")]
+    assert (other.point.precision, other.point.label, row_of(other)["precision"]) == ("not stated", "u b64", None)
+    assert single.point.label == "t b64 fp32" and len(same_work(records)) == len(repeated(records)) == 3
+    assert list(families(records, ("batch",))) == ["fp32", "bf16", "precision not stated"]
+    (pair,) = compare(Side("a", (single,)), Side("b", (other,))).differences
+    assert (pair.name, pair.a, pair.b) == ("precision", "fp32", "not stated")
+    with pytest.raises(InputError, match="no work in common"):
+        compare(Side("a", (single, half)), Side("b", (other,)))
+
+
+def test_rows_that_an_earlier_version_called_fp32_are_known(tmp_path: Path) -> None:
+    table, store = tmp_path / "t.csv", Store(tmp_path / "out")
+    table.write_text("GlobalBatchSize,Images/second\n64,1\n")
+    read_table(table, tmp_path / "new", None)
+    (record,) = Store(tmp_path / "new").records("t")
+    point = record.point.model_copy(update={"precision": "fp32"})
+    write_record(store.new_attempt(point), record.model_copy(update={"key": point.key, "point": point}))
+    assert read_table(table, store.root, None).known == 1
+    table.write_text("GlobalBatchSize,Precision,Images/second\n64,fp32,1\n")
+    assert read_table(table, store.root, None).records == 1, "this one says it"
 
 
 def test_energy_of_a_jube_table_is_that_of_all_devices_once(tmp_path: Path) -> None:

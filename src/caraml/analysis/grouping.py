@@ -99,7 +99,7 @@ def short(point: Point, names: Iterable[str]) -> str:
     if "global_batch" in asked or "micro_batch" in asked:
         words.append(f"b{point.global_batch}" + (f"/{point.micro_batch}" if "micro_batch" in asked and point.accumulation > 1 else ""))
     if "precision" in asked:
-        words.append(point.precision)
+        words.append(point.arithmetic)
     if "compile" in asked:
         words.append({"off": "eager", "default": "compiled"}.get(point.compile, point.compile))
     if "nodes" in asked or "devices" in asked:

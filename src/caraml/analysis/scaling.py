@@ -177,7 +177,7 @@ def _names(found: Sequence[tuple[Kind, list[list[Record]]]]) -> list[str]:
     for kind, sizes in found:
         point = sizes[0][0].point
         batch = f"b{point.global_batch}" if kind == "strong" else f"b{point.global_batch // point.world} per device"
-        bases.append(f"{point.benchmark} {batch} {point.precision}{'' if point.compile == 'off' else ' ' + point.compile}, {kind}")
+        bases.append(f"{point.benchmark} {batch} {point.arithmetic}{'' if point.compile == 'off' else ' ' + point.compile}, {kind}")
     distinct = []
     for index, base in enumerate(bases):
         again = bases[:index].count(base)
@@ -304,7 +304,7 @@ def solutions_of(records: Sequence[Record]) -> list[Solution]:
         for group, rate, energy in zip(groups, rates, energies, strict=True):
             point = group[0].point
             if rate is not None:
-                name = f"{point.benchmark} {point.precision}"
+                name = f"{point.benchmark} {point.arithmetic}"
                 found.append(Solution(name, point.device.rpartition(" x")[0] or point.device, point.world, rate.inverse(), energy))
     return found
 

@@ -187,7 +187,7 @@ FIELDS: dict[str, Callable[[Point], str]] = {
     "placement": placement,
     "batch": lambda point: f"b{point.global_batch}",
     "micro batch": lambda point: f"micro batch {point.micro_batch}",
-    "precision": lambda point: point.precision,
+    "precision": lambda point: point.arithmetic,
     "compile": lambda point: f"compile {point.compile}",
     "knobs": lambda point: point.knobs.label or "knobs as they are",
     "deterministic": lambda point: "deterministic" if point.deterministic else "not deterministic",

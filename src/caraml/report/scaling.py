@@ -161,7 +161,7 @@ def _short(family: ScalingFamily, families: Sequence[ScalingFamily]) -> str:
     point = family.records[0].point
     batch = f"b{point.global_batch}" if family.kind == "strong" else f"b{point.global_batch // point.world} per device"
     words = [family.device.rpartition(" x")[0] or family.device, batch]
-    for field in ("precision", "compile"):
+    for field in ("arithmetic", "compile"):
         if len({getattr(other.records[0].point, field) for other in families}) > 1:
             words.append(getattr(point, field))
     return printable(" ".join(words))

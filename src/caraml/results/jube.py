@@ -29,7 +29,7 @@ from caraml.results.listing import Listing
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, attempts, read_record, write_record
 from caraml.suite.jube import PRECISIONS
-from caraml.suite.model import Point, Stated
+from caraml.suite.model import NOT_STATED, Point, Stated
 from caraml.system.catalogue import list_systems
 from caraml.system.model import System
 
@@ -106,7 +106,7 @@ def read_table(path: Path, root: Path, suite: str | None) -> Done:
 def _points(path: Path, suite: str) -> list[tuple[_Row, Point]]:
     """All rows before any is written, so that a table is taken whole or not at all. The second row of a work is its first repeat."""
     found = []
-    seen: Counter[str] = Counter()
+    seen = Counter[str]()
     for number, cells in enumerate(_rows(path), start=1):
         row = _sorted(cells, path.parent)
         try:
@@ -341,7 +341,7 @@ def _point(suite: str, row: _Row) -> Point:
         device=known.identity if isinstance(known, System) else UNKNOWN,
         device_class=known.device_class if isinstance(known, System) else "gpu",
         software="imported",
-        precision=row.precision or "fp32",
+        precision=row.precision or NOT_STATED,
         nodes=nodes,
         devices=total // nodes if total is not None and total % nodes == 0 else 1,
         global_batch=batch,
@@ -372,10 +372,12 @@ def _record(point: Point, row: _Row, attempt: int, written: str, source: str) ->
 
 
 def _there(store: Store, point: Point) -> set[str]:
-    """The numbers of every record that a store has of a point."""
-    folder = store.points / point.folder_name
-    paths = (folder / str(number) / RECORD for number in attempts(folder) or ())
-    return {_text(read_record(path).metrics) for path in paths if path.exists()}
+    """The numbers of every record that a store has of a point; 0.1.0 wrote fp32 where the table says no precision."""
+    stated = point.precision != NOT_STATED
+    folders = [store.points / one.folder_name for one in (point, *([] if stated else [point.model_copy(update={"precision": "fp32"})]))]
+    paths = (folder / str(number) / RECORD for folder in folders for number in attempts(folder) or ())
+    found = (read_record(path) for path in paths if path.exists())
+    return {_text(record.metrics) for record in found if ("precision" not in record.unstated) == stated}
 
 
 def _text(metrics: dict[str, Metric]) -> str:

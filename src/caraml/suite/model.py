@@ -288,6 +288,11 @@ class Point(FrozenModel):
         return self.global_batch // (self.micro_batch * self.dp)
 
     @property
+    def arithmetic(self) -> str:
+        """Its precision for people: ``bf16``, or that nobody stated it."""
+        return self.precision if self.precision != NOT_STATED else f"precision {NOT_STATED}"
+
+    @property
     def cuda_graphs(self) -> bool:
         """Whether torch replays the kernels of a compiled pass as one graph, whose tensors lie where they lay before."""
         return self.device_class == "gpu" and self.compile in _WITH_GRAPHS
@@ -320,6 +325,7 @@ class Point(FrozenModel):
     def label(self) -> str:
         """Short name for people: benchmark, swept parameters, batch, devices, what is not the default; of a command, its parameters."""
         where = [f"{self.nodes}x{self.devices}"] if self.world > 1 else []
+        stated = [self.precision] if self.precision != NOT_STATED else []
         if self.workload == "command":
             own = [f"{name}={value}" for name, value in self.params.items() if name not in COMMAND_KEYS]
             batch = [f"b{self.global_batch}"] if self.global_batch > 1 else []
@@ -327,12 +333,11 @@ class Point(FrozenModel):
             return " ".join([self.benchmark, *own, *batch, *where, *bound, *([f"#{self.repeat + 1}"] if self.repeat else [])])
         if self.workload == OWN_LOOP:
             own = [f"{name}={value}" for name, value in self.params.items() if name != "name"]
-            stated = [self.precision] if self.precision != NOT_STATED else []
             return " ".join([self.benchmark, *own, *where, *stated])
         parts = [self.benchmark, *([self.variant] if self.variant else []), f"b{self.global_batch}", *where]
         if self.placement.split:
             parts.append(self.placement.label(self.dp))
-        parts.append(self.precision)
+        parts += stated
         if self.compile != "off":
             parts.append(self.compile if self.compile != "default" else "compiled")
         if self.mode != "train":
