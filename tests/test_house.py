@@ -118,7 +118,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_728,
+    "analysis": 3_729,
     "base": 2_687,
     "campaign": 1_762,
     "cli": 1_577,
@@ -133,6 +133,7 @@ LINES = {
     "results": 2_500,
     "suite": 2_501,
     "system": 3_905,
+    "report": 4_498,
     "results": 2_502,
     "suite": 2_506,
     "system": 3_858,

@@ -10,9 +10,10 @@ from caraml.analysis.estimate import values
 from caraml.analysis.run_variation import mean_metric, ratios
 from caraml.base.chart import wide_range
 from caraml.metrics.model import Metric
-from caraml.report.figures import front, over_batch
+from caraml.report.figures import front, over_batch, time_and_energy
 from caraml.report.grouping import ACTION, ENERGY, HOUR, RATE, TIME, families, first, item_of, repeated, works
 from caraml.report.scaling import histories
+from caraml.results.record import Record
 from caraml.results.store import Store
 
 
@@ -125,3 +126,26 @@ def test_a_result_over_time_is_named_after_the_work_and_not_after_a_repeat(tmp_p
     records = [save(store, make_record(make_point(repeat=repeat), step=0.1 + 0.001 * repeat)) for repeat in range(3)]
     (figure,), _ = histories(tmp_path, records)
     assert figure.title.endswith(f": {records[0].point.label}") and "#" not in figure.title
+
+
+def test_a_point_at_which_weak_and_strong_scaling_meet_stands_in_both() -> None:
+    """Measured once, it has the name of the benchmark that asks for it first; the other's time and energy had no such point."""
+
+    def record(benchmark: str, devices: int, batch: int, **more: object) -> Record:
+        return make_record(make_point(benchmark=benchmark, devices=devices, global_batch=batch, **more), watts=300.0)
+
+    weak, strong = [record("weak", n, 16 * n) for n in (1, 2, 4)], [record("strong", n, 64) for n in (1, 2)]
+    other = record("strong", 1, 64, precision="bf16")  # 4 devices of another arithmetic are not on its line
+    found = works([*weak, *strong, other, record("once", 8, 128), record("grid", 1, 8)])
+    places = {name: [(one.point.benchmark, one.point.devices) for one in group] for name, group in found.items()}
+    assert places == {
+        "weak": [("weak", 1), ("weak", 2), ("weak", 4), ("once", 8)],
+        "strong": [("weak", 4), ("strong", 1), ("strong", 2), ("strong", 1)],
+        "once": [("once", 8)],
+        "grid": [("grid", 1)],
+    }
+    first_figure, second = time_and_energy([*weak, *strong])
+    assert [len(figure.rows) for figure in (first_figure, second)] == [3, 3] and second.title.endswith(": strong")
+    assert sum(len(figure.rows) for figure in over_batch([*weak, *strong])[0]) == 5, "a bar for each, once"
+    two = works([record("weak", 1, 64), record("weak", 2, 128), record("strong", 2, 64)])
+    assert {name: len(group) for name, group in two.items()} == {"weak": 2, "strong": 2}, "on a machine of two devices"

@@ -12,7 +12,7 @@ batch per device. Efficiency is that of EPICURE's guide (section 5): ``e(n) = ra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -34,7 +34,13 @@ BASES: tuple[Basis, ...] = ("training", "median batch", "epoch")
 EFFICIENCY = 0.8
 """Efficiency whose device count is asked for unless the user says otherwise."""
 
-_PLACEMENT = ("nodes", "devices", "global_batch", "micro_batch")
+PLACEMENT = ("nodes", "devices", "global_batch", "micro_batch")
+KEPT: tuple[tuple[Kind, Callable[[Record], object]], ...] = (
+    ("strong", lambda record: (record.point.global_batch, record.point.micro_batch)),
+    ("strong", lambda record: (record.point.global_batch, record.point.accumulation)),
+    ("weak", lambda record: (record.point.global_batch / record.point.world, record.point.micro_batch)),
+)
+"""What stays while the number of devices grows, by the kind of scaling."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +121,7 @@ def scaling(records: Sequence[Record], store: Store | None = None, efficiency: f
     """
     found: list[tuple[Kind, list[list[Record]]]] = []
     ok = [record for record in records if record.status == "ok"]
-    for alike in grouped(ok, lambda record: without(axes(record.point), _PLACEMENT)):
+    for alike in grouped(ok, lambda record: without(axes(record.point), PLACEMENT)):
         found += _families(alike)
     families = []
     for (kind, sizes), name in zip(found, _names(found), strict=True):
@@ -145,25 +151,20 @@ def step_views(records: Iterable[Record], store: Store) -> list[StepView]:
 
 def _families(alike: Sequence[Record]) -> list[tuple[Kind, list[list[Record]]]]:
     """Families among records that differ in nothing but placement and batch: each a list of sizes, each size a list of repeats."""
-
-    def strong(record: Record) -> object:
-        return record.point.global_batch, record.point.micro_batch
-
-    def strong_accumulating(record: Record) -> object:
-        return record.point.global_batch, record.point.accumulation
-
-    def weak(record: Record) -> object:
-        return record.point.global_batch / record.point.world, record.point.micro_batch
-
     found: list[tuple[Kind, list[list[Record]]]] = []
-    keys: tuple[tuple[Kind, object], ...] = (("strong", strong), ("strong", strong_accumulating), ("weak", weak))
-    for kind, key in keys:
-        for group in grouped(alike, key):  # type: ignore[arg-type]
+    for kind, kept in KEPT:
+        for group in grouped(alike, kept):
             works = sorted(map(undisturbed, same_work(group)), key=lambda work: (work[0].point.world, work[0].point.nodes))
             sizes = list({work[0].point.world: work for work in reversed(works)}.values())[::-1]
             if len(sizes) > 1:
                 found.append((kind, sizes))
     return [one for one in found if not any(_within(one, other) for other in found)]
+
+
+def kind_of(records: Sequence[Record]) -> Kind | None:
+    """How records on several numbers of devices scale; ``None`` where batches differ in another way."""
+    kinds = (kind for kind, kept in KEPT if len({*map(kept, records)}) == 1)
+    return next(kinds, None) if len({record.point.world for record in records}) > 1 else None
 
 
 def _within(one: tuple[Kind, list[list[Record]]], other: tuple[Kind, list[list[Record]]]) -> bool:

@@ -174,6 +174,7 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
 
 
 def _some(texts: Sequence[str]) -> str:
+    texts = list(dict.fromkeys(texts))  # where two works meet, one point may be the best of both
     more = f"; and {len(texts) - MOST_WORKS} more in the table" if len(texts) > MOST_WORKS else ""
     return "; ".join(texts[:MOST_WORKS]) + more
 

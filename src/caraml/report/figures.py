@@ -90,7 +90,7 @@ def over_batch(records: Sequence[Record]) -> Figures:
         else:
             single += group
     for item in dict.fromkeys(record.item for record in single):
-        figures.append(_throughput_bars([record for record in single if record.item == item]))
+        figures.append(_throughput_bars([record for record in {one.key: one for one in single}.values() if record.item == item]))
     return first_figures(figures)
 
 
