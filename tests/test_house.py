@@ -134,6 +134,7 @@ LINES = {
     "suite": 2_501,
     "system": 3_905,
     "report": 4_498,
+    "report": 4_509,
     "results": 2_502,
     "suite": 2_506,
     "system": 3_858,

@@ -10,7 +10,7 @@ from caraml.analysis.estimate import values
 from caraml.analysis.run_variation import mean_metric, ratios
 from caraml.base.chart import wide_range
 from caraml.metrics.model import Metric
-from caraml.report.figures import front, over_batch, time_and_energy
+from caraml.report.figures import front, heat_maps, over_batch, time_and_energy
 from caraml.report.grouping import ACTION, ENERGY, HOUR, RATE, TIME, families, first, item_of, repeated, works
 from caraml.report.scaling import histories
 from caraml.results.record import Record
@@ -149,3 +149,23 @@ def test_a_point_at_which_weak_and_strong_scaling_meet_stands_in_both() -> None:
     assert sum(len(figure.rows) for figure in over_batch([*weak, *strong])[0]) == 5, "a bar for each, once"
     two = works([record("weak", 1, 64), record("weak", 2, 128), record("strong", 2, 64)])
     assert {name: len(group) for name, group in two.items()} == {"weak": 2, "strong": 2}, "on a machine of two devices"
+
+
+def test_batches_of_a_program_are_one_work_whatever_number_of_items_goes_with_each() -> None:
+    """ResNet-50 on IPUs, whose epochs leave out what is no whole batch: it had a figure for each number of images, and no heat map."""
+    argv = ["train", "--batch={global_batch}", "--layers={layers}", "--log={out}"]
+
+    def record(devices: int, batch: int, layers: int = 50, **more: object) -> Record:
+        params = {"argv": argv, "items": "{images}", "images": 1000 // batch * batch, "layers": layers, "out": batch, **more}
+        point = make_point(benchmark="several", workload="command", params=params, devices=devices, global_batch=batch, micro_batch=4)
+        return make_record(point, item="image")
+
+    records = [record(devices, batch, out=1) for devices in (2, 4) for batch in (16, 32, 64)]
+    (figure,), _ = heat_maps(records)
+    assert figure.title == "Throughput by machine and batch: several"
+    assert [row[:2] for row in figure.rows] == [[line, str(batch)] for line in ("1x2", "1x4") for batch in (16, 32, 64)]
+    once = [record(1, batch, out=1) for batch in (32, 64)]
+    once = [one.model_copy(update={"point": one.point.model_copy(update={"benchmark": "once"})}) for one in once]
+    assert {name: len(group) for name, group in works([*records, *once]).items()} == {"several": 6, "once": 2}, "no line of scaling"
+    assert list(works([record(2, 16, out=1), record(2, 16, 101, out=1)])) == ["several layers=50", "several layers=101"]
+    assert len(works([record(2, batch) for batch in (16, 32)])) == 2, "what the program is told makes it other work"

@@ -157,7 +157,7 @@ def works(records: Sequence[Record]) -> dict[str, list[Record]]:
     found: dict[tuple[str, str, str, str], list[Record]] = {}
     for record in records:
         point = record.point
-        found.setdefault((point.benchmark, point.workload, json.dumps(point.params, sort_keys=True), point.mode), []).append(record)
+        found.setdefault((point.benchmark, point.workload, _work_params(point), point.mode), []).append(record)
     named: dict[str, list[Record]] = {}
     position = {id(record): number for number, record in enumerate(records)}
     for (benchmark, workload, params, mode), group in found.items():
@@ -184,8 +184,19 @@ def _meeting(own: Sequence[Record], others: Sequence[Sequence[Record]]) -> Itera
 
 
 def _lanes(records: Iterable[Record]) -> dict[object, list[Record]]:
-    """Records by everything but devices and batch."""
-    return {without(axes(lane[0].point), PLACEMENT): lane for lane in grouped(records, lambda one: without(axes(one.point), PLACEMENT))}
+    """Records of one work by everything but devices and batch."""
+    found: dict[object, list[Record]] = {}
+    for record in records:
+        left = without(axes(record.point), PLACEMENT)
+        found.setdefault(tuple(one for one in left if not one[0].startswith("params.")), []).append(record)
+    return found
+
+
+def _work_params(point: Point) -> str:
+    """Its parameters; of a program without those that only `items` names: they count what a run does and leave the run as it is."""
+    rest, items = json.dumps({**point.params, "items": None}), str(point.params.get("items"))
+    counting = {name for name in point.params if point.workload == "command" and f"{{{name}}}" in items and f"{{{name}" not in rest}
+    return json.dumps({name: value for name, value in point.params.items() if name not in counting}, sort_keys=True)
 
 
 def item_of(records: Sequence[Record]) -> str:
