@@ -135,6 +135,7 @@ LINES = {
     "system": 3_905,
     "report": 4_498,
     "report": 4_509,
+    "report": 4_510,
     "results": 2_502,
     "suite": 2_506,
     "system": 3_858,

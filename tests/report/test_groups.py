@@ -15,6 +15,7 @@ from caraml.report.grouping import ACTION, ENERGY, HOUR, RATE, TIME, families, f
 from caraml.report.scaling import histories
 from caraml.results.record import Record
 from caraml.results.store import Store
+from caraml.suite.model import Placement
 
 
 def test_works_are_named_by_what_tells_them_apart() -> None:
@@ -45,6 +46,10 @@ def test_families_are_named_by_their_differences_only() -> None:
     assert list(families(two, ("batch",))) == ["Test CPU 1x1", "jedi 1x1", "jedi 1x4"]  # type: ignore[arg-type]
     three = [record("jedi", "NVIDIA GH200 x4", 1, 16, precision=precision) for precision in ("bf16", "fp32")]
     assert list(families(three, ("batch",))) == ["bf16", "fp32"]  # type: ignore[arg-type]
+    divided = [
+        record("jedi", "NVIDIA GH200 x4", 4, 16, placement=placement) for placement in (Placement(), Placement(tp=2), Placement(pp=4))
+    ]
+    assert list(families(divided, ())) == ["whole copies", "tp2", "pp4 1f1b"], "no repeats"  # type: ignore[arg-type]
 
 
 def test_repeats_share_a_place_and_micro_batches_do_not() -> None:

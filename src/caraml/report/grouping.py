@@ -216,6 +216,7 @@ FIELDS: dict[str, Callable[[Point], str]] = {
     "machine": machine,
     "device": lambda point: point.device,
     "placement": placement,
+    "division": lambda point: point.placement.label(1) or "whole copies",
     "batch": lambda point: f"b{point.global_batch}",
     "micro batch": lambda point: f"micro batch {point.micro_batch}",
     "precision": lambda point: point.arithmetic,
