@@ -120,7 +120,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_729,
     "base": 2_687,
-    "campaign": 1_762,
+    "campaign": 1_766,
     "cli": 1_577,
     "data": 818,
     "engine": 4_367,
@@ -132,9 +132,13 @@ LINES = {
     "results": 2_502,
     "suite": 2_506,
     "system": 3_905,
+    "report": 4_477,
+    "results": 2_500,
+    "suite": 2_503,
+    "system": 3_858,
     "verify": 1_061,
     "worker": 2_145,
-    "workloads": 8_852,
+    "workloads": 8_892,
 }
 FILES = 233
 

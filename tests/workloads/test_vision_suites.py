@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 
+from caraml.base.errors import InputError
+from caraml.campaign import machine_of
+from caraml.suite.choice import with_settings
 from caraml.suite.expand import expand
 from caraml.suite.load import load_suite
 from caraml.suite.model import Machine, Point
-from caraml.workloads import params_of
+from caraml.system.catalogue import load_system
+from caraml.system.model import Container, Software
+from caraml.workloads import image_classification, params_of
 
 GPU = Machine("cluster", "GPU", "gpu", "test", nodes=64, devices_per_node=8, device_memory_gib=80.0)
 CPU = Machine("laptop", "CPU", "cpu", "test", nodes=1, devices_per_node=2)
@@ -69,3 +75,40 @@ def test_on_a_cpu_everything_is_tiny(name: str) -> None:
     assert found and all(point.micro_batch <= 16 for point in found)
     assert all(point.params["image_size"] <= 64 for point in found if point.workload == "image_classification")
     assert len(found) <= 17
+
+
+def with_network(name: str, machine: Machine) -> set[object]:
+    file = with_settings(load_suite("vision"), [f"params.model={name}"], params_of)
+    return {planned.point.params["model"] for planned in expand(file, machine, params_of).points}
+
+
+def test_a_network_that_timm_has_not_is_told_while_a_suite_is_planned() -> None:
+    here = replace(CPU, packages_here=True)
+    near = {"resnet5o": " (did you mean 'resnet50'?);", "efficientnet_bo.ra_in1k": " (did you mean 'efficientnet_b", "xxxxx": ";"}
+    for name, then in near.items():
+        expected = f'params.model={name}: found "{name}", expected a network of the timm that is installed here (timm.list_models()){then}'
+        with pytest.raises(InputError, match=re.escape(expected)):
+            with_network(name, here)
+        assert with_network(name, CPU) == {name}, "what a container has is not known"
+    assert with_network("convnext_tiny_in22ft1k", here) == {"convnext_tiny_in22ft1k"}, "a name out of use, which timm takes"
+
+
+def test_names_of_networks_are_known_without_importing_timm(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(image_classification, "_timm", broken)
+    image_classification._others_than.cache_clear()
+    here = replace(CPU, packages_here=True)
+    assert with_network("mobilenetv3_large_100", here) == {"mobilenetv3_large_100"} == with_network("mobilenetv3_large_100", CPU)
+    assert with_network("resnet5o", here) == {"resnet5o"}, "a timm that cannot be asked says nothing"
+    image_classification._others_than.cache_clear()
+
+
+def test_points_run_with_the_packages_of_this_python_unless_the_site_says_otherwise() -> None:
+    system = load_system("local")
+    assert machine_of(system, "local").packages_here and machine_of(system, "slurm").packages_here
+    assert not machine_of(system, "print").packages_here
+    for other in ({"container": Container(runtime="apptainer", image="a.sif")}, {"software": Software(venv="/venv")}):
+        site = system.site.model_copy(update=other)
+        assert not machine_of(system.model_copy(update={"site": site}), "local").packages_here

@@ -106,6 +106,7 @@ def machine_of(system: System, launcher: str = "slurm") -> Machine:
         raise unfit
     cpu = system.device_class == "cpu"
     memory, jobs = system.devices[0].memory_bytes, system.site.scheduler if launcher != "local" else None
+    brought = system.site.software
     return Machine(
         name=system.name,
         device=system.identity,
@@ -122,6 +123,9 @@ def machine_of(system: System, launcher: str = "slurm") -> Machine:
         may_emulate=() if cpu or system.peak is not None else ("bf16",),
         compiles=not cpu and any(family.compiled for family in FAMILIES if family.kind == system.devices[0].kind),
         only_programs=_ONLY_PROGRAMS.get(system.devices[0].kind),
+        packages_here=launcher != "print"
+        and system.site.container.runtime == "none"
+        and not (brought.modules or brought.venv or brought.python),
     )
 
 

@@ -262,7 +262,7 @@ class _Expansion:
     def _params(self, model: type[BaseModel], given: dict[str, Any]) -> BaseModel | None:
         """All parameters of the workload with their defaults filled in, or ``None`` after noting what is wrong with them."""
         try:
-            return model.model_validate(given)
+            return model.model_validate(given, context=self._machine)
         except ValidationError as error:
             for fault in error.errors(include_url=False):
                 name = ".".join(str(part) for part in fault["loc"])
@@ -272,7 +272,7 @@ class _Expansion:
                     self._fault(location, fault["input"], f"one of the keys {known}", nearest(name, model.model_fields))
                 else:
                     expected = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-                    words = re.findall(r"'([^']+)'", expected) if fault["type"] == "literal_error" else []
+                    words = re.findall(r"'([^']+)'", str(fault.get("ctx", {}).get("expected")))
                     self._fault(location, fault["input"], expected, nearest(str(fault["input"]), words))
             return None
 

@@ -378,3 +378,5 @@ class Machine:
     """Whether models are compiled for it where nothing else is asked for."""
     only_programs: str | None = None
     """Why nothing but programs of others computes on its devices, if so."""
+    packages_here: bool = False
+    """Whether points run with the packages of this Python: in no container, and where the site brings none."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,13 +14,14 @@ from pydantic import (
     Field,
     JsonValue,
     ValidationError,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from caraml.base.errors import InputError, in_a_line, unknown_name
+from caraml.base.errors import InputError, in_a_line, nearest, unknown_name
 from caraml.base.format import count
 from caraml.base.toml import FrozenModel
 from caraml.metrics.model import Facts
@@ -66,6 +70,15 @@ class Params(FrozenModel):
     weight_decay: float = Field(5e-5, ge=0, description="of the optimizer")
     epoch_images: int = Field(IMAGENET_IMAGES, ge=1, description="images of the epoch that `energy_per_epoch` speaks of; or 1000000")
 
+    @field_validator("model")
+    @classmethod
+    def _of_timm(cls, name: str, info: ValidationInfo) -> str:
+        """While a suite is planned for this Python; elsewhere timm may be another, and a worker asks its own."""
+        if getattr(info.context, "packages_here", False) and (known := _others_than(name)):
+            found = {"expected": repr(nearest(name, known) or "")}
+            raise PydanticCustomError("literal_error", "a network of the timm that is installed here (timm.list_models())", found)
+        return name
+
     @field_validator("data", mode="wrap")
     @classmethod
     def _with_paths(cls, value: Any, check: ValidatorFunctionWrapHandler) -> Any:
@@ -89,6 +102,37 @@ class Params(FrozenModel):
         if values.get("path") not in (None, data):
             raise ValueError(f"a form with `path`, or a path alone: path is {values['path']!r}")
         return {**values, "data": _FORMS.get(Path(data).suffix, "images"), "path": data}
+
+
+@cache
+def _others_than(name: str) -> list[str]:
+    """The networks that timm has, where it has none of this name; empty where timm is missing or does not work."""
+    # To import timm takes seconds, as it needs torch: only for a name that its files do not define, which may be one out of use.
+    if not (defined := _defined()) or name.partition(".")[0] in defined:
+        return []
+    try:
+        timm = _timm()
+    except Exception:  # noqa: BLE001 -- whatever a torch that does not fit raises: the workers will tell
+        return []
+    return [] if timm.is_model(name) else timm.list_models()
+
+
+@cache
+def _defined() -> frozenset[str]:
+    """The networks that timm's files define; none without timm."""
+    spec = importlib.util.find_spec("timm")
+    files = Path(spec.origin).parent.glob("models/*.py") if spec is not None and spec.origin is not None else ()
+    texts = (file.read_text(encoding="utf-8") for file in files)
+    return frozenset(name for text in texts for name in re.findall(r"^@register_model\s+def (\w+)\(", text, re.MULTILINE))
+
+
+def _timm() -> Any:
+    from caraml.workloads import make_torchvision_importable
+
+    make_torchvision_importable()
+    import timm
+
+    return timm
 
 
 _FORMS = {".lmdb": "lmdb", **dict.fromkeys((".tar", ".zip", ".sqsh", ".squashfs"), "archive")}
@@ -245,11 +289,7 @@ def network_traffic(params: Params) -> Traffic:
 
 
 def _network(params: Params) -> torch.nn.Module:
-    from caraml.workloads import make_torchvision_importable
-
-    make_torchvision_importable()
-    import timm
-
+    timm = _timm()
     if not timm.is_model(params.model):
         raise unknown_name("timm model", params.model, timm.list_models())
     options: dict[str, Any] = {"num_classes": params.classes, "pretrained": False}
