@@ -290,6 +290,18 @@ def test_a_remote_folder_is_for_printed_scripts(here: Path) -> None:
         assert done.returncode == 2 and "it is for --launcher print, and a whole path" in done.stderr
 
 
+def test_options_of_jobs_say_where_they_have_no_effect(here: Path) -> None:
+    words = ("run", "verbs.toml", "--launcher", "print", "--one-at-a-time", "--pack", "3", "--throttle", "2")
+    done = caraml(here, *words)
+    for option in ("--pack", "--throttle"):
+        assert f"{option}: no effect, since launcher print makes no jobs of Slurm on local\n" in done.stderr, done.stderr
+    assert done.returncode == 0 and "no effect" not in done.stdout
+    (here / "far.toml").write_text(MACHINE.replace("SETUP", str(here / "setup")))
+    for more in (("--system", "./far.toml"), ("--system", "local", "--pack", "1")):
+        done = caraml(here, *words[:4], "--pack", "3", *more)
+        assert done.returncode == 0 and "no effect" not in done.stderr, done.stderr
+
+
 def test_a_point_that_does_not_fit_is_skipped_with_the_numbers(here: Path) -> None:
     large = 'name = "large"\ntitle = "L"\n[[benchmark]]\nname = "g"\nworkload = "gpt"\nglobal_batch = 1\n'
     (here / "large.toml").write_text(f'{large}params = {{ preset = "175B", data = "synthetic-device" }}\n')

@@ -121,7 +121,7 @@ LINES = {
     "analysis": 3_729,
     "base": 2_687,
     "campaign": 1_766,
-    "cli": 1_577,
+    "cli": 1_581,
     "data": 818,
     "engine": 4_367,
     "launch": 1_735,

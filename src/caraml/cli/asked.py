@@ -104,6 +104,10 @@ class Asked:
             raise InputError(
                 f"--remote {self.remote}: it is for --launcher print, and a whole path", "--launcher print --remote /scratch/me/results"
             )
+        of_jobs = {"--pack": self.slurm.pack > 1, "--throttle": self.slurm.throttle is not None}
+        if name == "local" or (name == "print" and system.site.scheduler is None):
+            for option in (option for option, given in of_jobs.items() if given):
+                say(f"{option}: no effect, since launcher {name} makes no jobs of Slurm on {system.name}", err=True)
         elsewhere = Elsewhere(self.out, self.remote) if self.remote is not None else None
         what = f"suite {file.suite.name} into {self.out.resolve()}"
         return Campaign(
