@@ -16,7 +16,7 @@ from caraml.launch.launchers import PrintLauncher
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.record import Record
 from caraml.results.store import Store
-from caraml.suite.choice import SuitePart
+from caraml.suite.choice import SuitePart, with_settings
 from caraml.suite.expand import Plan, expand
 from caraml.suite.load import SuiteFile, load_suite, suite_of
 from caraml.suite.model import Machine
@@ -111,6 +111,23 @@ def test_a_need_that_cannot_be_met_is_a_fault(text: str, words: str) -> None:
         expanded(text)
     assert words in str(caught.value), caught.value
     assert "frist" not in words or "did you mean 'first'" in str(caught.value)
+
+
+def test_needs_set_by_hand_make_no_benchmark_wait_for_itself_that_is_not_chosen() -> None:
+    text = HEAD + GPT.format("a", "") + GPT.format("b", 'needs = "a"') + GPT.format("c", "") + GPT.format("d", "")
+
+    def needs(setting: str, chosen: frozenset[str] | None) -> list[str | None]:
+        file = with_settings(suite_of(parse_toml(text, "s.toml")), [f"needs={setting}"], params_of, chosen)
+        expand(file, Machine("local", "CPU", "cpu", "test", nodes=1, devices_per_node=4), params_of, chosen=chosen)
+        return [benchmark.needs for benchmark in file.suite.benchmark]
+
+    for chosen in (frozenset({"c"}), frozenset[str]()):  # as it is run, and as it is tried again
+        assert needs("a", chosen) == [None, "a", "a", "a"]
+        assert needs("b", chosen) == [None, "a", "b", "b"], "b waits for a, which would wait for b"
+    with pytest.raises(InputError, match=r"--set needs=a: found \"a\", expected no circle: it would wait for itself; concerns a$"):
+        needs("a", frozenset({"a"}))
+    with pytest.raises(InputError, match=r"expected no circle: it would wait for itself; concerns c$"):
+        needs("c", None)
 
 
 KEPT = """[[benchmark]]

@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Any:
 
         return load
     if name == "Policy":
-        from caraml.suite.load import policy
+        from caraml.suite.model import policy
 
         return policy
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

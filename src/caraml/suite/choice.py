@@ -16,7 +16,7 @@ from caraml.base.errors import InputError, nearest
 from caraml.base.toml import TomlDocument
 from caraml.suite.expand import DEFAULTS, NOT_IN_LABELS, Plan
 from caraml.suite.expression import Condition, condition_names
-from caraml.suite.load import Benchmark, Suite, SuiteFile, without_values
+from caraml.suite.load import Benchmark, Suite, SuiteFile, needed_first, without_values
 from caraml.suite.model import Machine, Measure
 
 _NOT_VALUES = {"name", "workload", "on"}
@@ -29,7 +29,7 @@ def with_settings(
 
     Keys are those of a benchmark, ``params.NAME`` and ``measure.NAME``; values are TOML, and a bare word is text. Raises ``InputError``
     for a key that none of the ``chosen`` benchmarks has, or none where all are, with the nearest that one has, and for a value that does
-    not fit one of them; what it does not fit else is noted as ``unfit``.
+    not fit one of them; what it does not fit else is noted as ``unfit``, and keeps its `needs` where it would wait for itself.
     """
     if not settings:
         return file
@@ -58,15 +58,29 @@ def with_settings(
             for override in table.get("on", {}).values():  # what is asked for by hand goes before every other word
                 if _get(override, key):
                     _put(override, key, value)
+    written = file.document.written or file.document
+    _keep_out_of_circles(data["benchmark"], written.data["benchmark"], chosen)
     by_hand = {**file.document.settings, **{setting.partition("=")[0].strip(): setting for setting in settings}}
     told = f" with --set {' '.join(settings)}"
     files = {location: name + told for location, name in file.document.others.items()}
-    written = file.document.written or file.document
     document = replace(file.document, name=file.document.name + told, data=data, others=files, settings=by_hand, written=written)
     unfit = _kept_out(document, chosen)
     touched_by, settings, values = tuple(map(frozenset, changed)), [*file.settings, *settings], {**values, **file.values}
     file = replace(file, suite=document.validate(Suite), document=document, unfit=unfit)
     return replace(file, changed=touched_by, settings=tuple(settings), values=values)
+
+
+def _keep_out_of_circles(tables: list[dict[str, Any]], as_written: list[dict[str, Any]], chosen: Collection[str] | None) -> None:
+    """Give benchmarks that are not ``chosen`` their `needs` back where that set by hand makes them wait for themselves."""
+    while chosen is not None:
+        needs = [(table["name"], found if isinstance(found := table.get("needs"), str) else None) for table in tables]
+        others = [index for index in needed_first(needs)[1] if tables[index]["name"] not in chosen]
+        changed = [index for index in others if tables[index].get("needs") != as_written[index].get("needs")]
+        if not changed:
+            return
+        for index in changed:
+            del tables[index]["needs"]
+            tables[index] |= {key: value for key, value in as_written[index].items() if key == "needs"}
 
 
 def _kept_out(document: TomlDocument, chosen: Collection[str] | None) -> dict[int, list[str]]:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, JsonValue
 
 from caraml.base.errors import InputError, nearest, unknown_name
 from caraml.base.limits import DEPTH, TOML, too_large
-from caraml.base.toml import FrozenModel, Location, TomlDocument, checked, read_toml
+from caraml.base.toml import FrozenModel, Location, TomlDocument, read_toml
 from caraml.suite.model import (
     WORKLOAD_ALIASES,
     Attention,
@@ -169,31 +169,30 @@ class SuiteFile:
 
     def needed_first(self, faults: list[str]) -> list[int]:
         """The benchmarks by their position, each after what it needs, else in their order; faults of `needs` are noted."""
-        every, document = self.suite.benchmark, self.document
-        order: list[int] = []
-        waiting = list(range(len(every)))
-        while waiting:
-            names = {every[index].name for index in waiting}
-            ready = [index for index in waiting if every[index].needs not in names]
-            if not ready:
-                circle = f"{', '.join(sorted(names))} wait for each other" if len(names) > 1 else "it would wait for itself"
-                expected = f"no circle: {circle}"
-                faults += [document.fault(("benchmark", index, "needs"), every[index].needs, expected) for index in waiting]
-                break
-            order += ready
-            waiting = [index for index in waiting if index not in ready]
-        for index, benchmark in enumerate(every):
-            if benchmark.needs is not None and benchmark.needs not in self.names:
-                guess = nearest(benchmark.needs, self.names)
-                faults.append(
-                    document.fault(("benchmark", index, "needs"), benchmark.needs, "the name of a benchmark of this suite", guess)
-                )
+        every, names, document = self.suite.benchmark, self.names, self.document
+        order, circle = needed_first([(benchmark.name, benchmark.needs) for benchmark in every])
+        waiting = sorted({every[index].name for index in circle})
+        expected = f"no circle: {', '.join(waiting)} wait for each other" if len(waiting) > 1 else "no circle: it would wait for itself"
+        faults += [document.fault(("benchmark", index, "needs"), every[index].needs, expected) for index in circle]
+        expected = "the name of a benchmark of this suite"
+        for index, needs in enumerate(benchmark.needs for benchmark in every):
+            if needs is not None and needs not in names:
+                faults.append(document.fault(("benchmark", index, "needs"), needs, expected, nearest(needs, names)))
         return order
 
 
-def policy(**keys: Any) -> Measure:
-    """When a measurement starts and stops: the keys of ``measure`` in suites. Raises ``InputError`` with every fault."""
-    return checked("caraml.Policy", keys, Measure)
+def needed_first(needs: Sequence[tuple[str, str | None]]) -> tuple[list[int], list[int]]:
+    """Positions of benchmarks by their names and what each needs: each after what it needs, and those that wait for themselves."""
+    order, waiting, before = list[int](), list(range(len(needs))), list[int]()
+    while waiting != before:
+        before, names = waiting, {needs[index][0] for index in waiting}
+        order += [index for index in waiting if needs[index][1] not in names]
+        waiting = [index for index in waiting if needs[index][1] in names]
+    before = []
+    while waiting != before:  # who is waited for by nobody is in no circle
+        before, needed = waiting, {needs[index][1] for index in waiting}
+        waiting = [index for index in waiting if needs[index][0] in needed]
+    return order, waiting
 
 
 def load_suite(name: str) -> SuiteFile:

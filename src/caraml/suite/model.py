@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, JsonValue, model_validator
 
 from caraml.base.limits import COUNT
-from caraml.base.toml import FrozenModel
+from caraml.base.toml import FrozenModel, checked
 from caraml.power.model import METHOD_VERSION
 from caraml.system.model import DeviceClass
 
@@ -228,6 +228,11 @@ class Measure(FrozenModel):
     def to_target(self) -> bool:
         """Whether training goes on until a quality is reached, and time and energy of all of it count."""
         return self.until_accuracy is not None or self.until_loss is not None
+
+
+def policy(**keys: Any) -> Measure:
+    """When a measurement starts and stops: the keys of ``measure`` in suites. Raises ``InputError`` with every fault."""
+    return checked("caraml.Policy", keys, Measure)
 
 
 class Point(FrozenModel):
