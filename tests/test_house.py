@@ -134,7 +134,7 @@ LINES = {
     "system": 3_905,
     "report": 4_477,
     "results": 2_500,
-    "suite": 2_521,
+    "suite": 2_517,
     "system": 3_858,
     "verify": 1_061,
     "worker": 2_145,

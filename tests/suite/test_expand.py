@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Literal
 
@@ -358,6 +359,21 @@ def test_combinations_that_where_leaves_out_are_counted_of_the_chosen_benchmarks
     text = TWO.replace("global_batch = 1", "global_batch = [1, 2]\nwhere = ['global_batch < 2']") + "global_batch = [1, 2, 3]\n"
     text += "where = ['global_batch < 2']\n"
     assert [set_for(name, text).left_out for name in ("n", "m")] == [1, 2]
+
+
+def test_points_are_counted_of_the_chosen_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the others as many are made as a suite may have, at most."""
+    monkeypatch.setattr("caraml.suite.expand.POINTS", 5)
+    sizes = {"n": [1, 2, 3, 4], "m": [1, 2, 3], "o": [1, 2, 3, 4, 5]}
+    heads = (HEAD.replace('"n"', f'"{name}"') + f"global_batch = {sizes[name]}\n" for name in sizes)
+    text = "".join(f"{head}seed = {seed}\n" for seed, head in enumerate(heads))
+    with pytest.raises(InputError, match=r"s\.toml:8: benchmark\[1\]: found 7, expected at most 5 points in a suite"):
+        plan(text)
+    for name, kept in (("n", {"n": 4, "m": 3}), ("m", {"n": 4, "m": 3}), ("o", {"n": 4, "o": 5})):
+        assert Counter(one.point.benchmark for one in set_for(name, text).points) == kept
+    with pytest.raises(InputError, match=r"benchmark\[2\]\.sweep: found 10, expected at most 5 points, repeats counted"):
+        set_for("n", text + "repeats = 2\n")
+    assert len(set_for("n", text, "repeats=1").points) == 7
 
 
 def test_what_a_chosen_benchmark_needs_is_chosen_too() -> None:

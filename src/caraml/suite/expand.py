@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_origin
@@ -72,15 +73,14 @@ def expand(
 ) -> Plan:
     """Expand every benchmark of a suite. Raises one ``InputError`` that lists every fault of the suite's values.
 
-    Of ``chosen``, names of benchmarks, and of no others the values set by hand must fit, and combinations are counted; others that they
-    do not fit have no points. What is wrong with those as they are written is told.
+    Of ``chosen``, names of benchmarks, and of no others the values set by hand must fit, and points and combinations are counted; others
+    that they do not fit, or that go beyond as many points again, have none. What is wrong with those as they are written is told.
     """
     points: list[PlannedPoint] = []
     faults: list[str] = []
     left_out = 0
     unfit: set[int] = set()
-    for index, planned, excluded, own in _parts(file, machine, params_of, software_of, faults):
-        known = chosen is None or file.suite.benchmark[index].name in chosen
+    for index, known, planned, excluded, own in _parts(file, machine, params_of, software_of, faults, chosen=chosen):
         if own and not known and file.document.written is not None:
             unfit.add(index)
             continue
@@ -88,29 +88,36 @@ def expand(
         left_out += excluded if known else 0
         faults += own
     if unfit and file.document.written is not None:
-        as_written = _parts(suite_of(file.document.written), machine, params_of, software_of, [])
-        faults += [fault for index, _, _, own in as_written if index in unfit for fault in own]
+        as_written = _parts(suite_of(file.document.written), machine, params_of, software_of, [], chosen=chosen)
+        faults += [fault for index, _, _, _, own in as_written if index in unfit for fault in own]
     if faults:
         file.document.refuse(faults)
     return Plan(without_unmet(_without_twins(points)), left_out)
 
 
 def _parts(
-    file: SuiteFile, machine: Machine, params_of: ParamsOf, software_of: SoftwareOf, faults: list[str]
-) -> Iterator[tuple[int, list[PlannedPoint], int, list[str]]]:
-    """Each benchmark after what it needs: its position, its points, how many combinations `where` excludes, and its faults."""
+    file: SuiteFile, machine: Machine, params_of: ParamsOf, software_of: SoftwareOf, faults: list[str], *, chosen: Collection[str] | None
+) -> Iterator[tuple[int, bool, list[PlannedPoint], int, list[str]]]:
+    """Each benchmark after what it needs: its position, whether it is chosen, its points, how many combinations `where` excludes, and its
+    faults."""
     by_name: dict[str, list[PlannedPoint]] = {}
-    count = 0
+    counts = Counter[bool]()
     for index in file.needed_first(faults):
         benchmark = file.suite.benchmark[index]
+        known = chosen is None or benchmark.name in chosen
+        if counts[known] > POINTS:
+            continue
         expansion = _Expansion(file, index, benchmark, machine, by_name.get(benchmark.needs or "", ()))
         planned, excluded = expansion.run(params_of, software_of)
         own = [*file.unfit.get(index, ()), *expansion.faults]
         planned = [] if own else planned
-        if (count := count + len(planned)) > POINTS:
-            file.document.refuse([file.document.fault(("benchmark", index), count, f"at most {POINTS:,} points in a suite")])
+        counts[known] += len(planned)
+        if counts[known] > POINTS:
+            if known:
+                file.document.refuse([file.document.fault(("benchmark", index), counts[known], f"at most {POINTS:,} points in a suite")])
+            planned = []  # nobody wants them now; of what follows none are made
         by_name.setdefault(benchmark.name, []).extend(planned)
-        yield index, planned, excluded, own
+        yield index, known, planned, excluded, own
 
 
 def without_unmet(points: list[PlannedPoint]) -> list[PlannedPoint]:
@@ -147,19 +154,17 @@ class _Expansion:
         conditions = self._conditions(model)
         if model is not None:
             asked["params"] = _lists_as_values(model, asked["params"])
-        if self._benchmark.workload == "command":
-            if asked["profile"]:
-                self._fault(
-                    self._where_stands("profile"), True, "false: only CARAML's own steps are traced; a profiler can stand in params.argv"
-                )
-            if asked["accumulation"] is None:
-                asked["global_batch"] = asked["global_batch"] or 1  # a program need not have a batch
+        is_program = self._benchmark.workload == "command"
+        if is_program and asked["profile"]:
+            expected = "false: only CARAML's own steps are traced; a profiler can stand in params.argv"
+            self._fault(self._where_stands("profile"), True, expected)
         if asked["global_batch"] is None and asked["accumulation"] is None:
-            self._fault(("global_batch",), None, "a number of samples per optimizer step, or a list of them")
+            if not is_program:  # which need not have a batch
+                self._fault(("global_batch",), None, "a number of samples per optimizer step, or a list of them")
             asked["global_batch"] = 1  # so that the other faults are told, too
         before = len(self.faults)
-        self._check_axes(asked)
-        if len(self.faults) > before or model is None or self._too_many(asked, repeats):
+        self._check_axes(asked, repeats)
+        if len(self.faults) > before or model is None:
             return [], 0
         self._software = ", ".join(filter(None, [self._machine.software, software_of(self._benchmark.workload)]))
         planned: list[PlannedPoint] = []
@@ -230,7 +235,8 @@ class _Expansion:
                 self._fault(("where", index), condition.text, self._readable(error))
         return True
 
-    def _check_axes(self, asked: dict[str, Any]) -> None:
+    def _check_axes(self, asked: dict[str, Any], repeats: int) -> None:
+        """Note what is wrong with the sweep, before anything is expanded: it may have more combinations than a suite may have points."""
         for one, other in (("global_batch", "accumulation"), ("world", "nodes")):
             if asked[one] is not None and asked[other] is not None:
                 self._fault(self._where_stands(other), asked[other], f"{one} or {other}, not both: each follows from the other")
@@ -240,18 +246,13 @@ class _Expansion:
         lengths = {name: len(values) for name, values in axes.items()}
         if self._benchmark.sweep == "zip" and len(set(lengths.values())) > 1:
             self._fault(("sweep",), "zip", f"lists of one length, but they are {lengths}")
+        count = repeats * (max(lengths.values(), default=1) if self._benchmark.sweep == "zip" else math.prod(lengths.values()))
+        if count > POINTS:
+            self._fault(("sweep",), count, f"at most {POINTS:,} points, repeats counted; sweep fewer values, or in several suites")
 
     @staticmethod
     def _readable(error: InputError) -> str:
         return f"a condition on a point's names ({'; '.join(filter(None, (error.args[0], error.hint)))})"
-
-    def _too_many(self, asked: dict[str, Any], repeats: int) -> bool:
-        """Note a fault, before anything is expanded, where the sweep has more combinations than a suite may have points."""
-        lengths = [len(values) for values in _axes(asked).values()]
-        count = repeats * (max(lengths, default=1) if self._benchmark.sweep == "zip" else math.prod(lengths))
-        if count > POINTS:
-            self._fault(("sweep",), count, f"at most {POINTS:,} points, repeats counted; sweep fewer values, or in several suites")
-        return count > POINTS
 
     def _where_stands(self, name: str) -> Location:
         """Location of a value in the file: in the override of this device class if that has it, else in the benchmark itself."""
@@ -268,12 +269,11 @@ class _Expansion:
                 name = ".".join(str(part) for part in fault["loc"])
                 location = self._where_stands(f"params.{name}" if name else "params")
                 if fault["type"] == "extra_forbidden":
-                    known = ", ".join(model.model_fields)
-                    self._fault(location, fault["input"], f"one of the keys {known}", nearest(name, model.model_fields))
+                    expected, guess = f"one of the keys {', '.join(model.model_fields)}", nearest(name, model.model_fields)
                 else:
                     expected = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-                    words = re.findall(r"'([^']+)'", str(fault.get("ctx", {}).get("expected")))
-                    self._fault(location, fault["input"], expected, nearest(str(fault["input"]), words))
+                    guess = nearest(str(fault["input"]), re.findall(r"'([^']+)'", str(fault.get("ctx", {}).get("expected"))))
+                self._fault(location, fault["input"], expected, guess)
             return None
 
     def _point(self, measure: Measure, values: dict[str, Any], params: BaseModel) -> Point:
@@ -307,15 +307,11 @@ class _Expansion:
             devices=devices,
             placement=placement,
             knobs=Knobs.of(values, machine.device_class, machine.emulates + machine.may_emulate),
-            mode=values["mode"],
-            precision=values["precision"],
             compile=values.get("compile") or self._compiled(values["mode"], params),
             global_batch=global_batch,
             micro_batch=micro_batch,
-            seed=values["seed"],
-            deterministic=values["deterministic"],
-            profile=values["profile"],
             measure=measure,
+            **{name: values[name] for name in ("mode", "precision", "seed", "deterministic", "profile")},
         )
 
     def _compiled(self, mode: Mode, params: BaseModel) -> Compile:
