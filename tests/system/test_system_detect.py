@@ -15,7 +15,10 @@ from fake_machine import Tree, processors
 from fake_nvml import FakeGpu, FakeNvml, fake_torch
 
 from caraml.system.detect import detect, device_class, environment, fast_identity
+from caraml.system.doctor import _accelerators
 from caraml.system.environment import container, git_state, variables
+from caraml.system.families import Shown
+from caraml.system.families.family import amd_gpus
 
 Install = Callable[..., FakeNvml]
 
@@ -165,6 +168,30 @@ def test_the_limit_of_a_package_is_not_called_its_gpu_s(
     assert (system.devices[0].tdp_w, system.devices[0].power_limit_w) == (expected, expected)
     for key in ("devices.tdp_w", "devices.power_limit_w"):
         assert (system.sources.get(key), key in system.missing) == (source, expected is None)
+
+
+def test_amd_gpus_of_others_are_not_counted(tree: Tree, nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a job has some of a node's cards, those alone open; ROCm numbers them from 0."""
+    nvml(fails="Driver Not Loaded")
+    files: dict[str, str | bytes] = {"dev/kfd": ""}
+    for card in range(4):
+        folder = f"sys/class/drm/card{card}/device"
+        files |= {f"{folder}/vendor": "0x1002\n", f"{folder}/product_name": "MI300X\n", f"{folder}/mem_info_vram_total": "1000"}
+        files |= {f"{folder}/uevent": f"PCI_SLOT_NAME=0000:0{card}:00.0\n", f"{folder}/drm/renderD{128 + card}/dev": "226:128\n"}
+    ours: dict[str, str | bytes] = {"dev/dri/renderD129": "", "dev/dri/renderD131": ""}
+    root = tree(files | ours)
+    assert [device.pci_bus_id for device in detect(root).devices] == ["0000:01:00.0", "0000:03:00.0"]
+    assert amd_gpus(root).closed == ("/dev/dri/renderD128", "/dev/dri/renderD130")
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "1")
+    assert [device.pci_bus_id for device in detect(root).devices] == ["0000:03:00.0"] and fast_identity(root) == "MI300X x1"
+    monkeypatch.delenv("ROCR_VISIBLE_DEVICES")
+    for name in ours:
+        (root / name).unlink()
+    assert device_class(root) == "cpu"
+    said = [check.found for check in _accelerators(detect(root), root) if check.name == "driver of AMD GPU"]
+    assert said == [f"4 cannot be opened: {', '.join(f'/dev/dri/renderD{128 + card}' for card in range(4))}"]
+    monkeypatch.setattr("caraml.system.families.family._usable", lambda node: node.name != "kfd")
+    assert amd_gpus(root) == Shown((), ("/dev/kfd",), "/dev/kfd"), "without it no card can be computed on"
 
 
 def test_torch_completes_what_the_driver_tells(tree: Tree, nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,13 +152,21 @@ def nvidia_gpus(root: Path) -> Shown:
 
 
 def amd_gpus(root: Path) -> Shown:
-    """Every AMD GPU (on dual-die packages: every die, as ROCm counts them) that amdgpu shows, in the order of PCI addresses; none without
+    """The AMD GPUs (on dual-die packages: every die, as ROCm counts them) that amdgpu shows, in the order of PCI addresses; none without
     the driver's compute interface, because AMD graphics cannot be computed on without it."""
     loaded = _loaded(root, "dev/kfd")
+    if loaded and not _usable(root / "dev/kfd"):
+        return Shown(closed=(loaded,), loaded=loaded)
     folders = [card / "device" for card in listing(root / "sys/class/drm", "card[0-9]*") if "-" not in card.name] if loaded else []
     amd = [folder for folder in folders if read(folder / "vendor") == "0x1002" and read_int(folder / "mem_info_vram_total")]
-    ordered = sorted(amd, key=lambda folder: _pci_address(folder) or "")
-    return Shown(tuple(_amd_gpu(index, folder) for index, folder in enumerate(ordered)), loaded=loaded)
+    opened, closed = list[Path](), list[str]()
+    for folder in sorted(amd, key=lambda folder: _pci_address(folder) or ""):
+        nodes = [root / "dev/dri" / path.name for path in listing(folder / "drm", "renderD[0-9]*")]
+        if nodes and not any(map(_usable, nodes)):  # as where a job has some of the node's cards
+            closed.append(f"/dev/dri/{nodes[0].name}")
+        else:
+            opened.append(folder)
+    return Shown(tuple(_amd_gpu(index, folder) for index, folder in enumerate(opened)), tuple(closed), loaded)
 
 
 def _amd_gpu(index: int, folder: Path) -> DeviceModel:
