@@ -120,6 +120,8 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_729,
     "base": 2_687,
+    "analysis": 3_728,
+    "base": 2_692,
     "campaign": 1_766,
     "cli": 1_581,
     "data": 818,

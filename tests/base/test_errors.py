@@ -97,3 +97,17 @@ def test_a_user_without_a_home_is_told_so(folder: Callable[[], Path], monkeypatc
     monkeypatch.setattr("pwd.getpwuid", unknown)
     with pytest.raises(EnvironmentUnfitError, match=r"HOME is not set, and user \d+ is in no list of users(?s:.)*export HOME=FOLDER"):
         folder()
+
+
+@pytest.mark.parametrize("chosen", ["~/x", "~nobody-has-this-name/x"])
+def test_a_folder_of_data_below_a_home_that_there_is_not_is_told_so(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setenv(DATA_VARIABLE, chosen)
+    assert chosen != "~/x" or data_home() == Path.home() / "x"
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    told = f"CARAML_DATA: found '{chosen}', and nobody knows which folder {chosen[:-2]} is"
+    with pytest.raises(EnvironmentUnfitError, match=rf"{told}(?s:.)*export CARAML_DATA=/FOLDER"):
+        data_home()

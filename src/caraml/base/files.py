@@ -208,9 +208,14 @@ def cache_home() -> Path:
 
 
 def data_home() -> Path:
-    """The folder of prepared data: ``$CARAML_DATA``, else ``~/.cache/caraml/data``. It need not exist yet."""
+    """The folder of prepared data: ``$CARAML_DATA``, else ``~/.cache/caraml/data``. It need not exist yet. Raises
+    ``EnvironmentUnfitError`` for a ``~`` that stands for nobody's folder."""
     chosen = os.environ.get(DATA_VARIABLE)
-    return Path(chosen).expanduser() if chosen else home() / ".cache" / "caraml" / "data"
+    try:
+        return Path(chosen).expanduser() if chosen else home() / ".cache" / "caraml" / "data"
+    except RuntimeError:
+        found = f"{DATA_VARIABLE}: found {chosen!r}, and nobody knows which folder {str(chosen).partition('/')[0]} is"
+        raise EnvironmentUnfitError(found, f"export {DATA_VARIABLE}=/FOLDER, a whole path") from None
 
 
 def owned(folder: Name) -> bool:
