@@ -134,8 +134,12 @@ LINES = {
     "results": 2_502,
     "suite": 2_522,
     "system": 3_913,
+    "report": 4_477,
+    "results": 2_511,
+    "suite": 2_517,
+    "system": 3_866,
     "verify": 1_061,
-    "worker": 2_145,
+    "worker": 2_134,
     "workloads": 8_892,
 }
 FILES = 233

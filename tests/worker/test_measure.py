@@ -117,6 +117,9 @@ def test_a_loop_that_breaks_leaves_its_reason_and_its_error(tmp_path: Path) -> N
         m.step(1)
         1 / 0  # noqa: B018
     assert only(tmp_path).status == "failed" and "ZeroDivisionError" in (only(tmp_path).reason or "")
+    with pytest.raises(RuntimeError), caraml.measure("caused", out=tmp_path / "b", policy=QUICK):
+        raise RuntimeError("worker failed") from OSError("disk full")
+    assert only(tmp_path / "b").reason == "RuntimeError: worker failed, because OSError: disk full", "as of a training"
     with pytest.raises(MemoryError), caraml.measure("full", out=tmp_path / "oom", policy=QUICK):
         raise MemoryError
     assert only(tmp_path / "oom").status == "oom"

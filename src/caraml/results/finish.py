@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from caraml.base.errors import InputError, in_a_line
+from caraml.base.errors import CaramlError, InputError, in_a_line
 from caraml.base.files import write_file
 from caraml.base.limits import read_json
 from caraml.base.limits import tail as tail_of
@@ -34,6 +34,7 @@ MEASURED = "measured.json"
 _OOM_KILLS = ".oom_kills"
 _STARVED = "the kernel killed a process of the point: the host memory that it may use was full"
 _TAIL_LINES = 3
+_LONGEST_REASON = 400
 _TABLES = (".parquet", ".csv")
 
 
@@ -54,6 +55,16 @@ def note_failure(folder: Path, failure: Failure) -> bool:
         return False
     write_file(folder / FAILURE, failure.model_dump_json(indent=1))
     return True
+
+
+def reason_of(error: BaseException) -> str:
+    """One line for tables, with the error behind it: some libraries say there what happened, and above it only that something did."""
+    if isinstance(error, CaramlError):
+        words = error.line
+    else:
+        behind = f", because {type(error.__cause__).__name__}: {error.__cause__}" if error.__cause__ is not None else ""
+        words = f"{type(error).__name__}: {error}{behind}"
+    return " ".join(words.split())[:_LONGEST_REASON]  # the log has it all
 
 
 def now() -> str:

@@ -33,7 +33,7 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.metrics.model import Facts, Metric, Peak
 from caraml.power.node import node_key
-from caraml.results.finish import now
+from caraml.results.finish import now, reason_of
 from caraml.results.record import Record, Status
 from caraml.results.store import Store, write_record
 from caraml.suite.model import NOT_STATED, OF_EPOCHS, OWN_LOOP, Measure, Point, Stated
@@ -131,7 +131,7 @@ class OwnLoop:
         if self.done and (error is None or self._ranks.world == 1):
             self._record_measurement()
         elif error is not None:  # of several ranks, too, that measured: who would wait for the others may wait for ever
-            self._fail("oom" if is_out_of_memory(error) else "failed", " ".join(f"{type(error).__name__}: {error}".split())[:400])
+            self._fail("oom" if is_out_of_memory(error) else "failed", reason_of(error))
         elif not self._loop.steps:
             self._fail("failed", "the loop ended without a step: call m.step(items) at the end of each")
         else:

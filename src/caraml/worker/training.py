@@ -46,7 +46,7 @@ from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Facts, Metric, Peak, u
 from caraml.metrics.quality import DEFINITIONS as QUALITY
 from caraml.metrics.roofline import bandwidth_of, peak_of
 from caraml.power.store import ROW
-from caraml.results.finish import MEASURED, Failure, note_failure, note_start, now
+from caraml.results.finish import MEASURED, Failure, note_failure, note_start, now, reason_of
 from caraml.results.record import Profile, Record, Status
 from caraml.results.rows import write_table
 from caraml.results.status import ProgressWriter
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from caraml.engine.parallel.divide import Divided
     from caraml.system.kernels import Kind
 
-_LONGEST_REASON = 400
 _NO_STACK = "can't start new thread"
 """What Python says where the limit of memory leaves no room for a thread's stack."""
 
@@ -333,7 +332,7 @@ class Worker:
         try:
             yield
         except kind as error:
-            self._afterwards_failed = reason = self._afterwards_failed or _in_words(error)
+            self._afterwards_failed = reason = self._afterwards_failed or reason_of(error)
             self._quality |= {name: one.model_copy(update={"reason": reason}) for name, one in self._quality.items() if one.value is None}
 
     def _traced(self, ranks: Ranks, task: Task, tracer: Tracer, step: Step, record: Record | None) -> Record | None:
@@ -377,16 +376,6 @@ class Worker:
         return make_record(everyone, known)
 
 
-def _in_words(error: BaseException) -> str:
-    """One line for tables, with the error behind it: some libraries say there what happened, and above it only that something did."""
-    if isinstance(error, CaramlError):
-        words = error.line
-    else:
-        behind = f", because {type(error.__cause__).__name__}: {error.__cause__}" if error.__cause__ is not None else ""
-        words = f"{type(error).__name__}: {error}{behind}"
-    return " ".join(words.split())[:_LONGEST_REASON]  # the log has it all
-
-
 def main(folder: Path) -> None:
     """Measure the point of an attempt's folder. What fails is noted there and raised."""
     point = Point.model_validate_json(read_json(folder / "point.json"))
@@ -404,7 +393,7 @@ def main(folder: Path) -> None:
         full = is_out_of_memory(error) or (limit is not None and _NO_STACK in str(error))
         of = f"; the worker may take {human(limit, 'B')} ({MEMORY} sets another limit)" if full and limit else ""
         trace = f"rank {worker.rank}: {traceback.format_exc()}"
-        if worker.note("oom" if full else "failed", _in_words(error) + where + of, trace) and not worker.measured:
+        if worker.note("oom" if full else "failed", reason_of(error) + where + of, trace) and not worker.measured:
             with suppress(OSError, CaramlError):  # the failure is what is to be told
                 worker.rescue()
         raise
