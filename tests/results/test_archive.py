@@ -407,6 +407,9 @@ def test_rows_that_an_earlier_version_called_fp32_are_known(tmp_path: Path) -> N
     point = record.point.model_copy(update={"precision": "fp32"})
     write_record(store.new_attempt(point), record.model_copy(update={"key": point.key, "point": point}))
     assert read_table(table, store.root, None).known == 1
+    assert [one.key for one in store.records("t")] == [point.key], "shown as before"
+    table.write_text("GlobalBatchSize,Images/second\n64,1\n128,2\n")
+    assert read_table(table, store.root, None).known == 1 and len(store.records("t")) == 2
     table.write_text("GlobalBatchSize,Precision,Images/second\n64,fp32,1\n")
     assert read_table(table, store.root, None).records == 1, "this one says it"
 

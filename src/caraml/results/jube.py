@@ -85,15 +85,16 @@ def read_table(path: Path, root: Path, suite: str | None) -> Done:
     name = re.sub(r"[^a-z0-9_-]+", "-", (suite or path.stem).lower()).strip("-") or "imported"
     store, done, points = Store(root), Done(), list[tuple[str, str]]()
     written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
-    known: dict[str, set[str]] = {}
+    known: dict[str, dict[str, Point]] = {}
     for row, point in _points(path, name):
-        points.append((point.key, point.label))
         if point.key not in known:
             known[point.key] = _there(store, point)
-        if (metrics := _text(row.metrics)) in known[point.key]:
+        if (there := known[point.key].get(metrics := _text(row.metrics))) is not None:
+            points.append((there.key, there.label))
             done.known += 1
             continue
-        known[point.key].add(metrics)
+        points.append((point.key, point.label))
+        known[point.key][metrics] = point
         attempt = store.new_attempt(point)
         write_record(attempt, _record(point, row, int(attempt.name), written, path.name))
         done.records += 1
@@ -371,13 +372,13 @@ def _record(point: Point, row: _Row, attempt: int, written: str, source: str) ->
     )
 
 
-def _there(store: Store, point: Point) -> set[str]:
-    """The numbers of every record that a store has of a point; 0.1.0 wrote fp32 where the table says no precision."""
+def _there(store: Store, point: Point) -> dict[str, Point]:
+    """The numbers of every record that a store has of a point, and its point there: 0.1.0 wrote fp32 where the table says no precision."""
     stated = point.precision != NOT_STATED
     folders = [store.points / one.folder_name for one in (point, *([] if stated else [point.model_copy(update={"precision": "fp32"})]))]
     paths = (folder / str(number) / RECORD for folder in folders for number in attempts(folder) or ())
     found = (read_record(path) for path in paths if path.exists())
-    return {_text(record.metrics) for record in found if ("precision" not in record.unstated) == stated}
+    return {_text(record.metrics): record.point for record in found if ("precision" not in record.unstated) == stated}
 
 
 def _text(metrics: dict[str, Metric]) -> str:
