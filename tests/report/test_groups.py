@@ -11,11 +11,12 @@ from caraml.analysis.run_variation import mean_metric, ratios
 from caraml.base.chart import wide_range
 from caraml.metrics.model import Metric
 from caraml.report.figures import front, heat_maps, over_batch, time_and_energy
-from caraml.report.grouping import ACTION, ENERGY, HOUR, RATE, TIME, families, first, item_of, repeated, works
+from caraml.report.grouping import ACTION, ENERGY, HOUR, RATE, TIME, families, first, repeated
 from caraml.report.scaling import histories
+from caraml.report.works import item_of, works
 from caraml.results.record import Record
 from caraml.results.store import Store
-from caraml.suite.model import Placement
+from caraml.suite.model import Measure, Placement
 
 
 def test_works_are_named_by_what_tells_them_apart() -> None:
@@ -154,6 +155,10 @@ def test_a_point_at_which_weak_and_strong_scaling_meet_stands_in_both() -> None:
     assert sum(len(figure.rows) for figure in over_batch([*weak, *strong])[0]) == 5, "a bar for each, once"
     two = works([record("weak", 1, 64), record("weak", 2, 128), record("strong", 2, 64)])
     assert {name: len(group) for name, group in two.items()} == {"weak": 2, "strong": 2}, "on a machine of two devices"
+    long = Measure(min_seconds=60, max_seconds=90)
+    for more in ({}, {"measure": long}, {"seed": 7}):
+        apart = works([record("short", n, 16 * n) for n in (1, 2)] + [record("long", n, 16 * n, **more) for n in (1, 2, 4)])
+        assert {name: len(group) for name, group in apart.items()} == {"short": 2 if more else 3, "long": 3}, "no mean of two policies"
 
 
 def test_batches_of_a_program_are_one_work_whatever_number_of_items_goes_with_each() -> None:
@@ -173,4 +178,9 @@ def test_batches_of_a_program_are_one_work_whatever_number_of_items_goes_with_ea
     once = [one.model_copy(update={"point": one.point.model_copy(update={"benchmark": "once"})}) for one in once]
     assert {name: len(group) for name, group in works([*records, *once]).items()} == {"several": 6, "once": 2}, "no line of scaling"
     assert list(works([record(2, 16, out=1), record(2, 16, 101, out=1)])) == ["several layers=50", "several layers=101"]
+    swept = [record(2, 16, out=1, images=images) for images in (1000, 2000)]
+    assert list(works(swept)) == ["several images=1000", "several images=2000"], "two runs, no repeats"
+    argv.append("--n={größe}")
+    sized = [record(2, batch, out=1, items="{größe}", größe=batch) for batch in (16, 32)]
+    assert len(works(sized)) == 2, "another command line"
     assert len(works([record(2, batch) for batch in (16, 32)])) == 2, "what the program is told makes it other work"

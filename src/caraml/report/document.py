@@ -20,10 +20,11 @@ from caraml.base.format import percent, printable
 from caraml.metrics.definitions import title_of
 from caraml.report import figures, published, scaling, times
 from caraml.report import section as text
-from caraml.report.grouping import COST, MOST_SERIES, NODE, TOTAL, Repeats, labels, machine, repeated, single, unknown_energy, works
+from caraml.report.grouping import COST, MOST_SERIES, NODE, TOTAL, Repeats, labels, machine, repeated, single, unknown_energy
 from caraml.report.numbers import energy_reason, flat, half_width, written
 from caraml.report.section import ReportFigure, Section
 from caraml.report.series import first_line, power_figure, read_traces
+from caraml.report.works import works
 from caraml.results.record import Record
 from caraml.results.store import Store
 from caraml.worker.command_record import NO_ENERGY

@@ -33,7 +33,6 @@ from caraml.report.grouping import (
     families,
     first,
     first_figures,
-    item_of,
     keys,
     known,
     labels,
@@ -41,10 +40,10 @@ from caraml.report.grouping import (
     marker,
     metric,
     repeated,
-    works,
 )
 from caraml.report.numbers import counted, plain
 from caraml.report.section import ReportFigure
+from caraml.report.works import item_of, works
 from caraml.results.record import Record
 
 MOST_LINES, MOST_COLUMNS = 24, 24

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,7 +12,6 @@ from pydantic import JsonValue
 
 from caraml.analysis.grouping import axes, grouped, without
 from caraml.analysis.run_variation import mean_metric
-from caraml.analysis.scaling import KEPT, PLACEMENT, kind_of
 from caraml.base.format import count, printable
 from caraml.metrics.model import Metric
 from caraml.report.numbers import energy_reason, no_energy, written
@@ -146,70 +145,6 @@ def _values(point: Point) -> dict[str, JsonValue]:
 def placement(point: Point) -> str:
     """Nodes and devices per node: ``1x4``."""
     return f"{point.nodes}x{point.devices}"
-
-
-def works(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Records by what they train, whatever the machine, its devices, the batch and the arithmetic; named by what tells them apart.
-
-    Work that was never built (it failed, or was skipped) stands beside the same work that was. A point at which weak and strong scaling
-    meet is measured once, with the name of one of them, and belongs to both.
-    """
-    found: dict[tuple[str, str, str, str], list[Record]] = {}
-    for record in records:
-        point = record.point
-        found.setdefault((point.benchmark, point.workload, _work_params(point), point.mode), []).append(record)
-    named: dict[str, list[Record]] = {}
-    position = {id(record): number for number, record in enumerate(records)}
-    for (benchmark, workload, params, mode), group in found.items():
-        others = [other for name, other in found.items() if name[0] != benchmark and name[1:] == (workload, params, mode)]
-        sharing = [other for other in found if other[0] == benchmark]
-        details = [
-            *([workload] if len({other[1] for other in sharing}) > 1 else []),
-            *([mode] if len({other[3] for other in sharing}) > 1 else []),
-            *_differing(params, [other[2] for other in sharing]),
-        ]
-        named[printable(" ".join([benchmark, *details]))] = sorted([*group, *_meeting(group, others)], key=lambda one: position[id(one)])
-    return named
-
-
-def _meeting(own: Sequence[Record], others: Sequence[Sequence[Record]]) -> Iterator[Record]:
-    """Of the same work under other names, the records along which this benchmark scales; one with a single record of its own does so
-    where the other scales in the other way."""
-    lanes = [_lanes(one) for one in (own, *others)] if others else [{}]
-    for lane, ours in lanes[0].items():
-        for theirs in (other[lane] for other in lanes[1:] if lane in other):
-            mine, their = kind_of(ours), kind_of(theirs)
-            ways = [kept for way, kept in KEPT if len({*map(kept, ours)}) == 1 and (way == mine if mine else their not in (None, way))]
-            yield from (one for one in theirs if any(kept(one) == kept(ours[0]) for kept in ways))
-
-
-def _lanes(records: Iterable[Record]) -> dict[object, list[Record]]:
-    """Records of one work by everything but devices and batch."""
-    found: dict[object, list[Record]] = {}
-    for record in records:
-        left = without(axes(record.point), PLACEMENT)
-        found.setdefault(tuple(one for one in left if not one[0].startswith("params.")), []).append(record)
-    return found
-
-
-def _work_params(point: Point) -> str:
-    """Its parameters; of a program without those that only `items` names: they count what a run does and leave the run as it is."""
-    rest, items = json.dumps({**point.params, "items": None}), str(point.params.get("items"))
-    counting = {name for name in point.params if point.workload == "command" and f"{{{name}}}" in items and f"{{{name}" not in rest}
-    return json.dumps({name: value for name, value in point.params.items() if name not in counting}, sort_keys=True)
-
-
-def item_of(records: Sequence[Record]) -> str:
-    """What records of one work count, by those that were built."""
-    return next((record.item for record in records if record.facts is not None), "item")
-
-
-def _differing(params: str, others: Sequence[str]) -> list[str]:
-    """``name=value`` of the parameters in which works of one benchmark differ."""
-    loaded, ours = [json.loads(other) for other in others], json.loads(params)
-    names = sorted({name for one in loaded for name in one})
-    differing = [name for name in names if len({json.dumps(one.get(name)) for one in loaded}) > 1]
-    return [f"{name}={ours.get(name)}" for name in differing]
 
 
 FIELDS: dict[str, Callable[[Point], str]] = {

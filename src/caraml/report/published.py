@@ -12,9 +12,10 @@ from caraml.base.format import printable, significant
 from caraml.metrics.model import Metric
 from caraml.reference import SHORT
 from caraml.reference.figures import APPLICATIONS, Experiment, Panel, PublishedFigure, drawn_names, experiments, published_figures
-from caraml.report.grouping import LABEL, clipped, families, first, keys, labels, machine, marker, repeated, works
+from caraml.report.grouping import LABEL, clipped, families, first, keys, labels, machine, marker, repeated
 from caraml.report.numbers import plain
 from caraml.report.section import ReportFigure
+from caraml.report.works import works
 from caraml.results.record import Record
 
 MOST_OWN = 30

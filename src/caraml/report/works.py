@@ -1,0 +1,110 @@
+"""Which records a figure takes together: those of one work, on whatever machine, number of devices, batch and arithmetic."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+
+from pydantic import JsonValue
+
+from caraml.analysis.grouping import Axes, axes, grouped, without
+from caraml.analysis.scaling import KEPT, PLACEMENT, kind_of
+from caraml.base.format import printable
+from caraml.results.record import Record
+from caraml.suite.model import Point
+
+
+def works(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Records by what they train, whatever the machine, its devices, the batch and the arithmetic; named by what tells them apart.
+
+    Work that was never built (it failed, or was skipped) stands beside the same work that was. A point at which weak and strong scaling
+    meet is measured once, with the name of one of them, and belongs to both.
+    """
+    found: dict[tuple[str, str, str, str], list[Record]] = {}
+    for parts in grouped(records, lambda record: _work(record.point, _counting(record.point))):
+        exact = {_work(group[0].point, set()): group for group in grouped(parts, lambda record: _work(record.point, set()))}
+        runs = [{without(_but_params(axes(record.point)), ()) for record in group} for group in exact.values()]
+        alike = len(set().union(*runs)) == sum(map(len, runs))  # no run counts its items in two ways
+        found |= {_work(parts[0].point, _counting(parts[0].point)): parts} if alike else exact
+    named: dict[str, list[Record]] = {}
+    position = {id(record): number for number, record in enumerate(records)}
+    lanes = {name: _lanes(group) for name, group in found.items()}
+    for (benchmark, workload, params, mode), group in found.items():
+        own = lanes[benchmark, workload, params, mode]
+        others = [lanes[name] for name in found if name[0] != benchmark and name[1:] == (workload, params, mode)]
+        sharing = [other for other in found if other[0] == benchmark]
+        details = [
+            *([workload] if len({other[1] for other in sharing}) > 1 else []),
+            *([mode] if len({other[3] for other in sharing}) > 1 else []),
+            *_differing(params, [other[2] for other in sharing]),
+        ]
+        named[printable(" ".join([benchmark, *details]))] = sorted([*group, *_meeting(own, others)], key=lambda one: position[id(one)])
+    return named
+
+
+Lanes = dict[object, list[Record]]
+"""Records of one work by everything but devices and batch."""
+
+
+def _meeting(own: Lanes, others: Sequence[Lanes]) -> Iterator[Record]:
+    """Of the same work under other names, the records along which this benchmark scales and that it has no records of; one with a single
+    record of its own does so where the other scales in the other way."""
+    for lane, ours in own.items():
+        there = {_place(one) for one in ours}
+        for theirs in (other[lane] for other in others if lane in other):
+            mine, their = kind_of(ours), kind_of(theirs)
+            ways = [kept for way, kept in KEPT if len({*map(kept, ours)}) == 1 and (way == mine if mine else their not in (None, way))]
+            yield from (one for one in theirs if _place(one) not in there and any(kept(one) == kept(ours[0]) for kept in ways))
+
+
+def _but_params(found: Axes) -> Axes:
+    return {name: value for name, value in found.items() if not name.startswith("params.")}
+
+
+def _place(record: Record) -> tuple[object, ...]:
+    return tuple(getattr(record.point, name) for name in PLACEMENT)
+
+
+def _lanes(records: Iterable[Record]) -> Lanes:
+    """Also measured in the same way: what two benchmarks ask for is one point only then."""
+    found: Lanes = {}
+    for record in records:
+        point = record.point
+        how = (point.seed, point.profile, point.measure.model_dump_json())
+        found.setdefault((how, without(_but_params(axes(point)), PLACEMENT)), []).append(record)
+    return found
+
+
+def _work(point: Point, counting: Collection[str]) -> tuple[str, str, str, str]:
+    """Benchmark, workload, parameters but those that count, and mode."""
+    params = {name: value for name, value in point.params.items() if name not in counting}
+    return point.benchmark, point.workload, json.dumps(params, sort_keys=True), point.mode
+
+
+def _counting(point: Point) -> set[str]:
+    """Parameters of a program that only `items` names: they count what a run does and leave the run as it is."""
+    named = {name: _names_in(value) for name, value in point.params.items()} if point.workload == "command" else {}
+    return named.pop("items", set()) - set().union(*named.values())
+
+
+def _names_in(value: JsonValue) -> set[str]:
+    """Names that the templates of a program's parameter stand for."""
+    if isinstance(value, str):
+        with suppress(ValueError):  # no template
+            return {name for _, name, _, _ in string.Formatter().parse(value) if name}
+    return set().union(*map(_names_in, value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()))
+
+
+def item_of(records: Sequence[Record]) -> str:
+    """What records of one work count, by those that were built."""
+    return next((record.item for record in records if record.facts is not None), "item")
+
+
+def _differing(params: str, others: Sequence[str]) -> list[str]:
+    """``name=value`` of the parameters in which works of one benchmark differ."""
+    loaded, ours = [json.loads(other) for other in others], json.loads(params)
+    names = sorted({name for one in loaded for name in one})
+    differing = [name for name in names if len({json.dumps(one.get(name)) for one in loaded}) > 1]
+    return [f"{name}={ours.get(name)}" for name in differing]
