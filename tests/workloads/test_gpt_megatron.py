@@ -27,7 +27,7 @@ from caraml.workloads.gpt import Params, build
 from caraml.workloads.gpt.megatron_core import MegatronGPT
 from caraml.workloads.gpt.model import GPT, GPTConfig
 from tests.conftest import MakePoint
-from tests.engine.parallel.test_parity import HALF, TOLERANCE, Results, difference, run
+from tests.engine.parallel.test_parity import DEEP, HALF, TOLERANCE, Results, difference, run
 from tests.engine.parallel.test_worker_placement import SHORT
 from tests.engine.parallel.test_worker_placement import run as run_point
 
@@ -65,12 +65,17 @@ def test_same_start_same_loss_same_gradients() -> None:
 
 
 PLACED: dict[int, list[dict[str, Any]]] = {
-    1: [{"name": "ours", "params": {}}, {"name": "whole"}, {"name": "whole tied", "params": {"tied_head": True}}],
+    1: [
+        {"name": "ours", "params": {}},
+        {"name": "whole"},
+        {"name": "whole tied", "params": {"tied_head": True}},
+        {"name": "deep", "params": {**DEEP, "backend": "torch"}},
+    ],
     2: [
         {"name": "tp2", "placement": {"tp": 2}},
         {"name": "tp2 tied", "placement": {"tp": 2}, "params": {"tied_head": True}},
         {"name": "pp2", "placement": {"pp": 2}},
-        {"name": "pp2 interleaved", "placement": {"pp": 2, "schedule": "interleaved"}},
+        {"name": "deep pp2 interleaved", "placement": {"pp": 2, "schedule": "interleaved"}, "params": DEEP},
     ],
     4: [
         {"name": "dp2 x tp2", "placement": {"tp": 2}},
@@ -92,7 +97,7 @@ def test_every_placement_trains_as_ours_does(tmp_path: Path) -> None:
         results |= run(tmp_path, world, given)
     held = results["ours"]["held"][0]
     for name, found in results.items():
-        truth = "ours" if "tied" not in name else "whole tied"
+        truth = "whole tied" if "tied" in name else "deep" if "deep" in name else "ours"
         assert difference(found, results[truth]["losses"]) < TOLERANCE, name
         assert found["losses"][-1] < 0.95 * found["losses"][0], name
     assert all(0.5 * held < part < 0.52 * held for part in results["tp2"]["held"]), "norms, positions and some biases are not divided"

@@ -22,6 +22,7 @@ from caraml.analysis.run_variation import estimates, mean_metric
 from caraml.analysis.scaling import scaling
 from caraml.metrics.model import Metric
 from caraml.results.record import Record
+from caraml.suite.model import NOT_STATED
 
 Goal = Literal["time", "energy", "Action"]
 GOALS: tuple[Goal, ...] = ("time", "energy", "Action")
@@ -275,7 +276,8 @@ def _saturations(choices: Sequence[Choice], within: float) -> list[Saturation]:
         batch = next(batch for batch, rate in rates.items() if rate.value >= least)
         low = next(batch for batch, rate in rates.items() if rate.high is None or rate.high >= least)
         high = next(batch for batch, rate in rates.items() if rate.low is not None and rate.low >= least)
-        words = [precision, "" if compiled == "off" else compiled, knobs, f"{nodes}x{world // nodes}" if world > 1 else ""]
+        arithmetic = precision if precision != NOT_STATED else f"precision {NOT_STATED}"
+        words = [arithmetic, "" if compiled == "off" else compiled, knobs, f"{nodes}x{world // nodes}" if world > 1 else ""]
         found.append(Saturation(" ".join(filter(None, words)), best.global_batch, within, batch, low, high, max(fastest)))
     return found
 

@@ -28,7 +28,7 @@ WIDE = {"micro_batch": 4}
 """Of models with divided matrices, where each operator costs the host most: the global batch in two passes instead of four."""
 OTHER = {"positions": "rotary", "tied_head": True}
 DEEP = {"layers": 4}
-"""Of pipelines whose stages take turns: each has two parts of a layer or more."""
+"""For the interleaved schedule, whose two devices have two stages each, and to see that layers which are alike are compiled once."""
 OTHERS = ("variant", "fp16", "bf16", "resumed", "half", "deep")
 """First words of jobs that are not compared with the plain one."""
 Results = dict[str, dict[str, Any]]
