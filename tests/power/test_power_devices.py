@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from test_power_sources import opened, use
+import trees
+from test_power_sources import cray, energy_at_constant_power, opened, use
 
-from caraml.engine.device import CudaDevice, gpus
+from caraml.engine.device import CudaDevice, gpus, sensors_of
 from caraml.engine.ranks import Ranks
 from caraml.power import Meter
+from caraml.power.model import HEADLINES
 from caraml.power.node import NODE
-from caraml.power.source import create
+from caraml.power.source import SourceUnavailable, create
 from caraml.system.files import names_device
 from caraml.worker import measure as own_loop
 
@@ -58,6 +61,26 @@ def test_a_slice_s_energy_is_that_of_its_gpu_and_said_to_be_shared(monkeypatch: 
 def test_without_addresses_the_uuid_has_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_sees(monkeypatch, {"uuid": "5a"})
     assert gpus([0]) == ["GPU-5a"]
+
+
+def test_some_of_several_accelerators_without_addresses_have_no_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither that of all of the node, nor that of its processors."""
+    device = torch.device("xpu", 0)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: SimpleNamespace(device_count=lambda: 6))
+    some, parts = sensors_of(device, 1), {"": 900, "cpu": 250, **{f"accel{n}": 90 for n in range(6)}}
+    trees.pm_counters(tmp_path, parts, parts)
+    watts = {f"cray:{part or 'node'}": float(value) for part, value in parts.items()}
+    for devices, expected in ((some, None), (sensors_of(device, 6, tmp_path), 5400.0), (sensors_of(torch.device("cpu"), 1), 2500.0)):
+        window = energy_at_constant_power(list(opened(cray(tmp_path, tmp_path / "drm", devices))[0].values()), watts)
+        sensed = window.sensed(*HEADLINES)
+        assert sensed is not None and sensed[1].energy_j == (expected and pytest.approx(expected))
+        assert expected or sensed == ("module", window.boundaries["module"])
+        assert expected or sensed[1].reason == "cray shows all accelerators of the node, and torch does not tell which are used"
+    with Meter(["fake"], devices=some, interval=0.02) as meter:
+        assert meter.channels, "which stands for any sensor"
+    trees.drm_card(tmp_path, 1, "0000:03:00.0", "xe", {"energy1_input": 7_000_000})
+    with pytest.raises(SourceUnavailable, match="torch does not tell which"):
+        opened(create(f"intel:{tmp_path}", devices=some))
 
 
 class Gpu(CudaDevice):

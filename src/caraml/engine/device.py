@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from caraml.base.errors import EnvironmentUnfitError
+from caraml.power.model import SOME
 from caraml.system import families, host
 from caraml.system.model import DeviceClass
 
@@ -342,15 +343,15 @@ def gpus(indices: Iterable[int]) -> list[str]:
 
 def sensors_of(device: torch.device, count: int, root: Path = Path("/")) -> list[str] | None:
     """Of the first ``count`` devices of this node, by what their power sensors are found: see ``caraml.power.Meter``. None (``[]``) for a
-    CPU, whose idle neighbours do not count, and for some of several devices of which torch tells no address. Drivers are looked for below
-    ``root``."""
+    CPU, whose idle neighbours do not count; ``["some"]`` where torch tells no addresses. Drivers are looked for below ``root``."""
     if device.type == "cpu":
         return []
     if device.type == "cuda":
         return gpus(range(count))
     if torch.get_device_module(device).device_count() != count:
-        return []
-    return families.told_apart(device.type, count, root)
+        return [SOME]
+    found = families.told_apart(device.type, count, root)
+    return [SOME] if found == [] else found
 
 
 class StepTimer:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from caraml.power.counter import counter_energy
 from caraml.power.integral import power_energy
-from caraml.power.model import BLOCKING, BOUNDARIES, BoundaryEnergy, Channel, ChannelEnergy, WindowEnergy
+from caraml.power.model import BLOCKING, BOUNDARIES, SOME, BoundaryEnergy, Channel, ChannelEnergy, WindowEnergy
 from caraml.power.source import BUILT_IN
 from caraml.power.store import ReadingSeries, SeriesEstimate
 
@@ -156,7 +156,7 @@ def _one_source_per_hardware(channels: list[ChannelEnergy]) -> list[ChannelEnerg
 def _too_wide(channels: list[ChannelEnergy]) -> dict[str, str]:
     """Sources that show all accelerators of a node where fewer are measured, by name with the reason why they do not count.
 
-    What can be restricted to some accelerators tells how many those are.
+    What can be restricted to some accelerators tells how many those are, unless nobody knows which (``SOME``).
     """
     groups: dict[tuple[str, str], list[ChannelEnergy]] = {}
     for channel in channels:
@@ -170,10 +170,15 @@ def _too_wide(channels: list[ChannelEnergy]) -> dict[str, str]:
             used[hardware] = max(used.get(hardware, 0), len(tops))
         else:  # a module may have several; where nobody tells how many, it has one
             shown[hardware, source] = max(len(tops), len({user for channel in tops for user in channel.users}))
-    return {
+    wide = {
         source: f"{source} shows all {count} accelerators of the node, of which {used[hardware]} are measured"
         for (hardware, source), count in shown.items()
         if count > used.get(hardware, count)
+    }
+    unknown = {channel.source for channel in channels if SOME in channel.users}
+    return {
+        **wide,
+        **{source: f"{source} shows all accelerators of the node, and torch does not tell which are used" for source in unknown},
     }
 
 

@@ -69,7 +69,8 @@ class Meter:
             Asking for a name that is unknown is an error; asking for one that does not answer is not, since the run must
             go on: see ``reasons``.
         devices: ids of accelerators (``GPU-…`` UUID, PCI address, index); ``None`` keeps to what the environment makes
-            visible to this process (``CUDA_VISIBLE_DEVICES`` and the like), ``["all"]`` takes all of the node.
+            visible to this process (``CUDA_VISIBLE_DEVICES`` and the like), ``["all"]`` takes all of the node, ``[]`` none;
+            ``["some"]``: nobody tells which are used, and no sensor of them counts.
         interval: length of a sampling interval [s]; one reading at a random instant in each.
         offset: where in its interval a reading falls (0 to 1); random unless a test wants otherwise.
     """

@@ -28,6 +28,9 @@ BOUNDARIES: tuple[Boundary, ...] = get_args(Boundary)
 HEADLINES: tuple[Boundary, ...] = ("device", "module", "cpu")
 """Which boundary the headline energy takes: the first of these that has a sensor."""
 
+SOME = "some"
+"""In place of names: what is measured uses some of several accelerators, and nobody tells which."""
+
 Method = Literal["counter", "power_integral"]
 
 ENERGY_FLAGS: dict[str, str] = {
@@ -96,7 +99,8 @@ class Channel:
     flags: tuple[str, ...] = ()
     """Flags that hold whenever this channel is used."""
     users: tuple[str, ...] = ()
-    """Devices that share this sensor (two dies of a card, slices of a partitioned GPU, GPUs of a module)."""
+    """Devices that share this sensor (two dies of a card, slices of a partitioned GPU, GPUs of a module); ``some`` where nobody tells
+    which of those that the source shows are used."""
     spans_nodes: bool = False
     """Whether one number is that of all nodes of the job: it is then counted once."""
     meter: str = ""

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError, unknown_name
 from caraml.base.plugins import Plugin, plugins
-from caraml.power.model import Channel, Reading
+from caraml.power.model import SOME, Channel, Reading
 from caraml.system.visible import UNTOLD, Masks, let_through, named
 
 
@@ -139,7 +139,8 @@ def create(name: str, devices: Sequence[str] | None = None, automatic: bool = Fa
     """The source of this name, not yet opened.
 
     ``name`` may carry an argument after a colon where the source needs one (``csv:/path/to/file.csv``).
-    ``devices`` restricts sources that see accelerators to these ids; ``["all"]`` ignores the environment's mask.
+    ``devices`` restricts sources that see accelerators to these ids; ``["all"]`` ignores the environment's mask. ``[]``: what is measured
+    uses none; ``["some"]``: it uses some of several, and nobody tells which.
     With ``automatic`` the source first looks for its driver's files, so that a library is not loaded in vain.
     A plug-in that does not work gives a source that fails to open, with the reason.
     """
@@ -335,16 +336,18 @@ def select(
     Args:
         present: stable ids in the library's order.
         aliases: other spellings of each id besides its number: PCI address, ids of slices.
-        wanted: explicit choice; ``["all"]`` ignores the environment; an id that does not exist is an error.
+        wanted: explicit choice (see ``create``); an id that does not exist is an error.
         masks: variables that narrow the devices where nothing was asked for.
         family: whose further variables hide devices in a way that sensors cannot follow (see ``UNTOLD``).
 
     Raises:
-        SourceUnavailable: none was asked for, or some are hidden and nobody can tell which.
+        SourceUnavailable: none was asked for, or nobody can tell which are used or hidden.
         UnknownDeviceError: one was asked for that does not exist.
     """
     if wanted is not None and not wanted:
-        raise SourceUnavailable("none was asked for: what is measured uses none, or torch does not tell which")
+        raise SourceUnavailable("none was asked for: what is measured uses none")
+    if wanted is not None and list(wanted) == [SOME]:
+        raise SourceUnavailable("some of several devices are used, and torch does not tell which")
     if wanted is not None and list(wanted) == ["all"]:
         return list(present)
     names = [(device, *aliases.get(device, ())) for device in present]

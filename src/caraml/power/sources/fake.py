@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from caraml.base.errors import InputError
-from caraml.power.model import Channel, Kind, Reading
+from caraml.power.model import SOME, Channel, Kind, Reading
 from caraml.power.node import rank
 from caraml.power.signals import Constant, Signal, square
 from caraml.power.source import SensorGroup, select
@@ -66,7 +66,8 @@ class FakeSource(SensorGroup):
     def open(self) -> None:
         """Start the signal's clock."""
         device = f"{self.name}:0"
-        if self.devices:  # of an empty choice nothing is held back: a CPU's point asks for no accelerator, and this stands for any sensor
+        # Stands for any sensor: nothing is held back from a CPU's point, which asks for no accelerator, or where nobody tells which is used
+        if self.devices and list(self.devices) != [SOME]:
             select([device], {}, self.devices)
         self.origin = time.monotonic()
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from caraml.power.model import Boundary, Channel, Kind, Reading
+from caraml.power.model import SOME, Boundary, Channel, Kind, Reading
 from caraml.power.source import AskedSensors, SourceUnavailable
 from caraml.system.files import APUS, is_processor_graphics, listing, read
 from caraml.system.visible import ROCM, Masks
@@ -355,6 +355,7 @@ class CraySource(FileSource):
             update_period_s=CRAY_PERIOD_S,
             parent=None if part == "node" else parent,
             flags=("module_scope",) if part == "accel" else (),
+            users=(SOME,) if part == "accel" and self.devices is not None and list(self.devices) == [SOME] else (),
         )
 
     def _accelerator(self) -> str:
