@@ -268,6 +268,20 @@ def test_idle_accelerators_of_a_cray_node_are_not_the_energy_of_its_processors(t
     assert sensed is not None and sensed[1].energy_j == pytest.approx(3100)
 
 
+@pytest.mark.parametrize(("number", "expected"), [("0x74a0", ("module", 8000)), ("0x74a1", None)])
+def test_processor_cores_in_an_accelerator_s_package_have_its_counter(
+    tmp_path: Path, number: str, expected: tuple[str, float] | None
+) -> None:
+    """A node of MI300A has no processors but those in its packages."""
+    watts = {"": 900, "accel0": 400, "accel1": 400}
+    trees.pm_counters(tmp_path, watts, watts)
+    trees.write(tmp_path / "drm", {"card0/device/vendor": "0x1a03", "card1/device/vendor": "0x1002", "card1/device/device": number})
+    channels, _ = opened(cray(tmp_path, tmp_path / "drm", []))
+    window = energy_at_constant_power(list(channels.values()), {"cray:node": 900.0, "cray:accel0": 400.0, "cray:accel1": 400.0})
+    sensed = window.sensed(*HEADLINES)
+    assert (sensed and (sensed[0], sensed[1].energy_j)) == (expected and (expected[0], pytest.approx(expected[1])))
+
+
 def test_cray_parts_of_a_grace_hopper_node_are_not_added_to_their_sum(tmp_path: Path) -> None:
     trees.pm_counters(tmp_path, {"": 9, "cpu": 4, "cpu0": 1, "cpu1": 1, "accel0": 2}, {"": 9, "cpu": 4, "cpu0": 1, "cpu1": 1, "accel0": 2})
     channels, _ = opened(cray(tmp_path, tmp_path))

@@ -330,8 +330,9 @@ class CraySource(FileSource):
             raise SourceUnavailable(f"{self.root} does not exist: not an HPE Cray EX node")
         self.startup = read(self.root / "startup")
         files = {p.name: p for p in self.root.iterdir() if CRAY_FILE.match(p.name)}
+        idle = self.uses_no_accelerator and not any(read(card / "device/device") in APUS for card in self.drm.glob("card[0-9]*"))
         for name in sorted(files, key=lambda n: (numbered(n), n)):
-            if not (self.uses_no_accelerator and name.startswith("accel")):
+            if not (idle and name.startswith("accel")):  # processor cores in an accelerator's package have no other counter
                 yield SensorFile(self._channel(name, set(files)), files[name], scale=1.0)
 
     def _channel(self, name: str, present: set[str]) -> Channel:
