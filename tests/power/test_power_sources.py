@@ -130,6 +130,31 @@ def test_a_platform_that_two_sockets_may_show_twice_is_not_doubled(tmp_path: Pat
         assert node.reason == "cpu:psys-1: it advances like cpu:psys: the platform shown twice, or equal parts of it"
 
 
+def test_a_platform_that_is_counted_in_joules_is_not_doubled(tmp_path: Path) -> None:
+    """As on Sapphire Rapids: two looks at one platform may be steps of the counter apart, whatever their relative difference."""
+    for number, name in enumerate(("psys", "psys-1")):
+        trees.rapl_zone(tmp_path, f"intel-rapl:{number}", name, (number + 1) * 1_000_000, max_energy_range_uj=4_294_967_295_000_000)
+    measured = []
+    for channel, ahead in zip(opened(RaplSource(tmp_path))[0].values(), (0.0, 0.4), strict=True):
+        series = ReadingSeries()
+        for k in range(40):
+            series.add(k / 10 - 1, k / 10 - 1, float(int(35.03 * k + ahead)))
+        measured.append(ChannelReadings(channel, series))
+    window = window_energy("w", measured, 0.0, 1.0)
+    assert [channel.energy_j for channel in window.channels] == pytest.approx([350, 351])
+    for channel in window.channels:
+        assert channel.energy_j == pytest.approx(350.3, abs=channel.bound_j)
+    node = window.boundaries["node_dc"]
+    assert node.energy_j is None and node.reason and "it advances like cpu:psys" in node.reason
+
+
+def test_the_unit_of_a_rapl_counter_is_its_own(tmp_path: Path) -> None:
+    trees.rapl_zone(tmp_path, "intel-rapl:0", "package-0", 5)
+    trees.rapl_zone(tmp_path, "intel-rapl:1", "psys", 6, max_energy_range_uj=4_294_967_295_000_000)
+    (trees.rapl_zone(tmp_path, "intel-rapl:2", "package-1", 7) / "max_energy_range_uj").unlink()
+    assert [c.resolution for c in opened(RaplSource(tmp_path))[0].values()] == pytest.approx([2**-14, 1, 61e-6], rel=1e-5)
+
+
 def test_one_counter_of_the_platform_under_two_names_counts_once(tmp_path: Path) -> None:
     for number, name in enumerate(("psys", "psys-1")):
         trees.rapl_zone(tmp_path, f"intel-rapl:{number}", name, 5)

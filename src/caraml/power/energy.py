@@ -21,7 +21,7 @@ NO_SOURCE = "no power sensor"
 APPARENT = ("mean_va", "bound_va", "peak_va")
 """What is known of apparent power, and adds up."""
 ALIKE = 1e-3
-"""Two counters of a machine's platform that differ by no more than this, relatively, or than their bounds, may be one."""
+"""Two counters of a machine's platform that differ by no more than this, relatively, or than their bounds, steps included, may be one."""
 ONLY_APPARENT = "the sensor gives apparent power only, which is not what is used"
 
 

@@ -21,7 +21,10 @@ from caraml.system.files import read
 UPDATE_PERIOD_S = 0.001
 """RAPL counters are refreshed about every millisecond (Intel SDM vol. 3, section on RAPL interfaces)."""
 RESOLUTION_J = 61e-6
-"""Energy unit of the register, 2^-14 J."""
+"""Energy unit of most registers, 2^-14 J, where the kernel does not tell."""
+HIGHEST_COUNT = 2**32 - 1
+"""The registers count this many units, and ``max_energy_range_uj`` is that many (Linux, drivers/powercap/intel_rapl_common.c). The
+platform's unit is 1 J on servers since Sapphire Rapids."""
 LEAST_MAX_POWER_W = 150.0
 """What a processor may draw for moments, however small its limits are: those of mobile ones are a fraction of it."""
 
@@ -65,7 +68,7 @@ class RaplSource(FileSource):
         inner = len(numbers) > 1
         boundary: Boundary = "node_dc" if label == "psys" or label.startswith("psys-") else "cpu"
         limits = (read_number(file, MICRO) for word in ("max_power", "power_limit") for file in zone.glob(f"constraint_*_{word}_uw"))
-        limit = max(filter(None, limits), default=None)
+        limit, wrap = max(filter(None, limits), default=None), read_number(zone / "max_energy_range_uj", MICRO)
         return Channel(
             id=f"rapl:{':'.join(numbers)}:{label}",
             source=self.name,
@@ -74,9 +77,9 @@ class RaplSource(FileSource):
             label=f"{package} {label}" if inner else label,
             domain=f"cpu:{package}:{label}" if inner else f"cpu:{label}",
             hardware="node" if boundary == "node_dc" else "cpu",
-            resolution=RESOLUTION_J,
+            resolution=wrap / HIGHEST_COUNT if wrap else RESOLUTION_J,
             update_period_s=UPDATE_PERIOD_S,
-            wrap_j=read_number(zone / "max_energy_range_uj", MICRO),
+            wrap_j=wrap,
             # A limit is an average, and short peaks go beyond it; where a board sets none, its register holds thousands of watts.
             max_power_w=min(max(2 * limit, LEAST_MAX_POWER_W), DEFAULT_MAX_POWER_W[boundary]) if limit else None,
             # Memory hangs below its package in the tree, but the package's counter does not include it.
