@@ -10,7 +10,7 @@ import pytest
 
 from caraml.base.stats import quantile_interval
 from caraml.metrics.definitions import METRICS, unit_of
-from caraml.metrics.energy import ENERGY_METRICS
+from caraml.metrics.energy import ENERGY_METRICS, powers
 from caraml.metrics.model import Facts, Measured, Metric, Peak, Window
 from caraml.metrics.roofline import limit_flags, over
 from caraml.metrics.window import at_mean_items, derive
@@ -173,6 +173,18 @@ def test_no_sensor_is_null_with_a_reason_never_zero(window: WindowEnergy | None)
     metrics = derive(measured(), window, None, SHEET, PROBED)
     for name in ("energy", "energy_net", "energy_per_item", "items_per_watt_hour", "mean_power", "idle_power", "energy_time_product"):
         assert metrics[name].value is None and metrics[name].reason, name
+
+
+@pytest.mark.parametrize(
+    ("boundary", "why"), [("module", "the sensors show the whole module: see energy"), ("cpu", "no sensor of this boundary answered")]
+)
+def test_the_energy_of_a_device_that_only_its_module_s_sensor_has_is_null_with_that_reason(boundary: str, why: str) -> None:
+    window = replace(energy(6000, 60), boundaries={boundary: energy(6000, 60).boundaries["device"]})
+    metrics = powers(window)
+    for name in ("device_energy", "max_device_power", "max_aggregate_power", "aggregate_power"):
+        assert (metrics[name].value, metrics[name].reason) == (None, why), name
+    whole = derive(measured(), window, None, SHEET, PROBED)["energy"]
+    assert (whole.value, whole.scope) == (6000, boundary)
 
 
 def test_a_missing_idle_baseline_leaves_gross_energy() -> None:

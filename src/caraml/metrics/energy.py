@@ -138,7 +138,9 @@ def joules(energy: WindowEnergy | None, *boundaries: str) -> Metric:
     """Energy [J] at the first of these boundaries that has a sensor, with its bound; where one went silent, why, and what is known."""
     sensed = energy.sensed(*boundaries) if energy is not None else None
     if energy is None or sensed is None:
-        reason = (energy.reason if energy is not None else "energy was not measured") or "no sensor of this boundary answered"
+        wider = "device" in boundaries and energy is not None and "module" in energy.boundaries
+        absent = "the sensors show the whole module: see energy" if wider else "no sensor of this boundary answered"
+        reason = (energy.reason if energy is not None else "energy was not measured") or absent
         return Metric(value=None, unit="J", reason=reason)
     scope, found = sensed
     if found.energy_j is None:
