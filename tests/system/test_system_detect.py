@@ -170,6 +170,19 @@ def test_the_limit_of_a_package_is_not_called_its_gpu_s(
         assert (system.sources.get(key), key in system.missing) == (source, expected is None)
 
 
+def test_a_second_die_without_a_limit_leaves_that_of_the_first_known(tree: Tree, nvml: Install) -> None:
+    """As on LUMI: the limit of an MI250X is told by one of its dies."""
+    nvml(fails="Driver Not Loaded")
+    files: dict[str, str | bytes] = {"dev/kfd": ""}
+    for card, limit in enumerate((560_000_000, 0)):
+        folder = f"sys/class/drm/card{card}/device"
+        files |= {f"{folder}/vendor": "0x1002\n", f"{folder}/device": "0x7408\n", f"{folder}/mem_info_vram_total": str(2**36)}
+        files |= {f"{folder}/hwmon/hwmon3/{name}": f"{limit}\n" for name in ("power1_cap", "power1_cap_default")}
+    system = detect(tree(files))
+    assert [(device.tdp_w, device.power_limit_w) for device in system.devices] == [(560.0, 560.0), (None, None)]
+    assert not [key for key in system.missing if key.endswith(("tdp_w", "power_limit_w"))]
+
+
 def test_amd_gpus_of_others_are_not_counted(tree: Tree, nvml: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a job has some of a node's cards, those alone open; ROCm numbers them from 0."""
     nvml(fails="Driver Not Loaded")

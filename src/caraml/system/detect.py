@@ -126,7 +126,7 @@ def _gpus(root: Path, missing: dict[str, str]) -> tuple[list[DeviceModel], str |
     if amd:
         missing["devices.compute_capability"] = "not shown by the amdgpu driver"
         limits = {"tdp_w": [device.tdp_w for device in amd], "power_limit_w": [device.power_limit_w for device in amd]}
-        missing.update({f"devices.{key}": "amdgpu shows no limit of the GPU alone" for key, found in limits.items() if None in found})
+        missing.update({f"devices.{key}": "amdgpu shows no limit of the GPU alone" for key, found in limits.items() if not any(found)})
         return _with_torch(amd, missing), amd_driver(root)
     others, loaded = _only_torch_sees(root), families.driver_folder(root)
     return others, read(root / loaded / "version") if others and loaded else None
