@@ -262,6 +262,18 @@ def test_a_module_with_a_gpu_that_is_not_used_is_not_the_processors(tmp_path: Pa
         assert sensed is not None and sensed[0] == expected
 
 
+def test_a_module_that_is_left_out_is_told(tmp_path: Path) -> None:
+    hwmon, why = tmp_path / "class/hwmon", "Module Power Socket 0 includes a GPU, which is not used"
+    trees.grace_rail(hwmon, 0, "Module", 0, 600)
+    trees.write(tmp_path / "bus/pci/devices/0009:01:00.0", {"vendor": "0x10de", "class": "0x030200"})
+    with pytest.raises(SourceUnavailable) as alone:
+        opened(create(f"grace:{hwmon}", []))
+    assert alone.value.args[0] == why
+    trees.grace_rail(hwmon, 1, "Grace", 0, 200)
+    with Meter([create(f"grace:{hwmon}", [])], interval=0.02) as meter:
+        assert ([channel.label for channel in meter.channels], meter.reasons) == (["Grace socket 0"], [f"grace: {why}"])
+
+
 def cray(root: Path, drm: Path, devices: list[str] | None = None) -> CraySource:
     source = CraySource(root, devices)
     source.drm = drm

@@ -272,7 +272,9 @@ class GraceSource(FileSource):
                 rails[match[1], match[2]] = hwmon / "device"
         gpus = self._gpus()
         if gpus and self.uses_no_accelerator:  # on modules without a GPU all is the processor's
-            rails = {key: device for key, device in rails.items() if key[0] != "Module"}
+            whole = [key for key in rails if key[0] == "Module"]
+            self.left_out += [f"{rail} Power Socket {socket} includes a GPU, which is not used" for rail, socket in whole]
+            rails = {key: device for key, device in rails.items() if key not in whole}
         for (rail, socket), device in rails.items():
             yield SensorFile(self._channel(rail, socket, device, rails, gpus), device / "power1_average")
 
@@ -307,7 +309,7 @@ class GraceSource(FileSource):
         )
 
     def absence(self) -> str:
-        return f"no Grace power rail below {self.root}"
+        return "; ".join(self.left_out) or f"no Grace power rail below {self.root}"
 
 
 CRAY_PERIOD_S = 0.1
