@@ -268,10 +268,20 @@ def test_a_module_that_is_left_out_is_told(tmp_path: Path) -> None:
     trees.write(tmp_path / "bus/pci/devices/0009:01:00.0", {"vendor": "0x10de", "class": "0x030200"})
     with pytest.raises(SourceUnavailable) as alone:
         opened(create(f"grace:{hwmon}", []))
-    assert alone.value.args[0] == why
+    assert (alone.value.args[0], alone.value.kind) == (why, "unused")
     trees.grace_rail(hwmon, 1, "Grace", 0, 200)
     with Meter([create(f"grace:{hwmon}", [])], interval=0.02) as meter:
         assert ([channel.label for channel in meter.channels], meter.reasons) == (["Grace socket 0"], [f"grace: {why}"])
+
+
+def test_sensors_of_what_is_not_used_are_not_called_absent(tmp_path: Path) -> None:
+    trees.drm_card(tmp_path, 1, "0000:03:00.0", "xe", {"energy1_input": 7_000_000})
+    for devices, why in (([], "what is measured uses none"), (["some"], "torch does not tell which")):
+        with Meter([create(f"intel:{tmp_path}", devices)]) as meter, meter.window("w") as window:
+            pass
+        meter._automatic = True  # as where nobody asked for the source
+        assert window.energy.reason is not None and why in window.energy.reason and "not on this machine" not in window.energy.reason
+        assert window.energy.flags == ["no_source"]
 
 
 def cray(root: Path, drm: Path, devices: list[str] | None = None) -> CraySource:

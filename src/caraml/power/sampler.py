@@ -137,7 +137,7 @@ class Sampler:
                 self.refused = error
             if isinstance(error, SourceUnavailable):
                 self.absent = error.kind == "absent" and not error.hint
-                self.closed = None if error.kind == "absent" else error.kind
+                self.closed = error.kind if error.kind in ("unreadable", "masked") else None
         except Exception as error:  # noqa: BLE001 - thread boundary: a vendor library may raise anything; it is reported
             self.failure = f"{self.name}: {type(error).__name__}: {error}"
         finally:

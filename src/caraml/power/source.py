@@ -25,7 +25,7 @@ class SourceUnavailable(EnvironmentUnfitError):  # noqa: N818 - a state of the m
         super().__init__(message, hint)
         self.message = message
         self.kind = kind
-        """``absent``, ``unreadable`` (exists, no permission) or ``masked`` (hidden from this container)."""
+        """``absent``, ``unreadable`` (no permission), ``masked`` (hidden from this container) or ``unused`` (by what is measured)."""
 
 
 class UnknownDeviceError(InputError):
@@ -345,9 +345,9 @@ def select(
         UnknownDeviceError: one was asked for that does not exist.
     """
     if wanted is not None and not wanted:
-        raise SourceUnavailable("none was asked for: what is measured uses none")
+        raise SourceUnavailable("none was asked for: what is measured uses none", kind="unused")
     if wanted is not None and list(wanted) == [SOME]:
-        raise SourceUnavailable("some of several devices are used, and torch does not tell which")
+        raise SourceUnavailable("some of several devices are used, and torch does not tell which", kind="unused")
     if wanted is not None and list(wanted) == ["all"]:
         return list(present)
     names = [(device, *aliases.get(device, ())) for device in present]

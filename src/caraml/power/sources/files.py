@@ -275,6 +275,8 @@ class GraceSource(FileSource):
             whole = [key for key in rails if key[0] == "Module"]
             self.left_out += [f"{rail} Power Socket {socket} includes a GPU, which is not used" for rail, socket in whole]
             rails = {key: device for key, device in rails.items() if key not in whole}
+            if whole and not rails:
+                raise SourceUnavailable(self.absence(), kind="unused")
         for (rail, socket), device in rails.items():
             yield SensorFile(self._channel(rail, socket, device, rails, gpus), device / "power1_average")
 
