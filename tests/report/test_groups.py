@@ -155,10 +155,20 @@ def test_a_point_at_which_weak_and_strong_scaling_meet_stands_in_both() -> None:
     assert sum(len(figure.rows) for figure in over_batch([*weak, *strong])[0]) == 5, "a bar for each, once"
     two = works([record("weak", 1, 64), record("weak", 2, 128), record("strong", 2, 64)])
     assert {name: len(group) for name, group in two.items()} == {"weak": 2, "strong": 2}, "on a machine of two devices"
+    repeats = [record("weak", 4, 64, repeat=number) for number in (1, 2)]
+    assert {name: len(group) for name, group in works([*weak, *repeats, *strong]).items()} == {"weak": 5, "strong": 5}, "every repeat"
     long = Measure(min_seconds=60, max_seconds=90)
-    for more in ({}, {"measure": long}, {"seed": 7}):
-        apart = works([record("short", n, 16 * n) for n in (1, 2)] + [record("long", n, 16 * n, **more) for n in (1, 2, 4)])
-        assert {name: len(group) for name, group in apart.items()} == {"short": 2 if more else 3, "long": 3}, "no mean of two policies"
+    for more in ({"measure": long}, {"seed": 7}):
+        other_way = [record("long", n, 16 * n, **more) for n in (1, 2, 4)]
+        apart = works([*(record("short", n, 16 * n) for n in (1, 2)), *other_way])
+        assert {name: len(group) for name, group in apart.items()} == {"short": 2, "long": 3}
+        anew = works([*(record("short", n, 16 * n) for n in (1, 2)), record("short", 4, 64, **more), *weak[2:], record("weak", 8, 128)])
+        assert [(one.point.benchmark, one.point.devices) for one in anew["short"]] == [
+            ("short", 1),
+            ("short", 2),
+            ("short", 4),
+            ("weak", 8),
+        ]
 
 
 def test_batches_of_a_program_are_one_work_whatever_number_of_items_goes_with_each() -> None:

@@ -18,7 +18,7 @@ from caraml.system.detect import detect, device_class, environment, fast_identit
 from caraml.system.doctor import _accelerators
 from caraml.system.environment import container, git_state, variables
 from caraml.system.families import Shown
-from caraml.system.families.family import amd_gpus
+from caraml.system.families.family import TorchBuild, amd_gpus
 
 Install = Callable[..., FakeNvml]
 
@@ -201,6 +201,12 @@ def test_amd_gpus_of_others_are_not_counted(tree: Tree, nvml: Install, monkeypat
     for name in ours:
         (root / name).unlink()
     assert device_class(root) == "cpu"
+    monkeypatch.setattr("caraml.system.families.installed_torch", lambda: TorchBuild("2.13.0", hip="7.0"))
+    files_named = ", ".join(f"/dev/dri/renderD{128 + card}" for card in range(4))
+    assert detect(root).missing["devices"] == f"AMD GPU: {files_named} cannot be opened", "not silently its CPUs"
+    monkeypatch.setenv("CARAML_DEVICE", "cpu")
+    assert "devices" not in detect(root).missing, "asked for"
+    monkeypatch.delenv("CARAML_DEVICE")
     said = [check.found for check in _accelerators(detect(root), root) if check.name == "driver of AMD GPU"]
     assert said == [f"4 cannot be opened: {', '.join(f'/dev/dri/renderD{128 + card}' for card in range(4))}"]
     monkeypatch.setattr("caraml.system.families.family._usable", lambda node: node.name != "kfd")

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from caraml.base.errors import InputError
+from caraml.base.toml import parse_toml
 from caraml.campaign import machine_of
 from caraml.suite.choice import with_settings
 from caraml.suite.expand import expand
-from caraml.suite.load import load_suite
+from caraml.suite.load import load_suite, suite_of
 from caraml.suite.model import Machine, Point
 from caraml.system.catalogue import load_system
 from caraml.system.model import Container, Software
@@ -93,15 +94,38 @@ def test_a_network_that_timm_has_not_is_told_while_a_suite_is_planned() -> None:
     assert with_network("convnext_tiny_in22ft1k", here) == {"convnext_tiny_in22ft1k"}, "a name out of use, which timm takes"
 
 
+def test_a_network_of_a_benchmark_that_is_not_chosen_may_be_another_timm_s() -> None:
+    texts = [
+        f"""[[benchmark]]
+name = "{name}"
+workload = "image_classification"
+global_batch = 8
+params = {{ model = "{model}" }}
+"""
+        for name, model in (("new", "nextgen_net"), ("old", "resnet50"))
+    ]
+    file = suite_of(parse_toml('name = "s"\ntitle = "s"\n' + "".join(texts), "s.toml"))
+    here = replace(CPU, packages_here=True)
+    assert [one.point.benchmark for one in expand(file, here, params_of, chosen={"old"}).points if one.point.benchmark == "old"]
+    assert expand(file, here, params_of, chosen=frozenset()).points, "a retry looks at keys only"
+    with pytest.raises(InputError, match="nextgen_net"):
+        expand(file, here, params_of)
+
+
 def test_names_of_networks_are_known_without_importing_timm(monkeypatch: pytest.MonkeyPatch) -> None:
+    imports = []
+
     def broken() -> None:
+        imports.append(None)
         raise RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setattr(image_classification, "_timm", broken)
     image_classification._others_than.cache_clear()
     here = replace(CPU, packages_here=True)
     assert with_network("mobilenetv3_large_100", here) == {"mobilenetv3_large_100"} == with_network("mobilenetv3_large_100", CPU)
+    assert not imports
     assert with_network("resnet5o", here) == {"resnet5o"}, "a timm that cannot be asked says nothing"
+    assert imports
     image_classification._others_than.cache_clear()
 
 
@@ -109,6 +133,7 @@ def test_points_run_with_the_packages_of_this_python_unless_the_site_says_otherw
     system = load_system("local")
     assert machine_of(system, "local").packages_here and machine_of(system, "slurm").packages_here
     assert not machine_of(system, "print").packages_here
-    for other in ({"container": Container(runtime="apptainer", image="a.sif")}, {"software": Software(venv="/venv")}):
+    container, variables = Container(runtime="apptainer", image="a.sif"), {"PYTHONPATH": "/site/newer"}
+    for other in ({"container": container}, {"software": Software(venv="/venv")}, {"software": Software(variables=variables)}):
         site = system.site.model_copy(update=other)
         assert not machine_of(system.model_copy(update={"site": site}), "local").packages_here

@@ -125,7 +125,7 @@ def machine_of(system: System, launcher: str = "slurm") -> Machine:
         only_programs=_ONLY_PROGRAMS.get(system.devices[0].kind),
         packages_here=launcher != "print"
         and system.site.container.runtime == "none"
-        and not (brought.modules or brought.venv or brought.python),
+        and not (brought.modules or brought.venv or brought.python or brought.variables),
     )
 
 

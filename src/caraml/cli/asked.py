@@ -95,15 +95,17 @@ class Asked:
     def campaign(self, watcher: Watcher, note: Callable[[str], None]) -> Campaign:
         """The campaign, ready to plan or run."""
         system = self.machine()
+        name = self.launcher_name(system)
         try:
             file = self.suite_file()
         except FaultsError as error:
-            refuse_with_all_faults(error, machine_of(system), params_of, self.options)
-        name = self.launcher_name(system)
+            refuse_with_all_faults(error, machine_of(system, name), params_of, self.options)
         if self.remote is not None and (name != "print" or not self.remote.is_absolute()):
             raise InputError(
                 f"--remote {self.remote}: it is for --launcher print, and a whole path", "--launcher print --remote /scratch/me/results"
             )
+        if system.device_class == "cpu" and "devices" in system.missing:
+            say(f"{system.missing['devices']}, so its CPUs are measured; see caraml doctor, or export CARAML_DEVICE=cpu", err=True)
         of_jobs = {"--pack": self.slurm.pack > 1, "--throttle": self.slurm.throttle is not None}
         if name == "local" or (name == "print" and system.site.scheduler is None):
             for option in (option for option, given in of_jobs.items() if given):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from pydantic import JsonValue
@@ -15,6 +15,9 @@ from caraml.base.format import printable
 from caraml.results.record import Record
 from caraml.suite.model import Point
 
+Work = tuple[str, str, str, str]
+"""Benchmark, workload, parameters as JSON, and mode."""
+
 
 def works(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Records by what they train, whatever the machine, its devices, the batch and the arithmetic; named by what tells them apart.
@@ -22,7 +25,7 @@ def works(records: Sequence[Record]) -> dict[str, list[Record]]:
     Work that was never built (it failed, or was skipped) stands beside the same work that was. A point at which weak and strong scaling
     meet is measured once, with the name of one of them, and belongs to both.
     """
-    found: dict[tuple[str, str, str, str], list[Record]] = {}
+    found: dict[Work, list[Record]] = {}
     for parts in grouped(records, lambda record: _work(record.point, _counting(record.point))):
         exact = {_work(group[0].point, set()): group for group in grouped(parts, lambda record: _work(record.point, set()))}
         runs = [{without(_but_params(axes(record.point)), ()) for record in group} for group in exact.values()]
@@ -31,32 +34,43 @@ def works(records: Sequence[Record]) -> dict[str, list[Record]]:
     named: dict[str, list[Record]] = {}
     position = {id(record): number for number, record in enumerate(records)}
     lanes = {name: _lanes(group) for name, group in found.items()}
-    for (benchmark, workload, params, mode), group in found.items():
-        own = lanes[benchmark, workload, params, mode]
-        others = [lanes[name] for name in found if name[0] != benchmark and name[1:] == (workload, params, mode)]
-        sharing = [other for other in found if other[0] == benchmark]
-        details = [
-            *([workload] if len({other[1] for other in sharing}) > 1 else []),
-            *([mode] if len({other[3] for other in sharing}) > 1 else []),
-            *_differing(params, [other[2] for other in sharing]),
-        ]
-        named[printable(" ".join([benchmark, *details]))] = sorted([*group, *_meeting(own, others)], key=lambda one: position[id(one)])
+    telling = {benchmark: _telling([name for name in found if name[0] == benchmark]) for benchmark in {name[0] for name in found}}
+    for name, group in found.items():
+        benchmark = name[0]
+        others = [lanes[other] for other in found if other[0] != benchmark and other[1:] == name[1:]]
+        words = " ".join([benchmark, *telling[benchmark](*name[1:])])
+        named[printable(words)] = sorted([*group, *_meeting(lanes[name], others)], key=lambda one: position[id(one)])
     return named
 
 
-Lanes = dict[object, list[Record]]
-"""Records of one work by everything but devices and batch."""
+def _telling(names: Sequence[Work]) -> Callable[[str, str, str], Iterator[str]]:
+    """What tells works of one benchmark apart: workload, mode, and ``name=value`` of parameters that differ."""
+    _, workloads, params, modes = zip(*names, strict=True)
+    loaded = {text: json.loads(text) for text in params}
+    keys = sorted({key for one in loaded.values() for key in one})
+    differing = [key for key in keys if len({json.dumps(one.get(key)) for one in loaded.values()}) > 1]
+
+    def words(workload: str, of: str, mode: str) -> Iterator[str]:
+        yield from ([workload] if len({*workloads}) > 1 else [])
+        yield from ([mode] if len({*modes}) > 1 else [])
+        yield from (f"{key}={loaded[of][key]}" for key in differing if key in loaded[of])
+
+    return words
+
+
+Lanes = dict[tuple[object, object], list[Record]]
+"""Records of one work by how they were measured, and by everything else but devices and batch."""
 
 
 def _meeting(own: Lanes, others: Sequence[Lanes]) -> Iterator[Record]:
-    """Of the same work under other names, the records along which this benchmark scales and that it has no records of; one with a single
-    record of its own does so where the other scales in the other way."""
-    for lane, ours in own.items():
-        there = {_place(one) for one in ours}
-        for theirs in (other[lane] for other in others if lane in other):
+    """Of the same work under other names, the records along which this benchmark scales; one with a single record of its own does so where
+    the other scales in the other way. None for a place of which it has records that were measured otherwise: no mean of both."""
+    for (how, what), ours in own.items():
+        otherwise = {_place(one) for lane, group in own.items() if lane[1] == what and lane[0] != how for one in group}
+        for theirs in (other[how, what] for other in others if (how, what) in other):
             mine, their = kind_of(ours), kind_of(theirs)
             ways = [kept for way, kept in KEPT if len({*map(kept, ours)}) == 1 and (way == mine if mine else their not in (None, way))]
-            yield from (one for one in theirs if _place(one) not in there and any(kept(one) == kept(ours[0]) for kept in ways))
+            yield from (one for one in theirs if _place(one) not in otherwise and any(kept(one) == kept(ours[0]) for kept in ways))
 
 
 def _but_params(found: Axes) -> Axes:
@@ -77,8 +91,7 @@ def _lanes(records: Iterable[Record]) -> Lanes:
     return found
 
 
-def _work(point: Point, counting: Collection[str]) -> tuple[str, str, str, str]:
-    """Benchmark, workload, parameters but those that count, and mode."""
+def _work(point: Point, counting: Collection[str]) -> Work:
     params = {name: value for name, value in point.params.items() if name not in counting}
     return point.benchmark, point.workload, json.dumps(params, sort_keys=True), point.mode
 
@@ -100,11 +113,3 @@ def _names_in(value: JsonValue) -> set[str]:
 def item_of(records: Sequence[Record]) -> str:
     """What records of one work count, by those that were built."""
     return next((record.item for record in records if record.facts is not None), "item")
-
-
-def _differing(params: str, others: Sequence[str]) -> list[str]:
-    """``name=value`` of the parameters in which works of one benchmark differ."""
-    loaded, ours = [json.loads(other) for other in others], json.loads(params)
-    names = sorted({name for one in loaded for name in one})
-    differing = [name for name in names if len({json.dumps(one.get(name)) for one in loaded}) > 1]
-    return [f"{name}={ours.get(name)}" for name in differing]

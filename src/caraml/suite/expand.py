@@ -107,7 +107,8 @@ def _parts(
         known = chosen is None or benchmark.name in chosen
         if counts[known] > POINTS:
             continue
-        expansion = _Expansion(file, index, benchmark, machine, by_name.get(benchmark.needs or "", ()))
+        of = machine if known else replace(machine, packages_here=False)  # where it is not chosen, what is installed does not matter
+        expansion = _Expansion(file, index, benchmark, of, by_name.get(benchmark.needs or "", ()))
         planned, excluded = expansion.run(params_of, software_of)
         own = [*file.unfit.get(index, ()), *expansion.faults]
         planned = [] if own else planned
@@ -263,7 +264,7 @@ class _Expansion:
     def _params(self, model: type[BaseModel], given: dict[str, Any]) -> BaseModel | None:
         """All parameters of the workload with their defaults filled in, or ``None`` after noting what is wrong with them."""
         try:
-            return model.model_validate(given, context=self._machine)
+            return model.model_validate(given, context={"packages_here": self._machine.packages_here})
         except ValidationError as error:
             for fault in error.errors(include_url=False):
                 name = ".".join(str(part) for part in fault["loc"])

@@ -43,6 +43,8 @@ def detect(root: Path = ROOT) -> System:
     unfit = families.refusal(root)
     if unfit is not None:
         missing["devices"] = unfit.args[0]
+    elif not gpus and (closed := families.closed(root)):
+        missing["devices"] = closed
     _explain(missing, cpu, memory)
     kind = container(root, os.environ)
     identity = cpu_identity(cpu) if not gpus else device_identity([device.model for device in devices])

@@ -81,6 +81,15 @@ def _shown(root: Path) -> list[tuple[Family, Shown]]:
     return [(family, shown) for family, shown in ((each, each.by_driver(root)) for each in FAMILIES) if shown.devices]
 
 
+def closed(root: Path) -> str | None:
+    """In words, device files of accelerators that torch drives and of which this process may open none; ``None`` where one opens, where
+    there are none, or where CPUs were asked for."""
+    if forced() or any(driven(family) for family, _ in _shown(root)):
+        return None
+    found = ((family.title, family.by_driver(root).closed) for family in FAMILIES if driven(family))
+    return next((f"{title}: {', '.join(files[:4])} cannot be opened" for title, files in found if files), None)
+
+
 def told_apart(torch_type: str, count: int, root: Path) -> list[str] | None:
     """PCI addresses of all ``count`` devices of a family, by which its sensors are told from those of other accelerators in the machine.
     ``None`` where drivers show no others; empty where its own driver does not tell the addresses of so many."""

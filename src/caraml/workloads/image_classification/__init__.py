@@ -74,7 +74,7 @@ class Params(FrozenModel):
     @classmethod
     def _of_timm(cls, name: str, info: ValidationInfo) -> str:
         """While a suite is planned for this Python; elsewhere timm may be another, and a worker asks its own."""
-        if getattr(info.context, "packages_here", False) and (known := _others_than(name)):
+        if (info.context or {}).get("packages_here") and (known := _others_than(name)):
             found = {"expected": repr(nearest(name, known) or "")}
             raise PydanticCustomError("literal_error", "a network of the timm that is installed here (timm.list_models())", found)
         return name
@@ -121,8 +121,8 @@ def _others_than(name: str) -> list[str]:
 def _defined() -> frozenset[str]:
     """The networks that timm's files define; none without timm."""
     spec = importlib.util.find_spec("timm")
-    files = Path(spec.origin).parent.glob("models/*.py") if spec is not None and spec.origin is not None else ()
-    texts = (file.read_text(encoding="utf-8") for file in files)
+    files = Path(spec.origin).parent.glob("models/[!.]*.py") if spec is not None and spec.origin is not None else ()
+    texts = (file.read_text(encoding="utf-8", errors="replace") for file in files)
     return frozenset(name for text in texts for name in re.findall(r"^@register_model\s+def (\w+)\(", text, re.MULTILINE))
 
 
