@@ -118,7 +118,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_731,
+    "analysis": 3_736,
     "base": 2_692,
     "campaign": 1_766,
     "cli": 1_583,
@@ -128,9 +128,9 @@ LINES = {
     "metrics": 1_655,
     "power": 5_070,
     "reference": 460,
-    "report": 4_561,
+    "report": 4_562,
     "results": 2_514,
-    "suite": 2_523,
+    "suite": 2_530,
     "system": 3_924,
     "verify": 1_061,
     "worker": 2_134,

@@ -7,6 +7,7 @@ from pathlib import Path
 from record_factory import broken_record, make_point, make_record, save
 
 from caraml.analysis.estimate import values
+from caraml.analysis.grouping import varying
 from caraml.analysis.run_variation import mean_metric, ratios
 from caraml.base.chart import wide_range
 from caraml.metrics.model import Metric
@@ -169,6 +170,18 @@ def test_a_point_at_which_weak_and_strong_scaling_meet_stands_in_both() -> None:
             ("short", 4),
             ("weak", 8),
         ]
+
+
+def test_runs_of_other_lengths_are_no_repeats() -> None:
+    """Time, energy and quality of one epoch and of four are not of one work; windows of other lengths have the same rate."""
+    policies = (Measure(), Measure(min_seconds=10), Measure(epochs=1), Measure(epochs=4), Measure(epochs=4, until_loss=0.1))
+    records = [make_record(make_point(measure=measure), watts=300.0) for measure in policies]
+    assert [len(one.runs) for one in repeated(records)] == [2, 1, 1, 1]
+    found = families(records, ("batch",))
+    assert [len(group) for group in found.values()] == [2, 1, 1, 1] and list(found)[2].endswith("epochs=4"), list(found)
+    (figure,) = time_and_energy(records)
+    assert len(figure.rows) == 4
+    assert set(varying(records)) == {"measure.epochs", "measure.until_loss"}
 
 
 def test_batches_of_a_program_are_one_work_whatever_number_of_items_goes_with_each() -> None:

@@ -251,6 +251,16 @@ def test_swept_parameters_are_part_of_the_label_and_not_of_the_key() -> None:
     assert alone.point.label == "n b8 fp32" and alone.point.key == swept[0].point.key
 
 
+def test_how_long_is_trained_is_part_of_the_label_where_it_was_set_by_hand() -> None:
+    file = suite_of(parse_toml('name = "s"\ntitle = "s"\n' + HEAD + "global_batch = 8\nmeasure = { epochs = 2 }\n", "s.toml"))
+
+    def labels(*settings: str) -> list[str]:
+        return [one.point.label for one in expand(with_settings(file, settings, params_of), machine("cpu"), params_of).points]
+
+    assert labels() == labels("measure.epochs=2") == labels("measure.max_seconds=90") == ["n b8 fp32"]
+    assert labels("measure.epochs=4", "measure.until_loss=0.5") == ["n epochs=4 until_loss=0.5 b8 fp32"]
+
+
 def test_labels_have_what_alone_tells_swept_points_apart() -> None:
     """Equal labels of two points would stand for both in tables and figures."""
 

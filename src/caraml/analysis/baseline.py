@@ -30,7 +30,7 @@ from caraml.results.record import Record
 from caraml.results.selector import Selection
 from caraml.results.store import Store
 from caraml.suite.expand import PlannedPoint
-from caraml.suite.model import Point
+from caraml.suite.model import OF_EPOCHS, Point
 from caraml.system.model import System
 
 SCHEMA_VERSION = 1
@@ -149,8 +149,9 @@ def find_baseline(root: Path, name: str) -> Baseline:
 
 METRICS_KEPT = ("throughput", "energy_per_item", "step_time_mean")
 """What a baseline keeps of every run."""
-_ELSEWHERE = ("software", "system", "device", "device_class")
-"""Axes that are no work: what a check is about, and the machine, which is compared by itself."""
+_ELSEWHERE = ("software", "system", "device", "device_class", *(f"measure.{name}" for name in OF_EPOCHS))
+"""Axes that are no work: what a check is about, and the machine, which is compared by itself; and how long is trained, which does not
+change the rates that a check looks at."""
 
 
 # -- what is the same work on the same machine ---------------------------------------------------------------------------------------------

@@ -10,13 +10,14 @@ from typing import Any, TypeAlias
 
 from caraml.analysis.select import unstated
 from caraml.results.record import FLAGS, Record
-from caraml.suite.model import NOT_STATED, Point
+from caraml.suite.model import NOT_STATED, OF_EPOCHS, Point
 
 Axes: TypeAlias = dict[str, str]
 """What decides a point's result, by name, as text that can be compared."""
 
 _NOT_WORK = {"suite", "benchmark", "variant", "params", "repeat", "seed", "profile", "measure", "knobs"}
-"""Fields of a point that are labels, or that do not change what is measured: repeats differ in them; or that stand here in another form."""
+"""Fields of a point that are labels, or that do not change what is measured: repeats differ in them; or that stand here in another form.
+Of ``measure`` the length of a window does not change it, and how long is trained does."""
 _AS_THEY_ARE = "knobs as they are"
 
 
@@ -26,6 +27,8 @@ def axes(point: Point) -> Axes:
     found = {name: _text(value) for name, value in fields.items()}
     found["knobs"] = point.knobs.label or _AS_THEY_ARE
     found["placement"] = point.placement.label(1) or "whole copies"  # how many sets there are follows from the devices
+    trained = ((f"measure.{name}", getattr(point.measure, name)) for name in OF_EPOCHS)
+    found |= {name: _text(value) for name, value in trained if value is not None}
     return found | {f"params.{name}": _text(value) for name, value in point.params.items()}
 
 
@@ -154,6 +157,7 @@ WHY = {
     "SMT": "other number of threads per core",
     "huge pages": "other cost of memory on the host",
     "variable": "libraries behave differently",
+    **dict.fromkeys((f"measure.{name}" for name in OF_EPOCHS), "other training: quality, time and energy of all of it are others"),
     "measure": "other window: other uncertainty, seldom another value",
     "method": "numbers of different methods are not comparable",
     "energy boundary": "energies of different boundaries are not comparable",

@@ -158,6 +158,7 @@ FIELDS: dict[str, Callable[[Point], str]] = {
     "compile": lambda point: f"compile {point.compile}",
     "knobs": lambda point: point.knobs.label or "knobs as they are",
     "deterministic": lambda point: "deterministic" if point.deterministic else "not deterministic",
+    "training": lambda point: point.measure.trained or "a window",
     "software": lambda point: point.software,
 }
 """What can differ between records of one work, in the order in which a name says it."""

@@ -17,7 +17,7 @@ from caraml.base.toml import TomlDocument
 from caraml.suite.expand import DEFAULTS, NOT_IN_LABELS, Plan
 from caraml.suite.expression import Condition, condition_names
 from caraml.suite.load import Benchmark, Suite, SuiteFile, needed_first, without_values
-from caraml.suite.model import Machine, Measure
+from caraml.suite.model import OF_EPOCHS, Machine, Measure
 
 _NOT_VALUES = {"name", "workload", "on"}
 
@@ -50,7 +50,7 @@ def with_settings(
         for table, model, names in zip(data["benchmark"], models, changed, strict=True):
             if table not in touched:
                 continue
-            if key.startswith("params.") or key in NOT_IN_LABELS:
+            if key.startswith("params.") or key in NOT_IN_LABELS or key.removeprefix("measure.") in OF_EPOCHS:
                 others = [_value(override, key) for override in table.get("on", {}).values() if _get(override, key)]
                 if any(found != value for found in (_found(table, key, model), *others)):
                     names.add(key)

@@ -18,7 +18,7 @@ from caraml.base.limits import POINTS
 from caraml.base.toml_lines import Location
 from caraml.suite.expression import NAMES, Condition, condition_names
 from caraml.suite.load import Benchmark, SuiteFile, suite_of
-from caraml.suite.model import Compile, Knobs, Machine, Measure, Mode, Placement, Point
+from caraml.suite.model import OF_EPOCHS, Compile, Knobs, Machine, Measure, Mode, Placement, Point
 from caraml.suite.placement import uncompiled, why_skipped
 
 ParamsOf = Callable[[str], type[BaseModel]]
@@ -181,7 +181,8 @@ class _Expansion:
             skip = why_skipped(point, self._machine, params)
             if self._benchmark.needs is not None and not self._needed:
                 skip = f"needs {self._benchmark.needs}, of which there is no point on {self._machine.name}"
-            names, swept = {"variant": _variant(asked, values, self._changed)}, tuple((name, values[name]) for name in _axes(asked))
+            swept = tuple((name, values[name]) for name in _axes(asked))
+            names = {"variant": _variant(asked, values, measure, self._changed)}
             for repeat in range(repeats):
                 needs = self._needs({**values, **{f"params.{name}": value for name, value in point.params.items()}}, point, repeat)
                 one = point.model_copy(update={**names, "repeat": repeat, "needs": needs})
@@ -326,7 +327,7 @@ def _axes(asked: dict[str, Any]) -> dict[str, list[Any]]:
     return {name: value for name, value in _flat(asked).items() if isinstance(value, list)}
 
 
-def _variant(asked: dict[str, Any], values: dict[str, Any], changed: Collection[str]) -> str:
+def _variant(asked: dict[str, Any], values: dict[str, Any], measure: Measure, changed: Collection[str]) -> str:
     """The swept parameters of one combination in words (``efficientnet_b0``, ``layers=4``), and those that are not as the file says."""
     words = []
     for name, found in _flat(asked).items():
@@ -335,6 +336,7 @@ def _variant(asked: dict[str, Any], values: dict[str, Any], changed: Collection[
             value = values[name]
             plain = isinstance(value, str) and name not in changed
             words.append(value if plain else f"{name.removeprefix('params.')}={value if isinstance(value, str) else json.dumps(value)}")
+    words += [f"{name}={getattr(measure, name):g}" for name in OF_EPOCHS if f"measure.{name}" in changed]
     return " ".join(words)
 
 

@@ -225,6 +225,11 @@ class Measure(FrozenModel):
         return None if self.epochs is None else self.count_epoch or max(self.epochs - 1, 1)
 
     @property
+    def trained(self) -> str:
+        """How long is trained, where that is decided: ``epochs=4 until_loss=0.5``."""
+        return " ".join(f"{name}={found:g}" for name in OF_EPOCHS if (found := getattr(self, name)) is not None)
+
+    @property
     def to_target(self) -> bool:
         """Whether training goes on until a quality is reached, and time and energy of all of it count."""
         return self.until_accuracy is not None or self.until_loss is not None
