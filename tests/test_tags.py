@@ -26,7 +26,7 @@ def test_tags_choose_as_they_did(capsys: pytest.CaptureFixture[str]) -> None:
     assert meant("llm-large", "175b", "jedi")[:3] == ("jedi", ("175b",), ())
     assert meant("vision", "WAIH100")[:3] == ("WAIH100", (), ())
     assert meant("caraml-ipu", "117M", "synthetic")[1:3] == (("117M",), ()), "those programs make their input anyway"
-    assert meant("llm", "A100", system="A100")[0] == "A100"
+    assert meant("llm", "A100", system="A100")[0] == meant("llm", "A100", system="jureca-a100")[0], "one machine by two names"
 
 
 def test_synthetic_is_of_the_benchmarks_that_the_other_words_choose(tmp_path: Path) -> None:

@@ -168,3 +168,12 @@ def test_epicure_s_scaling_meets_where_the_guide_says() -> None:
     assert weak[32] == strong[32] == 512 and weak[256] == 8 * strong[256]
     weak, strong = batches["gpt-175B weak"], batches["gpt-175B strong"]
     assert min(weak) == 128 and weak[1024] == strong[1024] == 1536 and weak[128] == 192
+
+
+@pytest.mark.parametrize("workload", ["regime_clustering", "downscaling_gan"])
+def test_a_step_of_its_own_takes_the_whole_batch(workload: str) -> None:
+    """Else the point is planned and queued, and fails while it is built."""
+    keys = f'workload = "{workload}"\nglobal_batch = 16\nmicro_batch = [8, 16]\ncompile = "off"\n'
+    document = parse_toml(f'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "n"\n{keys}', "s.toml")
+    first, second = expand(SuiteFile(document.validate(Suite), document), machine(), params_of).points
+    assert second.skip is None and first.skip == f"{workload} makes its own step over the whole batch: expected micro_batch = 16"

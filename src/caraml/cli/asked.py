@@ -219,8 +219,8 @@ def by_tags(asked: Asked, tags: Sequence[str] | None, more: Sequence[str] | None
     if not words:
         return asked
     file = load_suite(asked.suite)
-    systems = {name.casefold(): name for one in list_systems(asked.beside) for name in (one.name, *one.aliases)}
-    known = {word.casefold(): word for word in [*words_of(file.names), _SYNTHETIC]} | systems
+    systems = {name.casefold(): (name, one.name) for one in list_systems(asked.beside) for name in (one.name, *one.aliases)}
+    known = {word.casefold(): word for word in [*words_of(file.names), _SYNTHETIC]} | {key: name for key, (name, _) in systems.items()}
     chosen: dict[str, list[str]] = {"--system": [], "--only": [], "--set": []}
     for word in words:
         if word.casefold() in systems:
@@ -233,20 +233,22 @@ def by_tags(asked: Asked, tags: Sequence[str] | None, more: Sequence[str] | None
             hint = "caraml container build containers/cuda.def caraml-cuda.sif (AMD: rocm.def), then its name in the system's file"
             raise InputError(f"--tag {word}: images are not made by `run`", hint)
         elif _SIZE.fullmatch(word) and (others := [name for name in catalog_suites() if called(word, load_suite(name).names)]):
-            hint = f"caraml run {others[0]} --tag {' '.join(words)}"
+            nearby = max(others, key=lambda name: name.startswith(asked.suite.partition("-")[0]))
+            hint = f"caraml run {nearby} --tag {' '.join(words)}"
             raise InputError(f"--tag {word}: no benchmark of suite {asked.suite!r} has this size", hint)
         elif (guess := nearest(word.casefold(), known, _ALIKE)) is not None or more:
             hint = (
                 f"did you mean {known[guess]!r}? A word to find the campaign by must be less like a name"
                 if guess
-                else "caraml list systems"
+                else f"caraml list systems; to name the campaign only: --tag {word}, with a --tag of its own"
             )
             raise InputError(f"--tag {word}: no system, and no benchmark of suite {asked.suite!r}, is called so", hint)
     only = [*asked.options.part.names, *chosen["--only"]]
     meant_here = {name for word in only or [""] for name in (called(word, file.names) if word else file.names)}
     if _SYNTHETIC in words and any(one.workload != "command" and one.name in meant_here for one in file.suite.benchmark):
         chosen["--set"].append(f"params.data={_SYNTHETIC}")
-    system = {one.casefold(): one for one in [*([asked.system] if asked.system != LOCAL else []), *chosen["--system"]]}
+    both = [*([asked.system] if asked.system != LOCAL else []), *chosen["--system"]]
+    system = {systems.get(one.casefold(), (one, one))[1]: one for one in both}  # two names of one machine are one
     if len(system) > 1:
         raise InputError(f"a campaign runs on one system: found {' and '.join(system.values())}", "one of them, as --tag or --system")
     if meant := [word for option, values in chosen.items() for value in values for word in (option, value)]:

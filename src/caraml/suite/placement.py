@@ -213,6 +213,8 @@ def _contradiction(point: Point, params: BaseModel) -> str | None:
     unfit = getattr(params, "unfit", None)  # of a workload that has more to say than a placement must know
     if unfit is not None and (reason := unfit(point)) is not None:
         return str(reason)
+    if getattr(params, "own_step", False) and point.accumulation > 1 and point.mode in ("train", "compute"):
+        return f"{point.workload} makes its own step over the whole batch: expected micro_batch = {point.global_batch // point.world}"
     if point.compile != "off" and (reason := uncompiled(params)) is not None:
         return f'{reason}: expected compile = "off", found {point.compile!r}'
     no_graphs = 'compile = "default" or "max-autotune-no-cudagraphs"'

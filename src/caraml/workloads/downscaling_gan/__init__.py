@@ -27,6 +27,7 @@ _FLOPS_BATCH = 2
 class Params(WeatherParams):
     """Parameters of the `downscaling_gan` workload (`ap5`)."""
 
+    own_step: ClassVar[bool] = True
     uncompiled: ClassVar[str] = "the gradient penalty is differentiated twice, which torch's compiled graphs cannot be"
 
     rows: int = Field(96, ge=16, multiple_of=8, description="rows of random data; files have their own")

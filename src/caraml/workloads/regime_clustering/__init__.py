@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -26,6 +26,8 @@ SAMPLES_WITHOUT_FILES = 35_064
 
 class Params(WeatherParams):
     """Parameters of the `regime_clustering` workload (`ap6`)."""
+
+    own_step: ClassVar[bool] = True
 
     crop: int = Field(280, ge=32, description="height and width of a crop in grid points")
     crop_area: float | None = Field(

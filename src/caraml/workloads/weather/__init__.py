@@ -151,7 +151,7 @@ def grow_weather(  # noqa: PLR0917 -- as prepare_weather, with a size and somebo
     if files < _FEWEST:
         shutil.rmtree(out)
         least = f"--gigabytes {math.ceil(_FEWEST * each / 1e7) / 100:g} or more"
-        smaller = ", or --size tiny" if size != "tiny" else ""
+        smaller = ", or less with --size tiny" if size != "tiny" else ""
         raise InputError(
             f"--gigabytes: found {gigabytes:g}, which is {count(files, 'file')} of {each:,} bytes; expected {_FEWEST} or more",
             least + smaller,
