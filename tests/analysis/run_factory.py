@@ -19,7 +19,9 @@ def metric(value: float, unit: str, half: float | None = 0.005, **more: Any) -> 
 def run(rate: float, half: float | None = 0.005, energy: float | None = None, **changes: Any) -> Record:
     """A record of ``rate`` tokens per second over all devices and ``energy`` joules per token. Other keywords: of the point, or of the
     record where it has a field of that name; ``more`` are further metrics."""
-    of_record = {name: changes.pop(name) for name in list(changes) if name in Record.model_fields}
+    of_record = {
+        name: changes.pop(name) for name in list(changes) if name in Record.model_fields and (name, type(changes[name])) != ("system", str)
+    }
     more = changes.pop("more", {})
     point = make_point(
         **{"micro_batch": changes.get("global_batch", 16) // (changes.get("nodes", 1) * changes.get("devices", 1)), **changes}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,6 +189,39 @@ def test_the_matrix_of_own_records_is_of_cost_per_item() -> None:
     found = matrix(solutions_of([run(1000, energy=1.0, global_batch=64), run(1800, energy=1.2, devices=2, global_batch=64)]), "time")
     assert [(cell.row, cell.text) for cell in found] == [("gpt-mini fp32", "0.56, 1 → 2")]
     assert matrix(solutions_of([run(1000)]), "time") == []
+
+
+GPT = {"layers": 4, "sequence": 256}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "rows", "columns"),
+    [
+        ({}, {"mode": "inference"}, ["gpt-mini fp32 train", "gpt-mini fp32 inference"], ["Test CPU"]),
+        ({}, {"params": GPT | {"layers": 8}}, ["gpt-mini fp32 layers=4", "gpt-mini fp32 layers=8"], ["Test CPU"]),
+        ({}, {"system": "other"}, ["gpt-mini fp32"], ["Test CPU local", "Test CPU other"]),
+        ({}, {"placement": {"tp": 2}, "slow": 2}, ["gpt-mini fp32 whole copies", "gpt-mini fp32 tp2"], ["Test CPU"]),
+        ({}, {"benchmark": "else"}, ["gpt-mini fp32", "else fp32"], ["Test CPU"]),
+    ],
+)
+def test_a_cell_of_the_matrix_is_of_one_work_on_one_system(
+    first: dict[str, Any], second: dict[str, Any], rows: list[str], columns: list[str]
+) -> None:
+    """Other work, or another machine, is never what more devices did: each scales perfectly from its first number of devices."""
+    second = {**second}
+    least = second.pop("slow", 1)
+    records = [run(100.0 * n, energy=1.0, devices=n, global_batch=8 * n, micro_batch=8, **first) for n in (1, 2)]
+    records += [run(800.0 * n, energy=0.5, devices=n, global_batch=8 * n, micro_batch=8, **second) for n in (2 * least, 4 * least)]
+    cells = matrix(solutions_of(records), "time")
+    assert [cell.text for cell in cells] == ["0.5, 1 → 2", f"0.5, {2 * least} → {4 * least}"]
+    assert list(dict.fromkeys(cell.row for cell in cells)) == rows and list(dict.fromkeys(cell.column for cell in cells)) == columns
+
+
+def test_repeats_and_batches_are_one_work_in_the_matrix() -> None:
+    records = [
+        run(100.0 * n, devices=n, global_batch=batch, micro_batch=4, repeat=one) for n in (1, 2) for batch in (8, 16) for one in (0, 1)
+    ]
+    assert [(cell.row, cell.text) for cell in matrix(solutions_of(records), "time")] == [("gpt-mini fp32", "0.5, 1 → 2")]
 
 
 def test_single_steps_are_read_from_the_store(tmp_path: Path) -> None:

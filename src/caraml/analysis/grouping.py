@@ -19,6 +19,7 @@ _NOT_WORK = {"suite", "benchmark", "variant", "params", "repeat", "seed", "profi
 """Fields of a point that are labels, or that do not change what is measured: repeats differ in them; or that stand here in another form.
 Of ``measure`` the length of a window does not change it, and how long is trained does."""
 _AS_THEY_ARE = "knobs as they are"
+WHOLE, NONE = "whole copies", "–"
 
 
 def axes(point: Point) -> Axes:
@@ -26,7 +27,7 @@ def axes(point: Point) -> Axes:
     fields = point.model_dump(mode="json", exclude=_NOT_WORK)
     found = {name: _text(value) for name, value in fields.items()}
     found["knobs"] = point.knobs.label or _AS_THEY_ARE
-    found["placement"] = point.placement.label(1) or "whole copies"  # how many sets there are follows from the devices
+    found["placement"] = point.placement.label(1) or WHOLE  # how many sets there are follows from the devices
     trained = ((f"measure.{name}", getattr(point.measure, name)) for name in OF_EPOCHS)
     found |= {name: _text(value) for name, value in trained if value is not None}
     return found | {f"params.{name}": _text(value) for name, value in point.params.items()}
@@ -82,7 +83,7 @@ def names(groups: Sequence[Sequence[Record]]) -> list[str]:
     found = []
     for label, group in zip(labels, groups, strict=True):
         values = axes(group[0].point) if differing[label] else {}
-        found.append(" ".join([label, *(f"{name.removeprefix('params.')}={values.get(name, '–')}" for name in differing[label])]))
+        found.append(" ".join([label, *(f"{name.removeprefix('params.')}={values.get(name, NONE)}" for name in differing[label])]))
     return found
 
 
@@ -111,15 +112,76 @@ def short(point: Point, names: Iterable[str]) -> str:
         words.append(point.knobs.label or _AS_THEY_ARE)
     known = {"global_batch", "micro_batch", "precision", "compile", "nodes", "devices", "knobs"}
     found = axes(point)
-    words += [f"{name.removeprefix('params.')}={found.get(name, '–')}" for name in asked if name not in known]
+    words += [f"{name.removeprefix('params.')}={found.get(name, NONE)}" for name in asked if name not in known]
     return " ".join(words)
+
+
+_PLAIN = {"workload", "mode", "system", "device", "device_class", "placement", "arithmetic", "knobs", "software", "batch"}
+"""Axes, and other details, whose value says what it is of."""
+
+
+def told_apart(bases: Sequence[str], details: Sequence[Mapping[str, str]]) -> list[str]:
+    """Each base with the details in which it differs from equal ones; what is equal even so is counted.
+
+    Things are alike only if base and all details are.
+    """
+    sharing: dict[str, list[Mapping[str, str]]] = {}
+    for base, own in zip(bases, details, strict=True):
+        sharing.setdefault(base, []).append(own)
+    differing = {
+        base: [name for name in dict.fromkeys(name for one in same for name in one) if len({one.get(name) for one in same}) > 1]
+        for base, same in sharing.items()
+    }
+    named = []
+    for base, own in zip(bases, details, strict=True):
+        words = [(name.removeprefix("params."), own.get(name, NONE), name in _PLAIN) for name in differing[base]]
+        named.append(" ".join([base, *(value if plain else f"{name}={value}" for name, value, plain in words)]))
+    seen: Counter[str] = Counter()
+    found: dict[object, str] = {}
+    for name, own in zip(named, details, strict=True):
+        thing = name, tuple(sorted(own.items()))
+        if thing not in found:
+            seen[name] += 1
+            found[thing] = name if seen[name] == 1 else f"{name} ({seen[name]})"
+    return [found[name, tuple(sorted(own.items()))] for name, own in zip(named, details, strict=True)]
+
+
+def ways(point: Point) -> list[str]:
+    """How a point's model is divided, in each of the ways of which it is one size: by its own placement first.
+
+    Full sharding is one way whatever the number of devices. Where nobody else has the same parameters, whole copies, full sharding and a
+    shared optimizer are the same.
+    """
+    placement = point.placement
+    holders = point.world // (placement.tp * placement.pp)
+    found = [placement]
+    if holders == 1 and not placement.distributed_optimizer:
+        found.append(placement.model_copy(update={"distributed_optimizer": True}))
+    names = [one.label(1) or WHOLE for one in found]
+    if placement.fsdp == holders:
+        rest = placement.model_copy(update={"fsdp": 1}).label(1)
+        names.append(f"fsdp=all {rest}".strip())
+    return names
+
+
+def by_way(records: Iterable[Record], key: Callable[[Record], object]) -> list[tuple[str, list[Record]]]:
+    """Records with equal ``key`` that are divided in one of the :func:`ways`, with that way, in the order of first appearance."""
+    groups: dict[tuple[object, str], list[Record]] = {}
+    own: set[tuple[object, str]] = set()
+    for record in records:
+        here, point = key(record), record.point
+        found = ways(point)
+        for way in found:
+            groups.setdefault((here, way), []).append(record)
+        alone = point.world == point.placement.tp * point.placement.pp
+        own |= {(here, found[0])} if alone else {(here, way) for way in found}
+    return [(way, group) for (here, way), group in groups.items() if (here, way) in own]
 
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
-NONE = "–"
 _LISTED = 4
 """Values of one side that are listed; of more only the number is."""
 

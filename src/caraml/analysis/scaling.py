@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from caraml.analysis.estimate import Estimate, Value, values
-from caraml.analysis.grouping import axes, disturbances, grouped, names, same_work, undisturbed, without
+from caraml.analysis.grouping import Axes, axes, by_way, disturbances, grouped, names, same_work, told_apart, undisturbed, without
 from caraml.analysis.laws import Law, Name, fit
 from caraml.analysis.run_variation import estimates, estimates_of, mean_metric, mean_of
 from caraml.analysis.table import batches, raw_file, read_ranks, read_steps
@@ -41,6 +41,7 @@ KEPT: tuple[tuple[Kind, Callable[[Record], object]], ...] = (
     ("weak", lambda record: (record.point.global_batch / record.point.world, record.point.micro_batch)),
 )
 """What stays while the number of devices grows, by the kind of scaling."""
+_MACHINE = ("device", "system", "device_class")
 
 
 @dataclass(frozen=True)
@@ -294,20 +295,36 @@ def matrix(solutions: Sequence[Solution], quantity: Quantity, best_by: Quantity 
 
 
 def solutions_of(records: Sequence[Record]) -> list[Solution]:
-    """Time and energy per item of every record with a result: the same amount of work for all of one benchmark on one device."""
+    """Time and energy per item of every record with a result: rows are of one work, columns of one system."""
     ok = [record for record in records if record.status == "ok"]
-    placement = ("nodes", "devices", "global_batch", "micro_batch", "device", "system", "device_class", "software")
-    found = []
-    for family in grouped(ok, lambda record: without(axes(record.point), placement)):
-        groups = same_work(family)
+    found: list[tuple[Record, str, Estimate, Estimate | None]] = []
+    for way, alike in by_way(
+        ok, lambda record: (record.point.benchmark, without(axes(record.point), (*PLACEMENT, *_MACHINE, "placement")))
+    ):
+        groups = same_work(alike)
         rates, _ = estimates(groups, "throughput")
         energies, _ = estimates(groups, "energy_per_item")
-        for group, rate, energy in zip(groups, rates, energies, strict=True):
-            point = group[0].point
-            if rate is not None:
-                name = f"{point.benchmark} {point.arithmetic}"
-                found.append(Solution(name, point.device.rpartition(" x")[0] or point.device, point.world, rate.inverse(), energy))
-    return found
+        found += [
+            (group[0], way, rate.inverse(), energy) for group, rate, energy in zip(groups, rates, energies, strict=True) if rate is not None
+        ]
+    points = [record.point for record, *_ in found]
+    rows = told_apart([f"{point.benchmark} {point.arithmetic}" for point in points], [_details(one[0], one[1], _MACHINE) for one in found])
+    machines: list[Axes] = [{"device_class": point.device_class, "system": point.system} for point in points]
+    columns = told_apart([device_name(point.device) for point in points], machines)
+    return [
+        Solution(row, column, record.point.world, time, energy)
+        for (record, _, time, energy), row, column in zip(found, rows, columns, strict=True)
+    ]
+
+
+def _details(record: Record, way: str, but: Sequence[str] = ()) -> Axes:
+    """What tells a record's work from other work, whatever its number of devices and batch."""
+    return dict(without(axes(record.point) | {"placement": way}, (*PLACEMENT, *but)))
+
+
+def device_name(device: str) -> str:
+    """A device without how many of them a node has."""
+    return device.rpartition(" x")[0] or device
 
 
 def _value(solution: Solution, quantity: Quantity) -> float:
