@@ -130,6 +130,7 @@ LINES = {
     "power": 5_070,
     "reference": 460,
     "report": 4_562,
+    "report": 4_580,
     "results": 2_514,
     "suite": 2_532,
     "system": 3_924,

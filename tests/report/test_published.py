@@ -144,7 +144,11 @@ def test_a_line_of_the_user_over_devices_has_one_batch_per_device(name: str, wor
 
 
 def test_more_devices_of_the_user_are_a_row_of_the_matrix() -> None:
-    cost = [{"training_time": (time, "s"), "device_energy": (energy, "J")} for time, energy in ((100.0, 50.0), (40.0, 60.0))]
+    window = {"training_time": (60.0, "s"), "runtime": (100.0, "s")}  # as long on four devices as on one: it ends by the clock
+    cost = [
+        window | {"throughput": (rate, "column/s"), "energy_per_item": (energy, "J/column"), "device_energy": (rate * energy * 60, "J")}
+        for rate, energy in ((100.0, 0.5), (250.0, 0.6))
+    ]
     records = [
         own(one, devices=devices, global_batch=16 * devices, device=f"Test GPU x{devices}")
         for one, devices in zip(cost, (1, 4), strict=True)
@@ -152,6 +156,11 @@ def test_more_devices_of_the_user_are_a_row_of_the_matrix() -> None:
     figure = only(records, "Figures 1 and 2")
     assert ["yours: AP3, Test GPU", "time: best over smallest", "0.4, 1 → 4"] in [list(row) for row in figure.rows]
     assert ["yours: AP3, Test GPU", "energy: best over smallest", "1, 1 → 1"] in [list(row) for row in figure.rows]
+    (both,) = [row for row in only(records, "Figure 3").rows if row[0].startswith("yours")]
+    assert both[2] == "1.2, 1 → 4"
+    others = [own(one, devices=4, params={"cache": False}, benchmark="ap3-nocache", device="Test GPU x4") for one in cost[1:]]
+    rows = [row[0] for row in only([*records, *others], "Figures 1 and 2").rows if row[0].startswith("yours")]
+    assert rows == ["yours: AP3, ap3 fp32, Test GPU"] * 2, "other work is no larger number of devices"
 
 
 @pytest.mark.parametrize("name", FIGURES)

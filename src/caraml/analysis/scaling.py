@@ -249,6 +249,8 @@ class Solution:
     devices: int
     time: Estimate | None
     energy: Estimate | None
+    key: str = ""
+    """Of the first record behind it."""
 
     def cost(self, quantity: Quantity) -> Estimate | None:
         """The named cost."""
@@ -312,7 +314,7 @@ def solutions_of(records: Sequence[Record]) -> list[Solution]:
     machines: list[Axes] = [{"device_class": point.device_class, "system": point.system} for point in points]
     columns = told_apart([device_name(point.device) for point in points], machines)
     return [
-        Solution(row, column, record.point.world, time, energy)
+        Solution(row, column, record.point.world, time, energy, record.key)
         for (record, _, time, energy), row, column in zip(found, rows, columns, strict=True)
     ]
 

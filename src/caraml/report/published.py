@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from caraml.analysis.estimate import Estimate
-from caraml.analysis.scaling import Solution, matrix
+from caraml.analysis.scaling import Solution, device_name, matrix, solutions_of
 from caraml.base.chart import Axis, Drawing, bars, cells, dots, marks
 from caraml.base.format import printable, significant
 from caraml.metrics.model import Metric
@@ -108,6 +108,8 @@ def _named(figure: PublishedFigure, found: Sequence[Experiment]) -> dict[str, li
 
 def _own_lines(figure: PublishedFigure, records: Sequence[Record]) -> list[FigureLine]:
     """The user's results, each a row; along a horizontal axis those that differ in what the axis shows as one line."""
+    if figure.form == "ratios":
+        return _own_ratios(records)
     if not figure.x:
         named = labels(records)
         several = len({machine(record.point) for record in records}) > 1
@@ -119,6 +121,25 @@ def _own_lines(figure: PublishedFigure, records: Sequence[Record]) -> list[Figur
         for family, group in families(of_work, figure.along).items()
     }
     return [FigureLine(name, True, [_fields(one) for one in group], keys(group)) for name, group in groups.items()]
+
+
+def _own_ratios(records: Sequence[Record]) -> list[FigureLine]:
+    """A row for each work of the user's, as in the matrices of their own: an application is enough to name one that has no other."""
+    solutions, by_key = solutions_of(records), {record.key: record for record in records}
+    rows: dict[str, list[Solution]] = {}
+    for one in solutions:
+        rows.setdefault(one.row, []).append(one)
+    apps = {row: str(_fields(by_key[found[0].key]).fields["app"]) for row, found in rows.items()}
+    alone = {app for app in apps.values() if [*apps.values()].count(app) == 1}
+    return [
+        FigureLine(
+            f"{OWN}: {apps[row] if apps[row] in alone else f'{apps[row]}, {row}'}",
+            True,
+            [Experiment({**_fields(by_key[one.key]).fields, "column": one.column}) for one in found],
+            keys(one.key for one in found),
+        )
+        for row, found in rows.items()
+    ]
 
 
 def _notes(figure: PublishedFigure, found: Sequence[Experiment]) -> list[str]:
@@ -267,9 +288,8 @@ def _ratios(figure: PublishedFigure, lines: Sequence[FigureLine]) -> Drawn:
             for one in line.found:
                 cost, by = line.number(panel, "cost", one), line.number(panel, "by" if "by" in panel.values else "cost", one)
                 if cost is not None and by is not None:
-                    name = f"{OWN}: {one.fields['app']}" if line.own else line.name
-                    column = str(one.fields["device"]).rpartition(" x")[0] or str(one.fields["device"])
-                    solutions.append(Solution(name, column, one.fields["devices"], Estimate(by, None), Estimate(cost, None)))
+                    column = str(one.fields["column"]) if line.own else device_name(str(one.fields["device"]))
+                    solutions.append(Solution(line.name, column, one.fields["devices"], Estimate(by, None), Estimate(cost, None)))
         ratios = [cell for cell in matrix(solutions, "energy", "time") if cell.ratio is not None]
         names, columns = ([*dict.fromkeys(getattr(cell, side) for cell in ratios)] for side in ("row", "column"))
         found = [
