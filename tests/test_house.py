@@ -131,6 +131,8 @@ LINES = {
     "reference": 460,
     "report": 4_562,
     "report": 4_580,
+    "reference": 480,
+    "report": 4_640,
     "results": 2_514,
     "suite": 2_532,
     "system": 3_924,

@@ -28,7 +28,10 @@ def node(name: str) -> list[float]:
 
 def own(values: dict[str, tuple[float, str]], **point: Any) -> Record:
     record = make_record(
-        make_point(**{"suite": "maelstrom", "benchmark": "ap3", "workload": "radiation_emulation", "params": {}} | point), "column"
+        make_point(
+            **{"suite": "maelstrom", "benchmark": "ap3", "workload": "radiation_emulation", "params": {"lookalike": "small"}} | point
+        ),
+        "column",
     )
     return record.model_copy(update={"metrics": {name: Metric(value=value, unit=unit) for name, (value, unit) in values.items()}})
 
@@ -132,7 +135,10 @@ def test_batches_of_the_user_lie_along_one_line() -> None:
 
 @pytest.mark.parametrize(
     ("name", "workload", "params"),
-    [("Table 4", "image_compression", {}), ("Figures 1 and 2, IPUs", "image_classification", {"model": "resnet50", "image_size": 224})],
+    [
+        ("Table 4", "image_compression", {"width": 64, "bottleneck": 4}),
+        ("Figures 1 and 2, IPUs", "image_classification", {"model": "resnet50", "image_size": 224}),
+    ],
 )
 def test_a_line_of_the_user_over_devices_has_one_batch_per_device(name: str, workload: str, params: dict[str, Any]) -> None:
     records = []
@@ -158,7 +164,10 @@ def test_more_devices_of_the_user_are_a_row_of_the_matrix() -> None:
     assert ["yours: AP3, Test GPU", "energy: best over smallest", "1, 1 → 1"] in [list(row) for row in figure.rows]
     (both,) = [row for row in only(records, "Figure 3").rows if row[0].startswith("yours")]
     assert both[2] == "1.2, 1 → 4"
-    others = [own(one, devices=4, params={"cache": False}, benchmark="ap3-nocache", device="Test GPU x4") for one in cost[1:]]
+    others = [
+        own(one, devices=4, params={"lookalike": "small", "cache": False}, benchmark="ap3-nocache", device="Test GPU x4")
+        for one in cost[1:]
+    ]
     rows = [row[0] for row in only([*records, *others], "Figures 1 and 2").rows if row[0].startswith("yours")]
     assert rows == ["yours: AP3, ap3 fp32, Test GPU"] * 2, "other work is no larger number of devices"
 
@@ -183,10 +192,73 @@ def test_every_published_number_that_a_figure_shows_is_known_and_every_name_in_i
 )
 def test_a_model_of_another_size_stands_in_no_figure(name: str, workload: str, params: dict[str, Any], another: dict[str, Any]) -> None:
     """Its preset or its name alone does not make it the published one."""
-    rate = {"throughput": (5120.0, "token/s")}
+    rate, devices = {"throughput": (5120.0, "token/s")}, 4 if workload == "gpt" else 1
 
     def figures(values: dict[str, Any]) -> list[ReportFigure]:
-        records = [own(rate, benchmark="b", workload=workload, params=values, global_batch=batch) for batch in (64, 128)]
+        records = [own(rate, benchmark="b", workload=workload, params=values, devices=devices, global_batch=batch) for batch in (64, 128)]
         return [figure for figure in beside(records)[0] if FIGURES[name].title in figure.title]
 
     assert figures(params) and not figures({**params, **another})
+
+
+RESNET = {"benchmark": "rn", "workload": "image_classification", "params": {"model": "resnet50", "image_size": 224}}
+IMAGES = {"throughput": (4000.0, "image/s")}
+
+
+def titles(*records: Record) -> str:
+    return " ".join(figure.title for figure in beside(records)[0])
+
+
+@pytest.mark.parametrize(("name", "devices"), [("IPU CV", 1), ("Table 3", 1)])
+def test_results_on_another_number_of_devices_stand_in_no_figure_of_one(name: str, devices: int) -> None:
+    fits = own(IMAGES, **RESNET, devices=devices, global_batch=64, micro_batch=64)
+    node = own(IMAGES, **RESNET, nodes=8, devices=4, global_batch=2048, micro_batch=64)
+    assert f" {name}:" in titles(fits) and f" {name}:" not in titles(node) and " Figures 1 and 2, IPUs:" in titles(node)
+    assert name in beside([node])[1][-1] and "another number of devices" in beside([node])[1][-1]
+    both = only([fits, node], name)
+    assert "Not drawn: 1 result of yours of another size or number of devices." in both.note
+    assert len({row[0] for row in both.rows if row[0].startswith("yours")}) == 1
+
+
+def test_results_stand_beside_the_die_or_the_dies_that_they_ran_on() -> None:
+    one, eight = (own(EPOCHS, devices=n, global_batch=512 * n, micro_batch=512) for n in (1, 8))
+    assert " Figure 36:" in titles(one) and " Figure 37:" not in titles(one)
+    assert " Figure 37:" in titles(eight) and " Figure 36:" not in titles(eight)
+
+
+@pytest.mark.parametrize(
+    ("workload", "published", "another"),
+    [
+        ("tweet_rain_classification", {"preset": "small", "lookalike": "small"}, {"preset": "tiny"}),
+        ("tweet_rain_classification", {"preset": "small", "lookalike": "tiny", "folder": "mine"}, {"folder": None}),
+        ("temperature_postprocessing", {"patch": 256, "lookalike": "small"}, {"patch": 32}),
+        ("ensemble_postprocessing", {"rows": None, "columns": None, "lookalike": "small"}, {"rows": 16}),
+        ("regime_clustering", {"crop": 280, "prototypes": 40, "lookalike": "small"}, {"crop": 32}),
+        ("image_compression", {"width": 64, "bottleneck": 4}, {"width": 4}),
+    ],
+)
+def test_an_application_of_another_size_stands_in_no_figure(workload: str, published: dict[str, Any], another: dict[str, Any]) -> None:
+    numbers = {"run_energy": (3600.0, "J"), "run_time": (9.0, "s"), "throughput": (10.0, "sample/s")}
+    assert beside([own(numbers, workload=workload, params=published)])[0]
+    figures, notes = beside([own(numbers, workload=workload, params=published | another)])
+    assert not figures and "another size" in notes[-1]
+    assert not beside([own(numbers, workload=workload, params={})])[0], "of unknown size"
+
+
+def test_results_whose_devices_nobody_stated_stand_in_no_figure() -> None:
+    record = own(EPOCHS).model_copy(update={"environment": {"missing": {"point.devices": "not in the table"}}})
+    assert not beside([record])[0]
+
+
+def test_two_batches_on_as_many_devices_are_two_lines() -> None:
+    records = [own(IMAGES, **RESNET, nodes=8, devices=4, global_batch=batch, micro_batch=64) for batch in (2048, 4096)]
+    lines = [name for name in only(records, "Figures 1 and 2, IPUs").legend if name.startswith("yours")]
+    assert [line.partition(", ")[2] for line in lines] == ["1 micro-batch a step", "2 micro-batches a step"]
+
+
+def test_mean_shares_of_the_runtime_are_a_whole() -> None:
+    shares = [{"training_share": (one, "1"), "loading_share": (0.1, "1"), "rest_share": (0.9 - one, "1")} for one in (0.8, 0.3)]
+    params = {"preset": "small", "lookalike": "small"}
+    records = [own(one, workload="tweet_rain_classification", params=params, repeat=run) for run, one in enumerate(shares)]
+    figure = only(records, "Figures 19, 20, 22 to 24")
+    assert [row[2] for row in figure.rows if row[0].startswith("yours")] == ["55.0 %", "10.0 %", "35.0 %"]

@@ -62,6 +62,7 @@ class PublishedFigure(FrozenModel):
     x_log: bool = True
     panels: list[Panel]
     own: str = Field("", description="condition on the user's results; absent: those of the same workloads and modes")
+    any_devices: bool = Field(False, description="it is over the number of devices, so the user's may be on any; otherwise on as many only")
     along: list[str] = Field(["batch"], description="in what the user's results along one line differ")
     note: str
     table_batches: dict[str, dict[str, int]] = Field({}, description="table, run: the batch of its device where the heading is wrong")
@@ -95,12 +96,24 @@ _parsed = cache(Formula)
 
 
 @cache
+def _data() -> dict[str, Any]:
+    return tomllib.loads((files("caraml.reference") / "data" / "figures.toml").read_text(encoding="utf-8"))
+
+
+def has_published_size(workload: str, params: Mapping[str, Any]) -> bool:
+    """Whether parameters make work of the size that the sources have; one that is ``None`` is left to the files, or as published."""
+    wanted: dict[str, Any] = _data()["size"].get(workload, {})
+    if params.get("folder") or params.get("data", "files") != "files":  # there are no look-alikes then
+        wanted = {name: value for name, value in wanted.items() if name != "lookalike"}
+    return all(name in params and params[name] in {value, None} for name, value in wanted.items())
+
+
+@cache
 def published_figures() -> tuple[PublishedFigure, ...]:
     """Every figure, in the order of the gallery. One that is ``like`` another has its keys, where it has none of its own."""
-    tables = tomllib.loads((files("caraml.reference") / "data" / "figures.toml").read_text(encoding="utf-8"))["figure"]
     whole: dict[str, dict[str, Any]] = {}
-    for table in tables:
-        found = whole.get(table.pop("like", ""), {}) | table
+    for table in _data()["figure"]:
+        found = {name: value for name, value in (whole.get(table.get("like", ""), {}) | table).items() if name != "like"}
         whole[f"{found['source']} {found['name']}"] = found
     return tuple(PublishedFigure.model_validate(found) for found in whole.values())
 

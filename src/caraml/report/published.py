@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from statistics import fmean
 from typing import Any
 
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.scaling import Solution, device_name, matrix, solutions_of
 from caraml.base.chart import Axis, Drawing, bars, cells, dots, marks
-from caraml.base.format import printable, significant
+from caraml.base.format import count, printable, significant
 from caraml.metrics.model import Metric
 from caraml.reference import SHORT
-from caraml.reference.figures import APPLICATIONS, Experiment, Panel, PublishedFigure, drawn_names, experiments, published_figures
-from caraml.report.grouping import LABEL, clipped, families, first, keys, labels, machine, marker, repeated
+from caraml.reference.figures import (
+    APPLICATIONS,
+    Experiment,
+    Panel,
+    PublishedFigure,
+    drawn_names,
+    experiments,
+    has_published_size,
+    published_figures,
+)
+from caraml.report.grouping import LABEL, Repeats, clipped, families, first, keys, labels, machine, marker, repeated
 from caraml.report.numbers import plain
 from caraml.report.section import ReportFigure
 from caraml.report.works import works
@@ -38,27 +48,60 @@ class FigureLine:
 def beside(records: Sequence[Record]) -> tuple[list[ReportFigure], list[str]]:
     """Every published figure of a workload, mode and setting that is among the records and has a number of theirs.
 
-    Of figures that show nothing which the records have, only their names.
+    Of figures that show nothing which the records have, or have on another number of devices or of another size only, only their names.
     """
     good = [record for record in records if record.status == "ok"]
-    own = [(line.mean, _fields(line.mean)) for line in repeated(good, drawn_names())]
-    figures, empty = [], []
+    own = [(one, _fields(one)) for one in map(_mean, repeated(good, drawn_names()))]
+    figures: list[ReportFigure] = []
+    empty: list[str] = []
+    other: list[str] = []
     for figure in published_figures():
-        kinds = set() if figure.own else {(one.fields["workload"], one.fields["mode"]) for one in experiments(figure)}
-        chosen = [record for record, one in own if _of(figure, kinds, one)]
+        of_figure = experiments(figure)
+        kinds = set() if figure.own else {(one.fields["workload"], one.fields["mode"]) for one in of_figure}
+        mine = [record for record, one in own if _of(figure, kinds, one)]
+        chosen = [record for record in mine if _as_published(figure, of_figure, record)]
+        name = f"{SHORT[figure.source]} {figure.name}"
+        if mine and not chosen:
+            other.append(name)
         if not chosen:
             continue
-        drawn = draw(figure, chosen)
+        drawn = draw(figure, chosen, len(mine) - len(chosen))
         if drawn is None:
-            empty.append(f"{SHORT[figure.source]} {figure.name}")
+            empty.append(name)
         else:
             figures.append(drawn)
     notes = [f"Not drawn, since your results have none of their numbers: {', '.join(empty)}."] if empty else []
+    notes += [f"Not drawn, since {_OTHER} than theirs: {', '.join(other)}."] if other else []
     return figures, notes
 
 
-def draw(figure: PublishedFigure, records: Sequence[Record] = ()) -> ReportFigure | None:
-    """A figure, with the results of ``records``, each the mean of its repeats, in the same axes; ``None`` if none of those has a number."""
+_OTHER = "your results are of another size, or on another number of devices,"
+
+
+def _mean(line: Repeats) -> Record:
+    """The mean of repeats: of shares the arithmetic one, so that shares of one whole remain that."""
+    metrics = dict(line.mean.metrics)
+    for name in (name for name in metrics if name.endswith("_share")):
+        found = [value for record in line.good if (value := record.value(name)) is not None]
+        if found:
+            metrics[name] = metrics[name].model_copy(update={"value": fmean(found)})
+    return line.mean.model_copy(update={"metrics": metrics})
+
+
+def _as_published(figure: PublishedFigure, of_figure: Sequence[Experiment], record: Record) -> bool:
+    """Whether a result is of the published size and, unless the figure is over devices, on a number of them that the source has."""
+    point = record.point
+    if {"devices", "nodes"} & {*record.unstated} or not has_published_size(point.workload, point.params):
+        return False
+    same = [one for one in of_figure if one.fields["workload"] == point.workload] or of_figure  # a command is of any
+    return figure.any_devices or point.world in {one.fields["devices"] for one in same}
+
+
+def draw(figure: PublishedFigure, records: Sequence[Record] = (), others: int = 0) -> ReportFigure | None:
+    """A figure, with the results of ``records``, each the mean of its repeats, in the same axes; ``None`` if none of those has a number.
+
+    ``others``: how many results there are besides, of another size or number of devices.
+    """
     published = [one for one in experiments(figure) if _told(figure, one, own=False)]
     of_source = SHORT[figure.source]
     lines = [FigureLine(f"{of_source}: {name}", False, group) for name, group in _named(figure, published).items()]
@@ -69,6 +112,7 @@ def draw(figure: PublishedFigure, records: Sequence[Record] = ()) -> ReportFigur
         return None
     systems = ", ".join(dict.fromkeys(str(one.fields["system"]) for one in published))
     note = f"{figure.note} Systems: {systems}." + "".join(f" {one}." for one in _notes(figure, published)) + more
+    note += f" Not drawn: {count(others, 'result')} of yours of another size or number of devices." if others else ""
     key = {"dots": "mark", "lines": "mark"}.get(figure.form, "block")
     columns = ["result", "value", "number"]
     title = f"{of_source} {figure.name}: {figure.title}"
@@ -116,11 +160,23 @@ def _own_lines(figure: PublishedFigure, records: Sequence[Record]) -> list[Figur
         names = [f"{named[one.key]}{f' {machine(one.point)}' if several else ''}" for one in records]
         return [FigureLine(f"{OWN}: {name}", True, [_fields(one)], keys([one])) for name, one in zip(names, records, strict=True)]
     groups = {
-        f"{OWN}: {work} {family}": group
+        f"{OWN}: {work} {family}{steps}": group
         for work, of_work in works(records).items()
-        for family, group in families(of_work, figure.along).items()
+        for family, found in families(of_work, figure.along).items()
+        for steps, group in _apart(figure, found).items()
     }
     return [FigureLine(name, True, [_fields(one) for one in group], keys(group)) for name, group in groups.items()]
+
+
+def _apart(figure: PublishedFigure, family: Sequence[Record]) -> dict[str, list[Record]]:
+    """A family as lines with one result at each place of the horizontal axis: by the micro-batches of a step where it has several."""
+    places = [_x(figure, FigureLine("", True, [one]), one) for one in map(_fields, family)]
+    if len(set(places)) == len(places):
+        return {"": list(family)}
+    found: dict[str, list[Record]] = {}
+    for record in family:
+        found.setdefault(f", {count(record.point.accumulation, 'micro-batch')} a step", []).append(record)
+    return found
 
 
 def _own_ratios(records: Sequence[Record]) -> list[FigureLine]:
