@@ -18,6 +18,8 @@ from caraml.analysis.laws import Name, fit
 from caraml.analysis.scaling import Solution, matrix, scaling, solutions_of, step_views
 from caraml.analysis.select import published
 from caraml.report.comparison import law_text, scaling_sections
+from caraml.report.scaling import efficiencies
+from caraml.results.record import Record
 from caraml.results.store import Store
 
 WORLDS = (1, 2, 4, 8)
@@ -189,6 +191,58 @@ def test_the_matrix_of_own_records_is_of_cost_per_item() -> None:
     found = matrix(solutions_of([run(1000, energy=1.0, global_batch=64), run(1800, energy=1.2, devices=2, global_batch=64)]), "time")
     assert [(cell.row, cell.text) for cell in found] == [("gpt-mini fp32", "0.56, 1 → 2")]
     assert matrix(solutions_of([run(1000)]), "time") == []
+
+
+def placed(n: int, placement: dict[str, Any], rate: float = 100.0, **changes: Any) -> Record:
+    return run(rate * n, devices=n, global_batch=8 * n, micro_batch=8, placement=placement, **changes)
+
+
+@pytest.mark.parametrize(
+    "placements",
+    [
+        {1: {}, 2: {"fsdp": 2}, 4: {"fsdp": 4}},  # what `fsdp = "all"` plans
+        {2: {"fsdp": 2}, 4: {"fsdp": 4}, 8: {"fsdp": 8}},
+        {2: {"tp": 2}, 4: {"tp": 2, "fsdp": 2}, 8: {"tp": 2, "fsdp": 4}},
+        {1: {}, 2: {"distributed_optimizer": True}, 4: {"distributed_optimizer": True}},
+    ],
+)
+def test_full_sharding_is_one_way_to_scale(placements: dict[int, dict[str, Any]]) -> None:
+    records = [placed(n, placement) for n, placement in placements.items()]
+    (family,) = scaling(records)
+    assert [size.world for size in family.curves[0].sizes] == [*placements]
+    (cell,) = matrix(solutions_of(records), "time")
+    assert (cell.smallest, cell.best) == (min(placements), max(placements))
+
+
+def test_full_sharding_and_whole_copies_have_one_device_in_common() -> None:
+    records = [placed(1, {}), *(placed(n, placement) for n in (2, 4) for placement in ({}, {"fsdp": n}))]
+    records += [placed(8, {"fsdp": 2}), placed(4, {"fsdp": 2})]
+    found = {family.name: [size.world for size in family.curves[0].sizes] for family in scaling(records)}
+    assert found == {
+        "gpt-mini b8 per device fp32 whole copies, weak": [1, 2, 4],
+        "gpt-mini b8 per device fp32 fsdp=all, weak": [1, 2, 4],
+        "gpt-mini b8 per device fp32 fsdp2, weak": [2, 4, 8],
+    }
+
+
+def test_families_are_named_by_what_tells_them_apart() -> None:
+    kinds: list[dict[str, Any]] = [{}, {"tp": 2}, {"pp": 2}, {"cp": 2}]
+    records = [placed(n, placement) for placement in kinds for n in (4, 8)]
+    assert [family.name.removeprefix("gpt-mini b8 per device fp32 ") for family in scaling(records)] == [
+        *("whole copies, weak", "tp2, weak", "pp2 1f1b, weak", "cp2, weak")
+    ]
+    others: list[dict[str, Any]] = [{"system": system, "params": GPT | {"layers": layers}} for system in ("a", "b") for layers in (4, 8)]
+    families = scaling([placed(n, {}, **other) for other in others for n in (1, 2)])
+    told = ["layers=4 a", "layers=8 a", "layers=4 b", "layers=8 b"]
+    assert [family.name for family in families] == [f"gpt-mini b8 per device fp32 {words}, weak" for words in told]
+    (figure,) = efficiencies([record for family in families for record in family.records])[0]
+    assert figure.legend == [f"Test CPU b8 per device {words}" for words in told]
+
+
+def test_strong_scaling_by_smaller_and_by_fewer_micro_batches_is_told_apart() -> None:
+    records = [run(100.0 * n, devices=n, global_batch=64, micro_batch=micro) for n in (1, 2, 4) for micro in (16, 16 // n)]
+    names = [family.name for family in scaling(list({record.key: record for record in records}.values())) if family.kind == "strong"]
+    assert names == ["gpt-mini b64 fp32 micro batch 16, strong", "gpt-mini b64 fp32 accumulation 4, strong"]
 
 
 GPT = {"layers": 4, "sequence": 256}

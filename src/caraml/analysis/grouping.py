@@ -116,7 +116,7 @@ def short(point: Point, names: Iterable[str]) -> str:
     return " ".join(words)
 
 
-_PLAIN = {"workload", "mode", "system", "device", "device_class", "placement", "arithmetic", "knobs", "software", "batch"}
+_PLAIN = {"workload", "mode", "system", "device", "device_class", "placement", "precision", "knobs", "software", "batch"}
 """Axes, and other details, whose value says what it is of."""
 
 

@@ -12,9 +12,9 @@ batch per device. Efficiency is that of EPICURE's guide (section 5): ``e(n) = ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 from caraml.analysis.estimate import Estimate, Value, values
 from caraml.analysis.grouping import Axes, axes, by_way, disturbances, grouped, names, same_work, told_apart, undisturbed, without
@@ -26,6 +26,7 @@ from caraml.base.stats import Elbow, RankTime, elbow, median_error, ranks
 from caraml.metrics.model import Metric
 from caraml.results.record import Record
 from caraml.results.store import Store
+from caraml.suite.model import Point
 
 Kind = Literal["strong", "weak"]
 Basis = Literal["training", "median batch", "epoch"]
@@ -98,7 +99,7 @@ class ScalingFamily:
     """Records that differ in the number of devices only."""
 
     name: str
-    """For people: benchmark, batch, precision; unique among the families of one call."""
+    """For people: benchmark, batch, precision, and what tells it from others with these; unique among the families of one call."""
     kind: Kind
     workload: str
     device: str
@@ -109,6 +110,8 @@ class ScalingFamily:
     """One for each basis that two or more sizes have."""
     rests_on: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Sizes of which something disturbed every run, with the flags."""
+    details: Mapping[str, str] = field(default_factory=dict)
+    """What tells it from other families, by name: its axes but devices and batch, and what stays of a device's batch."""
 
     def curve(self, basis: Basis) -> Curve | None:
         """The curve of one rate, or ``None`` if the records do not have it."""
@@ -120,18 +123,41 @@ def scaling(records: Sequence[Record], store: Store | None = None, efficiency: f
 
     Where one number of devices was run on different numbers of nodes, the fewest nodes count. Without an ``efficiency`` no laws are fitted.
     """
-    found: list[tuple[Kind, list[list[Record]]]] = []
+    found: list[_Found] = []
     ok = [record for record in records if record.status == "ok"]
-    for alike in grouped(ok, lambda record: without(axes(record.point), PLACEMENT)):
-        found += _families(alike)
+    for way, alike in by_way(ok, lambda record: without(axes(record.point), (*PLACEMENT, "placement"))):
+        found += [_Found(kind, sizes, _details(sizes[0][0], way) | {"batch": batch}) for kind, batch, sizes in _families(alike)]
     families = []
-    for (kind, sizes), name in zip(found, _names(found), strict=True):
+    for one, name in zip(found, told_apart([_base(one) for one in found], [one.details for one in found]), strict=True):
+        kind, sizes = one.kind, one.sizes
         curves = [curve for basis in BASES if (curve := _curve(basis, kind, sizes, store, efficiency)) is not None]
         first = sizes[0][0]
         everyone = tuple(record for size in sizes for record in size)
         flagged = tuple((count(size[0].point.world, "device"), flags) for size in sizes if (flags := disturbances(size)))
-        families.append(ScalingFamily(name, kind, first.point.workload, first.point.device, first.item, everyone, tuple(curves), flagged))
+        named = f"{name}, {kind}"
+        families.append(
+            ScalingFamily(named, kind, first.point.workload, first.point.device, first.item, everyone, tuple(curves), flagged, one.details)
+        )
     return [family for family in families if family.curves]
+
+
+@dataclass(frozen=True)
+class _Found:
+    kind: Kind
+    sizes: list[list[Record]]
+    details: Axes
+
+
+def _base(found: _Found) -> str:
+    """What a family is called where nothing else is like it."""
+    point = found.sizes[0][0].point
+    words = [point.benchmark, batch_of(point, found.kind), point.arithmetic, "" if point.compile == "off" else point.compile]
+    return " ".join(filter(None, words))
+
+
+def batch_of(point: Point, kind: Kind) -> str:
+    """The batch that stays: ``b64``, or ``b16 per device``."""
+    return f"b{point.global_batch}" if kind == "strong" else f"b{point.global_batch // point.world} per device"
 
 
 def step_views(records: Iterable[Record], store: Store) -> list[StepView]:
@@ -150,16 +176,28 @@ def step_views(records: Iterable[Record], store: Store) -> list[StepView]:
     return found
 
 
-def _families(alike: Sequence[Record]) -> list[tuple[Kind, list[list[Record]]]]:
-    """Families among records that differ in nothing but placement and batch: each a list of sizes, each size a list of repeats."""
-    found: list[tuple[Kind, list[list[Record]]]] = []
-    for kind, kept in KEPT:
+_Sizes: TypeAlias = tuple[Kind, str, list[list[Record]]]
+"""Kind of scaling, what stays of the batch of a device, and sizes: lists of repeats."""
+
+
+def _families(alike: Sequence[Record]) -> list[_Sizes]:
+    """Families among records that differ in nothing but placement and batch."""
+    found: list[_Sizes] = []
+    for (kind, kept), stays in zip(KEPT, (_micro_batch, _accumulation, _micro_batch), strict=True):
         for group in grouped(alike, kept):
             works = sorted(map(undisturbed, same_work(group)), key=lambda work: (work[0].point.world, work[0].point.nodes))
             sizes = list({work[0].point.world: work for work in reversed(works)}.values())[::-1]
             if len(sizes) > 1:
-                found.append((kind, sizes))
+                found.append((kind, stays(sizes[0][0].point), sizes))
     return [one for one in found if not any(_within(one, other) for other in found)]
+
+
+def _micro_batch(point: Point) -> str:
+    return f"micro batch {point.micro_batch}"
+
+
+def _accumulation(point: Point) -> str:
+    return f"accumulation {point.accumulation}"
 
 
 def kind_of(records: Sequence[Record]) -> Kind | None:
@@ -168,23 +206,10 @@ def kind_of(records: Sequence[Record]) -> Kind | None:
     return next(kinds, None) if len({record.point.world for record in records}) > 1 else None
 
 
-def _within(one: tuple[Kind, list[list[Record]]], other: tuple[Kind, list[list[Record]]]) -> bool:
-    """Whether all sizes of a family are part of another, larger family of the same kind; of two equal ones the later is."""
-    ours, theirs = ({record.key for size in sizes for record in size} for _, sizes in (one, other))
+def _within(one: _Sizes, other: _Sizes) -> bool:
+    """Whether all sizes of a family are part of another, larger family of the same kind."""
+    ours, theirs = ({record.key for size in sizes for record in size} for _, _, sizes in (one, other))
     return one[0] == other[0] and ours < theirs
-
-
-def _names(found: Sequence[tuple[Kind, list[list[Record]]]]) -> list[str]:
-    bases = []
-    for kind, sizes in found:
-        point = sizes[0][0].point
-        batch = f"b{point.global_batch}" if kind == "strong" else f"b{point.global_batch // point.world} per device"
-        bases.append(f"{point.benchmark} {batch} {point.arithmetic}{'' if point.compile == 'off' else ' ' + point.compile}, {kind}")
-    distinct = []
-    for index, base in enumerate(bases):
-        again = bases[:index].count(base)
-        distinct.append(f"{base} ({again + 1})" if again else base)
-    return distinct
 
 
 def _curve(basis: Basis, kind: Kind, sizes: Sequence[Sequence[Record]], store: Store | None, efficiency: float | None) -> Curve | None:
@@ -321,7 +346,7 @@ def solutions_of(records: Sequence[Record]) -> list[Solution]:
 
 def _details(record: Record, way: str, but: Sequence[str] = ()) -> Axes:
     """What tells a record's work from other work, whatever its number of devices and batch."""
-    return dict(without(axes(record.point) | {"placement": way}, (*PLACEMENT, *but)))
+    return dict(without(axes(record.point) | {"placement": way, "precision": record.point.arithmetic}, (*PLACEMENT, *but)))
 
 
 def device_name(device: str) -> str:

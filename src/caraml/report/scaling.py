@@ -7,8 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from caraml.analysis.estimate import Estimate
+from caraml.analysis.grouping import told_apart
 from caraml.analysis.history import Series, attempts, history
-from caraml.analysis.scaling import Basis, Cell, Curve, Quantity, ScalingFamily, Size, matrix, scaling, solutions_of
+from caraml.analysis.scaling import (
+    Basis,
+    Cell,
+    Curve,
+    Quantity,
+    ScalingFamily,
+    Size,
+    batch_of,
+    device_name,
+    matrix,
+    scaling,
+    solutions_of,
+)
 from caraml.base.chart import Axis, Drawing, cells, marks
 from caraml.base.format import count, printable
 from caraml.metrics.model import Metric
@@ -150,21 +163,10 @@ def _over(value: float | None, world: int) -> float | None:
 
 
 def _names(families: Sequence[ScalingFamily]) -> dict[str, str]:
-    """A name within the figure for each family, by its own name; those that differ in the micro batch only are counted."""
-    short = [_short(family, families) for family in families]
-    counts = [short[: index + 1].count(name) for index, name in enumerate(short)]
-    return {one.name: name if n == 1 else f"{name} ({n})" for one, name, n in zip(families, short, counts, strict=True)}
-
-
-def _short(family: ScalingFamily, families: Sequence[ScalingFamily]) -> str:
-    """What tells a family from the others of its figure."""
-    point = family.records[0].point
-    batch = f"b{point.global_batch}" if family.kind == "strong" else f"b{point.global_batch // point.world} per device"
-    words = [family.device.rpartition(" x")[0] or family.device, batch]
-    for field in ("arithmetic", "compile"):
-        if len({getattr(other.records[0].point, field) for other in families}) > 1:
-            words.append(getattr(point, field))
-    return printable(" ".join(words))
+    """A name within the figure for each family, by its own name: device and batch, and what tells it from others with these."""
+    bases = [f"{device_name(one.device)} {batch_of(one.records[0].point, one.kind)}" for one in families]
+    told = told_apart(bases, [one.details for one in families])
+    return {one.name: printable(name) for one, name in zip(families, told, strict=True)}
 
 
 def _size_mark(line: str, curve: Curve, index: int, x: _Across) -> dict[str, Any]:
