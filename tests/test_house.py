@@ -121,6 +121,7 @@ LINES = {
     "analysis": 3_736,
     "analysis": 3_820,
     "analysis": 3_850,
+    "analysis": 3_880,
     "base": 2_692,
     "campaign": 1_766,
     "cli": 1_585,

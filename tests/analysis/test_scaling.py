@@ -15,7 +15,7 @@ from run_factory import metric, repeats, run
 
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.laws import Name, fit
-from caraml.analysis.scaling import Solution, matrix, scaling, solutions_of, step_views
+from caraml.analysis.scaling import Solution, left_out, matrix, scaling, solutions_of, step_views
 from caraml.analysis.select import published
 from caraml.report.comparison import law_text, scaling_sections
 from caraml.report.scaling import efficiencies
@@ -237,6 +237,23 @@ def test_families_are_named_by_what_tells_them_apart() -> None:
     assert [family.name for family in families] == [f"gpt-mini b8 per device fp32 {words}, weak" for words in told]
     (figure,) = efficiencies([record for family in families for record in family.records])[0]
     assert figure.legend == [f"Test CPU b8 per device {words}" for words in told]
+
+
+@pytest.mark.parametrize(("name", "words"), [("devices", "the number of devices"), ("global_batch", "the batch")])
+def test_results_whose_size_nobody_stated_are_left_out_and_named(name: str, words: str) -> None:
+    """A row of a table without devices has some number there, and stood as one device."""
+    unknown = run(
+        9000.0, global_batch=8, micro_batch=8, benchmark="imported", environment={"missing": {f"point.{name}": "not in the table"}}
+    )
+    known = [placed(n, {}, benchmark="imported") for n in (2, 4)]
+    (family,) = scaling([unknown, *known])
+    assert [size.world for size in family.curves[0].sizes] == [2, 4]
+    assert left_out([unknown, *known]) == f"left out: 1 result of which {words} is not stated" and left_out(known) == ""
+    assert scaling([unknown, known[0]]) == [] and efficiencies([unknown, *known])[1] == [
+        f"Left out: 1 result of which {words} is not stated."
+    ]
+    cells = matrix(solutions_of([unknown, *known]), "time")
+    assert [cell.smallest for cell in cells] == ([2] if name == "devices" else [1])  # of an item, whatever the batch
 
 
 def test_strong_scaling_by_smaller_and_by_fewer_micro_batches_is_told_apart() -> None:

@@ -124,7 +124,7 @@ def scaling(records: Sequence[Record], store: Store | None = None, efficiency: f
     Where one number of devices was run on different numbers of nodes, the fewest nodes count. Without an ``efficiency`` no laws are fitted.
     """
     found: list[_Found] = []
-    ok = [record for record in records if record.status == "ok"]
+    ok = [record for record in records if record.status == "ok" and not _open(record)]
     for way, alike in by_way(ok, lambda record: without(axes(record.point), (*PLACEMENT, "placement"))):
         found += [_Found(kind, sizes, _details(sizes[0][0], way) | {"batch": batch}) for kind, batch, sizes in _families(alike)]
     families = []
@@ -139,6 +139,21 @@ def scaling(records: Sequence[Record], store: Store | None = None, efficiency: f
             ScalingFamily(named, kind, first.point.workload, first.point.device, first.item, everyone, tuple(curves), flagged, one.details)
         )
     return [family for family in families if family.curves]
+
+
+_SIZE = {"devices": "the number of devices", "global_batch": "the batch"}
+
+
+def _open(record: Record) -> list[str]:
+    """What nobody stated of a record that must be known to scale; its point has some number there."""
+    return [words for name, words in _SIZE.items() if name in record.unstated]
+
+
+def left_out(records: Sequence[Record]) -> str:
+    """Which results are on no curve because nobody stated their size, as a sentence; empty where there are none."""
+    found = [record for record in records if record.status == "ok" and _open(record)]
+    what = " or ".join(words for words in _SIZE.values() if any(words in _open(record) for record in found))
+    return f"left out: {count(len(found), 'result')} of which {what} is not stated" if found else ""
 
 
 @dataclass(frozen=True)
@@ -323,7 +338,7 @@ def matrix(solutions: Sequence[Solution], quantity: Quantity, best_by: Quantity 
 
 def solutions_of(records: Sequence[Record]) -> list[Solution]:
     """Time and energy per item of every record with a result: rows are of one work, columns of one system."""
-    ok = [record for record in records if record.status == "ok"]
+    ok = [record for record in records if record.status == "ok" and "devices" not in record.unstated]
     found: list[tuple[Record, str, Estimate, Estimate | None]] = []
     for way, alike in by_way(
         ok, lambda record: (record.point.benchmark, without(axes(record.point), (*PLACEMENT, *_MACHINE, "placement")))

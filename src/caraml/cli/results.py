@@ -199,15 +199,17 @@ def scaling(
     markdown: AsMarkdown = False,
 ) -> None:
     """Show speed-up and efficiency over the number of devices, with the laws of Amdahl and Gustafson, slow steps and slow ranks."""
-    from caraml.analysis.scaling import matrix, solutions_of, step_views
+    from caraml.analysis.scaling import left_out, matrix, solutions_of, step_views
     from caraml.analysis.scaling import scaling as scaled
     from caraml.report.comparison import scaling_sections
 
     found = chosen(what, out)
     store, records = found.store, found.records()
     families = scaled(records, store, efficiency / 100)
+    missing = left_out(records)
     if not families:
-        raise InputError("no two results differ in the number of devices only", "sweep it in the suite: devices = [1, 2, 4]")
+        without = f"; {missing}" if missing else ""
+        raise InputError(f"no two results differ in the number of devices only{without}", "sweep it in the suite: devices = [1, 2, 4]")
     solutions = solutions_of(records)
     cells = [
         ("Time to solution: best number of devices over smallest", matrix(solutions, "time")),
@@ -215,7 +217,7 @@ def scaling(
         ("Energy at the number of devices with the best time", matrix(solutions, "energy", "time")),
     ]
     used = {record.key: record for family in families for record in family.records}
-    _print(scaling_sections(families, cells, step_views(used.values(), store)), markdown)
+    _print(scaling_sections(families, cells, step_views(used.values(), store), missing), markdown)
 
 
 @app.command()

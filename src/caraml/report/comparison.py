@@ -127,10 +127,11 @@ def gate_lines(gate: Gate, comparison: Comparison) -> tuple[list[str], bool]:
 
 
 def scaling_sections(
-    families: Sequence[ScalingFamily], cells: Sequence[tuple[str, Sequence[Cell]]], views: Sequence[StepView]
+    families: Sequence[ScalingFamily], cells: Sequence[tuple[str, Sequence[Cell]]], views: Sequence[StepView], missing: str = ""
 ) -> list[Section]:
-    """Curves and laws of every family, the matrices of time and energy, and the single steps."""
+    """Curves and laws of every family, the matrices of time and energy, and the single steps; ``missing``: what is left out."""
     sections = [_curve(family, curve) for family in families for curve in family.curves]
+    sections += [Section("", (), (), (missing,))] if missing else []
     for title, found in cells:
         shown = tuple((cell.row, cell.column, cell.text, change(cell.ratio)) for cell in found)
         if shown:

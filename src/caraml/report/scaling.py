@@ -18,6 +18,7 @@ from caraml.analysis.scaling import (
     Size,
     batch_of,
     device_name,
+    left_out,
     matrix,
     scaling,
     solutions_of,
@@ -47,7 +48,9 @@ def efficiencies(records: Sequence[Record]) -> tuple[list[ReportFigure], list[st
         families = scaling(records)
     for family in families:
         groups.setdefault(printable(f"{family.records[0].point.benchmark}, {family.kind} scaling"), []).append(family)
-    return first_figures([_efficiency(name, families) for name, families in groups.items()])
+    figures, notes = first_figures([_efficiency(name, families) for name, families in groups.items()])
+    missing = left_out(records)
+    return figures, [*notes, *([f"{missing[0].upper()}{missing[1:]}."] if missing and figures else [])]
 
 
 def _efficiency(name: str, families: Sequence[ScalingFamily]) -> ReportFigure:
