@@ -125,6 +125,7 @@ LINES = {
     "base": 2_692,
     "campaign": 1_766,
     "cli": 1_585,
+    "cli": 1_590,
     "data": 818,
     "engine": 4_368,
     "launch": 1_735,

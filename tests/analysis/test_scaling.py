@@ -100,6 +100,14 @@ def test_a_run_by_epochs_scales_as_epicure_defines_it() -> None:
     assert speed_ups == pytest.approx({"training": 4.0, "median batch": 4.0, "epoch": 2.0})
 
 
+def test_the_median_batch_is_the_same_number_for_all_sizes() -> None:
+    """One size by epochs among others: its median without first and last batch is not set against medians of whole windows."""
+    more = {2: {"batch_time_median": metric(0.004, "s", None)}}
+    records = [run(1000 * n, devices=n, global_batch=16 * n, micro_batch=16, more=more.get(n, {})) for n in (1, 2)]
+    curve = scaling(records)[0].curve("median batch")
+    assert curve is not None and curve.sizes[1].efficiency.value == pytest.approx(1.0)
+
+
 def test_repeats_narrow_the_efficiency() -> None:
     single = scaling(weak())[0].curves[0].sizes[1].efficiency
     many = [

@@ -228,7 +228,9 @@ def _within(one: _Sizes, other: _Sizes) -> bool:
 
 
 def _curve(basis: Basis, kind: Kind, sizes: Sequence[Sequence[Record]], store: Store | None, efficiency: float | None) -> Curve | None:
-    cells = [_rates(basis, size, store) for size in sizes]
+    by_epochs = all(values([record], "batch_time_median") for size in sizes for record in size)
+    median = "batch_time_median" if by_epochs else "step_time_median"  # one of them for all: their batches are not the same ones
+    cells = [_rates(basis, size, store, median) for size in sizes]
     rates, sentence = estimates_of(cells, "throughput")
     known = [(size, rate, cell) for size, rate, cell in zip(sizes, rates, cells, strict=True) if rate is not None]
     if len(known) < 2:
@@ -250,17 +252,15 @@ def _curve(basis: Basis, kind: Kind, sizes: Sequence[Sequence[Record]], store: S
     return Curve(basis, tuple(points), laws, sentence)
 
 
-def _rates(basis: Basis, records: Sequence[Record], store: Store | None) -> list[Value]:
-    """The rate of each record."""
+def _rates(basis: Basis, records: Sequence[Record], store: Store | None, median: str) -> list[Value]:
+    """The rate of each record; of the median batch by the metric ``median``."""
     if basis == "training":
         return values(records, "throughput")
     if basis == "median batch":
-        found = ((record, record.value("batch_time_median") or record.value("step_time_median")) for record in records)
         return [
-            replace(one, value=record.point.global_batch / median, error=_median_error(record, store))
-            for record, median in found
-            if median
-            for one in values([record], "batch_time_median" if record.value("batch_time_median") else "step_time_median")
+            replace(one, value=record.point.global_batch / one.value, error=_median_error(record, store))
+            for record in records
+            for one in values([record], median)
         ]
     counted = values(records, "epoch_time")
     if counted:
