@@ -107,6 +107,12 @@ def test_work_that_lost_its_result_is_worse_than_any_number() -> None:
     assert len(parse_gate("worse:5%").lost(found)) == 1
 
 
+def test_work_that_b_never_ran_fails_the_gate_and_what_a_never_ran_does_not() -> None:
+    found = against([run(1000), run(1000, global_batch=32)], [run(1000, software="new"), run(1000, global_batch=64, software="new")])
+    (lost,) = parse_gate("worse").lost(found)
+    assert " b32 " in lost and lost.endswith(": not run")
+
+
 def test_nothing_in_common_is_an_error_that_says_what_there_is() -> None:
     with pytest.raises(InputError, match=r"no work in common: A has .*b16"):
         against([run(1), run(1, precision="bf16")], [run(1, global_batch=32), run(1, global_batch=64)])

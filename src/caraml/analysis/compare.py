@@ -311,8 +311,8 @@ class Gate:
         return [(pair, change) for pair, change in comparison.changes if change.verdict == "worse" and change.harm >= self.least]
 
     def lost(self, comparison: Comparison) -> list[str]:
-        """Work with a result in A and none in B: worse than any number."""
-        return [f"{one.name}: {one.reason}" for one in comparison.lost if one.side == "B"]
+        """Work with a result in A and none in B, which may not have run it: worse than any number."""
+        return [f"{one.name}: {one.reason}" for one in (*comparison.lost, *comparison.unmatched) if one.side == "B"]
 
     def blind(self, comparison: Comparison) -> list[tuple[Pair, Change]]:
         """Changes without a verdict that could hide what the gate looks for: these runs could not have shown it."""
