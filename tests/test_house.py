@@ -135,7 +135,7 @@ LINES = {
     "report": 4_562,
     "report": 4_580,
     "reference": 480,
-    "report": 4_640,
+    "report": 4_660,
     "results": 2_514,
     "suite": 2_532,
     "system": 3_924,

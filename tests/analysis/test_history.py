@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from record_factory import make_point, make_record
 from run_factory import run
 
-from caraml.analysis.history import FEWEST, attempts, change_points, history
+from caraml.analysis.history import FEWEST, attempts, change_points, history, not_above_zero
 from caraml.base.errors import InputError
+from caraml.metrics.model import Metric
+from caraml.report.comparison import history_sections
 from caraml.results.record import Record
 from caraml.results.store import Store, write_record
 
@@ -72,6 +74,16 @@ def test_software_may_change_within_a_series_but_work_may_not() -> None:
     assert found[1].note is not None and str(FEWEST) in found[1].note
     with pytest.raises(InputError, match="unknown metric"):
         history(records, "speed")
+
+
+def test_results_not_above_zero_are_counted() -> None:
+    """A ratio needs numbers above zero; those that are not shall not vanish without a word."""
+    waits = [{"data_wait_share": Metric(value=value, unit="1")} for value in (0.1, 0.0, 0.2)]
+    records = [nights([100.0] * 3, more=more)[at] for at, more in enumerate(waits)]
+    (series,) = history(records, "data_wait_share")
+    assert len(series.entries) == 2 and not_above_zero(records, "data_wait_share") == 1 and not_above_zero(records, "throughput") == 0
+    assert "left out: 1 result not above zero, as levels are compared by their ratio" in history_sections([series], 1)[0].notes
+    assert not any("left out" in note for note in history_sections([series])[0].notes)
 
 
 def test_every_attempt_of_every_folder_counts(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def printed(sections: list[Section], width: int = 80) -> str:
         (Estimate(1.05, None), "+5.0 ± ? %"),
         (Estimate(0.9, 0.01), "-10.0 % (-11.7 to -8.2)"),
         (Estimate(3.0, 0.0), "+200 % (+200 to +200)"),
+        (Estimate(1e21, None), "+1.0e+23 ± ? %"),
         (None, "–"),
     ],
 )
@@ -45,12 +46,19 @@ def test_an_estimate_carries_its_interval() -> None:
     [
         (EfficiencyLimit(0.8, 13.5, 13.0, 15.9, False), "below efficiency 80 % beyond 14 devices (from 13 to 16)"),
         (EfficiencyLimit(0.8, 40.0, 30.0, None, True), "beyond 40 devices (from 30 on), extrapolated beyond what was measured"),
+        (EfficiencyLimit(0.8, 40.0, 30.0, 2.8e14, True), "beyond 40 devices (from 30 on), extrapolated beyond what was measured"),
+        (EfficiencyLimit(0.8, 2.8e14, None, None, True), "efficiency 80 % is never reached by this fit (extrapolated)"),
         (EfficiencyLimit(0.8, None, 90.0, None, True), "efficiency 80 % is never reached by this fit (extrapolated)"),
     ],
 )
 def test_an_extrapolated_limit_says_so(limit: EfficiencyLimit, words: str) -> None:
     law = Law("Amdahl", 0.02, 0.01, 0.03, 0.5, (), (), (), (), limit)
     assert words in law_text(law) and law_text(law).startswith("Amdahl: serial share 2.0 % (1.0 to 3.0 %); ")
+
+
+def test_a_share_that_is_rounding_is_none() -> None:
+    law = Law("Amdahl", 1.6e-15, None, None, None, (), (), (), (), EfficiencyLimit(0.8, 2.8e14, None, None, True))
+    assert law_text(law).startswith("Amdahl: serial share 0 ± ? %; ")
 
 
 def test_a_law_that_does_not_fit_says_so() -> None:

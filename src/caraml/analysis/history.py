@@ -141,6 +141,12 @@ def history(records: Sequence[Record], metric: str = "throughput") -> list[Serie
     return [_series(name, group, metric) for name, group in zip(names(groups), groups, strict=True)]
 
 
+def not_above_zero(records: Sequence[Record], metric: str) -> int:
+    """How many results are on no series because their number is zero, or below."""
+    known = [value for record in records if record.status == "ok" and (value := record.value(metric)) is not None]
+    return sum(value <= 0 for value in known)
+
+
 def _time(record: Record) -> datetime:
     """When it was measured; a record that does not say it in a way that can be read comes first and is on no series."""
     try:

@@ -27,7 +27,9 @@ Name = Literal["Amdahl", "Gustafson"]
 Array: TypeAlias = NDArray[np.float64]
 
 DRAWS = 1000
-_SHARES = np.concatenate([[0.0], np.geomspace(1e-6, 1.0, 1200)])
+SMALLEST_SHARE = 1e-6
+"""Serial share below which a fit cannot be told from none."""
+_SHARES = np.concatenate([[0.0], np.geomspace(SMALLEST_SHARE, 1.0, 1200)])
 """Serial shares that are tried first; neighbours differ by 1.2 %, which is more than the error of rates that are well known."""
 _STEPS = 4
 """From a tried share to the best one: the last step is far below any error."""

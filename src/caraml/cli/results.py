@@ -229,14 +229,17 @@ def history(
 ) -> None:
     """Show a number over time, every attempt counted: where its level changed, and what changed with it."""
     from caraml.analysis.history import history as followed
+    from caraml.analysis.history import not_above_zero
     from caraml.report.comparison import history_sections
 
     named = [chosen(name, out) for name in what] if what else [chosen(None, out)]
     records = {(found.store.root.resolve(), one.key, one.attempt): one for found in named for one in found.every_attempt()}
     series = followed(list(records.values()), metric)
+    dropped = not_above_zero(list(records.values()), metric)
     if not series:
-        raise InputError(f"no result has a value for {metric}", "caraml results --csv shows which numbers there are")
-    _print(history_sections(series), markdown)
+        above = " above zero, and levels are compared by their ratio" if dropped else ""
+        raise InputError(f"no result has a value for {metric}{above}", "caraml results --csv shows which numbers there are")
+    _print(history_sections(series, dropped), markdown)
 
 
 @app.command()

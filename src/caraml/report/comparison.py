@@ -10,7 +10,7 @@ from caraml.analysis.compare import Change, Comparison, Gate
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.grouping import Difference
 from caraml.analysis.history import Series
-from caraml.analysis.laws import EfficiencyLimit, Law
+from caraml.analysis.laws import SMALLEST_SHARE, EfficiencyLimit, Law
 from caraml.analysis.run_variation import INTERVAL
 from caraml.analysis.scaling import Cell, Curve, ScalingFamily, StepView
 from caraml.base.format import count, prefixed, significant
@@ -19,6 +19,8 @@ from caraml.metrics.model import Metric
 from caraml.report.numbers import written
 from caraml.report.section import Section
 
+_LARGEST = 1e6
+"""Per cent, and devices, beyond which a number says no more than that it is large."""
 VERDICTS = ("worse", "better", "same", "unknown", "indistinguishable")
 
 
@@ -43,7 +45,7 @@ def change(ratio: Estimate | None) -> str:
 
 def _percent(ratio: float) -> str:
     value = 100 * (ratio - 1)
-    return f"{value:+.1f}" if abs(value) < 99.95 else f"{value:+.0f}"
+    return f"{value:+.1f}" if abs(value) < 99.95 else f"{value:+.0f}" if value < _LARGEST else f"{value:+.1e}"
 
 
 # -- compare -----------------------------------------------------------------------------------------------------------
@@ -180,18 +182,22 @@ def law_text(law: Law) -> str:
 
 
 def _share(share: float) -> str:
-    return significant(100 * share, 2)
+    return significant(100 * share, 2) if share >= SMALLEST_SHARE else "0"
 
 
 def _limit(limit: EfficiencyLimit) -> str:
     share = f"efficiency {100 * limit.efficiency:g} %"
-    if limit.devices is None:
+    if limit.devices is None or limit.devices > _LARGEST:
         return f"{share} is never reached by this fit (extrapolated)"
     ends = ""
     if limit.low is not None:
-        ends = f" (from {significant(limit.low, 2)}{' on' if limit.high is None else f' to {significant(limit.high, 2)}'})"
+        ends = f" (from {significant(limit.low, 2)}{_to(limit.high)})"
     extrapolated = ", extrapolated beyond what was measured" if limit.extrapolated else ""
     return f"below {share} beyond {significant(limit.devices, 2)} devices{ends}{extrapolated}"
+
+
+def _to(devices: float | None) -> str:
+    return " on" if devices is None or devices > _LARGEST else f" to {significant(devices, 2)}"
 
 
 def _elbow(view: StepView) -> tuple[str, str, str]:
@@ -215,12 +221,13 @@ _SLOWEST = 3
 # -- history -----------------------------------------------------------------------------------------------------------
 
 
-def history_sections(series: Sequence[Series]) -> list[Section]:
-    """A row for each level of each series, and what changed between levels."""
+def history_sections(series: Sequence[Series], dropped: int = 0) -> list[Section]:
+    """A row for each level of each series, and what changed between levels; ``dropped``: results that are not above zero."""
     metric = title_of(series[0].metric)
     rows = tuple(row for one in series for row in _levels(one))
     short = sum(one.note is not None for one in series)
     notes = [f"{short} of {len(series)} series have fewer results than a change needs"] if short else []
+    notes += [f"left out: {count(dropped, 'result')} not above zero, as levels are compared by their ratio"] if dropped else []
     notes += [INTERVAL, "changes are between the medians of the stretches"]
     found = [Section(f"{metric} over time", ("work", "device", "from, to", "runs", "mean", "change", ""), rows, tuple(notes))]
     changes = tuple(text for one in series for text in _changes(one))
