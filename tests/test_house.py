@@ -123,6 +123,8 @@ LINES = {
     "analysis": 3_850,
     "analysis": 3_880,
     "base": 2_692,
+    "analysis": 3_731,
+    "base": 2_704,
     "campaign": 1_766,
     "cli": 1_585,
     "cli": 1_590,

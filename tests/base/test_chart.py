@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -9,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from caraml.base.axis import Scale
 from caraml.base.chart import HEIGHT, WIDTH, Axis, Drawing, Line, bars, cells, curves, dots, marks
 
 
@@ -75,6 +77,22 @@ def test_values_of_no_extent_have_an_axis() -> None:
     for axis in (Axis("y"), Axis("y", log=10), Axis("y", zero=True)):
         assert HEIGHT >= float(path(line([(1, 5), (2, 5)], y=axis)).rpartition(",")[2]) >= 0
     assert path(line([(0, 0), (1, 0)], y=Axis("y", zero=True)))
+
+
+@pytest.mark.parametrize("ends", [(0.0, 0.0), (7.0, 7.0), (-3.0, -3.0), (1e20, 1e20), (0.0, 5.0), (-2.0, 0.0)])
+@pytest.mark.parametrize("log", [None, 10])
+def test_an_axis_has_an_extent_whatever_its_ends(ends: tuple[float, float], log: int | None) -> None:
+    for scale in (Scale(Axis("x", log=log, domain=ends), [], WIDTH), Scale(Axis("x", log=log), ends, WIDTH)):
+        assert all(0 <= scale(value) <= WIDTH for value in ends)
+        assert scale.ticks and all(math.isfinite(at) for at, _ in scale.ticks)
+    assert Scale(Axis("x", log=log), [], WIDTH).ticks, "without a value"
+
+
+def test_bars_and_cells_without_a_length_are_drawn() -> None:
+    assert bars(["a"], [{"row": 0, "a": 0, "b": 0, "series": 0, "d": "a: 0"}], [], "s", "Bars").width
+    assert dots(["a"], [[{"row": 0, "x": 0.0, "d": "a: 0"}]], "s", "Dots").width
+    unknown = {"row": 0, "column": 0, "text": "–", "value": None, "d": "not known"}
+    assert "not known" in cells(["a"], ["b"], [unknown], "Cells").svg
 
 
 def test_marks_say_what_they_share_once_and_texts_stay_texts() -> None:

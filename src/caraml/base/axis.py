@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -37,8 +37,8 @@ class Scale:
     """Where the values of an axis lie along ``length`` pixels, from the far end if ``upward``."""
 
     def __init__(self, axis: Axis, values: Iterable[float], length: float, upward: bool = False) -> None:
-        self._of = math.log if axis.log else float
-        low, high = axis.domain or _ends(axis, list(values))
+        low, high = _apart(axis, *axis.domain) if axis.domain else _ends(axis, list(values))
+        self._of: Callable[[float], float] = (lambda value: math.log(max(value, low))) if axis.log else float
         self._low, self._high, self._length, self._upward = self._of(low), self._of(high), length, upward
         ticks = list(axis.ticks) or (_log_ticks if axis.log else _time_ticks if axis.time else _ticks)(low, high)
         self.ticks = [(self(tick), _date(tick, high - low) if axis.time else _number(tick)) for tick in ticks]
@@ -52,13 +52,25 @@ def _ends(axis: Axis, values: list[float]) -> tuple[float, float]:
     """Both ends of an axis that holds ``values``; those of a linear one are round."""
     if axis.zero and not axis.log:
         values = [*values, 0.0]
-    low, high = min(values), max(values)
-    if low == high:
-        low, high = (low / 2, high * 2) if axis.log else (low - 43_200_000, high + 43_200_000) if axis.time else (low - 0.5, high + 0.5)
+    if axis.log:
+        values = [value for value in values if value > 0]
+    low, high = _apart(axis, min(values, default=1.0), max(values, default=1.0))
     if axis.log or axis.time:
         return low, high
     step = _step(low, high, 10)
     return math.floor(low / step) * step, math.ceil(high / step) * step
+
+
+def _apart(axis: Axis, low: float, high: float) -> tuple[float, float]:
+    """Two ends with a distance that can be drawn: equal ones, and ends of a logarithmic axis at or below zero, are moved."""
+    if axis.log and low <= 0:
+        low, high = (high / 10, high) if high > 0 else (1.0, 1.0)
+    if high - low > 1e-9 * max(abs(low), abs(high)):
+        return low, high
+    if axis.log:
+        return low / 2, high * 2
+    half = 43_200_000 if axis.time else max(0.5, 1e-6 * abs(high))
+    return low - half, high + half
 
 
 def _step(low: float, high: float, parts: int) -> float:

@@ -327,8 +327,8 @@ def cells(
     wide = max(WIDTH / len(columns), width)
     plot = _Plot(round(wide * len(columns)), LINE * len(rows) + 20)
     values = [cell["value"] for cell in found if cell["value"] is not None]
-    scale = math.log if wide_range(values) else float
-    low, high = scale(min(values)), scale(max(values))
+    scale = math.log if values and wide_range(values) else float
+    low, high = scale(min(values, default=0.0)), scale(max(values, default=0.0))
 
     def rect(cell: dict[str, Any]) -> str:
         left, top, value = cell["column"] * wide, cell["row"] * LINE + 36, cell["value"]

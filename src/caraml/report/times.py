@@ -181,7 +181,7 @@ class PerStep:
     def series(self, found: Steps) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """The steps at which the value is known, and the values."""
         values = self.values(found)
-        chosen = ~np.isnan(values) & (self.with_first | ~found.within("first"))
+        chosen = np.isfinite(values) & (self.with_first | ~found.within("first"))
         return found.step[chosen], values[chosen]
 
 
