@@ -138,6 +138,7 @@ LINES = {
     "report": 4_580,
     "reference": 480,
     "report": 4_660,
+    "report": 4_581,
     "results": 2_514,
     "suite": 2_532,
     "system": 3_924,

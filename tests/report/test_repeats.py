@@ -5,10 +5,63 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from record_factory import make_record
+from record_factory import broken_record, make_point, make_record
 
 from caraml.analysis.table import Steps
-from caraml.report.times import LOSS, over_steps
+from caraml.metrics.model import Metric
+from caraml.report.figures import action, heat_maps, node_and_devices, over_batch, time_and_energy
+from caraml.report.section import ReportFigure
+from caraml.report.times import LOSS, STEP_TIME, epochs, over_steps, phases, runtime_parts, step_distributions
+from caraml.results.record import Record
+
+
+def run(batch: int = 16, repeat: int = 0, slower: float = 1.0, status: str = "ok", **more: object) -> Record:
+    """A run with every number that figures draw, of which all are worse by a factor of ``slower``."""
+    record = make_record(make_point(global_batch=batch, micro_batch=batch, repeat=repeat, **more), step=0.1 * slower, watts=300.0)
+    joules = record.metrics["energy"]
+    extra = {
+        "device_energy": joules,
+        "node_energy": joules.model_copy(update={"value": 1.5 * (joules.value or 0.0), "scope": "node_dc"}),
+        **{name: Metric(value=10.0 * slower, unit="s") for name in ("runtime", "epoch_time_first", "epoch_time_mean")},
+        **{name: Metric(value=share, unit="1") for name, share in zip(SHARES, (0.7, 0.1, 0.2), strict=True)},
+    }
+    reason = None if status == "ok" else "the loss is not finite"
+    return record.model_copy(update={"metrics": {**record.metrics, **extra}, "status": status, "reason": reason})
+
+
+SHARES = ("training_share", "loading_share", "rest_share")
+
+
+def energy_figures(records: list[Record]) -> list[ReportFigure]:
+    return [*time_and_energy(records), *node_and_devices(records), *action(records)]
+
+
+def test_no_figure_takes_numbers_of_a_run_without_a_result() -> None:
+    good = [run(batch, repeat) for batch in (16, 32) for repeat in (0, 2)]
+    bad = [run(32, 1, 10.0, "invalid"), run(64, 0, 10.0, "invalid")]
+
+    def drawn(records: list[Record]) -> list[list[list[str]]]:
+        found = [*over_batch(records)[0], *energy_figures(records), *runtime_parts(records), *epochs(records)]
+        steps = {record.key: Steps(np.arange(9), ["measure"], np.zeros(9, int), np.ones(9), np.ones(9)) for record in records}
+        found += [*step_distributions(records, steps), *over_steps(STEP_TIME, records, steps)]
+        return [[list(row) for row in figure.rows] for figure in found]
+
+    assert len(drawn(good)) >= 8 and drawn([*good, *bad]) == drawn(good)
+    bars = over_batch([run(16), run(16, 1, 10.0, "invalid")])[0]
+    assert [row[2] for figure in bars for row in figure.rows] == [row[2] for figure in over_batch([run(16)])[0] for row in figure.rows]
+    assert over_batch([run(16, 0, 1.0, "invalid")]) == ([], [])
+
+
+def test_what_failed_is_drawn_as_that() -> None:
+    records = [run(batch, system=system) for system in ("a", "b") for batch in (16, 32)] + [run(64, status="invalid", system="a")]
+    (throughput, energy), _ = heat_maps(records)
+    assert throughput.rows[2][2] == energy.rows[2][2] == "invalid: the loss is not finite"
+    bad = records[-1]
+    steps = {bad.key: Steps(np.arange(9), ["measure"], np.zeros(9, int), np.ones(9), np.ones(9))}
+    (loss,) = over_steps(LOSS, [bad], steps)
+    assert loss.legend == [f"{bad.point.label} (invalid)"]
+    (parts,) = phases([bad, broken_record(make_point(), "failed", "no room")])
+    assert {row[0] for row in parts.rows} == {f"{bad.point.label} (invalid)"}
 
 
 def test_a_loss_that_is_finite_at_the_first_step_only_is_drawn() -> None:

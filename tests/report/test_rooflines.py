@@ -31,7 +31,8 @@ def placed(intensity: float, share: float, scope: str, **point: object) -> Recor
 def test_a_figure_for_each_arithmetic_and_a_reason_for_every_other_point() -> None:
     slow, fast = placed(10.0, 0.5, "memory"), placed(400.0, 0.8, "arithmetic", global_batch=64)
     other = placed(10.0, 0.25, "memory", precision="bf16")
-    figures, notes = rooflines([slow, make_record(make_point(global_batch=4)), fast, other])
+    invalid = placed(10.0, 0.9, "memory", repeat=1).model_copy(update={"status": "invalid", "reason": "the loss is not finite"})
+    figures, notes = rooflines([slow, invalid, make_record(make_point(global_batch=4)), fast, other])
     assert [figure.title.rpartition(", ")[2] for figure in figures] == ["fp32", "bf16"]
     assert [row[-2:] for row in figures[0].rows] == [["memory", "50.0 %"], ["arithmetic", "80.0 %"]]
     assert [row[-2:] for row in figures[1].rows] == [["memory", "25.0 %"]]

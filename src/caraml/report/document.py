@@ -20,7 +20,19 @@ from caraml.base.format import percent, printable
 from caraml.metrics.definitions import title_of
 from caraml.report import figures, published, scaling, times
 from caraml.report import section as text
-from caraml.report.grouping import COST, MOST_SERIES, NODE, TOTAL, Repeats, labels, machine, repeated, single, unknown_energy
+from caraml.report.grouping import (
+    COST,
+    MOST_SERIES,
+    NODE,
+    TOTAL,
+    Repeats,
+    labels,
+    labels_and_statuses,
+    machine,
+    repeated,
+    single,
+    unknown_energy,
+)
 from caraml.report.numbers import energy_reason, flat, half_width, written
 from caraml.report.section import ReportFigure, Section
 from caraml.report.series import first_line, power_figure, read_traces
@@ -284,7 +296,7 @@ def _read_steps(store: Store, records: Sequence[Record]) -> tuple[dict[str, Step
 
 
 def _power(store: Store, records: Sequence[Record]) -> tuple[list[ReportFigure], list[str]]:
-    named = labels(records)
+    named = labels_and_statuses(records)
     with_power = [record for record in records if raw_files(store, record, "power")]
     traces, notes = read_traces(store, with_power[:MOST_TRACES])
     drawn = [power_figure(record, named[record.key], traces[record.key]) for record in with_power[:MOST_TRACES] if record.key in traces]

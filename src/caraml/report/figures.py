@@ -40,6 +40,7 @@ from caraml.report.grouping import (
     marker,
     metric,
     repeated,
+    valid,
 )
 from caraml.report.numbers import counted, plain
 from caraml.report.section import ReportFigure
@@ -65,9 +66,9 @@ Figures = tuple[list[ReportFigure], list[str]]
 
 
 def of_works(records: Iterable[Record], draw: Callable[[str, list[Record], Lines, str], ReportFigure]) -> list[ReportFigure]:
-    """A figure for each work: ``draw`` gets its name, its records, its points by name, and a sentence about those left out."""
+    """A figure for each work: ``draw`` gets its name, its runs with a result, its points by name, and a sentence about those left out."""
     figures = []
-    for name, group in list(works(list(records)).items())[:MOST_FIGURES]:
+    for name, group in list(works(valid(records)).items())[:MOST_FIGURES]:
         lines, more = first(list(families(group, ()).items()), MOST_ROWS, "point")
         figures.append(draw(name, group, lines, more))
     return figures
@@ -80,7 +81,7 @@ def over_batch(records: Sequence[Record]) -> Figures:
     """For each work, rate, energy of an hour and efficiency over the batch, and the model's quality where it is known, a line for each
     machine; bars where no batch was swept."""
     figures, single = [], []
-    for name, group in works([record for record in records if record.value("throughput") is not None]).items():
+    for name, group in works([record for record in valid(records) if record.value("throughput") is not None]).items():
         lines = families(group, ("batch",))
         swept = any(len({record.point.global_batch for record in line}) > 1 for line in lines.values())
         if swept and any(RATE.of([record]) is not None for record in group):
@@ -223,7 +224,7 @@ def _map(name: str, group: Sequence[Record], lines: dict[str, list[Record]], qua
 
 def _cell(quantity: Quantity, repeats: Sequence[Record], factor: float) -> tuple[str, float | None, str]:
     """What stands in a cell, the value behind it, and what is said of it."""
-    found = quantity.of([record for record in repeats if record.status == "ok"])
+    found = quantity.of(repeats)
     if found is not None:
         return significant(known(found) / factor), known(found), quantity.text(found)
     record = next((one for one in repeats if one.status != "ok"), repeats[0])
@@ -344,7 +345,7 @@ def _log(values: Sequence[float]) -> int | None:
 
 def rooflines(records: Sequence[Record]) -> Figures:
     """The roofline of each machine and arithmetic, and why points are in none."""
-    measured = [record for record in records if record.window is not None]
+    measured = [record for record in valid(records) if record.window is not None]
     groups: dict[str, list[tuple[Record, RooflineRow]]] = {}
     missing: dict[str, int] = {}
     for record, row in zip(measured, roofline(measured), strict=True):

@@ -46,7 +46,7 @@ class Repeats:
     @property
     def good(self) -> list[Record]:
         """The runs with a result."""
-        return [record for record in self.runs if record.status == "ok"]
+        return valid(self.runs)
 
     @property
     def count(self) -> str:
@@ -89,13 +89,24 @@ def single(records: Sequence[Record]) -> list[Repeats]:
 
 
 def _repeats(group: Sequence[Record], wanted: Collection[str] | None) -> Repeats:
-    good = [record for record in group if record.status == "ok"]
+    good = valid(group)
     first = (good or group)[0]
     point = first.point.model_copy(update={"repeat": 0}) if len(group) > 1 else first.point
     names = dict.fromkeys(name for record in good for name in record.metrics if wanted is None or name in wanted)
     means = {name: found for name in names if (found := mean_metric(good, name)) is not None}
     seen = list(dict.fromkeys(flag for record in good for flag in record.flags)) if good else first.flags
     return Repeats(tuple(group), first.model_copy(update={"point": point, "metrics": means or first.metrics, "flags": seen}))
+
+
+def valid(records: Iterable[Record]) -> list[Record]:
+    """The runs whose numbers hold. One that is invalid has numbers as well: of work that went wrong."""
+    return [record for record in records if record.status == "ok"]
+
+
+def labels_and_statuses(records: Sequence[Record]) -> dict[str, str]:
+    """As :func:`labels`, with the status of every run without a result."""
+    named = labels(records)
+    return {one.key: named[one.key] if one.status == "ok" else f"{named[one.key]} ({one.status})" for one in records}
 
 
 def labels(records: Sequence[Record]) -> dict[str, str]:
@@ -216,9 +227,10 @@ class Quantity:
     metric: Callable[[Record], Metric | None]
 
     def of(self, records: Sequence[Record]) -> Metric | None:
-        """The mean over repeats with its interval between runs; ``None`` if one of them has no value."""
-        found = [metric for record in records if (metric := self.metric(record)) is not None and metric.value is not None]
-        return mean_metric(records, TOTAL.name, self.metric) if found and len(found) == len(records) else None
+        """The mean over the repeats with a result, with its interval between runs; ``None`` if one of them has no value."""
+        runs = valid(records)
+        found = [metric for record in runs if (metric := self.metric(record)) is not None and metric.value is not None]
+        return mean_metric(runs, TOTAL.name, self.metric) if found and len(found) == len(runs) else None
 
     def value(self, records: Sequence[Record]) -> float:
         """The number of records that have one."""

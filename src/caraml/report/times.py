@@ -14,7 +14,7 @@ from caraml.base.format import count, prefixed
 from caraml.base.stats import elbow
 from caraml.metrics.model import Phase
 from caraml.report.figures import Lines, of_works, stacked
-from caraml.report.grouping import LABEL, MOST_FIGURES, MOST_SERIES, clipped, keys, labels, metric
+from caraml.report.grouping import LABEL, MOST_FIGURES, MOST_SERIES, clipped, keys, labels, labels_and_statuses, metric, valid
 from caraml.report.numbers import plain
 from caraml.report.section import ReportFigure
 from caraml.report.series import distribution, downsampled, downsampling_note, points_per_line, sampled
@@ -81,7 +81,7 @@ def phases(records: Sequence[Record]) -> list[ReportFigure]:
     shown = [record for record in records if record.phases]
     if not shown:
         return []
-    named = labels(shown)
+    named = labels_and_statuses(shown)
     drawn = [_longest(record) for record in shown]
     # The window always has the first colour.
     kinds = sorted(dict.fromkeys(_spoken(phase.name) for parts in drawn for phase in parts), key=lambda kind: kind != "measure")
@@ -111,7 +111,7 @@ def _spoken(name: str) -> str:
 
 def step_distributions(records: Sequence[Record], steps: dict[str, Steps]) -> list[ReportFigure]:
     """Cumulative distribution of the step times in the window, a figure for each benchmark; of epochs without first and last batch."""
-    groups = _benchmarks(records, steps, lambda found: bool(found.measured()))
+    groups = _benchmarks(valid(records), steps, lambda found: bool(found.measured()))
     figures = []
     for group in groups:
         every = {record.key: steps[record.key].measured() for record in group}
@@ -197,13 +197,13 @@ LOSS = PerStep("loss", "1", "Training loss over steps", "From the first step on;
 
 
 def over_steps(quantity: PerStep, records: Sequence[Record], steps: dict[str, Steps]) -> list[ReportFigure]:
-    """``STEP_TIME`` or ``LOSS`` over the steps, a figure for each benchmark."""
-    groups = _benchmarks(records, steps, lambda found: len(quantity.series(found)[0]) > 0)
+    """``STEP_TIME`` of the runs with a result, or ``LOSS`` of all, over the steps, a figure for each benchmark."""
+    groups = _benchmarks(records if quantity is LOSS else valid(records), steps, lambda found: len(quantity.series(found)[0]) > 0)
     return [_over_steps(quantity, group, steps) for group in groups]
 
 
 def _over_steps(quantity: PerStep, records: Sequence[Record], steps: dict[str, Steps]) -> ReportFigure:
-    named, unit, shown = labels(records), quantity.unit, records[:MOST_SERIES]
+    named, unit, shown = labels_and_statuses(records), quantity.unit, records[:MOST_SERIES]
     found = [(record, *quantity.series(steps[record.key])) for record in shown]
     values = np.concatenate([ys for _, _, ys in found])
     factor, written_unit = prefixed(float(np.median(values)), unit)
