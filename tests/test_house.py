@@ -139,6 +139,7 @@ LINES = {
     "reference": 480,
     "report": 4_660,
     "report": 4_581,
+    "report": 4_639,
     "results": 2_514,
     "suite": 2_532,
     "system": 3_924,

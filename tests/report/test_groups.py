@@ -151,7 +151,7 @@ def test_a_point_at_which_weak_and_strong_scaling_meet_stands_in_both() -> None:
         "once": [("once", 8)],
         "grid": [("grid", 1)],
     }
-    first_figure, second = time_and_energy([*weak, *strong])
+    first_figure, second = time_and_energy([*weak, *strong])[0]
     assert [len(figure.rows) for figure in (first_figure, second)] == [3, 3] and second.title.endswith(": strong")
     assert sum(len(figure.rows) for figure in over_batch([*weak, *strong])[0]) == 5, "a bar for each, once"
     two = works([record("weak", 1, 64), record("weak", 2, 128), record("strong", 2, 64)])

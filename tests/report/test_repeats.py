@@ -10,6 +10,7 @@ from record_factory import broken_record, make_point, make_record
 from caraml.analysis.table import Steps
 from caraml.metrics.model import Metric
 from caraml.report.figures import action, heat_maps, node_and_devices, over_batch, time_and_energy
+from caraml.report.grouping import ACTION, COST, DEVICES, EFFICIENCY, ENERGY, HOUR, TIME
 from caraml.report.section import ReportFigure
 from caraml.report.times import LOSS, STEP_TIME, epochs, over_steps, phases, runtime_parts, step_distributions
 from caraml.results.record import Record
@@ -33,7 +34,7 @@ SHARES = ("training_share", "loading_share", "rest_share")
 
 
 def energy_figures(records: list[Record]) -> list[ReportFigure]:
-    return [*time_and_energy(records), *node_and_devices(records), *action(records)]
+    return [figure for draw in (time_and_energy, node_and_devices, action) for figure in draw(records)[0]]
 
 
 def test_no_figure_takes_numbers_of_a_run_without_a_result() -> None:
@@ -41,7 +42,7 @@ def test_no_figure_takes_numbers_of_a_run_without_a_result() -> None:
     bad = [run(32, 1, 10.0, "invalid"), run(64, 0, 10.0, "invalid")]
 
     def drawn(records: list[Record]) -> list[list[list[str]]]:
-        found = [*over_batch(records)[0], *energy_figures(records), *runtime_parts(records), *epochs(records)]
+        found = [*over_batch(records)[0], *energy_figures(records), *runtime_parts(records)[0], *epochs(records)[0]]
         steps = {record.key: Steps(np.arange(9), ["measure"], np.zeros(9, int), np.ones(9), np.ones(9)) for record in records}
         found += [*step_distributions(records, steps), *over_steps(STEP_TIME, records, steps)]
         return [[list(row) for row in figure.rows] for figure in found]
@@ -71,3 +72,22 @@ def test_a_loss_that_is_finite_at_the_first_step_only_is_drawn() -> None:
         steps = Steps(np.arange(10), ["first"] + ["measure"] * 9, np.full(10, 0), np.ones(10), losses)
         (figure,) = over_steps(LOSS, [record], {record.key: steps})
         assert [row[1:] for row in figure.rows] == [["0", "2.50"]] and figure.drawings[0].width
+
+
+def of_boundary(record: Record, scope: str) -> Record:
+    metrics = {name: one.model_copy(update={"scope": scope}) if one.scope == "device" else one for name, one in record.metrics.items()}
+    return record.model_copy(update={"metrics": metrics})
+
+
+def test_energies_of_different_boundaries_have_no_mean() -> None:
+    apart = [run(16), of_boundary(run(16, 1), "module")]
+    assert all(quantity.of(apart) is None for quantity in (ENERGY, ACTION, HOUR, COST, EFFICIENCY, DEVICES))
+    assert ENERGY.of(apart[1:]) is not None and TIME.of(apart) is not None
+    words = "not drawn: the runs measured different things: "
+    for draw in (time_and_energy, action, node_and_devices):
+        (figure,), notes = draw([*apart, run(32), run(64)])
+        assert [row[0] for row in figure.rows] == sorted(["b32", "b64"], reverse=draw is action) and notes == []
+        assert f" 1 point {words}" in f" {figure.note}" and "(device), " in figure.note and "(module)." in figure.note
+    assert time_and_energy(apart)[0] == [] and time_and_energy(apart)[1][0].startswith(
+        f"Time and energy, gpt-mini: 1 point {words}J (device)"
+    )

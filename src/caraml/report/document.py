@@ -251,24 +251,26 @@ def figure_sections(store: Store, records: Sequence[Record]) -> list[Section]:
     steps, faults = _read_steps(store, records)
     rates, more_rates = figures.over_batch(records)
     nothing = [] if steps or faults else ["No step tables: nothing was measured."]
+    (parts, no_parts), (epochs, no_epochs) = times.runtime_parts(records), times.epochs(records)
     clock = [
-        *times.runtime_parts(records),
+        *parts,
         *(times.phases(records) if len(records) <= times.MOST_PHASES else []),
-        *times.epochs(records),
+        *epochs,
         *times.step_distributions(records, steps),
         *times.over_steps(times.STEP_TIME, records, steps),
     ]
     losses = times.over_steps(times.LOSS, records, steps)
     no_loss = [] if losses or nothing else ["No losses: nothing was trained."]
-    energy = [*figures.time_and_energy(records), *figures.node_and_devices(records), *figures.action(records)]
+    energies = [draw(records) for draw in (figures.time_and_energy, figures.node_and_devices, figures.action)]
+    energy, no_energy = [one for drawn, _ in energies for one in drawn], [note for _, notes in energies for note in notes]
     growth, more_growth = scaling.efficiencies(records)
     found: list[tuple[str, str, list[ReportFigure], list[str]]] = [
         ("throughput", "Rate and batch", rates, more_rates if rates else ["No point has a throughput."]),
         ("maps", "Machines and batches", *figures.heat_maps(records)),
         ("limits", "Distance to the limit", *figures.rooflines(records)),
-        ("energy", "Time and energy", energy, []),
+        ("energy", "Time and energy", energy, no_energy),
         ("scaling", "Scaling", [*growth, *scaling.matrices(records)], more_growth),
-        ("times", "Where the time went", clock, faults + nothing),
+        ("times", "Where the time went", clock, [*no_parts, *no_epochs, *faults, *nothing]),
         ("loss", "Training loss", losses, no_loss + nothing),
         ("power", "Power", *_power(store, records)),
         ("history", "Results over time", *scaling.histories(store.root, records)),
@@ -302,7 +304,7 @@ def _power(store: Store, records: Sequence[Record]) -> tuple[list[ReportFigure],
     drawn = [power_figure(record, named[record.key], traces[record.key]) for record in with_power[:MOST_TRACES] if record.key in traces]
     if len(with_power) > MOST_TRACES:
         notes.append(f"The first {MOST_TRACES} of {len(with_power)} points; choose any point under One point in full to see its power.")
-    silent = [named[record.key] for record in records if energy_reason(record) is not None and NODE.metric(record) is None]
+    silent = [named[record.key] for record in records if energy_reason(record) is not None and NODE.of([record]) is None]
     if silent:
         more = f" and {len(silent) - MOST_NAMED} more" if len(silent) > MOST_NAMED else ""
         notes.append(f"No energy for {', '.join(silent[:MOST_NAMED])}{more}; the reason stands below the table of results.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from caraml.analysis.bottleneck import RooflineRow, roofline
@@ -20,7 +20,6 @@ from caraml.report.grouping import (
     ENERGY,
     HOUR,
     LABEL,
-    MOST_FIGURES,
     MOST_ROWS,
     MOST_SERIES,
     NODE,
@@ -44,7 +43,7 @@ from caraml.report.grouping import (
 )
 from caraml.report.numbers import counted, plain
 from caraml.report.section import ReportFigure
-from caraml.report.works import item_of, works
+from caraml.report.works import Figures, Lines, item_of, of_works, runs_of, works
 from caraml.results.record import Record
 
 MOST_LINES, MOST_COLUMNS = 24, 24
@@ -58,21 +57,6 @@ MARGIN = 1.5
 
 QUALITY = [metric(name, title_of(name), unit_of(name)) for name in ("psnr", "ms_ssim", "exact_match", "f1", "accuracy_validation")]
 """What says how good a trained model is."""
-
-Lines = Sequence[tuple[str, list[Record]]]
-"""Repeats of one point, or points along one line of a figure, by name."""
-Figures = tuple[list[ReportFigure], list[str]]
-"""Figures, and sentences about what is not in them."""
-
-
-def of_works(records: Iterable[Record], draw: Callable[[str, list[Record], Lines, str], ReportFigure]) -> list[ReportFigure]:
-    """A figure for each work: ``draw`` gets its name, its runs with a result, its points by name, and a sentence about those left out."""
-    figures = []
-    for name, group in list(works(valid(records)).items())[:MOST_FIGURES]:
-        lines, more = first(list(families(group, ()).items()), MOST_ROWS, "point")
-        figures.append(draw(name, group, lines, more))
-    return figures
-
 
 # -- rate, energy and efficiency over the batch: the three panels of CARAML's figure of language models --------------------
 
@@ -236,11 +220,12 @@ def _cell(quantity: Quantity, repeats: Sequence[Record], factor: float) -> tuple
 # -- time and energy -------------------------------------------------------------------------------------------------------
 
 
-def node_and_devices(records: Sequence[Record]) -> list[ReportFigure]:
+def node_and_devices(records: Sequence[Record]) -> Figures:
     """For each work whose nodes have a sensor of their own: energy of the devices within that of the node."""
 
-    def draw(name: str, group: list[Record], lines: Lines, more: str) -> ReportFigure:
-        unit = f"J/{item_of(group)}"
+    def draw(name: str, found: Lines, others: str) -> ReportFigure:
+        lines, more = first(found, MOST_ROWS, "point")
+        unit = f"J/{item_of(runs_of(found))}"
         factor, written_unit = prefixed(max(NODE.value(repeats) for _, repeats in lines), unit)
         brief = clipped([line for line, _ in lines], LABEL - 14)
         segments, rows, names = [], [], []
@@ -256,23 +241,25 @@ def node_and_devices(records: Sequence[Record]) -> list[ReportFigure]:
         title = f"Energy of node and devices: {name}"
         drawing = bars(names, segments, [], f"energy [{written_unit}]", title)
         legend = ["devices", "rest of the node"]
-        return ReportFigure(title, [drawing], legend, "block", ["point", "node", "devices", "devices / node"], rows, more.strip())
+        return ReportFigure(
+            title, [drawing], legend, "block", ["point", "node", "devices", "devices / node"], rows, (others + more).strip()
+        )
 
-    return of_works((one for one in records if None not in (one.value("node_energy"), one.value("device_energy"))), draw)
+    both = (one for one in records if None not in (one.value("node_energy"), one.value("device_energy")))
+    return of_works("Energy of node and devices", both, (NODE, DEVICES), draw)
 
 
-def action(records: Sequence[Record]) -> list[ReportFigure]:
+def action(records: Sequence[Record]) -> Figures:
     """For each work, energy times time of a million items (MAELSTROM's Action), the smallest first."""
 
-    def draw(name: str, group: list[Record], _: Lines, __: str) -> ReportFigure:
-        ordered = sorted(families(group, ()).items(), key=lambda line: ACTION.value(line[1]))
-        lines, more = first(ordered, MOST_ROWS, "point")
+    def draw(name: str, points: Lines, others: str) -> ReportFigure:
+        lines, more = first(sorted(points, key=lambda line: ACTION.value(line[1])), MOST_ROWS, "point")
         factor, unit = prefixed(max(ACTION.value(repeats) for _, repeats in lines), "J s")
         found = [(line, metric) for line, repeats in lines if (metric := ACTION.of(repeats))]
         of = [keys(repeats) for _, repeats in lines if ACTION.of(repeats)]
         texts = [(line, value, plain("", value.value, "J s"), ACTION.text(value)) for line, value in found]
         rows = [[line, ACTION.text(ACTION.of(one)), ENERGY.text(ENERGY.of(one)), TIME.text(TIME.of(one))] for line, one in lines]
-        item = item_of(group)
+        item = item_of(runs_of(points))
         title, axis = f"Action of {AMOUNT} {item}s: {name}", f"energy x time [{unit}]"
         if wide_range([known(value) for _, value in found]):  # the shorter bars would be lines
             names = clipped([line for line, *_ in texts], LABEL // 2)
@@ -284,19 +271,21 @@ def action(records: Sequence[Record]) -> list[ReportFigure]:
         else:
             drawing = _single_bars(texts, of, factor, axis, title)
         note = f"Energy times time of {AMOUNT} {item}s at the rate of the window: lower is better. The short lines join both intervals."
-        return ReportFigure(title, [drawing], [], "block", ["point", "Action", "energy", "time"], rows, note + more)
+        return ReportFigure(title, [drawing], [], "block", ["point", "Action", "energy", "time"], rows, note + others + more)
 
-    return of_works((record for record in records if ACTION.of([record])), draw)
+    return of_works("Action", (record for record in records if ACTION.of([record])), (ACTION,), draw)
 
 
-def time_and_energy(records: Sequence[Record]) -> list[ReportFigure]:
+def time_and_energy(records: Sequence[Record]) -> Figures:
     """For each work of which two or more points have energy, time against energy of a million items, with the Pareto front."""
-    groups = works([record for record in records if ENERGY.of([record]) and TIME.of([record])])
-    return [_pareto(name, group) for name, group in groups.items() if len(families(group, ())) > 1][:MOST_FIGURES]
+    both = [record for record in records if ENERGY.of([record]) and TIME.of([record])]
+    return of_works(
+        "Time and energy", both, (TIME, ENERGY), lambda name, points, others: _pareto(name, points, others) if len(points) > 1 else None
+    )
 
 
-def _pareto(name: str, group: Sequence[Record]) -> ReportFigure:
-    points = list(families(group, ()).items())
+def _pareto(name: str, points: Lines, others: str) -> ReportFigure:
+    group = runs_of(points)
     times, energies = ([quantity.value(repeats) for _, repeats in points] for quantity in (TIME, ENERGY))
     (seconds, second), (joules, joule) = prefixed(statistics.median(times), "s"), prefixed(statistics.median(energies), "J")
     # One marker for each machine and number of devices: their batches lie along a curve of their own.
@@ -321,7 +310,7 @@ def _pareto(name: str, group: Sequence[Record]) -> ReportFigure:
     drawing = marks(series, x_axis, y_axis, title, lines=False, path=sorted(placed, key=lambda mark: float(mark["x"])))
     note = "No point takes both less time and less energy than one of those on the line (the Pareto front)."
     columns = ["point", "time", "energy", "on the front"]
-    return ReportFigure(title, [drawing], [line for line, _ in lines], "mark", columns, rows, note + more)
+    return ReportFigure(title, [drawing], [line for line, _ in lines], "mark", columns, rows, note + others + more)
 
 
 def front(points: Iterable[tuple[float, float]]) -> set[tuple[float, float]]:

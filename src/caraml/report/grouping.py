@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from caraml.analysis.grouping import axes, grouped, without
 from caraml.analysis.run_variation import mean_metric
 from caraml.base.format import count, printable
-from caraml.metrics.model import Metric
+from caraml.metrics.model import Metric, scaled
 from caraml.report.numbers import energy_reason, no_energy, written
 from caraml.report.section import ReportFigure
 from caraml.results.record import Record
@@ -227,10 +227,22 @@ class Quantity:
     metric: Callable[[Record], Metric | None]
 
     def of(self, records: Sequence[Record]) -> Metric | None:
-        """The mean over the repeats with a result, with its interval between runs; ``None`` if one of them has no value."""
+        """The mean over the repeats with a result, with its interval between runs; ``None`` if one of them has no value, or they measured
+        different things."""
         runs = valid(records)
         found = [metric for record in runs if (metric := self.metric(record)) is not None and metric.value is not None]
-        return mean_metric(runs, TOTAL.name, self.metric) if found and len(found) == len(runs) else None
+        mean = self._mean(runs) if found and len(found) == len(runs) else None
+        return mean if mean is not None and mean.value is not None else None
+
+    def _mean(self, records: Iterable[Record]) -> Metric | None:
+        return mean_metric(valid(records), TOTAL.name, self.metric)
+
+    def reason(self, records: Sequence[Record]) -> str:
+        """Why the mean over repeats is not known; empty where it is."""
+        if self.of(records) is not None:
+            return ""
+        mean = self._mean(records)
+        return (mean.reason if mean is not None else None) or "not known"
 
     def value(self, records: Sequence[Record]) -> float:
         """The number of records that have one."""
@@ -270,11 +282,8 @@ def metric(name: str, title: str = "", unit: str = "") -> Quantity:
 
 
 def _scaled(found: Metric | None, factor: float, unit: str) -> Metric | None:
-    """A metric with its interval times an exact factor."""
-    if found is None or found.value is None:
-        return None
-    ends = {end: value * factor for end in ("low", "high", "bound") if (value := getattr(found, end)) is not None}
-    return Metric(value=found.value * factor, unit=unit, **ends)
+    """A metric times an exact factor; it stays one of the same boundary."""
+    return None if found is None else scaled(found, factor, unit)
 
 
 def _per_item(name: str) -> Callable[[Record], Metric | None]:
@@ -314,7 +323,7 @@ def _action(record: Record) -> Metric | None:
     known = None not in (time.low, time.high, energy.low, energy.high)
     low, high = (time.low * energy.low, time.high * energy.high) if known else (None, None)  # type: ignore[operator]
     bound = None if energy.bound is None else time.value * energy.bound
-    return Metric(value=time.value * energy.value, unit="J s", low=low, high=high, bound=bound)
+    return Metric(value=time.value * energy.value, unit="J s", low=low, high=high, bound=bound, scope=energy.scope)
 
 
 AMOUNT = 1e6
@@ -345,7 +354,7 @@ def unknown_energy(record: Record, runs: Sequence[Record]) -> tuple[str, str] | 
         return None
     runs = runs or [record]
     metric = NODE.of(runs) if len(runs) > 1 else NODE.metric(runs[0])
-    if metric is None:
+    if metric is None or metric.value is None:
         words, why = no_energy(reason)
         return words, f"no energy: {why}"
     return f"{NODE.text(metric)} (node)", f"energy of the whole node; of its devices or processors none: {reason}"

@@ -13,11 +13,24 @@ from caraml.base.chart import Axis, Line, Points, bars, curves, dots, wide_range
 from caraml.base.format import count, prefixed
 from caraml.base.stats import elbow
 from caraml.metrics.model import Phase
-from caraml.report.figures import Lines, of_works, stacked
-from caraml.report.grouping import LABEL, MOST_FIGURES, MOST_SERIES, clipped, keys, labels, labels_and_statuses, metric, valid
+from caraml.report.figures import stacked
+from caraml.report.grouping import (
+    LABEL,
+    MOST_FIGURES,
+    MOST_ROWS,
+    MOST_SERIES,
+    clipped,
+    first,
+    keys,
+    labels,
+    labels_and_statuses,
+    metric,
+    valid,
+)
 from caraml.report.numbers import plain
 from caraml.report.section import ReportFigure
 from caraml.report.series import distribution, downsampled, downsampling_note, points_per_line, sampled
+from caraml.report.works import Figures, Lines, of_works, runs_of
 from caraml.results.record import Record
 
 if TYPE_CHECKING:
@@ -33,10 +46,11 @@ RUNTIME = metric("runtime")
 EPOCHS = {"first epoch": metric("epoch_time_first"), "mean epoch": metric("epoch_time_mean")}
 
 
-def runtime_parts(records: Sequence[Record]) -> list[ReportFigure]:
+def runtime_parts(records: Sequence[Record]) -> Figures:
     """For each work, the parts of every point's total runtime: loading, training and the rest."""
 
-    def draw(name: str, _: list[Record], lines: Lines, more: str) -> ReportFigure:
+    def draw(name: str, found: Lines, others: str) -> ReportFigure:
+        lines, more = first(found, MOST_ROWS, "point")
         segments, rows = [], []
         for row, (line, repeats) in enumerate(lines):
             shares = {part: quantity.value(repeats) for part, quantity in PARTS.items()}
@@ -46,16 +60,19 @@ def runtime_parts(records: Sequence[Record]) -> list[ReportFigure]:
             rows.append([line, plain("runtime", runtime.value if runtime else 0.0, "s"), *texts.values()])
         title = f"Parts of the runtime: {name}"
         drawing = bars(clipped([line for line, _ in lines], LABEL), segments, [], "share of the runtime [%]", title)
-        return ReportFigure(title, [drawing], list(PARTS), "block", ["point", "runtime", *PARTS], rows, more.strip())
+        return ReportFigure(title, [drawing], list(PARTS), "block", ["point", "runtime", *PARTS], rows, (others + more).strip())
 
-    return of_works((one for one in records if all(quantity.of([one]) for quantity in PARTS.values())), draw)
+    wanted = [*PARTS.values()]
+    known = (one for one in records if all(quantity.of([one]) for quantity in wanted))
+    return of_works("Parts of the runtime", known, wanted, draw)
 
 
-def epochs(records: Sequence[Record]) -> list[ReportFigure]:
+def epochs(records: Sequence[Record]) -> Figures:
     """For each work that ran whole epochs, the first epoch beside the mean of all, with the shortest and longest."""
 
-    def draw(name: str, group: list[Record], lines: Lines, more: str) -> ReportFigure:
-        factor, unit = prefixed(max(EPOCHS["mean epoch"].value([one]) for one in group), "s")
+    def draw(name: str, found: Lines, others: str) -> ReportFigure:
+        lines, more = first(found, MOST_ROWS, "point")
+        factor, unit = prefixed(max(EPOCHS["mean epoch"].value([one]) for one in runs_of(found)), "s")
         series: list[list[dict[str, Any]]] = [[], []]
         rows = []
         for row, (line, repeats) in enumerate(lines):
@@ -70,10 +87,12 @@ def epochs(records: Sequence[Record]) -> list[ReportFigure]:
             rows.append([line, *texts, plain("", ratio, "1")])
         title = f"First and mean epoch: {name}"
         drawing = dots(clipped([line for line, _ in lines], LABEL), series, f"time [{unit}]", title)
-        note = "The bar reaches from the shortest to the longest epoch." + more
+        note = "The bar reaches from the shortest to the longest epoch." + others + more
         return ReportFigure(title, [drawing], list(EPOCHS), "mark", ["point", *EPOCHS, "first / mean"], rows, note)
 
-    return of_works((one for one in records if all(quantity.of([one]) for quantity in EPOCHS.values())), draw)
+    wanted = [*EPOCHS.values()]
+    known = (one for one in records if all(quantity.of([one]) for quantity in wanted))
+    return of_works("First and mean epoch", known, wanted, draw)
 
 
 def phases(records: Sequence[Record]) -> list[ReportFigure]:

@@ -11,7 +11,9 @@ from pydantic import JsonValue
 
 from caraml.analysis.grouping import Axes, axes, grouped, without
 from caraml.analysis.scaling import KEPT, PLACEMENT, kind_of
-from caraml.base.format import printable
+from caraml.base.format import count, printable
+from caraml.report.grouping import MOST_FIGURES, Quantity, families, valid
+from caraml.report.section import ReportFigure
 from caraml.results.record import Record
 from caraml.suite.model import Point
 
@@ -113,3 +115,40 @@ def _names_in(value: JsonValue) -> set[str]:
 def item_of(records: Sequence[Record]) -> str:
     """What records of one work count, by those that were built."""
     return next((record.item for record in records if record.facts is not None), "item")
+
+
+Lines = Sequence[tuple[str, list[Record]]]
+"""Repeats of one point, or points along one line of a figure, by name."""
+Figures = tuple[list[ReportFigure], list[str]]
+"""Figures, and sentences about what is not in them."""
+
+
+def of_works(
+    what: str, records: Iterable[Record], wanted: Sequence[Quantity], draw: Callable[[str, Lines, str], ReportFigure | None]
+) -> Figures:
+    """A figure for each work: ``draw`` gets its name, its points with all the ``wanted`` quantities, and a sentence about the others,
+    which is a note about ``what`` where nothing is drawn."""
+    figures: list[ReportFigure] = []
+    notes: list[str] = []
+    for name, group in works(valid(records)).items():
+        lines, others = _known(group, wanted)
+        figure = draw(name, lines, others) if lines and len(figures) < MOST_FIGURES else None
+        if figure is not None:
+            figures.append(figure)
+        elif others:
+            notes.append(f"{what}, {name}:{others}")
+    return figures, notes
+
+
+def _known(group: Sequence[Record], wanted: Sequence[Quantity]) -> tuple[Lines, str]:
+    """The points of a work that have all the ``wanted`` quantities, by name, and why others have not."""
+    lines = list(families(group, ()).items())
+    known = [line for line in lines if all(quantity.of(line[1]) for quantity in wanted)]
+    reasons = dict.fromkeys(reason for _, repeats in lines for quantity in wanted if (reason := quantity.reason(repeats)))
+    others = f" {count(len(lines) - len(known), 'point')} not drawn: {printable('; '.join(reasons))}."
+    return known, others if reasons else ""
+
+
+def runs_of(lines: Lines) -> list[Record]:
+    """The runs of some points."""
+    return [record for _, repeats in lines for record in repeats]
