@@ -140,6 +140,7 @@ LINES = {
     "report": 4_660,
     "report": 4_581,
     "report": 4_639,
+    "report": 4_650,
     "results": 2_514,
     "suite": 2_532,
     "system": 3_924,

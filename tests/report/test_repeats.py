@@ -10,7 +10,7 @@ from record_factory import broken_record, make_point, make_record
 from caraml.analysis.table import Steps
 from caraml.metrics.model import Metric
 from caraml.report.figures import action, heat_maps, node_and_devices, over_batch, time_and_energy
-from caraml.report.grouping import ACTION, COST, DEVICES, EFFICIENCY, ENERGY, HOUR, TIME
+from caraml.report.grouping import ACTION, COST, DEVICES, EFFICIENCY, ENERGY, HOUR, TIME, repeated
 from caraml.report.section import ReportFigure
 from caraml.report.times import LOSS, STEP_TIME, epochs, over_steps, phases, runtime_parts, step_distributions
 from caraml.results.record import Record
@@ -91,3 +91,27 @@ def test_energies_of_different_boundaries_have_no_mean() -> None:
     assert time_and_energy(apart)[0] == [] and time_and_energy(apart)[1][0].startswith(
         f"Time and energy, gpt-mini: 1 point {words}J (device)"
     )
+
+
+def without_energy(record: Record) -> Record:
+    unknown = {name: one.model_copy(update={"value": None, "reason": "the sensor went silent"}) for name, one in record.metrics.items()}
+    energies = {name: unknown[name] for name in ("energy_per_item", "items_per_watt_hour", "mean_power", "energy")}
+    return record.model_copy(update={"metrics": {**record.metrics, **energies}})
+
+
+def test_energy_that_some_repeats_have_is_their_mean_as_in_the_table() -> None:
+    some = [without_energy(run(16)), run(16, 1), run(16, 2, 1.02)]
+    told = repeated(some)[0].mean.metrics["energy_per_item"]
+    assert COST.of(some) == told and COST.told(some) == f"{COST.text(told)} (2 of 3 runs)"
+    none = [without_energy(run(32, repeat)) for repeat in range(2)] + [
+        broken_record(make_point(global_batch=32, repeat=2), "oom", "no room")
+    ]
+    records = [*some, *none, run(16, system="b"), run(32, system="b")]
+    throughput, energy = heat_maps(records)[0]
+    cells = {tuple(row[:2]): row[2] for row in energy.rows}
+    assert cells["Test CPU", "16"] == f"{COST.text(told)} (2 of 3 runs)"
+    assert cells["Test CPU", "32"] == "not known: the sensor went silent" and throughput.rows[1][2].endswith("token/s")
+    assert energy.note.endswith("–: not known.")
+    (batch,) = over_batch(records)[0]
+    assert batch.rows[0][5].endswith(" (2 of 3 runs)") and batch.rows[1][5] == "–"
+    assert batch.note.endswith(" 1 point without energy: the sensor went silent.")

@@ -91,7 +91,7 @@ def _panels(name: str, lines: dict[str, list[Record]], wanted: Sequence[Quantity
         factor, unit = counted(max(known(found) for _, repeats in places if (found := quantity.of(repeats))), _unit(quantity, lines))
         series = [
             [
-                marker(_batch(repeats), found, factor, f"{line}, batch {_batch(repeats)}: {quantity.text(found)}", keys(repeats))
+                marker(_batch(repeats), found, factor, f"{line}, batch {_batch(repeats)}: {quantity.told(repeats)}", keys(repeats))
                 for repeats in _by_batch(records)
                 if (found := quantity.of(repeats))
             ]
@@ -101,11 +101,14 @@ def _panels(name: str, lines: dict[str, list[Record]], wanted: Sequence[Quantity
         about = f"{title if len(quantities) > 1 else whole} over global batch: {name}"
         drawings.append(marks(series, x, Axis(title, zero=wanted is not QUALITY), about))
     columns = ["series", "global batch", "runs", *(quantity.title.lower() for quantity in quantities)]
-    rows = [[line, f"{_batch(repeats):,}", str(len(repeats)), *(q.text(q.of(repeats)) for q in quantities)] for line, repeats in places]
+    rows = [
+        [line, f"{_batch(repeats):,}", str(len(repeats)), *(q.told(repeats) if q.of(repeats) else "–" for q in quantities)]
+        for line, repeats in places
+    ]
     note = "The short lines show the 95 % confidence interval between runs."
-    with_energy = RATE in quantities and len(quantities) > 1
-    missing = sum(RATE.of(repeats) is not None and EFFICIENCY.of(repeats) is None for _, repeats in places) if with_energy else 0
-    note += f" {count(missing, 'point')} without energy." if missing else ""
+    if RATE in quantities and len(quantities) > 1:
+        missing = [reason for _, repeats in places if RATE.of(repeats) is not None and (reason := EFFICIENCY.reason(repeats))]
+        note += f" {count(len(missing), 'point')} without energy: {'; '.join(dict.fromkeys(missing))}." if missing else ""
     title = f"{whole} over global batch: {name}"
     return ReportFigure(title, drawings, [line for line, _ in shown], "mark", columns, rows, note + more)
 
@@ -201,7 +204,7 @@ def _map(name: str, group: Sequence[Record], lines: dict[str, list[Record]], qua
     drawing = cells([line for line, _ in shown], [f"{batch:,}" for batch in batches], found, title)
     kinds = sorted({cell["text"] for cell in found if cell["value"] is None})
     note = f"In {unit}; the darker, the higher. Columns are global batches; an empty place was not asked for."
-    words = {word: status for status, word in WORDS.items()}
+    words = {word: status for status, word in WORDS.items()} | {"–": "not known"}
     note += f" {'; '.join(f'{kind}: {words.get(kind, kind)}' for kind in kinds)}." if kinds else ""
     return ReportFigure(title, [drawing], [], "block", ["row", "global batch", quantity.title.lower()], rows, note + more + wider)
 
@@ -210,11 +213,11 @@ def _cell(quantity: Quantity, repeats: Sequence[Record], factor: float) -> tuple
     """What stands in a cell, the value behind it, and what is said of it."""
     found = quantity.of(repeats)
     if found is not None:
-        return significant(known(found) / factor), known(found), quantity.text(found)
-    record = next((one for one in repeats if one.status != "ok"), repeats[0])
-    if record.status != "ok":
-        return WORDS[record.status], None, f"{record.status}: {record.reason or 'no reason recorded'}"
-    return "–", None, "not known"
+        return significant(known(found) / factor), known(found), quantity.told(repeats)
+    if runs := valid(repeats):
+        return "–", None, quantity.told(runs)
+    record = repeats[0]
+    return WORDS[record.status], None, f"{record.status}: {record.reason or 'no reason recorded'}"
 
 
 # -- time and energy -------------------------------------------------------------------------------------------------------

@@ -226,23 +226,31 @@ class Quantity:
     """``{item}`` stands for what is counted."""
     metric: Callable[[Record], Metric | None]
 
-    def of(self, records: Sequence[Record]) -> Metric | None:
-        """The mean over the repeats with a result, with its interval between runs; ``None`` if one of them has no value, or they measured
-        different things."""
-        runs = valid(records)
-        found = [metric for record in runs if (metric := self.metric(record)) is not None and metric.value is not None]
-        mean = self._mean(runs) if found and len(found) == len(runs) else None
+    def of(self, records: Iterable[Record]) -> Metric | None:
+        """The mean over the repeats with a result and this number, as in tables, with its interval between runs.
+
+        ``None`` if none has it, or they measured different things.
+        """
+        mean = self._mean(records)
         return mean if mean is not None and mean.value is not None else None
 
     def _mean(self, records: Iterable[Record]) -> Metric | None:
         return mean_metric(valid(records), TOTAL.name, self.metric)
 
-    def reason(self, records: Sequence[Record]) -> str:
+    def reason(self, records: Iterable[Record]) -> str:
         """Why the mean over repeats is not known; empty where it is."""
-        if self.of(records) is not None:
-            return ""
         mean = self._mean(records)
-        return (mean.reason if mean is not None else None) or "not known"
+        if mean is None:
+            return "not measured"
+        return printable(mean.reason or "no reason recorded") if mean.value is None else ""
+
+    def told(self, records: Sequence[Record]) -> str:
+        """The mean over repeats as people read it, and of how many runs it is where that is not all with a result; or why there is none."""
+        runs, mean = valid(records), self.of(records)
+        if mean is None:
+            return f"not known: {self.reason(records)}"
+        having = sum(metric is not None and metric.value is not None for metric in map(self.metric, runs))
+        return self.text(mean) + (f" ({having} of {len(runs)} runs)" if having < len(runs) else "")
 
     def value(self, records: Sequence[Record]) -> float:
         """The number of records that have one."""

@@ -145,7 +145,7 @@ def _known(group: Sequence[Record], wanted: Sequence[Quantity]) -> tuple[Lines, 
     lines = list(families(group, ()).items())
     known = [line for line in lines if all(quantity.of(line[1]) for quantity in wanted)]
     reasons = dict.fromkeys(reason for _, repeats in lines for quantity in wanted if (reason := quantity.reason(repeats)))
-    others = f" {count(len(lines) - len(known), 'point')} not drawn: {printable('; '.join(reasons))}."
+    others = f" {count(len(lines) - len(known), 'point')} not drawn: {'; '.join(reasons)}."
     return known, others if reasons else ""
 
 
