@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from record_factory import broken_record, make_point, make_record
 
 from caraml.analysis.table import Steps
@@ -115,3 +116,20 @@ def test_energy_that_some_repeats_have_is_their_mean_as_in_the_table() -> None:
     (batch,) = over_batch(records)[0]
     assert batch.rows[0][5].endswith(" (2 of 3 runs)") and batch.rows[1][5] == "–"
     assert batch.note.endswith(" 1 point without energy: the sensor went silent.")
+
+
+def test_parts_of_the_runtime_add_up() -> None:
+    """Geometric means of 80, 10, 10 % and 60, 10, 30 % are 69.3, 10.0 and 17.3 %."""
+    parts = ((0.8, 0.1, 0.1), (0.6, 0.1, 0.3))
+    records = [
+        one.model_copy(
+            update={"metrics": {**one.metrics, **{name: Metric(value=part, unit="1") for name, part in zip(SHARES, own, strict=True)}}}
+        )
+        for one, own in zip((run(16), run(16, 1)), parts, strict=True)
+    ]
+    (figure,), _ = runtime_parts(records)
+    assert figure.rows[0][2:] == ["70.0 %", "10.0 %", "20.0 %"]
+    mean = repeated(records)[0].mean.metrics
+    assert [mean[name].value for name in SHARES] == pytest.approx([0.7, 0.1, 0.2]), "in tables and beside published figures, too"
+    with_zero = [records[0], records[1].model_copy(update={"metrics": {**records[1].metrics, "rest_share": Metric(value=0.0, unit="1")}})]
+    assert repeated(with_zero)[0].mean.value("rest_share") == pytest.approx(0.05)

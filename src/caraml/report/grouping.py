@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, TypeVar
 
 from pydantic import JsonValue
@@ -31,6 +32,9 @@ LABEL = 46
 
 KEY = 8
 """Characters of a key by which a mark is found: of thousands of points hardly two have the same."""
+
+SHARES = frozenset({"training_share", "loading_share", "rest_share"})
+"""Parts of a whole: only their arithmetic means over some runs add up to one, as those of each run do."""
 
 T = TypeVar("T")
 
@@ -93,9 +97,18 @@ def _repeats(group: Sequence[Record], wanted: Collection[str] | None) -> Repeats
     first = (good or group)[0]
     point = first.point.model_copy(update={"repeat": 0}) if len(group) > 1 else first.point
     names = dict.fromkeys(name for record in good for name in record.metrics if wanted is None or name in wanted)
-    means = {name: found for name in names if (found := mean_metric(good, name)) is not None}
+    means = {name: found for name in names if (found := _mean(good, name)) is not None}
     seen = list(dict.fromkeys(flag for record in good for flag in record.flags)) if good else first.flags
     return Repeats(tuple(group), first.model_copy(update={"point": point, "metrics": means or first.metrics, "flags": seen}))
+
+
+def _mean(runs: Sequence[Record], name: str, of: Callable[[Record], Metric | None] | None = None, kind: str = "") -> Metric | None:
+    """As :func:`mean_metric`, and of ``SHARES`` the arithmetic mean, its interval scaled to it. ``kind``: the metric as which it varies."""
+    found = mean_metric(runs, kind or name, of)
+    values = [value for one in runs if (value := one.value(name)) is not None] if name in SHARES else []
+    if found is None or not found.value or len(values) < 2:
+        return found
+    return scaled(found, fmean(values) / found.value, found.unit)
 
 
 def valid(records: Iterable[Record]) -> list[Record]:
@@ -235,7 +248,7 @@ class Quantity:
         return mean if mean is not None and mean.value is not None else None
 
     def _mean(self, records: Iterable[Record]) -> Metric | None:
-        return mean_metric(valid(records), TOTAL.name, self.metric)
+        return _mean(valid(records), self.name, self.metric, TOTAL.name)
 
     def reason(self, records: Iterable[Record]) -> str:
         """Why the mean over repeats is not known; empty where it is."""
