@@ -142,6 +142,7 @@ LINES = {
     "report": 4_639,
     "report": 4_650,
     "report": 4_663,
+    "report": 4_658,
     "results": 2_514,
     "suite": 2_532,
     "system": 3_924,

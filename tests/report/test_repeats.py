@@ -12,6 +12,7 @@ from caraml.analysis.table import Steps
 from caraml.metrics.model import Metric
 from caraml.report.figures import action, heat_maps, node_and_devices, over_batch, time_and_energy
 from caraml.report.grouping import ACTION, COST, DEVICES, EFFICIENCY, ENERGY, HOUR, TIME, repeated
+from caraml.report.numbers import plain
 from caraml.report.section import ReportFigure
 from caraml.report.times import LOSS, STEP_TIME, epochs, over_steps, phases, runtime_parts, step_distributions
 from caraml.results.record import Record
@@ -133,3 +134,17 @@ def test_parts_of_the_runtime_add_up() -> None:
     assert [mean[name].value for name in SHARES] == pytest.approx([0.7, 0.1, 0.2]), "in tables and beside published figures, too"
     with_zero = [records[0], records[1].model_copy(update={"metrics": {**records[1].metrics, "rest_share": Metric(value=0.0, unit="1")}})]
     assert repeated(with_zero)[0].mean.value("rest_share") == pytest.approx(0.05)
+
+
+def test_quantiles_of_step_times_are_those_of_the_record() -> None:
+    """Of an even number of steps the median lies between the two in the middle; of many steps not all are drawn."""
+    record = run()
+    for seconds in (np.array([0.485, 0.1, 0.262, 0.7]), np.linspace(0.1, 0.9, 1000) ** 2):
+        n = len(seconds)
+        steps = Steps(np.arange(n), ["measure"], np.zeros(n, int), seconds, np.ones(n))
+        (figure,) = step_distributions([record], {record.key: steps})
+        assert figure.rows[0][1:6] == [plain("", float(np.quantile(seconds, share)), "s") for share in (0, 0.05, 0.5, 0.95, 1)]
+    (even,) = step_distributions(
+        [record], {record.key: Steps(np.arange(2), ["measure"], np.zeros(2, int), np.array([0.262, 0.485]), np.ones(2))}
+    )
+    assert even.rows[0][3] == "374 ms"

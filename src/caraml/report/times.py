@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caraml.analysis.table import Steps, batches
-from caraml.base.chart import Axis, Line, Points, bars, curves, dots, wide_range
+from caraml.base.chart import Axis, Line, bars, curves, dots, wide_range
 from caraml.base.format import count, prefixed
 from caraml.base.stats import elbow
 from caraml.metrics.model import Phase
@@ -147,13 +147,13 @@ def _distribution(records: Sequence[Record], times: dict[str, list[float]], left
     """
     named, shown = labels(records), records[:MOST_SERIES]
     found = {record.key: distribution(times[record.key]) for record in shown}
-    medians = {key: _at(one, 0.5) for key, one in found.items()}
+    medians = {key: float(np.median(times[key])) for key in found}
     factor, unit = prefixed(medians[shown[0].key], "s")
     lines, rows = [], []
     for record in shown:
         points, name = found[record.key], named[record.key]
         divisor = factor if len(shown) == 1 else medians[record.key] or 1.0
-        texts = [plain("", _at(points, share), "s") for share in (0, 0.05, 0.5, 0.95, 1)]
+        texts = [plain("", float(value), "s") for value in np.quantile(times[record.key], (0, 0.05, 0.5, 0.95, 1))]
         line = [(x / divisor, y) for x, y in points]
         spoken = f"{name}: median {texts[2]}, 95 % below {texts[3]}"
         lines.append(Line(name, [(line[0][0], 0.0), *line], spoken, of=keys([record])))
@@ -178,11 +178,6 @@ def _distribution(records: Sequence[Record], times: dict[str, list[float]], left
         note += f" Without the first and the last batch of each epoch ({count(left_out, 'step')}), as in EPICURE's guide, section 5.2."
     note += _left_out(records)
     return ReportFigure(title, drawings, [line.name for line in lines], "line", columns, rows, note)
-
-
-def _at(points: Points, share: float) -> float:
-    """The value that ``share`` of a distribution lies at or below."""
-    return next((value for value, at in points if at >= share), points[-1][0])
 
 
 @dataclass(frozen=True)
