@@ -143,6 +143,7 @@ LINES = {
     "report": 4_650,
     "report": 4_663,
     "report": 4_658,
+    "report": 4_660,
     "results": 2_514,
     "suite": 2_532,
     "system": 3_924,

@@ -148,3 +148,13 @@ def test_quantiles_of_step_times_are_those_of_the_record() -> None:
         [record], {record.key: Steps(np.arange(2), ["measure"], np.zeros(2, int), np.array([0.262, 0.485]), np.ones(2))}
     )
     assert even.rows[0][3] == "374 ms"
+
+
+def test_energies_without_a_window_are_left_out_with_the_reason() -> None:
+    """As of a table that gives energies of devices and nodes and a rate."""
+    imported = [run(batch).model_copy(update={"window": None}) for batch in (16, 32)]
+    figures, notes = node_and_devices(imported)
+    told = "2 points not drawn: the record does not say how many items the energy was for: it has no window."
+    assert figures == [] and notes == [f"Energy of node and devices, gpt-mini: {told}"]
+    (figure,), _ = node_and_devices([*imported, run(64)])
+    assert [row[0] for row in figure.rows] == ["b64"] and figure.note == told

@@ -311,8 +311,10 @@ def _per_item(name: str) -> Callable[[Record], Metric | None]:
     """An energy of the window over the items of the window [J/item]."""
 
     def value(record: Record) -> Metric | None:
-        items = record.window.items if record.window else 0
-        return _scaled(record.metrics.get(name), 1 / items, f"J/{record.item}") if items else None
+        found, unit = record.metrics.get(name), f"J/{record.item}"
+        if found is not None and found.value is not None and not (record.window and record.window.items):
+            return Metric(value=None, unit=unit, reason="the record does not say how many items the energy was for: it has no window")
+        return _scaled(found, 1 / record.window.items, unit) if record.window and record.window.items else None
 
     return value
 
