@@ -15,7 +15,7 @@ from caraml.report.grouping import ACTION, COST, DEVICES, EFFICIENCY, ENERGY, HO
 from caraml.report.numbers import plain
 from caraml.report.section import ReportFigure
 from caraml.report.times import LOSS, STEP_TIME, epochs, over_steps, phases, runtime_parts, step_distributions
-from caraml.results.record import Record
+from caraml.results.record import STATUSES, Record
 
 
 def run(batch: int = 16, repeat: int = 0, slower: float = 1.0, status: str = "ok", **more: object) -> Record:
@@ -158,3 +158,19 @@ def test_energies_without_a_window_are_left_out_with_the_reason() -> None:
     assert figures == [] and notes == [f"Energy of node and devices, gpt-mini: {told}"]
     (figure,), _ = node_and_devices([*imported, run(64)])
     assert [row[0] for row in figure.rows] == ["b64"] and figure.note == told
+
+
+@pytest.mark.parametrize("status", [status for status in STATUSES if status != "ok"])
+def test_every_status_has_a_word_in_a_heat_map(status: str) -> None:
+    records = [run(batch, system=system) for system in ("a", "b") for batch in (16, 32)]
+    (throughput, _), _ = heat_maps([*records, broken_record(make_point(global_batch=64, micro_batch=64, system="a"), status, "why")])
+    assert throughput.rows[2][2] == f"{status}: why"
+
+
+def test_an_energy_of_zero_is_drawn() -> None:
+    """A counter that did not move within the window."""
+    records = [run(16), run(32)]
+    for name in ("energy_per_item", "device_energy", "node_energy"):
+        records[0].metrics[name] = records[0].metrics[name].model_copy(update={"value": 0.0, "low": None, "high": None})
+    pareto, both, product = energy_figures(records)
+    assert pareto.rows[0][2].startswith("0 J") and both.rows[0][-1] == "–" and product.rows[0][1].startswith("0 ")

@@ -48,7 +48,7 @@ from caraml.results.record import Record
 
 MOST_LINES, MOST_COLUMNS = 24, 24
 """Rows and columns of a heat map."""
-WORDS = {"oom": "OOM", "timeout": "time", "skipped": "skip", "invalid": "inv.", "failed": "fail"}
+WORDS = {"oom": "OOM", "timeout": "time", "skipped": "skip", "invalid": "inv.", "failed": "fail", "lost": "lost"}
 """What stands in the place of a point without a number."""
 AMOUNT = "10⁶"
 """How the figures write the amount of work that is compared."""
@@ -238,7 +238,7 @@ def node_and_devices(records: Sequence[Record]) -> Figures:
             segments += stacked(
                 row, line, keys(repeats), ((joules / factor, f"{part} {plain('', joules, unit)}") for joules, part in parts)
             )
-            share = f"{100 * device / node:.0f} %"
+            share = f"{100 * device / node:.0f} %" if node else "–"
             names.append(f"{brief[row]}: devices {share}")
             rows.append([line, plain("", node, unit), plain("", device, unit), share])
         title = f"Energy of node and devices: {name}"
@@ -329,7 +329,7 @@ def front(points: Iterable[tuple[float, float]]) -> set[tuple[float, float]]:
 
 def _log(values: Sequence[float]) -> int | None:
     """A logarithmic axis where values span more than a factor of eight."""
-    return 10 if max(values) / min(values) > 8 else None
+    return 10 if min(values) > 0 and max(values) / min(values) > 8 else None
 
 
 # -- distance to the limit -------------------------------------------------------------------------------------------------
