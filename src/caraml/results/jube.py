@@ -7,9 +7,6 @@ are repeats. Energy is that of jpwr, around the whole program of each rank: the 
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -20,11 +17,11 @@ from statistics import fmean
 from pydantic import JsonValue, ValidationError
 
 from caraml.base.errors import InputError, in_a_line
-from caraml.base.format import JOULES_PER_WATT_HOUR, count
-from caraml.base.limits import JUBE, JUBE_CELLS, JUBE_ROWS, METRICS, read_text, too_large
+from caraml.base.format import JOULES_PER_WATT_HOUR
 from caraml.metrics.definitions import METRICS as DEFINED
 from caraml.metrics.model import Facts, Metric
 from caraml.results.archive import Done
+from caraml.results.cells import COUNTS, EACH_SECOND, LONGEST, RATE, SET_UP, UNITS, name_and_unit, number, number_of, read_rows
 from caraml.results.listing import Listing
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, attempts, read_record, write_record
@@ -37,30 +34,9 @@ WORKLOAD = "imported"
 UNKNOWN = "unknown"
 NO_UNIT = "?"
 _NOT_THERE = "the table does not say"
-_LONGEST = 1000
-"""Characters of a header that an error shows."""
-_OF_JPWR = "of the whole program, as jpwr measures it; not of the rate's window"
-_COUNTS = dict.fromkeys(("globalbatchsize", "global_batch_size", "gbs"), "global_batch") | {"nodes": "nodes", "devices": "devices"}
-_RATE = re.compile(r"(token|image|sample|sequence)s?_per_s(?:ec(?:ond)?)?")
-_EACH_SECOND = re.compile(r"(1|img)?_per_s")
-"""Other units of rates, spelt as names are."""
-_SET_UP = re.compile(
-    r"(^|(?<!_per)_)(id|i|index|jobid|wp|iterations?|size|pp|tp|dp|gas|seed|epochs|nodes|devices|[gi]pus?|tasks|threads|ranks|cores|replicas?|version)($|_)"
-    r"|parallel$|batch|size$"
-)
-"""Names of columns that say how a run was set up, where they have no unit."""
 _LIMITS = ("Runtime(min)", "exit_duration")
 """Titles of CARAML's scripts for the time after which a run was to end, which is no measurement."""
-_UNITS = {
-    "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0},
-    "W": {"W": 1.0, "kW": 1e3, "mW": 1e-3},
-    "J": {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "Wh": JOULES_PER_WATT_HOUR, "kWh": 1e3 * JOULES_PER_WATT_HOUR},
-    "VA": {"VA": 1.0, "kVA": 1e3},
-    "B": {"B": 1.0, "MiB": 2.0**20, "GiB": 2.0**30, "MB": 1e6, "GB": 1e9},
-    "1": {"%": 0.01},
-}
-"""Units of CARAML's metrics, and what others are in them."""
-_RULE = re.compile(r"[\s|+-]*--[\s|+-]*")
+_OF_JPWR = "of the whole program, as jpwr measures it; not of the rate's window"
 
 
 @dataclass(frozen=True)
@@ -108,105 +84,16 @@ def _points(path: Path, suite: str) -> list[tuple[_Row, Point]]:
     """All rows before any is written, so that a table is taken whole or not at all. The second row of a work is its first repeat."""
     found = []
     seen = Counter[str]()
-    for number, cells in enumerate(_rows(path), start=1):
+    for row_number, cells in enumerate(read_rows(path), start=1):
         row = _sorted(cells, path.parent)
         try:
             point = _point(suite, row)
         except ValidationError as error:
-            raise InputError(f"{path}: row {number} below the header: {in_a_line(error)}") from error
+            raise InputError(f"{path}: row {row_number} below the header: {in_a_line(error)}") from error
         work = point.key
         found.append((row, point.model_copy(update={"repeat": seen[work]})))
         seen[work] += 1
     return found
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    try:
-        text = read_text(path, JUBE).removeprefix("\ufeff")
-    except (UnicodeDecodeError, OSError) as error:
-        raise InputError(f"{path}: not a table of text: {error}") from error
-    framed, separator = _dialect(list(io.StringIO(text, newline="")))
-    reader = csv.reader(framed, delimiter=separator)
-    lines: list[tuple[int, list[str]]] = []
-    try:
-        for line in reader:
-            if any(map(str.strip, line)):
-                lines.append((reader.line_num, [cell.strip() for cell in line]))
-            rows_read = len(lines) - 1
-            if rows_read > JUBE_ROWS or (rows_read > 0 and rows_read * len(lines[0][1]) > JUBE_CELLS):
-                raise InputError(f"{path}: found more than {JUBE_ROWS:,} rows or {JUBE_CELLS:,} cells, the most that are read")
-    except csv.Error as error:
-        raise InputError(f"{path}:{reader.line_num}: not a table of text: {error}") from error
-    header: list[str] = []
-    rows: list[dict[str, str]] = []
-    for number, line in _upright(path, lines):
-        row = _whole_lists(line, len(header))
-        if header and len(row) != len(header):
-            raise InputError(f"{path}:{number}: found {count(len(row), 'cell')}, expected {len(header)} as in the header")
-        if header:
-            rows.append(dict(zip(header, row, strict=True)))
-        else:
-            header = _header(path, row)
-    if not rows:
-        raise InputError(f"{path}: found 0 rows below a header, expected 1 to {JUBE_ROWS:,}")
-    return rows
-
-
-def _upright(path: Path, lines: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
-    """Numbered lines with the titles in the first one; JUBE's ``transpose`` puts them into the first column."""
-    titles = [line[0] for _, line in lines]
-    if len(set(titles)) < len(titles) or not any(map(_is_title, titles[1:])) or any(map(_is_title, lines[0][1][1:])):
-        return lines
-    width = min(len(line) for _, line in lines)
-    if width - 1 > JUBE_ROWS:
-        raise too_large(path, width - 1, JUBE_ROWS, "columns beside the titles")
-    columns = [_whole_lists(line, width) for _, line in lines]
-    for (number, _), column in zip(lines, columns, strict=True):
-        if len(column) != width:
-            raise InputError(f"{path}:{number}: found {count(len(column), 'cell')}, expected {width}, a title and a cell of each row")
-    return [(1, list(row)) for row in zip(*columns, strict=True)]
-
-
-def _is_title(text: str) -> bool:
-    """Whether a cell is the title of something that is known, or has a unit."""
-    name, unit = _name_and_unit(text)
-    own = name in _COUNTS or name in DEFINED or name in ("system", "energyfile") or _RATE.fullmatch(name) or _SET_UP.search(name)
-    return bool(own) or (unit is not None and any(unit in units for units in _UNITS.values()))
-
-
-def _dialect(lines: list[str]) -> tuple[list[str], str]:
-    """The lines, without the frame of a table that JUBE printed for people, and what separates cells: JUBE takes any separator."""
-    if start := next((number for number, line in enumerate(lines) if _RULE.fullmatch(line)), 0):
-        inner = [line.strip().removeprefix("|").removesuffix("|") if "|" in line and not _RULE.fullmatch(line) else "" for line in lines]
-        return [*[""] * (start - 1), *inner[start - 1 :]], "|"
-    first = next(filter(str.strip, lines), "")
-    if any(line.startswith("|") for line in lines):  # printed for people, with the titles in the first column
-        return [line.strip().removeprefix("|").removesuffix("|") if line.startswith("|") else "" for line in lines], "|"
-    return lines, max(",;\t|", key=first.count)
-
-
-def _whole_lists(cells: list[str], width: int) -> list[str]:
-    """The cells of a row below a header of ``width``; a list in brackets is one, although JUBE does not quote its commas."""
-    if not 0 < width < len(cells):
-        return cells
-    found: list[list[str]] = []
-    depth = 0
-    for cell in cells:
-        if depth:
-            found[-1].append(cell)
-        else:
-            found.append([cell])
-        depth = max(0, depth + cell.count("[") - cell.count("]"))
-    return [", ".join(parts) for parts in found]
-
-
-def _header(path: Path, header: list[str]) -> list[str]:
-    if len(header) > METRICS:
-        raise too_large(path, len(header), METRICS, "columns")
-    header = [header[0] or "index", *header[1:]]  # pandas writes its index without a name
-    if len(set(header)) < len(header) or not all(header):
-        raise InputError(f"{path}:1: expected a header of different names, found {', '.join(header)[:_LONGEST]}")
-    return header
 
 
 def _sorted(cells: dict[str, str], folder: Path) -> _Row:
@@ -216,31 +103,31 @@ def _sorted(cells: dict[str, str], folder: Path) -> _Row:
     system: System | str | None = None
     precision: Stated | None = None
     counts = {
-        _COUNTS[name]: count for title, text in cells.items() if (name := _name_and_unit(title)[0]) in _COUNTS and (count := _count(text))
+        COUNTS[name]: found for title, text in cells.items() if (name := name_and_unit(title)[0]) in COUNTS and (found := number_of(text))
     }
     for title, text in cells.items():
-        name, unit = _name_and_unit(title)
-        value: float | None = _number(text)
-        spelt = _name_and_unit(unit)[0] if unit else ""
-        rate = _RATE.fullmatch(spelt if name in ("throughput", "rate") and unit else name)
-        if rate and "throughput" not in metrics and (not unit or _RATE.fullmatch(spelt) or _EACH_SECOND.fullmatch(spelt)):
+        name, unit = name_and_unit(title)
+        value: float | None = number(text)
+        spelt = name_and_unit(unit)[0] if unit else ""
+        rate = RATE.fullmatch(spelt if name in ("throughput", "rate") and unit else name)
+        if rate and "throughput" not in metrics and (not unit or RATE.fullmatch(spelt) or EACH_SECOND.fullmatch(spelt)):
             item = rate[1]
             metrics["throughput"] = _positive(text, value, f"{item}/s")
         elif name in {"avg_tflops_per_gpu", "tflops_per_gpu"} and (not unit or spelt.startswith("tflop")):
             metrics["achieved_flops_per_device"] = _positive(text, value, "FLOP/s", 1e12)
         elif name == "energyfile" and text:
             metrics["run_energy"] = _energy_file(folder / Path(text).name, counts.get("nodes"))
-        elif name in {"energy_per_device", "energy_counter_per_device"} and unit in _UNITS["J"]:
-            metrics.setdefault("run_energy", _energy(text, value, counts.get("devices"), _UNITS["J"][unit]))
+        elif name in {"energy_per_device", "energy_counter_per_device"} and unit in UNITS["J"]:
+            metrics.setdefault("run_energy", _energy(text, value, counts.get("devices"), UNITS["J"][unit]))
         elif name == "system" and text:
             system = next(
                 (one for one in list_systems() if text.casefold() in {word.casefold() for word in (one.name, *one.aliases)}), text
             )
         elif name == "precision" and text in PRECISIONS:
             precision = PRECISIONS[text]
-        elif _COUNTS.get(name) in counts:
+        elif COUNTS.get(name) in counts:
             pass
-        elif value is not None and title not in _LIMITS and (unit or not _SET_UP.search(name)):
+        elif value is not None and title not in _LIMITS and (unit or not SET_UP.search(name)):
             _add(metrics, title, value)
         else:
             params[title] = text or None
@@ -249,11 +136,11 @@ def _sorted(cells: dict[str, str], folder: Path) -> _Row:
 
 def _add(metrics: dict[str, Metric], title: str, value: float) -> None:
     """A number under the name of its column, in CARAML's unit where the name is one of CARAML's; where it has no such unit, beside that."""
-    name, unit = _name_and_unit(title)
+    name, unit = name_and_unit(title)
     reason = None if unit else "the table gives no unit"
     if name in DEFINED:
         own = DEFINED[name].unit
-        factor = 1.0 if unit == own else _UNITS.get(own, {}).get(unit or "")
+        factor = 1.0 if unit == own else UNITS.get(own, {}).get(unit or "")
         name, value, unit = (f"{name}_in_table", value, unit) if factor is None else (name, value * factor, own)
         reason = f"the table's {title!r}, of whatever it was measured around" if factor is not None else reason
     while name in metrics:  # titles differ, and what is left of them need not
@@ -271,7 +158,7 @@ def _energy(text: str, value: float | None, devices: int | None, joules: float) 
     """Energy of all devices from the column of one device's, or of the list of all; ``joules`` of its unit."""
     reason = None if devices is not None else "the table gives one device's and not how many there were"
     if text.startswith("[") and text.endswith("]"):
-        each = [_number(one) for one in text[1:-1].split(",")]
+        each = [number(one) for one in text[1:-1].split(",")]
         wrong = f"the table has {len(each)} devices' and says that there were {devices}" if devices not in (None, len(each)) else None
         value, devices, reason = None if None in each else sum(one for one in each if one is not None), 1, wrong
     if value is None or value <= 0:
@@ -287,15 +174,15 @@ def _energy_file(path: Path, count: int | None) -> Metric:
     ``count``: of nodes, as the table of results says.
     """
     try:
-        rows = _rows(path)
+        rows = read_rows(path)
     except InputError as error:
         return Metric(
-            value=None, unit="J", reason=f"its energy is in a file of its own that is not beside the table: {in_a_line(error)}"[:_LONGEST]
+            value=None, unit="J", reason=f"its energy is in a file of its own that is not beside the table: {in_a_line(error)}"[:LONGEST]
         )
     devices = [name for name in rows[0] if re.fullmatch(r"(pynvml|rocm|gc):\d+", name)]
     nodes: dict[str, list[float | None]] = {}
     for row in rows:
-        each = [_number(row[name]) for name in devices]
+        each = [number(row[name]) for name in devices]
         nodes.setdefault(row.get("nodename", ""), []).append(None if None in each else sum(one for one in each if one is not None))
     ranks = [one for of_node in nodes.values() for one in of_node]
     if not devices or None in ranks:
@@ -304,26 +191,6 @@ def _energy_file(path: Path, count: int | None) -> Metric:
         return Metric(value=None, unit="J", reason=f"{path.name} has {len(nodes)} of the {count} nodes")
     total = sum(fmean(one for one in of_node if one is not None) for of_node in nodes.values())
     return Metric(value=total * JOULES_PER_WATT_HOUR, unit="J", reason=_OF_JPWR)
-
-
-def _name_and_unit(title: str) -> tuple[str, str | None]:
-    """``Tokens/second`` as ``tokens_per_second``; a unit stands in brackets, as JUBE and CARAML's scripts write it."""
-    opening = title.rfind({"]": "[", ")": "("}.get(title[-1:], "\0"))
-    words, unit = (title, "") if opening < 0 else (title[:opening], title[opening + 1 : -1])
-    return re.sub(r"[^a-z0-9]+", "_", words.lower().replace("/", "_per_")).strip("_") or "column", unit or None
-
-
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-def _count(text: str) -> int | None:
-    value = _number(text)
-    return int(value) if value is not None and value == int(value) >= 1 else None
 
 
 def _blank(text: str) -> str:
