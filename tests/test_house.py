@@ -148,7 +148,7 @@ LINES = {
     "suite": 2_532,
     "system": 3_924,
     "report": 4_556,
-    "results": 2_540,
+    "results": 2_553,
     "suite": 2_522,
     "system": 3_913,
     "verify": 1_061,

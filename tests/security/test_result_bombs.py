@@ -42,6 +42,10 @@ JUBE_BOMBS = {
     "bytes": ("a,b\n" + "x" * limits.JUBE, "at most 4,194,304"),
     "a long cell": ('a,b\n"' + "x" * 2_000_000, "result.csv:2: not a table of text: field larger"),
     "a batch without end": ("nodes,gbs,time\n1,1e300,1\n", "row 1 below the header"),
+    "a rate that no record can hold": ("gbs,Avg_TFLOPs/GPU\n1,1\n2,1e95\n", "row 2 below the header: not a CARAML record: found 1e.107"),
+    "a list": ("a,time\n1,[" + "[2,3]," * 500_000 + "\n", "row 1 below the header: found 1,000,"),
+    "a unit": (f"a,time({'x' * 10_001})\n1,2\n", "10,001 characters of a name"),
+    "a system": (f"system,time\n{'x' * 10_001},2\n", "10,001 characters of a name"),
 }
 
 
@@ -52,10 +56,19 @@ def test_tables_of_jube_that_ask_for_much_are_refused(name: str, tmp_path: Path)
     assert not (tmp_path / "results").exists(), "nothing of it is taken"
 
 
+@pytest.mark.parametrize("cell", ["1e151", "123456e200", "-1e100", "1e-151", "5e-324"])
+def test_what_an_import_writes_can_be_read(cell: str, tmp_path: Path) -> None:
+    """A hash such as ``1e151`` was taken for a number that no reader takes, and no command read the folder again."""
+    found = jube(tmp_path, f"system,devices,gbs,Tokens/s,run_hash\nA100,4,64,100,5\nA100,4,128,100,{cell}\n")
+    assert found.refusal is None
+    records = Store(tmp_path / "results").records("result")
+    assert [record.value("throughput") for record in records] == [100, 100] and cell in records[1].model_dump_json()
+
+
 LONG = {
     "blanks": "a" + " " * 100_000 + "b,time\nx,1\n",
     "brackets": "[" * 100_000 + ",time\nx,1\n",
-    "a list": "a,time\n1,[" + "[2,3]," * 500_000 + "\n",
+    "a list": "a,time\n1,[" + "[2,3]," * 200_000 + "\n",
 }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from caraml.base.errors import InputError
 from caraml.base.format import JOULES_PER_WATT_HOUR, count
-from caraml.base.limits import JUBE, JUBE_CELLS, JUBE_ROWS, METRICS, read_text, too_large
+from caraml.base.limits import JUBE, JUBE_CELLS, JUBE_ROWS, LARGEST, METRICS, read_text, too_large
 from caraml.metrics.definitions import METRICS as DEFINED
 
 LONGEST = 1000
@@ -141,15 +141,20 @@ def name_and_unit(title: str) -> tuple[str, str | None]:
 
 
 def number(text: str) -> float | None:
-    """The finite number that a cell is."""
+    """The finite number that a cell is; none beyond what a record can hold, as of hashes like ``1e151``."""
+    value = _finite(text)
+    return value if value is None or not value or 1 / LARGEST < abs(value) < LARGEST else None
+
+
+def number_of(text: str) -> int | None:
+    """The whole number of one or more that a cell is."""
+    value = _finite(text)
+    return int(value) if value is not None and value == int(value) >= 1 else None
+
+
+def _finite(text: str) -> float | None:
     try:
         value = float(text)
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-def number_of(text: str) -> int | None:
-    """The whole number of one or more that a cell is."""
-    value = number(text)
-    return int(value) if value is not None and value == int(value) >= 1 else None

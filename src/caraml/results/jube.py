@@ -24,7 +24,7 @@ from caraml.results.archive import Done
 from caraml.results.cells import COUNTS, EACH_SECOND, LONGEST, RATE, SET_UP, UNITS, name_and_unit, number, number_of, read_rows
 from caraml.results.listing import Listing
 from caraml.results.record import Record
-from caraml.results.store import RECORD, Store, attempts, read_record, write_record
+from caraml.results.store import RECORD, Store, attempts, read_record, see_readable, write_record
 from caraml.suite.jube import PRECISIONS
 from caraml.suite.model import NOT_STATED, Point, Stated
 from caraml.system.catalogue import list_systems
@@ -88,6 +88,7 @@ def _points(path: Path, suite: str) -> list[tuple[_Row, Point]]:
         row = _sorted(cells, path.parent)
         try:
             point = _point(suite, row)
+            see_readable(_record(point, row, 1, "", path.name), f"{path}: row {row_number} below the header")
         except ValidationError as error:
             raise InputError(f"{path}: row {row_number} below the header: {in_a_line(error)}") from error
         work = point.key

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from caraml.base.errors import InputError, in_a_line
 from caraml.base.files import TRUSTED_FOLDERS, intruder, make_folder, new_folder_beside, who_else, write_file, write_new
-from caraml.base.limits import LARGEST, NAME, read_json, too_large
+from caraml.base.limits import LARGEST, NAME, counted, read_json, too_large
 from caraml.base.limits import RECORD as RECORD_BYTES
 from caraml.results.listing import Listing, read_listing, suite_of
 from caraml.results.rows import RECORD, Index, Scalar, attempts
@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # building these models takes longer than listing ten thousan
     from caraml.results.record import Record
     from caraml.suite.model import Point
 
-__all__ = ["RECORD", "Store", "attempts", "read_record", "write_record"]
+__all__ = ["RECORD", "Store", "attempts", "read_record", "see_readable", "write_record"]
 
 POINT = "point.json"
 _MANY = 1000
@@ -290,7 +290,7 @@ def _number(text: str) -> float:
     return value
 
 
-def _refuse_long_names(record: Record, path: Path) -> None:
+def _refuse_long_names(record: Record, path: Path | str) -> None:
     """Raise ``InputError`` for names that fill tables and pages."""
     point = record.point
     units = (word for name, metric in record.metrics.items() for word in (name, metric.unit))
@@ -301,11 +301,22 @@ def _refuse_long_names(record: Record, path: Path) -> None:
 
 def read_record(path: Path) -> Record:
     """Read one record. Raises ``InputError`` for a file that is not a record, or one written by a newer CARAML."""
+    return _parsed(read_json(path, RECORD_BYTES), path)
+
+
+def see_readable(record: Record, name: str) -> None:
+    """Raise ``InputError``, which begins with ``name``, for a record that :func:`read_record` would refuse once it is written."""
+    text = record.model_dump_json(indent=1).encode()
+    if len(text) > RECORD_BYTES:
+        raise too_large(name, len(text), RECORD_BYTES)
+    _parsed(counted(text, name), name)
+
+
+def _parsed(text: bytes, path: Path | str) -> Record:
     from pydantic import ValidationError
 
     from caraml.results.record import SCHEMA_VERSION, Record
 
-    text = read_json(path, RECORD_BYTES)
     try:
         content = json.loads(text, parse_float=_number)
         found = content.get("schema_version")
