@@ -385,9 +385,9 @@ def test_a_precision_column_of_a_jube_table_is_the_precision(tmp_path: Path) -> 
 def test_a_precision_that_a_jube_table_does_not_say_is_nobody_s(tmp_path: Path) -> None:
     """It was fp32: in labels, names and keys, so that comparisons took the row for one that says fp32."""
     table, store = tmp_path / "t.csv", Store(tmp_path / "out")
-    table.write_text("Precision,GlobalBatchSize,Images/second\nfp32,64,1\nbf16,64,2\n")
+    table.write_text("System,Precision,GlobalBatchSize,Images/second\nmine,fp32,64,1\nmine,bf16,64,2\n")
     read_table(table, store.root, None)
-    table.write_text("GlobalBatchSize,Images/second\n64,1\n")
+    table.write_text("System,GlobalBatchSize,Images/second\nmine,64,1\n")
     read_table(table, store.root, "u")
     single, half, other = records = [*store.records("t"), *store.records("u")]
     assert (other.point.precision, other.point.label, row_of(other)["precision"]) == ("not stated", "u b64", None)

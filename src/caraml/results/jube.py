@@ -7,6 +7,8 @@ are repeats. Energy is that of jpwr, around the whole program of each rank: the 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -24,13 +26,12 @@ from caraml.results.archive import Done
 from caraml.results.cells import COUNTS, EACH_SECOND, LONGEST, RATE, SET_UP, UNITS, name_and_unit, number, number_of, read_rows
 from caraml.results.listing import Listing
 from caraml.results.record import Record
-from caraml.results.store import RECORD, Store, attempts, read_record, see_readable, write_record
+from caraml.results.store import Store, see_readable, write_record
 from caraml.suite.jube import PRECISIONS
-from caraml.suite.model import NOT_STATED, Point, Stated
+from caraml.suite.model import IMPORTED, NOT_STATED, Point, Stated
 from caraml.system.catalogue import list_systems
 from caraml.system.model import System
 
-WORKLOAD = "imported"
 UNKNOWN = "unknown"
 NO_UNIT = "?"
 _NOT_THERE = "the table does not say"
@@ -43,6 +44,8 @@ _OF_JPWR = "of the whole program, as jpwr measures it; not of the rate's window"
 class _Row:
     """One row, sorted by what it means."""
 
+    cells: dict[str, str]
+    """As the table has them, without those that are blank."""
     params: dict[str, JsonValue]
     metrics: dict[str, Metric]
     item: str | None
@@ -51,49 +54,64 @@ class _Row:
     system: System | str | None
     precision: Stated | None
 
+    @property
+    def digest(self) -> str:
+        """Hash of what the row and its file of energy say: by it the record of a row is found again, whatever CARAML makes of it."""
+        energy = self.metrics.get("run_energy")
+        said = [sorted(self.cells.items()), energy.value if energy is not None else None]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+
 
 def read_table(path: Path, root: Path, suite: str | None) -> Done:
-    """Add a table's rows to a store, as a suite of this name (default: the file's). A row that is there already is known.
+    """Add a table's rows to a store, as a suite of this name (default: the file's). A row that the suite has already is known.
 
     Raises:
         InputError: not a table of text, no header, a row of another length or of what no record can hold, or more than is read.
     """
     name = re.sub(r"[^a-z0-9_-]+", "-", (suite or path.stem).lower()).strip("-") or "imported"
-    store, done, points = Store(root), Done(), list[tuple[str, str]]()
+    store, done = Store(root), Done()
     written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
-    known: dict[str, dict[str, Point]] = {}
-    for row, point in _points(path, name):
-        if point.key not in known:
-            known[point.key] = _there(store, point)
-        if (there := known[point.key].get(metrics := _text(row.metrics))) is not None:
-            points.append((there.key, there.label))
-            done.known += 1
-            continue
-        points.append((point.key, point.label))
-        known[point.key][metrics] = point
+    rows = [_sorted(cells, path.parent) for cells in read_rows(path)]
+    there = _known(store, name, rows)
+    points = _points(path, name, rows, there)
+    found = {index: (record.key, record.point.label) for index, record in there.items()}
+    found |= {index: (point.key, point.label) for index, point in points.items()}
+    listed = [found[index] for index in range(len(rows))]
+    listing = Listing(name=name, title=f"imported from {path.name}", asked_at=written, system=UNKNOWN, launcher="import", points=listed)
+    # Before anything is written, so that the round before it ends at the attempts that there are now.
+    store.remember(listing, anew=any((store.points / point.folder_name).exists() for point in points.values()))
+    for index, point in points.items():
         attempt = store.new_attempt(point)
-        write_record(attempt, _record(point, row, int(attempt.name), written, path.name))
-        done.records += 1
-    store.remember(
-        Listing(name=name, title=f"imported from {path.name}", asked_at=written, system=UNKNOWN, launcher="import", points=points)
-    )
+        write_record(attempt, _record(point, rows[index], int(attempt.name), written, path.name))
+    done.records, done.known = len(points), len(there)
     return done
 
 
-def _points(path: Path, suite: str) -> list[tuple[_Row, Point]]:
-    """All rows before any is written, so that a table is taken whole or not at all. The second row of a work is its first repeat."""
-    found = []
-    seen = Counter[str]()
-    for row_number, cells in enumerate(read_rows(path), start=1):
-        row = _sorted(cells, path.parent)
+def _points(path: Path, suite: str, rows: list[_Row], there: dict[int, Record]) -> dict[int, Point]:
+    """The points of the rows that are not ``there``, by their numbers; all before any is written, so that a table is taken whole or not
+    at all.
+
+    A row takes the first repeat of its work that no other row has: one in whose place it stands, since the table was written anew, gets
+    another attempt.
+    """
+    found = dict[int, Point]()
+    taken = {record.key for record in there.values()}
+    repeats = Counter[str]()
+    for index, row in enumerate(rows):
+        if index in there:
+            continue
         try:
             point = _point(suite, row)
-            see_readable(_record(point, row, 1, "", path.name), f"{path}: row {row_number} below the header")
+            see_readable(_record(point, row, 1, "", path.name), f"{path}: row {index + 1} below the header")
         except ValidationError as error:
-            raise InputError(f"{path}: row {row_number} below the header: {in_a_line(error)}") from error
+            raise InputError(f"{path}: row {index + 1} below the header: {in_a_line(error)}") from error
         work = point.key
-        found.append((row, point.model_copy(update={"repeat": seen[work]})))
-        seen[work] += 1
+        point = point.model_copy(update={"repeat": repeats[work]})
+        while (key := point.key) in taken:
+            repeats[work] += 1
+            point = point.model_copy(update={"repeat": repeats[work]})
+        taken.add(key)
+        found[index] = point
     return found
 
 
@@ -132,7 +150,7 @@ def _sorted(cells: dict[str, str], folder: Path) -> _Row:
             _add(metrics, title, value)
         else:
             params[title] = text or None
-    return _Row(params, metrics, item, counts, system, precision)
+    return _Row({title: text for title, text in cells.items() if text}, params, metrics, item, counts, system, precision)
 
 
 def _add(metrics: dict[str, Metric], title: str, value: float) -> None:
@@ -204,9 +222,9 @@ def _point(suite: str, row: _Row) -> Point:
     return Point(
         suite=suite,
         benchmark=suite,
-        workload=WORKLOAD,
+        workload=IMPORTED if row.item is None else f"{IMPORTED}-{row.item}",  # tokens and images are other work
         params=row.params if total is None or total % nodes == 0 else row.params | {"Devices": total},
-        system=known.name if isinstance(known, System) else known or UNKNOWN,
+        system=known.name if isinstance(known, System) else known or f"{UNKNOWN} ({suite})",
         device=known.identity if isinstance(known, System) else UNKNOWN,
         device_class=known.device_class if isinstance(known, System) else "gpu",
         software="imported",
@@ -236,18 +254,42 @@ def _record(point: Point, row: _Row, attempt: int, written: str, source: str) ->
         started_at=written,
         facts=facts,
         metrics=row.metrics,
-        environment={"imported_from": source, "missing": missing},
+        environment={"imported_from": source, "row": row.digest, "missing": missing},
     )
 
 
-def _there(store: Store, point: Point) -> dict[str, Point]:
-    """The numbers of every record that a store has of a point, and its point there: 0.1.0 wrote fp32 where the table says no precision."""
-    stated = point.precision != NOT_STATED
-    folders = [store.points / one.folder_name for one in (point, *([] if stated else [point.model_copy(update={"precision": "fp32"})]))]
-    paths = (folder / str(number) / RECORD for folder in folders for number in attempts(folder) or ())
-    found = (read_record(path) for path in paths if path.exists())
-    return {_text(record.metrics): record.point for record in found if ("precision" not in record.unstated) == stated}
+def _known(store: Store, suite: str, rows: list[_Row]) -> dict[int, Record]:
+    """Of those rows that a suite has a record of, by their numbers, the record: the newest of its point, and of no other row."""
+    listed = {key for listing in store.rounds(suite) for key, _ in listing.points}
+    keys = [key for key, name in store.names().items() if name.startswith(f"{IMPORTED}-")]
+    newest = (record for key in keys for record in store.newest(key, 1) if record.point.suite == suite or key in listed)
+    there: dict[JsonValue, list[Record]] = {}
+    for record in sorted(newest, key=lambda record: record.point.repeat, reverse=True):
+        there.setdefault(record.environment.get("row"), []).append(record)
+    earlier, found = there.pop(None, [])[::-1], dict[int, Record]()
+    for index, row in enumerate(rows):
+        if alike := there.get(row.digest):
+            found[index] = alike.pop()
+        elif (known := next((one for one in earlier if _is_of(one, row)), None)) is not None:
+            earlier.remove(known)
+            found[index] = known
+    return found
 
 
-def _text(metrics: dict[str, Metric]) -> str:
-    return repr(sorted(metrics.items()))
+def _is_of(record: Record, row: _Row) -> bool:
+    """Whether a record without a digest is that of a row: versions up to 0.1.0 had other columns among its parameters."""
+    point, unstated = record.point, record.unstated
+    devices = point.params.get("Devices") if isinstance(point.params.get("Devices"), int) else point.world
+    said = {"nodes": point.nodes, "global_batch": point.global_batch, "devices": devices}
+    untold = set(unstated) - ({"devices"} if devices is not point.world else set())
+    system = row.system.name if isinstance(row.system, System) else row.system or UNKNOWN
+    if {name: value for name, value in said.items() if name not in untold} != row.counts or point.system != system:
+        return False
+    texts = {title: text or "" for title, text in point.params.items() if isinstance(text, str | None)}
+    if any(row.cells.get(title, "") != text for title, text in texts.items()):
+        return False
+    stated = point.precision if "precision" not in unstated else None
+    if stated != row.precision and not any(name_and_unit(title)[0] == "precision" for title in texts):
+        return False
+    ours, theirs = ({metric.value for metric in one.metrics.values()} - {None} for one in (row, record))
+    return ours <= theirs <= ours | set(map(number, row.cells.values()))

@@ -192,8 +192,9 @@ def last_two(name: str, root: Path) -> tuple[Selection, Selection]:
         before = [one for one in rounds if one.campaign == last.campaign and one.round < last.round]
         if before:
             return _of_round(store, before[-1]), _of_round(store, last)
-    told, again = ", ".join(map(_told, rounds)), command_of(rounds[-1].file, suites[0])
-    raise InputError(f"suite {suites[0]} has no two rounds of the same points to compare: {told}", f"{again} --again")
+    told, again = ", ".join(map(_told, rounds)), f"{command_of(rounds[-1].file, suites[0])} --again"
+    hint = f"caraml import TABLE --suite {suites[0]} adds a table of newer results" if rounds[-1].launcher == "import" else again
+    raise InputError(f"suite {suites[0]} has no two rounds of the same points to compare: {told}", hint)
 
 
 def _everything(name: str, store: Store) -> Selection:

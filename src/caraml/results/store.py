@@ -127,7 +127,8 @@ class Store:
             names = self.names()
             there = {key: max(attempts(self.points / names[key]) or (), default=0) for key, _ in listing.points if key in names}
             before = {key: number for key, number in there.items() if number}
-            listing = listing.model_copy(update={"round": number, "again": anew, "before": before})
+            again = anew and listing.launcher != "import"  # rows of a table that are known belong to this round, too
+            listing = listing.model_copy(update={"round": number, "again": again, "before": before})
         write_file(path, listing.sealed().to_json())
 
     # -- reading -------------------------------------------------------------------------------------------------------

@@ -165,6 +165,8 @@ NOT_STATED: Literal["not stated"] = "not stated"
 """Of a point that somebody else measured, or whose work is not CARAML's: nobody said."""
 OWN_LOOP = "own_loop"
 """Workload of loops that ``caraml.measure`` measures."""
+IMPORTED = "imported"
+"""Workload of the rows of tables, by itself or as ``imported-ITEM`` with what their rates count."""
 Compile = Literal["off", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 _WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 
@@ -323,6 +325,8 @@ class Point(FrozenModel):
         content["measure"] = {name: value for name, value in content["measure"].items() if name not in OF_EPOCHS or value is not None}
         if self.workload == OWN_LOOP:  # name and parameters say what the loop does; its steps may have different numbers of items
             del content["global_batch"], content["micro_batch"]
+        if self.workload.partition("-")[0] == IMPORTED:  # a table has results already: equal work of another table is another run of it
+            content["suite"] = self.suite
         canonical = json.dumps({"method": METHOD_VERSION, **content}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 

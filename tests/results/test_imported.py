@@ -1,0 +1,138 @@
+"""Imported tables in one results folder: whose rows are which, which are known, and what of a row is its work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from caraml.analysis.compare import compare
+from caraml.analysis.grouping import same_work
+from caraml.analysis.history import attempts, history
+from caraml.analysis.select import sides
+from caraml.base.errors import InputError
+from caraml.results.archive import Done
+from caraml.results.jube import read_table
+from caraml.results.record import Record
+from caraml.results.selector import last_two
+from caraml.results.store import Store, write_record
+
+
+def add(root: Path, name: str, *lines: str, time: int = 1_700_000_000) -> Done:
+    """Import ``name``.csv of these lines into ``root``/out."""
+    table = root / f"{name}.csv"
+    root.mkdir(exist_ok=True)
+    table.write_text("".join(f"{line}\n" for line in lines))
+    os.utime(table, (time, time))
+    return read_table(table, root / "out", None)
+
+
+def rates(root: Path, suite: str) -> list[float | None]:
+    return [record.value("throughput") for record in Store(root / "out").records(suite)]
+
+
+# -- several tables ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("system", ["A100", ""])
+def test_a_suite_keeps_the_rows_of_its_own_table(tmp_path: Path, system: str) -> None:
+    """Rows of equal setting had one key, so that each table hid the numbers of those before it."""
+    for name, (small, large) in {"jan": (100, 200), "feb": (90, 180)}.items():
+        assert add(tmp_path, name, "system,devices,gbs,Tokens/s", f"{system},4,64,{small}", f"{system},4,128,{large}").records == 2
+    assert rates(tmp_path, "jan") == [100, 200] and rates(tmp_path, "feb") == [90, 180]
+    assert add(tmp_path, "jan", "system,devices,gbs,Tokens/s", f"{system},4,64,100", f"{system},4,128,200").known == 2
+    assert rates(tmp_path, "jan") == [100, 200] and {record.attempt for record in Store(tmp_path / "out").records()} == {1}
+    labels = [record.point.label for record in Store(tmp_path / "out").records("feb")]
+    assert labels == ["feb b64 1x4", "feb b128 1x4"]
+
+
+def test_tables_of_one_system_are_compared_and_are_one_history(tmp_path: Path) -> None:
+    for time, (name, rate) in enumerate({"jan": 100, "feb": 90}.items(), start=1_700_000_000):
+        add(tmp_path, name, "system,devices,gbs,Tokens/s", f"A100,4,64,{rate}", time=time)
+    (pair,) = compare(*sides("jan", "feb", tmp_path / "out")).pairs
+    assert pair is not None
+    (series,) = history(attempts([tmp_path / "out"]))
+    assert [entry.value for entry in series.entries] == [100, 90]
+
+
+def test_tokens_and_images_are_different_work_as_are_systems_that_nobody_named(tmp_path: Path) -> None:
+    """Their mean was taken, as of repeats."""
+    add(tmp_path, "llm-juwels", "devices,gbs,Tokens/s", "4,64,100000")
+    add(tmp_path, "resnet-lumi", "devices,gbs,Images/s", "4,64,2500")
+    add(tmp_path, "llm-lumi", "devices,gbs,Tokens/s", "4,64,70000")
+    add(tmp_path, "both-a", "system,gbs,Tokens/s", "A100,64,1")
+    add(tmp_path, "both-b", "system,gbs,Images/s", "A100,64,2")
+    assert rates(tmp_path, "llm-juwels") == [100000] and rates(tmp_path, "resnet-lumi") == [2500]
+    assert len(same_work(Store(tmp_path / "out").records())) == len(history(attempts([tmp_path / "out"]))) == 5
+    (difference,) = compare(*sides("both-a", "both-b", tmp_path / "out")).differences
+    assert (difference.name, difference.a, difference.b) == ("workload", "imported-token", "imported-image")
+
+
+# -- the same table again ---------------------------------------------------------------------------------------------------
+
+
+def test_rows_in_another_order_are_known(tmp_path: Path) -> None:
+    """Repeats were counted by their position: with one row more and another order, all were imported again."""
+    add(tmp_path, "t", "system,devices,gbs,Tokens/s", "A100,4,64,100", "A100,4,64,101", "A100,4,128,120")
+    done = add(tmp_path, "t", "system,devices,gbs,Tokens/s", "A100,4,128,120", "A100,4,64,101", "A100,4,64,100", "A100,4,64,102")
+    assert (done.records, done.known) == (1, 3) and rates(tmp_path, "t") == [120, 101, 100, 102]
+    assert len(Store(tmp_path / "out").records()) == 4
+
+
+def test_a_table_with_newer_numbers_is_the_next_round_of_its_suite(tmp_path: Path) -> None:
+    """It had one round, and `compare` advised to run what CARAML never ran."""
+    add(tmp_path, "t", "system,devices,gbs,Tokens/s", "A100,4,64,100", "A100,4,128,120")
+    with pytest.raises(InputError, match="no two rounds") as error:
+        last_two("t", tmp_path / "out")
+    assert error.value.hint == "caraml import TABLE --suite t adds a table of newer results"
+    done = add(tmp_path, "t", "system,devices,gbs,Tokens/s", "A100,4,64,90", "A100,4,128,120")
+    assert (done.records, done.known) == (1, 1) and rates(tmp_path, "t") == [90, 120]
+    before, last = ([record.value("throughput") for record in side.records] for side in sides("t", None, tmp_path / "out"))
+    assert before == [100, 120] and last == [90, 120]
+
+
+def earlier(store: Store, suite: str, record: Record, **params: str | None) -> None:
+    """Write a record as versions did that knew no digest, and had any row without a number there in the parameters."""
+    micro = record.point.global_batch
+    point = record.point.model_copy(
+        update={"suite": suite, "workload": "imported", "system": "unknown", "params": params, "micro_batch": micro}
+    )
+    environment = {name: value for name, value in record.environment.items() if name != "row"}
+    key = point.model_copy(update={"suite": "any"}).key  # it was the same for all tables
+    folder = store.points / f"imported-{key}" / str(1 + len(list(store.points.glob(f"imported-{key}/*"))))
+    folder.mkdir(parents=True)
+    changes = {"key": key, "attempt": int(folder.name), "point": point, "environment": environment}
+    write_record(folder, record.model_copy(update=changes))
+
+
+def test_rows_of_an_earlier_version_are_known_and_stay(tmp_path: Path) -> None:
+    lines = ("JobID,devices,gbs,Tokens/s,Loss", "7,4,64,100,2.5", "8,4,64,,", "9,4,64,101,2.6")
+    add(tmp_path, "t", *lines)
+    store = Store(tmp_path / "old" / "out")
+    for record, job in zip(Store(tmp_path / "out").records("t"), "789", strict=True):
+        earlier(store, "t", record, JobID=job, **({"Loss": None} if job == "8" else {}))
+    done = add(tmp_path / "old", "t", *lines)
+    assert (done.records, done.known) == (0, 3) and rates(tmp_path / "old", "t") == [100, None, 101]
+    done = add(tmp_path / "old", "t", *lines[:3], "9,4,64,102,2.6")
+    assert (done.records, done.known) == (1, 2), "a number is another one"
+
+
+def test_a_number_that_another_table_hid_is_taken_once_more(tmp_path: Path) -> None:
+    """Tables of earlier versions shared their points, where only the newest attempt counts."""
+    add(tmp_path, "jan", "gbs,Tokens/s", "64,100")
+    store = Store(tmp_path / "old" / "out")
+    (record,) = Store(tmp_path / "out").records("jan")
+    rate = record.metrics["throughput"]
+    earlier(store, "jan", record)
+    earlier(store, "feb", record.model_copy(update={"metrics": {"throughput": rate.model_copy(update={"value": 90.0})}}))
+    assert add(tmp_path / "old", "feb", "gbs,Tokens/s", "64,90").known == 1
+    assert add(tmp_path / "old", "jan", "gbs,Tokens/s", "64,100").records == 1
+    assert rates(tmp_path / "old", "jan") == [100] and rates(tmp_path / "old", "feb") == [90]
+
+
+def test_a_damaged_record_does_not_stop_an_import(tmp_path: Path) -> None:
+    add(tmp_path, "t", "gbs,Tokens/s", "64,100")
+    next((tmp_path / "out" / "points").glob("*/1/record.json")).write_text("{")
+    assert add(tmp_path, "u", "gbs,Tokens/s", "64,100").records == 1
+    assert add(tmp_path, "t", "gbs,Tokens/s", "64,100").records == 1 and rates(tmp_path, "t") == [100]
