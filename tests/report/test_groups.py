@@ -179,7 +179,7 @@ def test_runs_of_other_lengths_are_no_repeats() -> None:
     assert [len(one.runs) for one in repeated(records)] == [2, 1, 1, 1]
     found = families(records, ("batch",))
     assert [len(group) for group in found.values()] == [2, 1, 1, 1] and list(found)[2].endswith("epochs=4"), list(found)
-    (figure,) = time_and_energy(records)
+    (figure,), _ = time_and_energy(records)
     assert len(figure.rows) == 4
     assert set(varying(records)) == {"measure.epochs", "measure.until_loss"}
 
