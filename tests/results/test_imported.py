@@ -10,6 +10,7 @@ import pytest
 from caraml.analysis.compare import compare
 from caraml.analysis.grouping import same_work
 from caraml.analysis.history import attempts, history
+from caraml.analysis.scaling import scaling
 from caraml.analysis.select import sides
 from caraml.base.errors import InputError
 from caraml.results.archive import Done
@@ -136,3 +137,110 @@ def test_a_damaged_record_does_not_stop_an_import(tmp_path: Path) -> None:
     next((tmp_path / "out" / "points").glob("*/1/record.json")).write_text("{")
     assert add(tmp_path, "u", "gbs,Tokens/s", "64,100").records == 1
     assert add(tmp_path, "t", "gbs,Tokens/s", "64,100").records == 1 and rates(tmp_path, "t") == [100]
+
+
+# -- what a column is -------------------------------------------------------------------------------------------------------
+
+OWN_FORM = (
+    "JobID,System,Runtime(min),ModelSize,Nodes,Devices,GlobalBatchSize,TensorParallel,DataParallel,Iterations,Tokens/second,EnergyFile",
+    "77,MI250,10,800M,1,8,32,1,8,750,88620.76,GPT.77.energy",
+    "78,MI250,10,800M,1,4,32,1,4,450,53945.35,GPT.78.energy",
+    "79,MI250,10,800M,1,4,32,1,4,451,54045.35,",
+)
+
+
+def test_what_tells_runs_apart_is_no_part_of_their_work(tmp_path: Path) -> None:
+    """In CARAML's own tables each row was work of its own: without repeats, scaling or advice."""
+    add(tmp_path, "t", *OWN_FORM)
+    records = Store(tmp_path / "out").records("t")
+    assert [[one.point.repeat for one in work] for work in same_work(records)] == [[0], [0, 1]]
+    assert all(one.point.params == {"Runtime(min)": "10", "ModelSize": "800M", "TensorParallel": "1"} for one in records)
+    assert records[1].environment["bookkeeping"] == {"JobID": "78", "DataParallel": "4", "Iterations": "450"}
+    (family,) = scaling(records)
+    assert family.kind == "strong" and [size.world for size in family.curves[0].sizes] == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("title", "cells", "work"),
+    [
+        ("", ["0", "1"], False),  # the index of pandas
+        ("jube_wp_id", ["0", "1"], False),
+        ("slurm_job_id", ["7", "8"], False),
+        ("Log", ["a.log", "b.log"], False),
+        ("GPUs", ["1", "2"], False),
+        ("world_size", ["1", "2"], False),
+        ("batch_per_gpu", ["64", "32"], False),
+        ("tasks", ["3", "1"], True),
+        ("model_id", ["0", "1"], True),
+        ("data_file", ["a", "b"], True),
+    ],
+)
+def test_columns_that_follow_or_count_runs_do_not_split_a_family(tmp_path: Path, title: str, cells: list[str], work: bool) -> None:
+    add(tmp_path, "t", f"{title},system,devices,gbs,Tokens/s", f"{cells[0]},A100,1,64,100", f"{cells[1]},A100,2,64,190")
+    assert len(scaling(Store(tmp_path / "out").records("t"))) == (0 if work else 1)
+
+
+def test_without_devices_what_would_follow_from_them_is_work(tmp_path: Path) -> None:
+    add(tmp_path, "t", "gbs,DataParallel,Tokens/s", "64,1,100", "64,2,190")
+    assert [one.point.params for one in Store(tmp_path / "out").records("t")] == [{"DataParallel": "1"}, {"DataParallel": "2"}]
+
+
+def test_a_column_of_results_is_one_in_every_row(tmp_path: Path) -> None:
+    """A blank or `nan` among losses was a parameter, and its row other work."""
+    rows = ("A,64,100,2.5,41,BF16", "A,64,,,,bf16", "A,64,102,nan,inf,bf16", "A,64,9,x,4,")
+    add(tmp_path, "t", "system,gbs,Tokens/s,Loss,MFU(%),precision", *rows)
+    records = Store(tmp_path / "out").records("t")
+    assert [len(work) for work in same_work(records)] == [3, 1] and all(one.point.params == {} for one in records)
+    assert [one.status for one in records] == ["ok", "failed", "ok", "ok"]
+    blank, nan = records[1].metrics["loss"], records[2].metrics["loss"]
+    assert (blank.value, blank.reason, nan.value, nan.reason) == (None, "the table's cell is blank", None, "the table has 'nan' here")
+    assert (records[2].metrics["mfu"].unit, records[2].value("mfu"), records[0].value("mfu")) == ("1", None, pytest.approx(0.41))
+    assert [one.point.precision for one in records] == ["bf16", "bf16", "bf16", "not stated"]
+
+
+def test_each_row_has_the_rate_of_what_it_counts(tmp_path: Path) -> None:
+    """All had the first column's, which is blank where something else is counted."""
+    add(tmp_path, "t", "system,gbs,Tokens/second,Images/second", "A100,64,100,", "A100,64,,200", "A100,64,,", "A100,64,3,4")
+    tokens, images, failed, both = Store(tmp_path / "out").records("t")
+    assert [(one.value("throughput"), one.item) for one in (tokens, images, both)] == [(100, "token"), (200, "image"), (3, "token")]
+    assert (failed.status, failed.item) == ("failed", "token") and both.value("images_per_second") == 4
+    assert images.metrics["throughput"].unit == "image/s" and set(images.metrics) == {"throughput"}
+    assert [len(work) for work in same_work([tokens, images, failed, both])] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("title", "name", "value", "unit"),
+    [
+        ("energy_per_item(J/token)", "energy_per_item", 0.5, "J/token"),
+        ("energy_per_item(Wh/tokens)", "energy_per_item", 1800, "J/token"),
+        ("items_per_watt_hour(token/Wh)", "items_per_watt_hour", 0.5, "token/Wh"),
+        ("energy_per_item(J/image)", "energy_per_item_in_table", 0.5, "J/image"),
+        ("energy_per_item(J)", "energy_per_item_in_table", 0.5, "J"),
+        ("mean_power(W/token)", "mean_power_in_table", 0.5, "W/token"),
+    ],
+)
+def test_units_of_one_item_are_those_of_what_is_counted(tmp_path: Path, title: str, name: str, value: float, unit: str) -> None:
+    add(tmp_path, "t", f"system,Tokens/s,{title}", "A100,100,0.5")
+    (record,) = Store(tmp_path / "out").records("t")
+    assert (record.metrics[name].value, record.metrics[name].unit) == (value, unit)
+
+
+def test_weak_scaling_is_found_and_what_is_not_stated_is_said(tmp_path: Path) -> None:
+    """The micro-batch, which no table says, was the global batch; and a batch of 1 was shown where none is stated."""
+    add(tmp_path, "t", "system,devices,gbs,Tokens/s", "A100,1,16,100", "A100,2,32,195", "A100,4,64,380")
+    records = Store(tmp_path / "out").records("t")
+    assert [family.kind for family in scaling(records)] == ["weak"] and all("micro_batch" in one.unstated for one in records)
+    add(tmp_path, "u", "system,nodes,Tokens/s", "A100,2,100")
+    (record,) = Store(tmp_path / "out").records("u")
+    assert {"devices", "global_batch", "micro_batch"} <= set(record.unstated) and record.point.label == "u 2x1"
+
+
+@pytest.mark.parametrize("cell", ["1234,5", '"1,234.5"', "12 345", "1.234,5", "1'234"])
+def test_a_number_with_a_comma_is_not_read_and_the_reason_is_told(tmp_path: Path, cell: str) -> None:
+    """`no number in its row` hid it."""
+    add(tmp_path, "t", "devices;gbs;Tokens/s;Loss", f"4;64;{cell};2,1")
+    (record,) = Store(tmp_path / "out").records("t")
+    text, rule = cell.strip('"'), "numbers are read with a decimal point and without separators"
+    shown = ", ".join(f"{title} is {number!r}" for title, number in (("Tokens/s", text), ("Loss", "2,1")))
+    assert record.status == "failed" and record.reason == f"imported from t.csv: no number in its row ({shown}; {rule})"
+    assert record.metrics["throughput"].reason == f"the table has {text!r} here, and {rule}" and record.value("loss") is None

@@ -27,6 +27,16 @@ SET_UP = re.compile(
     r"|parallel$|batch|size$"
 )
 """Names of columns that say how a run was set up, where they have no unit."""
+BOOKKEEPING = re.compile(
+    r"jube_.*|id|index|wp|(.*_)?(job|run|wp|workpackage|task|array|step|benchmark|experiment)_?id|((train|num)_?)?iterations?"
+    r"|date|time_?stamp|(start|end)_?time|node_?list|host_?names?|log|stdout|stderr|(abs|rel)path|(.*_)?(energy|log|out|err|result)_?(file|path)s?"
+)
+"""Names of columns that tell runs of the same work apart, or say how far a run came in its time."""
+DATA_PARALLEL = re.compile(r"(^|_)dp($|_)|data_?parallel")
+OF_DEVICES = re.compile(r"(^|_)n?([gi]pus?|tasks|ranks|processes|replicas?)($|_)|^world_?size$|batch")
+"""Names of columns that mostly follow from devices, nodes and global batch."""
+SEPARATED = re.compile(r"[+-]?\d+,\d+|[+-]?\d{1,3}([ ,.'\u00a0\u202f]\d{3})+([.,]\d+)?")
+"""Numbers with a decimal comma, or with separators of thousands. Which is which nobody knows: ``1,234``."""
 UNITS = {
     "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0},
     "W": {"W": 1.0, "kW": 1e3, "mW": 1e-3},

@@ -23,7 +23,22 @@ from caraml.base.format import JOULES_PER_WATT_HOUR
 from caraml.metrics.definitions import METRICS as DEFINED
 from caraml.metrics.model import Facts, Metric
 from caraml.results.archive import Done
-from caraml.results.cells import COUNTS, EACH_SECOND, LONGEST, RATE, SET_UP, UNITS, name_and_unit, number, number_of, read_rows
+from caraml.results.cells import (
+    BOOKKEEPING,
+    COUNTS,
+    DATA_PARALLEL,
+    EACH_SECOND,
+    LONGEST,
+    OF_DEVICES,
+    RATE,
+    SEPARATED,
+    SET_UP,
+    UNITS,
+    name_and_unit,
+    number,
+    number_of,
+    read_rows,
+)
 from caraml.results.listing import Listing
 from caraml.results.record import Record
 from caraml.results.store import Store, see_readable, write_record
@@ -34,10 +49,23 @@ from caraml.system.model import System
 
 UNKNOWN = "unknown"
 NO_UNIT = "?"
+_SHOWN = 3
+"""Cells without a number that a reason lists."""
 _NOT_THERE = "the table does not say"
 _LIMITS = ("Runtime(min)", "exit_duration")
 """Titles of CARAML's scripts for the time after which a run was to end, which is no measurement."""
+_DIGITS = "and numbers are read with a decimal point and without separators"
 _OF_JPWR = "of the whole program, as jpwr measures it; not of the rate's window"
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Titles by what their columns hold, which is the same in every row."""
+
+    rates: dict[str, str]
+    """With what each counts."""
+    results: set[str]
+    bookkeeping: set[str]
 
 
 @dataclass(frozen=True)
@@ -53,6 +81,10 @@ class _Row:
     """``global_batch``, ``nodes`` and ``devices`` (of all nodes), where the table says them."""
     system: System | str | None
     precision: Stated | None
+    bookkeeping: dict[str, JsonValue]
+    """What tells runs of the same work apart, and what follows from the devices."""
+    unread: list[str]
+    """Cells where a number was expected."""
 
     @property
     def digest(self) -> str:
@@ -71,7 +103,9 @@ def read_table(path: Path, root: Path, suite: str | None) -> Done:
     name = re.sub(r"[^a-z0-9_-]+", "-", (suite or path.stem).lower()).strip("-") or "imported"
     store, done = Store(root), Done()
     written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
-    rows = [_sorted(cells, path.parent) for cells in read_rows(path)]
+    table = read_rows(path)
+    columns = _columns(table)
+    rows = [_sorted(cells, columns, path.parent) for cells in table]
     there = _known(store, name, rows)
     points = _points(path, name, rows, there)
     found = {index: (record.key, record.point.label) for index, record in there.items()}
@@ -115,56 +149,109 @@ def _points(path: Path, suite: str, rows: list[_Row], there: dict[int, Record]) 
     return found
 
 
-def _sorted(cells: dict[str, str], folder: Path) -> _Row:
-    params: dict[str, JsonValue] = {}
+def _columns(table: list[dict[str, str]]) -> _Columns:
+    """A column is one of results where any of its cells is a number and its name does not say that it sets a run up."""
+    rates, results, bookkeeping = dict[str, str](), set[str](), set[str]()
+    counts = [_counts(cells) for cells in table]
+    for title in table[0]:
+        name, unit = name_and_unit(title)
+        texts = [cells[title] for cells in table]
+        spelt = name_and_unit(unit)[0] if unit else ""
+        rate = RATE.fullmatch(spelt if name in ("throughput", "rate") and unit else name)
+        if rate and (not unit or RATE.fullmatch(spelt) or EACH_SECOND.fullmatch(spelt)):
+            rates[title] = rate[1]
+        elif not unit and (BOOKKEEPING.fullmatch(name) or (name not in COUNTS and _follows(name, texts, counts))):
+            bookkeeping.add(title)
+        elif title not in _LIMITS and name not in {"system", "precision", *COUNTS} and (unit or not SET_UP.search(name)):
+            results |= {title} if any(number(text) is not None or SEPARATED.fullmatch(text) for text in texts) else set()
+    return _Columns(rates, results, bookkeeping)
+
+
+def _counts(cells: dict[str, str]) -> dict[str, int]:
+    named = ((COUNTS.get(name_and_unit(title)[0]), number_of(text)) for title, text in cells.items())
+    return {name: found for name, found in named if name and found}
+
+
+def _follows(name: str, texts: list[str], counts: list[dict[str, int]]) -> bool:
+    """Whether a column follows from the devices, which every row has to say: it changes with them, and is no work of its own."""
+    if not all("devices" in one for one in counts):
+        return False
+    if DATA_PARALLEL.search(name):
+        return True
+    following = (
+        [one["devices"] for one in counts],
+        [one["devices"] / one.get("nodes", 1) for one in counts],
+        [one.get("global_batch", 0) / one["devices"] for one in counts],
+    )
+    return bool(OF_DEVICES.search(name)) and [number_of(text) for text in texts] in following
+
+
+def _sorted(cells: dict[str, str], columns: _Columns, folder: Path) -> _Row:
+    params, bookkeeping = dict[str, JsonValue](), dict[str, JsonValue]()
     metrics: dict[str, Metric] = {}
-    item: str | None = None
     system: System | str | None = None
     precision: Stated | None = None
-    counts = {
-        COUNTS[name]: found for title, text in cells.items() if (name := name_and_unit(title)[0]) in COUNTS and (found := number_of(text))
-    }
+    counts = _counts(cells)
+    own = _rate(cells, columns)
+    item = columns.rates.get(own)
     for title, text in cells.items():
         name, unit = name_and_unit(title)
         value: float | None = number(text)
-        spelt = name_and_unit(unit)[0] if unit else ""
-        rate = RATE.fullmatch(spelt if name in ("throughput", "rate") and unit else name)
-        if rate and "throughput" not in metrics and (not unit or RATE.fullmatch(spelt) or EACH_SECOND.fullmatch(spelt)):
-            item = rate[1]
+        if title == own:
             metrics["throughput"] = _positive(text, value, f"{item}/s")
-        elif name in {"avg_tflops_per_gpu", "tflops_per_gpu"} and (not unit or spelt.startswith("tflop")):
+        elif name in {"avg_tflops_per_gpu", "tflops_per_gpu"} and (not unit or unit.lower().startswith("tflop")):
             metrics["achieved_flops_per_device"] = _positive(text, value, "FLOP/s", 1e12)
         elif name == "energyfile" and text:
             metrics["run_energy"] = _energy_file(folder / Path(text).name, counts.get("nodes"))
         elif name in {"energy_per_device", "energy_counter_per_device"} and unit in UNITS["J"]:
             metrics.setdefault("run_energy", _energy(text, value, counts.get("devices"), UNITS["J"][unit]))
-        elif name == "system" and text:
+        elif title in columns.results or (title in columns.rates and text):
+            _add(metrics, title, text, item)
+        elif not text or COUNTS.get(name) in counts:
+            pass
+        elif name == "system":
             system = next(
                 (one for one in list_systems() if text.casefold() in {word.casefold() for word in (one.name, *one.aliases)}), text
             )
-        elif name == "precision" and text in PRECISIONS:
-            precision = PRECISIONS[text]
-        elif COUNTS.get(name) in counts:
-            pass
-        elif value is not None and title not in _LIMITS and (unit or not SET_UP.search(name)):
-            _add(metrics, title, value)
+        elif name == "precision" and (found := PRECISIONS.get(text, PRECISIONS.get(text.lower()))) is not None:
+            precision = found
         else:
-            params[title] = text or None
-    return _Row({title: text for title, text in cells.items() if text}, params, metrics, item, counts, system, precision)
+            (bookkeeping if title in columns.bookkeeping else params)[title] = text
+    said = {title: text for title, text in cells.items() if text}
+    expected = columns.results | columns.rates.keys()
+    unread = [f"{title} is {text!r}" for title, text in said.items() if title in expected and number(text) is None]
+    return _Row(said, params, metrics, item, counts, system, precision, bookkeeping, unread)
 
 
-def _add(metrics: dict[str, Metric], title: str, value: float) -> None:
-    """A number under the name of its column, in CARAML's unit where the name is one of CARAML's; where it has no such unit, beside that."""
+def _rate(cells: dict[str, str], columns: _Columns) -> str:
+    """The title of the row's own rate: a table may have a column for each thing that is counted. Empty without one."""
+    known = (title for title in columns.rates if (number(cells[title]) or 0) > 0)
+    told = (title for title in columns.rates if cells[title])
+    return next(known, next(told, next(iter(columns.rates), "")))
+
+
+def _add(metrics: dict[str, Metric], title: str, text: str, item: str | None) -> None:
+    """A result under the name of its column, in CARAML's unit where the name is one of CARAML's; where it has no such unit, beside that."""
     name, unit = name_and_unit(title)
-    reason = None if unit else "the table gives no unit"
+    value, reason = number(text), None if unit else "the table gives no unit"
     if name in DEFINED:
-        own = DEFINED[name].unit
-        factor = 1.0 if unit == own else UNITS.get(own, {}).get(unit or "")
-        name, value, unit = (f"{name}_in_table", value, unit) if factor is None else (name, value * factor, own)
-        reason = f"the table's {title!r}, of whatever it was measured around" if factor is not None else reason
+        own, factor = _own_unit(DEFINED[name].unit, unit, item)
+        name, unit, factor = (f"{name}_in_table", unit, 1.0) if factor is None else (name, own, factor)
+        reason = f"the table's {title!r}, of whatever it was measured around" if name in DEFINED else reason
+        value = value * factor if value is not None else None
     while name in metrics:  # titles differ, and what is left of them need not
         name += "_"
-    metrics[name] = Metric(value=value, unit=unit or NO_UNIT, reason=reason)
+    metrics[name] = Metric(value=value, unit=unit or NO_UNIT, reason=reason if value is not None else _blank(text))
+
+
+def _own_unit(defined: str, unit: str | None, item: str | None) -> tuple[str, float | None]:
+    """CARAML's unit of a metric, with what is counted in it, and what the table's is in it: ``None`` if it is none of its units."""
+    found = re.search("token|image|sample|sequence", unit or "")
+    own = defined.replace("{item}", item or (found[0] if found else "item"))
+    (amount, _, per), (told, _, told_per) = own.partition("/"), re.sub(r"(token|image|sample|sequence)s", r"\1", unit or "").partition("/")
+    if per != told_per:
+        return own, None
+    return own, 1.0 if told == amount else UNITS.get(amount, {}).get(told)
 
 
 def _positive(text: str, value: float | None, unit: str, factor: float = 1.0) -> Metric:
@@ -213,7 +300,9 @@ def _energy_file(path: Path, count: int | None) -> Metric:
 
 
 def _blank(text: str) -> str:
-    return f"the table has {text!r} here" if text else "the table's cell is blank"
+    if not text:
+        return "the table's cell is blank"
+    return f"the table has {text!r} here{f', {_DIGITS}' if SEPARATED.fullmatch(text) else ''}"
 
 
 def _point(suite: str, row: _Row) -> Point:
@@ -232,7 +321,7 @@ def _point(suite: str, row: _Row) -> Point:
         nodes=nodes,
         devices=total // nodes if total is not None and total % nodes == 0 else 1,
         global_batch=batch,
-        micro_batch=batch,
+        micro_batch=max(batch // (total or nodes), 1),
     )
 
 
@@ -244,17 +333,19 @@ def _record(point: Point, row: _Row, attempt: int, written: str, source: str) ->
     missing: dict[str, JsonValue] = {f"point.{name}": _NOT_THERE for name in named if name not in told}
     missing |= {"window": _NOT_THERE, "energy": _NOT_THERE, "started_at": "not known; the table was written then"}
     measured = any(metric.value is not None for metric in row.metrics.values())
+    separated = any(map(SEPARATED.fullmatch, row.cells.values()))
+    unread = f" ({', '.join(row.unread[:_SHOWN])}{f'; {_DIGITS[4:]}' if separated else ''})" if row.unread else ""
     facts = Facts(item=row.item or "item", items_per_sample=1, parameters=None, flops_per_item=None, flops_formula=_NOT_THERE)
     return Record(
         key=point.key,
         attempt=attempt,
         point=point,
         status="ok" if measured else "failed",
-        reason=f"imported from {source}" if measured else f"imported from {source}: no number in its row",
+        reason=f"imported from {source}{'' if measured else f': no number in its row{unread}'}"[:LONGEST],
         started_at=written,
         facts=facts,
         metrics=row.metrics,
-        environment={"imported_from": source, "row": row.digest, "missing": missing},
+        environment={"imported_from": source, "row": row.digest, "bookkeeping": row.bookkeeping, "missing": missing},
     )
 
 

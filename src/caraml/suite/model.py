@@ -300,6 +300,11 @@ class Point(FrozenModel):
         return self.global_batch // (self.micro_batch * self.dp)
 
     @property
+    def imported(self) -> bool:
+        """Whether it is the row of a table."""
+        return self.workload.partition("-")[0] == IMPORTED
+
+    @property
     def arithmetic(self) -> str:
         """Its precision for people: ``bf16``, or that nobody stated it."""
         return self.precision if self.precision != NOT_STATED else f"precision {NOT_STATED}"
@@ -325,7 +330,7 @@ class Point(FrozenModel):
         content["measure"] = {name: value for name, value in content["measure"].items() if name not in OF_EPOCHS or value is not None}
         if self.workload == OWN_LOOP:  # name and parameters say what the loop does; its steps may have different numbers of items
             del content["global_batch"], content["micro_batch"]
-        if self.workload.partition("-")[0] == IMPORTED:  # a table has results already: equal work of another table is another run of it
+        if self.imported:  # a table has results already: equal work of another table is another run of it
             content["suite"] = self.suite
         canonical = json.dumps({"method": METHOD_VERSION, **content}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
@@ -348,7 +353,8 @@ class Point(FrozenModel):
         if self.workload == OWN_LOOP:
             own = [f"{name}={value}" for name, value in self.params.items() if name != "name"]
             return " ".join([self.benchmark, *own, *where, *stated])
-        parts = [self.benchmark, *([self.variant] if self.variant else []), f"b{self.global_batch}", *where]
+        batch = [f"b{self.global_batch}"] if self.global_batch > 1 or not self.imported else []  # 1 where a table does not say it
+        parts = [self.benchmark, *([self.variant] if self.variant else []), *batch, *where]
         if self.placement.split:
             parts.append(self.placement.label(self.dp))
         parts += stated
