@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
-from record_factory import broken_record, make_point, make_record
+from record_factory import broken_record, make_point, make_record, save
 
 from caraml.analysis.table import Steps
 from caraml.metrics.model import Metric
+from caraml.report.document import figure_sections
 from caraml.report.figures import action, heat_maps, node_and_devices, over_batch, time_and_energy
-from caraml.report.grouping import ACTION, COST, DEVICES, EFFICIENCY, ENERGY, HOUR, TIME, repeated
+from caraml.report.grouping import ACTION, COST, DEVICES, EFFICIENCY, ENERGY, HOUR, MOST_SERIES, TIME, repeated
 from caraml.report.numbers import plain
 from caraml.report.section import ReportFigure
 from caraml.report.times import LOSS, STEP_TIME, epochs, over_steps, phases, runtime_parts, step_distributions
 from caraml.results.record import STATUSES, Record
+from caraml.results.store import Store
 
 
 def run(batch: int = 16, repeat: int = 0, slower: float = 1.0, status: str = "ok", **more: object) -> Record:
@@ -174,3 +177,12 @@ def test_an_energy_of_zero_is_drawn() -> None:
         records[0].metrics[name] = records[0].metrics[name].model_copy(update={"value": 0.0, "low": None, "high": None})
     pareto, both, product = energy_figures(records)
     assert pareto.rows[0][2].startswith("0 J") and both.rows[0][-1] == "–" and product.rows[0][1].startswith("0 ")
+
+
+def test_points_whose_steps_are_not_read_are_counted(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    records = [save(store, run(1, status="invalid")), *(save(store, run(2 + at)) for at in range(MOST_SERIES + 3))]
+    figures = [figure for section in figure_sections(store, records) for figure in section.figures]
+    noted = {one.title.split(":")[0]: (len(one.legend), one.note.rpartition("Not drawn: ")[2]) for one in figures}
+    assert noted["Step times in the window"] == noted["Step time over steps"] == (MOST_SERIES, "3 further points.")
+    assert noted["Training loss over steps"] == (MOST_SERIES, "4 further points.")

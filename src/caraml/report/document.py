@@ -280,11 +280,12 @@ def figure_sections(store: Store, records: Sequence[Record]) -> list[Section]:
 
 
 def _read_steps(store: Store, records: Sequence[Record]) -> tuple[dict[str, Steps], list[str]]:
-    """The steps of the records that figures draw, and what could not be read: a broken file costs its lines, not the page."""
+    """The steps of the records that figures draw, those with a result first, and what could not be read: a broken file costs its lines,
+    not the page."""
     steps: dict[str, Steps] = {}
     faults = []
     drawn: dict[str, int] = {}
-    for record in records:
+    for record in sorted(records, key=lambda record: record.status != "ok"):
         path = raw_file(store, record, "steps")
         if path is None or drawn.get(record.point.benchmark, 0) >= MOST_SERIES:
             continue

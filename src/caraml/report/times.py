@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -132,27 +133,27 @@ def step_distributions(records: Sequence[Record], steps: dict[str, Steps]) -> li
     """Cumulative distribution of the step times in the window, a figure for each benchmark; of epochs without first and last batch."""
     groups = _benchmarks(valid(records), steps, lambda found: bool(found.measured()))
     figures = []
-    for group in groups:
+    for group, more in groups:
         every = {record.key: steps[record.key].measured() for record in group}
         times = {record.key: batches(record, steps[record.key]) or every[record.key] for record in group}
         left_out = sum(len(every[key]) - len(times[key]) for key in times)
-        figures.append(_distribution(group, times, left_out))
+        figures.append(_distribution(group, times, left_out, more))
     return figures
 
 
-def _distribution(records: Sequence[Record], times: dict[str, list[float]], left_out: int) -> ReportFigure:
+def _distribution(records: Sequence[Record], times: dict[str, list[float]], left_out: int, more: str) -> ReportFigure:
     """Several points share the axis by their medians, or the fast ones would be upright lines; a single one keeps its seconds.
 
-    ``left_out``: how many first and last batches of epochs are not in ``times``.
+    ``left_out``: how many first and last batches of epochs are not in ``times``; ``more``: what is said of points that are not drawn.
     """
-    named, shown = labels(records), records[:MOST_SERIES]
-    found = {record.key: distribution(times[record.key]) for record in shown}
+    named = labels(records)
+    found = {record.key: distribution(times[record.key]) for record in records}
     medians = {key: float(np.median(times[key])) for key in found}
-    factor, unit = prefixed(medians[shown[0].key], "s")
+    factor, unit = prefixed(medians[records[0].key], "s")
     lines, rows = [], []
-    for record in shown:
+    for record in records:
         points, name = found[record.key], named[record.key]
-        divisor = factor if len(shown) == 1 else medians[record.key] or 1.0
+        divisor = factor if len(records) == 1 else medians[record.key] or 1.0
         texts = [plain("", float(value), "s") for value in np.quantile(times[record.key], (0, 0.05, 0.5, 0.95, 1))]
         line = [(x / divisor, y) for x, y in points]
         spoken = f"{name}: median {texts[2]}, 95 % below {texts[3]}"
@@ -161,10 +162,10 @@ def _distribution(records: Sequence[Record], times: dict[str, list[float]], left
         rows.append([name, *texts, f"{plain('', bend.seconds, 's')}, {100 * bend.share:.0f} % of the steps" if bend else "none"])
     log = 10 if wide_range([x for line in lines for x, _ in line.points]) else None
     title = f"Step times in the window: {records[0].point.benchmark}"
-    x_title = f"step time [{unit}]" if len(shown) == 1 else "step time / the point's median"
+    x_title = f"step time [{unit}]" if len(records) == 1 else "step time / the point's median"
     y = Axis("share of steps at or below", domain=(0, 1))
     drawings = [curves(lines, Axis(x_title, log=log), y, title, step=True)]
-    if len(shown) > 1:  # as they are, too: whose steps take longer, and by how much
+    if len(records) > 1:  # as they are, too: whose steps take longer, and by how much
         factor, unit = prefixed(max(medians.values()), "s")
         own = [
             replace(line, points=[(x * medians[key] / factor, share) for x, share in line.points])
@@ -176,8 +177,7 @@ def _distribution(records: Sequence[Record], times: dict[str, list[float]], left
     note = "The slowest rank's time of each step; the elbow in the table is where the bulk ends and a tail begins."
     if left_out:
         note += f" Without the first and the last batch of each epoch ({count(left_out, 'step')}), as in EPICURE's guide, section 5.2."
-    note += _left_out(records)
-    return ReportFigure(title, drawings, [line.name for line in lines], "line", columns, rows, note)
+    return ReportFigure(title, drawings, [line.name for line in lines], "line", columns, rows, note + more)
 
 
 @dataclass(frozen=True)
@@ -213,15 +213,15 @@ LOSS = PerStep("loss", "1", "Training loss over steps", "From the first step on;
 def over_steps(quantity: PerStep, records: Sequence[Record], steps: dict[str, Steps]) -> list[ReportFigure]:
     """``STEP_TIME`` of the runs with a result, or ``LOSS`` of all, over the steps, a figure for each benchmark."""
     groups = _benchmarks(records if quantity is LOSS else valid(records), steps, lambda found: len(quantity.series(found)[0]) > 0)
-    return [_over_steps(quantity, group, steps) for group in groups]
+    return [_over_steps(quantity, group, steps, more) for group, more in groups]
 
 
-def _over_steps(quantity: PerStep, records: Sequence[Record], steps: dict[str, Steps]) -> ReportFigure:
-    named, unit, shown = labels_and_statuses(records), quantity.unit, records[:MOST_SERIES]
-    found = [(record, *quantity.series(steps[record.key])) for record in shown]
+def _over_steps(quantity: PerStep, records: Sequence[Record], steps: dict[str, Steps], more: str) -> ReportFigure:
+    named, unit = labels_and_statuses(records), quantity.unit
+    found = [(record, *quantity.series(steps[record.key])) for record in records]
     values = np.concatenate([ys for _, _, ys in found])
     factor, written_unit = prefixed(float(np.median(values)), unit)
-    lines, rows, most = [], [], points_per_line(len(shown))
+    lines, rows, most = [], [], points_per_line(len(records))
     for record, xs, ys in found:
         name = named[record.key]
         told = ", ".join(f"{plain('', float(ys[at]), unit)} at step {xs[at]}" for at in (0, -1))
@@ -232,18 +232,20 @@ def _over_steps(quantity: PerStep, records: Sequence[Record], steps: dict[str, S
     y_axis = Axis(f"{quantity.name} [{written_unit}]" if written_unit else quantity.name, log=log)
     last = max(float(xs[-1]) for _, xs, _ in found)
     drawing = curves(lines, Axis("step", domain=(0, last)), y_axis, title)
-    note = quantity.note + downsampling_note(lines, most) + _left_out(records)
+    note = quantity.note + downsampling_note(lines, most) + more
     return ReportFigure(title, [drawing], [line.name for line in lines], "line", ["point", "step", quantity.name], rows, note)
 
 
-def _benchmarks(records: Sequence[Record], steps: dict[str, Steps], usable: Callable[[Steps], bool]) -> list[list[Record]]:
-    """The records with usable steps, by benchmark and in their order; as many benchmarks as there are figures of one kind."""
+def _benchmarks(records: Sequence[Record], steps: dict[str, Steps], usable: Callable[[Steps], bool]) -> list[tuple[list[Record], str]]:
+    """The records that are drawn, by benchmark and in their order, and a sentence about others with steps, which may not have been read.
+
+    As many benchmarks as there are figures of one kind.
+    """
     found: dict[str, list[Record]] = {record.point.benchmark: [] for record in records}
+    unread = Counter(record.point.benchmark for record in records if record.key not in steps and "steps" in record.files)
     for record in records:
         if record.key in steps and usable(steps[record.key]):
             found[record.point.benchmark].append(record)
-    return [group for group in found.values() if group][:MOST_FIGURES]
-
-
-def _left_out(records: Sequence[Record]) -> str:
-    return f" Not drawn: {count(len(records) - MOST_SERIES, 'further point')}." if len(records) > MOST_SERIES else ""
+    further = {name: max(len(group) - MOST_SERIES, 0) + unread[name] for name, group in found.items()}
+    told = {name: f" Not drawn: {count(number, 'further point')}." if number else "" for name, number in further.items()}
+    return [(group[:MOST_SERIES], told[name]) for name, group in found.items() if group][:MOST_FIGURES]
