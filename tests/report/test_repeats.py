@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from record_factory import broken_record, make_point, make_record, save
 
+from caraml.analysis.run_variation import mean_metric
 from caraml.analysis.table import Steps
 from caraml.metrics.model import Metric
 from caraml.report.document import figure_sections
-from caraml.report.figures import action, heat_maps, node_and_devices, over_batch, time_and_energy
+from caraml.report.figures import QUALITY, action, heat_maps, node_and_devices, over_batch, time_and_energy
 from caraml.report.grouping import ACTION, COST, DEVICES, EFFICIENCY, ENERGY, HOUR, MOST_SERIES, TIME, repeated
 from caraml.report.numbers import plain
 from caraml.report.section import ReportFigure
@@ -186,3 +187,13 @@ def test_points_whose_steps_are_not_read_are_counted(tmp_path: Path) -> None:
     noted = {one.title.split(":")[0]: (len(one.legend), one.note.rpartition("Not drawn: ")[2]) for one in figures}
     assert noted["Step times in the window"] == noted["Step time over steps"] == (MOST_SERIES, "3 further points.")
     assert noted["Training loss over steps"] == (MOST_SERIES, "4 further points.")
+
+
+def test_quality_has_the_interval_of_the_tables_and_not_that_of_a_rate() -> None:
+    """What a rate varies by from run to run says nothing about the quality of a model."""
+    records = [run(16, repeat) for repeat in range(2)]
+    for record in records:
+        record.metrics["psnr"] = Metric(value=31.0, unit="dB", low=30.8, high=31.2, n=100)
+    psnr = next(one for one in QUALITY if one.name == "psnr")
+    for group in (records[:1], records):
+        assert psnr.of(group) == mean_metric(group, "psnr")

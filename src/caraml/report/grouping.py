@@ -102,9 +102,9 @@ def _repeats(group: Sequence[Record], wanted: Collection[str] | None) -> Repeats
     return Repeats(tuple(group), first.model_copy(update={"point": point, "metrics": means or first.metrics, "flags": seen}))
 
 
-def _mean(runs: Sequence[Record], name: str, of: Callable[[Record], Metric | None] | None = None, kind: str = "") -> Metric | None:
-    """As :func:`mean_metric`, and of ``SHARES`` the arithmetic mean, its interval scaled to it. ``kind``: the metric as which it varies."""
-    found = mean_metric(runs, kind or name, of)
+def _mean(runs: Sequence[Record], name: str, of: Callable[[Record], Metric | None] | None = None) -> Metric | None:
+    """As :func:`mean_metric`, and of ``SHARES`` the arithmetic mean, its interval scaled to it."""
+    found = mean_metric(runs, name, of)
     values = [value for one in runs if (value := one.value(name)) is not None] if name in SHARES else []
     if found is None or not found.value or len(values) < 2:
         return found
@@ -233,7 +233,7 @@ class Quantity:
     """Something that a figure shows of every record."""
 
     name: str
-    """The metric whose way of writing numbers is used."""
+    """The metric as which it is written, and as which it varies from run to run."""
     title: str
     unit: str
     """``{item}`` stands for what is counted."""
@@ -248,7 +248,7 @@ class Quantity:
         return mean if mean is not None and mean.value is not None else None
 
     def _mean(self, records: Iterable[Record]) -> Metric | None:
-        return _mean(valid(records), self.name, self.metric, TOTAL.name)
+        return _mean(valid(records), self.name, self.metric)
 
     def reason(self, records: Iterable[Record]) -> str:
         """Why the mean over repeats is not known; empty where it is."""
