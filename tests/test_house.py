@@ -118,7 +118,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_865,
+    "analysis": 3_901,
     "base": 2_704,
     "campaign": 1_766,
     "cli": 1_590,
@@ -131,6 +131,8 @@ LINES = {
     "report": 4_758,
     "results": 2_698,
     "suite": 2_542,
+    "results": 2_597,
+    "suite": 2_536,
     "system": 3_924,
     "verify": 1_061,
     "worker": 2_134,

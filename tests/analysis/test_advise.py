@@ -60,6 +60,22 @@ def test_single_runs_close_to_each_other_are_not_told_apart() -> None:
     assert [tie.global_batch for tie in advice.best[0].ties] == [16] and advice.best[0].lead is None
 
 
+def test_what_a_day_does_to_all_choices_does_not_hide_their_difference() -> None:
+    """The second day was 1 % faster for all: choices of which one is twice as fast were not told apart, by one degree of freedom."""
+    records = [
+        run(rate * (1 + 0.01 * day), repeat=day, global_batch=batch, started_at=f"2026-10-0{1 + day}T12:00:00+00:00")
+        for batch, rate in ((8, 9_700.0), (16, 35_000.0), (32, 65_000.0), (64, 109_000.0), (128, 220_000.0))
+        for day in (0, 1)
+    ]
+    (advice,) = advise(records)
+    assert advice.best[0].choice.global_batch == 128 and not advice.best[0].ties
+    assert "4 degrees of freedom; what a session did to all of them cancels" in advice.variation
+    text = advice_sections([advice])[1].notes[0]
+    assert "picked as the best of 5: 221,100 ± 3 % token/s by its own runs" in text
+    single = mean_metric(records[:2], "throughput")
+    assert advice.choices[0].rate == single, "what a table shows of one choice has what its days did"
+
+
 def test_without_a_sensor_there_is_advice_for_time_only_and_it_says_why() -> None:
     (advice,) = advise(sweep(RATES))
     assert [one.goal for one in advice.best] == ["time"] and advice.front == ()

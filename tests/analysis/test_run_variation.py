@@ -103,6 +103,28 @@ def test_what_a_session_does_to_all_works_is_seen_once() -> None:
         assert len(dofs) == 20 and all((1.9 < dof < 2.5) if shared else dof > 5 for dof in dofs)
 
 
+@pytest.mark.parametrize(
+    ("works", "days", "day_sd", "own_sd"), [(6, 2, 0.01, 0.002), (6, 2, 0.0, 0.01), (3, 3, 0.01, 0.01), (2, 4, 0.01, 0.002)]
+)
+def test_ratios_of_works_of_the_same_days_hold_the_truth(works: int, days: int, day_sd: float, own_sd: float) -> None:
+    """Where days differ their intervals were up to ten times as wide; they still hold what they promise, also where days do not differ."""
+    rng, held, narrower, count = np.random.default_rng(11), 0, 0, 60
+    for _ in range(count):
+        logs = day_sd * rng.standard_normal(days) + own_sd * rng.standard_normal((works, days))
+        groups = [[at(x, day) for day, x in enumerate(work)] for work in logs]
+        (a, b, *_), (c, d, *_) = (estimates_of(groups, "throughput", only_ratios=told)[0] for told in (True, False))
+        assert a is not None and b is not None and c is not None and d is not None
+        assert a.value == pytest.approx(c.value) and b.value == pytest.approx(d.value), "only their errors are others"
+        held += a.over(b).p_beyond() > 0.05
+        narrower += a.over(b).reach < c.over(d).reach / 2
+    assert held >= 0.88 * count and (narrower > 0.8 * count) == (day_sd > 2 * own_sd)
+
+
+def test_works_that_do_not_share_all_their_days_keep_what_days_do() -> None:
+    groups = [[at(0.0), at(0.01, 1)], [at(1.0), at(1.01, 1)], [at(2.0, 2), at(2.01, 1)]]
+    assert estimates_of(groups, "throughput", only_ratios=True) == estimates_of(groups, "throughput")
+
+
 def test_work_that_varies_more_is_not_taken_for_quiet() -> None:
     quiet = [repeats([1000, 1001, 999, 1000], global_batch=16 * index + 16, half=1e-4) for index in range(8)]
     noisy = repeats([500, 600, 400, 550], global_batch=3200)

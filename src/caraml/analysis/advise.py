@@ -60,7 +60,8 @@ class Choice:
     """Where its time goes."""
     rate: Metric | None
     joules: Metric | None
-    """Its rate and energy per item by themselves, as every table shows them; ``time`` and ``energy`` have what all runs together say."""
+    """Its rate and energy per item by themselves, as every table shows them; ``time`` and ``energy`` have what all runs together say
+    of one choice against another."""
 
     def cost(self, goal: Goal) -> Estimate | None:
         """What the goal wants small."""
@@ -196,8 +197,8 @@ def _advice(name: str, work: Sequence[Record], partners: Partners, within: float
 
 def _choices(groups: Sequence[Sequence[Record]], partners: Partners) -> tuple[list[Choice], str]:
     named = [name for name in varying([group[0] for group in groups]) if name in _CHOSEN]
-    rates, sentence = estimates(groups, "throughput")
-    energies, _ = estimates(groups, "energy_per_item")
+    rates, sentence = estimates(groups, "throughput", only_ratios=True)
+    energies, _ = estimates(groups, "energy_per_item", only_ratios=True)
     found = []
     for group, rate, energy in zip(groups, rates, energies, strict=True):
         assert rate is not None
@@ -290,7 +291,7 @@ def _steps(records: Sequence[Record]) -> list[Step]:
         if curve is None:
             continue
         by_size = [[record for record in family.records if record.key in size.keys] for size in curve.sizes]
-        energies, _ = estimates(by_size, "energy_per_item")
+        energies, _ = estimates(by_size, "energy_per_item", only_ratios=True)
         for (before, first), (after, second) in pairwise(zip(curve.sizes, energies, strict=True)):
             time = before.rate.over(after.rate)
             energy = None if first is None or second is None else second.over(first)

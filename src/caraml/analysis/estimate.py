@@ -234,6 +234,8 @@ class Observations:
     """Variance of the mean that is assumed for the state of its only session; 0 where several show it, or where it cancels."""
     nights: tuple[int, ...]
     """Of each observation, the session of the whole comparison in which it was made."""
+    most: float = math.inf
+    """Degrees of freedom that all groups together have, where what their sessions have in common was taken out."""
 
     @cached_property
     def mean(self) -> float:
@@ -262,10 +264,13 @@ def sessions_of(found: Iterable[Value]) -> dict[int, int]:
     return numbers
 
 
-def observations(groups: Sequence[Sequence[Value]], known: bool, nights: Mapping[int, int]) -> list[Observations | None]:
+def observations(
+    groups: Sequence[Sequence[Value]], known: bool, nights: Mapping[int, int], *, only_ratios: bool = False
+) -> list[Observations | None]:
     """The observations of groups that are set against each other; ``None`` for an empty one.
 
-    ``known``: of a kind that the state of a machine changes. Memory and losses are not.
+    ``known``: of a kind that the state of a machine changes. Memory and losses are not. ``only_ratios``: what a session does to all groups
+    is of no interest, as only ratios of their means are.
     """
     number = sessions_of(one for group in groups for one in group)
     by_session: list[dict[int, list[Value]]] = []
@@ -291,7 +296,28 @@ def observations(groups: Sequence[Sequence[Value]], known: bool, nights: Mapping
         else:
             logs, first = tuple(math.log(one.value) for one in group), list(group)
         cells.append(Observations(logs, within, len(errors) == len(group), assumed, tuple(nights[id(one)] for one in first)))
-    return cells
+    return _without_common(cells) if only_ratios and several else cells
+
+
+def _without_common(cells: list[Observations | None]) -> list[Observations | None]:
+    """Observations without what their sessions did to all groups, if every group has one of every session; their means stay.
+
+    That is the analysis of variance of two ways, group and session: what is left of ``g`` groups in ``s`` sessions has ``(g - 1)(s - 1)``
+    degrees of freedom, and is enlarged to the variance of one observation.
+    """
+    known = [dict(zip(cell.nights, cell.logs, strict=True)) for cell in cells if cell is not None]
+    if len(known) < 2 or any(one.keys() != known[0].keys() for one in known):
+        return cells
+    common = {night: fmean(one[night] for one in known) for night in known[0]}
+    grand, scale = fmean(common.values()), math.sqrt(len(known) / (len(known) - 1))
+    most = (len(known) - 1) * (len(common) - 1)
+
+    def left(cell: Observations) -> tuple[float, ...]:
+        return tuple(
+            cell.mean + scale * (log - cell.mean - common[night] + grand) for night, log in zip(cell.nights, cell.logs, strict=True)
+        )
+
+    return [None if cell is None else replace(cell, logs=left(cell), most=most) for cell in cells]
 
 
 def most_dof(cells: Iterable[Observations | None]) -> float:
@@ -300,6 +326,8 @@ def most_dof(cells: Iterable[Observations | None]) -> float:
     An analysis of variance tells the share of it; degrees of freedom by Satterthwaite (1946). Infinite where it cannot tell.
     """
     repeated = [cell for cell in cells if cell is not None and cell.dof]
+    if any(math.isfinite(cell.most) for cell in repeated):
+        return min(cell.most for cell in repeated)
     parts: list[set[int]] = []  # sessions that works link with each other have a common mean
     for cell in repeated:
         linked = [part for part in parts if part & set(cell.nights)]

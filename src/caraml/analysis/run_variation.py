@@ -11,7 +11,8 @@ in memory, another temperature, another neighbour on the network. That shows onl
   machine, on several by ``SINGLE_RUN_SD``;
 * work that was not repeated is taken to vary as much as repeats of other works say, and by ``SINGLE_RUN_SD`` at least, with the tails of
   Student's t; a number without an interval is then not judged;
-* what a session did to all works is one observation, however many works there are;
+* what a session did to all works is one observation, however many works there are; where works of the same sessions are set against each
+  other, as the choices of an advice and the sizes of a curve are, it cancels;
 * never less than the records' own intervals say.
 
 The interval that tables, figures and comparisons show of a number is always that of :func:`mean_metric`: of its own runs, whatever else is
@@ -207,7 +208,8 @@ def _variation(pairs: Sequence[_Pair], metric: str) -> tuple[_Variation, str]:
     """The variation, and where it comes from, as a sentence."""
     known = is_known_kind(metric)
     cells = [cell for pair in pairs for cell in pair if cell is not None]
-    dof = sum(cell.dof for cell in cells)
+    common = min((cell.most for cell in cells), default=math.inf)
+    dof = int(min(sum(cell.dof for cell in cells), common))
     learnt = _learn(pairs, known) if dof else None
     found = _Variation(learnt, known, len(pairs), most_dof(cells))
     if learnt is None:
@@ -218,6 +220,7 @@ def _variation(pairs: Sequence[_Pair], metric: str) -> tuple[_Variation, str]:
         words += f"; {SINGLE_RUN_SD:.1%} from run to run is assumed of work that was run once"
     if not 0.67 < learnt.ratio < 1.5:
         words += f"; B varies {learnt.ratio:.1f} times as much as A"
+    words += "; what a session did to all of them cancels" if math.isfinite(common) else ""
     assumed_square = max(cell.sessions for cell in cells)
     if assumed_square:
         words += f"; {math.sqrt(assumed_square):.1%} from session to session is assumed, because no side was measured in two"
@@ -244,16 +247,20 @@ def ratios(pairs: Sequence[tuple[Sequence[Value], Sequence[Value]]], metric: str
     return found, sentence
 
 
-def estimates_of(groups: Sequence[Sequence[Value]], metric: str) -> tuple[list[Estimate | None], str]:
-    """For each group of repeats its mean; and where the errors come from, as a sentence."""
-    cells = observations(groups, is_known_kind(metric), sessions_of(one for group in groups for one in group))
+def estimates_of(groups: Sequence[Sequence[Value]], metric: str, *, only_ratios: bool = False) -> tuple[list[Estimate | None], str]:
+    """For each group of repeats its mean; and where the errors come from, as a sentence.
+
+    ``only_ratios``: the means are set against each other and nothing else, so what a session did to all of them cancels.
+    """
+    nights = sessions_of(one for group in groups for one in group)
+    cells = observations(groups, is_known_kind(metric), nights, only_ratios=only_ratios)
     variation, sentence = _variation([(cell, None) for cell in cells], metric)
     return [variation.mean((cell, None), 0, group) for cell, group in zip(cells, groups, strict=True)], sentence
 
 
-def estimates(groups: Sequence[Sequence[Record]], metric: str) -> tuple[list[Estimate | None], str]:
+def estimates(groups: Sequence[Sequence[Record]], metric: str, *, only_ratios: bool = False) -> tuple[list[Estimate | None], str]:
     """As :func:`estimates_of`, of a metric of records."""
-    return estimates_of([values(group, metric) for group in groups], metric)
+    return estimates_of([values(group, metric) for group in groups], metric, only_ratios=only_ratios)
 
 
 INTERVAL = f"intervals: 95 %, between runs; of a single run that of its window with {SINGLE_RUN_SD:.1%} from run to run, which is assumed"

@@ -62,7 +62,7 @@ class Size:
     efficiency: Estimate
     """Speed-up over the ideal one; exactly 1 at the smallest size."""
     mean: Estimate | None
-    """The rate by itself, as every table shows it; ``rate`` has what all runs together say."""
+    """The rate by itself, as every table shows it; ``rate`` has what all runs together say of one size against another."""
     flops: Metric | None = None
     """Achieved FLOP/s of one device, with its interval; of the training part, where the FLOPs are known."""
 
@@ -231,7 +231,7 @@ def _curve(basis: Basis, kind: Kind, sizes: Sequence[Sequence[Record]], store: S
     by_epochs = all(values([record], "batch_time_median") for size in sizes for record in size)
     median = "batch_time_median" if by_epochs else "step_time_median"  # one of them for all: their batches are not the same ones
     cells = [_rates(basis, size, store, median) for size in sizes]
-    rates, sentence = estimates_of(cells, "throughput")
+    rates, sentence = estimates_of(cells, "throughput", only_ratios=True)
     known = [(size, rate, cell) for size, rate, cell in zip(sizes, rates, cells, strict=True) if rate is not None]
     if len(known) < 2:
         return None
@@ -344,8 +344,8 @@ def solutions_of(records: Sequence[Record]) -> list[Solution]:
         ok, lambda record: (record.point.benchmark, without(axes(record.point), (*PLACEMENT, *_MACHINE, "placement")))
     ):
         groups = same_work(alike)
-        rates, _ = estimates(groups, "throughput")
-        energies, _ = estimates(groups, "energy_per_item")
+        rates, _ = estimates(groups, "throughput", only_ratios=True)
+        energies, _ = estimates(groups, "energy_per_item", only_ratios=True)
         found += [
             (group[0], way, rate.inverse(), energy) for group, rate, energy in zip(groups, rates, energies, strict=True) if rate is not None
         ]

@@ -113,7 +113,7 @@ def _of_rate(basis: Basis) -> Callable[[Curve, Size], Metric | None]:
     """A curve's rate over its devices, if it is the rate of ``basis``."""
 
     def value(curve: Curve, size: Size) -> Metric | None:
-        rate = size.rate
+        rate = size.mean or size.rate
         if curve.basis != basis:
             return None
         return Metric(value=rate.value / size.world, unit="1", low=_over(rate.low, size.world), high=_over(rate.high, size.world))
