@@ -131,6 +131,7 @@ LINES = {
     "report": 4_758,
     "results": 2_698,
     "suite": 2_542,
+    "report": 4_747,
     "results": 2_597,
     "suite": 2_536,
     "system": 3_924,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from statistics import fmean
 from typing import Any
 
 from caraml.analysis.estimate import Estimate
@@ -22,7 +21,7 @@ from caraml.reference.figures import (
     has_published_size,
     published_figures,
 )
-from caraml.report.grouping import LABEL, Repeats, clipped, families, first, keys, labels, machine, marker, repeated
+from caraml.report.grouping import LABEL, clipped, families, first, keys, labels, machine, marker, repeated
 from caraml.report.numbers import plain
 from caraml.report.section import ReportFigure
 from caraml.report.works import works
@@ -51,7 +50,7 @@ def beside(records: Sequence[Record]) -> tuple[list[ReportFigure], list[str]]:
     Of figures that show nothing which the records have, or have on another number of devices or of another size only, only their names.
     """
     good = [record for record in records if record.status == "ok"]
-    own = [(one, _fields(one)) for one in map(_mean, repeated(good, drawn_names()))]
+    own = [(line.mean, _fields(line.mean)) for line in repeated(good, drawn_names())]
     figures: list[ReportFigure] = []
     empty: list[str] = []
     other: list[str] = []
@@ -76,16 +75,6 @@ def beside(records: Sequence[Record]) -> tuple[list[ReportFigure], list[str]]:
 
 
 _OTHER = "your results are of another size, or on another number of devices,"
-
-
-def _mean(line: Repeats) -> Record:
-    """The mean of repeats: of shares the arithmetic one, so that shares of one whole remain that."""
-    metrics = dict(line.mean.metrics)
-    for name in (name for name in metrics if name.endswith("_share")):
-        found = [value for record in line.good if (value := record.value(name)) is not None]
-        if found:
-            metrics[name] = metrics[name].model_copy(update={"value": fmean(found)})
-    return line.mean.model_copy(update={"metrics": metrics})
 
 
 def _as_published(figure: PublishedFigure, of_figure: Sequence[Experiment], record: Record) -> bool:
