@@ -296,6 +296,16 @@ def test_a_cell_of_the_matrix_is_of_one_work_on_one_system(
     assert list(dict.fromkeys(cell.row for cell in cells)) == rows and list(dict.fromkeys(cell.column for cell in cells)) == columns
 
 
+def test_systems_with_other_software_share_a_row_of_the_matrix() -> None:
+    records = [
+        run(100.0 * n, devices=n, global_batch=8 * n, micro_batch=8, needs=(f"gpt-{n:016d}",), **system)
+        for system in ({"system": "a", "device": "A x4", "software": "torch 1"}, {"system": "b", "device": "B x4", "software": "torch 2"})
+        for n in (1, 2)
+    ]
+    found = [(cell.row, cell.column, cell.text) for cell in matrix(solutions_of(records), "time")]
+    assert found == [("gpt-mini fp32", "A", "0.5, 1 → 2"), ("gpt-mini fp32", "B", "0.5, 1 → 2")]
+
+
 def test_repeats_and_batches_are_one_work_in_the_matrix() -> None:
     records = [
         run(100.0 * n, devices=n, global_batch=batch, micro_batch=4, repeat=one) for n in (1, 2) for batch in (8, 16) for one in (0, 1)

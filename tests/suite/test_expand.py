@@ -261,6 +261,14 @@ def test_how_long_is_trained_is_part_of_the_label_where_it_was_set_by_hand() -> 
     assert labels("measure.epochs=4", "measure.until_loss=0.5") == ["n epochs=4 until_loss=0.5 b8 fp32"]
 
 
+def test_what_is_set_for_chosen_epochs_leaves_windows_as_they_are() -> None:
+    second = "[[benchmark]]" + (HEAD + "global_batch = 8\n").split("[[benchmark]]")[1].replace('"n"', '"w"')
+    text = 'name = "s"\ntitle = "s"\n' + HEAD + "global_batch = 8\nmeasure = { epochs = 3 }\n" + second
+    file = with_settings(suite_of(parse_toml(text, "s.toml")), ["measure.count_epoch=2"], params_of, {"n"})
+    found = {one.point.label for one in expand(file, machine("cpu"), params_of, chosen={"n"}).points}
+    assert "n count_epoch=2 b8 fp32" in found
+
+
 def test_labels_have_what_alone_tells_swept_points_apart() -> None:
     """Equal labels of two points would stand for both in tables and figures."""
 

@@ -82,6 +82,10 @@ class Pair:
     changes: tuple[Change, ...]
 
 
+_ELSEWHERE = "published, not run"
+"""Of work that nobody here has run."""
+
+
 @dataclass(frozen=True)
 class Lost:
     """Work that has a result on one side only."""
@@ -194,7 +198,8 @@ def _match(a: Side, b: Side) -> tuple[list[_Matched], list[Lost], list[Lost]]:
             matched.append(_Matched(name, *good))
         for letter, side, results, others in (("A", sides[0], good[0], good[1]), ("B", sides[1], good[1], good[0])):
             if others and not side:
-                unmatched.append(Lost(name, letter, "not run"))  # type: ignore[arg-type]
+                published = all("published" in record.environment for record in others)
+                unmatched.append(Lost(name, letter, _ELSEWHERE if published else "not run"))  # type: ignore[arg-type]
             elif others and not results:
                 lost.append(Lost(name, letter, f"{side[0].status}: {side[0].reason or 'no reason given'}"))  # type: ignore[arg-type]
     return matched, lost, unmatched
@@ -312,7 +317,8 @@ class Gate:
 
     def lost(self, comparison: Comparison) -> list[str]:
         """Work with a result in A and none in B, which may not have run it: worse than any number."""
-        return [f"{one.name}: {one.reason}" for one in (*comparison.lost, *comparison.unmatched) if one.side == "B"]
+        missing = [one for one in (*comparison.lost, *comparison.unmatched) if one.side == "B" and one.reason != _ELSEWHERE]
+        return [f"{one.name}: {one.reason}" for one in missing]
 
     def blind(self, comparison: Comparison) -> list[tuple[Pair, Change]]:
         """Changes without a verdict that could hide what the gate looks for: these runs could not have shown it."""

@@ -26,7 +26,7 @@ from caraml.base.stats import Elbow, RankTime, elbow, median_error, ranks
 from caraml.metrics.model import Metric
 from caraml.results.record import Record
 from caraml.results.store import Store
-from caraml.suite.model import Point
+from caraml.suite.model import OWN_LOOP, Point
 
 Kind = Literal["strong", "weak"]
 Basis = Literal["training", "median batch", "epoch"]
@@ -42,7 +42,9 @@ KEPT: tuple[tuple[Kind, Callable[[Record], object]], ...] = (
     ("weak", lambda record: (record.point.global_batch / record.point.world, record.point.micro_batch)),
 )
 """What stays while the number of devices grows, by the kind of scaling."""
-_MACHINE = ("device", "system", "device_class")
+_MACHINE = ("device", "system", "device_class", "software")
+_OF_SIZE = (*PLACEMENT, "placement", "needs")
+"""Axes that go with the number of devices: a snapshot that is needed is of the same number."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def scaling(records: Sequence[Record], store: Store | None = None, efficiency: f
     """
     found: list[_Found] = []
     ok = [record for record in records if record.status == "ok" and not _open(record)]
-    for way, alike in by_way(ok, lambda record: without(axes(record.point), (*PLACEMENT, "placement"))):
+    for way, alike in by_way(ok, lambda record: without(axes(record.point), _OF_SIZE)):
         found += [_Found(kind, sizes, _details(sizes[0][0], way) | {"batch": batch}) for kind, batch, sizes in _families(alike)]
     families = []
     for one, name in zip(found, told_apart([_base(one) for one in found], [one.details for one in found]), strict=True):
@@ -146,7 +148,8 @@ _SIZE = {"devices": "the number of devices", "global_batch": "the batch"}
 
 def _open(record: Record) -> list[str]:
     """What nobody stated of a record that must be known to scale; its point has some number there."""
-    return [words for name, words in _SIZE.items() if name in record.unstated]
+    own = record.point.workload == OWN_LOOP  # whose batch is what it counted, also where steps differ
+    return [words for name, words in _SIZE.items() if name in record.unstated and not (own and name == "global_batch")]
 
 
 def left_out(records: Sequence[Record]) -> str:
@@ -172,7 +175,7 @@ def _base(found: _Found) -> str:
 
 def batch_of(point: Point, kind: Kind) -> str:
     """The batch that stays: ``b64``, or ``b16 per device``."""
-    return f"b{point.global_batch}" if kind == "strong" else f"b{point.global_batch // point.world} per device"
+    return f"b{point.global_batch}" if kind == "strong" else f"b{point.global_batch / point.world:g} per device"
 
 
 def step_views(records: Iterable[Record], store: Store) -> list[StepView]:
@@ -340,9 +343,7 @@ def solutions_of(records: Sequence[Record]) -> list[Solution]:
     """Time and energy per item of every record with a result: rows are of one work, columns of one system."""
     ok = [record for record in records if record.status == "ok" and "devices" not in record.unstated]
     found: list[tuple[Record, str, Estimate, Estimate | None]] = []
-    for way, alike in by_way(
-        ok, lambda record: (record.point.benchmark, without(axes(record.point), (*PLACEMENT, *_MACHINE, "placement")))
-    ):
+    for way, alike in by_way(ok, lambda record: (record.point.benchmark, without(axes(record.point), (*_OF_SIZE, *_MACHINE)))):
         groups = same_work(alike)
         rates, _ = estimates(groups, "throughput", only_ratios=True)
         energies, _ = estimates(groups, "energy_per_item", only_ratios=True)
@@ -351,7 +352,7 @@ def solutions_of(records: Sequence[Record]) -> list[Solution]:
         ]
     points = [record.point for record, *_ in found]
     rows = told_apart([f"{point.benchmark} {point.arithmetic}" for point in points], [_details(one[0], one[1], _MACHINE) for one in found])
-    machines: list[Axes] = [{"device_class": point.device_class, "system": point.system} for point in points]
+    machines: list[Axes] = [{"device_class": point.device_class, "system": point.system, "software": point.software} for point in points]
     columns = told_apart([device_name(point.device) for point in points], machines)
     return [
         Solution(row, column, record.point.world, time, energy, record.key)
@@ -361,7 +362,7 @@ def solutions_of(records: Sequence[Record]) -> list[Solution]:
 
 def _details(record: Record, way: str, but: Sequence[str] = ()) -> Axes:
     """What tells a record's work from other work, whatever its number of devices and batch."""
-    return dict(without(axes(record.point) | {"placement": way, "precision": record.point.arithmetic}, (*PLACEMENT, *but)))
+    return dict(without(axes(record.point) | {"placement": way, "precision": record.point.arithmetic}, (*PLACEMENT, "needs", *but)))
 
 
 def device_name(device: str) -> str:

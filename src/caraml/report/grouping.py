@@ -163,6 +163,7 @@ def _clipped(text: str, telling: Sequence[str], limit: int) -> str:
 
 def _values(point: Point) -> dict[str, JsonValue]:
     own: dict[str, JsonValue] = {"device": point.device, "seed": point.seed, "software": point.software, "micro_batch": point.micro_batch}
+    own["training"] = point.measure.trained
     return {**point.params, **own, "machine": machine(point)}
 
 

@@ -50,7 +50,10 @@ def efficiencies(records: Sequence[Record]) -> tuple[list[ReportFigure], list[st
         groups.setdefault(printable(f"{family.records[0].point.benchmark}, {family.kind} scaling"), []).append(family)
     figures, notes = first_figures([_efficiency(name, families) for name, families in groups.items()])
     missing = left_out(records)
-    return figures, [*notes, *([f"{missing[0].upper()}{missing[1:]}."] if missing and figures else [])]
+    return figures, [
+        *notes,
+        *([f"{missing[0].upper()}{missing[1:]}."] if missing and len({record.point.world for record in records}) > 1 else []),
+    ]
 
 
 def _efficiency(name: str, families: Sequence[ScalingFamily]) -> ReportFigure:

@@ -336,7 +336,7 @@ def _variant(asked: dict[str, Any], values: dict[str, Any], measure: Measure, ch
             value = values[name]
             plain = isinstance(value, str) and name not in changed
             words.append(value if plain else f"{name.removeprefix('params.')}={value if isinstance(value, str) else json.dumps(value)}")
-    words += [f"{name}={getattr(measure, name):g}" for name in OF_EPOCHS if f"measure.{name}" in changed]
+    words += [f"{name}={getattr(measure, name):g}" for name in OF_EPOCHS if f"measure.{name}" in changed and getattr(measure, name)]
     return " ".join(words)
 
 
