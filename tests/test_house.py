@@ -129,7 +129,7 @@ LINES = {
     "power": 5_070,
     "reference": 473,
     "report": 4_754,
-    "results": 2_698,
+    "results": 2_700,
     "suite": 2_542,
     "system": 3_924,
     "verify": 1_061,

@@ -13,7 +13,7 @@ from caraml.analysis.history import attempts, history
 from caraml.analysis.scaling import scaling
 from caraml.analysis.select import sides
 from caraml.base.errors import InputError
-from caraml.results.archive import Done
+from caraml.results.archive import Done, pack, unpack
 from caraml.results.jube import read_table
 from caraml.results.record import Record
 from caraml.results.selector import last_two
@@ -31,6 +31,26 @@ def add(root: Path, name: str, *lines: str, time: int = 1_700_000_000) -> Done:
 
 def rates(root: Path, suite: str) -> list[float | None]:
     return [record.value("throughput") for record in Store(root / "out").records(suite)]
+
+
+def test_an_archive_has_the_rows_of_a_table(tmp_path: Path) -> None:
+    add(tmp_path, "t", "devices,gbs,Tokens/s", "1,16,100", "2,32,190")
+    assert pack(tmp_path / "out", "t", tmp_path / "t.zip").records == 2
+    assert unpack(tmp_path / "t.zip", tmp_path / "new").records == 2 and len(Store(tmp_path / "new").records("t")) == 2
+
+
+def test_whether_data_is_parallel_is_other_work_and_how_many_copies_there_are_is_not(tmp_path: Path) -> None:
+    add(tmp_path, "t", "devices,gbs,fully_sharded_data_parallel,data_parallel_size,Tokens/s", "4,16,on,4,100", "4,16,off,4,190")
+    assert [record.point.params for record in Store(tmp_path / "out").records("t")] == [
+        {"fully_sharded_data_parallel": "on"},
+        {"fully_sharded_data_parallel": "off"},
+    ]
+
+
+def test_a_name_that_no_file_has_is_no_energy(tmp_path: Path) -> None:
+    add(tmp_path, "t", "devices,gbs,EnergyFile,Tokens/s", "4,16,a\0b.csv,100")
+    (record,) = Store(tmp_path / "out").records("t")
+    assert record.value("throughput") == 100 and record.value("run_energy") is None
 
 
 # -- several tables ---------------------------------------------------------------------------------------------------------
@@ -67,7 +87,7 @@ def test_tokens_and_images_are_different_work_as_are_systems_that_nobody_named(t
     assert rates(tmp_path, "llm-juwels") == [100000] and rates(tmp_path, "resnet-lumi") == [2500]
     assert len(same_work(Store(tmp_path / "out").records())) == len(history(attempts([tmp_path / "out"]))) == 5
     (difference,) = compare(*sides("both-a", "both-b", tmp_path / "out")).differences
-    assert (difference.name, difference.a, difference.b) == ("workload", "imported-token", "imported-image")
+    assert (difference.name, difference.a, difference.b) == ("workload", "imported_token", "imported_image")
 
 
 # -- the same table again ---------------------------------------------------------------------------------------------------

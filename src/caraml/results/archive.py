@@ -39,7 +39,7 @@ from caraml.results.selector import Selection, select
 from caraml.results.store import POINT, RECORD, Store, attempts, read_record
 
 MANIFEST, ROWS = "manifest.json", "records.parquet"
-_MEMBER = re.compile(r"points/([a-z0-9_]+-[0-9a-f]{16})/([1-9][0-9]{0,8})/([A-Za-z0-9_][A-Za-z0-9._-]{0,99})")
+_MEMBER = re.compile(r"points/([A-Za-z0-9_][A-Za-z0-9_.-]{0,99}-[0-9a-f]{16})/([1-9][0-9]{0,8})/([A-Za-z0-9_][A-Za-z0-9._-]{0,99})")
 _SUITE = re.compile(r"suites/(([a-z0-9][a-z0-9_-]*)(?:\+[0-9a-f]{8})?(?:@[1-9][0-9]{0,8})?)\.json")
 _BLOCK = 1 << 20
 _Result = TypeVar("_Result")

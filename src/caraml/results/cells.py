@@ -57,7 +57,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     """
     try:
         text = read_text(path, JUBE).removeprefix("\ufeff")
-    except (UnicodeDecodeError, OSError) as error:
+    except (ValueError, OSError) as error:  # ValueError: not UTF-8, or a name that no file can have
         raise InputError(f"{path}: not a table of text: {error}") from error
     framed, separator = _dialect(list(io.StringIO(text, newline="")))
     reader = csv.reader(framed, delimiter=separator)

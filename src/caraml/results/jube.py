@@ -176,14 +176,15 @@ def _follows(name: str, texts: list[str], counts: list[dict[str, int]]) -> bool:
     """Whether a column follows from the devices, which every row has to say: it changes with them, and is no work of its own."""
     if not all("devices" in one for one in counts):
         return False
-    if DATA_PARALLEL.search(name):
-        return True
+    numbers = [number_of(text) for text in texts]
+    if DATA_PARALLEL.search(name):  # copies of a model; not whether there are some
+        return all(each is not None and each >= 1 and one["devices"] % each == 0 for each, one in zip(numbers, counts, strict=True))
     following = (
         [one["devices"] for one in counts],
         [one["devices"] / one.get("nodes", 1) for one in counts],
         [one.get("global_batch", 0) / one["devices"] for one in counts],
     )
-    return bool(OF_DEVICES.search(name)) and [number_of(text) for text in texts] in following
+    return bool(OF_DEVICES.search(name)) and numbers in following
 
 
 def _sorted(cells: dict[str, str], columns: _Columns, folder: Path) -> _Row:
@@ -311,7 +312,7 @@ def _point(suite: str, row: _Row) -> Point:
     return Point(
         suite=suite,
         benchmark=suite,
-        workload=IMPORTED if row.item is None else f"{IMPORTED}-{row.item}",  # tokens and images are other work
+        workload=IMPORTED if row.item is None else f"{IMPORTED}_{row.item}",  # tokens and images are other work
         params=row.params if total is None or total % nodes == 0 else row.params | {"Devices": total},
         system=known.name if isinstance(known, System) else known or f"{UNKNOWN} ({suite})",
         device=known.identity if isinstance(known, System) else UNKNOWN,
@@ -352,11 +353,12 @@ def _record(point: Point, row: _Row, attempt: int, written: str, source: str) ->
 def _known(store: Store, suite: str, rows: list[_Row]) -> dict[int, Record]:
     """Of those rows that a suite has a record of, by their numbers, the record: the newest of its point, and of no other row."""
     listed = {key for listing in store.rounds(suite) for key, _ in listing.points}
-    keys = [key for key, name in store.names().items() if name.startswith(f"{IMPORTED}-")]
+    keys = [key for key, name in store.names().items() if name.partition("-")[0].partition("_")[0] == IMPORTED]
     newest = (record for key in keys for record in store.newest(key, 1) if record.point.suite == suite or key in listed)
     there: dict[JsonValue, list[Record]] = {}
     for record in sorted(newest, key=lambda record: record.point.repeat, reverse=True):
-        there.setdefault(record.environment.get("row"), []).append(record)
+        digest = record.environment.get("row")
+        there.setdefault(digest if isinstance(digest, str) else None, []).append(record)
     earlier, found = there.pop(None, [])[::-1], dict[int, Record]()
     for index, row in enumerate(rows):
         if alike := there.get(row.digest):
@@ -372,7 +374,7 @@ def _is_of(record: Record, row: _Row) -> bool:
     point, unstated = record.point, record.unstated
     devices = point.params.get("Devices") if isinstance(point.params.get("Devices"), int) else point.world
     said = {"nodes": point.nodes, "global_batch": point.global_batch, "devices": devices}
-    untold = set(unstated) - ({"devices"} if devices is not point.world else set())
+    untold = set(unstated) - ({"devices"} if devices != point.world else set())
     system = row.system.name if isinstance(row.system, System) else row.system or UNKNOWN
     if {name: value for name, value in said.items() if name not in untold} != row.counts or point.system != system:
         return False

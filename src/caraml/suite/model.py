@@ -302,7 +302,7 @@ class Point(FrozenModel):
     @property
     def imported(self) -> bool:
         """Whether it is the row of a table."""
-        return self.workload.partition("-")[0] == IMPORTED
+        return self.workload.partition("_")[0] == IMPORTED
 
     @property
     def arithmetic(self) -> str:
