@@ -120,7 +120,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 3_908,
     "base": 2_704,
-    "campaign": 1_766,
+    "campaign": 1_767,
     "cli": 1_590,
     "data": 818,
     "engine": 4_368,
@@ -129,7 +129,7 @@ LINES = {
     "power": 5_070,
     "reference": 473,
     "report": 4_754,
-    "results": 2_700,
+    "results": 2_715,
     "suite": 2_542,
     "system": 3_924,
     "verify": 1_061,

@@ -196,6 +196,14 @@ def test_progress_is_read_line_by_line(tmp_path: Path) -> None:
     assert line is not None and line.phase == "save"
 
 
+def test_no_phase_is_missed_between_two_looks(tmp_path: Path) -> None:
+    reader, writer = ProgressReader(tmp_path), ProgressWriter(tmp_path, time.monotonic())
+    for phase, steps in (("warm_up", 1), ("warm_up", 3), ("measure", 4), ("measure", 9), ("save", 9)):
+        writer.write(phase, steps=steps)
+    assert [(line.phase, line.steps) for line in reader.phases()] == [("warm_up", 3), ("measure", 9), ("save", 9)]
+    assert reader.phases() == []
+
+
 def test_writing_into_a_missing_folder_fails_loudly(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_file(tmp_path / "no" / "x", "text")

@@ -290,11 +290,12 @@ class CampaignRun:
         self._tell_queue([handle for handle, state in states.items() if state.state == "waiting"])
         for handle, state in states.items():
             running = self._running[handle]
-            line = running.reader.latest() if running.reader is not None else None
-            if line is None and running.sensors is not None:
-                line = running.sensors.line(time.monotonic() - running.since)
-            if line is not None:
+            lines = running.reader.phases() if running.reader is not None else []
+            if not lines and running.sensors is not None:
+                lines = [running.sensors.line(time.monotonic() - running.since)]
+            for line in lines:  # of phases that began and ended since, too
                 self.watcher.progress(running.work.point, line)
+            if lines:
                 self._tell_left()
             if state.state in ("ended", "lost"):
                 del self._running[handle]

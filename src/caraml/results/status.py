@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,21 +64,35 @@ class ProgressReader:
 
     def latest(self) -> ProgressLine | None:
         """The newest whole line that was not read before, or ``None``."""
+        return next(reversed(_lines(self._fresh()[-1:])), None)
+
+    def phases(self) -> list[ProgressLine]:
+        """The newest line of each phase among the whole lines that were not read before, in their order."""
+        newest: dict[str, ProgressLine] = {}
+        for line in _lines(self._fresh()):
+            newest.pop(line.phase, None)
+            newest[line.phase] = line
+        return list(newest.values())
+
+    def _fresh(self) -> list[bytes]:
         try:
             with opened(self._path) as (file, size):
                 self._offset = max(self._offset, size - LINE)  # of a file that grew by more, the end is enough
                 file.seek(self._offset)
                 fresh = file.read(LINE)
         except (FileNotFoundError, InputError):
-            return None
-        whole, _, _ = fresh.rpartition(b"\n")
-        if not whole:
-            return None
-        self._offset += len(whole) + 1
-        try:
-            return ProgressLine.model_validate_json(whole.rpartition(b"\n")[2])
-        except ValidationError:  # a line from a full disk; the next one will do
-            return None
+            return []
+        whole, end, _ = fresh.rpartition(b"\n")
+        self._offset += len(whole) + len(end)
+        return whole.split(b"\n") if whole else []
+
+
+def _lines(texts: list[bytes]) -> list[ProgressLine]:
+    found = []
+    for text in texts:
+        with suppress(ValidationError):  # a line from a full disk, or the end of one; the next one will do
+            found.append(ProgressLine.model_validate_json(text))
+    return found
 
 
 OPEN = ("running", "queued", "starting", "left")
