@@ -18,6 +18,7 @@ from caraml.analysis.grouping import axes, names
 from caraml.analysis.select import Side
 from caraml.base.errors import InputError
 from caraml.metrics.definitions import METRICS
+from caraml.report.comparison import comparison_sections
 from caraml.results.record import Record
 from caraml.suite.model import Placement
 
@@ -93,6 +94,29 @@ def test_what_differs_everywhere_is_what_is_compared() -> None:
     assert [pair.name.split()[1] for pair in found.pairs] == ["b16", "b32"] and not found.unmatched
     assert {one.name for one in found.differences} == {"precision", "device"}
     assert next(one for one in found.differences if one.name == "precision").a == "fp32"
+
+
+@pytest.mark.parametrize(("theirs", "pairs"), [(4, [(None, None), (3, 4)]), (3, [(None, None), (3, 3)]), (None, [(None, None)])])
+def test_work_by_epochs_pairs_among_windows(theirs: int | None, pairs: list[tuple[int | None, int | None]]) -> None:
+    a = [run(1000), run(500, benchmark="by-epochs", global_batch=32, measure={"epochs": 3})]
+    b = [run(1000, software="new"), run(500, benchmark="by-epochs", global_batch=32, software="new", measure={"epochs": theirs})]
+    if theirs is None:
+        b[1:] = [run(500, benchmark="else", global_batch=64, software="new")]
+    found, epochs = against(a, b), {record.key: record.point.measure.epochs for record in (*a, *b)}
+    assert [tuple(epochs[keys[0]] for keys in pair.keys) for pair in found.pairs] == pairs
+    told = [(one.a, one.b) for pair in found.pairs for one in pair.differences if one.name == "measure.epochs"]
+    assert told == ([("3", "4")] if theirs == 4 else []) and bool(found.unmatched) == (theirs is None)
+
+
+def test_what_nobody_stated_of_either_side_is_unknown() -> None:
+    """Two tables that name no system may be of two machines; one that names it differs from one that does not."""
+    untold = {"environment": {"missing": {"point.system": "not in the table", "window": "not in the table"}}}
+    a, b = (run(1000, system=f"not stated ({name})", benchmark=name, **untold) for name in ("jan", "feb"))
+    found = against([a], [b])
+    assert found.unknown == ("system",) and "system" not in {one.name for one in found.differences}
+    assert comparison_sections(found)[0].notes[1] == "stated of neither side, so it may differ: system"
+    told = against([a], [run(1000, system="jedi")])
+    assert told.unknown == () and ("system", "not stated", "jedi") in {(one.name, one.a, one.b) for one in told.differences}
 
 
 def test_work_without_a_partner_is_named() -> None:

@@ -105,6 +105,8 @@ class Comparison:
     """What the user called the sides."""
     differences: tuple[Difference, ...]
     """What differs in every pair."""
+    unknown: tuple[str, ...]
+    """What nobody stated of either side, and may differ: the system of tables that name none."""
     pairs: tuple[Pair, ...]
     lost: tuple[Lost, ...]
     """Work that was tried on both sides and gave a result on one only."""
@@ -164,7 +166,12 @@ def compare(a: Side, b: Side, metrics: Sequence[str] = (), margin: float = MARGI
         for pair, differing, changes in zip(matched, everywhere, _judged(found, margin), strict=True)
     ]
     tests = sum(change.p is not None for pair in pairs for change in pair.changes)
-    return Comparison(a.name, b.name, tuple(common), tuple(pairs), tuple(lost), tuple(unmatched), tests, margin, tuple(sentences))
+    ours, theirs = (
+        dict.fromkeys(name for records in side for one in records for name in one.unstated)
+        for side in ([pair.a for pair in matched], [pair.b for pair in matched])
+    )
+    unknown = tuple(name for name in ours if name in theirs)
+    return Comparison(a.name, b.name, tuple(common), unknown, tuple(pairs), tuple(lost), tuple(unmatched), tests, margin, tuple(sentences))
 
 
 def _usual(matched: Sequence[_Matched]) -> Sequence[str]:
@@ -181,10 +188,11 @@ def _usual(matched: Sequence[_Matched]) -> Sequence[str]:
 
 def _match(a: Side, b: Side) -> tuple[list[_Matched], list[Lost], list[Lost]]:
     """Pairs of equal work with results, work that lost its result, and work without a partner."""
-    contrasts = _contrasts(a.records, b.records)
+    contrasts, optional = _contrasts(a.records, b.records)
 
     def work(record: Record) -> object:
-        return without(axes(record.point), contrasts)
+        found = axes(record.point)
+        return without(found, contrasts), frozenset(optional & found.keys())
 
     groups = grouped((*a.records, *b.records), work)
     ours, theirs = set(map(id, a.records)), set(map(id, b.records))
@@ -205,15 +213,23 @@ def _match(a: Side, b: Side) -> tuple[list[_Matched], list[Lost], list[Lost]]:
     return matched, lost, unmatched
 
 
-def _contrasts(a: Iterable[Record], b: Iterable[Record]) -> set[str]:
-    """Axes that have one value in all of A and another one in all of B: what the comparison is about, not what pairs are made by."""
+def _contrasts(a: Iterable[Record], b: Iterable[Record]) -> tuple[set[str], set[str]]:
+    """Axes that have one value in all of A and another one in all of B: what the comparison is about, not what pairs are made by.
+
+    Second, those of them that only some work of both has, where *all* is what has them: in A some work trains 3 epochs, in B 4. Such work
+    has no partner among the rest.
+    """
     sides = [[axes(record.point) for record in side] for side in (a, b)]
-    found = set()
+    found, optional = set(), set()
     for name in {name for side in sides for one in side for name in one}:
-        ours, theirs = ({one.get(name) for one in side} for side in sides)
+        values = [{one.get(name) for one in side} for side in sides]
+        given = [one - {None} for one in values]
+        partly = all(given) and given != values
+        ours, theirs = given if partly else values
         if len(ours) == len(theirs) == 1 and ours != theirs:
             found.add(name)
-    return found
+            optional |= {name} if partly else set()
+    return found, optional
 
 
 def _nothing(a: Side, b: Side, lost: Sequence[Lost], unmatched: Sequence[Lost]) -> str:

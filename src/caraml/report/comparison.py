@@ -54,7 +54,8 @@ def _percent(ratio: float) -> str:
 def comparison_sections(comparison: Comparison, every: bool = False) -> list[Section]:
     """What differs, then every change; of many pairs only those with a verdict, unless ``every`` is asked for."""
     title = f"A: {comparison.a}   B: {comparison.b}"
-    sections = [_differences("What differs", comparison.differences, (title,))]
+    unknown = (f"stated of neither side, so it may differ: {', '.join(comparison.unknown)}",) if comparison.unknown else ()
+    sections = [_differences("What differs", comparison.differences, (title, *unknown))]
     local = [(pair.name, one) for pair in comparison.pairs for one in pair.differences]
     if local:
         found = tuple((name, one.name, one.a, one.b, one.why) for name, one in local[:_MOST])
