@@ -18,7 +18,8 @@ from caraml.analysis.laws import Name, fit
 from caraml.analysis.scaling import Solution, left_out, matrix, scaling, solutions_of, step_views
 from caraml.analysis.select import published
 from caraml.report.comparison import law_text, scaling_sections
-from caraml.report.scaling import efficiencies
+from caraml.report.figures import MOST_LINES
+from caraml.report.scaling import efficiencies, matrices
 from caraml.results.record import Record
 from caraml.results.store import Store
 
@@ -311,6 +312,43 @@ def test_repeats_and_batches_are_one_work_in_the_matrix() -> None:
         run(100.0 * n, devices=n, global_batch=batch, micro_batch=4, repeat=one) for n in (1, 2) for batch in (8, 16) for one in (0, 1)
     ]
     assert [(cell.row, cell.text) for cell in matrix(solutions_of(records), "time")] == [("gpt-mini fp32", "0.5, 1 → 2")]
+
+
+def of_boundary(scope: str, energy: float, n: int, **changes: Any) -> Record:
+    return placed(n, {}, more={"energy_per_item": metric(energy, "J/token", 0.01, scope=scope)}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("scopes", "text", "told"),
+    [(("device", "module", "module"), "–", "energies of different boundaries: device, module"), (("module",) * 3, "0.25, 1 → 4", "")],
+)
+def test_energies_of_different_boundaries_have_no_ratio(scopes: tuple[str, ...], text: str, told: str) -> None:
+    records = [of_boundary(scope, 1.0 / n, n) for scope, n in zip(scopes, (1, 2, 4), strict=True)]
+    solutions = solutions_of(records)
+    (time,), (energy,), (both,) = matrix(solutions, "time"), matrix(solutions, "energy"), matrix(solutions, "energy", "time")
+    assert time.text == "0.25, 1 → 4" and energy.text == both.text == text and energy.reason == both.reason == told
+    of_time, of_energy, of_both = (figure.note for figure in matrices(records))
+    assert "boundaries" not in of_time and ("–: energies of different boundaries are not comparable." in of_energy) == bool(told)
+    told_of = [row[3] for section in scaling_sections([], [("energy", [energy])], []) for row in section.rows]
+    assert told_of == ([told] if told else ["-75.0 % (-76.6 to -73.3)"]) and ("boundaries" in of_both) == bool(told)
+
+
+def test_repeats_of_different_boundaries_have_no_energy_in_the_matrix() -> None:
+    records = [of_boundary("device", 1.0, 1), of_boundary("module", 2.0, 1, repeat=1), of_boundary("device", 0.5, 2)]
+    assert [one.energy and one.energy.value for one in solutions_of(records)] == [None, pytest.approx(0.5)]
+    assert matrix(solutions_of(records), "energy") == []
+    (figure,) = matrices(records)
+    assert figure.title.startswith("Time") and "energy" not in figure.note
+    assert "Left out: 1 of 3 points, without a known energy." in matrices([*records, of_boundary("device", 0.3, 4)])[1].note
+
+
+def test_a_matrix_of_many_works_draws_as_many_as_can_be_read() -> None:
+    records = [placed(n, {}, params={"layers": layers}) for layers in range(200) for n in (1, 2)]
+    unknown = placed(1, {}, environment={"missing": {"point.devices": "not in the table"}})
+    (figure,) = matrices([*records, unknown])
+    assert figure.drawings[0].svg.count(">0.5, 1 → 2<") == MOST_LINES and len(figure.rows) == 200
+    assert "176 further rows not drawn; the table of this figure has them." in figure.note
+    assert "Left out: 1 result of which the number of devices is not stated." in figure.note
 
 
 def test_single_steps_are_read_from_the_store(tmp_path: Path) -> None:

@@ -152,10 +152,14 @@ def _open(record: Record) -> list[str]:
     return [words for name, words in _SIZE.items() if name in record.unstated and not (own and name == "global_batch")]
 
 
-def left_out(records: Sequence[Record]) -> str:
-    """Which results are on no curve because nobody stated their size, as a sentence; empty where there are none."""
-    found = [record for record in records if record.status == "ok" and _open(record)]
-    what = " or ".join(words for words in _SIZE.values() if any(words in _open(record) for record in found))
+def left_out(records: Sequence[Record], needed: Iterable[str] = _SIZE) -> str:
+    """Which results are on no curve because nobody stated their size, as a sentence; empty where there are none.
+
+    ``needed``: what has to be known; ``("devices",)`` for the matrices.
+    """
+    wanted = {_SIZE[name] for name in needed}
+    found = [record for record in records if record.status == "ok" and wanted & {*_open(record)}]
+    what = " or ".join(words for words in _SIZE.values() if words in wanted and any(words in _open(record) for record in found))
     return f"left out: {count(len(found), 'result')} of which {what} is not stated" if found else ""
 
 
@@ -281,6 +285,9 @@ def _median_error(record: Record, store: Store | None) -> float | None:
 # -- the matrices of MAELSTROM's deliverable D3.7, Figs. 1 to 3: what using more devices did to time and energy to solution ---------------
 
 
+OTHER_BOUNDARIES = "energies of different boundaries"
+
+
 @dataclass(frozen=True)
 class Solution:
     """Cost of one amount of work on a number of devices; from records or from published tables."""
@@ -294,6 +301,8 @@ class Solution:
     energy: Estimate | None
     key: str = ""
     """Of the first record behind it."""
+    boundary: str | None = None
+    """Of the energy."""
 
     def cost(self, quantity: Quantity) -> Estimate | None:
         """The named cost."""
@@ -310,10 +319,14 @@ class Cell:
     """``None`` where one of the two is not known."""
     smallest: int
     best: int
+    reason: str = ""
+    """Why there is neither a ratio nor a best."""
 
     @property
     def text(self) -> str:
         """The cell as the report prints it."""
+        if self.reason:
+            return "–"
         ratio = "–" if self.ratio is None else f"{self.ratio.value:.2g}"
         return f"{ratio}, {self.smallest} → {self.best}"
 
@@ -322,11 +335,13 @@ def matrix(solutions: Sequence[Solution], quantity: Quantity, best_by: Quantity 
     """A cell for each row and column with two or more numbers of devices.
 
     Figs. 1a and 2a: ``time``; 1b and 2b: ``energy``; Fig. 3: ``energy`` with ``best_by="time"``. Several solutions with one number of
-    devices (other batch sizes, say) count by their best.
+    devices (other batch sizes, say) count by their best. Energies of different boundaries have neither a ratio nor a best.
     """
     cells = []
-    for row, column in dict.fromkeys((one.row, one.column) for one in solutions):
-        here = [one for one in solutions if (one.row, one.column) == (row, column)]
+    places: dict[tuple[str, str], list[Solution]] = {}
+    for one in solutions:
+        places.setdefault((one.row, one.column), []).append(one)
+    for (row, column), here in places.items():
         by: Quantity = best_by or quantity
         ranked = sorted((one for one in here if one.cost(by) is not None), key=lambda one: _value(one, by))
         if len({one.devices for one in ranked}) < 2:
@@ -335,28 +350,36 @@ def matrix(solutions: Sequence[Solution], quantity: Quantity, best_by: Quantity 
         first = next(one for one in ranked if one.devices == smallest)
         ours, theirs = best.cost(quantity), first.cost(quantity)
         ratio = None if ours is None or theirs is None else Estimate(1.0, 0.0) if best is first else ours.over(theirs)
-        cells.append(Cell(row, column, ratio, smallest, best.devices))
+        boundaries = {str(one.boundary) for one in (ranked if by == "energy" else (best, first)) if one.energy is not None}
+        if quantity == "energy" and len(boundaries) > 1:
+            cells.append(Cell(row, column, None, smallest, best.devices, f"{OTHER_BOUNDARIES}: {', '.join(sorted(boundaries))}"))
+        else:
+            cells.append(Cell(row, column, ratio, smallest, best.devices))
     return cells
 
 
 def solutions_of(records: Sequence[Record]) -> list[Solution]:
-    """Time and energy per item of every record with a result: rows are of one work, columns of one system."""
+    """Time and energy per item of every record with a result: rows are of one work, columns of one system.
+
+    Repeats whose energies have different boundaries have none together.
+    """
     ok = [record for record in records if record.status == "ok" and "devices" not in record.unstated]
-    found: list[tuple[Record, str, Estimate, Estimate | None]] = []
+    found: list[tuple[Record, str, Estimate, Estimate | None, str | None]] = []
     for way, alike in by_way(ok, lambda record: (record.point.benchmark, without(axes(record.point), (*_OF_SIZE, *_MACHINE)))):
         groups = same_work(alike)
         rates, _ = estimates(groups, "throughput", only_ratios=True)
         energies, _ = estimates(groups, "energy_per_item", only_ratios=True)
-        found += [
-            (group[0], way, rate.inverse(), energy) for group, rate, energy in zip(groups, rates, energies, strict=True) if rate is not None
-        ]
+        for group, rate, energy in zip(groups, rates, energies, strict=True):
+            scopes = {one.scope for record in group if (one := record.metrics.get("energy_per_item")) and one.value is not None}
+            alone = energy if len(scopes) < 2 else None
+            found += [(group[0], way, rate.inverse(), alone, next(iter(scopes), None))] if rate is not None else []
     points = [record.point for record, *_ in found]
     rows = told_apart([f"{point.benchmark} {point.arithmetic}" for point in points], [_details(one[0], one[1], _MACHINE) for one in found])
     machines: list[Axes] = [{"device_class": point.device_class, "system": point.system, "software": point.software} for point in points]
     columns = told_apart([device_name(point.device) for point in points], machines)
     return [
-        Solution(row, column, record.point.world, time, energy, record.key)
-        for (record, _, time, energy), row, column in zip(found, rows, columns, strict=True)
+        Solution(row, column, record.point.world, time, energy, record.key, boundary)
+        for (record, _, time, energy, boundary), row, column in zip(found, rows, columns, strict=True)
     ]
 
 

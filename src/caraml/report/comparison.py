@@ -136,7 +136,7 @@ def scaling_sections(
     sections = [_curve(family, curve) for family in families for curve in family.curves]
     sections += [Section("", (), (), (missing,))] if missing else []
     for title, found in cells:
-        shown = tuple((cell.row, cell.column, cell.text, change(cell.ratio)) for cell in found)
+        shown = tuple((cell.row, cell.column, cell.text, cell.reason or change(cell.ratio)) for cell in found)
         if shown:
             sections.append(Section(title, ("application", "device", "ratio, devices", "change"), shown))
     rows = tuple((view.name, str(len(view.batches)), *_elbow(view)) for view in views)

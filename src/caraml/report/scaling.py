@@ -10,6 +10,7 @@ from caraml.analysis.estimate import Estimate
 from caraml.analysis.grouping import told_apart
 from caraml.analysis.history import Series, attempts, history
 from caraml.analysis.scaling import (
+    OTHER_BOUNDARIES,
     Basis,
     Cell,
     Curve,
@@ -27,6 +28,7 @@ from caraml.base.chart import Axis, Drawing, cells, marks
 from caraml.base.format import count, printable
 from caraml.metrics.model import Metric
 from caraml.report.comparison import law_text
+from caraml.report.figures import MOST_COLUMNS, MOST_LINES
 from caraml.report.grouping import MOST_SERIES, first, first_figures, keys, labels, marker, repeated
 from caraml.report.numbers import counted, plain, written
 from caraml.report.section import ReportFigure
@@ -211,28 +213,49 @@ def matrices(records: Sequence[Record]) -> list[ReportFigure]:
         ("energy", "time", " chosen for time"),
     )
     found = [(f"{TITLES[quantity]}{words}", matrix(solutions, quantity, best_by)) for quantity, best_by, words in kinds]
-    return [_matrix(title, cells) for title, cells in found if any(cell.ratio is not None for cell in cells)]
+    missing = left_out(records, ("devices",))
+    note = f" {missing[0].upper()}{missing[1:]}." if missing else ""
+    every, dark = {one.key for one in solutions}, {one.key for one in solutions if one.energy is None}
+    without = f" Left out: {len(dark)} of {count(len(every), 'point')}, without a known energy." if dark else ""
+    return [
+        _matrix(title, cells, note + without * ("energy" in (quantity, best_by)))
+        for (title, cells), (quantity, best_by, _) in zip(found, kinds, strict=True)
+        if any(cell.ratio is not None or cell.reason for cell in cells)
+    ]
 
 
-def _matrix(title: str, ratios: Sequence[Cell]) -> ReportFigure:
-    rows, columns = (list(dict.fromkeys(printable(getattr(cell, name)) for cell in ratios)) for name in ("row", "column"))
+def _matrix(title: str, ratios: Sequence[Cell], others: str) -> ReportFigure:
+    """``others``: what is said of results that are in no cell."""
+    every = [list(dict.fromkeys(printable(getattr(cell, name)) for cell in ratios)) for name in ("row", "column")]
+    (rows, more), (columns, wider) = _fitting(every[0], MOST_LINES, "row"), _fitting(every[1], MOST_COLUMNS, "column")
     placed = [
         {
-            "row": rows.index(printable(cell.row)),
-            "column": columns.index(printable(cell.column)),
+            "row": rows[printable(cell.row)],
+            "column": columns[printable(cell.column)],
             "text": cell.text,
             "value": cell.ratio.value if cell.ratio is not None else None,
             "d": f"{printable(cell.row)}, {printable(cell.column)}: {_ratio(cell)}",
         }
         for cell in ratios
+        if printable(cell.row) in rows and printable(cell.column) in columns
     ]
-    drawing = cells(rows, columns, placed, title, 110)
+    drawing = cells([*rows], [*columns], placed, title, 110)
     note = "Cost at the best number of devices over the cost at the smallest, then smallest → best: 0.5, 1 → 4 means half with four."
+    note += f" –: {OTHER_BOUNDARIES} are not comparable." if any(cell.reason for cell in ratios) else ""
+    note += others + more + wider
     table = [[printable(cell.row), printable(cell.column), _ratio(cell)] for cell in ratios]
     return ReportFigure(title, [drawing], [], "block", ["application", "device", "ratio"], table, note)
 
 
+def _fitting(names: Sequence[str], limit: int, noun: str) -> tuple[dict[str, int], str]:
+    """The places of as many rows or columns as a drawing holds, and a sentence about the others."""
+    more = f" {count(len(names) - limit, f'further {noun}')} not drawn; the table of this figure has them." if len(names) > limit else ""
+    return {name: place for place, name in enumerate(names[:limit])}, more
+
+
 def _ratio(cell: Cell) -> str:
+    if cell.reason:
+        return f"not known: {cell.reason}"
     ratio = "not known" if cell.ratio is None else written("", _metric(cell.ratio)) if cell.smallest != cell.best else "1"
     return f"{ratio}, {cell.smallest} → {cell.best} devices"
 
