@@ -131,6 +131,7 @@ LINES = {
     "report": 4_754,
     "results": 2_715,
     "report": 4_778,
+    "report": 4_828,
     "results": 2_700,
     "suite": 2_542,
     "system": 3_924,

@@ -12,7 +12,8 @@ from record_factory import broken_record, make_point, make_record, save
 from caraml.analysis.run_variation import mean_metric
 from caraml.analysis.table import Steps
 from caraml.metrics.model import Metric
-from caraml.report.document import figure_sections
+from caraml.power.model import HEADLINES
+from caraml.report.document import figure_sections, findings, result_rows
 from caraml.report.figures import QUALITY, action, heat_maps, node_and_devices, over_batch, time_and_energy
 from caraml.report.grouping import ACTION, COST, DEVICES, EFFICIENCY, ENERGY, HOUR, MOST_SERIES, TIME, repeated
 from caraml.report.numbers import plain
@@ -81,7 +82,7 @@ def test_a_loss_that_is_finite_at_the_first_step_only_is_drawn() -> None:
 
 
 def of_boundary(record: Record, scope: str) -> Record:
-    metrics = {name: one.model_copy(update={"scope": scope}) if one.scope == "device" else one for name, one in record.metrics.items()}
+    metrics = {name: one.model_copy(update={"scope": scope}) if one.scope in HEADLINES else one for name, one in record.metrics.items()}
     return record.model_copy(update={"metrics": metrics})
 
 
@@ -97,6 +98,37 @@ def test_energies_of_different_boundaries_have_no_mean() -> None:
     assert time_and_energy(apart)[0] == [] and time_and_energy(apart)[1][0].startswith(
         f"Time and energy, gpt-mini: 1 point {words}J (device)"
     )
+
+
+def test_energies_of_different_boundaries_are_compared_nowhere(tmp_path: Path) -> None:
+    """An accelerator, a module and a processor side by side."""
+    scopes = {"a": "device", "b": "module", "c": "cpu"}
+    records = [
+        of_boundary(run(batch, slower=factor * batch / 16, system=system), scope)
+        for factor, (system, scope) in enumerate(scopes.items(), start=1)
+        for batch in (16, 32)
+    ]
+    for draw, title in ((time_and_energy, "Time and energy of 10⁶ tokens"), (action, "Action of 10⁶ tokens")):
+        figures, notes = draw(records)
+        assert [figure.title for figure in figures] == [f"{title}: gpt-mini, boundary {scope}" for scope in scopes.values()] and notes == []
+        assert all(len(figure.rows) == 2 for figure in figures)
+        told = "Not comparable, as their energy has another boundary: 2 points (module), 2 points (cpu)."
+        assert told in figures[0].note
+    throughput, *maps = heat_maps(records)[0]
+    assert len(throughput.rows) == 6 and [len(one.rows) for one in maps] == [2, 2, 2] and "boundary cpu" in maps[2].title
+    mixed = heat_maps([*records[:3], run(32, system="b")])[0]
+    assert [row[2] for row in mixed[1].rows if row[0].startswith("b")] == ["energy of another boundary: module", mixed[1].rows[-1][2]]
+    assert "other: another boundary." in mixed[1].note
+    (batch,) = over_batch(records)[0]
+    assert "not comparable: boundary device (a); boundary module (b); boundary cpu (c)." in batch.note
+    alike = [of_boundary(one, "device") for one in records]
+    assert len(time_and_energy(alike)[0]) == len(action(alike)[0]) == 1 and len(heat_maps(alike)[0]) == 2
+    assert not any("boundar" in figure.note for draw in (time_and_energy, action, heat_maps, over_batch) for figure in draw(alike)[0])
+    least = dict(findings(repeated(records)))["Least energy"]
+    assert [words.partition(", boundary ")[2].partition(":")[0] for words in least.split("; ")] == [*scopes.values()]
+    assert dict(findings(repeated(alike)))["Least energy"].count(";") == 0
+    table = result_rows(Store(tmp_path), repeated(records), {})
+    assert [row.cells[1].text.rpartition(" (")[2] for row in table] == [f"{scope})" for scope in scopes.values() for _ in range(2)]
 
 
 def without_energy(record: Record) -> Record:

@@ -30,15 +30,17 @@ from caraml.report.grouping import (
     labels_and_statuses,
     machine,
     repeated,
+    several_boundaries,
     single,
     unknown_energy,
 )
 from caraml.report.numbers import energy_reason, flat, half_width, written
 from caraml.report.section import ReportFigure, Section
 from caraml.report.series import first_line, power_figure, read_traces
-from caraml.report.works import works
+from caraml.report.works import by_boundary, runs_of, works
 from caraml.results.record import Record
 from caraml.results.store import Store
+from caraml.suite.model import NOT_STATED
 from caraml.worker.command_record import NO_ENERGY
 
 HEADLINE = (
@@ -96,7 +98,7 @@ class ResultRow:
 def result_rows(store: Store, lines: Sequence[Repeats], named: Mapping[str, str]) -> list[ResultRow]:
     """A row for each work, in their order, with cells of :func:`headline`. ``named``: labels of single runs."""
     columns = headline(lines)
-    means = labels([line.mean for line in lines])
+    means, apart = labels([line.mean for line in lines]), several_boundaries(line.mean for line in lines)
     return [
         ResultRow(
             key=line.key,
@@ -108,7 +110,7 @@ def result_rows(store: Store, lines: Sequence[Repeats], named: Mapping[str, str]
             status=record.status,
             reason=record.reason or line.lost,
             flags=list(dict.fromkeys(flag for run in line.good or [record] for flag in flags(run))),
-            cells=[cell(record, name, line.good) for name in columns] if record.metrics else [],
+            cells=[cell(record, name, line.good, apart) for name in columns] if record.metrics else [],
             folder=folder_of(store, record),
         )
         for line in lines
@@ -132,10 +134,11 @@ def headline(lines: Sequence[Repeats]) -> list[str]:
     return [name for name in HEADLINE if name in HEADLINE[:2] or any(line.mean.value(name) is not None for line in lines)]
 
 
-def cell(record: Record, name: str, runs: Sequence[Record] = ()) -> ResultCell:
-    """A metric of a record, or of the mean of some runs, as the table has it."""
+def cell(record: Record, name: str, runs: Sequence[Record] = (), apart: bool = False) -> ResultCell:
+    """A metric of a record, or of the mean of some runs, as the table has it. ``apart``: energies with their boundary, as it differs."""
     metric = record.metrics.get(name)
     text = written(name, metric) if metric is not None and metric.value is not None else ""
+    text += f" ({printable(metric.scope or NOT_STATED)})" if text and metric is not None and apart and name == COST.name else ""
     if not text and record.window is not None:
         unknown = unknown_energy(record, runs) if name == "energy_per_item" else None
         text = unknown[0] if unknown else "not known"
@@ -175,10 +178,10 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
     for title, quantity, sign in (("Fastest", TOTAL, -1), ("Least energy", COST, 1)):
         best = []
         for group in works([line.mean for line in good]).values():
-            having = [record for record in group if record.value(quantity.name) is not None]
-            if having:
-                record = min(undisturbed(having), key=lambda record: sign * (record.value(quantity.name) or 0.0))
-                best.append(f"{named[record.key]}: {quantity.text(record.metrics[quantity.name])}")
+            having = [(record.key, [record]) for record in group if record.value(quantity.name) is not None]
+            for boundary, alike, _ in by_boundary(having, (quantity,)) if having else []:
+                record = min(undisturbed(runs_of(alike)), key=lambda record: sign * (record.value(quantity.name) or 0.0))
+                best.append(f"{named[record.key]}{boundary}: {quantity.text(record.metrics[quantity.name])}")
         found += [(title, _some(best))] if best else []
     partners = Partners(line.mean for line in good)
     limits = Counter(bottleneck(line.mean, partners).word for line in good)

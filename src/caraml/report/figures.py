@@ -43,7 +43,7 @@ from caraml.report.grouping import (
 )
 from caraml.report.numbers import counted, plain
 from caraml.report.section import ReportFigure
-from caraml.report.works import Figures, Lines, item_of, of_works, runs_of, works
+from caraml.report.works import Figures, Lines, by_boundary, item_of, of_works, runs_of, works
 from caraml.results.record import Record
 
 MOST_LINES, MOST_COLUMNS = 24, 24
@@ -106,6 +106,11 @@ def _panels(name: str, lines: dict[str, list[Record]], wanted: Sequence[Quantity
         for line, repeats in places
     ]
     note = "The short lines show the 95 % confidence interval between runs."
+    energies = [(line, repeats) for line, repeats in places if EFFICIENCY.of(repeats) is not None and EFFICIENCY in quantities]
+    apart = [
+        f"{words[2:]} ({', '.join(dict.fromkeys(line for line, _ in part))})" for words, part, _ in by_boundary(energies, (EFFICIENCY,))
+    ]
+    note += f" Energies of different boundaries are not comparable: {'; '.join(apart)}." if len(apart) > 1 else ""
     if RATE in quantities and len(quantities) > 1:
         missing = [reason for _, repeats in places if RATE.of(repeats) is not None and (reason := EFFICIENCY.reason(repeats))]
         note += f" {count(len(missing), 'point')} without energy: {'; '.join(dict.fromkeys(missing))}." if missing else ""
@@ -181,14 +186,21 @@ def heat_maps(records: Sequence[Record]) -> Figures:
     for name, group in works(records).items():
         lines = families(group, ("batch",))
         if len(lines) > 1 and len({record.point.global_batch for record in group}) > 1:
-            figures += [_map(name, group, lines, quantity) for quantity in (TOTAL, COST) if any(quantity.of([one]) for one in group)]
+            for quantity in (TOTAL, COST):
+                places = [(line, repeats) for line, records in lines.items() for repeats in _by_batch(records) if quantity.of(repeats)]
+                parts = by_boundary(places, (quantity,)) if places else []
+                figures += [_map(f"{name}{words}", lines, quantity, part, others) for words, part, others in parts]
     return first_figures(figures)
 
 
-def _map(name: str, group: Sequence[Record], lines: dict[str, list[Record]], quantity: Quantity) -> ReportFigure:
+def _map(name: str, lines: dict[str, list[Record]], quantity: Quantity, places: Lines, others: str) -> ReportFigure:
+    """``places``: of which cells the numbers compare; ``others``: what is said of those of other boundaries, if there are any."""
+    here_are = {id(record) for record in runs_of(places)}
+    if others:  # rows of which all energy has another boundary are in the map of that one
+        lines = {line: runs for line, runs in lines.items() if not quantity.of(runs) or not here_are.isdisjoint(map(id, runs))}
     shown, more = first(list(lines.items()), MOST_LINES, "row")
-    batches, wider = first(sorted({record.point.global_batch for record in group}), MOST_COLUMNS, "column")
-    values = [quantity.value([one]) for one in group if quantity.of([one])]
+    batches, wider = first(sorted({record.point.global_batch for runs in lines.values() for record in runs}), MOST_COLUMNS, "column")
+    values = [quantity.value(repeats) for _, repeats in places]
     factor, unit = counted(statistics.median(values), _unit(quantity, lines))
     found: list[dict[str, Any]] = []
     rows = []
@@ -197,6 +209,8 @@ def _map(name: str, group: Sequence[Record], lines: dict[str, list[Record]], qua
             here = [record for record in records if record.point.global_batch == batch]
             if here:
                 text, value, spoken = _cell(quantity, here, factor)
+                if value is not None and here_are.isdisjoint(map(id, here)):
+                    text, value, spoken = "other", None, f"energy of another boundary: {quantity.boundary(here)}"
                 spoken_of = f"{line}, batch {batch}: {spoken}"
                 found.append({"row": row, "column": column, "text": text, "value": value, "d": spoken_of, "of": keys(here)})
                 rows.append([line, f"{batch:,}", spoken])
@@ -204,8 +218,9 @@ def _map(name: str, group: Sequence[Record], lines: dict[str, list[Record]], qua
     drawing = cells([line for line, _ in shown], [f"{batch:,}" for batch in batches], found, title)
     kinds = sorted({cell["text"] for cell in found if cell["value"] is None})
     note = f"In {unit}; the darker, the higher. Columns are global batches; an empty place was not asked for."
-    words = {word: status for status, word in WORDS.items()} | {"–": "not known"}
+    words = {word: status for status, word in WORDS.items()} | {"–": "not known", "other": "another boundary"}
     note += f" {'; '.join(f'{kind}: {words.get(kind, kind)}' for kind in kinds)}." if kinds else ""
+    note += others
     return ReportFigure(title, [drawing], [], "block", ["row", "global batch", quantity.title.lower()], rows, note + more + wider)
 
 

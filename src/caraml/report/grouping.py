@@ -266,6 +266,11 @@ class Quantity:
         having = sum(metric is not None and metric.value is not None for metric in map(self.metric, runs))
         return self.text(mean) + (f" ({having} of {len(runs)} runs)" if having < len(runs) else "")
 
+    def boundary(self, records: Sequence[Record]) -> str:
+        """Of what the mean is the energy; empty for what is none, and where nobody stated it."""
+        mean = self.of(records)
+        return printable(mean.scope or "") if mean is not None else ""
+
     def value(self, records: Sequence[Record]) -> float:
         """The number of records that have one."""
         return known(self.of(records))
@@ -362,6 +367,11 @@ DEVICES = Quantity("energy_per_item", "Device energy", "J/{item}", _per_item("de
 TIME = Quantity("runtime", "Time", "s", _time)
 ENERGY = Quantity("energy", "Energy", "J", _energy)
 ACTION = Quantity("energy_time_product", "Action", "J s", _action)
+
+
+def several_boundaries(records: Iterable[Record], name: str = COST.name) -> bool:
+    """Whether known energies of some records have different boundaries, so that they do not compare."""
+    return len({metric.scope for one in records if (metric := one.metrics.get(name)) is not None and metric.value is not None}) > 1
 
 
 def unknown_energy(record: Record, runs: Sequence[Record]) -> tuple[str, str] | None:

@@ -15,7 +15,7 @@ from caraml.metrics.definitions import title_of
 from caraml.metrics.model import Metric
 from caraml.metrics.quality import DEFINITIONS as QUALITY
 from caraml.power.model import WindowEnergy
-from caraml.report.grouping import Repeats, labels, repeated, single, unknown_energy
+from caraml.report.grouping import Repeats, labels, repeated, several_boundaries, single, unknown_energy
 from caraml.report.numbers import (
     costliest,
     definition,
@@ -95,10 +95,11 @@ class _Results:
         names = labels(records)
         table = _columns(wide, self.counted)
         skipped = [record for record in records if record.status == "skipped"]
+        apart = several_boundaries(records)
         summed = skipped if len(skipped) > MOST_SKIPPED else []
         for line in (line for line in self.lines if not (summed and line.mean.status == "skipped")):
             runs = [_text(line.count)] if self.counted else []
-            cells = (_text(cell) for cell in _numbers(line, notes))
+            cells = (_text(cell) for cell in _numbers(line, notes, apart))
             table.add_row(_text(names[line.mean.key]), _status(line, notes, wide), *runs, *cells)
         yield table
         if summed:
@@ -136,7 +137,8 @@ def _status(line: Repeats, notes: _Notes, wide: bool) -> Text:
     return text
 
 
-def _numbers(line: Repeats, notes: _Notes) -> Iterator[str]:
+def _numbers(line: Repeats, notes: _Notes, apart: bool) -> Iterator[str]:
+    """The cells of a line. ``apart``: the energy has a note of its boundary, as others have another one."""
     record = line.mean
     if record.window is None and "throughput" not in record.metrics:
         yield from [""] * 6
@@ -148,6 +150,8 @@ def _numbers(line: Repeats, notes: _Notes) -> Iterator[str]:
         yield f"{unknown[0].replace(', ±', chr(10) + '±')} {notes.mark(unknown[1])}"
     else:
         note = f" {notes.mark(energy.reason)}" if energy is not None and energy.reason else ""
+        if apart and energy is not None:
+            note += f" {notes.mark(f'boundary of energy: {energy.scope or NOT_STATED}; others have another one')}"
         yield written("energy_per_item", energy).replace(", ±", "\n±") + note
     yield _mfu(record, notes)
     yield plain("step_time_median", record.value("step_time_median"), "s")

@@ -15,7 +15,7 @@ from caraml.base.format import count, printable
 from caraml.report.grouping import MOST_FIGURES, Quantity, families, valid
 from caraml.report.section import ReportFigure
 from caraml.results.record import Record
-from caraml.suite.model import Point
+from caraml.suite.model import NOT_STATED, Point
 
 Work = tuple[str, str, str, str]
 """Benchmark, workload, parameters as JSON, and mode."""
@@ -126,18 +126,36 @@ Figures = tuple[list[ReportFigure], list[str]]
 def of_works(
     what: str, records: Iterable[Record], wanted: Sequence[Quantity], draw: Callable[[str, Lines, str], ReportFigure | None]
 ) -> Figures:
-    """A figure for each work: ``draw`` gets its name, its points with all the ``wanted`` quantities, and a sentence about the others,
-    which is a note about ``what`` where nothing is drawn."""
+    """A figure for each work, and boundary of energy: ``draw`` gets its name, its points with all the ``wanted`` quantities, and a sentence
+    about the others, which is a note about ``what`` where nothing is drawn."""
     figures: list[ReportFigure] = []
     notes: list[str] = []
     for name, group in works(valid(records)).items():
-        lines, others = _known(group, wanted)
-        figure = draw(name, lines, others) if lines and len(figures) < MOST_FIGURES else None
-        if figure is not None:
-            figures.append(figure)
-        elif others:
-            notes.append(f"{what}, {name}:{others}")
+        known, missing = _known(group, wanted)
+        for words, lines, apart in by_boundary(known, wanted):
+            named, others = f"{name}{words}", missing + apart
+            figure = draw(named, lines, others) if lines and len(figures) < MOST_FIGURES else None
+            if figure is not None:
+                figures.append(figure)
+            elif others:
+                notes.append(f"{what}, {named}:{others}")
     return figures, notes
+
+
+def by_boundary(lines: Lines, wanted: Sequence[Quantity]) -> list[tuple[str, Lines, str]]:
+    """Lines by the boundary of their energy: what a title says of it, where there are several; the lines; a sentence about the others."""
+    found: dict[str, list[tuple[str, list[Record]]]] = {}
+    for line in lines:
+        boundaries = dict.fromkeys(filter(None, (quantity.boundary(line[1]) for quantity in wanted)))
+        found.setdefault(" and ".join(boundaries) or NOT_STATED, []).append(line)
+    if len(found) < 2:
+        return [("", lines, "")]
+    counted = {name: f"{count(len(part), 'point')} ({name})" for name, part in found.items()}
+    return [
+        (f", boundary {name}", part, f" Not comparable, as their energy has another boundary: {', '.join(others)}.")
+        for name, part in found.items()
+        for others in [[words for other, words in counted.items() if other != name]]
+    ]
 
 
 def _known(group: Sequence[Record], wanted: Sequence[Quantity]) -> tuple[Lines, str]:
