@@ -25,7 +25,8 @@ from caraml.results.store import Store
 
 def run(batch: int = 16, repeat: int = 0, slower: float = 1.0, status: str = "ok", **more: object) -> Record:
     """A run with every number that figures draw, of which all are worse by a factor of ``slower``."""
-    record = make_record(make_point(global_batch=batch, micro_batch=batch, repeat=repeat, **more), step=0.1 * slower, watts=300.0)
+    point = make_point(**{"global_batch": batch, "micro_batch": batch, "repeat": repeat} | more)
+    record = make_record(point, step=0.1 * slower, watts=300.0)
     joules = record.metrics["energy"]
     extra = {
         "device_energy": joules,
@@ -142,7 +143,7 @@ def test_energy_that_some_repeats_have_is_their_mean_as_in_the_table() -> None:
     told = repeated(some)[0].mean.metrics["energy_per_item"]
     assert COST.of(some) == told and COST.told(some) == f"{COST.text(told)} (2 of 3 runs)"
     none = [without_energy(run(32, repeat)) for repeat in range(2)] + [
-        broken_record(make_point(global_batch=32, repeat=2), "oom", "no room")
+        broken_record(make_point(global_batch=32, micro_batch=32, repeat=2), "oom", "no room")
     ]
     records = [*some, *none, run(16, system="b"), run(32, system="b")]
     throughput, energy = heat_maps(records)[0]
@@ -153,6 +154,12 @@ def test_energy_that_some_repeats_have_is_their_mean_as_in_the_table() -> None:
     (batch,) = over_batch(records)[0]
     assert batch.rows[0][5].endswith(" (2 of 3 runs)") and batch.rows[1][5] == "–"
     assert batch.note.endswith(" 1 point without energy: the sensor went silent.")
+
+
+def test_other_micro_batches_are_no_repeats_whichever_of_their_runs_failed() -> None:
+    """Of two micro-batches one has only its first result and the other only its second: one mean of both was drawn."""
+    few, many = (run(16, repeat, slower, micro_batch=micro) for repeat, slower, micro in ((0, 1.0, 4), (1, 2.0, 16)))
+    assert len(over_batch([few, many, run(32), run(64)])[0][0].rows) == 4 and len(time_and_energy([few, many])[0][0].rows) == 2
 
 
 def test_parts_of_the_runtime_add_up() -> None:

@@ -195,7 +195,7 @@ def families(records: Sequence[Record], along: Sequence[str]) -> dict[str, list[
     Two records at one place of a family are repeats; seeds are repeats as well. Along devices and batch the batch of a device stays.
     """
     fields = [name for name in FIELDS if name not in along]
-    if not {"placement", "batch"} <= {*along} and not _colliding(records, [*fields, *along]):
+    if "micro batch" in fields and not {"placement", "batch"} <= {*along} and not _colliding(records, [*fields, *along]):
         fields.remove("micro batch")  # the batch says it
     told = [name for name in fields if len({FIELDS[name](record.point) for record in records}) > 1]
     if "machine" in told and len({(machine(record.point), placement(record.point)) for record in records}) == len(
@@ -210,10 +210,10 @@ def families(records: Sequence[Record], along: Sequence[str]) -> dict[str, list[
 
 
 def _colliding(records: Sequence[Record], fields: Sequence[str]) -> bool:
-    """True if two records agree in all ``fields`` but the micro batch."""
+    """True if two records agree in all ``fields`` but the micro batch: also if they are different repeats, as others have failed."""
     others = [name for name in fields if name != "micro batch"]
-    places = [(record.point.repeat, record.point.seed, *(FIELDS[name](record.point) for name in others)) for record in records]
-    return len(set(places)) < len(places)
+    places = {(record.point.micro_batch, *(FIELDS[name](record.point) for name in others)) for record in records}
+    return len({place[1:] for place in places}) < len(places)
 
 
 def first(found: Sequence[T], limit: int, noun: str) -> tuple[Sequence[T], str]:
