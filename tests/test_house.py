@@ -118,7 +118,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_947,
+    "analysis": 3_948,
     "base": 2_704,
     "campaign": 1_767,
     "cli": 1_590,
@@ -132,6 +132,8 @@ LINES = {
     "results": 2_715,
     "report": 4_778,
     "report": 4_828,
+    "reference": 477,
+    "report": 4_909,
     "results": 2_700,
     "suite": 2_542,
     "system": 3_924,

@@ -146,7 +146,10 @@ def test_a_line_of_the_user_over_devices_has_one_batch_per_device(name: str, wor
         point = {"devices": devices, "global_batch": micro * devices, "micro_batch": micro}
         records.append(own({"throughput": (100.0 * devices, "image/s")}, benchmark="mine", workload=workload, params=params, **point))
     figure = only(records, name)
-    assert [one for one in figure.legend if one.startswith("yours")] == ["yours: mine micro batch 10", "yours: mine micro batch 128"]
+    assert [one for one in figure.legend if one.startswith("yours")] == [
+        "yours: mine Test CPU b10 per device",
+        "yours: mine Test CPU b256",
+    ]
 
 
 def test_more_devices_of_the_user_are_a_row_of_the_matrix() -> None:
@@ -253,7 +256,89 @@ def test_results_whose_devices_nobody_stated_stand_in_no_figure() -> None:
 def test_two_batches_on_as_many_devices_are_two_lines() -> None:
     records = [own(IMAGES, **RESNET, nodes=8, devices=4, global_batch=batch, micro_batch=64) for batch in (2048, 4096)]
     lines = [name for name in only(records, "Figures 1 and 2, IPUs").legend if name.startswith("yours")]
-    assert [line.partition(", ")[2] for line in lines] == ["1 micro-batch a step", "2 micro-batches a step"]
+    assert lines == ["yours: rn Test CPU b2048", "yours: rn Test CPU b4096"]
+
+
+def lines_over(name: str, points: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Places of the user's lines in a figure over devices or batches, by name; ``b``: micro-batch, ``n``: devices, ``a``: accumulation."""
+    records = []
+    for one in points:
+        point = {"devices": 1, "nodes": 1, "b": 16, "a": 1} | one
+        micro, steps = point.pop("b"), point.pop("a")
+        point |= {"micro_batch": micro, "global_batch": micro * steps * point["devices"] * point["nodes"]}
+        records.append(own(IMAGES, **RESNET, **point))
+    found: dict[str, list[str]] = {}
+    for row, _, _ in [row for row in only(records, name).rows if row[0].startswith("yours") and row[1] == "images/s"]:
+        line, _, place = row.removeprefix("yours: rn Test CPU").rpartition(" devices " if "1 and 2" in name else " batch on one device ")
+        found.setdefault(line.strip(), []).append(place)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("points", "lines"),
+    [
+        (
+            [{"devices": n} for n in (1, 2, 4)] + [{"devices": n, "a": 4 // n} for n in (1, 2)],
+            {"b64": ["1", "2", "4"], "b16 per device": ["1", "2", "4"]},
+        ),
+        ([{"devices": n, "placement": {"fsdp": n}} for n in (1, 2, 4)], {"": ["1", "2", "4"]}),
+        ([{}, *({"devices": n, "placement": {"distributed_optimizer": True}} for n in (2, 4))], {"": ["1", "2", "4"]}),
+        (
+            [{}, *({"devices": n, "placement": {"fsdp": f}} for n in (2, 4) for f in (1, n))],
+            {"whole copies": ["1", "2", "4"], "fsdp=all": ["1", "2", "4"]},
+        ),
+        ([{"devices": n, "b": 64 // n} for n in (1, 2, 4)], {"": ["1", "2", "4"]}),
+        ([*({"nodes": n, "devices": 4} for n in (1, 2)), *({"nodes": n} for n in (4, 8))], {"1x4": ["4", "8"], "4x1": ["4", "8"]}),
+    ],
+)
+def test_a_line_over_devices_is_one_way_to_scale(points: list[dict[str, Any]], lines: dict[str, list[str]]) -> None:
+    assert lines_over("Figures 1 and 2, IPUs", points) == lines
+
+
+def test_a_line_over_the_batch_has_one_result_at_each_place() -> None:
+    sweep = [{"b": micro, "a": 64 // micro} for micro in (16, 32, 64)]
+    assert lines_over("Table 3", sweep) == {"": ["16", "32", "64"]}
+    assert lines_over("Table 3", [*sweep, {"b": 16, "a": 1}]) == {"b64": ["16", "32", "64"], "b16": ["16"]}
+    weak = [{"b": micro} for micro in (16, 32, 64)]
+    assert lines_over("Table 3", [*weak, {"b": 64, "a": 2}]) == {
+        "1 micro-batch a step": ["16", "32", "64"],
+        "2 micro-batches a step": ["64"],
+    }
+
+
+RUN = {"run_energy": (7200.0, "J"), "run_node_energy": (9000.0, "J"), "run_time": (9.0, "s"), "throughput": (10.0, "column/s"), **EPOCHS}
+
+
+@pytest.mark.parametrize(("epochs", "start"), [(None, "yours (by the clock): "), (5, "yours: ")])
+@pytest.mark.parametrize("name", ["Figures 4 to 6", "Figure 7", "Figure 51"])
+def test_numbers_of_a_run_by_the_clock_are_marked(name: str, epochs: int | None, start: str) -> None:
+    """A minute of training is no five epochs: its time and energy may be any."""
+    record = own(RUN, measure={"epochs": epochs})
+    figure = only([record], name)
+    assert {row[0][: len(start)] for row in figure.rows if row[0].startswith("yours")} == {start}
+    assert (" by the clock: ended with its window" in figure.note) == (epochs is None) and start in figure.drawings[0].svg
+    assert "by the clock" not in only([record], "Figure 27").note, "an epoch is an epoch"
+
+
+def test_energies_of_other_boundaries_than_devices_are_marked() -> None:
+    record = own(RUN, measure={"epochs": 5})
+    record.metrics["run_energy"] = record.metrics["run_energy"].model_copy(update={"scope": "module"})
+    figure = only([record], "Figures 4 to 6")
+    assert any(row[0].startswith("yours (module): ") for row in figure.rows)
+    assert "module: energy of this boundary, which does not compare with that of devices." in figure.note
+    ratio = {"throughput": (10.0, "column/s"), "energy_per_item": (1.0, "J/column")}
+    records = [own(ratio, devices=n, global_batch=16 * n, device=f"Test GPU x{n}") for n in (1, 4)]
+    for one, scope in zip(records, ("device", "module"), strict=True):
+        one.metrics["energy_per_item"] = one.metrics["energy_per_item"].model_copy(update={"scope": scope})
+    told = [row[1:] for row in only(records, "Figures 1 and 2").rows if row[0].startswith("yours")]
+    assert told[1] == ["energy: best over smallest", "energies of different boundaries: device, module"] and told[0][1] == "1, 1 → 1"
+
+
+def test_the_best_of_many_results_is_the_best_of_all() -> None:
+    """Of more results than a figure draws as rows, a ratio takes all."""
+    rates = [own({"throughput": (10.0 + n, "column/s")}, devices=n, global_batch=16 * n) for n in range(1, 41)]
+    told = [row for row in only(rates, "Figures 1 and 2").rows if row[0].startswith("yours")]
+    assert [row[2] for row in told] == ["0.22, 1 → 40"]
 
 
 def test_mean_shares_of_the_runtime_are_a_whole() -> None:

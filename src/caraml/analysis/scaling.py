@@ -128,7 +128,7 @@ def scaling(records: Sequence[Record], store: Store | None = None, efficiency: f
     found: list[_Found] = []
     ok = [record for record in records if record.status == "ok" and not _open(record)]
     for way, alike in by_way(ok, lambda record: without(axes(record.point), _OF_SIZE)):
-        found += [_Found(kind, sizes, _details(sizes[0][0], way) | {"batch": batch}) for kind, batch, sizes in _families(alike)]
+        found += [_Found(kind, sizes, _details(sizes[0][0], way) | {"batch": batch}) for kind, batch, sizes in families_of(alike)]
     families = []
     for one, name in zip(found, told_apart([_base(one) for one in found], [one.details for one in found]), strict=True):
         kind, sizes = one.kind, one.sizes
@@ -202,10 +202,10 @@ _Sizes: TypeAlias = tuple[Kind, str, list[list[Record]]]
 """Kind of scaling, what stays of the batch of a device, and sizes: lists of repeats."""
 
 
-def _families(alike: Sequence[Record]) -> list[_Sizes]:
-    """Families among records that differ in nothing but placement and batch."""
+def families_of(alike: Sequence[Record]) -> list[_Sizes]:
+    """Families among records that differ in nothing but placement and batch: of each number of devices the one on the fewest nodes."""
     found: list[_Sizes] = []
-    for (kind, kept), stays in zip(KEPT, (_micro_batch, _accumulation, _micro_batch), strict=True):
+    for (kind, kept), stays in zip(KEPT, (micro_batch, _accumulation, micro_batch), strict=True):
         for group in grouped(alike, kept):
             works = sorted(map(undisturbed, same_work(group)), key=lambda work: (work[0].point.world, work[0].point.nodes))
             sizes = list({work[0].point.world: work for work in reversed(works)}.values())[::-1]
@@ -214,7 +214,8 @@ def _families(alike: Sequence[Record]) -> list[_Sizes]:
     return [one for one in found if not any(_within(one, other) for other in found)]
 
 
-def _micro_batch(point: Point) -> str:
+def micro_batch(point: Point) -> str:
+    """What of a device's batch stays along a line, in words."""
     return f"micro batch {point.micro_batch}"
 
 

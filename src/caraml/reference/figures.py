@@ -118,11 +118,15 @@ def published_figures() -> tuple[PublishedFigure, ...]:
     return tuple(PublishedFigure.model_validate(found) for found in whole.values())
 
 
+def own_names(panels: Iterable[Panel]) -> frozenset[str]:
+    """Every name in a formula of some panels over results of the user: the numbers that are drawn of them."""
+    return frozenset(name for panel in panels for text in (panel.values | panel.own).values() for name in _parsed(text).names)
+
+
 @cache
 def drawn_names() -> frozenset[str]:
-    """Every name in a formula of a figure's panels: the numbers that are drawn."""
-    formulas = {text for figure in published_figures() for panel in figure.panels for text in (*panel.values.values(), *panel.own.values())}
-    return frozenset(name for text in formulas for name in _parsed(text).names)
+    """Those of all figures."""
+    return own_names(panel for figure in published_figures() for panel in figure.panels)
 
 
 def experiments(figure: PublishedFigure) -> list[Experiment]:

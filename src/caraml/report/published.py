@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from caraml.analysis.estimate import Estimate
+from caraml.analysis.grouping import told_apart
 from caraml.analysis.scaling import Solution, device_name, matrix, solutions_of
 from caraml.base.chart import Axis, Drawing, bars, cells, dots, marks
 from caraml.base.format import count, printable, significant
@@ -19,12 +20,13 @@ from caraml.reference.figures import (
     drawn_names,
     experiments,
     has_published_size,
+    own_names,
     published_figures,
 )
-from caraml.report.grouping import LABEL, clipped, families, first, keys, labels, machine, marker, repeated
+from caraml.report.grouping import LABEL, MOST_SERIES, SHARES, clipped, families, first, keys, labels, machine, marker, repeated
 from caraml.report.numbers import plain
 from caraml.report.section import ReportFigure
-from caraml.report.works import works
+from caraml.report.works import tracks_over_batch, tracks_over_devices, works
 from caraml.results.record import Record
 
 MOST_OWN = 30
@@ -94,13 +96,17 @@ def draw(figure: PublishedFigure, records: Sequence[Record] = (), others: int = 
     published = [one for one in experiments(figure) if _told(figure, one, own=False)]
     of_source = SHORT[figure.source]
     lines = [FigureLine(f"{of_source}: {name}", False, group) for name, group in _named(figure, published).items()]
-    mine, more = first([record for record in records if _told(figure, _fields(record), own=True)], MOST_OWN, "result")
-    lines += _own_lines(figure, mine)
+    mine = [record for record in records if _told(figure, _fields(record), own=True)]
+    limit, noun = (MOST_SERIES, "line of yours") if figure.form == "lines" else (MOST_OWN, "result of yours")
+    own, more = first(_own_lines(figure, mine), limit, noun)
+    lines += own
     shown, rows, legend = _FORMS[figure.form](figure, lines)
-    if records and not any(row[0].startswith(f"{OWN}:") for row in rows):
+    if records and not any(row[0].startswith(OWN) for row in rows):
         return None
     systems = ", ".join(dict.fromkeys(str(one.fields["system"]) for one in published))
     note = f"{figure.note} Systems: {systems}." + "".join(f" {one}." for one in _notes(figure, published)) + more
+    told = dict.fromkeys(mark for record in mine for mark in _marks(figure, record))
+    note += "".join(f" {mark}: {_MARKS.get(mark, _OF_BOUNDARY)}." for mark in told)
     note += f" Not drawn: {count(others, 'result')} of yours of another size or number of devices." if others else ""
     key = {"dots": "mark", "lines": "mark"}.get(figure.form, "block")
     columns = ["result", "value", "number"]
@@ -139,33 +145,53 @@ def _named(figure: PublishedFigure, found: Sequence[Experiment]) -> dict[str, li
     return groups
 
 
+_WHOLE_RUN = frozenset(("run_time", "run_energy", "run_node_energy", "action", "runtime", "training_time", "loading_time")) | SHARES
+"""Numbers of a whole run: what they are depends on how long it was."""
+_ENERGIES = frozenset(("run_energy", "energy_per_item", "items_per_watt_hour"))
+_MARKS = {"by the clock": "ended with its window and not after the epochs of the source; time, energy and shares are of as long as it ran"}
+_OF_BOUNDARY = "energy of this boundary, which does not compare with that of devices"
+
+
+def _marks(figure: PublishedFigure, record: Record) -> list[str]:
+    """Why numbers of a result are not those of the published run."""
+    names = own_names(figure.panels)
+    by_clock = record.point.measure.epochs is None and record.point.workload != "command"
+    scopes = (record.metrics[name].scope for name in sorted(names & _ENERGIES) if record.value(name) is not None)
+    return [
+        *(_MARKS if by_clock and names & _WHOLE_RUN else ()),
+        *dict.fromkeys(scope for scope in scopes if scope not in {None, "device"}),
+    ]
+
+
+def _own_line(figure: PublishedFigure, name: str, records: Sequence[Record]) -> FigureLine:
+    marks = dict.fromkeys(mark for record in records for mark in _marks(figure, record))
+    start = f"{OWN} ({', '.join(marks)})" if marks else OWN
+    return FigureLine(f"{start}: {name}", True, [_fields(one) for one in records], keys(records))
+
+
 def _own_lines(figure: PublishedFigure, records: Sequence[Record]) -> list[FigureLine]:
     """The user's results, each a row; along a horizontal axis those that differ in what the axis shows as one line."""
     if figure.form == "ratios":
         return _own_ratios(records)
     if not figure.x:
-        named = labels(records)
+        labelled = labels(records)
         several = len({machine(record.point) for record in records}) > 1
-        names = [f"{named[one.key]}{f' {machine(one.point)}' if several else ''}" for one in records]
-        return [FigureLine(f"{OWN}: {name}", True, [_fields(one)], keys([one])) for name, one in zip(names, records, strict=True)]
-    groups = {
-        f"{OWN}: {work} {family}{steps}": group
+        names = [f"{labelled[one.key]}{f' {machine(one.point)}' if several else ''}" for one in records]
+        return [_own_line(figure, name, [one]) for name, one in zip(names, records, strict=True)]
+
+    def place(record: Record) -> float:
+        return _x(figure, FigureLine("", True, ()), _fields(record))
+
+    over_devices = "placement" in figure.along
+    lines = [
+        (f"{work} {family}", line)
         for work, of_work in works(records).items()
-        for family, found in families(of_work, figure.along).items()
-        for steps, group in _apart(figure, found).items()
-    }
-    return [FigureLine(name, True, [_fields(one) for one in group], keys(group)) for name, group in groups.items()]
-
-
-def _apart(figure: PublishedFigure, family: Sequence[Record]) -> dict[str, list[Record]]:
-    """A family as lines with one result at each place of the horizontal axis: by the micro-batches of a step where it has several."""
-    places = [_x(figure, FigureLine("", True, [one]), one) for one in map(_fields, family)]
-    if len(set(places)) == len(places):
-        return {"": list(family)}
-    found: dict[str, list[Record]] = {}
-    for record in family:
-        found.setdefault(f", {count(record.point.accumulation, 'micro-batch')} a step", []).append(record)
-    return found
+        for family, found in families(of_work, [*figure.along, "micro batch", *(["division"] if over_devices else [])]).items()
+        for line in (tracks_over_devices(found) if over_devices else tracks_over_batch(found, place))
+    ]
+    names = told_apart([name for name, _ in lines], [{"placement": line.way, "batch": line.batch} for _, line in lines])
+    names = told_apart(names, [line.details for _, line in lines])
+    return [_own_line(figure, name, line.records) for name, (_, line) in zip(names, lines, strict=True)]
 
 
 def _own_ratios(records: Sequence[Record]) -> list[FigureLine]:
@@ -180,7 +206,7 @@ def _own_ratios(records: Sequence[Record]) -> list[FigureLine]:
         FigureLine(
             f"{OWN}: {apps[row] if apps[row] in alone else f'{apps[row]}, {row}'}",
             True,
-            [Experiment({**_fields(by_key[one.key]).fields, "column": one.column}) for one in found],
+            [Experiment({**_fields(by_key[one.key]).fields, "column": one.column, "boundary": one.boundary}) for one in found],
             keys(one.key for one in found),
         )
         for row, found in rows.items()
@@ -328,28 +354,30 @@ def _ratios(figure: PublishedFigure, lines: Sequence[FigureLine]) -> Drawn:
     """MAELSTROM's matrices: the cost at the best number of devices over that at the smallest, by line and device."""
     drawings, rows = [], []
     for panel in figure.panels:
-        solutions = []
+        solutions, joules = [], own_names([panel]) & _ENERGIES
         for line in lines:
             for one in line.found:
                 cost, by = line.number(panel, "cost", one), line.number(panel, "by" if "by" in panel.values else "cost", one)
                 if cost is not None and by is not None:
                     column = str(one.fields["column"]) if line.own else device_name(str(one.fields["device"]))
-                    solutions.append(Solution(line.name, column, one.fields["devices"], Estimate(by, None), Estimate(cost, None)))
-        ratios = [cell for cell in matrix(solutions, "energy", "time") if cell.ratio is not None]
+                    costs, boundary = (Estimate(by, None), Estimate(cost, None)), one.fields["boundary"] if line.own and joules else None
+                    solutions.append(Solution(line.name, column, one.fields["devices"], *costs, boundary=boundary))
+        ratios = [
+            cell for cell in matrix(solutions, "energy", "time" if "by" in panel.values else None) if cell.ratio is not None or cell.reason
+        ]
         names, columns = ([*dict.fromkeys(getattr(cell, side) for cell in ratios)] for side in ("row", "column"))
         found = [
             {
                 "row": names.index(one.row),
                 "column": columns.index(one.column),
                 "text": one.text,
-                "value": one.ratio.value,
-                "d": f"{one.row}, {one.column}: {one.text}",
+                "value": one.ratio.value if one.ratio is not None else None,
+                "d": f"{one.row}, {one.column}: {one.reason or one.text}",
             }
             for one in ratios
-            if one.ratio is not None
         ]
         drawings.append(cells(names, columns, found, panel.axis, 110, heading=panel.axis))
-        rows += [[f"{one.row}, {one.column}", panel.axis, one.text] for one in ratios]
+        rows += [[f"{one.row}, {one.column}", panel.axis, one.reason or one.text] for one in ratios]
     return drawings, rows, []
 
 

@@ -6,13 +6,14 @@ import json
 import string
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from caraml.analysis.grouping import Axes, axes, grouped, without
-from caraml.analysis.scaling import KEPT, PLACEMENT, kind_of
+from caraml.analysis.grouping import Axes, axes, by_way, grouped, ways, without
+from caraml.analysis.scaling import KEPT, PLACEMENT, batch_of, families_of, kind_of, micro_batch
 from caraml.base.format import count, printable
-from caraml.report.grouping import MOST_FIGURES, Quantity, families, valid
+from caraml.report.grouping import MOST_FIGURES, Quantity, families, placement, valid
 from caraml.report.section import ReportFigure
 from caraml.results.record import Record
 from caraml.suite.model import NOT_STATED, Point
@@ -170,3 +171,55 @@ def _known(group: Sequence[Record], wanted: Sequence[Quantity]) -> tuple[Lines, 
 def runs_of(lines: Lines) -> list[Record]:
     """The runs of some points."""
     return [record for _, repeats in lines for record in repeats]
+
+
+@dataclass(frozen=True)
+class Track:
+    """Results of one line of a figure, of which no two are at one place of the horizontal axis, and what tells them from others."""
+
+    records: Sequence[Record]
+    way: str
+    """How the model is divided."""
+    batch: str
+    stays: str = ""
+    """Of a device's batch, over the number of devices."""
+
+    @property
+    def details(self) -> Axes:
+        """What tells lines of one name apart."""
+        point = self.records[0].point
+        return {"batch": self.stays, "placement": placement(point), "device": point.device}
+
+
+def tracks_over_devices(family: Sequence[Record]) -> list[Track]:
+    """Lines over the number of devices, each of one way to divide the model and one kind of scaling.
+
+    What is on more nodes than another result with as many devices is on a line of its own, and so is what scales with nothing.
+    """
+    lines: list[Track] = []
+    rest = list(family)
+    while rest:
+        found = [
+            Track([size[0] for size in sizes], way, batch_of(sizes[0][0].point, kind), stays)
+            for way, alike in by_way(rest, lambda _: "")
+            for kind, stays, sizes in families_of(alike)
+        ]
+        drawn = {record.key for line in found for record in line.records}
+        lines += found or [Track([one], ways(one.point)[0], batch_of(one.point, "strong"), micro_batch(one.point)) for one in rest]
+        rest = [record for record in rest if record.key not in drawn] if found else []
+    return lines
+
+
+def tracks_over_batch(family: Sequence[Record], place: Callable[[Record], float]) -> list[Track]:
+    """A family as one line, or as lines of so many micro-batches a step, or of one batch: the fewest without two results at one place."""
+    words: tuple[Callable[[Record], str], ...] = (
+        lambda _: "",
+        lambda one: f"{count(one.point.accumulation, 'micro-batch')} a step",
+        lambda one: f"b{one.point.global_batch}",
+    )
+
+    def crowded(lines: Sequence[Track]) -> tuple[int, int]:
+        places = [[*map(place, line.records)] for line in lines]
+        return sum(len(one) - len({*one}) for one in places), len(lines)
+
+    return min(([Track(group, "", word(group[0])) for group in grouped(family, word)] for word in words), key=crowded)
