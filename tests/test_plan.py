@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -55,6 +56,22 @@ def test_plan_refuses_a_path_that_no_system_can_look_at(tmp_path: Path) -> None:
     assert code == 2 and f"refused: {tmp_path}/{'a' * 300}" in text and "File name too long" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("CARAML_PROBE_SECONDS", "3s", "found '3s', expected a number of seconds, 0 or more"),
+        ("CARAML_HANG_SECONDS", "never", "found 'never', expected a number of seconds, 0 or more"),
+        ("CARAML_MEMORY_GIB", "all", "found 'all', expected a number of GiB above 0, or off"),
+        ("CARAML_BIND", "0", "found '0', expected off, or on"),
+    ],
+)
+def test_a_variable_that_would_fail_every_point_is_told_first(monkeypatch: pytest.MonkeyPatch, name: str, value: str, words: str) -> None:
+    monkeypatch.setenv(name, value)
+    for verb in ("plan", "run"):
+        with pytest.raises(InputError, match=f"^{name}: {words}"):
+            raise CliRunner().invoke(app, [verb, "quick"]).exception or AssertionError(f"{verb} takes it")
+
+
 def test_no_memory_of_a_gpu_is_planned_for_points_that_only_programs_of_others_run() -> None:
     result = CliRunner().invoke(app, ["plan", "llm", "--system", "jureca-ipu", "--only", "117M"], env={"COLUMNS": "2000"})
     assert result.exit_code == 0 and "torch drives no IPU" in result.stdout
@@ -69,6 +86,9 @@ def test_plan_refuses_input_that_is_here_and_of_another_kind(tmp_path: Path) -> 
     with lmdb.open(str(tmp_path / "other.lmdb"), subdir=False) as other, other.begin(write=True) as transaction:
         transaction.put(b"key", b"value")
     (tmp_path / "other.json").write_text('{"questions": []}')
+    for name, classes in (("three", "abc"), ("others", "abd")):
+        with lmdb.open(str(tmp_path / f"{name}.lmdb"), subdir=False) as images, images.begin(write=True) as transaction:
+            transaction.put(b"__meta__", json.dumps({"format": 1, "classes": list(classes), "images": 1}).encode())
     ids = np.arange(5000, dtype=np.int64) % 7
     ids[30] = 5000
     with IndexedTokensWriter(tmp_path / "corpus", 6000) as writer:
@@ -77,10 +97,26 @@ def test_plan_refuses_input_that_is_here_and_of_another_kind(tmp_path: Path) -> 
         ("question_answering", '{ weights = "weights" }', "model_type: found 'deberta-v2', expected 'bert'"),
         ("question_answering", '{ data = "squad", file = "other.json" }', "other.json: found no 'data'; expected SQuAD's form"),
         ("image_classification", '{ data = "./other.lmdb" }', "other.lmdb: an LMDB, but not one of images: found 1 key: 'key'"),
+        ("image_classification", '{ data = "./three.lmdb", classes = 2 }', f"classes: found 2; the data at {tmp_path}/three.lmdb has 3"),
+        (
+            "image_classification",
+            '{ data = "./three.lmdb", validation = "others.lmdb" }',
+            f"validation: the classes at {tmp_path}/others.lmdb are not those of the training images",
+        ),
         ("gpt", '{ preset = "4M", corpus = "corpus" }', "corpus: sample 0 has token 5000; expected ids from 0 to 4095"),
     ):
         code, text = planned(tmp_path, workload, params)
         assert code == 2 and text.count(told) == 1 and "refused: " in text and "\ufffd" not in text, text
+
+
+def test_plan_takes_the_two_parts_of_a_set_as_a_run_does(tmp_path: Path) -> None:
+    import lmdb
+
+    for part in ("train", "val"):
+        with lmdb.open(str(tmp_path / part)) as images, images.begin(write=True) as transaction:
+            transaction.put(b"__meta__", json.dumps({"format": 1, "classes": ["a", "b"], "images": 1}).encode())
+    code, text = planned(tmp_path, "image_classification", '{ data = "lmdb", path = ".", classes = 2 }')
+    assert code == 0 and "2 to run" in text, text
 
 
 def test_weather_folders_are_looked_at(tmp_path: Path) -> None:

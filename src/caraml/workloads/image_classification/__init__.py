@@ -327,17 +327,13 @@ def _samples(
 ) -> tuple[ImageSamples, dict[str, JsonValue]]:
     """The samples at ``path`` and how they were staged; ``held_out`` gives the classes that images to validate with must have."""
     from caraml.workloads.image_classification.images import Form, ImageSamples, open_store
-    from caraml.workloads.image_classification.store import default_image_folder
+    from caraml.workloads.image_classification.store import default_image_folder, refuse_classes
 
     params = ctx.params
     form: Form = params.data  # type: ignore[assignment]  # what is left after synthetic data and DALI
     where = given_path(path) if path else default_image_folder(held_out=held_out is not None) if form == "images" else None
     opened = open_store(form, where, Path(params.stage) if params.stage else None, ctx.phase("staging"))
-    found = len(opened.store.classes)
-    if found > params.classes:
-        raise InputError(f"classes: found {params.classes}; the data at {where} has {found}")
-    if held_out is not None and opened.store.classes != held_out.classes:
-        raise InputError(f"validation: the classes at {where} are not those of the training images")
+    refuse_classes(opened.store.classes, where, params.classes, None if held_out is None else held_out.classes)
     samples = ImageSamples(
         opened.store,
         params.image_size,
@@ -367,12 +363,16 @@ def _dali_source(ctx: BuildContext[Params]) -> BatchSource:
 
 
 def check(params: Params, folder: Path) -> None:
-    """See that an LMDB is one of images."""
-    if params.data == "lmdb":
+    """See that LMDBs are of images, and that the network tells their classes apart."""
+    if params.data == "lmdb" and params.path is not None:
         from caraml.workloads.image_classification.packed import LmdbStore
+        from caraml.workloads.image_classification.store import refuse_classes
 
-        for path in filter(None, (params.path, params.validation)):
-            LmdbStore.check(folder / path)
+        (path, held_out), trained = _parts(str(folder / params.path)), None
+        for where in (folder / name for name in (path, params.validation or held_out) if name):
+            classes = LmdbStore.check(where)
+            refuse_classes(classes, where, params.classes, trained)
+            trained = classes
 
 
 WORKLOAD = Workload(title="image classification", params=Params, build=build, check=check)

@@ -54,11 +54,11 @@ class LmdbStore:
         self.labels = np.frombuffer(meta["labels"], dtype=np.int64)
 
     @classmethod
-    def check(cls, path: Path) -> None:
-        """Raise ``InputError`` for a database that is not described as one of images; the images are not looked at."""
+    def check(cls, path: Path) -> list[str]:
+        """The classes of a database by its own words; the images are not looked at. Raises ``InputError`` if it is not one of images."""
         store = cls.__new__(cls)
         store.path = Path(path)
-        store._described()
+        return store._described()[1]
 
     def _described(self) -> tuple[int, list[str]]:
         """The number of images and the names of their classes, as the database says."""

@@ -333,6 +333,14 @@ def _annotated(path: Path) -> tuple[list[str], list[str]]:
     return paths, names
 
 
+def refuse_classes(classes: list[str], where: Path | None, known: int, trained: list[str] | None) -> None:
+    """Raise ``InputError`` for more classes than the ``known`` ones of a network, and for others than those of its training images."""
+    if len(classes) > known:
+        raise InputError(f"classes: found {known}; the data at {where} has {len(classes)}")
+    if trained is not None and classes != trained:
+        raise InputError(f"validation: the classes at {where} are not those of the training images")
+
+
 def number_classes(names: Sequence[str], source: Path) -> tuple[list[str], npt.NDArray[np.int64]]:
     """Sorted class names, and each image's class as a position among them. Raises ``InputError`` if there is no image at all."""
     if not names:
