@@ -13,10 +13,10 @@ import torch.distributed as dist
 from caraml.engine.afterwards import validate
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import RESIDENT_BATCHES, make_step
-from caraml.engine.watchdog import PATIENCE as PATIENCE_VARIABLE
 from caraml.engine.watchdog import HangVerdict, Sign, Watchdog
 from caraml.metrics.model import Facts
 from caraml.suite.model import Mode
+from caraml.system.variables import PATIENCE as PATIENCE_VARIABLE
 from caraml.workloads.base import Task
 from tests.conftest import MakePoint
 

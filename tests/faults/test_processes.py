@@ -10,7 +10,8 @@ import subprocess
 
 import pytest
 
-from caraml.engine.watchdog import PATIENCE, SILENCE
+from caraml.engine.watchdog import SILENCE
+from caraml.system.variables import PATIENCE
 from tests.faults.conftest import Victim
 
 pytestmark = pytest.mark.usefixtures("real_start")  # signals meet processes that are each other's children, as they are for users

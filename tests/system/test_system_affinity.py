@@ -16,8 +16,9 @@ from fake_nvml import FakeGpu, FakeNvml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caraml.base.errors import InputError
 from caraml.system import affinity, topology
-from caraml.system.affinity import SWITCH, plan
+from caraml.system.affinity import SWITCH, plan, switched_off
 from caraml.system.catalogue import load_system
 from caraml.system.detect import detect
 from caraml.system.files import cpu_list, cpu_numbers
@@ -203,6 +204,12 @@ def test_what_is_not_bound_says_why() -> None:
     }
     assert bound(0, 1)["reason"] == "one process alone may use every CPU of the job"
     assert "would share" in str(bound(0, 10_000)["reason"])
+
+
+def test_a_word_that_the_switch_does_not_have_is_told() -> None:
+    assert switched_off({SWITCH: " OFF"}) and not switched_off({SWITCH: "on"}) and not switched_off({})
+    with pytest.raises(InputError, match=r"^CARAML_BIND: found '0', expected off, or on"):
+        switched_off({SWITCH: "0"})
 
 
 @needs_two_cores

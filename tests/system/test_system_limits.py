@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from caraml.base.errors import EnvironmentUnfitError
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import cache_home
 from caraml.doctor import limit_checks
 from caraml.system import limits, topology
 from caraml.system.limits import Look, known, look, looks
 from caraml.system.probe import Limit, Trial
+from caraml.system.variables import PROBE
 
 CPU = torch.device("cpu")
 DAYS_AGO = 3
@@ -66,7 +67,7 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(limits.PROBE, raising=False)
+    monkeypatch.delenv(PROBE, raising=False)
     found = Machine()
     monkeypatch.setattr(limits, "measure", found.measure)
     monkeypatch.setattr(limits, "measure_again", found.measure_again)
@@ -80,6 +81,15 @@ def test_a_search_is_kept_and_later_runs_look_in_short(machine: Machine) -> None
     second = look("arithmetic", CPU)
     assert machine.asked == ["search", "look"]
     assert (second.best, second.now, second.disturbed) == (machine.searched, machine.looked, None)
+
+
+@pytest.mark.parametrize("asked", ["abc", "-1", "nan", "inf", "3 s"])
+def test_a_time_to_look_for_limits_that_is_no_number_is_told(machine: Machine, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    monkeypatch.setenv(PROBE, asked)
+    for ask in (lambda: look("arithmetic", CPU), lambda: looks(["memory"], CPU)):
+        with pytest.raises(InputError, match=f"^{PROBE}: found '{asked}', expected a number of seconds, 0 or more"):
+            ask()
+    assert machine.asked == []
 
 
 def test_a_look_far_below_what_is_kept_is_disturbed_and_the_kept_one_counts(machine: Machine) -> None:

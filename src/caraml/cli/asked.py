@@ -34,8 +34,11 @@ from caraml.suite.choice import called, with_settings, words_of
 from caraml.suite.expand import ParamsOf, expand
 from caraml.suite.load import SuiteFile, catalog_suites, load_suite, suite_of
 from caraml.suite.model import Machine
+from caraml.system.affinity import switched_off
 from caraml.system.catalogue import LOCAL, list_systems, load_system
+from caraml.system.host import memory_asked
 from caraml.system.model import System
+from caraml.system.variables import PATIENCE, PROBE, seconds_asked
 from caraml.workloads import params_of
 
 if TYPE_CHECKING:
@@ -96,6 +99,8 @@ class Asked:
         """The campaign, ready to plan or run."""
         system = self.machine()
         name = self.launcher_name(system)
+        if name == "local":
+            check_variables()
         try:
             file = self.suite_file()
         except FaultsError as error:
@@ -133,10 +138,8 @@ class Asked:
 
     def run(self, report: bool = True) -> int:
         """Run, show what came out if ``report`` says so, and return the exit code."""
-        if self.launcher_name(self.machine()) == "local":
-            check_methods(chosen_sources())  # a wrong name would fail every point
-            if self.options.detach:
-                return self._leave()
+        if self.options.detach and self.launcher_name(self.machine()) == "local":
+            return self._leave()
         screen, prints = console(), self.launcher_name(self.machine()) == "print"
         # What is printed can be kept as a script: all other words go to standard error.
         watcher = LogLines(sys.stderr) if prints else LiveTable(screen) if screen.is_terminal else LogLines(sys.stdout)
@@ -256,6 +259,15 @@ def by_tags(asked: Asked, tags: Sequence[str] | None, more: Sequence[str] | None
     options, part = asked.options, replace(asked.options.part, names=only)
     options = replace(options, part=part, settings=(*options.settings, *chosen["--set"]), tags=tuple(words))
     return replace(asked, system=next(iter(system.values()), asked.system), options=options)
+
+
+def check_variables() -> None:
+    """Raise ``InputError`` for an environment variable of CARAML's that would fail every point."""
+    check_methods(chosen_sources())
+    seconds_asked(PROBE, 0.0)
+    seconds_asked(PATIENCE, 0.0)
+    memory_asked()
+    switched_off()
 
 
 def attended() -> bool:

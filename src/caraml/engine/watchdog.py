@@ -19,11 +19,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from caraml.engine.ranks import Ranks
+from caraml.system.variables import PATIENCE, seconds_asked
 
 T = TypeVar("T")
 
-PATIENCE = "CARAML_HANG_SECONDS"
-"""Environment variable: seconds without a step after which a point is given up; 0 for ever."""
 DEFAULT_PATIENCE = 300.0
 SILENCE = 0.4
 """Share of the patience after which a process that leaves no sign of life at all is given up: it was stopped, or its node is gone."""
@@ -116,7 +115,7 @@ class Watchdog:
 
     def __init__(self, ranks: Ranks, give_up: Callable[[str], None]) -> None:
         """``give_up`` is told what hangs; after it has returned, the process ends."""
-        self._patience = float(os.environ.get(PATIENCE, DEFAULT_PATIENCE))
+        self._patience = seconds_asked(PATIENCE, DEFAULT_PATIENCE)
         self._ranks, self._give_up, self._sign = ranks, give_up, Sign()
         self._watched = list(range(ranks.world)) if ranks.rank == 0 else [0]
         self._store: Any = ranks.own_store()

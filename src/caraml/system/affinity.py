@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -74,11 +75,20 @@ def bind(local_rank: int, processes_on_node: int, system: System | str, environ:
     return done | {"bound": True, "cpus": cpu_list(cpus), "numa_nodes": _nodes(cpus), "rule": rule}
 
 
+def switched_off(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether :data:`SWITCH` is ``off``. Raises ``InputError`` for a word that it does not have."""
+    asked = environ.get(SWITCH, "").strip().lower()
+    if asked not in ("", "on", "off"):
+        raise InputError(f"{SWITCH}: found {asked!r}, expected off, or on", f"export {SWITCH}=off, or unset it")
+    return asked == "off"
+
+
 def bind_early(environ: Mapping[str, str] = os.environ) -> None:
     """Bind this process by the rule that its point asks for, if any, before torch is loaded: OpenMP lays its places out over the mask that
     it finds then. :func:`bind` says later what was done, and gives the calling thread, which OpenMP binds to one core, the others back."""
-    if environ.get(WANTED) in _RULES:
-        bind(int(environ.get("LOCAL_RANK", "0")), int(environ.get("LOCAL_WORLD_SIZE", "1")), "", environ)
+    with suppress(InputError):  # which `bind` raises again, where a record says so
+        if environ.get(WANTED) in _RULES:
+            bind(int(environ.get("LOCAL_RANK", "0")), int(environ.get("LOCAL_WORLD_SIZE", "1")), "", environ)
 
 
 def as_found() -> dict[str, Any]:
@@ -122,7 +132,7 @@ def here(name: str) -> System:
 
 
 def _why_not(processes: int, mask: Set[int], environ: Mapping[str, str]) -> str | None:
-    if environ.get(SWITCH, "").strip().lower() == "off":
+    if switched_off(environ):
         return f"{SWITCH}=off"
     if environ.get(WANTED) == "none":
         return 'affinity = "none"'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import platform
 import re
@@ -164,6 +165,17 @@ SPARED = 0.03
 """Share of the free memory that no worker takes."""
 
 
+def memory_asked() -> float | None:
+    """What :data:`MEMORY` says [bytes], infinite for no limit; ``None`` where it is not set. Raises ``InputError`` for anything else."""
+    text = os.environ.get(MEMORY, "")
+    if text in ("", "off"):
+        return math.inf if text else None
+    with suppress(ValueError):
+        if 2**-30 <= (found := float(text)) < 2**33:
+            return found * 2**30
+    raise InputError(f"{MEMORY}: found {text!r}, expected a number of GiB above 0, or off", f"unset {MEMORY}")
+
+
 def limit_memory(processes: int, root: Path = ROOT) -> int | None:
     """Have allocations of this process fail before memory is full, so that it ends with a reason; returns its limit in bytes.
 
@@ -173,16 +185,11 @@ def limit_memory(processes: int, root: Path = ROOT) -> int | None:
     """
     import resource
 
-    asked, free = os.environ.get(MEMORY, ""), free_memory(root)
-    if asked == "off" or not (asked or free) or not sys.platform.startswith("linux"):
+    asked, free = memory_asked(), free_memory(root)
+    if asked == math.inf or not (asked or free) or not sys.platform.startswith("linux"):
         return None
     taken = kib(root / "proc/self/status", "VmData") or 0
-    try:
-        limit = int(float(asked) * 2**30) if asked else taken + int((free or 0) * (1 - SPARED)) // processes
-    except (ValueError, OverflowError):
-        limit = 0
-    if limit <= 0:
-        raise InputError(f"{MEMORY}: found {asked!r}, expected a number of GiB above 0, or off")
+    limit = int(asked) if asked else taken + int((free or 0) * (1 - SPARED)) // processes
     most = resource.getrlimit(resource.RLIMIT_DATA)[1]
     limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, most))

@@ -8,7 +8,6 @@ clock or power limit, is seen by the look in short. Machines that share a home s
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -25,13 +24,11 @@ from caraml.system.kernels import Kind, device_name
 from caraml.system.model import DType
 from caraml.system.probe import METHOD_VERSION, Limit, measure, measure_again
 from caraml.system.topology import cores, mask
+from caraml.system.variables import PROBE, seconds_asked
 
 if TYPE_CHECKING:
     import torch
 
-PROBE = "CARAML_PROBE_SECONDS"
-"""Environment variable: how long a search for the fastest arithmetic takes [s]; every other search and look takes its share of that.
-With 0 there is none, and limits are unknown."""
 SEARCH_SECONDS: dict[Kind, float] = {"arithmetic": 3.0, "memory": 0.6, "cache": 0.3}
 LOOK_SECONDS: dict[Kind, float] = {"arithmetic": 0.6, "memory": 0.3, "cache": 0.15}
 _KEPT_DAYS = 30
@@ -69,6 +66,7 @@ def look(kind: Kind, device: torch.device, dtype: DType = "fp32", *, processes: 
 
     Raises:
         EnvironmentUnfitError: the device cannot do that at all, or nothing is to be looked for.
+        InputError: how long is to be looked for is no number.
     """
     if _share() <= 0:
         raise EnvironmentUnfitError(f"{PROBE} is 0: no limit is looked for")
@@ -87,8 +85,9 @@ def look(kind: Kind, device: torch.device, dtype: DType = "fp32", *, processes: 
 def looks(
     kinds: Sequence[Kind], device: torch.device, dtype: DType = "fp32", *, processes: int = 1, keep: bool = True
 ) -> dict[Kind, Look | str]:
-    """The limits of several kinds; in words why there is none."""
+    """The limits of several kinds; in words why there is none. Raises ``InputError`` where how long is to be looked for is no number."""
     found: dict[Kind, Look | str] = {}
+    _share()
     for kind in kinds:
         try:
             found[kind] = look(kind, device, dtype if kind == "arithmetic" else "fp32", processes=processes, keep=keep)
@@ -114,8 +113,9 @@ def must_search(kind: Kind, device: torch.device, dtype: DType = "fp32", *, proc
 
 
 def _share() -> float:
+    """How long searches and looks take, as a share of what is usual. Raises ``InputError`` where the variable has no such number."""
     usual = SEARCH_SECONDS["arithmetic"]
-    return float(os.environ.get(PROBE, usual)) / usual
+    return seconds_asked(PROBE, usual) / usual
 
 
 def _path(kind: Kind, device: torch.device, dtype: DType, processes: int) -> Path:

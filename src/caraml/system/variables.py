@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import os
 import re
 import secrets
@@ -24,6 +25,11 @@ from caraml.base.files import config_home, write_new, write_once
 from caraml.base.limits import RECORD, read_bytes
 from caraml.base.locks import private_folder
 
+PROBE = "CARAML_PROBE_SECONDS"
+"""Environment variable: how long a search for the fastest arithmetic takes [s]; every other search and look takes its share of that.
+With 0 there is none, and limits are unknown."""
+PATIENCE = "CARAML_HANG_SECONDS"
+"""Environment variable: seconds without a step after which a point is given up; 0 for ever."""
 FOLDER = ".private"
 """In an attempt's folder: what only its user can open."""
 SITE, PROGRAM = "site", "program"
@@ -41,6 +47,16 @@ _FROM_CALLER = re.compile(rf"\$({_NAME.pattern})")
 _FORMAT = re.compile(r"[<>=^]?[ +-]?#?0?[0-9]{0,3}[,_]?(\.[0-9]{1,2})?[bcdeEfFgGnosxX%]?")
 _HIDDEN = "hidden:"
 _SALT_BYTES = 32
+
+
+def seconds_asked(name: str, usual: float) -> float:
+    """What an environment variable of CARAML's asks for [s], 0 or more; ``usual`` where it is not set. Raises ``InputError`` for what is no
+    such number."""
+    text = os.environ.get(name, "")
+    with suppress(ValueError):
+        if 0 <= (found := float(text or usual)) < math.inf:
+            return found
+    raise InputError(f"{name}: found {text!r}, expected a number of seconds, 0 or more", f"export {name}=10, or unset it")
 
 
 def shown(name: str) -> bool:
