@@ -102,7 +102,14 @@ def test_what_needs_an_impossible_point_is_skipped_with_its_reason() -> None:
     [
         (FIRST + SECOND.replace('"first"', '"frist"'), "needs.toml:10: benchmark[1].needs: found \"frist\", expected the name"),
         (GPT.format("a", 'needs = "a"'), 'benchmark[0].needs: found "a", expected no circle: it would wait for itself'),
-        (GPT.format("a", 'needs = "b"') + GPT.format("b", 'needs = "a"'), "expected no circle: a, b wait for each other"),
+        (
+            "".join(GPT.format(name, f'needs = "{other}"') for name, other in zip("adbecf", "bdacab", strict=True)),
+            'benchmark[2].needs: found "a", expected no circle: a, b wait for each other',
+        ),
+        (
+            "".join(GPT.format(name, f'needs = "{other}"') for name, other in zip("abcdef", "badcca", strict=True)),
+            'benchmark[3].needs: found "c", expected no circle: c, d wait for each other',
+        ),
         (GPT.format("a", "needs = 3"), "benchmark[0].needs: found 3, expected a string"),
     ],
 )  # fmt: skip
@@ -111,6 +118,7 @@ def test_a_need_that_cannot_be_met_is_a_fault(text: str, words: str) -> None:
         expanded(text)
     assert words in str(caught.value), caught.value
     assert "frist" not in words or "did you mean 'first'" in str(caught.value)
+    assert not any(f"benchmark[{index}]" in str(caught.value) for index in (4, 5)), "they wait for a circle and are in none"
 
 
 def test_needs_set_by_hand_make_no_benchmark_wait_for_itself_that_is_not_chosen() -> None:
@@ -179,6 +187,38 @@ def test_files_of_no_point_or_of_several_are_refused_before_anything_runs(first:
         expanded(KEPT.format("first", first, SAVED) + KEPT.format("second", f'needs = "first"\n{second}', TAKEN))
     assert 'benchmark[1].needs: found "first", expected a benchmark of one point, or with one for each of these' in str(caught.value)
     assert words in str(caught.value), caught.value
+
+
+@pytest.mark.parametrize(
+    ("first", "kept", "taken", "words"),
+    [
+        ("", SAVED, 'start_from = "needed/ketp"', 'found "needed/ketp", expected "needed/kept", which benchmark \'first\' saves to'),
+        ("", 'save_to = "./a//kept"', 'start_from = "./needed/a/kept/"', None),
+        ("", 'save_to = "/d/kept"', TAKEN, "expected \"/d/kept\", which benchmark 'first' saves to"),
+        ("", "layers = 4", TAKEN, "expected what benchmark 'first' keeps, and it has no params.save_to"),
+        ("mode = 'compute'", SAVED, TAKEN, "expected a checkpoint of mode 'train': benchmark 'first' has 'compute', which keeps none"),
+        ("", f"{SAVED}, layers = 3, tied_head = false", TAKEN, "'first' has layers 3, not 4, tied_head false, not true"),
+        ("", f"{SAVED}, vocab_size = 4097", TAKEN, "'first' has padded vocabulary 4160, not 4096"),
+        ("", f"{SAVED}, sequence_length = 64", TAKEN, "'first' has sequence_length 64, not 256"),
+        ("", f'{SAVED}, positions = "rotary", sequence_length = 64', f'{TAKEN}, positions = "rotary"', None),
+        ("", f"{SAVED}, recompute = 'full', learning_rate = 1e-3", TAKEN, None),
+    ],
+)
+def test_a_checkpoint_that_will_not_be_there_is_told_before_anything_runs(first: str, kept: str, taken: str, words: str | None) -> None:
+    text = KEPT.format("first", f"global_batch = 4\n{first}", kept) + KEPT.format("second", 'needs = "first"\nglobal_batch = 4', taken)
+    if words is None:
+        assert len(expanded(text)[1].points) == 2
+        return
+    with pytest.raises(InputError) as caught:
+        expanded(text)
+    assert "benchmark[1].params.start_from: " in str(caught.value) and words in str(caught.value), caught.value
+
+
+def test_files_of_what_is_needed_may_be_a_program_s_and_never_of_nothing() -> None:
+    second = KEPT.format("second", 'needs = "first"\nglobal_batch = 4', TAKEN)
+    assert len(expanded(FIRST + second)[1].points) == 2
+    with pytest.raises(InputError, match=r"start_from: found \"needed/kept\", expected a path of its own, or `needs` beside it"):
+        expanded(second.replace('needs = "first"', ""))
 
 
 def test_what_takes_no_files_waits_for_all_points() -> None:
@@ -255,6 +295,7 @@ def test_epicure_s_snapshot_is_after_60_steps_and_its_copies_go_on_from_it(tmp_p
     short = "measure = { min_seconds = 0, max_seconds = 5, warm_up_max_seconds = 1, max_steps = 10, idle_seconds = 0 }\n"
     text = SMALL.format("snapshot", 1).replace("[benchmark.params]", "measure = { idle_seconds = 0 }\n[benchmark.params]")
     text += SMALL.format("weak", "[1, 2]").replace("[benchmark.params]", short + "[benchmark.params]")
+    text += '[[benchmark]]\nname = "gpt-175B strong"\nwhere = ["layers == 1"]\n'  # it keeps its sizes, which are not the snapshot's
     (tmp_path / "locks").mkdir()
     (tmp_path / "own.toml").write_text(HEAD + 'include = ["epicure-language"]\n' + text)
     done = caraml(tmp_path, "run", "own.toml", "--out", "r", "--only", "gpt-175B weak", "--no-report", "--set", "deterministic=true")

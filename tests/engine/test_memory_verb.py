@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from caraml.base.errors import InputError
+from caraml.campaign.machine import machine_of
 from caraml.cli.app import app
 from caraml.cli.run import (
     memory,  # noqa: F401  -- registers the verb
@@ -70,6 +71,16 @@ def test_only_the_benchmarks_that_are_chosen_are_planned(monkeypatch: pytest.Mon
         invoke("llm-weak", "--system", "jedi", "--only", "858M")
     with pytest.raises(InputError, match="--only 800M: gpt is a workload; expected a suite"):
         invoke("gpt", "--system", "jedi", "--only", "800M")
+
+
+@pytest.mark.parametrize(("options", "name"), [((), "slurm"), (("--launcher", "print"), "print"), (("--launcher", "local"), "local")])
+def test_points_are_those_of_the_launcher_that_would_run_them(monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], name: str) -> None:
+    """Which packages they find depends on it."""
+    asked = list[str]()
+    monkeypatch.setattr("caraml.engine.memory.planned_of", lambda points: [Planned(point, MemoryPlan(*[2**30] * 7)) for point in points])
+    monkeypatch.setattr("caraml.campaign.machine.machine_of", lambda system, name: asked.append(name) or machine_of(system, name))
+    invoke("llm", "--system", "jedi", "--only", "117M", *options)
+    assert asked == [name]
 
 
 @pytest.mark.parametrize(("system", "reason"), [("meluxina-fpga", "torch drives no FPGA"), ("bow-pod16", "torch drives no IPU")])

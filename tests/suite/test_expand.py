@@ -380,18 +380,26 @@ def test_combinations_that_where_leaves_out_are_counted_of_the_chosen_benchmarks
 
 
 def test_points_are_counted_of_the_chosen_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the others as many are made as a suite may have, at most."""
+    """With the others there are as many as a suite may have, or these alone."""
     monkeypatch.setattr("caraml.suite.expand.POINTS", 5)
     sizes = {"n": [1, 2, 3, 4], "m": [1, 2, 3], "o": [1, 2, 3, 4, 5]}
     heads = (HEAD.replace('"n"', f'"{name}"') + f"global_batch = {sizes[name]}\n" for name in sizes)
     text = "".join(f"{head}seed = {seed}\n" for seed, head in enumerate(heads))
     with pytest.raises(InputError, match=r"s\.toml:8: benchmark\[1\]: found 7, expected at most 5 points in a suite"):
         plan(text)
-    for name, kept in (("n", {"n": 4, "m": 3}), ("m", {"n": 4, "m": 3}), ("o", {"n": 4, "o": 5})):
-        assert Counter(one.point.benchmark for one in set_for(name, text).points) == kept
+    for name, size in (("n", 4), ("m", 3), ("o", 5)):
+        found = set_for(name, text)
+        assert Counter(one.point.benchmark for one in found.points) == {name: size} and found.partial
+    monkeypatch.setattr("caraml.suite.expand.POINTS", 12)
+    assert Counter(one.point.benchmark for one in set_for("n", text).points) == {"n": 4, "m": 3, "o": 5}
+    monkeypatch.setattr("caraml.suite.expand.POINTS", 5)
     with pytest.raises(InputError, match=r"benchmark\[2\]\.sweep: found 10, expected at most 5 points, repeats counted"):
         set_for("n", text + "repeats = 2\n")
-    assert len(set_for("n", text, "repeats=1").points) == 7
+    assert len(set_for("n", text, "repeats=1").points) == 4
+    few, twice = text.replace("[1, 2, 3, 4, 5]", "[1]\nworld = 1"), ("global_batch=1", "nodes=1")
+    assert Counter(one.point.benchmark for one in set_for("n", few, *twice).points) == {"n": 1, "m": 1}, "not counted as written"
+    with pytest.raises(InputError, match=r"benchmark\[2\]\.params\.kind: found \"c\""):
+        set_for("n", few + 'params.kind = "c"\n', *twice)
 
 
 def test_what_a_chosen_benchmark_needs_is_chosen_too() -> None:

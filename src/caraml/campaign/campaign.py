@@ -16,7 +16,7 @@ from caraml.results.listing import Listing, command_of
 from caraml.results.record import FINAL, Record
 from caraml.results.status import ProgressLine
 from caraml.results.store import Store, latest_in
-from caraml.suite.choice import WHOLE, SuitePart
+from caraml.suite.choice import WHOLE, SuitePart, begun_with
 from caraml.suite.expand import Plan, PlannedPoint, expand, without_unmet
 from caraml.suite.load import CATALOG, SuiteFile
 from caraml.suite.model import Point
@@ -54,6 +54,8 @@ class Options:
     """Leave as soon as everything is in the launcher's hands."""
     only: frozenset[str] | None = None
     """Keys of the only points to run, anew; ``None`` for all that have no result."""
+    labels: frozenset[str] = frozenset()
+    """Labels of those points, where they are known: they begin with the names of their benchmarks."""
     part: SuitePart = WHOLE
     """What is to be run of the suite, where that is not all; the rest stays part of the campaign."""
     imported: str = ""
@@ -70,6 +72,10 @@ class Options:
     def chosen(self, file: SuiteFile) -> frozenset[str] | None:
         """The benchmarks that settings must fit; ``None`` for all. Of what is tried again only the keys are known: it may be any."""
         return frozenset() if self.only is not None else self.part.benchmarks(file)
+
+    def wanted(self, file: SuiteFile) -> frozenset[str] | None:
+        """The benchmarks of which every point is to be in the plan, however many the others have; ``None`` for all."""
+        return self.chosen(file) if self.only is None else begun_with(file, self.labels)
 
 
 @dataclass
@@ -108,8 +114,8 @@ class Campaign:
     def plan(self) -> Plan:
         """The points of the suite on this system. Raises ``InputError`` with every fault of the suite."""
         machine = machine_of(self.system, self.options.launcher)
-        plan = expand(self.suite, machine, params_of, software_of, self.options.chosen(self.suite))
-        if not (self.options.only or frozenset()) <= {one.key for one in plan.points}:
+        plan = expand(self.suite, machine, params_of, software_of, self.options.wanted(self.suite))
+        if not plan.partial and not (self.options.only or frozenset()) <= {one.key for one in plan.points}:
             expand(self.suite, machine, params_of, software_of)  # a fault may be why one is missing: it is raised
         if self.options.too_large or self.options.only is not None:  # what is tried again was run before
             return plan

@@ -145,21 +145,23 @@ def power(context: typer.Context) -> None:
 def memory(
     name: Annotated[str, typer.Argument(help="Suite whose points are planned, or workload whose placements are tried: gpt.")],
     system: SystemName = "local",
+    launcher: LauncherName = None,
     settings: Settings = None,
     only: Only = None,
 ) -> None:
     """Say what each device's memory will hold before anything runs, and which placements fit."""
     from caraml.campaign.machine import machine_of
+    from caraml.cli.asked import Asked
     from caraml.engine.memory import planned_of
     from caraml.report.tables import memory_table
     from caraml.suite.choice import SuitePart, with_settings
     from caraml.suite.expand import expand
     from caraml.suite.load import load_suite
-    from caraml.system.catalogue import load_system
     from caraml.workloads import WORKLOADS, params_of
 
-    machine, of_suite = load_system(system), name not in WORKLOADS
-    known = machine_of(machine)
+    asked, of_suite = Asked(name, RESULTS, system, launcher), name not in WORKLOADS
+    machine = asked.machine()
+    known = machine_of(machine, asked.launcher_name(machine))
     if known.only_programs is not None:
         raise InputError(f"nothing to plan on {machine.name}: {known.only_programs}", "name another --system (caraml list systems)")
     if only and not of_suite:
@@ -269,11 +271,13 @@ def retry(  # noqa: PLR0917 -- options, which nobody gives by position
 
     codes = []
     for listing, keys in to_retry(out, tuple(points or ()), failed, oom):
+        taken = frozenset(keys)
         options = Options(
             settings=tuple(listing.settings),
             tags=tuple(listing.tags),
             comment=listing.comment,
-            only=frozenset(keys),
+            only=taken,
+            labels=frozenset(label for key, label in listing.points if key in taken),
             imported=listing.stranger(),
             here=here,
         )

@@ -6,7 +6,7 @@ import copy
 import json
 import re
 import tomllib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +14,12 @@ from pydantic import BaseModel, ValidationError
 
 from caraml.base.errors import InputError, nearest
 from caraml.base.toml import TomlDocument
-from caraml.suite.expand import DEFAULTS, NOT_IN_LABELS, Plan
+from caraml.suite.expand import Plan
 from caraml.suite.expression import Condition, condition_names
-from caraml.suite.load import Benchmark, Suite, SuiteFile, needed_first, without_values
+from caraml.suite.load import Benchmark, Suite, SuiteFile, without_values
 from caraml.suite.model import OF_EPOCHS, Machine, Measure
+from caraml.suite.needs import needed_first
+from caraml.suite.sweep import DEFAULTS, NOT_IN_LABELS
 
 _NOT_VALUES = {"name", "workload", "on"}
 
@@ -184,10 +186,7 @@ class SuitePart:
         """The benchmarks that are chosen by name, and those that they need; ``None`` for all. Raises ``InputError`` for an unknown name."""
         if not self.names:
             return None
-        found = {name for asked in self.names for name in _benchmarks(asked, file)}
-        for _ in file.suite.benchmark:  # a chain of needs is not longer
-            found |= {one.needs for one in file.suite.benchmark if one.name in found and one.needs is not None}
-        return frozenset(found)
+        return file.with_needed(name for asked in self.names for name in _benchmarks(asked, file))
 
     def keys(self, file: SuiteFile, plan: Plan, machine: Machine, params_of: Callable[[str], type[BaseModel]]) -> frozenset[str] | None:
         """Keys of the points; ``None`` for all. Raises ``InputError`` for a name or a condition that nothing here has or meets."""
@@ -220,6 +219,13 @@ def called(asked: str, own: Sequence[str]) -> list[str]:
     return [name for name in own if name == asked] or [
         name for name in own if re.search(rf"(?<!\w){re.escape(asked)}(?!\w)", name, re.IGNORECASE)
     ]
+
+
+def begun_with(file: SuiteFile, labels: Iterable[str]) -> frozenset[str]:
+    """The benchmarks whose names labels of points begin with, and all that these need."""
+    names = set(file.names)
+    begins = (" ".join(words[:count]) for words in (label.split(" ") for label in labels) for count in range(1, len(words) + 1))
+    return file.with_needed(name for name in begins if name in names)
 
 
 def words_of(names: Sequence[str]) -> list[str]:

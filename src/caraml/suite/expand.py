@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_origin
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,26 +16,15 @@ from caraml.base.limits import POINTS
 from caraml.base.toml_lines import Location
 from caraml.suite.expression import NAMES, Condition, condition_names
 from caraml.suite.load import Benchmark, SuiteFile, suite_of
-from caraml.suite.model import OF_EPOCHS, Compile, Knobs, Machine, Measure, Mode, Placement, Point
+from caraml.suite.model import Compile, Knobs, Machine, Measure, Mode, Placement, Point
+from caraml.suite.needs import not_kept, waited_for
 from caraml.suite.placement import uncompiled, why_skipped
+from caraml.suite.sweep import NOT_IN_LABELS, axes_of, combinations, lists_as_values, variant_of
 
 ParamsOf = Callable[[str], type[BaseModel]]
 """Gives the parameter model of a workload by its name; raises ``InputError`` for an unknown one."""
 SoftwareOf = Callable[[str], str | None]
 """Gives the plug-in that a workload comes from, with its version; ``None`` for one of CARAML's own."""
-
-NOT_IN_LABELS = ("micro_batch", "seed")
-"""Keys of a benchmark that labels say nothing of, but where they are swept or replaced."""
-DEFAULTS: dict[str, Any] = {
-    "nodes": 1,
-    "devices": 1,
-    "mode": "train",
-    "precision": "fp32",
-    "seed": 0,
-    "deterministic": False,
-    "profile": False,
-}
-"""Values of a benchmark that a suite need not give."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +49,22 @@ class Plan:
 
     points: list[PlannedPoint]
     left_out: int
+    partial: bool = False
+    """Whether only the chosen benchmarks are in it, since with the others it has more points than a suite may have."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One benchmark, expanded."""
+
+    index: int
+    chosen: bool
+    points: list[PlannedPoint]
+    excluded: int
+    """Combinations that `where` excludes."""
+    faults: list[str]
+    too_many: bool = False
+    """Whether it would have had points, and the benchmarks that are not chosen have too many."""
 
 
 def expand(
@@ -73,39 +76,47 @@ def expand(
 ) -> Plan:
     """Expand every benchmark of a suite. Raises one ``InputError`` that lists every fault of the suite's values.
 
-    Of ``chosen``, names of benchmarks, and of no others the values set by hand must fit, and points and combinations are counted; others
-    that they do not fit, or that go beyond as many points again, have none. What is wrong with those as they are written is told.
+    Of ``chosen``, names of benchmarks, and of no others the values set by hand must fit, and points and combinations are counted. Others
+    that they do not fit have no points, and none has where all together have more than a suite may have. What is wrong with those as they
+    are written is told.
     """
-    points: list[PlannedPoint] = []
     faults: list[str] = []
-    left_out = 0
-    unfit: set[int] = set()
-    for index, known, planned, excluded, own in _parts(file, machine, params_of, software_of, faults, chosen=chosen):
-        if own and not known and file.document.written is not None:
-            unfit.add(index)
-            continue
-        points += planned
-        left_out += excluded if known else 0
-        faults += own
-    if unfit and file.document.written is not None:
-        as_written = _parts(suite_of(file.document.written), machine, params_of, software_of, [], chosen=chosen)
-        faults += [fault for index, _, _, _, own in as_written if index in unfit for fault in own]
+    parts = list(_parts(file, machine, params_of, software_of, faults, chosen=chosen))
+    written, unfit = file.document.written, set[int]()
+    if written is not None:
+        unfit = {part.index for part in parts if part.faults and not part.chosen}
+    faults += [fault for part in parts if part.index not in unfit for fault in part.faults]
+    if unfit and written is not None:
+        whole = suite_of(written)
+        among = whole.with_needed(whole.suite.benchmark[index].name for index in unfit)
+        # Nothing is chosen here: a suite may have too many points as it is written, and few as it is set.
+        as_written = _parts(whole, machine, params_of, software_of, [], chosen=(), among=among)
+        faults += [fault for part in as_written if part.index in unfit for fault in part.faults]
     if faults:
         file.document.refuse(faults)
-    return Plan(without_unmet(_without_twins(points)), left_out)
+    partial = any(part.too_many for part in parts) or sum(len(part.points) for part in parts) > POINTS
+    points = [one for part in parts if part.chosen or not partial for one in part.points]
+    return Plan(without_unmet(_without_twins(points)), sum(part.excluded for part in parts if part.chosen), partial)
 
 
 def _parts(
-    file: SuiteFile, machine: Machine, params_of: ParamsOf, software_of: SoftwareOf, faults: list[str], *, chosen: Collection[str] | None
-) -> Iterator[tuple[int, bool, list[PlannedPoint], int, list[str]]]:
-    """Each benchmark after what it needs: its position, whether it is chosen, its points, how many combinations `where` excludes, and its
-    faults."""
+    file: SuiteFile,
+    machine: Machine,
+    params_of: ParamsOf,
+    software_of: SoftwareOf,
+    faults: list[str],
+    *,
+    chosen: Collection[str] | None,
+    among: Collection[str] | None = None,
+) -> Iterator[_Part]:
+    """Each benchmark of those ``among`` which are asked for, after what it needs; faults of `needs` are noted. Those that are not
+    ``chosen`` are expanded until they have too many points, which are of no use."""
     by_name: dict[str, list[PlannedPoint]] = {}
     counts = Counter[bool]()
     for index in file.needed_first(faults):
         benchmark = file.suite.benchmark[index]
         known = chosen is None or benchmark.name in chosen
-        if counts[known] > POINTS:
+        if counts[known] > POINTS or (among is not None and benchmark.name not in among):
             continue
         of = machine if known else replace(machine, packages_here=False)  # where it is not chosen, what is installed does not matter
         expansion = _Expansion(file, index, benchmark, of, by_name.get(benchmark.needs or "", ()))
@@ -113,12 +124,11 @@ def _parts(
         own = [*file.unfit.get(index, ()), *expansion.faults]
         planned = [] if own else planned
         counts[known] += len(planned)
-        if counts[known] > POINTS:
-            if known:
-                file.document.refuse([file.document.fault(("benchmark", index), counts[known], f"at most {POINTS:,} points in a suite")])
-            planned = []  # nobody wants them now; of what follows none are made
+        if (too_many := counts[known] > POINTS) and known:
+            file.document.refuse([file.document.fault(("benchmark", index), counts[known], f"at most {POINTS:,} points in a suite")])
+        planned = [] if too_many else planned
         by_name.setdefault(benchmark.name, []).extend(planned)
-        yield index, known, planned, excluded, own
+        yield _Part(index, known, planned, excluded, own, too_many)
 
 
 def without_unmet(points: list[PlannedPoint]) -> list[PlannedPoint]:
@@ -138,7 +148,8 @@ class _Expansion:
 
     def __init__(self, file: SuiteFile, index: int, benchmark: Benchmark, machine: Machine, needed: Sequence[PlannedPoint]) -> None:
         self._suite, self._document = file.suite, file.document
-        self._benchmark, self._machine, self._needed = benchmark, machine, needed
+        self._benchmark, self._machine = benchmark, machine
+        self._needed = [(one.point, dict(one.swept)) for one in needed]
         self._location: Location = ("benchmark", index)
         self._changed = file.changed[index] if file.changed else frozenset()
         self.faults: list[str] = []
@@ -154,7 +165,7 @@ class _Expansion:
         model = self._params_model(params_of)
         conditions = self._conditions(model)
         if model is not None:
-            asked["params"] = _lists_as_values(model, asked["params"])
+            asked["params"] = lists_as_values(model, asked["params"])
         is_program = self._benchmark.workload == "command"
         if is_program and asked["profile"]:
             expected = "false: only CARAML's own steps are traced; a profiler can stand in params.argv"
@@ -170,7 +181,7 @@ class _Expansion:
         self._software = ", ".join(filter(None, [self._machine.software, software_of(self._benchmark.workload)]))
         planned: list[PlannedPoint] = []
         excluded = 0
-        for values in _combinations(asked, self._benchmark.sweep):
+        for values in combinations(asked, self._benchmark.sweep):
             params = self._params(model, {name[7:]: value for name, value in values.items() if name.startswith("params.")})
             if params is None:
                 continue
@@ -181,28 +192,24 @@ class _Expansion:
             skip = why_skipped(point, self._machine, params)
             if self._benchmark.needs is not None and not self._needed:
                 skip = f"needs {self._benchmark.needs}, of which there is no point on {self._machine.name}"
-            swept = tuple((name, values[name]) for name in _axes(asked))
-            names = {"variant": _variant(asked, values, measure, self._changed)}
+            swept = tuple((name, values[name]) for name in axes_of(asked))
+            names = {"variant": variant_of(asked, values, measure, self._changed)}
             for repeat in range(repeats):
-                needs = self._needs({**values, **{f"params.{name}": value for name, value in point.params.items()}}, point, repeat)
+                needs = self._needs({**values, **{f"params.{name}": value for name, value in point.params.items()}}, point, params, repeat)
                 one = point.model_copy(update={**names, "repeat": repeat, "needs": needs})
                 planned.append(PlannedPoint(one, skip, changes=len(self._changed), swept=swept))
         return _told_apart(planned, asked), excluded
 
-    def _needs(self, values: dict[str, Any], point: Point, repeat: int) -> tuple[str, ...]:
-        """Folders of what goes first: of several points that hand files over, the one that agrees in all that its benchmark sweeps."""
-        every = self._needed
-        if len(every) > 1 and re.search(r"(?<![\w.-])needed/", json.dumps(point.params)):
-            again = any(one.point.repeat for one in every)
-            found = [one for one in every if all(values.get(name) == value for name, value in one.swept)]
-            found = [one for one in found if one.point.repeat == repeat or not again]
-            if len(found) != 1:
-                axes = [*dict.fromkeys(name for one in every for name, _ in one.swept), *(["repeats"] if again else [])]
-                alike = ", ".join(f"{name} = {json.dumps(repeat if name == 'repeats' else values.get(name))}" for name in axes)
-                expected = f"a benchmark of one point, or with one for each of these: needed/ names its files, and {len(found)} of its "
-                self._fault(("needs",), self._benchmark.needs, f"{expected}{len(every)} points have {alike}")
-            every = found
-        return tuple(one.point.folder_name for one in every)
+    def _needs(self, values: dict[str, Any], point: Point, params: BaseModel, repeat: int) -> tuple[str, ...]:
+        """Folders of what goes first."""
+        needs = self._benchmark.needs
+        found = waited_for(point, repeat, values, self._needed)
+        if isinstance(found, str):
+            self._fault(("needs",), needs, found)
+            return ()
+        if (expected := not_kept(point, params, None if needs is None else found)) is not None:
+            self._fault(self._where_stands("params.start_from"), point.params["start_from"], expected)
+        return tuple(one.folder_name for one in found)
 
     def _fault(self, location: Location, found: object, expected: str, guess: str | None = None) -> None:
         text = self._document.fault((*self._location, *location), found, expected, guess)
@@ -242,7 +249,7 @@ class _Expansion:
         for one, other in (("global_batch", "accumulation"), ("world", "nodes")):
             if asked[one] is not None and asked[other] is not None:
                 self._fault(self._where_stands(other), asked[other], f"{one} or {other}, not both: each follows from the other")
-        axes = _axes(asked)
+        axes = axes_of(asked)
         for name in (name for name, values in axes.items() if not values):
             self._fault(self._where_stands(name), [], "at least one value to sweep")
         lengths = {name: len(values) for name, values in axes.items()}
@@ -322,24 +329,6 @@ class _Expansion:
         return "default" if ours and uncompiled(params) is None else "off"
 
 
-def _axes(asked: dict[str, Any]) -> dict[str, list[Any]]:
-    """The swept values; parameters of the workload appear as ``params.NAME``."""
-    return {name: value for name, value in _flat(asked).items() if isinstance(value, list)}
-
-
-def _variant(asked: dict[str, Any], values: dict[str, Any], measure: Measure, changed: Collection[str]) -> str:
-    """The swept parameters of one combination in words (``efficientnet_b0``, ``layers=4``), and those that are not as the file says."""
-    words = []
-    for name, found in _flat(asked).items():
-        swept = isinstance(found, list) and any(one != found[0] for one in found)
-        if (name.startswith("params.") and swept) or name in changed:
-            value = values[name]
-            plain = isinstance(value, str) and name not in changed
-            words.append(value if plain else f"{name.removeprefix('params.')}={value if isinstance(value, str) else json.dumps(value)}")
-    words += [f"{name}={getattr(measure, name):g}" for name in OF_EPOCHS if f"measure.{name}" in changed and getattr(measure, name)]
-    return " ".join(words)
-
-
 def _told_apart(planned: list[PlannedPoint], asked: dict[str, Any]) -> list[PlannedPoint]:
     """The points of a benchmark, with ``micro_batch`` and ``seed`` in the labels of those that differ in nothing else of a label."""
     swept = [name for name in NOT_IN_LABELS if isinstance(asked[name], list)]
@@ -355,29 +344,6 @@ def _told_apart(planned: list[PlannedPoint], asked: dict[str, Any]) -> list[Plan
         variant = " ".join(filter(None, [one.point.variant, *words]))
         found.append(replace(one, point=one.point.model_copy(update={"variant": variant})) if words else one)
     return found
-
-
-def _flat(asked: dict[str, Any]) -> dict[str, Any]:
-    own = {name: value for name, value in asked.items() if name != "params" and value is not None}
-    return own | {f"params.{name}": value for name, value in (asked["params"] or {}).items()}
-
-
-def _lists_as_values(model: type[BaseModel], params: dict[str, Any] | None) -> dict[str, Any]:
-    """The parameters, with a list that is itself one value (an argument vector) as a tuple, which is not swept; a list of lists is."""
-    whole = {name for name, field in model.model_fields.items() if get_origin(field.annotation) is list}
-    return {
-        name: tuple(value) if name in whole and isinstance(value, list) and not any(isinstance(item, list) for item in value) else value
-        for name, value in (params or {}).items()
-    }
-
-
-def _combinations(asked: dict[str, Any], sweep: str) -> Iterator[dict[str, Any]]:
-    """Every combination of the swept values with the fixed ones."""
-    axes = _axes(asked)
-    fixed = {name: value for name, value in _flat(asked).items() if name not in axes}
-    rows: Iterator[tuple[Any, ...]] = zip(*axes.values(), strict=True) if sweep == "zip" and axes else itertools.product(*axes.values())
-    for row in rows:
-        yield {**DEFAULTS, **fixed, **dict(zip(axes, row, strict=True))}
 
 
 def _extent(values: dict[str, Any], machine: Machine) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,6 +29,7 @@ from caraml.suite.model import (
     Stated,
     StepGraph,
 )
+from caraml.suite.needs import needed_first, reached
 from caraml.system.model import DeviceClass
 from caraml.system.variables import hidden
 
@@ -170,29 +171,22 @@ class SuiteFile:
     def needed_first(self, faults: list[str]) -> list[int]:
         """The benchmarks by their position, each after what it needs, else in their order; faults of `needs` are noted."""
         every, names, document = self.suite.benchmark, self.names, self.document
-        order, circle = needed_first([(benchmark.name, benchmark.needs) for benchmark in every])
-        waiting = sorted({every[index].name for index in circle})
-        expected = f"no circle: {', '.join(waiting)} wait for each other" if len(waiting) > 1 else "no circle: it would wait for itself"
-        faults += [document.fault(("benchmark", index, "needs"), every[index].needs, expected) for index in circle]
+        order, circles = needed_first([(benchmark.name, benchmark.needs) for benchmark in every])
+        for index, circle in circles.items():
+            expected = f"{', '.join(circle)} wait for each other" if len(circle) > 1 else "it would wait for itself"
+            faults.append(document.fault(("benchmark", index, "needs"), every[index].needs, f"no circle: {expected}"))
         expected = "the name of a benchmark of this suite"
         for index, needs in enumerate(benchmark.needs for benchmark in every):
             if needs is not None and needs not in names:
                 faults.append(document.fault(("benchmark", index, "needs"), needs, expected, nearest(needs, names)))
         return order
 
-
-def needed_first(needs: Sequence[tuple[str, str | None]]) -> tuple[list[int], list[int]]:
-    """Positions of benchmarks by their names and what each needs: each after what it needs, and those that wait for themselves."""
-    order, waiting, before = list[int](), list(range(len(needs))), list[int]()
-    while waiting != before:
-        before, names = waiting, {needs[index][0] for index in waiting}
-        order += [index for index in waiting if needs[index][1] not in names]
-        waiting = [index for index in waiting if needs[index][1] in names]
-    before = []
-    while waiting != before:  # who is waited for by nobody is in no circle
-        before, needed = waiting, {needs[index][1] for index in waiting}
-        waiting = [index for index in waiting if needs[index][0] in needed]
-    return order, waiting
+    def with_needed(self, names: Iterable[str]) -> frozenset[str]:
+        """Names of benchmarks, with those of all that they need."""
+        every, needs = frozenset(names), dict[str, list[str]]()
+        for benchmark in self.suite.benchmark:
+            needs.setdefault(benchmark.name, []).extend([benchmark.needs] if benchmark.needs is not None else [])
+        return every | reached(every, needs)
 
 
 def load_suite(name: str) -> SuiteFile:

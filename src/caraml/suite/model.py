@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -182,8 +182,6 @@ WORKLOAD_ALIASES = {
 
 COMMAND_KEYS = ("argv", "env", "cwd", "item", "items", "metrics", "marks", "energy")
 """Parameters of the workload `command` that are not the program's own."""
-
-T = TypeVar("T")
 
 Seed = Annotated[int, Field(ge=-COUNT, le=COUNT)]
 OF_EPOCHS = ("epochs", "count_epoch", "until_accuracy", "until_loss")

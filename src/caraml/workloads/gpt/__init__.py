@@ -147,6 +147,12 @@ class Params(FrozenModel):
         except metadata.PackageNotFoundError:
             return "megatron-core"
 
+    @property
+    def weights(self) -> dict[str, Any]:
+        """What a checkpoint of the model must agree in with another run that takes it up."""
+        names = ("backend", "width", "layers", "positions", "tied_head", *(("sequence_length",) if self.positions == "learned" else ()))
+        return {name: getattr(self, name) for name in names} | {"padded vocabulary": self.model_shape().vocabulary}
+
     def unfit(self, point: Point) -> str | None:
         """Why Megatron-Core cannot do a point's work; ``None`` if it can, and for our own network."""
         if self.order == "megatron" and point.mode == "inference":
