@@ -233,10 +233,14 @@ def test_any_key_on_its_own_line_is_found(content: dict[str, object]) -> None:
     assert {key: lines[key] for key in at} == at
 
 
+def test_the_mark_that_some_editors_begin_with_is_no_fault() -> None:
+    assert parse_toml("\ufeffa = 1\r\nb = 2\n", "s.toml").data == {"a": 1, "b": 2}
+
+
 def test_names_and_values_as_shown() -> None:
     assert key_name(("a", 0, "b")) == "a[0].b"
     assert key_name(()) == "(file)"
-    assert shown(float("nan")) == "nan"
+    assert (shown(float("nan")), shown(float("-inf"))) == ("nan", "-inf")
     assert shown(True) == "true"
     assert shown({}) == "a table with no keys"
     assert len(shown("x" * 500)) == 60

@@ -436,6 +436,22 @@ def test_a_benchmark_that_set_makes_into_another_s_work_leaves_it_that_name() ->
     assert [label.split(" b16")[0] for label in swept] == ["gpt-117M preset=117M", "gpt-117M preset=800M"]
 
 
+@pytest.mark.parametrize("key", ["measure.max_seconds", "params.learning_rate"])
+def test_values_without_end_are_refused(key: str) -> None:
+    """No file of a point can hold them: a worker could not read its own."""
+    text = f'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "n"\nworkload = "gpt"\nglobal_batch = 8\n{key} = inf\n'
+    with pytest.raises(InputError, match=rf"^s\.toml:7: benchmark\[0\]\.{key}: found inf, expected a finite number$"):
+        expand(suite_of(parse_toml(text, "s.toml")), machine(), real_params_of)
+
+
+def test_conditions_may_name_the_seed_unless_a_parameter_is_called_so() -> None:
+    text = HEAD + "global_batch = 1\nseed = [1, 2, 3]\nwhere = ['seed > 1 and not deterministic']\n"
+    assert [one.point.seed for one in plan(text).points] == [2, 3]
+    own = '[[benchmark]]\nname = "n"\nworkload = "command"\nparams = { argv = ["{seed}"], seed = [1, 5] }\nwhere = ["seed > 1"]\n'
+    file = suite_of(parse_toml('name = "s"\ntitle = "S"\n' + own, "s.toml"))
+    assert [one.point.params["seed"] for one in expand(file, machine(), real_params_of).points] == [5]
+
+
 def test_measure_refuses_a_window_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="at least min_seconds"):
         Measure(min_seconds=10, max_seconds=5)
@@ -446,6 +462,11 @@ def test_a_suite_s_file_is_named_whole(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "mine.toml").touch()
     with pytest.raises(InputError, match=r"unknown suite 'mine'.*(?s:.)*a file is named whole: mine\.toml"):
         load_suite("mine")
+    for folder in (".", str(tmp_path)):
+        with pytest.raises(InputError, match=rf"^{folder}: found a folder, expected a suite: .*\n.*a file in it: .*mine\.toml$"):
+            load_suite(folder)
+    with pytest.raises(InputError, match=r"^unknown suite ''; known: [\w, -]*$"):
+        load_suite("")
 
 
 def test_a_wrong_batch_is_not_called_missing_and_hides_no_other_fault() -> None:
@@ -460,6 +481,9 @@ def test_a_wrong_batch_is_not_called_missing_and_hides_no_other_fault() -> None:
             expand(file, machine(), real_params_of)
         return str(refused.value)
 
+    assert told("globl_batch = 8\n").count("global_batch: found nothing") == 0, "the misspelt key is told, with this one as the suggestion"
+    listed = told("global_batch = [4, -8]\n")
+    assert "global_batch[1]: found -8" in listed and "found [4, -8]" not in listed
     missing = told("")
     assert "global_batch: found nothing" in missing and "params.preset" in missing
     wrong = told('global_batch = [4, "x"]\n')

@@ -52,10 +52,27 @@ def test_anything_else_is_refused_when_it_is_read(text: str) -> None:
         Condition(text)
 
 
-@pytest.mark.parametrize("text", ["'a' * 100000000", "precision + 1", "devices / 0", "precision < 3", "'%99999999d' % 1"])
-def test_impossible_arithmetic_is_an_input_error(text: str) -> None:
-    with pytest.raises(InputError):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("'a' * 100000000", "arithmetic on 'a', which is no number"),
+        ("precision + 1", "arithmetic on '.*', which is no number"),
+        ("devices / 0", "division by zero"),
+        ("precision < 3", "found '.*' beside 3, expected two that can be compared"),
+        ("3 in devices", "found 3 beside .*, expected a list behind `in`"),
+        ("'%99999999d' % 1", "arithmetic on"),
+    ],
+)
+def test_impossible_arithmetic_is_an_input_error(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
         Condition(text).holds(VALUES)
+
+
+def test_one_sign_of_equality_is_told() -> None:
+    with pytest.raises(InputError, match=r"next step: use == to compare, names"):
+        Condition("devices = 3")
+    with pytest.raises(InputError, match=r"next step: use names"):
+        Condition("devices >= 3 and")
 
 
 def test_an_unknown_name_gets_the_nearest_spelling() -> None:

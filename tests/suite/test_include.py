@@ -117,6 +117,7 @@ def test_errors_name_the_file_and_line_where_a_fault_stands(tmp_path: Path) -> N
         ('include = ["broken.toml"]', "broken.toml:3: not valid TOML"),
         ('include = ["one.toml"]', "one.toml:3: benchmark: found \"gpt\", expected an array of tables"),
         ('include = ["below.toml"]\n[[benchmark]]\nname = "iner"\n', "top.toml:5: benchmark[0].name: found \"iner\", expected the name of"),
+        ('include = ["below.toml"]\n[[benchmark]]\nnmae = "inner"\n', "benchmark[0].nmae: found \"inner\", expected the key `name`"),
         ('include = []\n[[benchmark]]\nname = "n"\n', "benchmark[0].workload: found nothing"),
         ("include = []", "benchmark: found [], expected at least 1 entry"),
     ],
@@ -136,7 +137,7 @@ def test_what_cannot_be_included_is_told_with_the_nearest_name(text: str, words:
     )
     said = told(path)
     assert words in said, said
-    guesses = {"lm": "llm", "belw": "below.toml", "titel": "title", "iner": "inner"}
+    guesses = {"lm": "llm", "belw": "below.toml", "titel": "title", "iner": "inner", "nmae": "name"}
     assert all(f"did you mean {guess!r}" in said for word, guess in guesses.items() if f'"{word}' in words or f"{word}:" in words), said
 
 

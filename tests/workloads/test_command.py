@@ -64,6 +64,9 @@ def test_a_template_names_and_does_nothing_else() -> None:
         with pytest.raises(ValidationError, match=r"expected|braces|plain"):
             Params.model_validate({"argv": ["echo", bad], "n": 1, "m": 2})
 
+    with pytest.raises(ValidationError, match=r"\{\{ or \}\} for a brace that begins or ends no name, but found '\{'"):
+        Params.model_validate({"argv": ["echo", "{"]})
+
 
 def test_a_misspelt_key_is_an_unused_parameter() -> None:
     with pytest.raises(ValidationError, match="did you mean 'metrics'"):

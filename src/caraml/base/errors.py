@@ -90,7 +90,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
     """The spelling among ``known`` that is closest to ``word``, capitals aside, or else whose beginning is; ``None`` if nothing is.
     ``alike`` is 1 for the same letters."""
-    names = list(known)
+    names = list(known) if word else []
     for most, cutoff in ((None, alike), (len(word), max(alike, 0.8))):
         spelled = {name[:most].lower(): name for name in reversed(names)}
         if matches := difflib.get_close_matches(word.lower(), spelled, n=1, cutoff=cutoff):

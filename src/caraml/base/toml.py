@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import datetime
 import json
+import math
 import re
 import tomllib
 from contextlib import suppress
@@ -122,6 +123,8 @@ class TomlDocument:
                 continue  # the misspelt key is reported already, with this one as the suggestion
             if fault.kind == "too_short" and fault.location in around:
                 continue  # pydantic does not count the entries that have faults of their own
+            if isinstance(fault.found, list) and fault.kind in _EXPECTED and fault.location in around:
+                continue  # it may be no array, and is one with faults in it
             known = merged.get(fault.location)
             merged[fault.location] = known.or_else(fault) if known else fault
         ordered = sorted(merged.values(), key=lambda fault: self.line(fault.location))
@@ -196,7 +199,7 @@ def parse_toml(text: str, name: str) -> TomlDocument:
     """
     if len(text) > TOML:
         raise too_large(name, len(text), TOML, "characters")
-    text = text.replace("\r\n", "\n")
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")  # some editors begin UTF-8 with a mark
     if (deep := _DEEP.search(text)) is not None:
         raise _too_deep(name, text.count("\n", 0, deep.start()) + 1)
     try:
@@ -249,8 +252,8 @@ def shown(value: object) -> str:
         return "nothing"
     if isinstance(value, dict):
         text = "a table with " + (", ".join(map(str, value)) or "no keys")
-    elif isinstance(value, float) and value != value:  # noqa: PLR0124 -- NaN, which json would spell NaN
-        text = "nan"
+    elif isinstance(value, float) and not math.isfinite(value):  # which json spells in another way
+        text = str(value)
     else:
         text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _LONGEST_FOUND else text[: _LONGEST_FOUND - 3] + "..."
@@ -273,11 +276,10 @@ def _syntax_fault(message: str, text: str, name: str) -> str:
 
 
 _EXPECTED = {
-    "int_type": "an integer",
-    "int_from_float": "an integer",
-    "float_type": "a number",
+    **dict.fromkeys(("int_type", "int_from_float", "int_parsing"), "an integer"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
     "finite_number": "a finite number",
-    "bool_type": "true or false",
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
     "string_type": "a string in quotes",
     "list_type": "an array",
     "tuple_type": "an array",
@@ -289,6 +291,19 @@ _EXPECTED = {
     "missing": "a value: this key is required",
 }
 """What pydantic's most frequent error types say in the words of a TOML file."""
+
+
+def expected_of(error: Any) -> tuple[str, str | None]:
+    """What one of ``ValidationError.errors()`` expected, in words, and what its input is nearest to of several that it may be."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in ("too_short", "too_long"):
+        count = context.get("min_length", context.get("max_length"))
+        return f"at {'least' if kind == 'too_short' else 'most'} {count} entr{'y' if count == 1 else 'ies'}", None
+    if kind == "string_pattern_mismatch":
+        return f"text of the form {context['pattern']}", None
+    guess = nearest(str(error["input"]), re.findall(r"'([^']+)'", str(context.get("expected"))))
+    expected = _EXPECTED.get(kind) or error["msg"].removeprefix("Input should be ").removeprefix("Value error, ").removeprefix("expected ")
+    return expected, guess
 
 
 @dataclass(frozen=True)
@@ -311,16 +326,8 @@ class _Fault:
             names = _field_names(_owner(model, error["loc"][:-1]))
             expected = f"one of the keys {', '.join(names)}" if names else "no such key"
             guess = nearest(str(error["loc"][-1]).lower(), names)
-        elif kind in ("literal_error", "enum"):
-            expected = error["ctx"]["expected"]
-            guess = nearest(str(found), re.findall(r"'([^']*)'", expected))
-        elif kind in ("too_short", "too_long"):
-            least, count = kind == "too_short", error["ctx"].get("min_length", error["ctx"].get("max_length"))
-            expected = f"at {'least' if least else 'most'} {count} entr{'y' if count == 1 else 'ies'}"
-        elif kind == "value_error":
-            expected = error["msg"].removeprefix("Value error, ").removeprefix("expected ")
         else:
-            expected = _EXPECTED.get(kind) or error["msg"].removeprefix("Input should be ")
+            expected, guess = expected_of(error)
         return _Fault((*prefix, *location), kind, None if kind == "missing" else found, expected, guess)
 
     def or_else(self, other: _Fault) -> _Fault:

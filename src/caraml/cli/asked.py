@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 RUNNER_LOG = "runner.log"
 _DETACHED = "import json, sys; from caraml.cli import main; sys.argv[:] = ['caraml', *json.load(sys.stdin)]; main()"
 """What a process that was left alone runs; every user sees command lines, and `--set` may have given it a secret."""
+_MEANT = re.compile(r"\(did you mean '(\w+)'\?\)$")
 _MANY = 500
 """Above so many points a run ends with counts: a table and a page of them are made when somebody wants to look."""
 _SYNTHETIC, _SIZE, _ALIKE = "synthetic", re.compile(r"\d+[MB]", re.IGNORECASE), 0.75
@@ -316,6 +317,7 @@ def refuse_with_all_faults(error: FaultsError, machine: Machine, params_of: Para
             expand(rest, machine, params_of, chosen=options.chosen(rest) if error.rest.written is not None else None)
         except FaultsError as more:
             known = [_place(fault) for fault in error.faults]
+            known += [f"{_place(fault).rpartition('.')[0]}.{word}" for fault in error.faults for word in _MEANT.findall(fault)]
             lacking = {fault for fault in more.faults if ": found nothing" in fault and any(one.startswith(_place(fault)) for one in known)}
             every = {*error.faults, *({*more.faults} - lacking)}  # what was wrong is not missing
             error.rest.refuse(sorted(every, key=lambda fault: int((re.search(r":(\d+): ", fault) or "00")[1])))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from caraml.base.errors import InputError, UnknownNameError, nearest
 from caraml.base.limits import POINTS
+from caraml.base.toml import expected_of
 from caraml.base.toml_lines import Location
 from caraml.suite.expression import NAMES, Condition, condition_names
 from caraml.suite.load import Benchmark, SuiteFile, suite_of
@@ -271,6 +271,10 @@ class _Expansion:
 
     def _params(self, model: type[BaseModel], given: dict[str, Any]) -> BaseModel | None:
         """All parameters of the workload with their defaults filled in, or ``None`` after noting what is wrong with them."""
+        for name, value in given.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                self._fault(self._where_stands(f"params.{name}"), value, "a finite number")
+                return None
         try:
             return model.model_validate(given, context={"packages_here": self._machine.packages_here})
         except ValidationError as error:
@@ -280,8 +284,7 @@ class _Expansion:
                 if fault["type"] == "extra_forbidden":
                     expected, guess = f"one of the keys {', '.join(model.model_fields)}", nearest(name, model.model_fields)
                 else:
-                    expected = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-                    guess = nearest(str(fault["input"]), re.findall(r"'([^']+)'", str(fault.get("ctx", {}).get("expected"))))
+                    expected, guess = expected_of(fault)
                 self._fault(location, fault["input"], expected, guess)
             return None
 

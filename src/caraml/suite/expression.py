@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -40,7 +41,9 @@ _ALLOWED = "names, numbers, text in quotes, lists, + - * / // %, comparisons (==
 _MEANT = dict.fromkeys(("batch", "batch_size", "bs"), "global_batch") | {"gpus": "devices", "ranks": "world", "dtype": "precision"}
 """What other programs call the names of a point, where another of ours is spelt alike."""
 _OF_POINT = ("nodes", "devices", "world", "dp", "mode", "precision", "compile", "global_batch", "micro_batch", "accumulation")
-NAMES = (*_OF_POINT, "device_class", "device_memory_gib")
+_UNLESS_PARAMETERS = ("seed", "deterministic", "profile")
+"""Names of a point that a parameter may have as well, which then is meant."""
+NAMES = (*_OF_POINT, *_UNLESS_PARAMETERS, "device_class", "device_memory_gib")
 """What a `where` condition may speak of besides parameters, placement and knobs."""
 
 
@@ -48,6 +51,7 @@ def condition_names(point: Point, model: type[BaseModel], machine: Machine) -> d
     """What a `where` condition may speak of; ``model`` has the parameters, of which a point may lack those with their default."""
     defaults = {name: field.get_default(call_default_factory=True) for name, field in model.model_fields.items() if not field.is_required()}
     own = {name: getattr(point, name) for name in _OF_POINT}
+    defaults = {name: getattr(point, name) for name in _UNLESS_PARAMETERS} | defaults
     machine_s = {"device_class": machine.device_class, "device_memory_gib": machine.device_memory_gib or 0.0}
     return {**defaults, **point.params, **point.placement.model_dump(), **point.knobs.model_dump(), **own, **machine_s}
 
@@ -68,7 +72,8 @@ class Condition:
             self._tree = ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError) as error:
             why = error.msg if isinstance(error, SyntaxError) else error  # a condition has one line
-            raise InputError(f"condition {text!r} cannot be read: {why}", f"use {_ALLOWED}") from error
+            one_sign = "== to compare, " if re.search(r"(?<![=!<>])=(?!=)", text) else ""
+            raise InputError(f"condition {text!r} cannot be read: {why}", f"use {one_sign}{_ALLOWED}") from error
         self._check(self._tree)
 
     @property
@@ -114,7 +119,7 @@ class Condition:
                 value = _arithmetic(node.op, self._evaluate(node.left, values), self._evaluate(node.right, values))
             case ast.Compare():
                 operands = [self._evaluate(part, values) for part in (node.left, *node.comparators)]
-                value = all(_OPERATORS[type(op)](a, b) for op, a, b in zip(node.ops, operands[:-1], operands[1:], strict=True))
+                value = all(_compared(op, a, b) for op, a, b in zip(node.ops, operands[:-1], operands[1:], strict=True))
             case _:  # _check let nothing else through
                 raise TypeError(type(node).__name__)
         return value
@@ -155,9 +160,17 @@ class Formula(Condition):
         return super()._evaluate(node, values)
 
 
+def _compared(op: ast.cmpop, left: Any, right: Any) -> bool:
+    try:
+        return bool(_OPERATORS[type(op)](left, right))
+    except TypeError:
+        expected = "a list behind `in`" if isinstance(op, ast.In | ast.NotIn) else "two that can be compared"
+        raise TypeError(f"found {left!r} beside {right!r}, expected {expected}") from None
+
+
 def _arithmetic(op: ast.operator, left: Any, right: Any) -> Any:
     """Arithmetic on numbers only: ``'a' * 10**9`` or ``'%9999999d' % 1`` would take memory without bound."""
     for operand in (left, right):
         if isinstance(operand, str | list):
-            raise TypeError(f"arithmetic on {operand!r}")
+            raise TypeError(f"arithmetic on {operand!r}, which is no number")
     return _OPERATORS[type(op)](left, right)

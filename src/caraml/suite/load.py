@@ -204,13 +204,16 @@ def load_suite(name: str) -> SuiteFile:
             else f"caraml import --jube {name} > mine.toml"
         )
         raise InputError(f"{name}: found a script of JUBE, expected a suite", hint)
-    if _is_name(name):
-        path = CATALOG / f"{name}.toml"
-        if not path.exists():
-            error = unknown_name("suite", name, catalog_suites())
-            if Path(f"{name}.toml").is_file():
-                error.hint = f"a file is named whole: {name}.toml"
-            raise error
+    path = CATALOG / f"{name}.toml" if _is_name(name) else path
+    if name and not path.is_file() and Path(name).is_dir():
+        files = sorted(map(str, Path(name).glob("*.toml")))
+        hint = f"a file in it: {', '.join(files[:5])}{' ...' if len(files) > 5 else ''}" if files else "caraml list suites"
+        raise InputError(f"{name}: found a folder, expected a suite: a name of the catalogue, or a file", hint)
+    if _is_name(name) and not path.exists():
+        error = unknown_name("suite", name, catalog_suites())
+        if Path(f"{name}.toml").is_file():
+            error.hint = f"a file is named whole: {name}.toml"
+        raise error
     document = read_toml(path)
     if "include" not in document.data:
         return suite_of(document)
@@ -302,6 +305,10 @@ class _Includes:
             name, names = table.data.get("name"), [one.data.get("name") for one in included]
             if "workload" in table.data or not include:
                 mine.append(table)
+            elif name is None and (typo := nearest("name", map(str, table.data))) is not None:
+                faults.append(
+                    document.fault(("benchmark", index, typo), table.data[typo], "the key `name` of an included benchmark", "name")
+                )
             elif name not in names:
                 expected = "the name of an included benchmark, or a `workload` besides"
                 faults.append(document.fault(("benchmark", index, "name"), name, expected, nearest(str(name), map(str, names))))

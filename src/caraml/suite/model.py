@@ -188,7 +188,7 @@ OF_EPOCHS = ("epochs", "count_epoch", "until_accuracy", "until_loss")
 """Keys of `measure` that the keys of points do without where they are not used."""
 
 
-class Measure(FrozenModel):
+class Measure(FrozenModel, allow_inf_nan=False):
     """When a measurement starts and stops. Times in seconds."""
 
     target: float = Field(0.01, gt=0, lt=1, description="stop when the 95 % interval's relative half-width is below this")

@@ -68,7 +68,9 @@ def described(name_or_path: str | Path, beside: Path | None = None) -> Described
     known = _known(beside)
     found = _by_name(text, known)
     if found is None:
-        raise unknown_name("system", text, [LOCAL, *_names(known)])
+        error = unknown_name("system", text, [LOCAL, *_names(known)])
+        error.hint = error.hint or "caraml list systems"
+        raise error
     return found
 
 

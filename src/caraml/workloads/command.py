@@ -140,7 +140,11 @@ def _check_templates(templates: tuple[str, ...], parameters: tuple[str, ...], ow
 def fields(template: str) -> list[tuple[str, str | None, str]]:
     """The parts of a template: text, the name that follows it (or ``None``) and its format. Raises ``ValueError``."""
     parts = []
-    for text, name, form, conversion in string.Formatter().parse(template):
+    try:
+        parsed = list(string.Formatter().parse(template))
+    except ValueError:
+        raise ValueError(f"{{{{ or }}}} for a brace that begins or ends no name, but found {template!r}") from None
+    for text, name, form, conversion in parsed:
         if name is not None:
             if not name.isidentifier():
                 raise ValueError(f"only plain names in braces, {{{{ and }}}} for braces themselves, but found {{{name}}} in {template!r}")
