@@ -215,7 +215,7 @@ FAULTS = [
     ),
     Fault(
         "a label hides what a setting changed",
-        "suite/expand.py",
+        "suite/sweep.py",
         "and swept) or name in changed",
         "and swept)",
         ("tests/test_campaign_verbs.py::test_a_label_says_what_a_setting_changed",),

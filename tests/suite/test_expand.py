@@ -396,10 +396,22 @@ def test_points_are_counted_of_the_chosen_benchmarks(monkeypatch: pytest.MonkeyP
     with pytest.raises(InputError, match=r"benchmark\[2\]\.sweep: found 10, expected at most 5 points, repeats counted"):
         set_for("n", text + "repeats = 2\n")
     assert len(set_for("n", text, "repeats=1").points) == 4
-    few, twice = text.replace("[1, 2, 3, 4, 5]", "[1]\nworld = 1"), ("global_batch=1", "nodes=1")
-    assert Counter(one.point.benchmark for one in set_for("n", few, *twice).points) == {"n": 1, "m": 1}, "not counted as written"
+
+
+def test_what_is_set_is_counted_and_not_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caraml.suite.expand.POINTS", 5)
+    tables = {name: HEAD.replace('"n"', f'"{name}"') + "global_batch = [1, 2, 3]\n" for name in ("n", "m", "o")}
+
+    def points(more: str = "") -> list[str]:
+        text = "".join(tables.values()) + f"world = 1\n{more}"
+        file, chosen = suite_of(parse_toml('name = "s"\ntitle = "S"\n' + text, "s.toml")), frozenset({"n", "m"})
+        file = with_settings(file, ["global_batch=1", "nodes=1"], params_of, chosen)  # o has `world`, which `nodes` does not fit
+        return [one.point.benchmark for one in expand(file, machine(), params_of, chosen=chosen).points]
+
+    tables["m"] += "seed = 1\n"
+    assert points() == ["n", "m"]
     with pytest.raises(InputError, match=r"benchmark\[2\]\.params\.kind: found \"c\""):
-        set_for("n", few + 'params.kind = "c"\n', *twice)
+        points('params.kind = "c"\n')
 
 
 def test_what_a_chosen_benchmark_needs_is_chosen_too() -> None:
