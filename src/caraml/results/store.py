@@ -116,7 +116,7 @@ class Store:
         path, old = folder / f"{listing.stem}.json", None
         with suppress(InputError):  # damaged: replaced
             old = read_listing(path) if path.exists() else None
-        if old is not None and old.points == listing.points and not anew:
+        if old is not None and _work(old) == _work(listing) and not anew:
             tags, comment = list(dict.fromkeys([*old.tags, *listing.tags])), listing.comment or old.comment
             goes_on = {"round": old.round, "again": old.again, "before": old.before, "asked_at": old.asked_at or listing.asked_at}
             listing = listing.model_copy(update={**goes_on, "tags": tags, "comment": comment})
@@ -222,6 +222,12 @@ class Store:
         except FileNotFoundError:
             return {}
         return {name.rpartition("-")[2]: name for name in sorted(found, key=lambda name: (found[name], name))}
+
+
+def _work(listing: Listing) -> list[str]:
+    """Keys of a campaign's points; labels are those of the version that wrote them. Rows of a table may stand in any order."""
+    keys = [key for key, _ in listing.points]
+    return sorted(keys) if listing.launcher == "import" else keys
 
 
 def _intruder_inside(folder: Path) -> tuple[str, str] | None:
