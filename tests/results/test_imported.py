@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,12 @@ from caraml.analysis.history import attempts, history
 from caraml.analysis.scaling import scaling
 from caraml.analysis.select import sides
 from caraml.base.errors import InputError
+from caraml.metrics.model import Metric
+from caraml.results import jube, jube_row
 from caraml.results.archive import Done, pack, unpack
+from caraml.results.cells import energy_of_nodes
 from caraml.results.jube import read_table
+from caraml.results.listing import Listing
 from caraml.results.record import Record
 from caraml.results.selector import last_two
 from caraml.results.store import Store, write_record
@@ -113,8 +119,8 @@ def test_a_table_with_newer_numbers_is_the_next_round_of_its_suite(tmp_path: Pat
     assert before == [100, 120] and last == [90, 120]
 
 
-def earlier(store: Store, suite: str, record: Record, **params: str | None) -> None:
-    """Write a record as versions did that knew no digest, and had any row without a number there in the parameters."""
+def earlier(store: Store, suite: str, record: Record, **params: str | None) -> str:
+    """Write a record as versions did that knew no digest, and had any row without a number there in the parameters. Return its key."""
     micro = record.point.global_batch
     point = record.point.model_copy(
         update={"suite": suite, "workload": "imported", "system": "unknown", "params": params, "micro_batch": micro}
@@ -125,6 +131,7 @@ def earlier(store: Store, suite: str, record: Record, **params: str | None) -> N
     folder.mkdir(parents=True)
     changes = {"key": key, "attempt": int(folder.name), "point": point, "environment": environment}
     write_record(folder, record.model_copy(update=changes))
+    return key
 
 
 def test_rows_of_an_earlier_version_are_known_and_stay(tmp_path: Path) -> None:
@@ -150,6 +157,60 @@ def test_a_number_that_another_table_hid_is_taken_once_more(tmp_path: Path) -> N
     assert add(tmp_path / "old", "feb", "gbs,Tokens/s", "64,90").known == 1
     assert add(tmp_path / "old", "jan", "gbs,Tokens/s", "64,100").records == 1
     assert rates(tmp_path / "old", "jan") == [100] and rates(tmp_path / "old", "feb") == [90]
+
+
+def test_what_0_1_0_imported_is_known_and_stays_its_round(tmp_path: Path) -> None:
+    """0.1.0 had systems and devices among the parameters, no unit in round brackets, and `fp32` in the labels."""
+    lines = ("System,Devices,gbs,Tokens/s,Peak_Memory(GiB),Runtime(min),Energy/Device(Wh)", "A100,4,64,100,30,10,2.5")
+    add(tmp_path, "t", *lines)
+    (record,) = Store(tmp_path / "out").records("t")
+    numbers = {"peak_memory_gib": 30.0, "runtime_min": 10.0, "energy_per_device_wh": 2.5}
+    metrics = {name: Metric(value=value, unit="?") for name, value in numbers.items()} | {"throughput": record.metrics["throughput"]}
+    missing = {f"point.{name}": "the table does not say" for name in ("system", "nodes", "devices", "precision")}
+    point = record.point.model_copy(update={"devices": 1, "precision": "fp32"})
+    old = record.model_copy(update={"metrics": metrics, "point": point, "environment": {"missing": missing}})
+    store = Store(tmp_path / "old" / "out")
+    key = earlier(store, "t", old, System="A100", Devices="4")
+    store.remember(Listing(name="t", launcher="import", points=[(key, "t b64 fp32")]))
+    done = add(tmp_path / "old", "t", *lines)
+    assert (done.records, done.known) == (0, 1) and [one.round for one in store.rounds("t")] == [1]
+    assert add(tmp_path / "old", "t", lines[0], lines[1].replace(",30,", ",31,")).records == 1, "a number is another one"
+
+
+def test_rows_are_looked_for_among_those_of_earlier_versions_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each was compared with all."""
+    lines = ("gbs,Tokens/s", *(f"64,{100 + number}" for number in range(50)))
+    add(tmp_path, "t", *lines)
+    store, looked = Store(tmp_path / "old" / "out"), list[object]()
+    for record in Store(tmp_path / "out").records("t"):
+        earlier(store, "t", record, row=record.key)
+    is_of = jube._Said.is_of
+    monkeypatch.setattr(jube._Said, "is_of", lambda *given: looked.append(given) or is_of(*given))
+    assert add(tmp_path / "old", "t", *lines).records == 50 and len(looked) == 50, "none has this parameter"
+
+
+def test_a_row_without_its_file_of_energy_is_known_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was imported again, and neither the file's energy nor that of the column was left."""
+    read: list[Path] = []
+    monkeypatch.setattr(jube_row, "energy_of_nodes", lambda path: read.append(path) or energy_of_nodes(path))
+    lines = ("devices,gbs,Energy/Device(Wh),EnergyFile,Tokens/s", "4,64,2.5,e.csv,100", "4,64,2.6,e.csv,101")
+    (tmp_path / "e.csv").write_text("rank,pynvml:0\n0,11\n")
+    assert add(tmp_path, "t", *lines).records == 2 and len(read) == 1, "it was read for each row"
+    (tmp_path / "e.csv").unlink()
+    assert add(tmp_path, "t", *lines).known == 2
+    store = Store(tmp_path / "out")
+    assert [one.value("run_energy") for one in store.records("t")] == [11 * 3600, 11 * 3600] and len(store.rounds("t")) == 1
+    assert store.records("t")[0].value("run_energy_by_energy_per_device") == 4 * 2.5 * 3600
+    add(tmp_path, "u", *lines)
+    assert [one.value("run_energy") for one in store.records("u")] == [4 * 2.5 * 3600, 4 * 2.6 * 3600], "it was not known"
+    (tmp_path / "e.csv").write_text("rank,pynvml:0\n0,12\n")
+    assert add(tmp_path, "t", *lines).records == 2, "the file has other numbers"
+
+
+def test_a_table_in_another_order_is_no_other_round(tmp_path: Path) -> None:
+    add(tmp_path, "t", "gbs,Tokens/s", "64,100", "128,190")
+    add(tmp_path, "t", "gbs,Tokens/s", "128,190", "64,100")
+    assert rates(tmp_path, "t") == [190, 100] and len(Store(tmp_path / "out").rounds("t")) == 1
 
 
 def test_a_damaged_record_does_not_stop_an_import(tmp_path: Path) -> None:
@@ -218,31 +279,119 @@ def test_a_column_of_results_is_one_in_every_row(tmp_path: Path) -> None:
     assert [one.point.precision for one in records] == ["bf16", "bf16", "bf16", "not stated"]
 
 
+@pytest.mark.parametrize(
+    ("title", "cells", "results"),
+    [
+        ("layers", "12 24", {}),
+        ("lr", "1e-3 1e-4", {}),
+        ("commit", "abc123 1234567", {}),
+        ("loss_scale", "1024 2048", {}),
+        ("ModelSize(M)", "117 345", {}),
+        ("max_seconds", "30 60", {}),
+        ("ValLoss", "2.5 nan", {"valloss": "?"}),
+        ("TFLOPs/GPU_max", "88 90", {"tflops_per_gpu_max": "?"}),
+        ("epoch_time", "8 9", {"epoch_time_in_table": "?"}),
+        ("layers[1]", "8 9", {}),
+        ("my figure[1]", "8 9", {"my_figure": "1"}),
+    ],
+)
+def test_a_column_without_a_unit_is_a_result_if_its_name_says_so(tmp_path: Path, title: str, cells: str, results: dict[str, str]) -> None:
+    """One cell that looks like a number made a result of a column of settings, and repeats of rows that differ in it."""
+    add(tmp_path, "t", f"system,gbs,Tokens/s,{title}", *(f"A100,64,100,{cell}" for cell in cells.split()))
+    records = Store(tmp_path / "out").records("t")
+    found = {name: metric.unit for name, metric in records[0].metrics.items() if name != "throughput"}
+    assert found == results and [one.point.params for one in records] == [{} if results else {title: cell} for cell in cells.split()]
+
+
+def test_a_row_without_a_result_says_which_columns_are_none(tmp_path: Path) -> None:
+    add(tmp_path, "t", "nodes,copy,note", "1,100.5,x")
+    (record,) = Store(tmp_path / "out").records("t")
+    assert record.reason == "imported from t.csv: no number in its row (copy is a parameter, because it has no unit)"
+
+
+def test_a_batch_of_tokens_is_no_batch_of_samples(tmp_path: Path) -> None:
+    add(tmp_path, "t", "devices(GPUs),GlobalBatchSize(tokens),gbs[samples],Tokens/s", "4,65536,64,100")
+    (record,) = Store(tmp_path / "out").records("t")
+    assert (record.point.devices, record.point.global_batch, record.point.params) == (4, 64, {"GlobalBatchSize(tokens)": "65536"})
+
+
+@pytest.mark.parametrize(
+    ("titles", "cells", "words"),
+    [
+        ("gbs;GlobalBatchSize", "64;128", "'gbs' and 'GlobalBatchSize' mean the same, found '64' and '128'"),
+        ("Tokens/s;Tokens/second", "64;65", "mean the same"),
+        ("System;system", "A100;H100", "mean the same"),
+        ("Energy(Wh);energy(J)", "1;3601", "mean the same"),
+        ("Energy/Device(Wh);Energy/Device(J)", "[1,2];[3600,1]", "mean the same"),
+        ("gbs;Tokens/s", "64;-5", "found 'Tokens/s' of '-5', which is never below zero"),
+        ("gbs;TFLOPs/GPU", "64;-5", "never below zero"),
+        ("devices;Energy/Device(Wh)", "2;[1,-2]", "never below zero"),
+        ("gbs;Energy(Wh)", "64;-5", "found 'Energy(Wh)' of '-5', which is never below zero"),
+        ("gbs;step_time_mean", "64;-5", "never below zero"),
+        ("gbs;EnergyFile", "64;e.csv", r"e.csv: row 1 below the header: found 'pynvml:0' of '-1', which is never below zero"),
+        ("Energy(Wh);energy(J)", "1;3600", ""),
+        ("nodes;Nodes;Energy_net(J)", "1;1.0;-5", ""),
+    ],
+)
+def test_what_cannot_be_is_refused_with_row_and_columns(tmp_path: Path, titles: str, cells: str, words: str) -> None:
+    """Of two columns the last counted, and less than no time and energy was imported."""
+    (tmp_path / "e.csv").write_text("pynvml:0\n-1\n")
+    rows = (f"{titles};note", f"{';' * cells.count(';')};x", f"{cells};y")
+    with pytest.raises(InputError, match=re.escape(words)) if words else nullcontext() as error:
+        add(tmp_path, "t", *rows)
+    assert not words or "e.csv" in words or "t.csv: row 2 below the header" in str(error)
+
+
+def test_what_jpwr_and_a_counter_say_stands_side_by_side(tmp_path: Path) -> None:
+    """The second one was lost."""
+    add(tmp_path, "t", "devices,Energy/Device(Wh),Energy_counter/Device(Wh),Tokens/s", "2,3,4,100", "2,,4,100")
+    both, counter = Store(tmp_path / "out").records("t")
+    assert (both.value("run_energy"), both.value("run_energy_by_energy_counter_per_device")) == (6 * 3600, 8 * 3600)
+    assert counter.value("run_energy") == 8 * 3600
+
+
+def test_a_column_of_batches_does_not_follow_from_devices_nor_one_of_ranks_from_batches(tmp_path: Path) -> None:
+    add(tmp_path, "t", "system,devices,gbs,micro_batch,ranks,batch,Tokens/s", "A100,4,8,2,2,4,100", "A100,8,32,4,4,8,190")
+    first = Store(tmp_path / "out").records("t")[0]
+    assert first.environment["bookkeeping"] == {"micro_batch": "2"} and first.point.params == {"ranks": "2", "batch": "4"}
+
+
 def test_each_row_has_the_rate_of_what_it_counts(tmp_path: Path) -> None:
     """All had the first column's, which is blank where something else is counted."""
     add(tmp_path, "t", "system,gbs,Tokens/second,Images/second", "A100,64,100,", "A100,64,,200", "A100,64,,", "A100,64,3,4")
     tokens, images, failed, both = Store(tmp_path / "out").records("t")
     assert [(one.value("throughput"), one.item) for one in (tokens, images, both)] == [(100, "token"), (200, "image"), (3, "token")]
-    assert (failed.status, failed.item) == ("failed", "token") and both.value("images_per_second") == 4
+    assert (failed.status, failed.item) == ("failed", "item") and both.value("images_per_second") == 4
+    assert "none of Tokens/second, Images/second" in str(failed.metrics["throughput"].reason), "it was one of tokens"
     assert images.metrics["throughput"].unit == "image/s" and set(images.metrics) == {"throughput"}
-    assert [len(work) for work in same_work([tokens, images, failed, both])] == [3, 1]
+    assert [len(work) for work in same_work([tokens, images, failed, both])] == [2, 1, 1]
 
 
 @pytest.mark.parametrize(
-    ("title", "name", "value", "unit"),
+    ("titles", "name", "value", "unit"),
     [
-        ("energy_per_item(J/token)", "energy_per_item", 0.5, "J/token"),
-        ("energy_per_item(Wh/tokens)", "energy_per_item", 1800, "J/token"),
-        ("items_per_watt_hour(token/Wh)", "items_per_watt_hour", 0.5, "token/Wh"),
-        ("energy_per_item(J/image)", "energy_per_item_in_table", 0.5, "J/image"),
-        ("energy_per_item(J)", "energy_per_item_in_table", 0.5, "J"),
-        ("mean_power(W/token)", "mean_power_in_table", 0.5, "W/token"),
+        ("devices,Tokens/second", "throughput", 125, "token/s"),
+        ("devices,Images/second[img/s]", "throughput", 125, "image/s"),
+        ("devices,Tokens/second(img/s)", "tokens_per_second", 125, "img/s"),
+        ("devices,Tokens/second(ktokens/s)", "tokens_per_second", 125, "ktokens/s"),
+        ("devices,Tokens/second(per GPU)", "tokens_per_second", 125, "per GPU"),
+        ("devices,Tokens/second/GPU", "tokens_per_second_per_gpu", 125, "?"),
+        ("devices,TFLOPs/GPU(TFLOP/s)", "achieved_flops_per_device", 125e12, "FLOP/s"),
+        ("devices,TFLOPs/GPU(GFLOPs)", "tflops_per_gpu", 125, "GFLOPs"),
+        ("Tokens/s,energy_per_item(J/token)", "energy_per_item", 125, "J/token"),
+        ("Tokens/s,energy_per_item(Wh/tokens)", "energy_per_item", 450_000, "J/token"),
+        ("Tokens/s,items_per_watt_hour(token/Wh)", "items_per_watt_hour", 125, "token/Wh"),
+        ("Tokens/s,energy_per_item(J/image)", "energy_per_item_in_table", 125, "J/image"),
+        ("Tokens/s,energy_per_item(J)", "energy_per_item_in_table", 125, "J"),
+        ("Tokens/s,mean_power(W/token)", "mean_power_in_table", 125, "W/token"),
     ],
 )
-def test_units_of_one_item_are_those_of_what_is_counted(tmp_path: Path, title: str, name: str, value: float, unit: str) -> None:
-    add(tmp_path, "t", f"system,Tokens/s,{title}", "A100,100,0.5")
+def test_a_column_is_caraml_s_metric_in_its_own_unit_alone(tmp_path: Path, titles: str, name: str, value: float, unit: str) -> None:
+    """Thousands of tokens were taken for tokens, and one device's rate for that of all."""
+    add(tmp_path, "t", f"system,{titles}", "A100,8,125")
     (record,) = Store(tmp_path / "out").records("t")
-    assert (record.metrics[name].value, record.metrics[name].unit) == (value, unit)
+    rate = {"throughput": (8, "token/s")} if titles.startswith("Tokens/s,") else {}
+    assert {key: (metric.value, metric.unit) for key, metric in record.metrics.items()} == {name: (value, unit)} | rate
 
 
 def test_weak_scaling_is_found_and_what_is_not_stated_is_said(tmp_path: Path) -> None:

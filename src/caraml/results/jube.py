@@ -1,111 +1,50 @@
 """Result tables of JUBE as records: what a row says, and for the rest the reason why it is not known.
 
-A table has text cells, and units at most in its header. Only columns whose meaning is certain from their name become CARAML's own metrics,
-in its units; other numbers keep their name and unit, and texts and what sets a run up become parameters. Rows that differ in results alone
-are repeats. Energy is that of jpwr, around the whole program of each rank: the energy of a run and not of the rate's window.
+A table has text cells, and units at most in its header. Rows that differ in results alone are repeats. A row that is there already is known
+by what it says.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections import Counter
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
 
 from pydantic import JsonValue, ValidationError
 
 from caraml.base.errors import InputError, in_a_line
-from caraml.base.format import JOULES_PER_WATT_HOUR
-from caraml.metrics.definitions import METRICS as DEFINED
-from caraml.metrics.model import Facts, Metric
+from caraml.metrics.model import Facts
 from caraml.results.archive import Done
-from caraml.results.cells import (
-    BOOKKEEPING,
-    COUNTS,
-    DATA_PARALLEL,
-    EACH_SECOND,
-    LONGEST,
-    OF_DEVICES,
-    RATE,
-    SEPARATED,
-    SET_UP,
-    UNITS,
-    name_and_unit,
-    number,
-    number_of,
-    read_rows,
-)
+from caraml.results.cells import LONGEST, SEPARATED, UNITS, counted, name_and_unit, number, read_columns, read_rows
+from caraml.results.jube_row import DIGITS, Around, TableRow, read_row
 from caraml.results.listing import Listing
 from caraml.results.record import Record
 from caraml.results.store import Store, see_readable, write_record
-from caraml.suite.jube import PRECISIONS
-from caraml.suite.model import IMPORTED, NOT_STATED, Point, Stated
+from caraml.suite.model import IMPORTED, NOT_STATED, Point
 from caraml.system.catalogue import list_systems
 from caraml.system.model import System
 
 UNKNOWN = "unknown"
-NO_UNIT = "?"
 _SHOWN = 3
 """Cells without a number that a reason lists."""
 _NOT_THERE = "the table does not say"
-_LIMITS = ("Runtime(min)", "exit_duration")
-"""Titles of CARAML's scripts for the time after which a run was to end, which is no measurement."""
-_DIGITS = "and numbers are read with a decimal point and without separators"
-_OF_JPWR = "of the whole program, as jpwr measures it; not of the rate's window"
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """Titles by what their columns hold, which is the same in every row."""
-
-    rates: dict[str, str]
-    """With what each counts."""
-    results: set[str]
-    bookkeeping: set[str]
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One row, sorted by what it means."""
-
-    cells: dict[str, str]
-    """As the table has them, without those that are blank."""
-    params: dict[str, JsonValue]
-    metrics: dict[str, Metric]
-    item: str | None
-    counts: dict[str, int]
-    """``global_batch``, ``nodes`` and ``devices`` (of all nodes), where the table says them."""
-    system: System | str | None
-    precision: Stated | None
-    bookkeeping: dict[str, JsonValue]
-    """What tells runs of the same work apart, and what follows from the devices."""
-    unread: list[str]
-    """Cells where a number was expected."""
-
-    @property
-    def digest(self) -> str:
-        """Hash of what the row and its file of energy say: by it the record of a row is found again, whatever CARAML makes of it."""
-        energy = self.metrics.get("run_energy")
-        said = [sorted(self.cells.items()), energy.value if energy is not None else None]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
 
 def read_table(path: Path, root: Path, suite: str | None) -> Done:
     """Add a table's rows to a store, as a suite of this name (default: the file's). A row that the suite has already is known.
 
     Raises:
-        InputError: not a table of text, no header, a row of another length or of what no record can hold, or more than is read.
+        InputError: not a table of text, no header, a row of another length or of what no record can hold, more than is read, two columns of
+            one quantity that differ, or a number below zero that cannot be.
     """
     name = re.sub(r"[^a-z0-9_-]+", "-", (suite or path.stem).lower()).strip("-") or "imported"
     store, done = Store(root), Done()
     written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
     table = read_rows(path)
-    columns = _columns(table)
-    rows = [_sorted(cells, columns, path.parent) for cells in table]
+    systems = {word.casefold(): one for one in list_systems() for word in (one.name, *one.aliases)}
+    around = Around(read_columns(path, table), systems, path.parent)
+    rows = [read_row(cells, around) for cells in table]
     there = _known(store, name, rows)
     points = _points(path, name, rows, there)
     found = {index: (record.key, record.point.label) for index, record in there.items()}
@@ -121,7 +60,7 @@ def read_table(path: Path, root: Path, suite: str | None) -> Done:
     return done
 
 
-def _points(path: Path, suite: str, rows: list[_Row], there: dict[int, Record]) -> dict[int, Point]:
+def _points(path: Path, suite: str, rows: list[TableRow], there: dict[int, Record]) -> dict[int, Point]:
     """The points of the rows that are not ``there``, by their numbers; all before any is written, so that a table is taken whole or not
     at all.
 
@@ -149,164 +88,7 @@ def _points(path: Path, suite: str, rows: list[_Row], there: dict[int, Record]) 
     return found
 
 
-def _columns(table: list[dict[str, str]]) -> _Columns:
-    """A column is one of results where any of its cells is a number and its name does not say that it sets a run up."""
-    rates, results, bookkeeping = dict[str, str](), set[str](), set[str]()
-    counts = [_counts(cells) for cells in table]
-    for title in table[0]:
-        name, unit = name_and_unit(title)
-        texts = [cells[title] for cells in table]
-        spelt = name_and_unit(unit)[0] if unit else ""
-        rate = RATE.fullmatch(spelt if name in ("throughput", "rate") and unit else name)
-        if rate and (not unit or RATE.fullmatch(spelt) or EACH_SECOND.fullmatch(spelt)):
-            rates[title] = rate[1]
-        elif not unit and (BOOKKEEPING.fullmatch(name) or (name not in COUNTS and _follows(name, texts, counts))):
-            bookkeeping.add(title)
-        elif title not in _LIMITS and name not in {"system", "precision", *COUNTS} and (unit or not SET_UP.search(name)):
-            results |= {title} if any(number(text) is not None or SEPARATED.fullmatch(text) for text in texts) else set()
-    return _Columns(rates, results, bookkeeping)
-
-
-def _counts(cells: dict[str, str]) -> dict[str, int]:
-    named = ((COUNTS.get(name_and_unit(title)[0]), number_of(text)) for title, text in cells.items())
-    return {name: found for name, found in named if name and found}
-
-
-def _follows(name: str, texts: list[str], counts: list[dict[str, int]]) -> bool:
-    """Whether a column follows from the devices, which every row has to say: it changes with them, and is no work of its own."""
-    if not all("devices" in one for one in counts):
-        return False
-    numbers = [number_of(text) for text in texts]
-    if DATA_PARALLEL.search(name):  # copies of a model; not whether there are some
-        return all(each is not None and each >= 1 and one["devices"] % each == 0 for each, one in zip(numbers, counts, strict=True))
-    following = (
-        [one["devices"] for one in counts],
-        [one["devices"] / one.get("nodes", 1) for one in counts],
-        [one.get("global_batch", 0) / one["devices"] for one in counts],
-    )
-    return bool(OF_DEVICES.search(name)) and numbers in following
-
-
-def _sorted(cells: dict[str, str], columns: _Columns, folder: Path) -> _Row:
-    params, bookkeeping = dict[str, JsonValue](), dict[str, JsonValue]()
-    metrics: dict[str, Metric] = {}
-    system: System | str | None = None
-    precision: Stated | None = None
-    counts = _counts(cells)
-    own = _rate(cells, columns)
-    item = columns.rates.get(own)
-    for title, text in cells.items():
-        name, unit = name_and_unit(title)
-        value: float | None = number(text)
-        if title == own:
-            metrics["throughput"] = _positive(text, value, f"{item}/s")
-        elif name in {"avg_tflops_per_gpu", "tflops_per_gpu"} and (not unit or unit.lower().startswith("tflop")):
-            metrics["achieved_flops_per_device"] = _positive(text, value, "FLOP/s", 1e12)
-        elif name == "energyfile" and text:
-            metrics["run_energy"] = _energy_file(folder / Path(text).name, counts.get("nodes"))
-        elif name in {"energy_per_device", "energy_counter_per_device"} and unit in UNITS["J"]:
-            metrics.setdefault("run_energy", _energy(text, value, counts.get("devices"), UNITS["J"][unit]))
-        elif title in columns.results or (title in columns.rates and text):
-            _add(metrics, title, text, item)
-        elif not text or COUNTS.get(name) in counts:
-            pass
-        elif name == "system":
-            system = next(
-                (one for one in list_systems() if text.casefold() in {word.casefold() for word in (one.name, *one.aliases)}), text
-            )
-        elif name == "precision" and (found := PRECISIONS.get(text, PRECISIONS.get(text.lower()))) is not None:
-            precision = found
-        else:
-            (bookkeeping if title in columns.bookkeeping else params)[title] = text
-    said = {title: text for title, text in cells.items() if text}
-    expected = columns.results | columns.rates.keys()
-    unread = [f"{title} is {text!r}" for title, text in said.items() if title in expected and number(text) is None]
-    return _Row(said, params, metrics, item, counts, system, precision, bookkeeping, unread)
-
-
-def _rate(cells: dict[str, str], columns: _Columns) -> str:
-    """The title of the row's own rate: a table may have a column for each thing that is counted. Empty without one."""
-    known = (title for title in columns.rates if (number(cells[title]) or 0) > 0)
-    told = (title for title in columns.rates if cells[title])
-    return next(known, next(told, next(iter(columns.rates), "")))
-
-
-def _add(metrics: dict[str, Metric], title: str, text: str, item: str | None) -> None:
-    """A result under the name of its column, in CARAML's unit where the name is one of CARAML's; where it has no such unit, beside that."""
-    name, unit = name_and_unit(title)
-    value, reason = number(text), None if unit else "the table gives no unit"
-    if name in DEFINED:
-        own, factor = _own_unit(DEFINED[name].unit, unit, item)
-        name, unit, factor = (f"{name}_in_table", unit, 1.0) if factor is None else (name, own, factor)
-        reason = f"the table's {title!r}, of whatever it was measured around" if name in DEFINED else reason
-        value = value * factor if value is not None else None
-    while name in metrics:  # titles differ, and what is left of them need not
-        name += "_"
-    metrics[name] = Metric(value=value, unit=unit or NO_UNIT, reason=reason if value is not None else _blank(text))
-
-
-def _own_unit(defined: str, unit: str | None, item: str | None) -> tuple[str, float | None]:
-    """CARAML's unit of a metric, with what is counted in it, and what the table's is in it: ``None`` if it is none of its units."""
-    found = re.search("token|image|sample|sequence", unit or "")
-    own = defined.replace("{item}", item or (found[0] if found else "item"))
-    (amount, _, per), (told, _, told_per) = own.partition("/"), re.sub(r"(token|image|sample|sequence)s", r"\1", unit or "").partition("/")
-    if per != told_per:
-        return own, None
-    return own, 1.0 if told == amount else UNITS.get(amount, {}).get(told)
-
-
-def _positive(text: str, value: float | None, unit: str, factor: float = 1.0) -> Metric:
-    """A rate, which is above zero."""
-    known = value is not None and value > 0
-    return Metric(value=factor * value if known and value is not None else None, unit=unit, reason=None if known else _blank(text))
-
-
-def _energy(text: str, value: float | None, devices: int | None, joules: float) -> Metric:
-    """Energy of all devices from the column of one device's, or of the list of all; ``joules`` of its unit."""
-    reason = None if devices is not None else "the table gives one device's and not how many there were"
-    if text.startswith("[") and text.endswith("]"):
-        each = [number(one) for one in text[1:-1].split(",")]
-        wrong = f"the table has {len(each)} devices' and says that there were {devices}" if devices not in (None, len(each)) else None
-        value, devices, reason = None if None in each else sum(one for one in each if one is not None), 1, wrong
-    if value is None or value <= 0:
-        reason = _blank(text)
-    if reason is not None or value is None or devices is None:
-        return Metric(value=None, unit="J", reason=reason)
-    return Metric(value=value * devices * joules, unit="J", reason=_OF_JPWR)
-
-
-def _energy_file(path: Path, count: int | None) -> Metric:
-    """Energy [J] in the table that CARAML's scripts make of jpwr's: a row for each rank, each of which has all devices of its node [Wh].
-
-    ``count``: of nodes, as the table of results says.
-    """
-    try:
-        rows = read_rows(path)
-    except InputError as error:
-        return Metric(
-            value=None, unit="J", reason=f"its energy is in a file of its own that is not beside the table: {in_a_line(error)}"[:LONGEST]
-        )
-    devices = [name for name in rows[0] if re.fullmatch(r"(pynvml|rocm|gc):\d+", name)]
-    nodes: dict[str, list[float | None]] = {}
-    for row in rows:
-        each = [number(row[name]) for name in devices]
-        nodes.setdefault(row.get("nodename", ""), []).append(None if None in each else sum(one for one in each if one is not None))
-    ranks = [one for of_node in nodes.values() for one in of_node]
-    if not devices or None in ranks:
-        return Metric(value=None, unit="J", reason=f"{path.name} has no energy of each device, or not of every rank")
-    if count not in (None, len(nodes)):
-        return Metric(value=None, unit="J", reason=f"{path.name} has {len(nodes)} of the {count} nodes")
-    total = sum(fmean(one for one in of_node if one is not None) for of_node in nodes.values())
-    return Metric(value=total * JOULES_PER_WATT_HOUR, unit="J", reason=_OF_JPWR)
-
-
-def _blank(text: str) -> str:
-    if not text:
-        return "the table's cell is blank"
-    return f"the table has {text!r} here{f', {_DIGITS}' if SEPARATED.fullmatch(text) else ''}"
-
-
-def _point(suite: str, row: _Row) -> Point:
+def _point(suite: str, row: TableRow) -> Point:
     batch, nodes, known = row.counts.get("global_batch", 1), row.counts.get("nodes", 1), row.system
     total = row.counts.get("devices")
     return Point(
@@ -326,7 +108,7 @@ def _point(suite: str, row: _Row) -> Point:
     )
 
 
-def _record(point: Point, row: _Row, attempt: int, written: str, source: str) -> Record:
+def _record(point: Point, row: TableRow, attempt: int, written: str, source: str) -> Record:
     told = {name for name in row.counts if name != "devices" or row.counts["devices"] % row.counts.get("nodes", 1) == 0}
     told |= {name for name in ("system", "precision") if getattr(row, name) is not None}
     told |= {"device", "device_class"} if isinstance(row.system, System) else set()
@@ -335,7 +117,7 @@ def _record(point: Point, row: _Row, attempt: int, written: str, source: str) ->
     missing |= {"window": _NOT_THERE, "energy": _NOT_THERE, "started_at": "not known; the table was written then"}
     measured = any(metric.value is not None for metric in row.metrics.values())
     separated = any(map(SEPARATED.fullmatch, row.cells.values()))
-    unread = f" ({', '.join(row.unread[:_SHOWN])}{f'; {_DIGITS[4:]}' if separated else ''})" if row.unread else ""
+    unread = f" ({', '.join(row.unread[:_SHOWN])}{f'; {DIGITS[4:]}' if separated else ''})" if row.unread else ""
     facts = Facts(item=row.item or "item", items_per_sample=1, parameters=None, flops_per_item=None, flops_formula=_NOT_THERE)
     return Record(
         key=point.key,
@@ -346,43 +128,94 @@ def _record(point: Point, row: _Row, attempt: int, written: str, source: str) ->
         started_at=written,
         facts=facts,
         metrics=row.metrics,
-        environment={"imported_from": source, "row": row.digest, "bookkeeping": row.bookkeeping, "missing": missing},
+        environment={"imported_from": source, "row": row.digest(), "bookkeeping": row.bookkeeping, "missing": missing},
     )
 
 
-def _known(store: Store, suite: str, rows: list[_Row]) -> dict[int, Record]:
+def _known(store: Store, suite: str, rows: list[TableRow]) -> dict[int, Record]:
     """Of those rows that a suite has a record of, by their numbers, the record: the newest of its point, and of no other row."""
     listed = {key for listing in store.rounds(suite) for key, _ in listing.points}
     keys = [key for key, name in store.names().items() if name.partition("-")[0].partition("_")[0] == IMPORTED]
     newest = (record for key in keys for record in store.newest(key, 1) if record.point.suite == suite or key in listed)
     there: dict[JsonValue, list[Record]] = {}
-    for record in sorted(newest, key=lambda record: record.point.repeat, reverse=True):
+    for record in sorted(newest, key=lambda record: record.point.repeat):
         digest = record.environment.get("row")
         there.setdefault(digest if isinstance(digest, str) else None, []).append(record)
-    earlier, found = there.pop(None, [])[::-1], dict[int, Record]()
+    earlier, found = _Earlier(there.pop(None, [])), dict[int, Record]()
     for index, row in enumerate(rows):
-        if alike := there.get(row.digest):
-            found[index] = alike.pop()
-        elif (known := next((one for one in earlier if _is_of(one, row)), None)) is not None:
-            earlier.remove(known)
-            found[index] = known
+        alike = there.get(row.digest(), []) or there.get(row.digest(row.run_energy), [])
+        known = next((one for one in alike if row.energy is None or one.value("run_energy") == row.energy), None)
+        if known is not None:
+            alike.remove(known)
+        elif (known := earlier.take(row)) is None:
+            continue
+        found[index] = known
     return found
 
 
-def _is_of(record: Record, row: _Row) -> bool:
-    """Whether a record without a digest is that of a row: versions up to 0.1.0 had other columns among its parameters."""
-    point, unstated = record.point, record.unstated
-    devices = point.params.get("Devices") if isinstance(point.params.get("Devices"), int) else point.world
-    said = {"nodes": point.nodes, "global_batch": point.global_batch, "devices": devices}
-    untold = set(unstated) - ({"devices"} if devices != point.world else set())
-    system = row.system.name if isinstance(row.system, System) else row.system or UNKNOWN
-    if {name: value for name, value in said.items() if name not in untold} != row.counts or point.system != system:
-        return False
-    texts = {title: text or "" for title, text in point.params.items() if isinstance(text, str | None)}
-    if any(row.cells.get(title, "") != text for title, text in texts.items()):
-        return False
-    stated = point.precision if "precision" not in unstated else None
-    if stated != row.precision and not any(name_and_unit(title)[0] == "precision" for title in texts):
-        return False
-    ours, theirs = ({metric.value for metric in one.metrics.values()} - {None} for one in (row, record))
-    return ours <= theirs <= ours | set(map(number, row.cells.values()))
+class _Earlier:
+    """Records without a digest: versions up to 0.1.0 wrote none, and had other columns among the parameters of a row."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self._records: dict[float | None, list[_Said]] = {}
+        for record in records:
+            said = _Said(record)
+            self._records.setdefault(max(said.values, default=None), []).append(said)
+
+    def take(self, row: TableRow) -> Record | None:
+        """The record of a row, which is that of no other one."""
+        read = _readings(row)
+        values: set[float | None] = {None}.union(*read.values())
+        for alike in (self._records[value] for value in values & self._records.keys()):
+            if (known := next((said for said in alike if said.is_of(row, read, values)), None)) is not None:
+                alike.remove(known)
+                return known.record
+        return None
+
+
+def _readings(row: TableRow) -> dict[str, set[float]]:
+    """What numbers of each cell may stand in a record: it as it is, in CARAML's unit, and what is made of it now."""
+    read = {title: {value} if (value := number(text)) is not None else set[float]() for title, text in row.cells.items()}
+    for title, plain in read.items():
+        unit = name_and_unit(title)[1]
+        plain |= {value * units[unit] for units in UNITS.values() if unit in units for value in plain}
+    for name, metric in row.metrics.items():
+        if metric.value is not None:
+            read.setdefault(row.sources[name], set()).add(metric.value)
+    return read
+
+
+class _Said:
+    """What a record without a digest says of its row."""
+
+    def __init__(self, record: Record) -> None:
+        point, unstated = record.point, record.unstated
+        devices = point.params.get("Devices")
+        told = {"nodes": point.nodes, "global_batch": point.global_batch, "devices": devices if isinstance(devices, int) else point.world}
+        untold = set(unstated) - ({"devices"} if isinstance(devices, int) else set())
+        self.record = record
+        self.counts = {name: value for name, value in told.items() if name not in untold}
+        self.system = point.system if "system" not in unstated else None
+        self.precision = point.precision if "precision" not in unstated else None
+        self.stated = {*self.counts, *({"system", "precision"} - set(unstated))}
+        self.texts = {title: text or "" for title, text in point.params.items() if isinstance(text, str | None)}
+        self.values = {metric.value for metric in record.metrics.values() if metric.value is not None}
+
+    def is_of(self, row: TableRow, read: dict[str, set[float]], values: set[float | None]) -> bool:
+        """Whether all of it is in a row, and all of the row in it: as text, or as a number ``read`` of a cell (``values``: of any)."""
+        system = row.system.name if isinstance(row.system, System) else row.system
+        if any(row.counts.get(name) != value for name, value in self.counts.items()) or self.system not in (None, system):
+            return False
+        if self.precision not in (None, row.precision) or any(row.cells.get(title, "") != text for title, text in self.texts.items()):
+            return False
+        energy = {self.record.value("run_energy")} if row.energy is None else set[float | None]()  # its file may be gone
+        if not self.values <= values | energy or not (row.energy is None or row.energy in self.values):
+            return False
+        return all(self._has(title, read[title]) for title in row.cells if title not in self.texts)
+
+    def _has(self, title: str, read: set[float]) -> bool:
+        """Whether a cell of a row, which is no parameter of it, stands in it."""
+        name = name_and_unit(title)[0]
+        if name in ("system", "precision") or counted(title):
+            return (counted(title) or name) in self.stated
+        return not read or bool(read & self.values)

@@ -1,0 +1,234 @@
+"""A row of a result table of JUBE, sorted by what it means: metrics, parameters, counts and what tells runs of the same work apart.
+
+Only columns whose meaning is certain from their name become CARAML's own metrics, in its units; other results keep their name and unit, and
+all else becomes parameters. Energy is that of jpwr, around the whole program of each rank: of a run and not of the rate's window.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from caraml.base.format import JOULES_PER_WATT_HOUR
+from caraml.metrics.definitions import METRICS as DEFINED
+from caraml.metrics.model import Metric
+from caraml.results.cells import (
+    LONGEST,
+    SEPARATED,
+    UNITS,
+    Columns,
+    counted,
+    counts_of,
+    energy_of_nodes,
+    is_energy,
+    is_tflops,
+    name_and_unit,
+    number,
+    numbers,
+    own_unit,
+)
+from caraml.suite.jube import PRECISIONS
+from caraml.suite.model import Stated
+from caraml.system.model import System
+
+NO_UNIT = "?"
+DIGITS = "and numbers are read with a decimal point and without separators"
+_OF_JPWR = "of the whole program, as jpwr measures it; not of the rate's window"
+
+
+@dataclass(frozen=True)
+class Around:
+    """What the rows of a table have in common."""
+
+    columns: Columns
+    systems: dict[str, System]
+    """By each of their names, in lower case."""
+    folder: Path
+    """Of the table: files that it names lie beside it."""
+    energies: dict[str, dict[str, float] | str] = field(default_factory=dict)
+    """By the name of a file of energies, that of each node [Wh], or why it is not known."""
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One row, sorted by what it means."""
+
+    cells: dict[str, str]
+    """As the table has them, without those that are blank."""
+    params: dict[str, JsonValue]
+    metrics: dict[str, Metric]
+    item: str | None
+    counts: dict[str, int]
+    """``global_batch``, ``nodes`` and ``devices`` (of all nodes), where the table says them."""
+    system: System | str | None
+    precision: Stated | None
+    bookkeeping: dict[str, JsonValue]
+    """What tells runs of the same work apart, and what follows from the devices."""
+    unread: list[str]
+    """Cells where a number was expected."""
+    sources: dict[str, str]
+    """By a metric's name, the title of the column that it is from."""
+    energy: float | None
+    """What its file of energies says [J]; ``None`` without one."""
+
+    @property
+    def run_energy(self) -> float | None:
+        """Energy of the run [J]."""
+        return self.metrics["run_energy"].value if "run_energy" in self.metrics else None
+
+    def digest(self, energy: float | None = None) -> str:
+        """Hash of what the row says: by it its record is found again, whatever CARAML makes of it. Once, its ``energy`` was part of it."""
+        return hashlib.sha256(json.dumps([sorted(self.cells.items()), energy]).encode()).hexdigest()[:16]
+
+
+def read_row(cells: dict[str, str], around: Around) -> TableRow:
+    """Sort the cells of a row. Raises :class:`InputError` for an energy below zero in a file of energies."""
+    params, bookkeeping = dict[str, JsonValue](), dict[str, JsonValue]()
+    system: System | str | None = None
+    precision: Stated | None = None
+    counts = counts_of(cells)
+    found = _Found(cells, around, counts)
+    for title, text in cells.items():
+        name = name_and_unit(title)[0]
+        if found.take(title, text) or not text or counted(title) in counts:
+            pass
+        elif name == "system":
+            system = around.systems.get(text.casefold(), text)
+        elif name == "precision" and (stated := PRECISIONS.get(text, PRECISIONS.get(text.lower()))) is not None:
+            precision = stated
+        else:
+            (bookkeeping if title in around.columns.bookkeeping else params)[title] = text
+    energy = found.take_energies()
+    said = {title: text for title, text in cells.items() if text}
+    unread = _unread(said, around.columns)
+    return TableRow(said, params, found.metrics, found.item, counts, system, precision, bookkeeping, unread, found.sources, energy)
+
+
+def _unread(said: dict[str, str], columns: Columns) -> list[str]:
+    """Why a row has no number, cell by cell."""
+    expected = columns.results.keys() | columns.rates.keys()
+    if expected:
+        return [f"{title} is {text!r}" for title, text in said.items() if title in expected and number(text) is None]
+    unclear = (title for title, text in said.items() if not counted(title) and not name_and_unit(title)[1] and number(text) is not None)
+    return [f"{title} is a parameter, because it has no unit" for title in unclear]
+
+
+def _rate(cells: dict[str, str], rates: dict[str, str]) -> tuple[str, str | None]:
+    """The title of the row's own rate, and what it counts: a table may have a column for each thing that is counted. Without a number it is
+    what all columns count, or not known."""
+    known = [title for title in rates if (number(cells[title]) or 0) > 0]
+    told = [title for title in rates if cells[title]]
+    alike = (titles for titles in (told, [*rates]) if len({rates[title] for title in titles}) == 1)
+    own = next(iter(known or next(alike, [])), "")
+    return own, rates.get(own)
+
+
+class _Found:
+    """The metrics of a row, and the titles of their columns."""
+
+    def __init__(self, cells: dict[str, str], around: Around, counts: dict[str, int]) -> None:
+        self.metrics = dict[str, Metric]()
+        self.sources = dict[str, str]()
+        self._around, self._counts = around, counts
+        self._energies: dict[str, Metric] = {}
+        rates = around.columns.rates
+        self._rate, self.item = _rate(cells, rates)
+        if rates and not self._rate:
+            reason = f"the row has a number in none of {', '.join(rates)}"[:LONGEST]
+            self.metrics["throughput"] = Metric(value=None, unit="item/s", reason=reason)
+
+    def take(self, title: str, text: str) -> bool:
+        """Whether a cell is in a column of results; then it is taken."""
+        (name, unit), columns = name_and_unit(title), self._around.columns
+        if title == self._rate:
+            self._put("throughput", title, _positive(text, f"{self.item}/s"))
+        elif is_tflops(name, unit):
+            self._put("achieved_flops_per_device", title, _positive(text, "FLOP/s", 1e12))
+        elif name == "energyfile" and text:
+            self._energies[title] = _energy_file(Path(text).name, self._around, self._counts.get("nodes"))
+        elif is_energy(name, unit):
+            self._energies[title] = _energy(text, self._counts.get("devices"), UNITS["J"][unit or ""])
+        elif title in columns.results:
+            self._add(title, text, columns.results[title])
+        elif title not in columns.rates:
+            return False
+        elif text and columns.rates[title] != self.item:  # columns of one item say the same
+            self._add(title, text, name)
+        return True
+
+    def _put(self, name: str, title: str, metric: Metric) -> None:
+        """One that is there with a number stays: columns of one quantity do not differ."""
+        if name not in self.metrics or self.metrics[name].value is None:
+            self.metrics[name], self.sources[name] = metric, title
+
+    def _add(self, title: str, text: str, name: str) -> None:
+        """A result under the name of its column, in CARAML's unit where that is one of CARAML's; where it has no such unit, beside that."""
+        plain, unit = name_and_unit(title)
+        value, reason = number(text), None if unit else "the table gives no unit"
+        if plain in DEFINED:
+            own, factor = own_unit(DEFINED[plain].unit, unit, self.item)
+            if factor is None:
+                name = f"{name}_in_table"
+            elif plain not in self.metrics or self.metrics[plain].unit == own:
+                name, unit, reason = plain, own, f"the table's {title!r}, of whatever it was measured around"
+                value = value * factor if value is not None else None
+        self._put(name, title, Metric(value=value, unit=unit or NO_UNIT, reason=reason if value is not None else _blank(text)))
+
+    def take_energies(self) -> float | None:
+        """Take the energy of the run, by a file before columns; what others say keeps their names, because they measure in another way.
+
+        Return what the file says [J]; ``None`` without one.
+        """
+        of_file = {title: metric for title, metric in self._energies.items() if name_and_unit(title)[0] == "energyfile"}
+        for title, metric in (of_file | self._energies).items():
+            if (before := self.metrics.get("run_energy")) is None or before.value is None:
+                if before is None or metric.value is not None:
+                    self._put("run_energy", title, metric)
+            elif metric.value is not None:
+                reason = f"the table's {title!r}, of all devices; run_energy is that of {self.sources['run_energy']!r}"
+                self._put(f"run_energy_by_{name_and_unit(title)[0]}", title, metric.model_copy(update={"reason": reason}))
+        return next((metric.value for metric in of_file.values()), None)
+
+
+def _positive(text: str, unit: str, factor: float = 1.0) -> Metric:
+    """A rate, which is above zero."""
+    value = number(text)
+    known = value is not None and value > 0
+    return Metric(value=factor * value if known and value is not None else None, unit=unit, reason=None if known else _blank(text))
+
+
+def _energy(text: str, devices: int | None, joules: float) -> Metric:
+    """Energy of all devices from the column of one device's, or of the list of all; ``joules`` of its unit."""
+    reason = None if devices is not None else "the table gives one device's and not how many there were"
+    each = numbers(text)
+    value = None if None in each else sum(one for one in each if one is not None)
+    if text.startswith("["):
+        wrong = f"the table has {len(each)} devices' and says that there were {devices}" if devices not in (None, len(each)) else None
+        devices, reason = 1, wrong
+    if value is None or value <= 0:
+        reason = _blank(text)
+    if reason is not None or value is None or devices is None:
+        return Metric(value=None, unit="J", reason=reason)
+    return Metric(value=value * devices * joules, unit="J", reason=_OF_JPWR)
+
+
+def _energy_file(name: str, around: Around, count: int | None) -> Metric:
+    """Energy [J] in a file of energies; ``count``: of nodes, as the table of results says."""
+    if name not in around.energies:  # rows of one file
+        around.energies[name] = energy_of_nodes(around.folder / name)
+    found = around.energies[name]
+    if isinstance(found, str):
+        return Metric(value=None, unit="J", reason=found)
+    if count not in (None, len(found)):
+        return Metric(value=None, unit="J", reason=f"{name} has {len(found)} of the {count} nodes")
+    return Metric(value=sum(found.values()) * JOULES_PER_WATT_HOUR, unit="J", reason=_OF_JPWR)
+
+
+def _blank(text: str) -> str:
+    if not text:
+        return "the table's cell is blank"
+    return f"the table has {text!r} here{f', {DIGITS}' if SEPARATED.fullmatch(text) else ''}"
