@@ -169,13 +169,14 @@ def test_a_sensor_that_hangs_costs_its_energy_and_nothing_else(victim: Victim, t
 
 
 def loaders_of(worker: int) -> list[int]:
-    """Processes that read for a worker: forked from it, or by a fork server below it, of which they have the command line."""
-    found, helpers = [], ("resource_tracker", "caraml.power")
+    """Processes that read for a worker, as torch names them: forked from it, or by a fork server below it."""
+    found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
             parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == worker and not any(name in (process / "cmdline").read_text() for name in helpers):
-                found += loaders_of(int(process.name)) or [int(process.name)]
+            if parent == worker:
+                reads = (process / "comm").read_text().startswith("pt_data_worker")
+                found += [int(process.name)] if reads else loaders_of(int(process.name))
     return found
 
 

@@ -177,6 +177,19 @@ def test_what_0_1_0_imported_is_known_and_stays_its_round(tmp_path: Path) -> Non
     assert add(tmp_path / "old", "t", lines[0], lines[1].replace(",30,", ",31,")).records == 1, "a number is another one"
 
 
+def test_what_0_1_0_imported_is_known_without_its_file_of_energy(tmp_path: Path) -> None:
+    """The energy, the largest number of most rows, is in no cell then."""
+    lines = ("devices,gbs,Tokens/s,EnergyFile", "4,64,100,e.csv", "4,64,101,e.csv")
+    (tmp_path / "e.csv").write_text("rank,pynvml:0\n0,11\n")
+    add(tmp_path, "t", *lines)
+    store = Store(tmp_path / "old" / "out")
+    for record in Store(tmp_path / "out").records("t"):
+        earlier(store, "t", record, JobID=str(record.value("throughput")))
+    ours = (f"JobID,{lines[0]}", *(f"{rate}.0,{line}" for rate, line in zip((100, 101), lines[1:], strict=True)))
+    done = add(tmp_path / "old", "t", *ours)
+    assert (done.records, done.known) == (0, 2) and {one.value("run_energy") for one in store.records("t")} == {11 * 3600}
+
+
 def test_rows_are_looked_for_among_those_of_earlier_versions_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each was compared with all."""
     lines = ("gbs,Tokens/s", *(f"64,{100 + number}" for number in range(50)))
@@ -292,6 +305,19 @@ def test_a_column_of_results_is_one_in_every_row(tmp_path: Path) -> None:
         ("TFLOPs/GPU_max", "88 90", {"tflops_per_gpu_max": "?"}),
         ("epoch_time", "8 9", {"epoch_time_in_table": "?"}),
         ("layers[1]", "8 9", {}),
+        *(
+            (name, "8 16", {})
+            for name in ("grad_acc", "z_loss", "gpu_memory_utilization", "max_power", "mean_pool", "warmup_time", "duration")
+        ),
+        *((name, "8 16", {name: "?"}) for name in ("step_time_ms", "peak_memory_gb", "power_draw", "wall_time", "gpu_util", "mem_used")),
+        *(
+            (name, "8 16", {name: "?"})
+            for name in ("latency_ms", "energy_consumed", "gpu_hours", "time_to_train", "val_loss_epoch_3", "ms_per_step")
+        ),
+        ("duration", "8.1 16.2", {"duration": "?"}),
+        *((f"{name}(s)", "8 16", {name: "s"}) for name in ("wall_time", "time_per_sequence", "duration")),
+        ("Time/batch(ms)", "8 16", {"time_per_batch": "ms"}),
+        ("Energy/GPUs(Wh)", "8 16", {"energy_per_gpus": "Wh"}),
         ("my figure[1]", "8 9", {"my_figure": "1"}),
     ],
 )
@@ -321,33 +347,60 @@ def test_a_batch_of_tokens_is_no_batch_of_samples(tmp_path: Path) -> None:
         ("gbs;GlobalBatchSize", "64;128", "'gbs' and 'GlobalBatchSize' mean the same, found '64' and '128'"),
         ("Tokens/s;Tokens/second", "64;65", "mean the same"),
         ("System;system", "A100;H100", "mean the same"),
-        ("Energy(Wh);energy(J)", "1;3601", "mean the same"),
-        ("Energy/Device(Wh);Energy/Device(J)", "[1,2];[3600,1]", "mean the same"),
-        ("gbs;Tokens/s", "64;-5", "found 'Tokens/s' of '-5', which is never below zero"),
-        ("gbs;TFLOPs/GPU", "64;-5", "never below zero"),
-        ("devices;Energy/Device(Wh)", "2;[1,-2]", "never below zero"),
-        ("gbs;Energy(Wh)", "64;-5", "found 'Energy(Wh)' of '-5', which is never below zero"),
-        ("gbs;step_time_mean", "64;-5", "never below zero"),
-        ("gbs;EnergyFile", "64;e.csv", r"e.csv: row 1 below the header: found 'pynvml:0' of '-1', which is never below zero"),
+        ("Energy(Wh);energy(J)", "1.39;5023", "mean the same"),
+        ("Energy/Device(Wh);Energy/Device(J)", "[1.0,2.0];[3600,1]", "mean the same"),
+        ("gbs;GlobalBatchSize", "1000000000;1000000001", "mean the same"),
+        ("TFLOPs/GPU;achieved_flops_per_device(FLOP/s)", "100;9e13", "mean the same"),
+        ("precision;Precision", "fp32;bf16", "mean the same"),
+        ("precision;Precision", "fp32;32.32", ""),
+        ("Energy(Wh);energy(J)", "1.39;5003", ""),
+        ("Step_time_mean(ms);Step_time_mean(s)", "20.4;0.02", ""),
+        ("Tokens/s;Tokens/second", "31207.2;31207", ""),
         ("Energy(Wh);energy(J)", "1;3600", ""),
         ("nodes;Nodes;Energy_net(J)", "1;1.0;-5", ""),
     ],
 )
 def test_what_cannot_be_is_refused_with_row_and_columns(tmp_path: Path, titles: str, cells: str, words: str) -> None:
-    """Of two columns the last counted, and less than no time and energy was imported."""
-    (tmp_path / "e.csv").write_text("pynvml:0\n-1\n")
+    """Of two columns the last counted; cells that differ by the rounding of the coarser one are the same."""
     rows = (f"{titles};note", f"{';' * cells.count(';')};x", f"{cells};y")
     with pytest.raises(InputError, match=re.escape(words)) if words else nullcontext() as error:
         add(tmp_path, "t", *rows)
-    assert not words or "e.csv" in words or "t.csv: row 2 below the header" in str(error)
+    assert not words or "t.csv: row 2 below the header" in str(error)
 
 
-def test_what_jpwr_and_a_counter_say_stands_side_by_side(tmp_path: Path) -> None:
-    """The second one was lost."""
-    add(tmp_path, "t", "devices,Energy/Device(Wh),Energy_counter/Device(Wh),Tokens/s", "2,3,4,100", "2,,4,100")
+@pytest.mark.parametrize(
+    ("title", "cell", "name"),
+    [
+        ("TFLOPs/GPU", "-5", "achieved_flops_per_device"),
+        ("Energy/Device(Wh)", "[1,-2]", "run_energy"),
+        ("Energy(Wh)", "-1", "energy"),
+        ("step_time_mean", "-5", "step_time_mean_in_table"),
+        ("mfu", "-1", "mfu_in_table"),
+        ("EnergyFile", "e.csv", "run_energy"),
+    ],
+)
+def test_what_is_never_below_zero_is_unknown_there(tmp_path: Path, title: str, cell: str, name: str) -> None:
+    """Less than no time or energy was imported; -1 stands in tables for what is not known, beside numbers that are."""
+    (tmp_path / "e.csv").write_text("pynvml:0\n-1\n")
+    add(tmp_path, "t", f"devices;{title};Tokens/s", f"2;{cell};100")
+    (record,) = Store(tmp_path / "out").records("t")
+    found = record.metrics[name]
+    assert found.value is None and "-" in (found.reason or "") and record.value("throughput") == 100
+    add(tmp_path, "u", "psnr(dB);energy_net(J);Tokens/s", "-1;-5;100")
+    assert Store(tmp_path / "out").records("u")[0].value("energy_net") == -5
+
+
+@pytest.mark.parametrize("titles", ["Energy/Device(Wh),Energy_counter/Device(Wh)", "Energy_counter/Device(Wh),Energy/Device(Wh)"])
+def test_what_jpwr_and_a_counter_say_stands_side_by_side(tmp_path: Path, titles: str) -> None:
+    """The second one was lost, or stood for the first in a repeat: a mean of two meters."""
+    jpwr_first = titles.startswith("Energy/")
+    rows = ("2,3,4,100", "2,,4,100") if jpwr_first else ("2,4,3,100", "2,4,,100")
+    add(tmp_path, "t", f"devices,{titles},Tokens/s", *rows)
     both, counter = Store(tmp_path / "out").records("t")
     assert (both.value("run_energy"), both.value("run_energy_by_energy_counter_per_device")) == (6 * 3600, 8 * 3600)
-    assert counter.value("run_energy") == 8 * 3600
+    assert (counter.value("run_energy"), counter.value("run_energy_by_energy_counter_per_device")) == (None, 8 * 3600)
+    add(tmp_path, "u", "devices,Energy_counter/Device(Wh),Tokens/s", "2,4,100")
+    assert Store(tmp_path / "out").records("u")[0].value("run_energy") == 8 * 3600, "no other meter in the table"
 
 
 def test_a_column_of_batches_does_not_follow_from_devices_nor_one_of_ranks_from_batches(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ class TomlDocument:
 
     def faults(self, error: ValidationError, model: type[BaseModel], prefix: Location = ()) -> list[str]:
         """Every fault of ``error``, in file order; ``prefix`` is where in the document the part stands that ``model`` validated."""
-        raw = [_Fault.of(item, model, self._inside(prefix), prefix) for item in error.errors(include_url=False)[:FAULTS]]
+        raw = [_Fault.of(item, model, self._inside(prefix), prefix) for item in error.errors(include_url=False)[: 2 * FAULTS]]
         typos = {(*fault.location[:-1], fault.guess) for fault in raw if fault.kind == "extra_forbidden" and fault.guess}
         around = {fault.location[:depth] for fault in raw for depth in range(len(fault.location))}
         merged: dict[Location, _Fault] = {}
@@ -128,7 +128,7 @@ class TomlDocument:
             known = merged.get(fault.location)
             merged[fault.location] = known.or_else(fault) if known else fault
         ordered = sorted(merged.values(), key=lambda fault: self.line(fault.location))
-        return [self.fault(fault.location, fault.found, fault.expected, fault.guess) for fault in ordered]
+        return [self.fault(fault.location, fault.found, fault.expected, fault.guess) for fault in ordered[:FAULTS]]
 
     def refuse(self, faults: list[str], rest: TomlDocument | None = None) -> NoReturn:
         """Raise the ``InputError`` that lists ``faults``; ``rest`` is the document without what is wrong, in which more may be found."""

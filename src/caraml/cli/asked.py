@@ -100,8 +100,7 @@ class Asked:
         """The campaign, ready to plan or run."""
         system = self.machine()
         name = self.launcher_name(system)
-        if name == "local":
-            check_variables()
+        check_variables(here=name == "local")
         try:
             file = self.suite_file()
         except FaultsError as error:
@@ -262,9 +261,11 @@ def by_tags(asked: Asked, tags: Sequence[str] | None, more: Sequence[str] | None
     return replace(asked, system=next(iter(system.values()), asked.system), options=options)
 
 
-def check_variables() -> None:
-    """Raise ``InputError`` for an environment variable of CARAML's that would fail every point."""
-    check_methods(chosen_sources())
+def check_variables(here: bool) -> None:
+    """Raise ``InputError`` for an environment variable of CARAML's that would fail every point; jobs have those of who submits them.
+    ``here``: points run on this machine, which has all sources of power."""
+    if here:
+        check_methods(chosen_sources())
     seconds_asked(PROBE, 0.0)
     seconds_asked(PATIENCE, 0.0)
     memory_asked()

@@ -20,6 +20,7 @@ from caraml.base.errors import InputError, in_a_line
 from caraml.base.format import JOULES_PER_WATT_HOUR, count
 from caraml.base.limits import JUBE, JUBE_CELLS, JUBE_ROWS, KEY, LARGEST, METRICS, read_text, too_large
 from caraml.metrics.definitions import METRICS as DEFINED
+from caraml.suite.jube import PRECISIONS
 
 LONGEST = 1000
 """Characters of a header or a reason that are shown."""
@@ -33,18 +34,24 @@ _SET_UP = re.compile(
 )
 """Names of columns that say how a run was set up, by which titles are known."""
 _MEASURED = re.compile(
-    r"(loss|accuracy|perplexity|score|psnr|ssim|latency|duration|elapsed|(?<!job)(?<!wall)(?<!max_)(?<!min_)(?<!out_)(time|seconds)|throughput"
-    r"|speed|speedup|bandwidth|flops?|efficiency|utili[sz]ation|power|energy|overhead|errors?|(peak|max|used)_?mem(ory)?"
-    r"|(^|_)(acc|ppl|bleu|f1|auc|mae|r?mse|[mh]fu|flop_per_s|top_?\d))"
-    r"(_(avg|average|mean|median|std|min|max|total|sum|p\d+|first|last|final|best|train(ing)?|val(idation)?|test|top_?\d|used|counter))*(_per_\w+)?$"
-    r"|^(avg|average|mean|median)_|_per_(s|sec|second|min|minute|h|hour|j|joule|wh|kwh|watt)($|_)"
+    r"(loss|accuracy|perplexity|score|psnr|ssim|latency|elapsed|(?<!job_)(?<!job)(?<!max_)(?<!min_)(?<!out_)(?<!up_)time|throughput|speedup"
+    r"|flops?|efficiency|util(i[sz]ation)?|(?<!max_)power|energy|overhead|errors?|(peak|used)_?(device_)?mem(ory)?|mem(ory)?(?=_used|_alloc)"
+    r"|(^|_)(acc|ppl|bleu|f1|auc|mae|r?mse|[mh]fu|flop_per_s|top_?\d|step_time|(gpu|node|core|device)_hours))"
+    r"(_(avg|average|mean|median|std|min|max|total|sum|p\d+|first|last|final|best|train(ing)?|val(idation)?|test|top_?\d|counter"
+    r"|used|allocated|reserved|consumed|draw|(epoch|step|iteration)_\d+))*(_per_\w+)?$"
+    r"|^(avg|average|mean|median)_(?!pool)|^time_to_|_per_(it|iter|iteration|step|s|sec|second|min|minute|h|hour|j|joule|wh|kwh|watt)($|_)"
 )
 """Names of columns that are results without a unit: by their last word, so that a ``loss_scale`` and a ``power_limit`` are none."""
-_ASKED = re.compile(
-    r"(size|len|length|limit|cap|timeout|batch|layers|heads|learning_?rate|(job|wall)_?time"
-    r"|(^|_)(params?|parameters?|lr|seq|sequence|[gi]pus|ranks|tasks|threads|cores|epochs|seed))$"
+_UNIT_OF_NAME = re.compile(
+    r"_(ns|us|ms|s|secs?|seconds|min|minutes|h|m?w|kw|watts?|[km]?j|joules?|k?wh|k?va|[kmgt]i?b|gb_?p?s|pct|percent)$"
 )
-"""Names of columns that are none although they have a unit."""
+_EITHER = re.compile(r"(^|_)(time|duration|seconds|speed|bandwidth|memory|mem)(_used|_total)?$")
+"""Names that a setting has as well: of results where a cell has a fraction."""
+_ASKED = re.compile(
+    r"(size|len|length|limit|cap|timeout|batch|layers|heads|learning_?rate|job_?time|grad(ient)?_?acc(um(ulation)?)?|(z|aux)_loss"
+    r"|memory_utili[sz]ation|(^|_)(params?|parameters?|lr|seq|sequence|[gi]pus|ranks|tasks|threads|cores|epochs|seed))$"
+)
+"""Names of columns that are none, also with a unit."""
 _BOOKKEEPING = re.compile(
     r"jube_.*|id|index|wp|(.*_)?(job|run|wp|workpackage|task|array|step|benchmark|experiment)_?id|((train|num)_?)?iterations?"
     r"|date|time_?stamp|(start|end)_?time|node_?list|host_?names?|log|stdout|stderr|(abs|rel)path|(.*_)?(energy|log|out|err|result)_?(file|path)s?"
@@ -66,11 +73,11 @@ UNITS = {
     "1": {"%": 0.01},
 }
 """Units of CARAML's metrics, and what others are in them."""
-_BLANK = "leave cells blank that are not known"
 _TEXTS = ("system", "precision", "energyfile")
-_SIGNED = {"energy_net", "loss_first", "loss_last", "loss_validation", "psnr", "ssim", "ms_ssim"}
+BELOW_ZERO = "which is never below zero"
+SIGNED = {"energy_net", "loss_first", "loss_last", "loss_validation", "psnr", "ssim", "ms_ssim"}
 """Metrics that may be below zero."""
-_RULE = re.compile(r"[\s|+:-]*--[\s|+:-]*")
+_RULE = re.compile(r"[\s|+:-]*--[\s|+:-]*|\|(\s*:?-:?\s*\|)+")
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -185,7 +192,17 @@ def number(text: str) -> float | None:
 
 def numbers(text: str) -> list[float | None]:
     """The numbers of a list in brackets, or the one that a cell is."""
-    return [number(one) for one in text[1:-1].split(",")] if text.startswith("[") and text.endswith("]") else [number(text)]
+    return [number(one) for one in _listed(text)]
+
+
+def _listed(text: str) -> list[str]:
+    return text[1:-1].split(",") if text.startswith("[") and text.endswith("]") else [text]
+
+
+def _last_digit(text: str) -> float:
+    """What one more in the last digit of a number is: 0.01 of ``1.39``."""
+    digits, _, power = text.strip().lower().partition("e")
+    return float(10.0 ** (int(power or 0) - len(digits.partition(".")[2])))
 
 
 def number_of(text: str) -> int | None:
@@ -205,7 +222,7 @@ def _finite(text: str) -> float | None:
 def energy_of_nodes(path: Path) -> dict[str, float] | str:
     """Energy [Wh] of each node in the table that CARAML's scripts make of jpwr's, or why it is not known.
 
-    The table has a row for each rank, each of which has all devices of its node. Raises :class:`InputError` for an energy below zero.
+    The table has a row for each rank, each of which has all devices of its node.
     """
     try:
         rows = read_rows(path)
@@ -219,7 +236,7 @@ def energy_of_nodes(path: Path) -> dict[str, float] | str:
         if not told or len(told) < len(each):
             return f"{path.name} has no energy of each device, or not of every rank"
         if below := next((name for name, value in told if value < 0), None):
-            raise InputError(f"{path}: row {index} below the header: found {below!r} of {row[below]!r}, which is never below zero")
+            return f"{path.name}: row {index} below the header: found {below!r} of {row[below]!r}, {BELOW_ZERO}"[:LONGEST]
         nodes.setdefault(row.get("nodename", ""), []).append(sum(value for _, value in told))
     return {name: fmean(ranks) for name, ranks in nodes.items()}
 
@@ -243,7 +260,7 @@ def read_columns(path: Path, table: list[dict[str, str]]) -> Columns:
     """What the columns of a table hold. One without a unit is a result if its name says that something was measured; ``path``: for errors.
 
     Raises:
-        InputError: two columns mean the same quantity and differ, or a quantity that is never below zero is.
+        InputError: two columns mean the same quantity and differ.
     """
     rates, results, bookkeeping = dict[str, str](), list[str](), set[str]()
     counts = [counts_of(cells) for cells in table]
@@ -254,16 +271,19 @@ def read_columns(path: Path, table: list[dict[str, str]]) -> Columns:
             rates[title] = item
         elif not unit and (_BOOKKEEPING.fullmatch(name) or (name not in _COUNTS and _follows(name, texts, counts))):
             bookkeeping.add(title)
-        elif title not in LIMITS and name not in {"system", "precision", *_COUNTS} and _measured(name, unit):
+        elif title not in LIMITS and name not in {"system", "precision", *_COUNTS} and _measured(name, unit, texts):
             results += [title] if any(number(text) is not None or SEPARATED.fullmatch(text) for text in texts) else []
     _see_sound(path, table, {title: found for title in table[0] if (found := _meaning(title, rates.get(title)))})
     return Columns(rates, _named(results), bookkeeping)
 
 
-def _measured(name: str, unit: str | None) -> bool:
+def _measured(name: str, unit: str | None, texts: list[str]) -> bool:
     if name in DEFINED:
         return name != "steps" or bool(unit)  # those that were asked for
-    return not _ASKED.search(name) if unit else bool(_MEASURED.search(name))
+    own = name if unit else _UNIT_OF_NAME.sub("", name)
+    if _ASKED.search(name.partition("_per_")[0]):
+        return False
+    return bool(unit or _MEASURED.search(own)) or (_EITHER.search(own) is not None and any("." in text for text in texts))
 
 
 def _rated(name: str, unit: str | None) -> str | None:
@@ -340,7 +360,7 @@ def _meaning(title: str, item: str | None) -> tuple[str, float] | None:
     """Which quantity of CARAML's a column says, as a word, and what its unit is in CARAML's; ``item``: what it counts, if it is a rate."""
     name, unit = name_and_unit(title)
     if item or is_tflops(name, unit):
-        return (f"{item}/s", 1.0) if item else ("FLOP/s", 1e12)
+        return (f"{item}/s", 1.0) if item else ("achieved_flops_per_device FLOP/s", 1e12)
     if (what := counted(title)) or name in _TEXTS:
         return what or name, 1.0
     if name not in DEFINED:
@@ -350,26 +370,30 @@ def _meaning(title: str, item: str | None) -> tuple[str, float] | None:
 
 
 def _see_sound(path: Path, table: list[dict[str, str]], meanings: dict[str, tuple[str, float]]) -> None:
-    """Raise :class:`InputError` for a number below zero that cannot be, and for two columns of one quantity that differ: nobody knows which
-    is right. Columns of which each row has one are one column."""
+    """Raise :class:`InputError` for two columns of one quantity that differ: nobody knows which is right. Columns of which each row has one
+    are one column."""
     for index, cells in enumerate(table, 1):
-        told: dict[str, tuple[str, str | list[float]]] = {}
+        told: dict[str, tuple[str, float]] = {}
         for title, (meaning, factor) in meanings.items():
-            text, place = cells[title], f"{path}: row {index} below the header"
-            value: str | list[float] = text.casefold()
-            if meaning not in _TEXTS:
-                value = [one * factor for one in numbers(text) if one is not None]
-                if name_and_unit(title)[0] not in _SIGNED and min(value, default=0) < 0:
-                    raise InputError(f"{place}: found {title!r} of {text[:LONGEST]!r}, which is never below zero", _BLANK)
-            if value:
-                other, before = told.setdefault(meaning, (title, value))
-                if before != value and not _close(before, value):
+            text = cells[title]
+            if text and (meaning in _TEXTS or any(one is not None for one in numbers(text))):
+                other, times = told.setdefault(meaning, (title, factor))
+                if not _alike(meaning, (cells[other], times), (text, factor)):
                     both = f"{cells[other][:LONGEST]!r} and {text[:LONGEST]!r}"
+                    place = f"{path}: row {index} below the header"
                     raise InputError(f"{place}: {other!r} and {title!r} mean the same, found {both}", "rename or remove one of the columns")
 
 
-def _close(one: str | list[float], other: str | list[float]) -> bool:
-    """Whether numbers differ by rounding alone, as of units."""
-    if isinstance(one, str) or isinstance(other, str):
+def _alike(meaning: str, *cells: tuple[str, float]) -> bool:
+    """Whether two cells, each with its unit, say the same: numbers as far as their last digits go, but for what is counted."""
+    if meaning in _TEXTS:
+        one, other = (PRECISIONS.get(text, PRECISIONS.get(text.lower(), text.casefold())) for text, _ in cells)
+        return one == other
+    first, second = (
+        [(value * factor, _last_digit(one) * factor) for one in _listed(text) if (value := number(one)) is not None]
+        for text, factor in cells
+    )
+    if len(first) != len(second):
         return False
-    return len(one) == len(other) and all(map(math.isclose, one, other))
+    within = 0.0 if meaning in _COUNTED else 0.5
+    return all(a == b or abs(a - b) <= within * max(last, other) for (a, last), (b, other) in zip(first, second, strict=True))

@@ -17,7 +17,7 @@ from caraml.base.errors import InputError, in_a_line
 from caraml.metrics.model import Facts
 from caraml.results.archive import Done
 from caraml.results.cells import LONGEST, SEPARATED, UNITS, counted, name_and_unit, number, read_columns, read_rows
-from caraml.results.jube_row import DIGITS, Around, TableRow, read_row
+from caraml.results.jube_row import DIGITS, Around, TableRow, read_row, take_energies
 from caraml.results.listing import Listing
 from caraml.results.record import Record
 from caraml.results.store import Store, see_readable, write_record
@@ -35,8 +35,8 @@ def read_table(path: Path, root: Path, suite: str | None) -> Done:
     """Add a table's rows to a store, as a suite of this name (default: the file's). A row that the suite has already is known.
 
     Raises:
-        InputError: not a table of text, no header, a row of another length or of what no record can hold, more than is read, two columns of
-            one quantity that differ, or a number below zero that cannot be.
+        InputError: not a table of text, no header, a row of another length or of what no record can hold, more than is read, or two
+            columns of one quantity that differ.
     """
     name = re.sub(r"[^a-z0-9_-]+", "-", (suite or path.stem).lower()).strip("-") or "imported"
     store, done = Store(root), Done()
@@ -45,6 +45,7 @@ def read_table(path: Path, root: Path, suite: str | None) -> Done:
     systems = {word.casefold(): one for one in list_systems() for word in (one.name, *one.aliases)}
     around = Around(read_columns(path, table), systems, path.parent)
     rows = [read_row(cells, around) for cells in table]
+    take_energies(rows)
     there = _known(store, name, rows)
     points = _points(path, name, rows, there)
     found = {index: (record.key, record.point.label) for index, record in there.items()}
@@ -143,7 +144,8 @@ def _known(store: Store, suite: str, rows: list[TableRow]) -> dict[int, Record]:
         there.setdefault(digest if isinstance(digest, str) else None, []).append(record)
     earlier, found = _Earlier(there.pop(None, [])), dict[int, Record]()
     for index, row in enumerate(rows):
-        alike = there.get(row.digest(), []) or there.get(row.digest(row.run_energy), [])
+        energies = (metric.value for metric in row.energies.values() if metric.value is not None)
+        alike = next((there[one] for one in (row.digest(), *map(row.digest, energies)) if there.get(one)), [])
         known = next((one for one in alike if row.energy is None or one.value("run_energy") == row.energy), None)
         if known is not None:
             alike.remove(known)
@@ -160,7 +162,8 @@ class _Earlier:
         self._records: dict[float | None, list[_Said]] = {}
         for record in records:
             said = _Said(record)
-            self._records.setdefault(max(said.values, default=None), []).append(said)
+            sure = said.values - {record.value("run_energy")}  # the file of that may be gone
+            self._records.setdefault(max(sure, default=None), []).append(said)
 
     def take(self, row: TableRow) -> Record | None:
         """The record of a row, which is that of no other one."""

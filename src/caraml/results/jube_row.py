@@ -17,8 +17,10 @@ from caraml.base.format import JOULES_PER_WATT_HOUR
 from caraml.metrics.definitions import METRICS as DEFINED
 from caraml.metrics.model import Metric
 from caraml.results.cells import (
+    BELOW_ZERO,
     LONGEST,
     SEPARATED,
+    SIGNED,
     UNITS,
     Columns,
     counted,
@@ -36,6 +38,7 @@ from caraml.suite.model import Stated
 from caraml.system.model import System
 
 NO_UNIT = "?"
+_ENERGIES = ("energyfile", "energy_per_device", "energy_counter_per_device")
 DIGITS = "and numbers are read with a decimal point and without separators"
 _OF_JPWR = "of the whole program, as jpwr measures it; not of the rate's window"
 
@@ -72,13 +75,13 @@ class TableRow:
     """Cells where a number was expected."""
     sources: dict[str, str]
     """By a metric's name, the title of the column that it is from."""
-    energy: float | None
-    """What its file of energies says [J]; ``None`` without one."""
+    energies: dict[str, Metric]
+    """Of the run [J] by the titles of their columns: that of a file first, then jpwr's, then a counter's."""
 
     @property
-    def run_energy(self) -> float | None:
-        """Energy of the run [J]."""
-        return self.metrics["run_energy"].value if "run_energy" in self.metrics else None
+    def energy(self) -> float | None:
+        """What its file of energies says [J]; ``None`` without one."""
+        return next((metric.value for title, metric in self.energies.items() if name_and_unit(title)[0] == "energyfile"), None)
 
     def digest(self, energy: float | None = None) -> str:
         """Hash of what the row says: by it its record is found again, whatever CARAML makes of it. Once, its ``energy`` was part of it."""
@@ -86,7 +89,7 @@ class TableRow:
 
 
 def read_row(cells: dict[str, str], around: Around) -> TableRow:
-    """Sort the cells of a row. Raises :class:`InputError` for an energy below zero in a file of energies."""
+    """Sort the cells of a row; :func:`take_energies` of all rows follows."""
     params, bookkeeping = dict[str, JsonValue](), dict[str, JsonValue]()
     system: System | str | None = None
     precision: Stated | None = None
@@ -102,10 +105,9 @@ def read_row(cells: dict[str, str], around: Around) -> TableRow:
             precision = stated
         else:
             (bookkeeping if title in around.columns.bookkeeping else params)[title] = text
-    energy = found.take_energies()
     said = {title: text for title, text in cells.items() if text}
     unread = _unread(said, around.columns)
-    return TableRow(said, params, found.metrics, found.item, counts, system, precision, bookkeeping, unread, found.sources, energy)
+    return TableRow(said, params, found.metrics, found.item, counts, system, precision, bookkeeping, unread, found.sources, found.energies)
 
 
 def _unread(said: dict[str, str], columns: Columns) -> list[str]:
@@ -169,6 +171,8 @@ class _Found:
         """A result under the name of its column, in CARAML's unit where that is one of CARAML's; where it has no such unit, beside that."""
         plain, unit = name_and_unit(title)
         value, reason = number(text), None if unit else "the table gives no unit"
+        if plain in DEFINED and plain not in SIGNED and value is not None and value < 0:
+            value, text = None, f"{text}, {BELOW_ZERO}"
         if plain in DEFINED:
             own, factor = own_unit(DEFINED[plain].unit, unit, self.item)
             if factor is None:
@@ -178,20 +182,25 @@ class _Found:
                 value = value * factor if value is not None else None
         self._put(name, title, Metric(value=value, unit=unit or NO_UNIT, reason=reason if value is not None else _blank(text)))
 
-    def take_energies(self) -> float | None:
-        """Take the energy of the run, by a file before columns; what others say keeps their names, because they measure in another way.
+    @property
+    def energies(self) -> dict[str, Metric]:
+        """By the titles of their columns, the one to be believed first."""
+        return dict(sorted(self._energies.items(), key=lambda one: _ENERGIES.index(name_and_unit(one[0])[0])))
 
-        Return what the file says [J]; ``None`` without one.
-        """
-        of_file = {title: metric for title, metric in self._energies.items() if name_and_unit(title)[0] == "energyfile"}
-        for title, metric in (of_file | self._energies).items():
-            if (before := self.metrics.get("run_energy")) is None or before.value is None:
-                if before is None or metric.value is not None:
-                    self._put("run_energy", title, metric)
-            elif metric.value is not None:
-                reason = f"the table's {title!r}, of all devices; run_energy is that of {self.sources['run_energy']!r}"
-                self._put(f"run_energy_by_{name_and_unit(title)[0]}", title, metric.model_copy(update={"reason": reason}))
-        return next((metric.value for metric in of_file.values()), None)
+
+def take_energies(rows: list[TableRow]) -> None:
+    """Make energies metrics: ``run_energy`` is that of one column in all rows, the first of which any has a number, so that repeats have
+    theirs by one meter. What others say has names of its own."""
+    titles = dict.fromkeys(title for row in rows for title in row.energies)
+    ranked = sorted(titles, key=lambda title: _ENERGIES.index(name_and_unit(title)[0]))
+    known = (title for title in ranked if any(title in row.energies and row.energies[title].value is not None for row in rows))
+    own = next(known, next(iter(ranked), ""))
+    for row in rows:
+        for title, metric in row.energies.items():
+            name = "run_energy" if title == own else f"run_energy_by_{name_and_unit(title)[0]}"
+            if title == own or (metric.value is not None and name not in row.metrics):
+                reason = metric.reason if title == own else f"the table's {title!r}, of all devices; run_energy is that of {own!r}"
+                row.metrics[name], row.sources[name] = metric.model_copy(update={"reason": reason}), title
 
 
 def _positive(text: str, unit: str, factor: float = 1.0) -> Metric:
