@@ -169,13 +169,14 @@ def test_a_window_within_one_step_of_a_counter_is_not_zero() -> None:
     assert "too_short" in found.flags
 
 
-def test_counter_and_power_that_contradict_each_other_are_flagged() -> None:
-    counter, power = channel("energy", update_period_s=0.02), channel("power_instant")
-    views = [ChannelReadings(counter, regular(counter, 250.0)), ChannelReadings(power, regular(power, 440.0))]
+@pytest.mark.parametrize(("watts", "ratio"), [(250.0, 1.76), (0.0, None)])
+def test_counter_and_power_that_contradict_each_other_are_flagged(watts: float, ratio: float | None) -> None:
+    counter, power = channel("energy", update_period_s=0.02, resolution=3.6), channel("power_instant")
+    views = [ChannelReadings(counter, regular(counter, watts)), ChannelReadings(power, regular(power, 440.0))]
     found = domain_energy(views, *WINDOW)
-    assert found.crosscheck_ratio == pytest.approx(1.76)
-    assert "counter_power_mismatch" in found.flags
-    assert found.energy_j == pytest.approx(2500, rel=0.01)
+    assert found.crosscheck_ratio == (None if ratio is None else pytest.approx(ratio, rel=0.01))
+    assert found.flags == ["counter_power_mismatch"] and "integral of power" in (found.reason or "")
+    assert found.energy_j == pytest.approx(10 * watts, rel=0.01)
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.2, 0.5])

@@ -115,14 +115,16 @@ def _described(measured: ChannelReadings, estimate: SeriesEstimate, start: float
 
 def _crosscheck(result: ChannelEnergy, by_counter: SeriesEstimate, by_power: SeriesEstimate) -> None:
     """Compare counter and integral; contradiction beyond both bounds makes the number invalid."""
-    if not by_counter.energy_j or by_power.energy_j is None:
+    if by_counter.energy_j is None or by_power.energy_j is None:
         return
-    result.crosscheck_ratio = by_power.energy_j / by_counter.energy_j
+    if by_counter.energy_j:
+        result.crosscheck_ratio = by_power.energy_j / by_counter.energy_j
     difference = abs(by_power.energy_j - by_counter.energy_j)
     explained = (by_counter.bound_j or 0.0) + (by_power.bound_j or 0.0)
     if "too_short" not in by_power.flags | by_counter.flags and difference > max(MISMATCH * by_counter.energy_j, explained):
         result.flags = sorted({*result.flags, "counter_power_mismatch"})
-        result.reason = f"the integral of power is {result.crosscheck_ratio:.2f} times the counter"
+        times = "not 0" if result.crosscheck_ratio is None else f"{result.crosscheck_ratio:.2f} times the counter"
+        result.reason = f"the integral of power is {times}"
 
 
 def roots(channels: list[ChannelEnergy]) -> list[ChannelEnergy]:
