@@ -141,6 +141,7 @@ LINES = {
     "verify": 1_061,
     "worker": 2_134,
     "workloads": 8_913,
+    "workloads": 8_906,
 }
 FILES = 238
 

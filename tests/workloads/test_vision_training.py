@@ -327,6 +327,16 @@ def test_quality_that_cannot_be_measured_has_the_reason(tmp_path: Path, make_poi
     assert worker._quality["psnr"].value is None and "no room for the windows" in (worker._quality["psnr"].reason or "")
 
 
+def test_a_quality_that_only_a_plug_in_has_needs_a_unit() -> None:
+    whole = Quality(("psnr", "sharpness"), lambda most: {}, {"sharpness": "1/mm"}).unknown("not yet")
+    assert {name: (metric.value, metric.unit, metric.reason) for name, metric in whole.items()} == {
+        "psnr": (None, "dB", "not yet"),
+        "sharpness": (None, "1/mm", "not yet"),
+    }
+    with pytest.raises(InputError, match=r"'sharpness'.* no unit"):
+        Quality(("sharpness",), lambda most: {}).unknown(None)
+
+
 def test_epochs_go_all_the_way_to_the_record(folder: Path, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARAML_POWER", "fake:constant")
     params = ImageParams(**SMALL, path=str(folder), validation=str(folder), epoch_images=1000).model_dump(mode="json")

@@ -42,8 +42,7 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.step import Watch, make_step
 from caraml.engine.steps import RankSummary, Step
 from caraml.engine.watchdog import Watchdog, die_with_parent
-from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Facts, Metric, Peak, unknown
-from caraml.metrics.quality import DEFINITIONS as QUALITY
+from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Facts, Metric, Peak
 from caraml.metrics.roofline import bandwidth_of, peak_of
 from caraml.power.store import ROW
 from caraml.results.finish import MEASURED, Failure, note_failure, note_start, now, reason_of
@@ -214,7 +213,7 @@ class Worker:
             self._chosen = {"attention": attention_kernel(asked, task.attention, point.precision, device.torch_device)}
         self._facts = task.facts.in_mode(self.point.mode)
         if task.quality is not None:
-            self._quality = unknown(QUALITY, task.quality.names, ONLY_TRAINED)
+            self._quality = task.quality.unknown(ONLY_TRAINED)
         return task
 
     def _step(self, task: Task, device: Device, watch: Watch) -> tuple[Tracer | None, Step]:

@@ -7,7 +7,7 @@ that suites can be checked without it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from pydantic import BaseModel
 
+from caraml.base.errors import InputError
+from caraml.metrics.definitions import METRICS, unit_of
 from caraml.metrics.model import Facts, Metric
 from caraml.suite.model import Knobs
 
@@ -169,9 +171,18 @@ class Quality:
     """What a task can say of the model's quality besides the loss."""
 
     names: tuple[str, ...]
-    """Of the metrics, which ``caraml.metrics.quality`` defines."""
+    """Of the metrics."""
     measure: Callable[[int | None], dict[str, Metric]]
     """On held-out data, at most so many batches or all of it; the model is in evaluation mode and nothing has a gradient."""
+    units: Mapping[str, str] = field(default_factory=dict)
+    """Of those metrics that CARAML does not define itself."""
+
+    def unknown(self, reason: str | None) -> dict[str, Metric]:
+        """The metrics without a number, and why. Raises ``InputError`` for one without a unit."""
+        for name in self.names:
+            if name not in self.units and name not in METRICS:
+                raise InputError(f"quality {name!r}: CARAML has no metric of this name, and it has no unit", f"units={{{name!r}: '1'}}")
+        return {name: Metric(value=None, unit=self.units.get(name) or unit_of(name), reason=reason) for name in self.names}
 
 
 @dataclass
