@@ -65,7 +65,9 @@ def plugged(installation: Installation, tmp_path_factory: pytest.TempPathFactory
     return installation
 
 
-@pytest.mark.parametrize(("file", "most"), [("workload/caraml_curves.py", 60), ("power_source/caraml_ina.py", 40)])
+@pytest.mark.parametrize(
+    ("file", "most"), [("workload/caraml_curves.py", 60), ("power_source/caraml_ina.py", 40), ("launcher.py", 50), ("metric.py", 25)]
+)
 def test_a_template_is_small(file: str, most: int) -> None:
     """Lines that hold code: no blank ones, comments and docstrings."""
     text = (EXAMPLES / file).read_text(encoding="utf-8")
@@ -98,18 +100,19 @@ def test_the_workload_trains_is_listed_and_named_in_the_record(plugged: Installa
 
 
 def test_the_power_source_measures_and_tells_why_it_cannot(plugged: Installation, tmp_path: Path) -> None:
-    chip = tmp_path / "hwmon" / "hwmon0"
-    chip.mkdir(parents=True)
-    (chip / "name").write_text("ina226\n")
-    (chip / "power1_input").write_text("7500000\n")
-    plugged.run(
-        "caraml", "power", "--methods", f"ina:{chip.parent}", "--out", "energy", "--interval", "0.02", "--", "sleep", "0.5", cwd=tmp_path
-    )
+    shown = tmp_path / "hwmon"
+    shown.mkdir()
+    for number, (address, microwatts) in enumerate({"1-0040": 7_500_000, "1-0041": 2_500_000}.items()):  # as the kernel has them
+        chip = tmp_path / "devices" / address / "hwmon" / f"hwmon{number}"
+        chip.mkdir(parents=True)
+        (chip / "device").symlink_to(chip.parents[1])
+        (chip / "name").write_text("ina226\n")
+        (chip / "power1_input").write_text(f"{microwatts}\n")
+        (shown / chip.name).symlink_to(chip)
+    plugged.run("caraml", "power", "--methods", f"ina:{shown}", "--out", "energy", "--interval", "0.02", "--", "sleep", "0.5", cwd=tmp_path)
     energy = json.loads((tmp_path / "energy" / "energy.json").read_text(encoding="utf-8"))["energy"]
-    (channel,) = energy["channels"]
-    assert channel["mean_w"] == pytest.approx(7.5) and energy["boundaries"]["node_dc"]["energy_j"] == pytest.approx(
-        7.5 * (energy["end"] - energy["start"]), rel=0.01
-    )
+    assert {channel["id"]: channel["mean_w"] for channel in energy["channels"]} == pytest.approx({"ina:1-0040": 7.5, "ina:1-0041": 2.5})
+    assert energy["boundaries"]["node_dc"]["energy_j"] == pytest.approx(10 * (energy["end"] - energy["start"]), rel=0.01)
     listed = plugged.run("caraml", "power", "sources", cwd=tmp_path)
     assert "INA power monitors of a board" in listed and "no INA power monitor below /sys/class/hwmon" in listed
 
