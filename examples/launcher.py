@@ -1,6 +1,6 @@
 """A launcher of your own: each point becomes a job of a PBS queue.
 
-python examples/launcher.py SUITE.toml
+python examples/launcher.py SUITE.toml [SYSTEM]
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from caraml.base.errors import EnvironmentUnfitError
-from caraml.campaign import Campaign, exit_code, run_campaign
+from caraml.campaign import Campaign, Options, exit_code, run_campaign
 from caraml.launch.base import Job, JobState
 from caraml.report.progress import LogLines
 from caraml.results.store import RECORD, Store
@@ -42,11 +42,10 @@ class PbsLauncher:
 
     @staticmethod
     def _queued(job: Job) -> str:
-        asked = [f"select={job.nodes}", f"walltime={int(job.timeout) + MARGIN_S}"]
-        options = [word for one in asked for word in ("-l", one)]
-        done = subprocess.run(
-            ["qsub", *options, "-o", str(job.folder), "-j", "oe", str(job.script)], capture_output=True, text=True, check=False
-        )
+        options = ["-l", f"select={job.nodes}", "-l", f"walltime={int(job.timeout) + MARGIN_S}", "-o", str(job.folder), "-j", "oe"]
+        if job.after:
+            options += ["-W", ":".join(["depend=afterok", *(handle.split(":")[1] for handle in job.after)])]
+        done = subprocess.run(["qsub", *options, str(job.script)], capture_output=True, text=True, check=False)
         if done.returncode:
             raise EnvironmentUnfitError(f"qsub refused {job.script}: {done.stderr.strip()}")
         return done.stdout.strip()
@@ -62,11 +61,12 @@ class PbsLauncher:
         return JobState("waiting" if "job_state = Q" in known.stdout else "running")
 
 
-def main(suite: str) -> int:
+def main(suite: str, system: str = "local") -> int:
     """Run a suite through the launcher; the results are where those of ``caraml run`` are."""
-    campaign = Campaign(load_suite(suite), load_system("local"), Store(Path("caraml-results")), PbsLauncher(), LogLines(sys.stdout))
+    store, options = Store(Path("caraml-results")), Options(file=suite, launcher="pbs")
+    campaign = Campaign(load_suite(suite), load_system(system), store, PbsLauncher(), LogLines(sys.stdout), options=options)
     return exit_code(run_campaign(campaign))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

@@ -33,8 +33,14 @@ title = "Counting"
 name = "count"
 workload = "command"
 params = { argv = ["seq", "{n}"], energy = false, n = [10, 1000], item = "number", items = "{n}" }
+[[benchmark]]
+name = "after"
+workload = "command"
+needs = "count"
+params = { argv = ["true"], energy = false }
 """
 QSUB = """#!/bin/sh
+echo "$@" >>asked
 for script; do :; done
 bash "$script" & echo $!.server
 """
@@ -132,10 +138,13 @@ def test_the_launcher_runs_a_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "_SCHEDULER_POLL_SECONDS", 0.1)
     assert example("launcher").main("counting.toml") == 0
-    records = Store(tmp_path / "caraml-results").records("counting")
-    assert [record.status for record in records] == ["ok", "ok"]
-    handles = [file.read_text(encoding="utf-8") for file in (tmp_path / "caraml-results").glob("points/*/1/handle*")]
-    assert len(handles) == 2 and all("pbs:" in handle for handle in handles)
+    store = Store(tmp_path / "caraml-results")
+    assert [record.status for record in store.records("counting")] == ["ok", "ok", "ok"]
+    assert [listing.launcher for listing in store.campaigns()] == ["pbs"]
+    handles = [file.read_text(encoding="utf-8") for file in store.root.glob("points/*/1/handle*")]
+    assert len(handles) == 3 and all("pbs:" in handle for handle in handles)
+    *first, last = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
+    assert not any("depend" in line for line in first) and re.search(r" -W depend=afterok:\d+\.server:\d+\.server ", last)
 
 
 @pytest.mark.processes
