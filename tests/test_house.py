@@ -135,6 +135,7 @@ LINES = {
     "power": 5_072,
     "reference": 473,
     "report": 4_754,
+    "report": 4_921,
     "results": 2_700,
     "suite": 2_542,
     "system": 3_924,

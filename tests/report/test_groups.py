@@ -32,6 +32,11 @@ def test_works_are_named_by_what_tells_them_apart() -> None:
     ]
 
 
+def test_works_whose_names_would_be_equal_are_both_there() -> None:
+    records = [make_record(make_point(workload="command", params={"b": value})) for value in (1, "1", "2")]
+    assert {name: len(group) for name, group in works(records).items()} == {"gpt-mini b=1": 1, "gpt-mini b=1 (2)": 1, "gpt-mini b=2": 1}
+
+
 def test_failed_work_stands_beside_the_same_work_that_ran() -> None:
     (group,) = works([broken_record(make_point(global_batch=64), "oom", "too large"), make_record(make_point())]).values()
     assert [record.status for record in group] == ["oom", "ok"]

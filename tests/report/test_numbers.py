@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from record_factory import make_point, make_record
 
@@ -69,6 +71,23 @@ def test_labels_tell_points_apart() -> None:
         make_record(make_point(global_batch=32, params={"layers": 4})),
     )
     assert list(labels([a, b, c]).values()) == ["gpt-mini b16 fp32 layers=4", "gpt-mini b16 fp32 layers=8", "gpt-mini b32 fp32"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        ({"params": {"b": 1}}, {"params": {"b": 1}, "precision": "bf16"}, ["fp32", "bf16"]),
+        ({"params": {"b": 1}}, {"params": {"b": 1}, "mode": "inference"}, ["train", "inference"]),
+        ({"params": {"b": 1}}, {"params": {"b": 1}, "compile": "default"}, ["compile off", "compile default"]),
+        ({"workload": "gpt", "params": {"layers": 4}}, {"workload": "gpt", "params": {}}, ["layers=4", "layers=–"]),
+        ({"workload": "gpt"}, {"workload": "gpt", "measure": {"epochs": 3}}, ["a window", "epochs=3"]),
+        ({"workload": "gpt"}, {"workload": "gpt", "measure": {"max_seconds": 90.0}}, ["max_seconds=60.0", "max_seconds=90.0"]),
+    ],
+)
+def test_labels_tell_points_apart_by_whatever_differs(one: dict[str, Any], other: dict[str, Any], words: list[str]) -> None:
+    """The label of a program says nothing of precision and mode, and a policy of measuring makes another run of the same work."""
+    named = [*labels([make_record(make_point(**{"workload": "command"} | point)) for point in (one, other)]).values()]
+    assert [name.removeprefix("gpt-mini ").partition("b16 fp32 ")[2] or name.partition("b16 ")[2] for name in named] == words
 
 
 def test_control_characters_are_taken_out() -> None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
-from caraml.analysis.grouping import axes, grouped, without
+from caraml.analysis.grouping import NONE, axes, grouped, without
 from caraml.analysis.run_variation import mean_metric
 from caraml.base.format import count, printable
 from caraml.metrics.model import Metric, scaled
 from caraml.report.numbers import energy_reason, no_energy, written
 from caraml.report.section import ReportFigure
 from caraml.results.record import Record
-from caraml.suite.model import Point
+from caraml.suite.model import OF_EPOCHS, Point
 
 MOST_SERIES = 14
 """Lines that one figure can hold and a reader can still tell apart."""
@@ -123,19 +123,25 @@ def labels_and_statuses(records: Sequence[Record]) -> dict[str, str]:
 
 
 def labels(records: Sequence[Record]) -> dict[str, str]:
-    """A label for each key. Points that would share one get the values in which they differ."""
-    sharing: defaultdict[str, list[Record]] = defaultdict(list)
+    """A label for each key. Points that would share one get values in which they differ; of how they are measured, if in nothing else."""
+    named = _told_apart(records, {record.key: record.point.label for record in records}, _values)
+    return _told_apart(records, named, lambda point: point.measure.model_dump(exclude=set(OF_EPOCHS)))
+
+
+def _told_apart(records: Sequence[Record], bases: dict[str, str], values: Callable[[Point], Mapping[str, JsonValue]]) -> dict[str, str]:
+    """The ``bases`` by key, those of several with the ``values`` in which these differ."""
+    sharing: defaultdict[str, dict[str, Record]] = defaultdict(dict)
     for record in records:
-        sharing[record.point.label].append(record)
+        sharing[bases[record.key]][record.key] = record
     named: dict[str, str] = {}
     for label, group in sharing.items():
-        found = {record.key: _values(record.point) for record in group}
+        found = {key: values(record.point) if len(group) > 1 else {} for key, record in group.items()}
         names = sorted({name for one in found.values() for name in one})
         differing = [name for name in names if len({json.dumps(one.get(name), sort_keys=True) for one in found.values()}) > 1]
         if "machine" in differing and len({str(one["machine"]) for one in found.values()}) == len(group):
             differing = ["machine"]
         for key, one in found.items():
-            words = (str(one[name]) if name == "machine" else f"{name}={one.get(name)}" for name in differing)
+            words = (str(one[name]) if name in PLAIN else f"{name}={NONE if one.get(name) is None else one[name]}" for name in differing)
             named[key] = printable(" ".join([label, *words]))
     return named
 
@@ -163,8 +169,7 @@ def _clipped(text: str, telling: Sequence[str], limit: int) -> str:
 
 def _values(point: Point) -> dict[str, JsonValue]:
     own: dict[str, JsonValue] = {"device": point.device, "seed": point.seed, "software": point.software, "micro_batch": point.micro_batch}
-    own["training"] = point.measure.trained
-    return {**point.params, **own, "machine": machine(point)}
+    return {**point.params, **own, **{name: word(point) for name, word in PLAIN.items()}}
 
 
 def placement(point: Point) -> str:
@@ -187,6 +192,10 @@ FIELDS: dict[str, Callable[[Point], str]] = {
     "software": lambda point: point.software,
 }
 """What can differ between records of one work, in the order in which a name says it."""
+PLAIN = {"mode": lambda point: point.mode} | {
+    name: FIELDS[name] for name in ("machine", "division", "precision", "compile", "knobs", "deterministic", "training")
+}
+"""Of what can differ between points of one label, that whose value says what it is of."""
 
 
 def families(records: Sequence[Record], along: Sequence[str]) -> dict[str, list[Record]]:

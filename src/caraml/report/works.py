@@ -41,8 +41,11 @@ def works(records: Sequence[Record]) -> dict[str, list[Record]]:
     for name, group in found.items():
         benchmark = name[0]
         others = [lanes[other] for other in found if other[0] != benchmark and other[1:] == name[1:]]
-        words = " ".join([benchmark, *telling[benchmark](*name[1:])])
-        named[printable(words)] = sorted([*group, *_meeting(lanes[name], others)], key=lambda one: position[id(one)])
+        words = printable(" ".join([benchmark, *telling[benchmark](*name[1:])]))
+        same = sum(other == words or other.startswith(f"{words} (") for other in named)  # `1` and `"1"`, say
+        named[f"{words} ({same + 1})" if words in named else words] = sorted(
+            [*group, *_meeting(lanes[name], others)], key=lambda one: position[id(one)]
+        )
     return named
 
 
