@@ -198,6 +198,8 @@ def test_files_of_no_point_or_of_several_are_refused_before_anything_runs(first:
         ("", "layers = 4", TAKEN, "expected what benchmark 'first' keeps, and it has no params.save_to"),
         ("mode = 'compute'", SAVED, TAKEN, "expected a checkpoint of mode 'train': benchmark 'first' has 'compute', which keeps none"),
         ("", f"{SAVED}, layers = 3, tied_head = false", TAKEN, "'first' has layers 3, not 4, tied_head false, not true"),
+        ("", f"{SAVED}, heads = 8", TAKEN, "'first' has heads 8, not 4"),  # whose weights have the same shapes
+        ("", "layers = 4", 'start_from = "needed/needed/kept"', None),  # of what `first` needs
         ("", f"{SAVED}, vocab_size = 4097", TAKEN, "'first' has padded vocabulary 4160, not 4096"),
         ("", f"{SAVED}, sequence_length = 64", TAKEN, "'first' has sequence_length 64, not 256"),
         ("", f'{SAVED}, positions = "rotary", sequence_length = 64', f'{TAKEN}, positions = "rotary"', None),

@@ -108,6 +108,13 @@ def test_work_by_epochs_pairs_among_windows(theirs: int | None, pairs: list[tupl
     assert told == ([("3", "4")] if theirs == 4 else []) and bool(found.unmatched) == (theirs is None)
 
 
+def test_other_models_are_no_pair_beside_work_that_has_one() -> None:
+    a = [run(1000), run(500, benchmark="net", params={"model": "resnet50"})]
+    b = [run(1000, software="new"), run(300, benchmark="net", software="new", params={"model": "resnet101"})]
+    found = against(a, b)
+    assert len(found.pairs) == 1 and len(found.unmatched) == 2
+
+
 def test_what_nobody_stated_of_either_side_is_unknown() -> None:
     """Two tables that name no system may be of two machines; one that names it differs from one that does not."""
     untold = {"environment": {"missing": {"point.system": "not in the table", "window": "not in the table"}}}

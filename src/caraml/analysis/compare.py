@@ -26,6 +26,7 @@ from caraml.base.errors import InputError, unknown_name
 from caraml.base.stats import holm
 from caraml.metrics.definitions import METRICS
 from caraml.results.record import Record
+from caraml.suite.model import OF_EPOCHS
 
 Verdict = Literal["better", "worse", "same", "indistinguishable", "unknown"]
 ALPHA = 0.05
@@ -216,15 +217,15 @@ def _match(a: Side, b: Side) -> tuple[list[_Matched], list[Lost], list[Lost]]:
 def _contrasts(a: Iterable[Record], b: Iterable[Record]) -> tuple[set[str], set[str]]:
     """Axes that have one value in all of A and another one in all of B: what the comparison is about, not what pairs are made by.
 
-    Second, those of them that only some work of both has, where *all* is what has them: in A some work trains 3 epochs, in B 4. Such work
-    has no partner among the rest.
+    Second, those of epochs, which only some work has, where *all* is what has them: in A some work trains 3 epochs, in B 4. Such work has
+    no partner among the rest.
     """
     sides = [[axes(record.point) for record in side] for side in (a, b)]
     found, optional = set(), set()
     for name in {name for side in sides for one in side for name in one}:
         values = [{one.get(name) for one in side} for side in sides]
         given = [one - {None} for one in values]
-        partly = all(given) and given != values
+        partly = name.removeprefix("measure.") in OF_EPOCHS and all(given) and given != values
         ours, theirs = given if partly else values
         if len(ours) == len(theirs) == 1 and ours != theirs:
             found.add(name)

@@ -26,7 +26,7 @@ from caraml.base.stats import Elbow, RankTime, elbow, median_error, ranks
 from caraml.metrics.model import Metric
 from caraml.results.record import Record
 from caraml.results.store import Store
-from caraml.suite.model import OWN_LOOP, Point
+from caraml.suite.model import NOT_STATED, OWN_LOOP, Point
 
 Kind = Literal["strong", "weak"]
 Basis = Literal["training", "median batch", "epoch"]
@@ -351,7 +351,7 @@ def matrix(solutions: Sequence[Solution], quantity: Quantity, best_by: Quantity 
         first = next(one for one in ranked if one.devices == smallest)
         ours, theirs = best.cost(quantity), first.cost(quantity)
         ratio = None if ours is None or theirs is None else Estimate(1.0, 0.0) if best is first else ours.over(theirs)
-        boundaries = {str(one.boundary) for one in (ranked if by == "energy" else (best, first)) if one.energy is not None}
+        boundaries = {one.boundary or NOT_STATED for one in (ranked if by == "energy" else (best, first)) if one.energy is not None}
         if quantity == "energy" and len(boundaries) > 1:
             cells.append(Cell(row, column, None, smallest, best.devices, f"{OTHER_BOUNDARIES}: {', '.join(sorted(boundaries))}"))
         else:

@@ -77,7 +77,7 @@ def not_kept(point: Point, params: BaseModel, first: Sequence[Point] | None) -> 
     ``params`` are those of the point, whose ``weights`` a checkpoint must agree with.
     """
     path = posixpath.normpath(str(point.params.get("start_from") or ""))
-    if not path.startswith(NEEDED):
+    if not path.startswith(NEEDED) or path.startswith(2 * NEEDED):  # what goes before that is looked at there
         return None
     if first is None:
         return f"a path of its own, or `needs` beside it: {NEEDED} is the folder of the point that goes first"
