@@ -189,17 +189,23 @@ class _Found:
 
 
 def take_energies(rows: list[TableRow]) -> None:
-    """Make energies metrics: ``run_energy`` is that of one column in all rows, the first of which any has a number, so that repeats have
-    theirs by one meter. What others say has names of its own."""
-    titles = dict.fromkeys(title for row in rows for title in row.energies)
-    ranked = sorted(titles, key=lambda title: _ENERGIES.index(name_and_unit(title)[0]))
-    known = (title for title in ranked if any(title in row.energies and row.energies[title].value is not None for row in rows))
-    own = next(known, next(iter(ranked), ""))
+    """Make energies metrics: ``run_energy`` is jpwr's, of a file before that of a column, or the counter's if no row has one of jpwr's, so
+    that repeats have theirs by one meter. What others say has names of its own."""
+
+    def of_counter(title: str) -> bool:
+        return name_and_unit(title)[0] == _ENERGIES[-1]
+
+    told = {of_counter(title) for row in rows for title, metric in row.energies.items() if metric.value is not None}
+    counted_only = told == {True}
     for row in rows:
+        meters = [title for title in row.energies if of_counter(title) == counted_only]
+        known = (title for title in meters if row.energies[title].value is not None)
+        own = next(known, next(iter(meters), ""))
         for title, metric in row.energies.items():
-            name = "run_energy" if title == own else f"run_energy_by_{name_and_unit(title)[0]}"
+            name, reason = "run_energy", metric.reason
+            if title != own:
+                name, reason = f"run_energy_by_{name_and_unit(title)[0]}", f"the table's {title!r}, of all devices; run_energy is not by it"
             if title == own or (metric.value is not None and name not in row.metrics):
-                reason = metric.reason if title == own else f"the table's {title!r}, of all devices; run_energy is that of {own!r}"
                 row.metrics[name], row.sources[name] = metric.model_copy(update={"reason": reason}), title
 
 

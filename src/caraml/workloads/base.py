@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from pydantic import BaseModel
 
 from caraml.base.errors import InputError
-from caraml.metrics.definitions import METRICS, unit_of
 from caraml.metrics.model import Facts, Metric
 from caraml.suite.model import Knobs
 
@@ -179,6 +178,8 @@ class Quality:
 
     def unknown(self, reason: str | None) -> dict[str, Metric]:
         """The metrics without a number, and why. Raises ``InputError`` for one without a unit."""
+        from caraml.metrics.definitions import METRICS, unit_of
+
         for name in self.names:
             if name not in self.units and name not in METRICS:
                 raise InputError(f"quality {name!r}: CARAML has no metric of this name, and it has no unit", f"units={{{name!r}: '1'}}")
