@@ -9,8 +9,9 @@ from record_factory import make_point, make_record
 
 from caraml.base.format import printable
 from caraml.metrics.model import Metric
-from caraml.report.grouping import clipped, labels
+from caraml.report.grouping import labels
 from caraml.report.numbers import flat, interval, plain, written
+from caraml.report.section import clipped
 from caraml.report.series import LIMIT, distribution, downsampled
 
 

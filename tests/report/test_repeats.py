@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from record_factory import broken_record, make_point, make_record, save
 
+from caraml.analysis.grouping import same_work
 from caraml.analysis.run_variation import mean_metric
 from caraml.analysis.table import Steps
 from caraml.metrics.model import Metric
 from caraml.power.model import HEADLINES
 from caraml.report.document import figure_sections, findings, result_rows
 from caraml.report.figures import QUALITY, action, heat_maps, node_and_devices, over_batch, time_and_energy
-from caraml.report.grouping import ACTION, COST, DEVICES, EFFICIENCY, ENERGY, HOUR, MOST_SERIES, TIME, repeated
+from caraml.report.grouping import ACTION, COST, DEVICES, EFFICIENCY, ENERGY, HOUR, MOST_SERIES, TIME, labels, repeated
 from caraml.report.numbers import plain
 from caraml.report.section import ReportFigure
 from caraml.report.times import LOSS, STEP_TIME, epochs, over_steps, phases, runtime_parts, step_distributions
@@ -25,6 +26,7 @@ from caraml.results.store import Store
 
 def run(batch: int = 16, repeat: int = 0, slower: float = 1.0, status: str = "ok", **more: object) -> Record:
     """A run with every number that figures draw, of which all are worse by a factor of ``slower``."""
+    environment = more.pop("environment", {})
     point = make_point(**{"global_batch": batch, "micro_batch": batch, "repeat": repeat} | more)
     record = make_record(point, step=0.1 * slower, watts=300.0)
     joules = record.metrics["energy"]
@@ -35,7 +37,9 @@ def run(batch: int = 16, repeat: int = 0, slower: float = 1.0, status: str = "ok
         **{name: Metric(value=share, unit="1") for name, share in zip(SHARES, (0.7, 0.1, 0.2), strict=True)},
     }
     reason = None if status == "ok" else "the loss is not finite"
-    return record.model_copy(update={"metrics": {**record.metrics, **extra}, "status": status, "reason": reason})
+    return record.model_copy(
+        update={"metrics": {**record.metrics, **extra}, "status": status, "reason": reason, "environment": environment}
+    )
 
 
 SHARES = ("training_share", "loading_share", "rest_share")
@@ -160,6 +164,17 @@ def test_other_micro_batches_are_no_repeats_whichever_of_their_runs_failed() -> 
     """Of two micro-batches one has only its first result and the other only its second: one mean of both was drawn."""
     few, many = (run(16, repeat, slower, micro_batch=micro) for repeat, slower, micro in ((0, 1.0, 4), (1, 2.0, 16)))
     assert len(over_batch([few, many, run(32), run(64)])[0][0].rows) == 4 and len(time_and_energy([few, many])[0][0].rows) == 2
+
+
+def test_a_row_without_devices_is_no_repeat_of_one_with_one_device() -> None:
+    """Of a table: 1,000 token/s on one device, and 4,000 on nobody knows how many."""
+    told, untold = run(16), run(16, 1, 0.25, environment={"missing": {"point.devices": "not in the table"}})
+    lines = repeated([told, untold])
+    assert [len(line.runs) for line in lines] == [1, 1] and len(same_work([told, untold])) == 2
+    names = ["gpt-mini b16 fp32 1x1", "gpt-mini b16 fp32 devices not stated"]
+    assert [*labels([line.mean for line in lines]).values()] == names
+    (figure,), _ = time_and_energy([told, untold])
+    assert [row[0] for row in figure.rows] == ["1x1", "devices not stated"]
 
 
 def test_parts_of_the_runtime_add_up() -> None:

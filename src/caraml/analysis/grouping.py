@@ -48,8 +48,13 @@ def without(found: Axes, names: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def same_work(records: Iterable[Record]) -> list[list[Record]]:
-    """Repeats together: records that agree in every axis."""
-    return grouped(records, lambda record: without(axes(record.point), ()))
+    """Repeats together."""
+    return grouped(records, work_of)
+
+
+def work_of(record: Record) -> object:
+    """What repeats agree in: every axis, and which of them nobody stated. A row of a table without devices is no repeat of one with one."""
+    return without(axes(record.point), ()), frozenset(record.unstated)
 
 
 DISTURBED = frozenset({"busy_machine", "throttled", "not_steady", "truncated", "mixed_nodes", "nan_loss", "short_window"})

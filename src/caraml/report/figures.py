@@ -27,7 +27,6 @@ from caraml.report.grouping import (
     TIME,
     TOTAL,
     Quantity,
-    clipped,
     ends,
     families,
     first,
@@ -42,7 +41,7 @@ from caraml.report.grouping import (
     valid,
 )
 from caraml.report.numbers import counted, plain
-from caraml.report.section import ReportFigure
+from caraml.report.section import ReportFigure, clipped
 from caraml.report.works import Figures, Lines, by_boundary, item_of, of_works, runs_of, works
 from caraml.results.record import Record
 

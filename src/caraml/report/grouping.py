@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
-from caraml.analysis.grouping import NONE, axes, grouped, without
+from caraml.analysis.grouping import NONE, grouped, work_of
 from caraml.analysis.run_variation import mean_metric
 from caraml.base.format import count, printable
 from caraml.metrics.model import Metric, scaled
 from caraml.report.numbers import energy_reason, no_energy, written
 from caraml.report.section import ReportFigure
 from caraml.results.record import Record
-from caraml.suite.model import OF_EPOCHS, Point
+from caraml.suite.model import NOT_STATED, OF_EPOCHS, Point
 
 MOST_SERIES = 14
 """Lines that one figure can hold and a reader can still tell apart."""
@@ -83,7 +83,7 @@ def repeated(records: Sequence[Record], names: Iterable[str] | None = None) -> l
     ``names``: the metrics that are wanted, where it is not all: a mean takes 0.2 ms.
     """
     wanted = None if names is None else frozenset(names)
-    groups = grouped(records, lambda record: (record.point.benchmark, without(axes(record.point), ())))
+    groups = grouped(records, lambda record: (record.point.benchmark, work_of(record)))
     return [_repeats(group, wanted) for group in groups]
 
 
@@ -95,7 +95,7 @@ def single(records: Sequence[Record]) -> list[Repeats]:
 def _repeats(group: Sequence[Record], wanted: Collection[str] | None) -> Repeats:
     good = valid(group)
     first = (good or group)[0]
-    point = first.point.model_copy(update={"repeat": 0}) if len(group) > 1 else first.point
+    point = first.point.model_copy(update={"repeat": 0})
     names = dict.fromkeys(name for record in good for name in record.metrics if wanted is None or name in wanted)
     means = {name: found for name in names if (found := _mean(good, name)) is not None}
     seen = list(dict.fromkeys(flag for record in good for flag in record.flags)) if good else first.flags
@@ -125,17 +125,17 @@ def labels_and_statuses(records: Sequence[Record]) -> dict[str, str]:
 def labels(records: Sequence[Record]) -> dict[str, str]:
     """A label for each key. Points that would share one get values in which they differ; of how they are measured, if in nothing else."""
     named = _told_apart(records, {record.key: record.point.label for record in records}, _values)
-    return _told_apart(records, named, lambda point: point.measure.model_dump(exclude=set(OF_EPOCHS)))
+    return _told_apart(records, named, _rest)
 
 
-def _told_apart(records: Sequence[Record], bases: dict[str, str], values: Callable[[Point], Mapping[str, JsonValue]]) -> dict[str, str]:
+def _told_apart(records: Sequence[Record], bases: dict[str, str], values: Callable[[Record], Mapping[str, JsonValue]]) -> dict[str, str]:
     """The ``bases`` by key, those of several with the ``values`` in which these differ."""
     sharing: defaultdict[str, dict[str, Record]] = defaultdict(dict)
     for record in records:
         sharing[bases[record.key]][record.key] = record
     named: dict[str, str] = {}
     for label, group in sharing.items():
-        found = {key: values(record.point) if len(group) > 1 else {} for key, record in group.items()}
+        found = {key: values(record) if len(group) > 1 else {} for key, record in group.items()}
         names = sorted({name for one in found.values() for name in one})
         differing = [name for name in names if len({json.dumps(one.get(name), sort_keys=True) for one in found.values()}) > 1]
         if "machine" in differing and len({str(one["machine"]) for one in found.values()}) == len(group):
@@ -151,25 +151,17 @@ def machine(point: Point) -> str:
     return point.system if point.system != "local" else point.device.rpartition(" x")[0] or point.device
 
 
-def clipped(texts: Sequence[str], limit: int) -> list[str]:
-    """Each text in ``limit`` characters: one that is longer loses the words that all of them have, then its end."""
-    words = [text.split() for text in texts]
-    shared = set(words[0]).intersection(*words[1:]) if len(words) > 1 else set()
-    telling = [[word for word in own if word not in shared] for own in words]
-    tell = len({tuple(own) for own in telling}) == len(set(texts))  # words in another order tell, too
-    return [_clipped(text, own if shared and tell else [], limit) for text, own in zip(texts, telling, strict=True)]
-
-
-def _clipped(text: str, telling: Sequence[str], limit: int) -> str:
-    if len(text) <= limit:
-        return text
-    brief = " ".join(["…", *telling]) if telling else text
-    return brief if len(brief) <= limit else f"{brief[: limit - 1]}…"
-
-
-def _values(point: Point) -> dict[str, JsonValue]:
+def _values(record: Record) -> dict[str, JsonValue]:
+    point = record.point
     own: dict[str, JsonValue] = {"device": point.device, "seed": point.seed, "software": point.software, "micro_batch": point.micro_batch}
-    return {**point.params, **own, **{name: word(point) for name, word in PLAIN.items()}}
+    return {**point.params, **own, **{name: word(record) for name, word in PLAIN.items()}}
+
+
+def _rest(record: Record) -> dict[str, JsonValue]:
+    """What is told only of points that nothing else tells apart."""
+    fields = record.point.model_dump(mode="json", exclude={"params", "measure", "repeat"})
+    stated = {name: NOT_STATED if name in record.unstated else value for name, value in fields.items()}
+    return record.point.measure.model_dump(exclude=set(OF_EPOCHS)) | stated
 
 
 def placement(point: Point) -> str:
@@ -177,23 +169,24 @@ def placement(point: Point) -> str:
     return f"{point.nodes}x{point.devices}"
 
 
-FIELDS: dict[str, Callable[[Point], str]] = {
-    "machine": machine,
-    "device": lambda point: point.device,
-    "placement": placement,
-    "division": lambda point: point.placement.label(1) or "whole copies",
-    "batch": lambda point: f"b{point.global_batch}",
-    "micro batch": lambda point: f"micro batch {point.micro_batch}",
-    "precision": lambda point: point.arithmetic,
-    "compile": lambda point: f"compile {point.compile}",
-    "knobs": lambda point: point.knobs.label or "knobs as they are",
-    "deterministic": lambda point: "deterministic" if point.deterministic else "not deterministic",
-    "training": lambda point: point.measure.trained or "a window",
-    "software": lambda point: point.software,
+FIELDS: dict[str, Callable[[Record], str]] = {
+    "machine": lambda one: machine(one.point),
+    "device": lambda one: one.point.device,
+    "placement": lambda one: placement(one.point) if "devices" not in one.unstated else f"devices {NOT_STATED}",
+    "division": lambda one: one.point.placement.label(1) or "whole copies",
+    "batch": lambda one: f"b{one.point.global_batch}" if "global_batch" not in one.unstated else f"batch {NOT_STATED}",
+    "micro batch": lambda one: f"micro batch {one.point.micro_batch}",
+    "precision": lambda one: one.point.arithmetic,
+    "compile": lambda one: f"compile {one.point.compile}",
+    "knobs": lambda one: one.point.knobs.label or "knobs as they are",
+    "deterministic": lambda one: "deterministic" if one.point.deterministic else "not deterministic",
+    "training": lambda one: one.point.measure.trained or "a window",
+    "software": lambda one: one.point.software,
 }
 """What can differ between records of one work, in the order in which a name says it."""
-PLAIN = {"mode": lambda point: point.mode} | {
-    name: FIELDS[name] for name in ("machine", "division", "precision", "compile", "knobs", "deterministic", "training")
+PLAIN: dict[str, Callable[[Record], str]] = {"mode": lambda one: one.point.mode} | {
+    name: FIELDS[name]
+    for name in ("machine", "placement", "division", "batch", "precision", "compile", "knobs", "deterministic", "training")
 }
 """Of what can differ between points of one label, that whose value says what it is of."""
 
@@ -206,14 +199,14 @@ def families(records: Sequence[Record], along: Sequence[str]) -> dict[str, list[
     fields = [name for name in FIELDS if name not in along]
     if "micro batch" in fields and not {"placement", "batch"} <= {*along} and not _colliding(records, [*fields, *along]):
         fields.remove("micro batch")  # the batch says it
-    told = [name for name in fields if len({FIELDS[name](record.point) for record in records}) > 1]
+    told = [name for name in fields if len({FIELDS[name](record) for record in records}) > 1]
     if "machine" in told and len({(machine(record.point), placement(record.point)) for record in records}) == len(
         {(machine(record.point), placement(record.point), record.point.device) for record in records}
     ):
         told = [name for name in told if name != "device"]  # the machine and the number of devices say it
     found: dict[str, list[Record]] = {}
     for record in records:
-        name = " ".join(FIELDS[field](record.point) for field in told) or machine(record.point)
+        name = " ".join(FIELDS[field](record) for field in told) or machine(record.point)
         found.setdefault(printable(name), []).append(record)
     return found
 
@@ -221,7 +214,7 @@ def families(records: Sequence[Record], along: Sequence[str]) -> dict[str, list[
 def _colliding(records: Sequence[Record], fields: Sequence[str]) -> bool:
     """True if two records agree in all ``fields`` but the micro batch: also if they are different repeats, as others have failed."""
     others = [name for name in fields if name != "micro batch"]
-    places = {(record.point.micro_batch, *(FIELDS[name](record.point) for name in others)) for record in records}
+    places = {(record.point.micro_batch, *(FIELDS[name](record) for name in others)) for record in records}
     return len({place[1:] for place in places}) < len(places)
 
 

@@ -132,3 +132,19 @@ def _md_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def escaped_markdown(text: str) -> str:
     """Text that Markdown shows as it is: neither markup nor HTML nor the end of a cell."""
     return re.sub(r"([\\`*_{}\[\]|#!~])", r"\\\1", html.escape(printable(" ".join(text.split())), quote=False))
+
+
+def clipped(texts: Sequence[str], limit: int) -> list[str]:
+    """Each text in ``limit`` characters: one that is longer loses the words that all of them have, then its end."""
+    words = [text.split() for text in texts]
+    shared = set(words[0]).intersection(*words[1:]) if len(words) > 1 else set()
+    telling = [[word for word in own if word not in shared] for own in words]
+    tell = len({tuple(own) for own in telling}) == len(set(texts))  # words in another order tell, too
+    return [_clipped(text, own if shared and tell else [], limit) for text, own in zip(texts, telling, strict=True)]
+
+
+def _clipped(text: str, telling: Sequence[str], limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    brief = " ".join(["…", *telling]) if telling else text
+    return brief if len(brief) <= limit else f"{brief[: limit - 1]}…"

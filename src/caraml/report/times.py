@@ -20,7 +20,6 @@ from caraml.report.grouping import (
     MOST_FIGURES,
     MOST_ROWS,
     MOST_SERIES,
-    clipped,
     first,
     keys,
     labels,
@@ -29,7 +28,7 @@ from caraml.report.grouping import (
     valid,
 )
 from caraml.report.numbers import plain
-from caraml.report.section import ReportFigure
+from caraml.report.section import ReportFigure, clipped
 from caraml.report.series import distribution, downsampled, downsampling_note, points_per_line, sampled
 from caraml.report.works import Figures, Lines, of_works, runs_of
 from caraml.results.record import Record
