@@ -118,31 +118,23 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_949,
+    "analysis": 3_955,
     "base": 2_711,
     "campaign": 1_777,
     "cli": 1_609,
-    "analysis": 3_953,
-    "base": 2_704,
-    "campaign": 1_766,
-    "cli": 1_590,
     "data": 818,
     "engine": 4_367,
     "launch": 1_735,
     "metrics": 1_655,
     "power": 5_072,
     "reference": 477,
-    "report": 4_921,
-    "results": 3_035,
+    "report": 4_928,
+    "results": 3_036,
     "suite": 2_696,
     "system": 3_959,
-    "report": 4_928,
-    "results": 2_700,
-    "suite": 2_542,
-    "system": 3_924,
     "verify": 1_061,
     "worker": 2_133,
-    "workloads": 8_933,
+    "workloads": 8_926,
 }
 FILES = 238
 

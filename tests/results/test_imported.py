@@ -356,6 +356,7 @@ def test_a_batch_of_tokens_is_no_batch_of_samples(tmp_path: Path) -> None:
         ("Energy(Wh);energy(J)", "1.39;5003", ""),
         ("Step_time_mean(ms);Step_time_mean(s)", "20.4;0.02", ""),
         ("Tokens/s;Tokens/second", "31207.2;31207", ""),
+        ("Tokens/s;Tokens/second", "0e999999999;0", ""),
         ("Energy(Wh);energy(J)", "1;3600", ""),
         ("nodes;Nodes;Energy_net(J)", "1;1.0;-5", ""),
     ],

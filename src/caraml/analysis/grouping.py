@@ -53,8 +53,9 @@ def same_work(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def work_of(record: Record) -> object:
-    """What repeats agree in: every axis, and which of them nobody stated. A row of a table without devices is no repeat of one with one."""
-    return without(axes(record.point), ()), frozenset(record.unstated)
+    """What repeats agree in: every axis, and whether somebody stated its size. A row of a table without devices is no repeat of one with
+    one; what else is not stated, versions before have told otherwise."""
+    return without(axes(record.point), ()), frozenset(record.unstated) & {"devices", "global_batch"}
 
 
 DISTURBED = frozenset({"busy_machine", "throttled", "not_steady", "truncated", "mixed_nodes", "nan_loss", "short_window"})

@@ -77,7 +77,7 @@ _TEXTS = ("system", "precision", "energyfile")
 BELOW_ZERO = "which is never below zero"
 SIGNED = {"energy_net", "loss_first", "loss_last", "loss_validation", "psnr", "ssim", "ms_ssim"}
 """Metrics that may be below zero."""
-_RULE = re.compile(r"[\s|+:-]*--[\s|+:-]*|\|(\s*:?-:?\s*\|)+")
+_RULE = re.compile(r"(?=[^-]*-+-)[\s|+:-]+|\|(\s*:?-:?\s*\|)+")
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -202,7 +202,8 @@ def _listed(text: str) -> list[str]:
 def _last_digit(text: str) -> float:
     """What one more in the last digit of a number is: 0.01 of ``1.39``."""
     digits, _, power = text.strip().lower().partition("e")
-    return float(10.0 ** (int(power or 0) - len(digits.partition(".")[2])))
+    tens = int(power) if power and number(text) else 0  # of `0e999999999` nothing
+    return float(10.0 ** (tens - len(digits.partition(".")[2])))
 
 
 def number_of(text: str) -> int | None:

@@ -74,7 +74,7 @@ def not_kept(point: Point, params: BaseModel, first: Sequence[Point] | None) -> 
     """What was expected where the checkpoint that a point starts from will not be among the files of the points that go ``first``, or not
     be one of its model; ``None`` where it will, or nobody can say: a program may leave any file. Without ``first`` it needs no benchmark.
 
-    ``params`` are those of the point, whose ``weights`` a checkpoint must agree with.
+    ``params`` are those of the point, with whose ``checkpoint_facts`` a checkpoint must agree.
     """
     path = posixpath.normpath(str(point.params.get("start_from") or ""))
     if not path.startswith(NEEDED) or path.startswith(2 * NEEDED):  # what goes before that is looked at there
@@ -93,9 +93,9 @@ def _unlike(path: str, point: Point, params: BaseModel, one: Point) -> str | Non
         return f"{json.dumps(there)}, which benchmark {name!r} saves to"
     if one.mode != "train":
         return f"a checkpoint of mode 'train': benchmark {name!r} has {one.mode!r}, which keeps none"
-    ours = getattr(params, "weights", None)
+    ours = getattr(params, "checkpoint_facts", None)
     if ours is None or one.workload != point.workload:
         return None
-    theirs = type(params).model_validate(one.params).weights  # type: ignore[attr-defined]  # as ours has
+    theirs = type(params).model_validate(one.params).checkpoint_facts  # type: ignore[attr-defined]  # as ours has
     told = ", ".join(f"{key} {json.dumps(theirs.get(key))}, not {json.dumps(ours[key])}" for key in ours if theirs.get(key) != ours[key])
     return f"a checkpoint of the same model: that of benchmark {name!r} has {told}" if told else None

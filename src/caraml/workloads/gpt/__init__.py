@@ -148,17 +148,10 @@ class Params(FrozenModel):
             return "megatron-core"
 
     @property
-    def weights(self) -> dict[str, Any]:
+    def checkpoint_facts(self) -> dict[str, Any]:
         """What a checkpoint of the model must agree in with another run that takes it up."""
-        names = (
-            "backend",
-            "width",
-            "layers",
-            "heads",
-            "positions",
-            "tied_head",
-            *(("sequence_length",) if self.positions == "learned" else ()),
-        )
+        names = ["backend", "width", "layers", "heads", "positions", "tied_head"]
+        names += ["sequence_length"] if self.positions == "learned" else []
         return {name: getattr(self, name) for name in names} | {"padded vocabulary": self.model_shape().vocabulary}
 
     def unfit(self, point: Point) -> str | None:
