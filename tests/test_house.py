@@ -118,23 +118,23 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_955,
+    "analysis": 4_009,
     "base": 2_711,
     "campaign": 1_777,
     "cli": 1_609,
     "data": 818,
     "engine": 4_367,
     "launch": 1_735,
-    "metrics": 1_655,
+    "metrics": 1_741,
     "power": 5_072,
     "reference": 477,
-    "report": 4_928,
-    "results": 3_036,
-    "suite": 2_696,
+    "report": 4_943,
+    "results": 3_039,
+    "suite": 2_701,
     "system": 3_959,
     "verify": 1_061,
-    "worker": 2_133,
-    "workloads": 8_926,
+    "worker": 2_141,
+    "workloads": 8_933,
 }
 FILES = 238
 

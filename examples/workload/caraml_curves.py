@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from caraml.workloads.base import BuildContext, Task, Workload
+from caraml.metrics.model import Metric, StatedMetric
+from caraml.workloads.base import BuildContext, Quality, Task, Workload
 
 POINTS = 128
+RIGHT = StatedMetric(unit="1", better="higher", definition="Share of held-out curves that are told right")
 
 
 class Params(BaseModel):
@@ -73,7 +76,12 @@ def build(ctx: BuildContext[Params]) -> Task:
     def validation() -> Any:
         return ([part.to(ctx.device) for part in batch] for batch in held_out)
 
-    return Task(model, optimizer, source.batches, loss, facts, validation=validation, close=source.close)
+    def judged(most: int | None) -> dict[str, Metric]:
+        right = torch.cat([model(curves).argmax(1) == rising for curves, rising in islice(validation(), most)])
+        return {"told_right": Metric(value=right.double().mean().item(), unit=RIGHT.unit, n=len(right))}
+
+    quality = Quality(("told_right",), judged, {"told_right": RIGHT})
+    return Task(model, optimizer, source.batches, loss, facts, validation=validation, quality=quality, close=source.close)
 
 
 WORKLOAD = Workload(title="tells rising curves from falling ones", params=Params, build=build)

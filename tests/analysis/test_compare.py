@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,11 +14,12 @@ from record_factory import broken_record, make_point
 from run_factory import metric, repeats, run
 
 from caraml.analysis.compare import ALPHA, FAMILIES, USUAL, Change, Comparison, compare, parse_gate
-from caraml.analysis.estimate import POWER, smallest_change
+from caraml.analysis.estimate import POWER, is_known_kind, smallest_change
 from caraml.analysis.grouping import axes, names
 from caraml.analysis.select import Side
-from caraml.base.errors import InputError
+from caraml.base.errors import InputError, UnknownNameError
 from caraml.metrics.definitions import METRICS
+from caraml.metrics.model import Metric, OwnMetric
 from caraml.report.comparison import comparison_sections
 from caraml.results.record import Record
 from caraml.suite.model import Placement
@@ -282,3 +284,60 @@ def test_what_is_shown_to_be_equal_is_called_the_same() -> None:
     assert only(found).verdict == "same" and found.margin == 0.01
     strict = compare(Side("a", tuple(repeats(RATES * 2))), Side("b", tuple(repeats(RATES * 2, software="new"))), ("throughput",), 0.0005)
     assert only(strict).verdict == "indistinguishable"
+
+
+def triad(factor: float, better: str = "higher", units: str = "GB/s", name: str = "triad", **more: Any) -> list[Record]:
+    """Three runs with a metric of the suite; ``units``: of each, the last for the rest."""
+    unit = [*units.split(), *[units.rsplit(maxsplit=1)[-1]] * 3]
+    return [
+        run(
+            rate,
+            repeat=number,
+            more={name: Metric(value=factor * rate, unit=unit[number])},
+            definitions={name: OwnMetric(unit=unit[number], better=better, source="the suite")},  # type: ignore[arg-type]
+            **more,
+        )
+        for number, rate in enumerate(RATES)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("better", "verdict", "words"),
+    [
+        ("higher", "worse", None),
+        ("lower", "better", None),
+        ("neither", "unknown", "neither direction is better"),
+        ("unknown", "unknown", "direction unknown: nobody said which is better"),
+    ],
+)
+def test_a_metric_of_the_suite_is_judged_where_its_direction_is_known(better: str, verdict: str, words: str | None) -> None:
+    sides = triad(1.0, better), triad(0.9, better, software="new")
+    change = only(against(*sides, "triad"), "triad")
+    assert (change.verdict, change.reason, change.unit) == (verdict, words, "GB/s")
+    assert (
+        change.ratio is not None
+        and change.ratio.value == pytest.approx(0.9)
+        and change.harm == pytest.approx(0.1 if better == "higher" else -0.1)
+    )
+    assert ("triad" in [one.metric for _, one in against(*sides).changes]) == (better in ("higher", "lower")), "unless asked otherwise"
+    with pytest.raises(UnknownNameError, match="unknown metric 'tirad'") as refused:
+        against(*sides, "tirad")
+    assert refused.value.guess == "triad"
+
+
+@pytest.mark.parametrize("units", ["MB/s", "MB/s GB/s"])
+def test_numbers_of_different_units_are_neither_averaged_nor_compared(units: str) -> None:
+    """Nor do they say how much other work varies."""
+    others = [triad(factor, global_batch=32, software=name) for factor, name in ((1.0, "old"), (0.9, "new"))]
+    found = against([*triad(1.0, software="old"), *others[0]], [*triad(1.0, units=units, software="new"), *others[1]], "triad")
+    alone = against(*others, "triad").pairs[0].changes[0]
+    mixed, same = (pair.changes[0] for pair in found.pairs)
+    assert (mixed.a, mixed.b, mixed.ratio, mixed.verdict) == (None, None, None, "unknown")
+    assert mixed.reason == "measured in different units: GB/s, MB/s" and same == alone
+
+
+def test_a_metric_of_the_suite_is_no_energy_because_of_its_name() -> None:
+    """By its first letters it had the error of a power sensor, and the spread that was published for energies."""
+    sides = triad(1.0, name="energy_error"), triad(0.9, name="energy_error", software="new")
+    change = only(against(*sides, "energy_error"), "energy_error")
+    assert change.ratio is not None and change.ratio.bound == 0 and not is_known_kind("energy_error") and is_known_kind("energy_per_item")

@@ -15,7 +15,7 @@ from run_factory import run
 
 from caraml.analysis.history import FEWEST, attempts, change_points, history, not_above_zero
 from caraml.base.errors import InputError
-from caraml.metrics.model import Metric
+from caraml.metrics.model import Metric, OwnMetric
 from caraml.report.comparison import history_sections
 from caraml.results.record import Record
 from caraml.results.store import Store, write_record
@@ -133,3 +133,20 @@ def test_results_of_two_levels_are_no_changes(share: float) -> None:
     rng = np.random.default_rng(9)
     found = [change_points(0.03 * (rng.random(120) < share) + 5e-4 * rng.standard_normal(120), 5e-4) for _ in range(60)]
     assert sum(map(bool, found)) <= 2
+
+
+@pytest.mark.parametrize(("better", "found"), [("higher", True), ("lower", False), ("unknown", None)])
+def test_a_metric_of_a_plug_in_is_followed_in_each_of_its_units(better: str, found: bool | None) -> None:
+    def scores(values: list[float], unit: str, software: str) -> list[Record]:
+        said = {"score": OwnMetric(unit=unit, better=better, source="caraml-mine 1")}  # type: ignore[arg-type]
+        each = [{"score": Metric(value=value, unit=unit)} for value in values]
+        return [nights([1.0] * len(each), more=more, definitions=said, software=software)[at] for at, more in enumerate(each)]
+
+    records = [*scores([100, 101, 99, 150, 151, 149], "%", "mine 1"), *scores([1.0, 1.01, 0.99], "1", "mine 2")]
+    percent, shares = history(records, "score")
+    assert [(change.index, change.better) for change in percent.changes] == [(3, found)] and not shares.changes
+    assert [one.name.rpartition(" [")[2] for one in (percent, shares)] == ["%]", "1]"]
+    told = history_sections([percent, shares])[0].notes
+    assert ("direction unknown: nobody said which is better" in told) == (found is None)
+    with pytest.raises(InputError, match="unknown metric 'scroe'"):
+        history(records, "scroe")

@@ -14,6 +14,7 @@ from caraml.analysis import table
 from caraml.base.errors import InputError
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.energy import ENERGY_METRICS
+from caraml.metrics.model import Metric
 from caraml.results.store import Store
 
 
@@ -51,6 +52,28 @@ def test_units_name_the_item_only_when_it_is_one() -> None:
     assert table.units([tokens, images])["throughput"] == "item/s"
     ends = {f"{name}{end}" for name in METRICS for end in ("", "_low", "_high")}
     assert set(table.units([tokens])) == ends | {f"{name}_bound" for name in ENERGY_METRICS}
+
+
+def test_own_metrics_have_columns_with_their_units(tmp_path: Path) -> None:
+    """In each of their units, so that no column has two; ``label`` is also a column of every row."""
+    each = [{"label": (1.5, "GB/s"), "loss": (2.5, "1")}, {"label": (1500.0, "MB/s")}]
+    store = Store(tmp_path)
+    for batch, own in zip((16, 32), each, strict=True):
+        save(
+            store,
+            make_record(make_point(global_batch=batch), metrics={name: Metric(value=v, unit=unit) for name, (v, unit) in own.items()}),
+        )
+    columns, lines, units = table.flat_table(sorted(store.rows(), key=lambda row: str(row["label"])))
+    read = list(csv.DictReader(io.StringIO(table.to_csv(columns, lines, units))))
+    own_columns = ["own.label [GB/s]", "own.loss [1]", "own.label [MB/s]"]
+    assert [[line[name] for name in own_columns] for line in read] == [["1.5", "2.5", ""], ["", "", "1500.0"]]
+    told = json.loads(table.to_json(columns, lines, units))
+    assert told["units"]["own.loss"] == "1" and told["units"]["own.label [MB/s]"] == "MB/s"
+    assert [(row["own.label [GB/s]"], row["own.loss"]) for row in told["rows"]] == [(1.5, 2.5), (None, None)]
+    _, found = table.query(store, "SELECT own_metrics->>'$.label', own_units->>'$.label' FROM records ORDER BY label")
+    assert found == [("1.5", "GB/s"), ("1500.0", "MB/s")]
+    damaged = [{**row, "own_metrics": text} for row, text in zip(store.rows(), ("[1]", "{"), strict=True)]
+    assert table.flat_table(damaged)[0] == list(table.COLUMNS)
 
 
 def test_query_gives_the_records_numbers(store: Store) -> None:

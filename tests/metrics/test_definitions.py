@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from caraml.base.errors import UnknownNameError
 from caraml.base.format import count, human, percent, significant
-from caraml.metrics.definitions import METRICS, title_of, unit_of
+from caraml.metrics.definitions import METRICS, check_stated, definition_of, see_known, title_of, unit_of
+from caraml.metrics.model import Metric, OwnMetric, StatedMetric
+from caraml.results.record import Record
+from tests.report.record_factory import make_record
 
 
 @pytest.mark.parametrize(
@@ -47,3 +53,49 @@ def test_every_metric_has_its_words() -> None:
         assert definition.title and definition.unit and definition.definition.endswith("."), name
     assert unit_of("energy_per_item", "token") == "J/token"
     assert title_of("items_per_watt_hour", "image") == "images per Wh"
+
+
+def own(unit: str = "GB/s", better: str | None = "higher") -> Record:
+    """A record with the metric ``triad``; ``better=None``: as versions before wrote it, without a definition."""
+    said = {} if better is None else {"triad": OwnMetric(unit=unit, better=better, definition="Best rate.", source="the suite")}  # type: ignore[arg-type]
+    return make_record(metrics={"triad": Metric(value=1.0, unit=unit)}, definitions=said)
+
+
+@pytest.mark.parametrize(
+    ("records", "unit", "better", "words", "source"),
+    [
+        ([own()], "GB/s", "higher", "Best rate. Higher is better.", "the suite"),
+        ([own(), own(better=None)], "GB/s", "higher", "Best rate. Higher is better.", "the suite"),
+        ([own(better="unknown")], "GB/s", "unknown", "Best rate. Direction unknown", "the suite"),
+        ([own(), own(better="lower")], "GB/s", "unknown", "Best rate. Direction unknown", "the suite"),
+        ([own(), own("MB/s")], "GB/s or MB/s", "higher", "only numbers of one unit are averaged or compared: GB/s, MB/s.", "the suite"),
+        ([own(better=None)], "GB/s", "unknown", "no definition of this metric", "not described"),
+    ],
+)
+def test_own_metrics_are_what_their_records_say(records: list[Record], unit: str, better: str, words: str, source: str) -> None:
+    found = definition_of("triad", records)
+    assert (found.title, found.unit, found.better, found.of(records[0])) == ("triad", unit, better, source) and words in found.definition
+    assert definition_of("throughput", records) is METRICS["throughput"]
+    see_known("triad", records)
+    with pytest.raises(UnknownNameError, match="unknown metric 'traid'") as refused:
+        see_known("traid", records)
+    assert refused.value.guess == "triad"
+
+
+@pytest.mark.parametrize(
+    ("name", "stated", "fault"),
+    [
+        ("throughput", {"unit": "token/s"}, "unit 'image/s'"),
+        ("throughput", {"unit": "image/s", "better": "lower"}, "another name"),
+        ("throughput", {"unit": "image/s", "definition": "mine"}, "another name"),
+        ("<b>", {"unit": "1"}, "names of small letters"),
+        ("x", {"unit": "\x1b[31m"}, "control characters"),
+        ("x", {"unit": "1", "definition": "a\nb"}, "control characters"),
+        ("x", {"unit": "m" * 41}, "at most 40"),
+        ("x", {"unit": "1", "better": "up"}, "'higher'"),
+    ],
+)
+def test_what_is_no_metric_of_one_s_own_is_refused(name: str, stated: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        check_stated({name: StatedMetric(**stated)}, "image")
+    check_stated({"throughput": StatedMetric(unit="image/s", better="higher"), "x": StatedMetric(unit="<m>")}, "image")

@@ -14,6 +14,7 @@ from record_factory import UNICODE, broken_record, full_store, make_point, make_
 
 from caraml.base.chart import standalone
 from caraml.base.errors import InputError
+from caraml.metrics.model import Metric, OwnMetric
 from caraml.report.document import csv_text, figure_sections, markdown, safe_cells, write_figures
 from caraml.report.page import page, unpack
 from caraml.results.record import Record
@@ -40,6 +41,9 @@ def attacked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     facts = {"suite": attack, "benchmark": attack, "system": attack, "device": attack, "software": attack, "params": {attack: attack}}
     for batch in (16, 32):
         record = make_record(make_point(**facts, global_batch=batch), attack, watts=200.0, flags=[attack], environment={attack: attack})
+        own = Metric(value=1.0, unit=attack[:40])
+        said = {attack[:40]: OwnMetric(unit=own.unit, definition=attack, source=attack)} if attack.isprintable() else {}
+        record = record.model_copy(update={"metrics": record.metrics | {attack[:40]: own}, "definitions": said})
         save(store, record, watts=200.0)
     save(store, broken_record(make_point(**facts, global_batch=64), "failed", attack))
     return attack, store, store.records()

@@ -10,7 +10,7 @@ from caraml.analysis.estimate import values
 from caraml.analysis.grouping import varying
 from caraml.analysis.run_variation import mean_metric, ratios
 from caraml.base.chart import wide_range
-from caraml.metrics.model import Metric
+from caraml.metrics.model import Metric, OwnMetric
 from caraml.report.figures import front, heat_maps, over_batch, time_and_energy
 from caraml.report.grouping import ACTION, ENERGY, HOUR, RATE, TIME, families, first, repeated
 from caraml.report.scaling import histories
@@ -131,6 +131,24 @@ def test_quality_is_drawn_over_the_batch_where_it_is_known() -> None:
     assert list(quality.columns) == ["series", "global batch", "runs", "psnr"] and len(quality.drawings) == 1
     assert [(row[1], row[3].split(" ")[0]) for row in quality.rows] == [("16", "31.0"), ("32", "29.5"), ("64", "24.0")]
     assert "PSNR [dB]" in quality.drawings[0].svg and "without energy" not in quality.note
+
+
+def test_metrics_of_others_have_figures_in_each_of_their_units() -> None:
+    """Over the batch where it was swept, else as bars; where one is below zero no bar shows it."""
+
+    def record(batch: int, value: float, unit: str = "GB/s", **point: object) -> Record:
+        made = make_record(make_point(global_batch=batch, **point))
+        said = {"triad": OwnMetric(unit=unit, source="the suite"), "shift": OwnMetric(unit="{x}", source="the suite")}
+        own = {"triad": Metric(value=value, unit=unit), "shift": Metric(value=-value, unit="{x}"), "undefined": Metric(value=1.0, unit="1")}
+        return made.model_copy(update={"metrics": made.metrics | own, "definitions": said})
+
+    _, own = over_batch([record(16, 10.0), record(32, 20.0), record(64, 3e4, "MB/s")])[0]
+    assert own.title == "Own metrics over global batch: gpt-mini" and list(own.columns)[3:] == ["triad", "shift", "triad"]
+    assert "triad [GB/s]" in own.drawings[0].svg and "10³ MB/s" in own.drawings[2].svg and "triad" not in own.drawings[1].svg
+    assert [[row[3], row[5]] for row in own.rows] == [["10.0 GB/s", "–"], ["20.0 GB/s", "–"], ["–", "30,000 MB/s"]]
+    rate, bars, others = over_batch([record(16, 10.0), record(16, 5.0, "MB/s", params={"layers": 8}), record(16, 20.0, params={})])[0]
+    assert (bars.title, others.title) == ("triad, GB/s", "triad, MB/s") and rate.title == "Throughput, token/s"
+    assert [row[2] for row in bars.rows] == ["10.0 GB/s", "20.0 GB/s"] and [row[2] for row in others.rows] == ["5.00 MB/s"]
 
 
 def test_a_result_over_time_is_named_after_the_work_and_not_after_a_repeat(tmp_path: Path) -> None:

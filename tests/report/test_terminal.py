@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 
 from caraml.analysis.run_variation import INTERVAL
 from caraml.metrics.definitions import METRICS
-from caraml.metrics.model import Metric
+from caraml.metrics.model import Metric, OwnMetric
 from caraml.report.document import HEADLINE, result_rows
 from caraml.report.grouping import repeated
 from caraml.report.numbers import written
@@ -157,6 +157,15 @@ def test_record_view_explains_every_number() -> None:
         "first step",
     ):
         assert expected in words, expected
+
+
+@pytest.mark.parametrize(("workload", "where"), [("command", "over the whole run"), ("curves", "over the held-out data")])
+def test_record_view_says_what_a_metric_of_somebody_else_is(workload: str, where: str) -> None:
+    said = {"<b>x": OwnMetric(unit="[red]dB", better="lower", definition="How [bold]far[/] off", source="caraml-mine 1.0")}
+    record = make_record(make_point(workload=workload), metrics={"<b>x": Metric(value=3.5, unit="[red]dB")}, definitions=said)
+    words = flat(text_of(record_view(record), 200))
+    for expected in ("<b>x", "3.50 [red]dB", "How [bold]far[/] off. Lower is better.", "source: caraml-mine 1.0", where):
+        assert expected in words, words
 
 
 def test_record_view_without_energy_says_why_and_what_to_do() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from caraml.analysis.grouping import axes
 from caraml.analysis.run_variation import mean_metric
 from caraml.base.errors import InputError
 from caraml.base.toml import parse_toml
@@ -21,6 +22,7 @@ from caraml.campaign.attempt import PointTask, RunningPoint, record_of_program
 from caraml.campaign.program import Sensors, Shells, ran
 from caraml.engine.instruments import CpuTime
 from caraml.launch.launchers import LocalLauncher
+from caraml.metrics.definitions import definition_of
 from caraml.power.signals import Constant
 from caraml.report.grouping import unknown_energy
 from caraml.report.numbers import source, written
@@ -29,7 +31,7 @@ from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.expand import PlannedPoint
 from caraml.suite.load import Suite, SuiteFile
-from caraml.suite.model import COMMAND_KEYS, Measure
+from caraml.suite.model import COMMAND_KEYS, Measure, Point
 from caraml.system.detect import detect
 from caraml.worker.command import COMMAND, Command, CommandWorker
 from caraml.worker.command_record import Ran
@@ -90,6 +92,19 @@ def test_a_metric_is_found_in_one_way(spec: dict[str, str], fault: str) -> None:
         Params.model_validate({"argv": ["true"], "metrics": {"x": spec}})
 
 
+def test_what_is_said_of_a_metric_decides_no_result(make_point: MakePoint) -> None:
+    """Written later, or never, it leaves the point the same work; where a number is found does not."""
+
+    def point(**more: str) -> Point:
+        params = Params.model_validate({"argv": ["true"], "metrics": {"x": {"unit": "s", "key": "a", **more}}})
+        return make_point(workload="command", params=params.model_dump(mode="json"))
+
+    plain, said = point(), point(better="lower", definition="a time")
+    before = plain.model_copy(update={"params": {**plain.params, "metrics": plain.deciding_params["metrics"]}})  # as 0.1.0 had it
+    assert plain.params != before.params and plain.key == said.key == before.key != point(key="b").key
+    assert axes(plain) == axes(said) == axes(before) != axes(point(key="b"))
+
+
 def test_a_known_metric_has_its_own_unit() -> None:
     with pytest.raises(ValidationError, match="image/s"):
         Params.model_validate({"argv": ["true"], "item": "image", "metrics": {"throughput": {"unit": "token/s", "key": "rate"}}})
@@ -116,13 +131,15 @@ items = "{{n}}"
 energy = {energy}
 [benchmark.params.metrics]
 speed = {{ pattern = 'speed: (?P<value>[0-9.]+)', unit = "m/s", take = "mean" }}
-loss = {{ key = "loss.last", unit = "1" }}
+loss = {{ key = "loss.last", unit = "1", better = "lower", definition = "Loss of the last step" }}
 seconds = {{ file = "{{folder}}/t.csv", column = "seconds", unit = "s", take = "sum" }}
 """,
     )
     assert [record.status for record in records] == ["ok", "ok"], records[0].reason
     for record, n in zip(records, (2, 4), strict=True):
         assert [record.value(name) for name in ("speed", "loss", "seconds")] == [3.0, 1 / n, 10.0]
+        assert definition_of("loss", [record]).definition == "Loss of the last step. Lower is better."
+        assert record.definitions.keys() == {"speed", "loss", "seconds"} and definition_of("speed", [record]).better == "unknown"
         assert record.metrics["speed"].n == 2 and record.window is not None and record.window.items == n
         assert record.value("throughput") == pytest.approx(n / record.window.seconds)
         assert all(metric.value is not None or metric.reason for metric in record.metrics.values())

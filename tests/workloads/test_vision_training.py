@@ -23,7 +23,7 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
 from caraml.engine.steps import RankSummary, StepTable
 from caraml.metrics.definitions import METRICS
-from caraml.metrics.model import Metric, unknown
+from caraml.metrics.model import Metric, StatedMetric, unknown
 from caraml.metrics.quality import image_quality
 from caraml.results.rows import read_table
 from caraml.results.store import RECORD, Store, read_record
@@ -328,13 +328,28 @@ def test_quality_that_cannot_be_measured_has_the_reason(tmp_path: Path, make_poi
 
 
 def test_a_quality_that_only_a_plug_in_has_needs_a_unit() -> None:
-    whole = Quality(("psnr", "sharpness"), lambda most: {}, {"sharpness": "1/mm"}).unknown("not yet")
+    stated = {"sharpness": StatedMetric(unit="1/mm", better="higher")}
+    whole = Quality(("psnr", "sharpness"), lambda most: {}, stated).unknown("not yet")
     assert {name: (metric.value, metric.unit, metric.reason) for name, metric in whole.items()} == {
         "psnr": (None, "dB", "not yet"),
         "sharpness": (None, "1/mm", "not yet"),
     }
     with pytest.raises(InputError, match=r"'sharpness'.* no unit"):
         Quality(("sharpness",), lambda most: {}).unknown(None)
+    with pytest.raises(InputError, match="unit 'dB' for the metric 'psnr'"):
+        Quality(("psnr",), lambda most: {}, {"psnr": StatedMetric(unit="%")}).unknown(None)
+    with pytest.raises(InputError, match="'throughput': CARAML measures"):
+        Quality(("throughput",), lambda most: {}).unknown(None)
+
+
+@pytest.mark.parametrize(("name", "unit"), [("throughput", "image/s"), ("sharpness", "1/cm"), ("blur", "1")])
+def test_a_quality_gives_nothing_but_what_it_announced(name: str, unit: str) -> None:
+    """A number of CARAML's own was replaced by it."""
+    stated = {"sharpness": StatedMetric(unit="1/mm")}
+    right = {"sharpness": Metric(value=3.0, unit="1/mm")}
+    assert Quality(("sharpness",), lambda most: right, stated).measured(1) == right
+    with pytest.raises(InputError, match=f"found '{name}' in '{unit}'"):
+        Quality(("sharpness",), lambda most: right | {name: Metric(value=1e9, unit=unit)}, stated).measured(1)
 
 
 def test_epochs_go_all_the_way_to_the_record(folder: Path, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:

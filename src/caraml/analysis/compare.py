@@ -22,9 +22,10 @@ from caraml.analysis.estimate import Estimate, smallest_change, values
 from caraml.analysis.grouping import Difference, axes, differences, grouped, names, without
 from caraml.analysis.run_variation import Means, ratios
 from caraml.analysis.select import Side
-from caraml.base.errors import InputError, unknown_name
+from caraml.base.errors import InputError
 from caraml.base.stats import holm
-from caraml.metrics.definitions import METRICS
+from caraml.metrics.definitions import METRICS, definition_of, own_names, see_known
+from caraml.metrics.model import Direction
 from caraml.results.record import Record
 from caraml.suite.model import OF_EPOCHS
 
@@ -37,7 +38,11 @@ MARGIN = 0.01
 """Relative change that counts as none unless the user says otherwise."""
 
 USUAL = ("throughput", "step_time_median", "step_time_p95", "first_step_time", "energy_per_item", "peak_memory", "loss_last")
-"""What is compared unless asked otherwise: no two of them are the same number in other units, which would only cost power."""
+"""What is compared unless asked otherwise, besides own metrics of a known direction: no two of them are the same number in other units,
+which would only cost power."""
+
+UNDIRECTED = {"neither": "neither direction is better", "unknown": "direction unknown: nobody said which is better"}
+"""Why there is a difference of two numbers and no verdict, by the direction of their metric."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,7 @@ class Change:
 
     metric: str
     unit: str
+    better: Direction
     a: Estimate | None
     b: Estimate | None
     """``None`` for a side whose runs do not have the metric."""
@@ -68,7 +74,7 @@ class Change:
         """How much B is worse, as a share of A: 0.05 for 5 % less of what should be high, or 5 % more of what should be low."""
         if self.ratio is None:
             return 0.0
-        return 1 - self.ratio.value if METRICS[self.metric].better == "higher" else self.ratio.value - 1
+        return 1 - self.ratio.value if self.better == "higher" else self.ratio.value - 1
 
 
 @dataclass(frozen=True)
@@ -139,21 +145,21 @@ def compare(a: Side, b: Side, metrics: Sequence[str] = (), margin: float = MARGI
     Raises ``InputError`` for an unknown metric, or where nothing pairs.
     """
     for metric in metrics:
-        if metric not in METRICS:
-            raise unknown_name("metric", metric, METRICS)
+        see_known(metric, (*a.records, *b.records))
     matched, lost, unmatched = _match(a, b)
     if not matched:
         raise InputError(_nothing(a, b, lost, unmatched), "compare campaigns of one suite, or two points")
     found: list[list[Change]] = [[] for _ in matched]
     sentences = []
     for metric in metrics or _usual(matched):
-        sides = [(values(pair.a, metric), values(pair.b, metric)) for pair in matched]
-        if not any(first or second for first, second in sides):
+        mixed = [len(_units(pair, metric)) > 1 for pair in matched]
+        sides = [([], []) if two else (values(pair.a, metric), values(pair.b, metric)) for pair, two in zip(matched, mixed, strict=True)]
+        if not any(first or second for first, second in sides) and not any(mixed):
             continue
         means, sentence = ratios(sides, metric)
         sentences.append((metric, sentence))
         for index, (pair, (first, second)) in enumerate(zip(matched, sides, strict=True)):
-            if first or second:
+            if first or second or mixed[index]:
                 found[index].append(_change(metric, pair, (len(first), len(second)), means[index]))
     everywhere = [differences(pair.a, pair.b) for pair in matched]
     common = [one for one in everywhere[0] if all(one in other for other in everywhere)]
@@ -176,15 +182,18 @@ def compare(a: Side, b: Side, metrics: Sequence[str] = (), margin: float = MARGI
 
 
 def _usual(matched: Sequence[_Matched]) -> Sequence[str]:
-    """The usual metrics; where one side has no throughput, as in most published tables, whatever both have that can be better or worse."""
+    """The usual metrics, and those of a program or plug-in of which one direction is better; where one side has no throughput, as in most
+    published tables, whatever both have that can be better or worse."""
 
     def having(metric: str) -> bool:
         return any(values(pair.a, metric) and values(pair.b, metric) for pair in matched)
 
+    records = [record for pair in matched for record in (*pair.a, *pair.b)]
+    own = [name for name in own_names(records) if definition_of(name, records).better in ("higher", "lower") and having(name)]
     if having("throughput"):
         only_nodes = having("node_energy_per_item") and not having("energy_per_item")
-        return [name if name != "energy_per_item" or not only_nodes else "node_energy_per_item" for name in USUAL]
-    return [name for name, definition in METRICS.items() if definition.better != "neither" and having(name)] or USUAL
+        return [*(name if name != "energy_per_item" or not only_nodes else "node_energy_per_item" for name in USUAL), *own]
+    return [*(name for name, definition in METRICS.items() if definition.better != "neither" and having(name)), *own] or USUAL
 
 
 def _match(a: Side, b: Side) -> tuple[list[_Matched], list[Lost], list[Lost]]:
@@ -251,13 +260,17 @@ def _change(metric: str, pair: _Matched, runs: tuple[int, int], means: Means) ->
     if reason is not None:
         ratio = None
     p = ratio.p_beyond() if ratio is not None and ratio.sd else None
-    if ratio is not None and p is None:
-        reason = "one run has no error for this number: measure repeats (`repeats = 3` in the suite)"
-    return Change(metric, unit, a, b, ratio, runs, p, None, None, "unknown", reason)
+    better = definition_of(metric, (*pair.a, *pair.b)).better
+    if ratio is not None:
+        one_run = "one run has no error for this number: measure repeats (`repeats = 3` in the suite)"
+        reason = UNDIRECTED.get(better) or (one_run if p is None else None)
+    return Change(metric, unit, better, a, b, ratio, runs, p, None, None, "unknown", reason)
 
 
 def _incomparable(metric: str, pair: _Matched, a: Estimate | None, b: Estimate | None) -> str | None:
     """Why the two numbers cannot be set against each other, or ``None`` if they can."""
+    if len(units := _units(pair, metric)) > 1:
+        return f"measured in different units: {', '.join(units)}"
     for letter, side, records in (("A", a, pair.a), ("B", b, pair.b)):
         if side is None:
             found = records[0].metrics.get(metric)
@@ -266,13 +279,17 @@ def _incomparable(metric: str, pair: _Matched, a: Estimate | None, b: Estimate |
             return f"{letter} has none: {(found.reason if found else None) or 'not measured'}"
     everyone = (*pair.a, *pair.b)
     for what, kinds in (
-        ("measured in different units", {record.metrics[metric].unit for record in everyone if metric in record.metrics}),
         ("of different energy boundaries", {record.metrics[metric].scope for record in everyone if metric in record.metrics}),
         ("measured by different methods", {_method(record) for record in everyone}),
     ):
         if len(kinds) > 1:
             return f"{what}: {', '.join(sorted(str(kind) for kind in kinds))}"
     return None
+
+
+def _units(pair: _Matched, metric: str) -> list[str]:
+    """Units of a metric's numbers; nothing is averaged over several."""
+    return sorted({found.unit for one in (*pair.a, *pair.b) if (found := one.metrics.get(metric)) and found.value is not None})
 
 
 def _method(record: Record) -> str:
@@ -284,7 +301,8 @@ def family(metric: str) -> str:
     """The family of tests that a metric is corrected with."""
     if metric == "throughput":
         return metric
-    return "energy" if METRICS[metric].unit.startswith("J") or metric == "items_per_watt_hour" else "others"
+    joules = metric in METRICS and METRICS[metric].unit.startswith("J")
+    return "energy" if joules or metric == "items_per_watt_hour" else "others"
 
 
 def _judged(found: Sequence[Sequence[Change]], margin: float) -> list[tuple[Change, ...]]:
@@ -309,9 +327,9 @@ def _verdict(change: Change, adjusted: float, alpha: float, tests: int, margin: 
     assert change.ratio is not None and change.ratio.sd is not None and change.p is not None
     smallest = smallest_change(change.ratio.sd, change.ratio.dof, alpha, change.ratio.bound)
     verdict: Verdict = "indistinguishable"
-    reason = None
-    if METRICS[change.metric].better == "neither":
-        verdict, reason = "unknown", "neither direction is better"
+    reason = change.reason
+    if change.better in UNDIRECTED:
+        verdict = "unknown"
     elif adjusted < ALPHA:
         verdict = "worse" if change.harm > 0 else "better"
     elif change.ratio.is_within(margin):

@@ -21,6 +21,7 @@ from statistics import fmean, variance
 import numpy as np
 
 from caraml.base.stats import t_critical, t_tail
+from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric
 from caraml.results.record import Record
 
@@ -164,7 +165,7 @@ _RATES = ("throughput", *_TIMES, "achieved_flops", "mfu", "input_bandwidth", *_E
 
 def is_known_kind(metric: str) -> bool:
     """True for rates, their times and energies: the kinds of number that the published repeats speak of."""
-    return metric.startswith(_RATES)
+    return metric in METRICS and metric.startswith(_RATES)
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ def values(records: Iterable[Record], metric: str, of: Callable[[Record], Metric
         if one.low is not None and one.high is not None and 0 < one.low <= one.high:
             error = math.log(one.high / one.low) / 2 / Z95
         share = min((one.bound or 0.0) / one.value, 0.99)
-        accuracy, sensors = _sensors(record, one.scope) if metric.startswith(_ENERGIES) else (0.0, None)
+        accuracy, sensors = _sensors(record, one.scope) if metric in METRICS and metric.startswith(_ENERGIES) else (0.0, None)
         host = str(record.system.get("hostname") or record.system.get("host") or "")
         found.append(Value(one.value, error, -math.log1p(-share), accuracy, sensors, host, _started(record)))
     return found

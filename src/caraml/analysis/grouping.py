@@ -30,7 +30,7 @@ def axes(point: Point) -> Axes:
     found["placement"] = point.placement.label(1) or WHOLE  # how many sets there are follows from the devices
     trained = ((f"measure.{name}", getattr(point.measure, name)) for name in OF_EPOCHS)
     found |= {name: _text(value) for name, value in trained if value is not None}
-    return found | {f"params.{name}": _text(value) for name, value in point.params.items()}
+    return found | {f"params.{name}": _text(value) for name, value in point.deciding_params.items()}
 
 
 def grouped(records: Iterable[Record], key: Callable[[Record], object]) -> list[list[Record]]:

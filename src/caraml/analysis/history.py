@@ -15,6 +15,7 @@ simulation (``bench/analysis/verdicts.py``).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,8 +29,9 @@ from numpy.typing import NDArray
 from caraml.analysis.estimate import SMALLEST_SD, Estimate, Value, values
 from caraml.analysis.grouping import Difference, axes, compare_facts, facts, grouped, names, without
 from caraml.analysis.run_variation import mean_of
-from caraml.base.errors import InputError, unknown_name
-from caraml.metrics.definitions import METRICS
+from caraml.base.errors import InputError
+from caraml.metrics.definitions import definition_of, see_known
+from caraml.metrics.model import Direction
 from caraml.results.record import Record
 from caraml.results.store import RECORD, read_record
 
@@ -78,7 +80,7 @@ class ChangePoint:
     ratio: float
     """New level over old level."""
     better: bool | None
-    """``None`` for a metric of which neither direction is better."""
+    """``None`` for a metric of which neither direction is better, or nobody knows which."""
     provisional: bool
     """True where the new level rests on fewer than ``FIRM`` results."""
     changed: tuple[Difference, ...]
@@ -95,6 +97,7 @@ class Series:
     device: str
     metric: str
     unit: str
+    better: Direction
     entries: tuple[HistoryEntry, ...]
     """By time."""
     changes: tuple[ChangePoint, ...]
@@ -130,15 +133,20 @@ def attempts(roots: Iterable[Path], keys: Collection[str] | None = None) -> list
 
 
 def history(records: Sequence[Record], metric: str = "throughput") -> list[Series]:
-    """A series for each work and system among ``records``, which may hold many attempts at a point. Raises ``InputError`` for an unknown
-    metric. Only results above zero are on a series, because levels are compared by their ratio."""
-    if metric not in METRICS:
-        raise unknown_name("metric", metric, METRICS)
+    """A series for each work, system and unit among ``records``, which may hold many attempts at a point. Raises ``InputError`` for an
+    unknown metric. Only results above zero are on a series, because levels are compared by their ratio."""
+    see_known(metric, records)
     usable = sorted(
         (record for record in records if record.status == "ok" and values([record], metric) and _time(record) != _UNKNOWN), key=_time
     )
-    groups = grouped(usable, lambda record: without(axes(record.point), _MAY_CHANGE))
-    return [_series(name, group, metric) for name, group in zip(names(groups), groups, strict=True)]
+
+    def work(record: Record) -> object:
+        return without(axes(record.point), _MAY_CHANGE)
+
+    groups = grouped(usable, lambda record: (work(record), record.metrics[metric].unit))
+    often = Counter(work(group[0]) for group in groups)
+    units = [f" [{group[0].metrics[metric].unit}]" if often[work(group[0])] > 1 else "" for group in groups]
+    return [_series(name + unit, group, metric) for name, unit, group in zip(names(groups), units, groups, strict=True)]
 
 
 def not_above_zero(records: Sequence[Record], metric: str) -> int:
@@ -163,10 +171,10 @@ def _series(name: str, records: Sequence[Record], metric: str) -> Series:
     logs = np.array([math.log(entry.value) for entry in entries])
     indices = change_points(logs, floor)
     edges = [0, *indices, len(entries)]
-    found = []
+    found, direction = [], definition_of(metric, records).better
     for before, index, after in zip(edges, indices, edges[2:], strict=False):
         ratio = _level(entries[index:after]) / _level(entries[before:index])
-        better = None if METRICS[metric].better == "neither" else (ratio > 1) == (METRICS[metric].better == "higher")
+        better = (ratio > 1) == (direction == "higher") if direction in ("higher", "lower") else None
         found.append(ChangePoint(index, ratio, better, after - index < FIRM, _changed(records[before:index], records[index:after])))
     point = records[0].point
     note = None if len(entries) >= FEWEST else f"{len(entries)} of the {FEWEST} results that a change needs"
@@ -174,7 +182,8 @@ def _series(name: str, records: Sequence[Record], metric: str) -> Series:
     if note is None and len(entries) - edges[-2] > FIRM:
         off = logs[-1] - float(np.median(logs[edges[-2] : -1]))
         newest = math.exp(off) if abs(off) > FAR * _noise(logs, floor)[0] else None
-    return Series(name, point.system, point.device, metric, records[0].metrics[metric].unit, entries, tuple(found), measured, note, newest)
+    unit = records[0].metrics[metric].unit
+    return Series(name, point.system, point.device, metric, unit, direction, entries, tuple(found), measured, note, newest)
 
 
 def _entry(record: Record, metric: str) -> HistoryEntry:

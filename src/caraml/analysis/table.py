@@ -15,7 +15,9 @@ import json
 import re
 import tempfile
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from caraml.base.errors import InputError
-from caraml.base.format import count
+from caraml.base.format import count, printable
 from caraml.base.limits import CHANNEL_NAME, CHANNELS, FLAGS, RANK_ROWS, ROWS, ROWS_SCANNED, STEPS, database, reading, table, too_large
 from caraml.metrics.definitions import unit_of
 from caraml.reference import FIELDS, paths
@@ -269,6 +271,29 @@ def units_of_items(items: set[str]) -> dict[str, str]:
     return {name: unit_of(name.removesuffix("_low").removesuffix("_high").removesuffix("_bound"), item) for name in NUMBERS}
 
 
+def flat_table(found: Sequence[Mapping[str, Scalar]]) -> tuple[list[str], list[list[Scalar]], dict[str, str]]:
+    """Columns, lines and units of rows, as CSV and JSON have them: ``COLUMNS``, and for each metric that CARAML does not define a column
+    ``own.NAME``; where it has several units, one of each, so that no column has two."""
+    values, told = ([_object(row.get(name)) for row in found] for name in ("own_metrics", "own_units"))
+    kinds = dict.fromkeys((name, printable(str(units.get(name, "")))) for own, units in zip(values, told, strict=True) for name in own)
+    often = Counter(name for name, _ in kinds)
+    titles = {(name, unit): printable(f"own.{name}" + (f" [{unit}]" if often[name] > 1 else "")) for name, unit in kinds}
+    lines = [
+        [*map(row.get, COLUMNS), *(own.get(name) if printable(str(units.get(name, ""))) == unit else None for name, unit in kinds)]
+        for row, own, units in zip(found, values, told, strict=True)
+    ]
+    known = units_of_items({str(row["item"]) for row in found}) | {title: unit for (_, unit), title in titles.items() if unit}
+    return [*COLUMNS, *titles.values()], lines, known
+
+
+def _object(text: Scalar) -> dict[str, Any]:
+    """A JSON object, empty for anything else: an index may be somebody else's."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(str(text or "{}"))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
 _COLUMNS_OF = f"""tables are records, {", ".join(RAW)} and reference; the columns of one: caraml results --sql "describe records\""""
 
 
@@ -341,7 +366,8 @@ def to_csv(columns: Sequence[str], lines: Sequence[Sequence[Any]], column_units:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     known = column_units or {}
-    writer.writerow(f"{name} [{known[name]}]" if name in known else name for name in columns)
+    has = {name: f" [{unit}]" for name, unit in known.items()}  # a column of one of several units has it in its name
+    writer.writerow(name if name.endswith(has.get(name, "")) else name + has[name] for name in columns)
     writer.writerows(lines)
     return text.getvalue()
 

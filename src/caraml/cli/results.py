@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -47,17 +47,18 @@ def results(  # noqa: PLR0917 -- options, which nobody gives by position
     sql: Annotated[str | None, typer.Option("--sql", help="Query the tables records, steps and power with DuckDB.")] = None,
 ) -> None:
     """Print results: a table, CSV, JSON, or the answer to an SQL query."""
-    from caraml.analysis.table import COLUMNS, query, to_csv, to_json, units_of_items
+    from caraml.analysis.table import flat_table, query, to_csv, to_json
     from caraml.report.document import safe_cells
     from caraml.report.progress import MANY, rows_text
     from caraml.report.tables import query_table
     from caraml.results.store import Store
 
+    lines: Sequence[Sequence[Any]]
+    column_units: dict[str, str] | None = None
     if sql is not None:
         if what is not None:
             raise InputError("a name and --sql do not go together", "select by suite in the query: where suite = '...'")
         columns, lines = query(Store(out), sql)
-        column_units: dict[str, str] | None = None
     else:
         found = chosen(what, out)
         rows = found.rows()
@@ -69,10 +70,9 @@ def results(  # noqa: PLR0917 -- options, which nobody gives by position
 
             console().print(results_table(found.records(), runs))
             return
-        columns, lines = list(COLUMNS), [tuple(map(row.get, COLUMNS)) for row in rows]
-        column_units = units_of_items({str(row["item"]) for row in rows})
+        columns, lines, column_units = flat_table(rows)
     if csv:
-        lines = [tuple(safe_cells(line)) for line in lines]
+        lines = [safe_cells(line) for line in lines]
     if csv or json:
         say((to_csv if csv else to_json)(columns, lines, column_units), nl=False)
     else:

@@ -106,7 +106,7 @@ def quality(task: Task, precision: Precision, device: torch.device, whole: bool)
         return {}
     task.model.eval()
     with torch.no_grad(), autocast(precision, device):
-        return task.quality.measure(None if whole else VALIDATION_BATCHES)
+        return task.quality.measured(None if whole else VALIDATION_BATCHES)
 
 
 def save_model(model: torch.nn.Module, folder: Path) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue
 
 from caraml.base.toml import FrozenModel
 from caraml.suite.model import Mode, Point
 
 ONLY_TRAINED = "only mode train validates and saves"
 """Why there is no metric of a trained model in other modes."""
-Direction = Literal["higher", "lower", "neither"]
+Direction = Literal["higher", "lower", "neither", "unknown"]
+"""Which numbers are better; unknown only of metrics that CARAML does not define, where nobody said it."""
+_LONGEST_UNIT, _LONGEST_TEXT = 40, 500
 
 
 class FiniteModel(FrozenModel, allow_inf_nan=False):
@@ -33,6 +35,26 @@ class Metric(FiniteModel):
     n: int | None = Field(None, description="number of observations behind the interval")
     scope: str | None = Field(None, description="energy boundary or device that the number speaks of")
     reason: str | None = Field(None, description="why the value, or its interval, is not known")
+
+
+def _shown(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"a text of one line without control characters, but found {text!r}")
+    return text
+
+
+class StatedMetric(FiniteModel):
+    """What a suite or a plug-in says of a metric that CARAML does not define."""
+
+    unit: Annotated[str, AfterValidator(_shown)] = Field(max_length=_LONGEST_UNIT, description="`1` for a plain number")
+    better: Direction = Field("unknown", description="`higher`, `lower` or `neither`; without it nothing is called better or worse")
+    definition: Annotated[str, AfterValidator(_shown)] = Field("", max_length=_LONGEST_TEXT, description="what it is, in a sentence")
+
+
+class OwnMetric(StatedMetric):
+    """The same in a record, which is read where suite and plug-in need not be."""
+
+    source: str = Field(max_length=_LONGEST_TEXT, description="who says so: the suite, or the plug-in with its version")
 
 
 class Phase(FiniteModel):
@@ -201,6 +223,10 @@ class DescribedRun(Protocol):
     def window(self) -> Window | None: ...
     @property
     def facts(self) -> Facts | None: ...
+    @property
+    def metrics(self) -> Mapping[str, Metric]: ...
+    @property
+    def definitions(self) -> Mapping[str, OwnMetric]: ...
     @property
     def files(self) -> Mapping[str, str]: ...
     @property

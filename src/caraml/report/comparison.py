@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from caraml.analysis.advise import Advice, Best, Choice, differs
-from caraml.analysis.compare import Change, Comparison, Gate
+from caraml.analysis.compare import UNDIRECTED, Change, Comparison, Gate
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.grouping import Difference
 from caraml.analysis.history import Series
@@ -229,6 +229,7 @@ def history_sections(series: Sequence[Series], dropped: int = 0) -> list[Section
     short = sum(one.note is not None for one in series)
     notes = [f"{short} of {len(series)} series have fewer results than a change needs"] if short else []
     notes += [f"left out: {count(dropped, 'result')} not above zero, as levels are compared by their ratio"] if dropped else []
+    notes += list(dict.fromkeys(UNDIRECTED[one.better] for one in series if one.better in UNDIRECTED))
     notes += [INTERVAL, "changes are between the medians of the stretches"]
     found = [Section(f"{metric} over time", ("work", "device", "from, to", "runs", "mean", "change", ""), rows, tuple(notes))]
     changes = tuple(text for one in series for text in _changes(one))

@@ -11,7 +11,7 @@ from typing import Any
 from caraml.analysis.bottleneck import Partners, bottleneck
 from caraml.analysis.grouping import disturbances, undisturbed
 from caraml.analysis.run_variation import INTERVAL
-from caraml.analysis.table import COLUMNS, Steps, raw_file, raw_files, read_steps, to_csv, units
+from caraml.analysis.table import Steps, flat_table, raw_file, raw_files, read_steps, to_csv
 from caraml.analysis.table import rows as flat_rows
 from caraml.base.chart import standalone
 from caraml.base.errors import InputError
@@ -331,7 +331,8 @@ def markdown(store: Store, records: Sequence[Record], title: str) -> str:
 
 def csv_text(records: Sequence[Record]) -> str:
     """Every metric of every record as CSV, numbers exact and unscaled, the unit in the heading."""
-    return to_csv(list(COLUMNS), [safe_cells(list(row.values())) for row in flat_rows(records)], units(records))
+    columns, lines, units = flat_table(flat_rows(records))
+    return to_csv(columns, list(map(safe_cells, lines)), units)
 
 
 def safe_cells(line: Sequence[Any]) -> list[Any]:

@@ -42,7 +42,7 @@ from caraml.report.grouping import (
 )
 from caraml.report.numbers import counted, plain
 from caraml.report.section import ReportFigure, clipped
-from caraml.report.works import Figures, Lines, by_boundary, item_of, of_works, runs_of, works
+from caraml.report.works import Figures, Lines, by_boundary, item_of, of_works, own_quantities, runs_of, works
 from caraml.results.record import Record
 
 MOST_LINES, MOST_COLUMNS = 24, 24
@@ -61,27 +61,32 @@ QUALITY = [metric(name, title_of(name), unit_of(name)) for name in ("psnr", "ms_
 
 
 def over_batch(records: Sequence[Record]) -> Figures:
-    """For each work, rate, energy of an hour and efficiency over the batch, and the model's quality where it is known, a line for each
-    machine; bars where no batch was swept."""
+    """For each work, rate, energy of an hour and efficiency over the batch, the model's quality, and what a suite or plug-in defines, where
+    they are known, a line for each machine; bars where no batch was swept."""
     figures, single = [], []
     for name, group in works([record for record in valid(records) if record.value("throughput") is not None]).items():
         lines = families(group, ("batch",))
         swept = any(len({record.point.global_batch for record in line}) > 1 for line in lines.values())
         if swept and any(RATE.of([record]) is not None for record in group):
             figures.append(_panels(name, lines, (RATE, HOUR, EFFICIENCY)))
-            figures += [_panels(name, lines, QUALITY)] if any(one.of([record]) for one in QUALITY for record in group) else []
+            for whole, more in (("Quality", QUALITY), ("Own metrics", own_quantities(group))):
+                figures += [_panels(name, lines, more, whole)] if any(one.of([record]) for one in more for record in group) else []
         else:
             single += group
-    for item in dict.fromkeys(record.item for record in single):
-        figures.append(_throughput_bars([record for record in {one.key: one for one in single}.values() if record.item == item]))
+    once = list({one.key: one for one in single}.values())
+    figures += [_bars(TOTAL, [record for record in once if record.item == item]) for item in dict.fromkeys(record.item for record in once)]
+    for quantity in own_quantities(once):
+        having = [record for record in once if (found := quantity.metric(record)) and found.value is not None]
+        values = [known(quantity.metric(record)) for record in having]
+        figures += [_bars(quantity, having)] if min(values) >= 0 < max(values) else []  # bars begin at zero
     return first_figures(figures)
 
 
-def _panels(name: str, lines: dict[str, list[Record]], wanted: Sequence[Quantity]) -> ReportFigure:
+def _panels(name: str, lines: dict[str, list[Record]], wanted: Sequence[Quantity], whole: str = "") -> ReportFigure:
     shown, more = first(list(lines.items()), MOST_SERIES, "line")
     places = [(line, repeats) for line, records in shown for repeats in _by_batch(records)]
     quantities = [quantity for quantity in wanted if any(quantity.of(repeats) is not None for _, repeats in places)]
-    whole = "Quality" if wanted is QUALITY else "Rate, energy and efficiency" if len(quantities) > 1 else "Rate"
+    zero, whole = not whole, whole or ("Rate, energy and efficiency" if len(quantities) > 1 else "Rate")
     batches = sorted({_batch(repeats) for _, repeats in places})
     # One octave of the axis is a tick; a single one would have no width.
     x = Axis("global batch [samples]", log=2, ticks=[float(batch) for batch in batches], domain=(batches[0] / 1.15, batches[-1] * 1.15))
@@ -98,7 +103,7 @@ def _panels(name: str, lines: dict[str, list[Record]], wanted: Sequence[Quantity
         ]
         title = f"{quantity.title} [{unit}]" if unit else quantity.title
         about = f"{title if len(quantities) > 1 else whole} over global batch: {name}"
-        drawings.append(marks(series, x, Axis(title, zero=wanted is not QUALITY), about))
+        drawings.append(marks(series, x, Axis(title, zero=zero), about))
     columns = ["series", "global batch", "runs", *(quantity.title.lower() for quantity in quantities)]
     rows = [
         [line, f"{_batch(repeats):,}", str(len(repeats)), *(q.told(repeats) if q.of(repeats) else "–" for q in quantities)]
@@ -133,24 +138,25 @@ def _by_batch(records: Sequence[Record]) -> list[list[Record]]:
     return list(found.values())
 
 
-def _throughput_bars(records: Sequence[Record]) -> ReportFigure:
-    """A bar for each work, where no line would have two points."""
-    means = repeated(records, [TOTAL.name])
-    lines, item = [line.mean for line in means], records[0].item
+def _bars(quantity: Quantity, records: Sequence[Record]) -> ReportFigure:
+    """A bar for each work that has the number, where no line would have two points."""
+    means = repeated(records, [quantity.name])
+    lines, unit = [line.mean for line in means], quantity.unit.format(item=records[0].item)
     shown, more = first(lines, MOST_ROWS, "point")
     named = labels(lines)
-    found = [(named[record.key], record.metrics["throughput"]) for record in shown]
-    title = f"Throughput, {item}/s"
-    texts = [TOTAL.text(rate) for _, rate in found]
+    found = [(named[record.key], record.metrics[quantity.name]) for record in shown]
+    axis = unit if unit != "1" else quantity.title
+    title = f"{quantity.title}, {unit}" if unit != "1" else axis
+    texts = [quantity.text(rate) for _, rate in found]
     # The interval is drawn, and its numbers are in the table: where they are long, the name needs their place.
     brief = [text if len(text) <= LABEL // 2 else re.sub(r" \([^)]* to [^)]*\)", "", text) for text in texts]
     drawn = [(line, rate, short, text) for (line, rate), short, text in zip(found, brief, texts, strict=True)]
-    drawing = _single_bars(drawn, [keys(line.runs) for line in means[: len(shown)]], 1.0, f"{item}/s", title)
+    drawing = _single_bars(drawn, [keys(line.runs) for line in means[: len(shown)]], 1.0, axis, title)
     batches = ["–" if "global_batch" in record.unstated else f"{record.point.global_batch:,}" for record in lines]
-    rows = [[named[one.key], batch, TOTAL.text(one.metrics["throughput"])] for one, batch in zip(lines, batches, strict=True)]
+    rows = [[named[one.key], batch, quantity.text(one.metrics[quantity.name])] for one, batch in zip(lines, batches, strict=True)]
     without = [line for line, rate in found if rate.low is None]
     note = "The short lines show the 95 % confidence interval between runs." + (f" Without one: {', '.join(without)}." if without else "")
-    return ReportFigure(title, [drawing], [], "block", ["point", "global batch", "throughput"], rows, note + more)
+    return ReportFigure(title, [drawing], [], "block", ["point", "global batch", quantity.title.lower()], rows, note + more)
 
 
 def _single_bars(found: Sequence[tuple[str, Metric, str, str]], of: Sequence[str], factor: float, axis: str, title: str) -> Drawing:

@@ -154,7 +154,7 @@ def machine(point: Point) -> str:
 def _values(record: Record) -> dict[str, JsonValue]:
     point = record.point
     own: dict[str, JsonValue] = {"device": point.device, "seed": point.seed, "software": point.software, "micro_batch": point.micro_batch}
-    return {**point.params, **own, **{name: word(record) for name, word in PLAIN.items()}}
+    return {**point.deciding_params, **own, **{name: word(record) for name, word in PLAIN.items()}}
 
 
 def _rest(record: Record) -> dict[str, JsonValue]:

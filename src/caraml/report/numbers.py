@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from caraml.analysis.estimate import is_known_kind
 from caraml.base.format import count, human, prefixed, significant
-from caraml.metrics.definitions import METRICS
+from caraml.metrics.definitions import METRICS, definition_of
 from caraml.metrics.model import Metric
 from caraml.power.model import ENERGY_FLAGS, HEADLINES, ChannelEnergy
 from caraml.report.section import Section
@@ -154,12 +154,6 @@ def flat(values: Mapping[str, JsonValue], prefix: str = "") -> list[tuple[str, s
 ENERGY_FIX = "run caraml doctor: it names the sensors of this machine, what is missing and the command that would fix it"
 
 
-def definition(name: str) -> str:
-    """What a metric is."""
-    known = METRICS.get(name)
-    return known.definition if known else "This version of CARAML has no definition of this metric."
-
-
 def costliest(profile: Profile) -> Section:
     """What a trace shows: a row for each of the kernels or operators that took longest."""
     notes = [profile.reason] if profile.reason else []
@@ -211,9 +205,7 @@ def source(record: Record, name: str) -> str:
     """The formula or sensor behind a metric, with the figures that went in."""
     if record.window is None:
         return "not measured"
-    known = METRICS.get(name)
-    if known is None:
-        return "not described"
+    known = definition_of(name, [record])
     metric = record.metrics.get(name)
     boundaries = [metric.scope] if metric is not None and metric.scope else HEADLINES
     return f"{known.of(record)}; {sensors(record, *boundaries)}" if known.sensor else known.of(record)

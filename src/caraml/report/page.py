@@ -16,7 +16,7 @@ from caraml.analysis.run_variation import INTERVAL
 from caraml.base.chart import WIDTH, Drawing, symbol
 from caraml.base.files import write_file
 from caraml.base.format import printable
-from caraml.metrics.definitions import METRICS, title_of
+from caraml.metrics.definitions import METRICS, definition_of, title_of
 from caraml.power.model import METHOD_VERSION
 from caraml.report.document import (
     HEADLINE,
@@ -34,7 +34,6 @@ from caraml.report.document import (
 from caraml.report.grouping import Repeats, labels, repeated, single, unknown_energy
 from caraml.report.numbers import (
     costliest,
-    definition,
     flag_meaning,
     flag_text,
     flat,
@@ -130,7 +129,7 @@ def _content(store: Store, records: Sequence[Record]) -> dict[str, Any]:
         "rows": table,
         "choices": _choices(table),
         "several": len({row.machine for row in table}) > 1,
-        "headings": [(name, title_of(name), definition(name)) for name in shown],
+        "headings": [(name, title_of(name), METRICS[name].definition) for name in shown],
         "unknown": [title_of(name) for name in HEADLINE if name not in shown],
         "sections": [*([missing] if missing.rows else []), *figure_sections(store, records)],
         "trace_faults": faults,
@@ -138,7 +137,7 @@ def _content(store: Store, records: Sequence[Record]) -> dict[str, Any]:
         "interval": INTERVAL,
         "summary": summary(records, lines),
         "environment": environment(records, named),
-        "definitions": [(name, title_of(name), METRICS[name].unit if name in METRICS else "", definition(name)) for name in names],
+        "definitions": [(name, title_of(name), one.unit, one.definition) for name in names for one in [definition_of(name, records)]],
         "flags": [(flag, flag_meaning(flag)) for flag in sorted(used | FLAGS.keys())],
         "energy_reasons": sorted({unknown[1] for record in records if (unknown := unknown_energy(record, [record]))}),
         "versions": {"caraml": __version__, "schema": SCHEMA_VERSION, "method": METHOD_VERSION},
@@ -158,7 +157,7 @@ def _choices(table: Sequence[ResultRow]) -> list[tuple[str, str, list[str]]]:
 
 def _everything(store: Store, lines: Sequence[Repeats], named: Mapping[str, str], traces: Mapping[str, PowerTrace]) -> dict[str, Any]:
     """All that the page tells of single points when it is asked: definitions once, and by key each run and each mean with its numbers."""
-    points = {}
+    points, runs = {}, [one for line in lines for one in line.runs]
     for line in lines:
         for record in line.runs:
             mean = line.mean if len(line.runs) == 1 else None
@@ -166,7 +165,7 @@ def _everything(store: Store, lines: Sequence[Repeats], named: Mapping[str, str]
         if len(line.runs) > 1:
             points[line.key] = _mean(line, named)
     return {
-        "metrics": {name: [title_of(name), definition(name)] for name in _metrics([one for line in lines for one in line.runs])},
+        "metrics": {name: [title_of(name), definition_of(name, runs).definition] for name in _metrics(runs)},
         "points": points,
     }
 

@@ -11,14 +11,13 @@ from rich.text import Text
 
 from caraml.analysis.run_variation import INTERVAL
 from caraml.base.format import count, human, printable
-from caraml.metrics.definitions import title_of
+from caraml.metrics.definitions import METRICS, definition_of, title_of
 from caraml.metrics.model import Metric
 from caraml.metrics.quality import DEFINITIONS as QUALITY
 from caraml.power.model import WindowEnergy
 from caraml.report.grouping import Repeats, labels, repeated, several_boundaries, single, unknown_energy
 from caraml.report.numbers import (
     costliest,
-    definition,
     energy_reason,
     flag_meaning,
     flag_text,
@@ -268,7 +267,7 @@ def _metrics(record: Record) -> Table:
             )
         if metric.scope:
             value.append(f"\nboundary: {printable(metric.scope)}", style="not bold dim")
-        about = _text(definition(name))
+        about = _text(definition_of(name, [record]).definition)
         if metric.value is not None:
             about.append(f"\nsource: {printable(source(record, name))}\nover the {_over(record, name)}", style="dim")
         if metric.reason and metric.reason == energy_reason(record):
@@ -283,13 +282,14 @@ def _over(record: Record, name: str) -> str:
     """Where on the clock a number holds: nearly all of them in the window."""
     if name in {"first_step_time", "time_to_first_step", "loss_first"}:
         return "time before the window"
-    if name in QUALITY or name == "loss_validation":
+    own = name not in METRICS and record.point.workload == "command"
+    if name in QUALITY or name == "loss_validation" or (name in record.definitions and not own):
         return "held-out data, after the last step"
     if name == "idle_power" and record.idle is not None:
         return f"idle window of {record.idle.duration_s:,.2f} s before the work and after it"
     of_epochs = name.startswith(("epoch_", "batch_time", "throughput_first", "throughput_later", "accuracy_", "staging_"))
     of_run = name.startswith(("run", "loading_", "training_", "saving_"))
-    if name in {"loss_last", "peak_memory", "peak_host_memory", "action"} or record.window is None or of_epochs or of_run:
+    if name in {"loss_last", "peak_memory", "peak_host_memory", "action"} or record.window is None or of_epochs or of_run or own:
         return "whole run"
     return f"window ({record.window.start:,.2f} to {record.window.end:,.2f} s, {count(record.window.steps, 'step')})"
 

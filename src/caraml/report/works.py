@@ -13,6 +13,8 @@ from pydantic import JsonValue
 from caraml.analysis.grouping import Axes, axes, by_way, grouped, ways, without
 from caraml.analysis.scaling import KEPT, PLACEMENT, batch_of, families_of, kind_of, micro_batch
 from caraml.base.format import count, printable
+from caraml.metrics.definitions import METRICS
+from caraml.metrics.model import Metric
 from caraml.report.grouping import MOST_FIGURES, Quantity, families, placement, valid
 from caraml.report.section import ReportFigure
 from caraml.results.record import Record
@@ -98,13 +100,13 @@ def _lanes(records: Iterable[Record]) -> Lanes:
 
 
 def _work(point: Point, counting: Collection[str]) -> Work:
-    params = {name: value for name, value in point.params.items() if name not in counting}
+    params = {name: value for name, value in point.deciding_params.items() if name not in counting}
     return point.benchmark, point.workload, json.dumps(params, sort_keys=True), point.mode
 
 
 def _counting(point: Point) -> set[str]:
     """Parameters of a program that only `items` names: they count what a run does and leave the run as it is."""
-    named = {name: _names_in(value) for name, value in point.params.items()} if point.workload == "command" else {}
+    named = {name: _names_in(value) for name, value in point.deciding_params.items()} if point.workload == "command" else {}
     return named.pop("items", set()) - set().union(*named.values())
 
 
@@ -119,6 +121,20 @@ def _names_in(value: JsonValue) -> set[str]:
 def item_of(records: Sequence[Record]) -> str:
     """What records of one work count, by those that were built."""
     return next((record.item for record in records if record.facts is not None), "item")
+
+
+def own_quantities(records: Sequence[Record]) -> list[Quantity]:
+    """What suites and plug-ins define themselves, each in each of its units: numbers of different units share no axis."""
+    found = dict.fromkeys((name, one.metrics[name].unit) for one in records for name in one.definitions if one.value(name) is not None)
+
+    def of(name: str, unit: str) -> Quantity:
+        def value(record: Record) -> Metric | None:
+            metric = record.metrics.get(name)
+            return metric if metric is not None and metric.unit == unit else None
+
+        return Quantity(name, name, unit.replace("{", "{{").replace("}", "}}"), value)
+
+    return [of(name, unit) for name, unit in found if name not in METRICS and f"{name}{unit}".isprintable()]
 
 
 Lines = Sequence[tuple[str, list[Record]]]

@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from caraml.base import limits
 from caraml.metrics.energy import ENERGY_METRICS
-from caraml.metrics.model import Bandwidth, Facts, FiniteModel, Metric, Peak, Phase, Window
+from caraml.metrics.model import Bandwidth, Facts, FiniteModel, Metric, OwnMetric, Peak, Phase, Window
 from caraml.power.model import METHOD_VERSION, WindowEnergy
 from caraml.suite.model import Point
 
@@ -115,6 +115,9 @@ class Record(FiniteModel):
     fingerprint: Fingerprint | None = Field(None, description="comparable between points with `deterministic = true`")
     facts: Facts | None = Field(None, description="what is known of the work before it runs")
     metrics: dict[str, Metric] = Field({}, max_length=limits.METRICS, description="every number, by name")
+    definitions: dict[str, OwnMetric] = Field(
+        {}, max_length=limits.METRICS, description="of those that CARAML does not define, as suite or plug-in said at the time of the run"
+    )
     peak_datasheet: Peak | None = Field(None, description="peak of one device by its data sheet")
     peak_measured: Peak | None = Field(None, description="what the best kernel of any library reached on the same device")
     bandwidth_measured: Bandwidth | None = Field(None, description="best memory stream on the same device")

@@ -29,7 +29,7 @@ from pydantic_core import from_json, to_json
 from caraml.base.errors import InputError
 from caraml.base.files import making, owned, replacing, replacing_by_name
 from caraml.base.limits import INDEX, MEMBERS, database, read_bytes, reading, table
-from caraml.metrics.definitions import METRICS
+from caraml.metrics.definitions import METRICS, own_names
 from caraml.metrics.energy import ENERGY_METRICS
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ Scalar: TypeAlias = str | int | float | None
 TEXT = (
     *("key", "suite", "benchmark", "workload", "label", "status", "reason", "flags"),
     *("system", "device", "device_class", "software", "started_at", "mode", "precision", "compile", "item"),
-    *("energy_scope", "energy_reason", "mfu_reason", "own_metrics"),
+    *("energy_scope", "energy_reason", "mfu_reason", "own_metrics", "own_units"),
 )
-"""``own_metrics``: numbers that only this program has, as JSON: ``own_metrics->>'$.loss'``."""
+"""``own_metrics``: numbers that only this program or plug-in has, as JSON: ``own_metrics->>'$.loss'``; ``own_units``: their units."""
 INTEGERS = (
     *("attempt", "nodes", "devices", "world", "global_batch", "micro_batch", "accumulation", "seed", "repeat"),
     *("schema_version", "method_version"),
@@ -90,9 +90,9 @@ def row_of(record: Record) -> dict[str, Scalar]:
         )
         if value is not None
     }
-    own = {name: metric.value for name, metric in metrics.items() if name not in METRICS}
-    if own:
-        row["own_metrics"] = to_json(own).decode()
+    if own := own_names([record]):
+        row["own_metrics"] = to_json({name: metrics[name].value for name in own}).decode()
+        row["own_units"] = to_json({name: metrics[name].unit for name in own}).decode()
     for name, metric in metrics.items():
         if name in METRICS:
             for end, number in (("", metric.value), ("_low", metric.low), ("_high", metric.high), ("_bound", metric.bound)):
@@ -147,7 +147,7 @@ def write_parquet(rows: Iterable[Mapping[str, Scalar]], path: Path) -> None:
 
 FILE = "index.jsonl"
 RECORD = "record.json"
-_VERSION = 2
+_VERSION = 3
 _RACY_NS = 2_000_000_000
 """A folder that changed this recently may change again without its time showing it."""
 _SCALARS = {str, int, float, type(None)}

@@ -316,6 +316,7 @@ class Point(FrozenModel):
     def key(self) -> str:
         """Hash of everything that decides the result; the names that people gave it do not."""
         content = self.model_dump(mode="json", exclude={"suite", "benchmark", "variant", "placement", "knobs"})
+        content["params"] = self.deciding_params
         if not self.needs:
             del content["needs"]
         # A later kind of placement, or a later knob, must not change the keys of points that do without it.
@@ -332,6 +333,16 @@ class Point(FrozenModel):
             content["suite"] = self.suite
         canonical = json.dumps({"method": METHOD_VERSION, **content}, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+    @property
+    def deciding_params(self) -> dict[str, JsonValue]:
+        """The parameters without what a suite says of a program's metrics: it decides no result, so it may be written later."""
+        said = ("better", "definition")
+        found = self.params.get("metrics") if self.workload == "command" else None
+        if not isinstance(found, dict):
+            return self.params
+        specs = {name: spec if isinstance(spec, dict) else {} for name, spec in found.items()}
+        return self.params | {"metrics": {name: {key: one for key, one in spec.items() if key not in said} for name, spec in specs.items()}}
 
     @property
     def folder_name(self) -> str:
@@ -353,22 +364,16 @@ class Point(FrozenModel):
             return " ".join([self.benchmark, *own, *where, *stated])
         batch = [f"b{self.global_batch}"] if self.global_batch > 1 or not self.imported else []  # 1 where a table does not say it
         parts = [self.benchmark, *([self.variant] if self.variant else []), *batch, *where]
-        if self.placement.split:
-            parts.append(self.placement.label(self.dp))
-        parts += stated
-        if self.compile != "off":
-            parts.append(self.compile if self.compile != "default" else "compiled")
-        if self.mode != "train":
-            parts.append(self.mode)
-        if self.knobs.changed:
-            parts.append(self.knobs.label)
-        if self.deterministic:
-            parts.append("deterministic")
-        if self.profile:
-            parts.append("profile")
-        if self.repeat:
-            parts.append(f"#{self.repeat + 1}")
-        return " ".join(parts)
+        parts += [self.placement.label(self.dp)] if self.placement.split else []
+        besides = (
+            (self.compile if self.compile != "default" else "compiled", self.compile != "off"),
+            (self.mode, self.mode != "train"),
+            (self.knobs.label, self.knobs.changed),
+            ("deterministic", self.deterministic),
+            ("profile", self.profile),
+            (f"#{self.repeat + 1}", self.repeat),
+        )
+        return " ".join([*parts, *stated, *(word for word, told in besides if told)])
 
 
 @dataclass(frozen=True)

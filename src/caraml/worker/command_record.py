@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from caraml.base.errors import InputError
 from caraml.base.limits import OUTPUT, SECONDS, limited, read_bytes
 from caraml.engine.instruments import on_clock
-from caraml.metrics.definitions import unit_of
+from caraml.metrics.definitions import own_definitions, unit_of
 from caraml.metrics.energy import energies, powers
 from caraml.metrics.model import Facts, Metric, Phase, Window
 from caraml.metrics.run import whole_run
@@ -123,6 +123,7 @@ def record_of_run(point: Point, folder: Path, params: Params, names: Mapping[str
     if ran.exit_code:
         return _record(point, folder, ran, "failed", death(folder, ran.exit_code, "program"))
     numbers, faults = read_metrics(params.metrics, folder, names)
+    own = own_definitions(params.metrics, "the suite")
     items = items_of(params, names, numbers)
     if isinstance(items, str):
         faults.append(items)
@@ -131,14 +132,14 @@ def record_of_run(point: Point, folder: Path, params: Params, names: Mapping[str
     start, end = ran.window or (0.0, ran.seconds)
     if faults or end is None or isinstance(items, str) or end <= start:
         reason = "; ".join(faults) or ran.doubt or "the run took no time that the clock could tell"
-        return _record(point, folder, ran, "invalid", reason, metrics=numbers)
+        return _record(point, folder, ran, "invalid", reason, metrics=numbers, definitions=own)
     opened, closed = ran.apart
     times = {"start": start, "end": end, "opened_within": opened, "closed_within": closed}
     window = Window(**times, steps=1, samples=point.global_batch, items=items, first_step=0)
     facts = Facts(item=params.item, items_per_sample=1, parameters=None, flops_per_item=None, flops_formula="not known of a command")
     metrics = {**_rates(window, point, params.item, ran), **ran.measured, **numbers}
     flags = [*ran.flags, *(["short_window"] if ran.window is not None and window.seconds < SHORT_WINDOW else [])]
-    return _record(point, folder, ran, "ok", None, window=window, flags=flags, facts=facts, metrics=metrics)
+    return _record(point, folder, ran, "ok", None, window=window, flags=flags, facts=facts, metrics=metrics, definitions=own)
 
 
 def _record(point: Point, folder: Path, ran: Ran, status: Status, reason: str | None, **fields: Any) -> Record:

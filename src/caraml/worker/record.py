@@ -25,7 +25,7 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepRow, StepTable
 from caraml.metrics.energy import joules, nominal_epoch
 from caraml.metrics.epochs import epoch_metrics
-from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Epoch, Facts, Measured, Metric, Peak, Phase, Window, steps_per_epoch
+from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Epoch, Facts, Measured, Metric, OwnMetric, Peak, Phase, Window, steps_per_epoch
 from caraml.metrics.roofline import limit_flags
 from caraml.metrics.run import is_input_bound, run_metrics, whole_run, without_wait
 from caraml.metrics.window import at_mean_items, derive
@@ -70,6 +70,8 @@ class Known:
     validation_loss: float | None = None
     quality: dict[str, Metric] = field(default_factory=dict)
     """The workload's own metrics of the trained model."""
+    definitions: dict[str, OwnMetric] = field(default_factory=dict)
+    """Of those that CARAML does not define."""
     afterwards_failed: str | None = None
     """Why validating or saving failed, if it did."""
     chosen: dict[str, Any] = field(default_factory=dict)
@@ -143,6 +145,7 @@ def make_record(ranks: list[RankSummary], known: Known) -> Record:
         fingerprint=_fingerprint(ranks),
         facts=known.facts,
         metrics=metrics,
+        definitions=known.definitions,
         peak_datasheet=datasheet,
         peak_measured=known.probed,
         bandwidth_measured=known.bandwidth,

@@ -42,7 +42,8 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.step import Watch, make_step
 from caraml.engine.steps import RankSummary, Step
 from caraml.engine.watchdog import Watchdog, die_with_parent
-from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Facts, Metric, Peak
+from caraml.metrics.definitions import own_definitions
+from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Facts, Metric, OwnMetric, Peak
 from caraml.metrics.roofline import bandwidth_of, peak_of
 from caraml.power.store import ROW
 from caraml.results.finish import MEASURED, Failure, note_failure, note_start, now, reason_of
@@ -54,7 +55,7 @@ from caraml.suite.model import Point
 from caraml.system import affinity
 from caraml.system.host import MEMORY, limit_memory
 from caraml.worker.record import Known, PhaseLog, gathered, make_record, process_start, write_readings, write_steps
-from caraml.workloads import load_workload
+from caraml.workloads import load_workload, software_of
 from caraml.workloads.base import BuildContext, Task
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Worker:
         self._measuring: MeasuringLoop | None = None
         self._validation_loss: float | None = None
         self._quality: dict[str, Metric] = {}
+        self._definitions: dict[str, OwnMetric] = {}
         self._afterwards_failed: str | None = None
         self.measured = False
         """Whether everything is measured and written."""
@@ -214,6 +216,7 @@ class Worker:
         self._facts = task.facts.in_mode(self.point.mode)
         if task.quality is not None:
             self._quality = task.quality.unknown(ONLY_TRAINED)
+            self._definitions = own_definitions(task.quality.own, software_of(point.workload) or "CARAML")
         return task
 
     def _step(self, task: Task, device: Device, watch: Watch) -> tuple[Tracer | None, Step]:
@@ -370,6 +373,7 @@ class Worker:
             validation_loss=self._validation_loss,
             afterwards_failed=self._afterwards_failed,
             quality=self._quality,
+            definitions=self._definitions,
             chosen=self._chosen | ({"matmul": self._products.told} if self._products is not None else {}),
         )
         return make_record(everyone, known)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from pydantic import BaseModel
 
 from caraml.base.errors import InputError
-from caraml.metrics.model import Facts, Metric
+from caraml.metrics.model import Facts, Metric, StatedMetric
 from caraml.suite.model import Knobs
 
 if TYPE_CHECKING:
@@ -173,17 +173,34 @@ class Quality:
     """Of the metrics."""
     measure: Callable[[int | None], dict[str, Metric]]
     """On held-out data, at most so many batches or all of it; the model is in evaluation mode and nothing has a gradient."""
-    units: Mapping[str, str] = field(default_factory=dict)
-    """Of those metrics that CARAML does not define itself."""
+    own: Mapping[str, StatedMetric] = field(default_factory=dict)
+    """What those metrics are that CARAML does not define itself."""
 
     def unknown(self, reason: str | None) -> dict[str, Metric]:
-        """The metrics without a number, and why. Raises ``InputError`` for one without a unit."""
-        from caraml.metrics.definitions import METRICS, unit_of
+        """The metrics without a number, and why. Raises ``InputError`` for one that is not defined, or that CARAML measures itself."""
+        from caraml.metrics.definitions import METRICS, check_stated
+        from caraml.metrics.quality import DEFINITIONS
 
+        try:
+            check_stated(self.own)
+        except ValueError as error:
+            raise InputError(f"quality: expected {error}") from error
         for name in self.names:
-            if name not in self.units and name not in METRICS:
-                raise InputError(f"quality {name!r}: CARAML has no metric of this name, and it has no unit", f"units={{{name!r}: '1'}}")
-        return {name: Metric(value=None, unit=self.units.get(name) or unit_of(name), reason=reason) for name in self.names}
+            if name in METRICS and name not in DEFINITIONS:
+                raise InputError(f"quality {name!r}: CARAML measures the metric of this name itself", "give it another name")
+            if name not in METRICS and name not in self.own:
+                example = f"own={{{name!r}: StatedMetric(unit='1', better='higher')}}"
+                raise InputError(f"quality {name!r}: CARAML has no metric of this name, and it has no unit", example)
+        return {name: Metric(value=None, unit=(self.own.get(name) or DEFINITIONS[name]).unit, reason=reason) for name in self.names}
+
+    def measured(self, most: int | None) -> dict[str, Metric]:
+        """The metrics on at most so many batches. Raises ``InputError`` for one of another name or unit than was said."""
+        found = self.measure(most)
+        announced = self.unknown(None)
+        for name, one in found.items():
+            if name not in announced or one.unit != announced[name].unit:
+                raise InputError(f"quality: found {name!r} in {one.unit!r}, which is none of the workload's names and units")
+        return found
 
 
 @dataclass

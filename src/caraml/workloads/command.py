@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from caraml.base.errors import InputError, nearest
 from caraml.base.limits import PATTERN
 from caraml.base.toml import FrozenModel
-from caraml.metrics.definitions import METRICS, unit_of
+from caraml.metrics.definitions import check_stated
+from caraml.metrics.model import StatedMetric
 from caraml.workloads.base import BuildContext, Workload
 
 Value = bool | int | float | str
@@ -30,10 +31,9 @@ FOLDERS = ("folder", "suite_folder")
 _LONGEST_FORMAT = 8
 
 
-class MetricSpec(FrozenModel):
-    """Where one number of the program is found."""
+class MetricSpec(StatedMetric):
+    """Where one number of the program is found, and what it is."""
 
-    unit: str = Field(description="`1` for a plain number")
     pattern: str | None = Field(None, description="regular expression; the number is its group `value`, or its first group")
     key: str | None = Field(
         None, description="key of the JSON objects that the program prints a line each, or of a JSON file; dots go inwards"
@@ -95,20 +95,10 @@ class Params(BaseModel):
     marks: Marks | None = Field(None, description="lines between which the window lies; without them it is the whole run")
     energy: bool = Field(True, description="read the power sensors; without, thousands of short runs cost next to nothing")
 
-    @field_validator("metrics")
-    @classmethod
-    def _named(cls, metrics: dict[str, MetricSpec]) -> dict[str, MetricSpec]:
-        for name in metrics:
-            if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-                raise ValueError(f"names of small letters, digits and underscores, but found {name!r}")
-        return metrics
-
     @model_validator(mode="after")
     def _whole(self) -> Params:
         _check_templates(tuple(self.templates()), tuple(self.__pydantic_extra__), tuple(type(self).model_fields))
-        for name, spec in self.metrics.items():
-            if name in METRICS and spec.unit != unit_of(name, self.item):
-                raise ValueError(f"unit {unit_of(name, self.item)!r} for the metric {name!r}, but found {spec.unit!r}")
+        check_stated(self.metrics, self.item)
         return self
 
     def templates(self) -> Iterator[str]:
