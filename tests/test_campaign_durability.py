@@ -100,8 +100,10 @@ def test_a_dead_runner_s_job_is_adopted_by_its_handle_or_its_announcement(tmp_pa
         [
             ({HANDLE: "slurm:7:/x"}, "slurm:7"),
             ({HANDLE: "slurm:7_3+pack-12:/x"}, "slurm:7_3+pack-12"),
-            ({STARTED: "12 345 host -\n"}, "local:12:345"),
-            ({STARTED: "12 345 host -\n0 1.5 2.5\n"}, "local:12:345"),
+            ({STARTED: f"12 345 {myself().host} -\n"}, "local:12:345"),
+            ({STARTED: f"12 345 {myself().host} -\n0 1.5 2.5\n"}, "local:12:345"),
+            ({HANDLE: "pbs:1234[].pbs01:/x", STARTED: "12 345 node7 -\n"}, "pbs:1234[].pbs01"),
+            ({HANDLE: "hq:3f0c-a1:/x"}, "hq:3f0c-a1"),
         ]
     ):
         store = Store(tmp_path / str(number))
@@ -109,6 +111,16 @@ def test_a_dead_runner_s_job_is_adopted_by_its_handle_or_its_announcement(tmp_pa
         name, attempt = claimed(store, make_point, DEAD, files)
         assert find(store, name, myself()).adopted == (attempt, f"{handle}:{attempt}")
         assert holder(attempt) == (2, myself())
+
+
+def test_a_job_on_another_host_that_nobody_has_a_handle_of_is_waited_for(tmp_path: Path, make_point: MakePoint) -> None:
+    (tmp_path / RUNNERS).mkdir()
+    name, attempt = claimed(Store(tmp_path), make_point, DEAD, {STARTED: "12 345 node7 -\n"})
+    assert find(Store(tmp_path), name, myself()).busy == Runner("node7", 12, "345")
+    long_ago = time.time() - 2 * SILENCE_SECONDS
+    for path in attempt.iterdir():
+        os.utime(path, (long_ago, long_ago))
+    assert find(Store(tmp_path), name, myself()).adopted == (attempt, f"local:12:345:{attempt}")
 
 
 def test_an_attempt_that_never_started_is_void_and_cannot_start_any_more(tmp_path: Path, make_point: MakePoint) -> None:

@@ -114,7 +114,7 @@ def test_every_template_is_shown_on_its_page(site: Path) -> None:
         "workload": ["workload/pyproject.toml", "workload/caraml_curves.py", "workload/curves.toml"],
         "power-source": ["power_source/pyproject.toml", "power_source/caraml_ina.py"],
         "system": ["system.toml"],
-        "launcher": ["launcher.py"],
+        "launcher": ["launcher/pyproject.toml", "launcher/caraml_pbs.py"],
         "metric": ["metric.py"],
     }.items():
         code = re.findall(r"<code>(.*?)</code>", (site / "extend" / f"{page}.html").read_text(encoding="utf-8"), flags=re.DOTALL)

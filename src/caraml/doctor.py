@@ -17,6 +17,7 @@ from caraml.base.format import human, percent
 from caraml.base.plugins import Plugin
 from caraml.power.sampler import available_sources
 from caraml.power.source import POWER_SOURCES, SourceEntry, how_often, source_plugins
+from caraml.results.claim import launcher_plugins
 from caraml.system import doctor, families
 from caraml.system.detect import detect
 from caraml.system.doctor import Check
@@ -105,9 +106,10 @@ def _period(channel: dict[str, Any]) -> str:
 
 def plugin_checks() -> list[Check]:
     """One finding per plug-in: that it can be used, or why not."""
-    groups: tuple[tuple[Mapping[str, Plugin], type[Workload[Any]] | type[SourceEntry]], ...] = (
+    groups: tuple[tuple[Mapping[str, Plugin], type[Any]], ...] = (
         (workload_plugins(), Workload),
         (source_plugins(), SourceEntry),
+        (launcher_plugins(), type),
     )
     return [_plugin(plugin, kind) for group, kind in groups for plugin in group.values()]
 
@@ -115,7 +117,8 @@ def plugin_checks() -> list[Check]:
 def _plugin(plugin: Plugin, kind: type[Any]) -> Check:
     name = f"plug-in: {plugin.name} ({plugin.package})"
     try:
-        return Check(name, "ok", plugin.load(kind).title)
+        found = plugin.load(kind)
+        return Check(name, "ok", "a launcher" if kind is type else found.title)
     except CaramlError as error:
         return Check(name, "warn", error.args[0], error.hint)
 

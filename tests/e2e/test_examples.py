@@ -13,7 +13,7 @@ import sys
 import tokenize
 import tomllib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from caraml.campaign import runner
 from caraml.cli import app
+from caraml.launch import launchers
 from caraml.results.store import Store
 from tests.debian import install
 from tests.e2e.conftest import ROOT, Installation, pip
@@ -46,13 +47,13 @@ bash "$script" & echo $!.server
 """
 QSTAT = """#!/bin/sh
 for job; do :; done
-kill -0 "${job%%.*}" 2>/dev/null && echo "    job_state = R"
+if kill -0 "${job%%.*}" 2>/dev/null; then echo "    job_state = R"; else exit 153; fi
 """
 
 
 def example(name: str) -> ModuleType:
     """A script of ``examples/`` as a module; its ``main`` is not run."""
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name.replace("/", "_"), EXAMPLES / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -61,9 +62,9 @@ def example(name: str) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def plugged(installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    """The environment with the two template packages in it."""
+    """The environment with the template packages in it."""
     folder = tmp_path_factory.mktemp("plug-ins")
-    for name in ("workload", "power_source"):
+    for name in ("workload", "power_source", "launcher"):
         shutil.copytree(EXAMPLES / name, folder / name)
         pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(folder), str(folder / name))
     for wheel in folder.glob("*.whl"):
@@ -72,7 +73,8 @@ def plugged(installation: Installation, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize(
-    ("file", "most"), [("workload/caraml_curves.py", 60), ("power_source/caraml_ina.py", 40), ("launcher.py", 50), ("metric.py", 25)]
+    ("file", "most"),
+    [("workload/caraml_curves.py", 60), ("power_source/caraml_ina.py", 40), ("launcher/caraml_pbs.py", 50), ("metric.py", 25)],
 )
 def test_a_template_is_small(file: str, most: int) -> None:
     """Lines that hold code: no blank ones, comments and docstrings."""
@@ -137,7 +139,10 @@ def test_the_launcher_runs_a_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "_SCHEDULER_POLL_SECONDS", 0.1)
-    assert example("launcher").main("counting.toml") == 0
+    pbs = SimpleNamespace(load=lambda kind: example("launcher/caraml_pbs").PbsLauncher)
+    monkeypatch.setattr(launchers, "launcher_plugins", lambda: {"pbs": pbs})
+    done = CliRunner().invoke(app, ["run", "counting.toml", "--launcher", "pbs", "--no-report"])
+    assert done.exit_code == 0, done.output
     store = Store(tmp_path / "caraml-results")
     assert [record.status for record in store.records("counting")] == ["ok", "ok", "ok"]
     assert [listing.launcher for listing in store.campaigns()] == ["pbs"]
@@ -149,12 +154,20 @@ def test_the_launcher_runs_a_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.processes
 def test_the_launcher_tells_a_job_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "qstat").write_text("#!/bin/sh\nexit 153\n")
+    (tmp_path / "qstat").write_text("#!/bin/sh\n. ./answer\n")
     (tmp_path / "qstat").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
     handle = f"pbs:12.server:{tmp_path}"
-    state = example("launcher").PbsLauncher().poll([handle])[handle]
-    assert state.state == "lost" and "12.server" in (state.reason or "")
+    for answer, state, words in (("exit 153", "lost", "12.server"), ("echo no server >&2; exit 1", "running", "no server")):
+        (tmp_path / "answer").write_text(answer)
+        found = example("launcher/caraml_pbs").PbsLauncher().poll([handle])[handle]
+        assert found.state == state and words in (found.reason or "")
+
+
+def test_the_launcher_is_found_when_its_package_is_installed(plugged: Installation, tmp_path: Path) -> None:
+    (tmp_path / "counting.toml").write_text(COUNTING)
+    assert "launcher pbs" in plugged.run("caraml", "plan", "counting.toml", "--launcher", "pbs", cwd=tmp_path)
 
 
 def test_the_metric_is_right_and_printed_for_every_point(curves: Path, capsys: pytest.CaptureFixture[str]) -> None:

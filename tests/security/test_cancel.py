@@ -7,13 +7,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from caraml.campaign import cancel as ending
 from caraml.campaign.cancel import cancel
-from caraml.launch import queue
+from caraml.launch import launchers, queue
+from caraml.launch.base import Job, JobState, State
 from caraml.results.claim import CLAIM, HANDLE, RUNNERS, STARTED, Runner, handle_of, myself, start_time
 from caraml.results.listing import Listing
 from caraml.results.store import RECORD, Store, read_record
@@ -30,6 +33,36 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
+@dataclass
+class Queue:
+    """What a plug-in's launcher was told to cancel; it then says these states, the last one again and again, or that there is no queue."""
+
+    states: list[State] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    slots = None
+
+    def submit(self, jobs: Sequence[Job]) -> list[str]:
+        raise AssertionError
+
+    def cancel(self, handles: Sequence[str]) -> None:
+        self.told += handles
+
+    def poll(self, handles: Sequence[str]) -> dict[str, JobState]:
+        if not self.states:
+            raise OSError("no queue")
+        state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        return {handle: JobState(state, reason="as it likes") for handle in handles}
+
+
+@pytest.fixture
+def queue_of_a_plug_in(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    found = Queue()
+    monkeypatch.setattr(launchers, "plug_in", lambda name: found)
+    monkeypatch.setattr(ending, "_PATIENCE", 0.1)
+    monkeypatch.setattr(ending, "_LOOK_SECONDS", 0.01)
+    return found
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What Slurm was asked."""
@@ -43,13 +76,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return calls
 
 
-def attempt(root: Path, make_point: MakePoint, **files: str) -> Path:
+def attempt(root: Path, make_point: MakePoint, launcher: str = "local", **files: str) -> Path:
     """An attempt under way in a suite called ``planted``."""
     store, point = Store(root), make_point()
     folder = store.new_attempt(point)
     for name, text in files.items():
         (folder / name).write_text(text)
-    store.remember(Listing(name="planted", points=[(point.key, "label")]))
+    store.remember(Listing(name="planted", launcher=launcher, points=[(point.key, "label")]))
     return folder
 
 
@@ -142,6 +175,57 @@ def test_a_job_s_number_is_a_number(job: str, tmp_path: Path, make_point: MakePo
     assert handle_of(folder) is None
     list(cancel(tmp_path, "planted"))
     assert asked == []
+
+
+OTHERS = ["--option", "$(x)", "`x`", "1;x", "../..", "/etc", "a/..", "1\n2", "1 2", "1*", "", "\u0661", "1" * 201, "1" * 100_000]
+
+
+FORGED = [*(f"evil:{job}:/x" for job in OTHERS), "Evil:1:/x", "../evil:1:/x", f"{'e' * 65}:1:/x", "slurm:x:/x", "local:x:/x"]
+
+
+@pytest.mark.parametrize("handle", FORGED, ids=range(len(FORGED)))
+def test_a_job_of_a_plug_in_is_a_word(handle: str, tmp_path: Path, make_point: MakePoint, queue_of_a_plug_in: Queue) -> None:
+    folder = attempt(tmp_path, make_point, "evil", **{HANDLE: handle, f"{CLAIM}1": "x 1 1"})
+    assert handle_of(folder) is None
+    list(cancel(tmp_path, "planted"))
+    assert queue_of_a_plug_in.told == []
+
+
+@pytest.mark.parametrize(
+    ("states", "words"),
+    [
+        (["running", "lost"], "cancelled label ("),
+        (["ended"], "cancelled label ("),
+        (["running"], "was told to cancel label ("),
+        ([], "not cancelled: label ("),
+    ],
+)
+def test_a_plug_in_s_job_is_cancelled_when_it_says_so(
+    states: list[State], words: str, tmp_path: Path, make_point: MakePoint, queue_of_a_plug_in: Queue
+) -> None:
+    folder = attempt(tmp_path, make_point, "hq", **{HANDLE: "hq:12:/elsewhere", f"{CLAIM}1": "x 1 1"})
+    queue_of_a_plug_in.states = states
+    *_, sentence = cancel(tmp_path, "planted")
+    assert words in sentence and "hq:12" in sentence and queue_of_a_plug_in.told == [f"hq:12:{folder}"]
+    assert ("it is running (as it likes)" in sentence, "OSError: no queue" in sentence) == (states == ["running"], not states)
+    assert (folder / RECORD).exists() == words.startswith("cancelled")
+    assert not (folder / RECORD).exists() or read_record(folder / RECORD).reason == "cancelled"
+
+
+def test_a_launcher_that_no_campaign_of_ours_used_is_told_nothing(tmp_path: Path, make_point: MakePoint, queue_of_a_plug_in: Queue) -> None:
+    folder = attempt(tmp_path, make_point, "hq", **{HANDLE: "evil:12:/x", f"{CLAIM}1": "x 1 1"})
+    assert "was told to use launcher 'evil'" in list(cancel(tmp_path, "planted"))[-1]
+    (folder / HANDLE).write_text("hq:12:/x")
+    listing = tmp_path / "suites" / "planted.json"
+    listing.write_text(listing.read_text().replace('"label"', '"forged"'))
+    assert "left forged" in list(cancel(tmp_path, "planted"))[-1]
+    assert queue_of_a_plug_in.told == [] and not (folder / RECORD).exists()
+
+
+def test_a_launcher_that_is_not_installed_is_named(tmp_path: Path, make_point: MakePoint) -> None:
+    attempt(tmp_path, make_point, "hq", **{HANDLE: "hq:12:/x", f"{CLAIM}1": "x 1 1"})
+    sentence = list(cancel(tmp_path, "planted"))[-1]
+    assert sentence.startswith("not cancelled: label (") and "install the plug-in that has launcher 'hq'" in sentence
 
 
 @pytest.mark.parametrize(("handle", "told"), [("slurm:12:/elsewhere", "12"), ("slurm:12_3:/elsewhere", "12_3")])

@@ -1,4 +1,5 @@
-"""Workloads and power sources of other packages. A package names them in its ``pyproject.toml``, and installing it is all there is to do::
+"""Workloads, power sources and launchers of other packages. A package names them in its ``pyproject.toml``, and installing it is all there
+is to do::
 
     [project.entry-points."caraml.workloads"]
     lstm = "my_package:WORKLOAD"
@@ -17,8 +18,8 @@ from typing import Literal, TypeVar
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 
-Group = Literal["caraml.workloads", "caraml.power_sources"]
-_WORDS: dict[Group, str] = {"caraml.workloads": "workload", "caraml.power_sources": "power source"}
+Group = Literal["caraml.workloads", "caraml.power_sources", "caraml.launchers"]
+_WORDS: dict[Group, str] = {"caraml.workloads": "workload", "caraml.power_sources": "power source", "caraml.launchers": "launcher"}
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 T = TypeVar("T")

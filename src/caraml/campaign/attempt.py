@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
-from caraml.base.errors import CaramlError
+from caraml.base.errors import CaramlError, InputError
 from caraml.base.files import write_file, write_new
-from caraml.base.format import human
+from caraml.base.format import count, human
 from caraml.campaign.campaign import Campaign
 from caraml.campaign.program import Sensors, filled_command, references, script
 from caraml.engine.instruments import BUSY_SHARE, CpuTime, cpu_time_of_children, share_of_others
@@ -22,8 +22,23 @@ from caraml.launch.script import SCRIPT, Recipe
 from caraml.metrics.definitions import unit_of
 from caraml.metrics.energy import ENERGY_METRICS, POWER_METRICS
 from caraml.metrics.model import Metric
-from caraml.results.claim import CLAIM, HANDLE, STARTED, Runner, alive, handle_of, holder, recent, take_over, withdraw
-from caraml.results.finish import finish, skipped
+from caraml.results.claim import (
+    BUILT_IN,
+    CLAIM,
+    HANDLE,
+    STARTED,
+    Runner,
+    alive,
+    away,
+    checked,
+    handle_of,
+    holder,
+    kind_of,
+    recent,
+    take_over,
+    withdraw,
+)
+from caraml.results.finish import finish, reason_of, skipped
 from caraml.results.record import FINAL, Record, Status
 from caraml.results.status import ProgressReader
 from caraml.results.store import POINT, RECORD, Store, attempts, latest_in, read_record
@@ -143,8 +158,9 @@ def _take(store: Store, attempt: Path, me: Runner, launcher: str) -> FoundAttemp
     number, runner = holder(attempt)
     if runner is not None and runner != me and alive(runner, store.root):
         return FoundAttempt(busy=runner)
-    if runner is not None and runner.place != me.place and (handle_of(attempt) or "").startswith("local:") and recent(attempt, store.root):
-        return FoundAttempt(busy=runner)  # its process cannot be seen from here, but its files change
+    hidden = away(attempt) or (runner if runner is not None and runner.place != me.place else None)
+    if hidden is not None and (handle_of(attempt) or "").startswith("local:") and recent(attempt, store.root):
+        return FoundAttempt(busy=hidden)  # its process cannot be seen from here, but its files change
     if number and runner != me and not take_over(attempt, number, me):
         return FoundAttempt(busy=holder(attempt)[1] or me)
     if (attempt / RECORD).exists():  # it ended while we looked
@@ -154,6 +170,8 @@ def _take(store: Store, attempt: Path, me: Runner, launcher: str) -> FoundAttemp
         handle = None  # its script was printed: whoever starts it later finds the start taken, unless it was started already
     if handle is None and not withdraw(attempt):
         handle = _announced(attempt)
+        if (hidden := away(attempt)) is not None and (handle or "").startswith("local:"):
+            return FoundAttempt(busy=hidden)
     if handle is None:
         forget(attempt)
     return None if handle is None else FoundAttempt(adopted=(attempt, handle))
@@ -167,10 +185,29 @@ def _announced(attempt: Path) -> str | None:
     return handle_of(attempt, announced=True)
 
 
-def note_handle(folder: Path, handle: str) -> None:
+def note_handle(folder: Path, handle: str, launcher: str) -> bool:
     """Keep a job's handle in its attempt's folder, whole or not at all. Not synced: after a power cut there is no job either, or it has
-    announced itself."""
+    announced itself. False for a handle by which nobody would find a job of this launcher again: the job's start is taken away."""
+    if launcher not in BUILT_IN and (kind_of(handle) != launcher or checked(handle, folder) != handle):
+        withdraw(folder)
+        return False
     write_file(f"{folder}/{HANDLE}", handle, sync="none")
+    return True
+
+
+def refuse_handles(launcher: Launcher, name: str, handles: Sequence[str]) -> NoReturn:
+    """Have jobs cancelled that nobody would find again, and raise ``InputError`` with what their launcher has to call them."""
+    try:
+        launcher.cancel(handles)
+        done = "was told to cancel"
+    except Exception as error:  # noqa: BLE001 -- the launcher is somebody else's, and the handle must be told
+        done = f"could not cancel ({reason_of(error)})"
+    told = f"it {done} {count(len(handles), 'such job')}"
+    raise InputError(
+        f"launcher {name!r} gave a job the handle {handles[0][:300]!r}, expected {name}:JOB:FOLDER; {told}",
+        "JOB is letters, digits and any of _ . - + @ [ ], at most 200, first a letter or digit; FOLDER is job.folder.resolve(): "
+        "docs/extend/launcher.md",
+    )
 
 
 def accepted(record: Record, planned: PlannedPoint) -> bool:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from caraml.launch.base import JobState, Launcher
 from caraml.launch.launchers import launcher_of
-from caraml.results.claim import Runner, myself, runs_here, somebody_else, start_time
-from caraml.results.finish import finish
+from caraml.results.claim import BUILT_IN, Runner, job_of, kind_of, myself, runs_here, somebody_else, start_time
+from caraml.results.finish import FAILURE, Failure, finish, note_failure, now, reason_of
 from caraml.results.record import CANCELLED
 from caraml.results.selector import Selection, select
 from caraml.results.status import OPEN, Standing, standings
-from caraml.results.store import POINT, Store
+from caraml.results.store import POINT, RECORD, Store, read_record
 
 _PATIENCE = 15.0
-"""Seconds for a runner to end its jobs and write their records."""
+"""Seconds for a runner to end its jobs and write their records, and for a plug-in's queue to end jobs."""
+_LOOK_SECONDS = 0.5
+_OVER = ("ended", "lost")
 
 
 def cancel(root: Path, what: str) -> Iterator[str]:
@@ -32,8 +35,15 @@ def cancel(root: Path, what: str) -> Iterator[str]:
         for runner in {one.runner for one in _open(found) if one.runner is not None and _theirs(one) is None}:
             yield _end_runner(runner, root)
     left = _open(found)
+    foreign: dict[str, list[Standing]] = {}
     for one in left:
-        yield _theirs(one) or _end_point(store, one)
+        kind = kind_of(one.handle or BUILT_IN[0])
+        if (why := _theirs(one)) is None and kind not in BUILT_IN:
+            foreign.setdefault(kind, []).append(one)
+        else:
+            yield why or _end_point(store, one)
+    for kind, points in foreign.items():
+        yield from _end_foreign(store, kind, points)
     if not left:
         yield "no job is left"
 
@@ -76,3 +86,42 @@ def _end_point(store: Store, one: Standing) -> str:
     if one.handle is not None:
         launcher_of(one.handle, store.root).cancel([one.handle])
     return f"cancelled {one.label} ({one.key})"
+
+
+def _end_foreign(store: Store, kind: str, points: Sequence[Standing]) -> Iterator[str]:
+    """End jobs of a plug-in's launcher. A point is cancelled, and has a record of it, once the launcher says that its job is over."""
+    jobs = {one.handle: one.folder for one in points if one.handle is not None and one.folder is not None}
+    names = {one.handle: f"{one.label} ({one.key}), {job_of(one.handle or '')}" for one in points}
+    if kind not in {listing.launcher for suite in store.suites() for listing in store.rounds(suite) if listing.mine}:
+        yield from (f"left {names[handle]} alone: no campaign of yours was told to use launcher {kind!r}" for handle in jobs)
+        return
+    failure = Failure(status="failed", reason=CANCELLED, rank=0, started_at=now())
+    noted = [folder for folder in jobs.values() if note_failure(folder, failure)]  # whoever writes the record has this as the cause
+    try:
+        launcher = launcher_of(next(iter(jobs)), store.root)
+        launcher.cancel(list(jobs))
+        states = _once_over(launcher, list(jobs))
+    except Exception as error:  # noqa: BLE001 -- a foreign module may raise anything
+        for folder in noted:
+            (folder / FAILURE).unlink(missing_ok=True)
+        yield from (f"not cancelled: {names[handle]}, may still run: {reason_of(error)}" for handle in jobs)
+        return
+    for handle, folder in jobs.items():
+        state = states[handle]
+        if state.state in _OVER:
+            finish(folder, 1, "failed", CANCELLED)
+            record = read_record(folder / RECORD)
+            yield f"cancelled {names[handle]}" if record.ended_by_hand else f"{names[handle]}, had ended: {record.status}"
+        else:
+            why = f" ({state.reason})" if state.reason else ""
+            yield f"launcher {kind!r} was told to cancel {names[handle]}, and says that it is {state.state}{why}"
+
+
+def _once_over(launcher: Launcher, handles: Sequence[str]) -> Mapping[str, JobState]:
+    """The states of jobs when all are over, or after a while."""
+    deadline = time.monotonic() + _PATIENCE
+    states = launcher.poll(handles)
+    while any(state.state not in _OVER for state in states.values()) and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+        states = launcher.poll(handles)
+    return states

@@ -26,6 +26,7 @@ from caraml.launch import queue
 from caraml.launch.launchers import beforehand, faults
 from caraml.launch.script import SCRIPT
 from caraml.launch.slurm import SlurmLauncher
+from caraml.results.claim import launcher_plugins
 from caraml.results.store import latest_in
 from caraml.suite.model import Point
 from caraml.system.model import System
@@ -215,7 +216,9 @@ def programs(campaign: Campaign, keys: Collection[str]) -> list[str]:
     told = site.model_dump(exclude_defaults=True)
     if site.software.variables:
         told["software"] |= {"variables": [f"{name}={text}" for name, text in site.software.variables.items()]}
+    own = launcher_plugins().get(campaign.options.launcher)
     return [
+        *([f"launcher {own.name} of plug-in {own.package}"] if own is not None else []),
         *(f"{count} x {line}" if line.startswith("workload ") else line for line, count in lines.items()),
         *(
             f"{part}.{key} of system {campaign.system.name}: {text}"

@@ -25,6 +25,7 @@ from caraml.campaign.attempt import (
     note_handle,
     prepare,
     record_of_program,
+    refuse_handles,
     summary_record,
     wait_until_visible,
     write_again,
@@ -34,9 +35,9 @@ from caraml.campaign.machine import Pace, wait_for
 from caraml.campaign.program import Sensors, Shells, ran
 from caraml.engine.instruments import why_no_sensor
 from caraml.launch.base import JobState, Launcher
-from caraml.launch.launchers import PrintLauncher, launcher_of, set_up, setup_script
+from caraml.launch.launchers import PrintLauncher, launcher_of, refuse_unasked, set_up, setup_script
 from caraml.launch.slurm import SlurmLauncher
-from caraml.results.claim import Heartbeat
+from caraml.results.claim import BUILT_IN, Heartbeat, kind_of, withdraw
 from caraml.results.record import STOPPED, Record
 from caraml.results.status import DONE, ProgressLine
 from caraml.results.store import RECORD, latest_in, read_record
@@ -68,6 +69,8 @@ class CampaignRun:
         """Launchers of jobs that an earlier campaign started in another way."""
         self._running: dict[str, RunningPoint] = {}
         self._busy: deque[PointTask] = deque()
+        self._foreign: list[tuple[str, Path, str]] = []
+        """Label, folder and handle of points whose jobs only a plug-in can look at that was not asked for."""
         self._records: dict[int, Record] = {}
         self._said: set[str] = set()
         self._known: set[str] = set()
@@ -92,6 +95,8 @@ class CampaignRun:
                 self._expect()
                 self._set_up()
                 self._loop()
+            if self._foreign:
+                refuse_unasked(self._foreign)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
@@ -232,21 +237,19 @@ class CampaignRun:
         return None
 
     def _adopt(self, work: PointTask, folder: Path, handle: str) -> None:
-        launcher = self._launcher_of(handle)
+        kind = kind_of(handle)
+        if kind not in (*BUILT_IN, self.options.launcher):
+            self._foreign.append((work.point.label, folder, handle))
+            return
+        launcher = self.launcher if kind == self.options.launcher else self._others.setdefault(kind, launcher_of(handle, self.store.root))
         if work.light is None and launcher.poll([handle])[handle].state == "lost":
-            # It ended while nobody looked and left no word, as on a full disk: noted, and tried anew.
+            # It ended while nobody looked and left no word, as on a full disk: noted, and tried anew. Should it come yet, it ends at once.
+            withdraw(folder)
             finish_attempt(work, folder, 1, "lost", "its job was gone when the campaign was taken up again")
             self._waiting.append(work)
             return
         self.watcher.started(work.point, work.index, self._total)
         self._running[handle] = RunningPoint.of(work, folder, handle, launcher)
-
-    def _launcher_of(self, handle: str) -> Launcher:
-        """Ours, if it can have started the job."""
-        kind = handle.partition(":")[0]
-        if kind not in ("local", "slurm", "print") or kind == self.options.launcher:
-            return self.launcher
-        return self._others.setdefault(kind, launcher_of(handle, self.store.root))
 
     @cached_property
     def _no_sensor(self) -> str | None:
@@ -262,14 +265,16 @@ class CampaignRun:
             (self.launcher, [one for one in batch if not one[0].light]),
         ):
             jobs = [work.job(folder, awaited=work.name in self._needed) for work, folder in some]
-            sensors = self._read_sensors(some[0][0]) if launcher is self._shells and some else None
+            sensors, refused = self._read_sensors(some[0][0]) if launcher is self._shells and some else None, list[str]()
             for (work, folder), handle in zip(some, launcher.submit(jobs) if jobs else [], strict=True):
                 self._running[handle] = RunningPoint.of(work, folder, handle, launcher)
                 self._running[handle].sensors = sensors
                 if work.light is None:  # the others announce themselves, and end in no time
-                    note_handle(folder, handle)
+                    refused += [] if note_handle(folder, handle, self.options.launcher) else [handle]
                     if self.device is not None:
                         self.device.runs(handle)
+            if refused:
+                refuse_handles(launcher, self.options.launcher, refused)
 
     def _read_sensors(self, work: PointTask) -> Sensors | None:
         """Sensors for a program that the shell alone runs, where it wants energy and there are any."""

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, cast, get_args
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from caraml.base.errors import InputError, nearest, unknown_name
+from caraml.base.errors import InputError, nearest
 from caraml.base.files import open_to_append
 from caraml.base.format import printable
 from caraml.base.toml import FaultsError, parse_toml
@@ -24,10 +24,11 @@ from caraml.campaign.preview import programs
 from caraml.cli.app import RESULTS, console, say
 from caraml.launch.base import Elsewhere
 from caraml.launch.batch import SlurmOptions
-from caraml.launch.launchers import Name, default_name, launcher
+from caraml.launch.launchers import default_name, launcher, plug_in
 from caraml.power.command import check_methods
 from caraml.power.source import chosen_sources
 from caraml.report.progress import LiveTable, LogLines
+from caraml.results.claim import BUILT_IN
 from caraml.results.record import Record
 from caraml.results.store import Store
 from caraml.suite.choice import called, with_settings, words_of
@@ -84,12 +85,12 @@ class Asked:
         """The suite's file, beside which systems may be."""
         return Path(self.suite) if self.suite.endswith(".toml") else None
 
-    def launcher_name(self, system: System) -> Name:
-        """The launcher asked for, or the machine's usual one. Raises ``InputError`` for an unknown one."""
+    def launcher_name(self, system: System) -> str:
+        """The launcher asked for, or the machine's usual one. Raises as :func:`caraml.launch.launchers.plug_in` for an unknown one."""
         name = self.launcher or default_name(system)
-        if name not in get_args(Name):
-            raise unknown_name("launcher", name, get_args(Name))
-        return cast(Name, name)
+        if name not in BUILT_IN:
+            plug_in(name)
+        return name
 
     def suite_file(self) -> SuiteFile:
         """The suite with the settings in it. Raises ``InputError`` with its faults."""
@@ -112,16 +113,17 @@ class Asked:
         if system.device_class == "cpu" and "devices" in system.missing:
             say(f"{system.missing['devices']}, so its CPUs are measured; see caraml doctor, or export CARAML_DEVICE=cpu", err=True)
         of_jobs = {"--pack": self.slurm.pack > 1, "--throttle": self.slurm.throttle is not None}
-        if name == "local" or (name == "print" and system.site.scheduler is None):
+        if name != "slurm" and (name != "print" or system.site.scheduler is None):
             for option in (option for option, given in of_jobs.items() if given):
                 say(f"{option}: no effect, since launcher {name} makes no jobs of Slurm on {system.name}", err=True)
         elsewhere = Elsewhere(self.out, self.remote) if self.remote is not None else None
         what = f"suite {file.suite.name} into {self.out.resolve()}"
+        made = launcher(name, system, self.out, replace(self.slurm, name=f"caraml-{file.suite.name}"), say, elsewhere=elsewhere)
         return Campaign(
             file,
             system,
             Store(self.out),
-            launcher(name, system, self.out, replace(self.slurm, name=f"caraml-{file.suite.name}"), say, elsewhere=elsewhere),
+            made,
             watcher,
             self.again,
             replace(
@@ -129,21 +131,21 @@ class Asked:
                 file=str(Path(self.suite if self.text is not None else file.document.name.partition(" with --set")[0]).resolve()),
                 settings=file.settings,
                 launcher=name,
-                detach=name == "print" or (self.options.detach and name == "slurm"),
+                detach=name == "print" or (self.options.detach and made.slots is None),
                 elsewhere=elsewhere,
             ),
-            DeviceLock(system.identity, what) if name == "local" else None,
+            DeviceLock(system.identity, what) if made.slots is not None else None,
             note,
         )
 
     def run(self, report: bool = True) -> int:
         """Run, show what came out if ``report`` says so, and return the exit code."""
-        if self.options.detach and self.launcher_name(self.machine()) == "local":
-            return self._leave()
         screen, prints = console(), self.launcher_name(self.machine()) == "print"
         # What is printed can be kept as a script: all other words go to standard error.
         watcher = LogLines(sys.stderr) if prints else LiveTable(screen) if screen.is_terminal else LogLines(sys.stdout)
         campaign = self.campaign(watcher, watcher.note)
+        if self.options.detach and not campaign.options.detach:
+            return self._leave(campaign)
         if self.options.imported:
             self._consent(campaign)
         try:
@@ -179,12 +181,11 @@ class Asked:
         if not typer.confirm("Run it?"):
             raise InputError(f"{origin}: nothing of it was run")
 
-    def _leave(self) -> int:
+    def _leave(self, campaign: Campaign) -> int:
         """Start the same command as a process that outlives this one."""
-        campaign = self.campaign(LogLines(sys.stdout), say)
         campaign.plan()  # faults are told here, where somebody reads them
         name = campaign.suite.suite.name
-        if not self.options.here:
+        if campaign.options.launcher == "local" and not self.options.here:
             refuse_login_node(campaign.command)
         Store(self.out).make()
         log = self.out / f"{name}.{RUNNER_LOG}"
@@ -284,7 +285,7 @@ def place_of(system: str, launcher_name: str | None, nodes: int) -> Place:
     asked = Asked("verify", Path(), system, launcher_name)
     machine = asked.machine()
     name = asked.launcher_name(machine)
-    if name == "slurm":
+    if name not in ("local", "print"):
         if machine.nodes is not None and nodes > machine.nodes:
             raise InputError(f"--nodes: found {nodes}, expected at most {machine.nodes}: so many nodes has {machine.name}")
         options = SlurmOptions(pack=_MANY, name="caraml-verify")

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 SuiteName = Annotated[str, typer.Argument(help="Name of a suite (see `caraml list suites`) or path of a suite file.")]
 SystemName = Annotated[str, typer.Option("--system", help="Machine that the points run on (`caraml list systems`), or path of its file.")]
-LauncherName = Annotated[str | None, typer.Option("--launcher", help="local, slurm or print; default: slurm where the system has it.")]
+LauncherName = Annotated[
+    str | None, typer.Option("--launcher", help="local, slurm, print, a plug-in's; default: slurm if the system has it.")
+]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="key=value that replaces the suite's: global_batch=8, params.preset=4M.")]
 Only = Annotated[list[str] | None, typer.Option("--only", help="A benchmark of the suite, or a word of its name: 800M. Repeatable.")]
 Where = Annotated[

@@ -6,7 +6,7 @@ A handle is text that finds the job again from any process on any login node, so
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -58,8 +58,8 @@ class Launcher(Protocol):
     def slots(self) -> int | None:
         """Jobs that may be in its hands at the same time: 1 on a machine of one's own, ``None`` where a scheduler queues them."""
 
-    def submit(self, jobs: Sequence[Job]) -> list[str]:
-        """Start jobs, or queue them; a handle for each, in order."""
+    def submit(self, jobs: Sequence[Job]) -> Iterable[str]:
+        """Start jobs, or queue them; a handle for each, in order. Each that is yielded is noted before the next job is asked for."""
 
     def poll(self, handles: Sequence[str]) -> Mapping[str, JobState]:
         """Look at jobs without waiting."""

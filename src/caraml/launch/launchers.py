@@ -14,34 +14,34 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import NoReturn, cast
 
-from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.base.errors import EnvironmentUnfitError, InputError, unknown_name
 from caraml.base.files import make_folder, open_new, touch, write_file
+from caraml.base.format import count
 from caraml.base.locks import alone
 from caraml.launch import batch, container
 from caraml.launch.base import Elsewhere, Job, JobState, Launcher
 from caraml.launch.batch import SlurmOptions
 from caraml.launch.script import SCRIPT, exports, join, modules
 from caraml.launch.slurm import SlurmLauncher
-from caraml.results.claim import start_time
+from caraml.results.claim import BUILT_IN, HANDLE, job_of, kind_of, launcher_plugins, not_installed, start_time
 from caraml.results.store import RECORD
 from caraml.suite.model import Point
 from caraml.system.model import Scheduler, Site, Software, System
 from caraml.system.variables import concealed, digest, of_caller, required
 
-Name = Literal["local", "slurm", "print"]
 SCRIPTS = "slurm"
 """Folder below the store for the scripts and logs of arrays and packs."""
 
 
-def default_name(system: System) -> Name:
+def default_name(system: System) -> str:
     """``slurm`` on a machine whose description has a scheduler, else ``local``."""
     return "local" if system.site.scheduler is None else "slurm"
 
 
 def launcher(
-    name: Name,
+    name: str,
     system: System,
     root: Path,
     options: SlurmOptions | None = None,
@@ -50,9 +50,11 @@ def launcher(
     elsewhere: Elsewhere | None = None,
 ) -> Launcher:
     """The launcher called ``name``; ``elsewhere`` is where printed scripts will be started. Raises ``InputError`` for Slurm on a machine
-    whose description has no scheduler."""
+    whose description has no scheduler, and as :func:`plug_in`."""
     if name == "local":
         return LocalLauncher()
+    if name not in BUILT_IN:
+        return plug_in(name)
     scheduler, prints = system.site.scheduler, name == "print"
     slurm = SlurmLauncher(scheduler, root / SCRIPTS, options, asks=not prints, elsewhere=elsewhere) if scheduler is not None else None
     if prints:
@@ -66,13 +68,37 @@ def launcher(
 
 
 def launcher_of(handle: str, root: Path) -> Launcher:
-    """A launcher that can look at and end the job of this handle; it needs to know nothing of the machine."""
-    kind = handle.partition(":")[0]
+    """A launcher that can look at and end the job of this handle; it needs to know nothing of the machine. Raises as :func:`plug_in`."""
+    kind = kind_of(handle)
     if kind == "slurm":
         return SlurmLauncher(Scheduler(), root / SCRIPTS)
     if kind == "print":
         return PrintLauncher(lambda text: None)
-    return LocalLauncher()
+    return LocalLauncher() if kind == "local" else plug_in(kind)
+
+
+def plug_in(name: str) -> Launcher:
+    """A new launcher of the class that another package has under this name. Raises ``InputError`` where none has, and as
+    :meth:`Plugin.load`."""
+    others = launcher_plugins()
+    if name not in others:
+        error = unknown_name("launcher", name, (*BUILT_IN, *others))
+        raise error if error.guess else InputError(error.args[0], not_installed(name))
+    return cast(Launcher, others[name].load(type)())
+
+
+def refuse_unasked(jobs: Sequence[tuple[str, Path, str]]) -> NoReturn:
+    """Raise ``EnvironmentUnfitError`` for points (label, folder, handle) that have jobs of plug-ins which nobody was told to ask."""
+    label, folder, handle = jobs[0]
+    kind = kind_of(handle)
+    more = f" (and {count(len(jobs) - 1, 'more point')})" if len(jobs) > 1 else ""
+    hint = f"`--launcher {kind}` takes it up"
+    if kind not in launcher_plugins():
+        hint = f"{not_installed(kind)}, then {hint}"
+    raise EnvironmentUnfitError(
+        f"{label}{more} was not started a second time: its job {job_of(handle)} may still run, and this run asks no launcher {kind!r}",
+        f"{hint}; if you know that the job is over, remove {folder / HANDLE}",
+    )
 
 
 def _number_of(folder: Path) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from caraml.base.errors import InputError
 from caraml.base.format import count, human, percent, printable, seconds_text
+from caraml.results.claim import job_of
 from caraml.results.listing import Listing
 from caraml.results.record import Record
 from caraml.results.rows import Scalar
@@ -273,7 +274,7 @@ def _about(one: Standing) -> str:
         parts += [one.line.phase, rate_text(one.line), human(one.line.watts, "W") if one.line.watts is not None else ""]
         parts += [f"{seconds_text(one.line.remaining)} left"] if one.line.remaining is not None else []
     if one.handle is not None:
-        parts.append(":".join(one.handle.split(":")[:2]))
+        parts.append(job_of(one.handle))
     if one.runner is not None and one.state in OPEN:
         parts.append(f"runner {one.runner.pid} on {one.runner.host}")
     return ", ".join(part for part in [*parts, one.reason or ""] if part)

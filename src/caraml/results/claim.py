@@ -20,6 +20,7 @@ from pathlib import Path
 
 from caraml.base.files import make_folder, owned, touch, write_new, write_once
 from caraml.base.limits import tail
+from caraml.base.plugins import Plugin, plugins
 
 CLAIM = "claim."
 STARTED = "started"
@@ -33,8 +34,15 @@ BEAT_SECONDS = 20.0
 SILENCE_SECONDS = 300.0
 """A runner on another host is dead when its file is older."""
 
-_HANDLE = re.compile(r"local:\d+:\d*(?=:|$)|slurm:(\d+(_\d+)?(\+pack-\d+)?|refused)(?=:|$)|print(?=:|$)", re.ASCII)
-"""A handle up to the folder in it: process and start, or a job's number as Slurm writes it, or nothing."""
+BUILT_IN = ("local", "slurm", "print")
+"""Kinds of handles of CARAML's own launchers; of any other it is the name of a plug-in."""
+_HANDLE = re.compile(
+    r"(local:\d+:\d*|slurm:(\d+(_\d+)?(\+pack-\d+)?|refused)|print"
+    r"|(?!(local|slurm|print):)[a-z][a-z0-9_]{0,63}:[A-Za-z0-9][\w.@+\[\]-]{0,199})(?=:|$)",
+    re.ASCII,
+)
+"""A handle up to the folder in it: process and start, or a job's number as Slurm writes it, or nothing; or what a plug-in calls a job, of
+which nothing can be an option, a path or a command."""
 
 GATE = f"""\
 # An attempt starts once. A runner that lost sight of it may have taken the start away.
@@ -42,7 +50,8 @@ read -r -a _self </proc/$$/stat
 set -C
 _job=${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID}}
 _job=${{_job:-${{SLURM_JOB_ID:--}}}}
-if ! echo "$$ ${{_self[21]}} $HOSTNAME $_job" 2>/dev/null >{STARTED} && [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ]; then
+read -r _host </proc/sys/kernel/hostname  # a queue may hand on the HOSTNAME of where the job was submitted
+if ! echo "$$ ${{_self[21]}} $_host $_job" 2>/dev/null >{STARTED} && [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ]; then
   echo "this attempt was started before; remove {STARTED} to start it by hand, or have a new one made: caraml retry" >&2
   exit 75
 fi
@@ -224,10 +233,44 @@ def handle_of(attempt: Path, announced: bool = False) -> str | None:
         parts = text.partition("\n")[0].split()
         if name == STARTED and len(parts) == 4:
             text = f"slurm:{parts[3]}" if parts[3] != "-" else f"local:{parts[0]}:{parts[1]}"
-        found = _HANDLE.match(text)
-        if found is not None:
-            return f"{found[0]}:{attempt.resolve()}"
+        if (found := checked(text, attempt)) is not None:
+            return found
     return None
+
+
+def checked(text: str, attempt: Path) -> str | None:
+    """A handle of an attempt's job as any later process will find it; ``None`` for text that is none."""
+    found = _HANDLE.match(text)
+    return None if found is None else f"{found[0]}:{attempt.resolve()}"
+
+
+def kind_of(handle: str) -> str:
+    """Name of the launcher that a handle belongs to."""
+    return handle.partition(":")[0]
+
+
+def job_of(handle: str) -> str:
+    """What people call the job of a handle: ``pbs:12.server``."""
+    return ":".join(handle.split(":")[:2])
+
+
+def launcher_plugins() -> dict[str, Plugin]:
+    """Launchers of other packages, by name."""
+    return plugins("caraml.launchers", BUILT_IN)
+
+
+def not_installed(kind: str) -> str:
+    """What to do about a launcher that no package here has."""
+    return f"install the plug-in that has launcher {kind!r} beside CARAML (pip install PACKAGE)"
+
+
+def away(attempt: Path) -> Runner | None:
+    """The job of an attempt that announced itself on another host than this, where no process of it can be seen."""
+    try:
+        pid, start, host, *_ = tail(attempt / STARTED).partition("\n")[0].split()
+    except (FileNotFoundError, ValueError):
+        return None
+    return Runner(host, int(pid), start) if pid.isdecimal() and host != myself().host else None
 
 
 def somebody_else(attempt: Path) -> int | None:

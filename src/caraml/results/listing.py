@@ -72,13 +72,17 @@ class Listing(BaseModel):
         except EnvironmentUnfitError:
             return self
 
+    @property
+    def mine(self) -> bool:
+        """Whether the user who runs this asked for it."""
+        try:
+            return hmac.compare_digest(self.seal.encode(), self._seal().encode())
+        except EnvironmentUnfitError:
+            return False
+
     def stranger(self) -> str:
         """Whose programs it names, if not those of the user who runs this: the archive that it came from, or somebody. Empty otherwise."""
-        try:
-            known = hmac.compare_digest(self.seal.encode(), self._seal().encode())
-        except EnvironmentUnfitError:
-            known = False
-        return self.imported or ("" if known else _UNKNOWN)
+        return self.imported or ("" if self.mine else _UNKNOWN)
 
     def _seal(self) -> str:
         return digest("listing", self.model_copy(update={"seal": ""}).model_dump_json(exclude_defaults=True))

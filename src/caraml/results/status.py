@@ -15,7 +15,7 @@ from caraml.base.errors import InputError
 from caraml.base.files import open_to_append
 from caraml.base.format import count
 from caraml.base.limits import LINE, opened
-from caraml.results.claim import Runner, alive, handle_of, holder
+from caraml.results.claim import BUILT_IN, STARTED, Runner, alive, handle_of, holder, kind_of, launcher_plugins, not_installed
 from caraml.results.listing import Listing
 from caraml.results.store import RECORD, Store, attempts
 
@@ -155,9 +155,13 @@ def _under_way(store: Store, key: str, label: str, name: str) -> Standing | None
         return Standing(key, label, "starting", folder=folder, runner=runner) if lives else None
     line = ProgressReader(folder).latest()
     standing = Standing(key, label, "running", folder=folder, handle=handle, runner=runner, line=line)
-    if line is None and handle.startswith("slurm:"):
-        return replace(standing, state="queued")
-    return standing if lives else replace(standing, state="left", reason="its runner is gone: the same `caraml run` takes it up")
+    kind = kind_of(handle)
+    if line is None and (kind == "slurm" or not (kind in BUILT_IN or (folder / STARTED).exists())):
+        standing = replace(standing, state="queued")
+    lacks = "" if lives or kind in BUILT_IN or kind in launcher_plugins() else f"{not_installed(kind)}, then "
+    if lives or (standing.state == "queued" and not lacks):
+        return standing
+    return replace(standing, state="left", reason=f"its runner is gone: {lacks}the same `caraml run` takes it up")
 
 
 def summary(found: Sequence[Standing]) -> str:

@@ -1,25 +1,19 @@
-"""A launcher of your own: each point becomes a job of a PBS queue.
-
-python examples/launcher.py SUITE.toml [SYSTEM]
-"""
+"""A launcher of your own: each point becomes a job of a PBS queue."""
 
 from __future__ import annotations
 
 import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from caraml.base.errors import EnvironmentUnfitError
-from caraml.campaign import Campaign, Options, exit_code, run_campaign
 from caraml.launch.base import Job, JobState
-from caraml.report.progress import LogLines
-from caraml.results.store import RECORD, Store
-from caraml.suite.load import load_suite
-from caraml.system.catalogue import load_system
+from caraml.results.store import RECORD
 
 MARGIN_S = 180
 """Wall time for starting and ending a job, on top of the point's own."""
+GONE = (153, 35)
+"""Exit codes of ``qstat`` for a job that PBS does not know (any more), and for one that has finished."""
 
 
 class PbsLauncher:
@@ -27,16 +21,17 @@ class PbsLauncher:
 
     slots = None  # the queue takes as many jobs as there are
 
-    def submit(self, jobs: Sequence[Job]) -> list[str]:
-        """Queue the scripts; a handle for each, in order."""
-        return [f"pbs:{self._queued(job)}:{job.folder.resolve()}" for job in jobs]
+    def submit(self, jobs: Sequence[Job]) -> Iterator[str]:
+        """Queue the scripts; a handle for each, in order, as soon as it is known."""
+        for job in jobs:
+            yield f"pbs:{self._queued(job)}:{job.folder.resolve()}"
 
     def poll(self, handles: Sequence[str]) -> Mapping[str, JobState]:
         """Look without waiting, first at what the jobs wrote, then at the queue."""
         return {handle: self._state(handle) for handle in handles}
 
     def cancel(self, handles: Sequence[str]) -> None:
-        """End jobs, queued or running."""
+        """End jobs, queued or running; ``poll`` says whether that worked."""
         for handle in handles:
             subprocess.run(["qdel", handle.split(":")[1]], check=False)
 
@@ -56,17 +51,8 @@ class PbsLauncher:
         known = subprocess.run(["qstat", "-f", job], capture_output=True, text=True, check=False)
         if (Path(folder) / RECORD).exists():  # looked at last: it may have appeared just now
             return JobState("ended", 0)
-        if known.returncode:
+        if known.returncode in GONE:
             return JobState("lost", reason=f"PBS does not know job {job} any more, and it left no record")
+        if known.returncode:  # a server that does not answer has lost no job
+            return JobState("running", reason=known.stderr.strip())
         return JobState("waiting" if "job_state = Q" in known.stdout else "running")
-
-
-def main(suite: str, system: str = "local") -> int:
-    """Run a suite through the launcher; the results are where those of ``caraml run`` are."""
-    store, options = Store(Path("caraml-results")), Options(file=suite, launcher="pbs")
-    campaign = Campaign(load_suite(suite), load_system(system), store, PbsLauncher(), LogLines(sys.stdout), options=options)
-    return exit_code(run_campaign(campaign))
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,118 @@
+"""Launchers of other packages: their jobs are found again by their handles, which have one form, and no point runs twice."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from caraml.base.errors import InputError
+from caraml.campaign import Options, run_campaign
+from caraml.launch.base import Job
+from caraml.results.claim import STARTED, job_of
+from caraml.results.status import standings
+from caraml.results.store import Store
+from tests.test_campaign import FakeLauncher, campaign
+from tests.test_campaign_durability import ran, suite, wait_until
+
+QUEUE = """
+import os, signal, subprocess
+from pathlib import Path
+from caraml.launch.base import JobState
+from caraml.results.store import RECORD
+
+class Queue:
+    slots = None
+
+    def submit(self, jobs):
+        for job in jobs:
+            child = subprocess.Popen(["bash", str(job.script)], start_new_session=True)
+            with open(Path(__file__).with_name("queued"), "a") as queued:
+                queued.write(f"{child.pid}\\n")
+            yield f"hq:{child.pid}:{job.folder.resolve()}"
+
+    def poll(self, handles):
+        return {handle: self.state(*handle.split(":", 2)[1:]) for handle in handles}
+
+    def state(self, job, folder):
+        try:
+            lives = ") Z " not in Path(f"/proc/{job}/stat").read_text()
+        except OSError:
+            lives = False
+        if (Path(folder) / RECORD).exists():
+            return JobState("ended", 0)
+        return JobState("running") if lives else JobState("lost", reason="no such process")
+
+    def cancel(self, handles):
+        for handle in handles:
+            os.killpg(int(handle.split(":")[1]), signal.SIGKILL)
+"""
+
+
+def test_a_plug_in_s_job_outlives_its_runner_and_no_second_one_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plug, out = tmp_path / "plug", tmp_path / "out"
+    (plug / "hq-1.0.dist-info").mkdir(parents=True)
+    (plug / "hq_queue.py").write_text(QUEUE)
+    (plug / "hq-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: hq\nVersion: 1.0\n")
+    (plug / "hq-1.0.dist-info" / "entry_points.txt").write_text("[caraml.launchers]\nhq = hq_queue:Queue\n")
+    without = os.environ["PYTHONPATH"]
+    monkeypatch.setenv("PYTHONPATH", f"{plug}:{without}")
+    here = suite(tmp_path, 1, f"until [ -e {tmp_path}/go ]; do sleep 0.05; done")
+    through = [*here, "--launcher", "hq"]
+    first = subprocess.Popen(through, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: (tmp_path / "ran").exists() and (tmp_path / "ran").read_text())
+    first.kill()
+    first.wait()
+    store = Store(out)
+    wait_until(lambda: [one.state for one in standings(store, store.campaigns()[0])] == ["left"])
+    (left,) = standings(store, store.campaigns()[0])
+    assert "install the plug-in that has launcher 'hq'" in (left.reason or "")
+    for command, words in ((here, "`--launcher hq` takes it up"), (through, "unknown launcher 'hq'"), (here, "install the plug-in")):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        monkeypatch.setenv("PYTHONPATH", without)
+        assert done.returncode in (2, 3) and words in done.stderr, done.stderr
+    assert f"its job {job_of(left.handle or '')} may still run" in done.stderr
+    monkeypatch.setenv("PYTHONPATH", f"{plug}:{without}")
+    (tmp_path / "go").touch()
+    done = subprocess.run(through, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ran(tmp_path) == Counter({"0": 1}) and len((plug / "queued").read_text().split()) == 1
+    assert {path.parent.name for path in out.glob("points/*/*/record.json")} == {"1"}
+
+
+@dataclass
+class Names(FakeLauncher):
+    """Calls its jobs as told."""
+
+    name: str = ""
+    asked: list[str] = field(default_factory=list)
+    slots = None  # type: ignore[assignment] -- a queue's
+
+    def submit(self, jobs: Sequence[Job]) -> Iterator[str]:  # type: ignore[override]
+        for job in jobs:
+            yield self.name.format(folder=job.folder.resolve())
+
+    def cancel(self, handles: Sequence[str]) -> None:
+        self.asked += handles
+        raise OSError("no queue")
+
+
+BAD = ["7", "hq:f3/x", "hq:--all", "hq:", "hq:1 2", "hq:1\n", "pbs:7", f"hq:{'1' * 201}"]
+
+
+@pytest.mark.parametrize("name", [*(f"{bad}:{{folder}}" for bad in BAD), "hq:7:/x"])
+def test_a_handle_by_which_nobody_would_find_the_job_is_refused_when_it_is_submitted(tmp_path: Path, name: str) -> None:
+    launcher = Names({}, name=name)
+    asked, watcher = campaign(tmp_path, launcher)
+    asked.options = Options(launcher="hq")
+    with pytest.raises(InputError, match=r"'hq' gave a job the handle .*, expected hq:JOB:FOLDER; it could not cancel.*no queue") as told:
+        run_campaign(asked)
+    attempts = [path.parent for path in tmp_path.glob("points/*/1/point.json") if not (path.parent / "record.json").exists()]
+    assert "JOB is letters" in str(told.value) and set(launcher.asked) == {name.format(folder=attempt) for attempt in attempts}
+    assert all((attempt / STARTED).exists() for attempt in attempts), "should they come yet, they end at once"
+    assert watcher.ran == [2, 4]
