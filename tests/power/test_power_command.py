@@ -19,9 +19,9 @@ import pytest
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.power.__main__ import main
-from caraml.power.command import _Child, _write, check_methods, measure, watch
-from caraml.power.model import window_from_dict
-from caraml.power.result import Format, downsampled, read_readings, svg, write_hdf5
+from caraml.power.command import _Child, _report, _write, check_methods, measure, watch
+from caraml.power.model import BoundaryEnergy, WindowEnergy, window_from_dict
+from caraml.power.result import CommandResult, Format, downsampled, read_readings, svg, write_hdf5
 from caraml.power.source import source_names
 from caraml.power.store import ReadingStore
 
@@ -414,6 +414,12 @@ def test_the_live_line_shows_watts_on_a_terminal(tmp_path: Path) -> None:
     assert process.wait(300) == 0
     assert b"300 W" in seen
     os.close(parent)
+
+
+def test_a_peak_is_not_rounded_below_its_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    total = BoundaryEnergy(energy_j=374.6, bound_j=1.0, mean_w=37.46, peak_w=37.48, valid=True)
+    _report(CommandResult([], WindowEnergy("w", 0.0, 10.0, boundaries={"device": total})), [], None)
+    assert "mean 37.5 W, peak 37.5 W" in capsys.readouterr().err
 
 
 def test_a_picture_keeps_the_peak_and_says_where_nothing_was_read() -> None:

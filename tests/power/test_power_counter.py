@@ -154,6 +154,14 @@ def test_a_gap_in_power_is_not_bridged_in_silence() -> None:
     assert found.energy_j == pytest.approx(truth, abs=found.bound_j)
 
 
+def test_no_peak_is_below_the_mean() -> None:
+    series, slow = ReadingSeries(), channel("energy", update_period_s=0.1)
+    for step in range(300):
+        series.add(t := 0.1 * step, t, 10 * t + 90 * max(t - 10.5, 0.0))  # 10 W, then 100 W when the peak's last span has ended
+    found = domain_energy([ChannelReadings(slow, series)], 9.95, 10.85)
+    assert found.mean_w is not None and found.peak_w is not None and found.peak_w >= found.mean_w > 40
+
+
 def test_a_window_of_few_updates_is_too_short() -> None:
     sensor = channel("energy", update_period_s=0.1)
     assert "too_short" in counter_energy(regular(sensor), sensor, 10.0, 10.9).flags

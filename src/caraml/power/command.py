@@ -262,7 +262,7 @@ def _report(result: CommandResult, files: list[Path], trouble: str | None) -> No
             lines.append(f"  {name:8s} unknown{known}: {total.reason}")
             continue
         idle = "" if total.idle_j is None else f", of which idle {total.idle_j:.6g} J"
-        peak = "" if total.peak_w is None else f", peak {total.peak_w:.0f} W"
+        peak = "" if total.peak_w is None else f", peak {total.peak_w:.1f} W"
         doubt = "" if total.valid else f" NOT VALID ({total.reason})"
         mean = "" if total.mean_w is None else f", mean {total.mean_w:.1f} W"
         mean += "" if total.mean_va is None else f" of {total.mean_va:.1f} VA ({total.mean_va * energy.duration_s / 3600:.3g} VAh)"

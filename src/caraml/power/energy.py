@@ -65,7 +65,9 @@ def domain_energy(views: list[ChannelReadings], start: float, end: float) -> Cha
     result.missed = sum(m.missed for m in views)
     # An instantaneous reading knows peaks best, a counter over a few updates next, a mean over a second least.
     ranked = (by_power, by_counter) if power and power.channel.kind == "power_instant" else (by_counter, by_power)
-    result.peak_w = next((e.peak_w for e in ranked if e and e.peak_w is not None), None)
+    peak = next((e.peak_w for e in ranked if e and e.peak_w is not None), None)
+    # Spans of a counter may end before its busiest moments, and another sensor may show less: no peak is below the mean.
+    result.peak_w = peak if peak is None or result.mean_w is None else max(peak, result.mean_w)
     if by_counter and by_power and estimate is by_counter:
         _crosscheck(result, by_counter, by_power)
     return result if apparent is None else _with_apparent(result, apparent, start, end)
