@@ -20,6 +20,7 @@ from record_factory import broken_record, make_point, make_record, save
 import caraml
 from caraml.api import Result, Results
 from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.metrics.model import Metric
 from caraml.power.model import ChannelEnergy, WindowEnergy
 from caraml.power.result import power_frame
 from caraml.power.store import ROW
@@ -78,6 +79,8 @@ def test_numbers_and_series_of_one_result(results: Results) -> None:
     assert {trace.channel for trace in result.power} == {"GPU-0", "GPU-1"}
     with pytest.raises(InputError, match="did you mean 'throughput'"):
         result.metric("througput")
+    with pytest.raises(InputError, match="did you mean 'throughput'"):
+        result.value("througput")
     with pytest.raises(InputError, match="has no steps table"):
         _ = results.where(status="skipped")[0].steps
 
@@ -115,6 +118,10 @@ def test_a_failed_point_has_no_numbers_and_a_row(tmp_path: Path) -> None:
     assert result.value("throughput") is None
     assert caraml.load(tmp_path).rows[0]["throughput"] is None
     assert caraml.load(tmp_path).rows[0]["reason"] == "out of memory"
+    known = make_record(make_point(seed=7))
+    save(Store(tmp_path), known.model_copy(update={"metrics": {**known.metrics, "frames": Metric(value=3.0, unit="1")}}))
+    failed, good = sorted(caraml.load(tmp_path), key=lambda one: one.record.status == "ok")
+    assert (failed.value("frames"), good.value("frames")) == (None, 3.0), "a number that another program has"
 
 
 @pytest.mark.parametrize("package", ["pandas", "polars"])

@@ -12,6 +12,7 @@ Nothing heavy is loaded before it is needed: DuckDB with the first query, pandas
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import tempfile
@@ -19,12 +20,13 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from caraml.analysis.table import COLUMNS, RAW, Scalar, Steps, Trace, insert_raw, raw_files, read_power, read_steps, rows, units
 from caraml.base.errors import EnvironmentUnfitError, InputError, unknown_name
+from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric
 from caraml.power.result import energy_frame, need_tables, power_frame, write_hdf5
 from caraml.results.record import Record
@@ -36,6 +38,12 @@ if TYPE_CHECKING:
     import duckdb
     import pandas
     import polars
+
+
+@lru_cache(maxsize=8)
+def _own_metrics(store: Store) -> frozenset[str]:
+    """Names of all numbers that only programs have, in the newest records of a store."""
+    return frozenset(name for row in store.rows() if (own := row.get("own_metrics")) for name in json.loads(str(own)))
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,12 @@ class Result:
         return self.store.folder(self.record)
 
     def value(self, metric: str) -> float | None:
-        """Value of a metric in the unit of :mod:`caraml.metrics.definitions`, or ``None`` if it is missing or unknown."""
+        """Value of a metric in the unit of :mod:`caraml.metrics.definitions`, or ``None`` if it is missing or unknown. Raises
+        ``InputError`` for a name that no metric and no program's number in these results has."""
+        asked = self.point.params.get("metrics")
+        own = {*METRICS, *self.record.metrics, *(asked if isinstance(asked, dict) else ())}
+        if metric not in own and metric not in (others := _own_metrics(self.store)):
+            raise unknown_name("metric", metric, own | others)
         return self.record.value(metric)
 
     def metric(self, name: str) -> Metric:
