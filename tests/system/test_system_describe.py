@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from fake_machine import Tree, numa_host, pci
 from fake_nvml import FakeGpu, FakeNvml
+from typer.testing import CliRunner
 
 from caraml import __version__
+from caraml.cli import app
 from caraml.report.tables import as_toml, system_rows
 from caraml.system.catalogue import list_systems, load_system
 from caraml.system.detect import detect
@@ -119,6 +121,15 @@ def test_validate_says_what_a_file_is_laid_over(tmp_path: Path) -> None:
     (tmp_path / "ours.toml").write_text('extends = "jedi"\n[site.scheduler]\naccount = "me"\n')
     done = caraml("system", "validate", tmp_path / "ours.toml", config=tmp_path)
     assert "ours.toml: describes jedi, " in done.stdout and "jedi.toml" in done.stdout
+
+
+def test_systems_beside_the_suites_here_are_listed_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "systems").mkdir()
+    (tmp_path / "systems" / "m.toml").write_text('name = "ours"\nextends = "jedi"\ntitle = "Our corner of JEDI"\n')
+    monkeypatch.chdir(tmp_path)
+    for words in (["list", "systems"], ["system", "show", "ours"]):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0 and "Our corner of JEDI" in done.output, done.output
 
 
 def test_the_list_stays_readable(tmp_path: Path) -> None:

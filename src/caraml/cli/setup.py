@@ -14,6 +14,8 @@ from caraml.base.errors import EnvironmentUnfitError, ExitCode
 from caraml.base.format import count
 from caraml.cli.app import RESULTS, Out, app, console, data_app, list_app, say, system_app, two_columns
 
+_HERE = Path("suite.toml")
+"""Any suite of the current folder, there or not: systems are looked for beside it, as `run` does."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -35,11 +37,11 @@ def list_workloads() -> None:
 
 @list_app.command("systems")
 def list_systems() -> None:
-    """Machines that have a description: those that come with CARAML and your own."""
+    """Machines that have a description: those that come with CARAML, your own, and those of ./systems, which suites here find."""
     from caraml.report.tables import systems_table
     from caraml.system.catalogue import list_systems as systems
 
-    console().print(systems_table(systems()))
+    console().print(systems_table(systems(_HERE)))
 
 
 @system_app.command("show")
@@ -50,7 +52,7 @@ def system_show(
     from caraml.report.tables import rows_table, system_rows
     from caraml.system.catalogue import load_system
 
-    system = load_system(name)
+    system = load_system(name, _HERE)
     if json:
         say(system.model_dump_json(indent=2))
         return
