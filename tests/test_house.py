@@ -119,9 +119,10 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 4_009,
+    "analysis": 3_986,
     "base": 2_711,
     "campaign": 1_777,
-    "cli": 1_609,
+    "cli": 1_613,
     "data": 818,
     "engine": 4_367,
     "launch": 1_735,
@@ -144,6 +145,9 @@ LINES = {
     "report": 4_929,
     "results": 3_087,
     "suite": 2_696,
+    "report": 4_956,
+    "results": 3_036,
+    "suite": 2_697,
     "system": 3_959,
     "verify": 1_061,
     "worker": 2_141,

@@ -10,6 +10,7 @@ from caraml.analysis.advise import advise, differs, pareto
 from caraml.analysis.bottleneck import Partners, bottleneck
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.run_variation import mean_metric
+from caraml.metrics.model import Metric
 from caraml.report.comparison import advice_sections
 from caraml.results.record import Record
 from caraml.suite.model import Knobs
@@ -80,6 +81,38 @@ def test_without_a_sensor_there_is_advice_for_time_only_and_it_says_why() -> Non
     (advice,) = advise(sweep(RATES))
     assert [one.goal for one in advice.best] == ["time"] and advice.front == ()
     assert advice.no_energy == "no choice has energy: no sensor"
+
+
+def test_energies_are_ranked_within_one_boundary_only() -> None:
+    """A node takes more than its devices: the choices of which the devices were measured were the best, whatever they were."""
+
+    def of_nodes(joules: float) -> dict[str, Metric]:
+        return {"energy_per_item": metric(joules, "J/token", 0.01, scope="node_dc")}
+
+    nodes = [*sweep({32: 1300.0}, more=of_nodes(3.0)), *sweep({64: 1498.0}, more=of_nodes(5.0))]
+    (advice,) = advise([*sweep({8: 500.0, 16: 900.0}, JOULES), *nodes])
+    found = [(one.goal, one.choice.boundary, one.choice.global_batch) for one in advice.best[1:]]
+    assert found == [(goal, *best) for goal in ("energy", "Action") for best in (("device", 16), ("node_dc", 32))]
+    assert [choice.global_batch for choice in advice.front] == [16, 64, 32] and advice.no_energy is None
+    choices, text = advice_sections([advice])
+    assert choices.rows[0][3].endswith(" J/token (node_dc)") and "best for Action (device): b16;" in "\n".join(text.notes)
+    assert "energies of different boundaries are not compared: device: b8, b16; node_dc: b32, b64" in text.notes
+    both = [run(1000, energy=1.0), run(1000, repeat=1, more=of_nodes(3.0)), run(500, energy=2.0, global_batch=32)]
+    (mixed,) = advise(both)
+    assert [one.goal for one in mixed.best] == ["time"] and mixed.no_energy is not None
+    assert mixed.no_energy.startswith("without energy: b16: the runs measured different things: J/token (device)")
+    (step,) = advise([run(1000, energy=1.0, global_batch=64), run(1900, devices=2, global_batch=64, more=of_nodes(3.0))])[0].steps
+    assert step.energy is None and step.time.value == pytest.approx(1000 / 1900)
+
+
+def test_a_result_of_unknown_batch_is_no_choice_of_a_batch() -> None:
+    """It was the choice `b1`, and the best."""
+    unknown = run(9000, global_batch=1, environment={"missing": {"point.global_batch": "not in the table"}})
+    (advice,) = advise([*sweep(RATES), unknown])
+    assert advice.best[0].choice.global_batch == 128 and len(advice.choices) == len(RATES)
+    assert "left out: 1 result of which the batch is not stated" in advice_sections([advice])[1].notes
+    alike = [unknown, run(100, global_batch=1, precision="bf16", environment=unknown.environment)]
+    assert advise(alike)[0].unstated == "", "where no batch is stated, none is chosen"
 
 
 def test_the_front_holds_what_nothing_beats() -> None:

@@ -336,6 +336,8 @@ def test_energies_of_different_boundaries_have_no_ratio(scopes: tuple[str, ...],
 def test_repeats_of_different_boundaries_have_no_energy_in_the_matrix() -> None:
     records = [of_boundary("device", 1.0, 1), of_boundary("module", 2.0, 1, repeat=1), of_boundary("device", 0.5, 2)]
     assert [one.energy and one.energy.value for one in solutions_of(records)] == [None, pytest.approx(0.5)]
+    disturbed = records[1].model_copy(update={"flags": ["busy_machine"]})
+    assert [one.energy and one.energy.value for one in solutions_of([records[0], disturbed, records[2]])] == pytest.approx([1.0, 0.5])
     assert matrix(solutions_of(records), "energy") == []
     (figure,) = matrices(records)
     assert figure.title.startswith("Time") and "energy" not in figure.note

@@ -5,6 +5,8 @@ the best is not known beforehand but picked, every pair of choices counts as a t
 to within some per cent): a choice that is as good as the best is called worse in at most 5 % of all advice. The best of many is also the
 luckiest, so its interval is one that holds for all choices at once.
 
+Energies of different boundaries (of devices, of whole nodes) do not compare: each boundary has its own best and its own Pareto front.
+
 Runs that something disturbed do not count where the same choice has others; a choice without others is left out as long as two are left.
 """
 
@@ -18,8 +20,8 @@ from typing import Literal
 from caraml.analysis.bottleneck import Diagnosis, Partners, bottleneck
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.grouping import axes, disturbances, grouped, same_work, short, undisturbed, varying, without
-from caraml.analysis.run_variation import estimates, mean_metric
-from caraml.analysis.scaling import scaling
+from caraml.analysis.run_variation import estimates, item_energies, mean_metric
+from caraml.analysis.scaling import left_out, scaling, unstated_size
 from caraml.metrics.model import Metric
 from caraml.results.record import Record
 from caraml.suite.model import NOT_STATED
@@ -53,7 +55,7 @@ class Choice:
     time: Estimate
     """Wall time per item over all devices [s/item]."""
     energy: Estimate | None
-    """[J/item]; ``None`` without a sensor."""
+    """[J/item]; ``None`` without a sensor, and where runs of it have several boundaries."""
     action: Estimate | None
     """Energy times time, both per item [J s/item²]: proportional to the Action of any fixed amount of work."""
     bottleneck: Diagnosis
@@ -63,6 +65,11 @@ class Choice:
     """Its rate and energy per item by themselves, as every table shows them; ``time`` and ``energy`` have what all runs together say
     of one choice against another."""
 
+    @property
+    def boundary(self) -> str:
+        """Of its energy; empty without one."""
+        return "" if self.energy is None or self.joules is None else self.joules.scope or NOT_STATED
+
     def cost(self, goal: Goal) -> Estimate | None:
         """What the goal wants small."""
         return {"time": self.time, "energy": self.energy, "Action": self.action}[goal]
@@ -70,7 +77,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Best:
-    """The best choice for one goal."""
+    """The best choice for one goal, of those whose energies have one boundary."""
 
     goal: Goal
     choice: Choice
@@ -122,7 +129,7 @@ class Advice:
     choices: tuple[Choice, ...]
     best: tuple[Best, ...]
     front: tuple[Choice, ...]
-    """Pareto front of time and energy, fastest first; empty without energy."""
+    """Pareto front of time and energy, fastest first, those of several boundaries one after the other; empty without energy."""
     saturation: tuple[Saturation, ...]
     steps: tuple[Step, ...]
     no_energy: str | None
@@ -135,6 +142,8 @@ class Advice:
     """Choices of which every run was disturbed, with the flags: enough others are left."""
     rests_on: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """The same where there are not enough others, so that the advice rests on them."""
+    unstated: str = ""
+    """How many results are no choice, as nobody stated a size in which the choices differ."""
 
 
 def advise(records: Sequence[Record], within: float = WITHIN) -> list[Advice]:
@@ -159,6 +168,13 @@ def _names(works: Sequence[Sequence[Record]]) -> list[str]:
 
 def _advice(name: str, work: Sequence[Record], partners: Partners, within: float) -> Advice | None:
     groups = [undisturbed(one) for one in same_work([one for one in work if one.status == "ok" and (one.value("throughput") or 0) > 0])]
+    unknown = [unstated_size(group[0]) for group in groups]
+    differing = {
+        *varying([group[0] for group in groups]),
+        *(name for one in unknown for name in one if any(name not in other for other in unknown)),
+    }
+    unstated = left_out([record for group in groups for record in group], differing)
+    groups = [group for group, lacking in zip(groups, unknown, strict=True) if lacking.isdisjoint(differing)]
     if len(groups) < 2:
         return None
     sound = [group for group in groups if not disturbances(group)]
@@ -167,13 +183,14 @@ def _advice(name: str, work: Sequence[Record], partners: Partners, within: float
     if len(sound) > 1:
         groups = sound
     choices, sentence = _choices(groups, partners)
-    best = tuple(found for goal in GOALS if (found := _best(choices, goal)) is not None)
-    missing = [choice.name for choice in choices if choice.energy is None]
+    comparable = by_boundary(choices)
+    asked: list[tuple[Goal, Sequence[Choice]]] = [("time", choices), *((goal, part) for goal in GOALS[1:] for part in comparable)]
+    best = tuple(found for goal, part in asked if (found := _best(part, goal)) is not None)
+    missing = [choice for choice in choices if choice.energy is None]
     no_energy = None
     if missing:
-        metric = next(record.metrics.get("energy") for group in groups for record in group if not record.value("energy_per_item"))
-        who = "no choice has energy" if len(missing) == len(choices) else f"without energy: {', '.join(missing)}"
-        no_energy = f"{who}: {(metric.reason if metric else None) or 'it was not measured'}"
+        who = "no choice has energy" if not comparable else f"without energy: {', '.join(choice.name for choice in missing)}"
+        no_energy = f"{who}: {next((one.joules.reason for one in missing if one.joules and one.joules.reason), 'it was not measured')}"
     failed = [record for record in work if record.status != "ok"]
     reasons = tuple((short(record.point, _CHOSEN), f"{record.status}: {record.reason or 'no reason given'}") for record in failed)
     first = groups[0][0]
@@ -184,7 +201,7 @@ def _advice(name: str, work: Sequence[Record], partners: Partners, within: float
         first.item,
         tuple(choices),
         best,
-        tuple(pareto(choices)),
+        tuple(choice for part in comparable for choice in pareto(part)),
         tuple(_saturations(choices, within)),
         tuple(_steps([record for group in groups for record in group])),
         no_energy,
@@ -192,15 +209,15 @@ def _advice(name: str, work: Sequence[Record], partners: Partners, within: float
         sentence,
         flagged if len(sound) > 1 else (),
         flagged if len(sound) < 2 else (),
+        unstated,
     )
 
 
 def _choices(groups: Sequence[Sequence[Record]], partners: Partners) -> tuple[list[Choice], str]:
     named = [name for name in varying([group[0] for group in groups]) if name in _CHOSEN]
     rates, sentence = estimates(groups, "throughput", only_ratios=True)
-    energies, _ = estimates(groups, "energy_per_item", only_ratios=True)
     found = []
-    for group, rate, energy in zip(groups, rates, energies, strict=True):
+    for group, rate, (energy, _) in zip(groups, rates, item_energies(groups), strict=True):
         assert rate is not None
         point, time = group[0].point, rate.inverse()
         keys = tuple(record.key for record in group)
@@ -211,6 +228,11 @@ def _choices(groups: Sequence[Sequence[Record]], partners: Partners) -> tuple[li
         numbers = mean_metric(group, "throughput"), mean_metric(group, "energy_per_item")
         found.append(Choice(name, keys, *way, time, energy, action, limit, *numbers))
     return found, sentence
+
+
+def by_boundary(choices: Sequence[Choice]) -> list[list[Choice]]:
+    """The choices that have energy, those of one boundary together."""
+    return grouped([choice for choice in choices if choice.energy is not None], lambda choice: choice.boundary)
 
 
 def _action(energy: Estimate, time: Estimate) -> Estimate:
@@ -291,10 +313,9 @@ def _steps(records: Sequence[Record]) -> list[Step]:
         if curve is None:
             continue
         by_size = [[record for record in family.records if record.key in size.keys] for size in curve.sizes]
-        energies, _ = estimates(by_size, "energy_per_item", only_ratios=True)
-        for (before, first), (after, second) in pairwise(zip(curve.sizes, energies, strict=True)):
+        for (before, (first, of)), (after, (second, other)) in pairwise(zip(curve.sizes, item_energies(by_size), strict=True)):
             time = before.rate.over(after.rate)
-            energy = None if first is None or second is None else second.over(first)
+            energy = None if first is None or second is None or of != other else second.over(first)
             device_time = time.scaled(after.world / before.world)
             found.append(Step(family.name, before.world, after.world, time, energy, device_time))
     return found

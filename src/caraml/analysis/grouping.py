@@ -6,12 +6,13 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from caraml.analysis.select import unstated
 from caraml.results.record import FLAGS, Record
 from caraml.suite.model import NOT_STATED, OF_EPOCHS, Point
 
+T = TypeVar("T")
 Axes: TypeAlias = dict[str, str]
 """What decides a point's result, by name, as text that can be compared."""
 
@@ -33,11 +34,11 @@ def axes(point: Point) -> Axes:
     return found | {f"params.{name}": _text(value) for name, value in point.deciding_params.items()}
 
 
-def grouped(records: Iterable[Record], key: Callable[[Record], object]) -> list[list[Record]]:
-    """Records with equal ``key``, in the order of first appearance."""
-    groups: dict[object, list[Record]] = {}
-    for record in records:
-        groups.setdefault(key(record), []).append(record)
+def grouped(things: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:
+    """Records, or what else there is, with equal ``key``, in the order of first appearance."""
+    groups: dict[object, list[T]] = {}
+    for thing in things:
+        groups.setdefault(key(thing), []).append(thing)
     return list(groups.values())
 
 

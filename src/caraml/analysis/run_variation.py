@@ -263,6 +263,17 @@ def estimates(groups: Sequence[Sequence[Record]], metric: str, *, only_ratios: b
     return estimates_of([values(group, metric) for group in groups], metric, only_ratios=only_ratios)
 
 
+def item_energies(groups: Sequence[Sequence[Record]]) -> list[tuple[Estimate | None, str | None]]:
+    """For each group of repeats its mean energy per item, to be set against others, and the boundary of that.
+
+    Repeats of which energies have different boundaries have none together.
+    """
+    means = [mean_metric(group, "energy_per_item") for group in groups]
+    alike = [group if mean is not None and mean.value is not None else [] for group, mean in zip(groups, means, strict=True)]
+    found, _ = estimates(alike, "energy_per_item", only_ratios=True)
+    return [(energy, mean.scope if mean is not None else None) for energy, mean in zip(found, means, strict=True)]
+
+
 INTERVAL = f"intervals: 95 %, between runs; of a single run that of its window with {SINGLE_RUN_SD:.1%} from run to run, which is assumed"
 """What is said where intervals of :func:`mean_metric` are shown."""
 

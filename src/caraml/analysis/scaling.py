@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 from caraml.analysis.estimate import Estimate, Value, values
 from caraml.analysis.grouping import Axes, axes, by_way, disturbances, grouped, names, same_work, told_apart, undisturbed, without
 from caraml.analysis.laws import Law, Name, fit
-from caraml.analysis.run_variation import estimates, estimates_of, mean_metric, mean_of
+from caraml.analysis.run_variation import estimates, estimates_of, item_energies, mean_metric, mean_of
 from caraml.analysis.table import batches, raw_file, read_ranks, read_steps
 from caraml.base.format import count
 from caraml.base.stats import Elbow, RankTime, elbow, median_error, ranks
@@ -126,7 +126,7 @@ def scaling(records: Sequence[Record], store: Store | None = None, efficiency: f
     Where one number of devices was run on different numbers of nodes, the fewest nodes count. Without an ``efficiency`` no laws are fitted.
     """
     found: list[_Found] = []
-    ok = [record for record in records if record.status == "ok" and not _open(record)]
+    ok = [record for record in records if record.status == "ok" and not unstated_size(record)]
     for way, alike in by_way(ok, lambda record: without(axes(record.point), _OF_SIZE)):
         found += [_Found(kind, sizes, _details(sizes[0][0], way) | {"batch": batch}) for kind, batch, sizes in families_of(alike)]
     families = []
@@ -146,20 +146,19 @@ def scaling(records: Sequence[Record], store: Store | None = None, efficiency: f
 _SIZE = {"devices": "the number of devices", "global_batch": "the batch"}
 
 
-def _open(record: Record) -> list[str]:
-    """What nobody stated of a record that must be known to scale; its point has some number there."""
+def unstated_size(record: Record) -> set[str]:
+    """What nobody stated of a record's size: ``devices``, ``global_batch``; its point has some number there."""
     own = record.point.workload == OWN_LOOP  # whose batch is what it counted, also where steps differ
-    return [words for name, words in _SIZE.items() if name in record.unstated and not (own and name == "global_batch")]
+    return {name for name in _SIZE if name in record.unstated and not (own and name == "global_batch")}
 
 
 def left_out(records: Sequence[Record], needed: Iterable[str] = _SIZE) -> str:
     """Which results are on no curve because nobody stated their size, as a sentence; empty where there are none.
 
-    ``needed``: what has to be known; ``("devices",)`` for the matrices.
+    ``needed``: what has to be known; ``("devices",)`` for the matrices, ``("global_batch",)`` over the batch.
     """
-    wanted = {_SIZE[name] for name in needed}
-    found = [record for record in records if record.status == "ok" and wanted & {*_open(record)}]
-    what = " or ".join(words for words in _SIZE.values() if words in wanted and any(words in _open(record) for record in found))
+    found = [lacking for record in records if record.status == "ok" and (lacking := unstated_size(record) & {*needed})]
+    what = " or ".join(words for name, words in _SIZE.items() if any(name in one for one in found))
     return f"left out: {count(len(found), 'result')} of which {what} is not stated" if found else ""
 
 
@@ -362,18 +361,15 @@ def matrix(solutions: Sequence[Solution], quantity: Quantity, best_by: Quantity 
 def solutions_of(records: Sequence[Record]) -> list[Solution]:
     """Time and energy per item of every record with a result: rows are of one work, columns of one system.
 
-    Repeats whose energies have different boundaries have none together.
+    Repeats that something disturbed do not count beside others; energies of different boundaries have no mean.
     """
     ok = [record for record in records if record.status == "ok" and "devices" not in record.unstated]
     found: list[tuple[Record, str, Estimate, Estimate | None, str | None]] = []
     for way, alike in by_way(ok, lambda record: (record.point.benchmark, without(axes(record.point), (*_OF_SIZE, *_MACHINE)))):
-        groups = same_work(alike)
+        groups = [*map(undisturbed, same_work(alike))]
         rates, _ = estimates(groups, "throughput", only_ratios=True)
-        energies, _ = estimates(groups, "energy_per_item", only_ratios=True)
-        for group, rate, energy in zip(groups, rates, energies, strict=True):
-            scopes = {one.scope for record in group if (one := record.metrics.get("energy_per_item")) and one.value is not None}
-            alone = energy if len(scopes) < 2 else None
-            found += [(group[0], way, rate.inverse(), alone, next(iter(scopes), None))] if rate is not None else []
+        for group, rate, energy in zip(groups, rates, item_energies(groups), strict=True):
+            found += [(group[0], way, rate.inverse(), *energy)] if rate is not None else []
     points = [record.point for record, *_ in found]
     rows = told_apart([f"{point.benchmark} {point.arithmetic}" for point in points], [_details(one[0], one[1], _MACHINE) for one in found])
     machines: list[Axes] = [{"device_class": point.device_class, "system": point.system, "software": point.software} for point in points]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from caraml.analysis.advise import Advice, Best, Choice, differs
+from caraml.analysis.advise import Advice, Best, Choice, by_boundary, differs
 from caraml.analysis.compare import UNDIRECTED, Change, Comparison, Gate
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.grouping import Difference
 from caraml.analysis.history import Series
 from caraml.analysis.laws import SMALLEST_SHARE, EfficiencyLimit, Law
 from caraml.analysis.run_variation import INTERVAL
-from caraml.analysis.scaling import Cell, Curve, ScalingFamily, StepView
+from caraml.analysis.scaling import OTHER_BOUNDARIES, Cell, Curve, ScalingFamily, StepView
 from caraml.base.format import count, prefixed, significant
 from caraml.metrics.definitions import title_of
 from caraml.metrics.model import Metric
@@ -269,7 +269,8 @@ def advice_sections(advice: Sequence[Advice]) -> list[Section]:
 
 def _advice(one: Advice) -> Iterable[Section]:
     ranked = sorted(one.choices, key=lambda choice: choice.time.value)
-    rows = tuple(_choice(choice, one.item, choice in one.front) for choice in ranked)
+    parts = by_boundary(one.choices)
+    rows = tuple(_choice(choice, choice in one.front, len(parts) > 1) for choice in ranked)
     columns = ("choice", "runs", "rate", "energy", "bound by", "Pareto")
     yield Section(f"{one.name} on {one.device}", columns, rows, (INTERVAL, f"what tells choices apart: {one.variation}"))
     notes = []
@@ -277,7 +278,11 @@ def _advice(one: Advice) -> Iterable[Section]:
         notes.append(f"rests on flagged runs, and may change when they are measured again: {_flagged(one.rests_on)}")
     if one.left_out:
         notes.append(f"left out, because something disturbed every run: {_flagged(one.left_out)}; measured again they count")
+    notes += [one.unstated] if one.unstated else []
     notes += [_best(best, one) for best in one.best]
+    if len(parts) > 1:
+        listed = "; ".join(f"{part[0].boundary}: {', '.join(choice.name for choice in part)}" for part in parts)
+        notes.append(f"{OTHER_BOUNDARIES} are not compared: {listed}")
     notes += [f"no advice for energy: {one.no_energy}"] if one.no_energy else []
     for found in one.saturation:
         where = f"batch {found.batch}" if found.low == found.high else f"batch {found.batch} (between {found.low} and {found.high})"
@@ -295,8 +300,10 @@ def _advice(one: Advice) -> Iterable[Section]:
     yield Section("", (), (), tuple(notes))
 
 
-def _choice(choice: Choice, item: str, on_front: bool) -> tuple[str, ...]:
-    numbers = written("throughput", choice.rate), written("energy_per_item", choice.joules)
+def _choice(choice: Choice, on_front: bool, apart: bool) -> tuple[str, ...]:
+    """``apart``: energies with their boundary, as it differs."""
+    boundary = f" ({choice.boundary})" if apart and choice.boundary else ""
+    numbers = written("throughput", choice.rate), written("energy_per_item", choice.joules) + boundary
     return choice.name, str(len(choice.keys)), *numbers, choice.bottleneck.by or "–", "yes" if on_front else ""
 
 
@@ -305,12 +312,13 @@ def _flagged(found: Sequence[tuple[str, tuple[str, ...]]]) -> str:
 
 
 def _best(best: Best, advice: Advice) -> str:
+    goal = f"{best.goal} ({best.choice.boundary})" if best.goal != "time" and len(by_boundary(advice.choices)) > 1 else best.goal
     if best.ties:
         names = [best.choice.name, *(choice.name for choice in best.ties)]
         listed = ", ".join(names[:_TIES]) + (f" and {len(names) - _TIES} more" if len(names) > _TIES else "")
-        return f"best for {best.goal}: indistinguishable: {listed}; more repeats may tell them apart"
+        return f"best for {goal}: indistinguishable: {listed}; more repeats may tell them apart"
     lead = "" if best.lead is None else f"; the next costs {change(best.lead)}"
-    return f"best for {best.goal}: {best.choice.name}{lead}{_picked(best, advice)}"
+    return f"best for {goal}: {best.choice.name}{lead}{_picked(best, advice)}"
 
 
 def _picked(best: Best, advice: Advice) -> str:
