@@ -120,3 +120,4 @@ def test_long_names_lose_what_all_have_in_common() -> None:
     assert clipped([weak, strong], 24) == ["… weak b64 1x4", "… strong b512 2x4"], "also what all have behind it"
     assert clipped(["a name that is much too long"], 10) == ["a name th…"]
     assert clipped(["x" * 12, "x" * 12], 10) == ["x" * 9 + "…"] * 2
+    assert clipped(["x" * 12 + end for end in "ab"], 10) == ["xxxxx…xxxa", "xxxxx…xxxb"], "they differ behind the end"

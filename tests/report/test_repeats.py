@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from record_factory import broken_record, make_point, make_record, save
 
+from caraml.analysis.bottleneck import Partners, bottleneck
 from caraml.analysis.grouping import same_work
 from caraml.analysis.run_variation import mean_metric
 from caraml.analysis.table import Steps
@@ -158,6 +159,9 @@ def test_energy_that_some_repeats_have_is_their_mean_as_in_the_table() -> None:
     (batch,) = over_batch(records)[0]
     assert batch.rows[0][5].endswith(" (2 of 3 runs)") and batch.rows[1][5] == "–"
     assert batch.note.endswith(" 1 point without energy: the sensor went silent.")
+    for draw in (time_and_energy, action):
+        (figure,), _ = draw(records)
+        assert sorted(row[0] for row in figure.rows) == ["Test CPU b16 (2 of 3 runs)", "b b16", "b b32"]
 
 
 def test_other_micro_batches_are_no_repeats_whichever_of_their_runs_failed() -> None:
@@ -175,6 +179,22 @@ def test_a_row_without_devices_is_no_repeat_of_one_with_one_device() -> None:
     assert [*labels([line.mean for line in lines]).values()] == names
     (figure,), _ = time_and_energy([told, untold])
     assert [row[0] for row in figure.rows] == ["1x1", "devices not stated"]
+    assert HOUR.of([told]) is not None and HOUR.told([untold]) == "not known: the number of devices is not stated"
+    assert bottleneck(untold, Partners([told, untold])).shares[1].because == "the number of devices is not stated"
+
+
+def test_a_row_without_a_batch_has_no_place_over_the_batch() -> None:
+    """It stood at batch 1, where nobody had measured."""
+    untold = [run(1, slower=slower, system=system, environment=NO_BATCH) for slower, system in ((0.1, "a"), (0.2, "b"))]
+    records = [run(batch, system=system) for system in ("a", "b") for batch in (16, 32)]
+    told = "Left out: 2 results of which the batch is not stated."
+    for figure in (*over_batch([*records, *untold])[0], *heat_maps([*records, *untold])[0]):
+        assert {row[1] for row in figure.rows} == {"16", "32"} and told in figure.note
+    assert [row[1] for figure in over_batch(untold)[0] for row in figure.rows] == ["–", "–"] and heat_maps([records[0], *untold])[0] == []
+    assert not any("Left out" in figure.note for figure in (*over_batch(records)[0], *heat_maps(records)[0]))
+
+
+NO_BATCH = {"missing": {"point.global_batch": "not in the table"}}
 
 
 def test_parts_of_the_runtime_add_up() -> None:

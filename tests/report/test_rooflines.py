@@ -43,6 +43,10 @@ def test_a_figure_for_each_arithmetic_and_a_reason_for_every_other_point() -> No
 def test_nothing_to_place_is_said() -> None:
     figures, notes = rooflines([make_record()])
     assert figures == [] and notes
+    good = placed(10.0, 0.5, "memory")
+    still = placed(10.0, 0.0, "memory", global_batch=32)  # on a logarithmic axis nothing is at zero
+    for none in (still, good.model_copy(update={"bandwidth_measured": Bandwidth(value=0.0)})):
+        assert rooflines([none])[0] == [] and len(rooflines([good, none])[0][0].rows) == 1
 
 
 @pytest.mark.parametrize(("scope", "word"), [("memory", "50 % mem"), ("arithmetic", "50 % ops")])

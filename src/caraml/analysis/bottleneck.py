@@ -121,6 +121,8 @@ def _input(record: Record, partners: Partners) -> Share:
 
 
 def _communication(record: Record, partners: Partners) -> Share:
+    if "devices" in record.unstated:
+        return Share("communication", None, "the number of devices is not stated")
     if record.point.world == 1:
         return Share("communication", 0.0, "one device")
     smallest, rate = partners.smallest(record), record.value("throughput_per_device")
@@ -223,7 +225,7 @@ def _row(record: Record) -> RooflineRow:
     intensity, share = record.value("arithmetic_intensity"), record.metrics.get("share_of_limit")
     limit: Limit | None = None
     attainable = None
-    if intensity is not None and peak is not None and bandwidth is not None:
+    if intensity and peak and bandwidth:
         attainable = min(peak, bandwidth * intensity)
         limit = level if attainable < peak else "arithmetic"
     return RooflineRow(

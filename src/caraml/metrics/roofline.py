@@ -180,7 +180,7 @@ def fed_bandwidth(facts: Facts, memory: Bandwidth | None, cache: Bandwidth | Non
 
     What the last-level cache can serve comes at its bandwidth, the rest at the memory's: the harmonic mean of both by their shares.
     """
-    if memory is None or memory.value is None:
+    if memory is None or not memory.value:
         return None, "memory"
     share = facts.cached_traffic_share or 0.0
     fast = max(cache.value, memory.value) if cache is not None and cache.value is not None else memory.value

@@ -42,7 +42,7 @@ from caraml.report.grouping import (
 )
 from caraml.report.numbers import counted, plain
 from caraml.report.section import ReportFigure, clipped
-from caraml.report.works import Figures, Lines, by_boundary, item_of, of_works, own_quantities, runs_of, works
+from caraml.report.works import Figures, Lines, by_boundary, item_of, of_stated_batch, of_works, own_quantities, runs_of, works
 from caraml.results.record import Record
 
 MOST_LINES, MOST_COLUMNS = 24, 24
@@ -65,12 +65,13 @@ def over_batch(records: Sequence[Record]) -> Figures:
     they are known, a line for each machine; bars where no batch was swept."""
     figures, single = [], []
     for name, group in works([record for record in valid(records) if record.value("throughput") is not None]).items():
-        lines = families(group, ("batch",))
+        stated, others = of_stated_batch(group)
+        lines = families(stated, ("batch",))
         swept = any(len({record.point.global_batch for record in line}) > 1 for line in lines.values())
-        if swept and any(RATE.of([record]) is not None for record in group):
-            figures.append(_panels(name, lines, (RATE, HOUR, EFFICIENCY)))
-            for whole, more in (("Quality", QUALITY), ("Own metrics", own_quantities(group))):
-                figures += [_panels(name, lines, more, whole)] if any(one.of([record]) for one in more for record in group) else []
+        if swept and any(RATE.of([record]) is not None for record in stated):
+            figures.append(_panels(name, lines, (RATE, HOUR, EFFICIENCY), others))
+            for whole, more in (("Quality", QUALITY), ("Own metrics", own_quantities(stated))):
+                figures += [_panels(name, lines, more, others, whole)] if any(one.of([record]) for one in more for record in stated) else []
         else:
             single += group
     once = list({one.key: one for one in single}.values())
@@ -82,7 +83,7 @@ def over_batch(records: Sequence[Record]) -> Figures:
     return first_figures(figures)
 
 
-def _panels(name: str, lines: dict[str, list[Record]], wanted: Sequence[Quantity], whole: str = "") -> ReportFigure:
+def _panels(name: str, lines: dict[str, list[Record]], wanted: Sequence[Quantity], others: str, whole: str = "") -> ReportFigure:
     shown, more = first(list(lines.items()), MOST_SERIES, "line")
     places = [(line, repeats) for line, records in shown for repeats in _by_batch(records)]
     quantities = [quantity for quantity in wanted if any(quantity.of(repeats) is not None for _, repeats in places)]
@@ -119,7 +120,7 @@ def _panels(name: str, lines: dict[str, list[Record]], wanted: Sequence[Quantity
         missing = [reason for _, repeats in places if RATE.of(repeats) is not None and (reason := EFFICIENCY.reason(repeats))]
         note += f" {count(len(missing), 'point')} without energy: {'; '.join(dict.fromkeys(missing))}." if missing else ""
     title = f"{whole} over global batch: {name}"
-    return ReportFigure(title, drawings, [line for line, _ in shown], "mark", columns, rows, note + more)
+    return ReportFigure(title, drawings, [line for line, _ in shown], "mark", columns, rows, note + others + more)
 
 
 def _unit(quantity: Quantity, lines: dict[str, list[Record]]) -> str:
@@ -189,20 +190,21 @@ def heat_maps(records: Sequence[Record]) -> Figures:
     """For each work with two or more rows (machines and numbers of devices) and batches, throughput, and energy where it was measured."""
     figures = []
     for name, group in works(records).items():
-        lines = families(group, ("batch",))
-        if len(lines) > 1 and len({record.point.global_batch for record in group}) > 1:
+        stated, unstated = of_stated_batch(group)
+        lines = families(stated, ("batch",))
+        if len(lines) > 1 and len({record.point.global_batch for record in stated}) > 1:
             for quantity in (TOTAL, COST):
                 places = [(line, repeats) for line, records in lines.items() for repeats in _by_batch(records) if quantity.of(repeats)]
                 parts = by_boundary(places, (quantity,)) if places else []
-                figures += [_map(f"{name}{words}", lines, quantity, part, others) for words, part, others in parts]
+                figures += [_map(f"{name}{words}", lines, quantity, part, others + unstated) for words, part, others in parts]
     return first_figures(figures)
 
 
 def _map(name: str, lines: dict[str, list[Record]], quantity: Quantity, places: Lines, others: str) -> ReportFigure:
-    """``places``: of which cells the numbers compare; ``others``: what is said of those of other boundaries, if there are any."""
+    """``places``: of which cells the numbers compare; ``others``: what is said of those of other boundaries or of unknown batch."""
     here_are = {id(record) for record in runs_of(places)}
-    if others:  # rows of which all energy has another boundary are in the map of that one
-        lines = {line: runs for line, runs in lines.items() if not quantity.of(runs) or not here_are.isdisjoint(map(id, runs))}
+    # Rows of which all energy has another boundary are in the map of that one.
+    lines = {line: runs for line, runs in lines.items() if not quantity.of(runs) or not here_are.isdisjoint(map(id, runs))}
     shown, more = first(list(lines.items()), MOST_LINES, "row")
     batches, wider = first(sorted({record.point.global_batch for runs in lines.values() for record in runs}), MOST_COLUMNS, "column")
     values = [quantity.value(repeats) for _, repeats in places]
@@ -268,8 +270,7 @@ def node_and_devices(records: Sequence[Record]) -> Figures:
             title, [drawing], legend, "block", ["point", "node", "devices", "devices / node"], rows, (others + more).strip()
         )
 
-    both = (one for one in records if None not in (one.value("node_energy"), one.value("device_energy")))
-    return of_works("Energy of node and devices", both, (NODE, DEVICES), draw)
+    return of_works("Energy of node and devices", records, ("node_energy", "device_energy"), (NODE, DEVICES), draw)
 
 
 def action(records: Sequence[Record]) -> Figures:
@@ -296,18 +297,17 @@ def action(records: Sequence[Record]) -> Figures:
         note = f"Energy times time of {AMOUNT} {item}s at the rate of the window: lower is better. The short lines join both intervals."
         return ReportFigure(title, [drawing], [], "block", ["point", "Action", "energy", "time"], rows, note + others + more)
 
-    return of_works("Action", (record for record in records if ACTION.of([record])), (ACTION,), draw)
+    return of_works("Action", records, (TOTAL.name, COST.name), (ACTION,), draw)
 
 
 def time_and_energy(records: Sequence[Record]) -> Figures:
     """For each work of which two or more points have energy, time against energy of a million items, with the Pareto front."""
-    both = [record for record in records if ENERGY.of([record]) and TIME.of([record])]
-    return of_works(
-        "Time and energy", both, (TIME, ENERGY), lambda name, points, others: _pareto(name, points, others) if len(points) > 1 else None
-    )
+    return of_works("Time and energy", records, (TOTAL.name, COST.name), (TIME, ENERGY), _pareto)
 
 
-def _pareto(name: str, points: Lines, others: str) -> ReportFigure:
+def _pareto(name: str, points: Lines, others: str) -> ReportFigure | None:
+    if len(points) < 2:
+        return None
     group = runs_of(points)
     times, energies = ([quantity.value(repeats) for _, repeats in points] for quantity in (TIME, ENERGY))
     (seconds, second), (joules, joule) = prefixed(statistics.median(times), "s"), prefixed(statistics.median(energies), "J")
@@ -361,7 +361,7 @@ def rooflines(records: Sequence[Record]) -> Figures:
     groups: dict[str, list[tuple[Record, RooflineRow]]] = {}
     missing: dict[str, int] = {}
     for record, row in zip(measured, roofline(measured), strict=True):
-        if row.attainable_flops_per_s is None or row.flops_per_s is None:
+        if row.attainable_flops_per_s is None or not row.flops_per_s:
             missing[row.reason or "not known"] = missing.get(row.reason or "not known", 0) + 1
         else:
             groups.setdefault(printable(f"{machine(record.point)}, {record.point.precision}"), []).append((record, row))

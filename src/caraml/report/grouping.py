@@ -73,8 +73,12 @@ class Repeats:
 
     def flagged(self, flag: str) -> str:
         """How many of several runs have a flag, as ``(2 of 3 runs)``; empty where all have it."""
-        having = sum(flag in record.flags for record in self.good)
-        return f" ({having} of {len(self.good)} runs)" if having and having < len(self.good) else ""
+        return of_runs(sum(flag in record.flags for record in self.good), len(self.good))
+
+
+def of_runs(having: int, runs: int) -> str:
+    """Of how many of several runs something is true, as `` (2 of 3 runs)``; empty where it is of none or of all."""
+    return f" ({having} of {runs} runs)" if 0 < having < runs else ""
 
 
 def repeated(records: Sequence[Record], names: Iterable[str] | None = None) -> list[Repeats]:
@@ -266,7 +270,7 @@ class Quantity:
         if mean is None:
             return f"not known: {self.reason(records)}"
         having = sum(metric is not None and metric.value is not None for metric in map(self.metric, runs))
-        return self.text(mean) + (f" ({having} of {len(runs)} runs)" if having < len(runs) else "")
+        return self.text(mean) + of_runs(having, len(runs))
 
     def boundary(self, records: Sequence[Record]) -> str:
         """Of what the mean is the energy; empty for what is none, and where nobody stated it."""
@@ -329,6 +333,8 @@ def _per_item(name: str) -> Callable[[Record], Metric | None]:
 
 def _hour(record: Record) -> Metric | None:
     """Energy that a device's share takes in an hour [Wh]: watts are watt-hours per hour."""
+    if "devices" in record.unstated:
+        return Metric(value=None, unit="Wh", reason="the number of devices is not stated")
     return _scaled(record.metrics.get("mean_power"), 1 / record.point.world, "Wh")
 
 

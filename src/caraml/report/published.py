@@ -314,7 +314,7 @@ def _lines(figure: PublishedFigure, lines: Sequence[FigureLine]) -> Drawn:
                 (_x(figure, line, one), number)
                 for one in line.found
                 for value in panel.values
-                if (number := line.number(panel, value, one)) is not None
+                if (number := line.number(panel, value, one)) is not None and (number > 0 or not panel.log)
             )
             series.append(
                 [

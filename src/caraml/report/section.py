@@ -135,12 +135,16 @@ def escaped_markdown(text: str) -> str:
 
 
 def clipped(texts: Sequence[str], limit: int) -> list[str]:
-    """Each text in ``limit`` characters: one that is longer loses the words that all of them have, then its end."""
+    """Each text in ``limit`` characters: one that is longer loses the words that all of them have, then its end, or its middle where
+    texts would become alike."""
     words = [text.split() for text in texts]
     shared = set(words[0]).intersection(*words[1:]) if len(words) > 1 else set()
     telling = [[word for word in own if word not in shared] for own in words]
     tell = len({tuple(own) for own in telling}) == len(set(texts))  # words in another order tell, too
-    return [_clipped(text, own if shared and tell else [], limit) for text, own in zip(texts, telling, strict=True)]
+    found = [_clipped(text, own if shared and tell else [], limit) for text, own in zip(texts, telling, strict=True)]
+    if len({*found}) == len({*texts}):
+        return found
+    return [text if len(text) <= limit else f"{text[: limit // 2]}…{text[limit // 2 + 1 - limit :]}" for text in texts]
 
 
 def _clipped(text: str, telling: Sequence[str], limit: int) -> str:

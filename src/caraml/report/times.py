@@ -62,9 +62,7 @@ def runtime_parts(records: Sequence[Record]) -> Figures:
         drawing = bars(clipped([line for line, _ in lines], LABEL), segments, [], "share of the runtime [%]", title)
         return ReportFigure(title, [drawing], list(PARTS), "block", ["point", "runtime", *PARTS], rows, (others + more).strip())
 
-    wanted = [*PARTS.values()]
-    known = (one for one in records if all(quantity.of([one]) for quantity in wanted))
-    return of_works("Parts of the runtime", known, wanted, draw)
+    return of_works("Parts of the runtime", records, [one.name for one in PARTS.values()], [*PARTS.values()], draw)
 
 
 def epochs(records: Sequence[Record]) -> Figures:
@@ -90,9 +88,7 @@ def epochs(records: Sequence[Record]) -> Figures:
         note = "The bar reaches from the shortest to the longest epoch." + others + more
         return ReportFigure(title, [drawing], list(EPOCHS), "mark", ["point", *EPOCHS, "first / mean"], rows, note)
 
-    wanted = [*EPOCHS.values()]
-    known = (one for one in records if all(quantity.of([one]) for quantity in wanted))
-    return of_works("First and mean epoch", known, wanted, draw)
+    return of_works("First and mean epoch", records, [one.name for one in EPOCHS.values()], [*EPOCHS.values()], draw)
 
 
 def phases(records: Sequence[Record]) -> list[ReportFigure]:

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from caraml.analysis.grouping import Axes, axes, by_way, grouped, ways, without
-from caraml.analysis.scaling import KEPT, PLACEMENT, batch_of, families_of, kind_of, micro_batch
+from caraml.analysis.scaling import KEPT, PLACEMENT, batch_of, families_of, kind_of, left_out, micro_batch, unstated_size
 from caraml.base.format import count, printable
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric
-from caraml.report.grouping import MOST_FIGURES, Quantity, families, placement, valid
+from caraml.report.grouping import MOST_FIGURES, Quantity, families, of_runs, placement, valid
 from caraml.report.section import ReportFigure
 from caraml.results.record import Record
 from caraml.suite.model import NOT_STATED, Point
@@ -118,6 +118,12 @@ def _names_in(value: JsonValue) -> set[str]:
     return set().union(*map(_names_in, value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()))
 
 
+def of_stated_batch(group: Sequence[Record]) -> tuple[list[Record], str]:
+    """The records that have a place over the batch, and a sentence about the others."""
+    others = left_out(group, ("global_batch",))
+    return [record for record in group if "global_batch" not in unstated_size(record)], f" {others.capitalize()}." if others else ""
+
+
 def item_of(records: Sequence[Record]) -> str:
     """What records of one work count, by those that were built."""
     return next((record.item for record in records if record.facts is not None), "item")
@@ -144,14 +150,18 @@ Figures = tuple[list[ReportFigure], list[str]]
 
 
 def of_works(
-    what: str, records: Iterable[Record], wanted: Sequence[Quantity], draw: Callable[[str, Lines, str], ReportFigure | None]
+    what: str,
+    records: Iterable[Record],
+    having: Collection[str],
+    wanted: Sequence[Quantity],
+    draw: Callable[[str, Lines, str], ReportFigure | None],
 ) -> Figures:
     """A figure for each work, and boundary of energy: ``draw`` gets its name, its points with all the ``wanted`` quantities, and a sentence
-    about the others, which is a note about ``what`` where nothing is drawn."""
+    about the others, which is a note about ``what`` where nothing is drawn. Of a point count the runs ``having`` these metrics."""
     figures: list[ReportFigure] = []
     notes: list[str] = []
     for name, group in works(valid(records)).items():
-        known, missing = _known(group, wanted)
+        known, missing = _known(group, having, wanted)
         for words, lines, apart in by_boundary(known, wanted):
             named, others = f"{name}{words}", missing + apart
             figure = draw(named, lines, others) if lines and len(figures) < MOST_FIGURES else None
@@ -178,9 +188,13 @@ def by_boundary(lines: Lines, wanted: Sequence[Quantity]) -> list[tuple[str, Lin
     ]
 
 
-def _known(group: Sequence[Record], wanted: Sequence[Quantity]) -> tuple[Lines, str]:
-    """The points of a work that have all the ``wanted`` quantities, by name, and why others have not."""
-    lines = list(families(group, ()).items())
+def _known(group: Sequence[Record], having: Collection[str], wanted: Sequence[Quantity]) -> tuple[Lines, str]:
+    """The points of a work that have all the ``wanted`` quantities, by name and of how many of their runs, and why others have not."""
+    lines = [
+        (f"{name}{of_runs(len(runs), len(repeats))}", runs)
+        for name, repeats in families(group, ()).items()
+        if (runs := [one for one in repeats if all(one.value(metric) is not None for metric in having)])
+    ]
     known = [line for line in lines if all(quantity.of(line[1]) for quantity in wanted)]
     reasons = dict.fromkeys(reason for _, repeats in lines for quantity in wanted if (reason := quantity.reason(repeats)))
     others = f" {count(len(lines) - len(known), 'point')} not drawn: {'; '.join(reasons)}."
