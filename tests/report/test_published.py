@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
+from argparse import ArgumentParser
 from typing import Any
 
 import pytest
 from record_factory import broken_record, make_point, make_record
 
+from caraml.campaign.machine import machine_of
+from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric
-from caraml.reference.figures import Experiment, PublishedFigure, experiments, published_figures
+from caraml.reference import SHORT
+from caraml.reference.figures import Experiment, PublishedFigure, drawn_names, experiments, published_figures
 from caraml.report.published import beside, draw
 from caraml.report.section import ReportFigure
 from caraml.results.record import Record
+from caraml.suite.choice import SuitePart, with_settings
+from caraml.suite.expand import expand
+from caraml.suite.load import load_suite
+from caraml.system.catalogue import load_system
+from caraml.workloads import params_of
 
 FIGURES = {f"{figure.source} {figure.name}": figure for figure in published_figures()}
 
@@ -93,6 +103,37 @@ def only(records: list[Record], name: str) -> ReportFigure:
     return next(figure for figure in beside(records)[0] if f" {name}:" in figure.title)
 
 
+def results_of(command: str) -> list[Record]:
+    """A result of each point that a command runs, with all numbers that figures draw; of epochs only where whole ones are trained."""
+    options = ArgumentParser()
+    options.add_argument("suite")
+    options.add_argument("--system")
+    for name in ("only", "where", "set"):
+        options.add_argument(f"--{name}", action="append", default=[])
+    given = options.parse_args(shlex.split(command)[2:])
+    file, machine, part = load_suite(given.suite), machine_of(load_system(given.system), "print"), SuitePart(given.only, given.where)
+    chosen = part.benchmarks(file)
+    file = with_settings(file, given.set, params_of, chosen)
+    plan = expand(file, machine, params_of, chosen=chosen)
+    keys = part.keys(file, plan, machine, params_of)
+    points = [one.point for one in plan.points if one.skip is None and (keys is None or one.key in keys) and one.point.repeat == 0]
+
+    def numbers(by_epochs: bool) -> dict[str, Metric]:
+        names = [name for name in drawn_names() & METRICS.keys() if by_epochs or not name.startswith("epoch_time")]
+        return {name: Metric(value=1.0, unit="1", scope="device" if "energy" in name else None) for name in names}
+
+    return [make_record(point).model_copy(update={"metrics": numbers(point.measure.epochs is not None)}) for point in points]
+
+
+@pytest.mark.parametrize("name", [name for name, figure in FIGURES.items() if figure.own != "1 == 2"])
+def test_what_the_command_of_a_figure_measures_is_drawn_in_it_as_published(name: str) -> None:
+    """Commands without epochs measured a window, whose time and energy are of as long as it ran."""
+    figure = FIGURES[name]
+    title = f"{SHORT[figure.source]} {figure.name}: {figure.title}"
+    (drawn,) = (one for one in beside(results_of(figure.command))[0] if one.title == title)
+    assert any(row[0].startswith("yours") for row in drawn.rows) and "by the clock" not in drawn.note
+
+
 def test_figures_without_a_number_of_the_user_are_named_and_not_drawn() -> None:
     figures, notes = beside([own(EPOCHS)])
     assert not any("Figure 51" in figure.title for figure in figures) and "D3.7 Figure 51" in notes[0]
@@ -104,6 +145,15 @@ def test_other_workloads_and_points_without_a_result_draw_nothing() -> None:
     assert beside([make_record(make_point())]) == ([], [])
     failed = broken_record(make_point(workload="radiation_emulation", params={}), "oom", "out of memory")
     assert beside([failed]) == ([], [])
+
+
+def test_a_zero_has_no_place_on_a_logarithmic_axis() -> None:
+    """It moved the lower end up, and smaller published numbers onto it."""
+    rates = {32: 0.0, 64: 1e8}
+    records = [own({"input_bandwidth": (rate, "B/s")}, mode="compute", global_batch=b, micro_batch=b) for b, rate in rates.items()]
+    figure = only(records, "Figure 46")
+    assert [row[2] for row in figure.rows if row[0].startswith("yours")] == ["0", "100"]
+    assert figure.drawings[0].svg.count('data-tip="yours') == 1
 
 
 def test_a_projected_epoch_is_no_epoch() -> None:
