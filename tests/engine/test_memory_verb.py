@@ -91,6 +91,9 @@ def test_nothing_is_planned_where_plan_refuses_all_training(system: str, reason:
 
 
 def test_errors_say_what_to_do() -> None:
+    with pytest.raises(InputError, match="unknown suite 'gtp'") as unknown:
+        invoke("gtp", "--system", "jedi")
+    assert unknown.value.hint == "did you mean 'gpt'?"
     with pytest.raises(InputError, match="planned for workload 'gpt'"):
         invoke("image_classification", "--system", "jedi")
     with pytest.raises(InputError, match="no point of workload 'gpt'"):

@@ -280,6 +280,9 @@ def test_labels_have_what_alone_tells_swept_points_apart() -> None:
     assert labels("accumulation = 1\nmicro_batch = [2, 4]\n") == ["n b2 fp32", "n b4 fp32"], "the batch tells them apart"
     crossed = labels("accumulation = [1, 2]\nmicro_batch = [2, 4]\n")
     assert crossed == ["n b2 fp32", "n micro_batch=4 b4 fp32", "n micro_batch=2 b4 fp32", "n b8 fp32"]
+    program = HEAD.replace("net", "command") + 'seed = [1, 2]\nparams = { argv = ["x", "{seed}", "{limit}"], limit = [3, 4] }\n'
+    points = expand(suite_of(parse_toml(f'name = "s"\ntitle = "S"\n{program}', "s.toml")), machine(), real_params_of).points
+    assert {one.point.label for one in points} == {f"n limit={limit} seed={seed}" for limit in (3, 4) for seed in (1, 2)}
 
 
 def test_work_that_two_benchmarks_ask_for_is_part_of_both() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from caraml.base.errors import ExitCode, InputError
+from caraml.base.errors import ExitCode, InputError, UnknownNameError, unknown_name
 from caraml.base.format import count
 from caraml.cli.app import NAMES, RESULTS, MoreTags, Out, What, app, console, say
 
@@ -169,7 +169,11 @@ def memory(
     if only and not of_suite:
         raise InputError(f"--only {only[0]}: {name} is a workload; expected a suite, whose benchmarks are chosen", f"caraml memory {name}")
     precision = "fp32" if "bf16" in known.emulates else "bf16"
-    file, part = load_suite(name) if of_suite else _one_point(name, machine, precision), SuitePart(only or ())
+    try:
+        file, part = load_suite(name) if of_suite else _one_point(name, machine, precision), SuitePart(only or ())
+    except UnknownNameError as error:
+        error.hint = error.hint or unknown_name("workload", name, ["gpt"]).hint
+        raise
     chosen = part.benchmarks(file)
     file = with_settings(file, settings or [], params_of, chosen)
     whole = expand(file, known, params_of, chosen=chosen)

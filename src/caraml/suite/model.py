@@ -356,6 +356,7 @@ class Point(FrozenModel):
         stated = [self.precision] if self.precision != NOT_STATED else []
         if self.workload == "command":
             own = [f"{name}={value}" for name, value in self.params.items() if name not in COMMAND_KEYS]
+            own += [word for word in self.variant.split() if word.startswith(("micro_batch=", "seed=")) and word not in own]
             batch = [f"b{self.global_batch}"] if self.global_batch > 1 else []
             bound = [self.knobs.label] if self.knobs.affinity != "auto" else []
             return " ".join([self.benchmark, *own, *batch, *where, *bound, *([f"#{self.repeat + 1}"] if self.repeat else [])])
