@@ -293,7 +293,7 @@ def devices() -> str:
     return table(devices_table.head(), devices_table.rows())
 
 
-_OF_RECORDS = ("Record", "Metric", "Window", "Phase", "Facts", "Peak", "Bandwidth", "Fingerprint", "Profile", "Costly")
+_OF_RECORDS = ("Record", "Metric", "OwnMetric", "Window", "Phase", "Facts", "Peak", "Bandwidth", "Fingerprint", "Profile", "Costly")
 TABLES: dict[str, Callable[[], str]] = {
     "benchmark": benchmark,
     "commands": commands,

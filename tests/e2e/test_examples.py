@@ -102,6 +102,7 @@ def test_the_workload_trains_is_listed_and_named_in_the_record(plugged: Installa
     assert record.point.software.endswith(", caraml-curves 0.1.0")
     assert record.environment["versions"]["caraml-curves"] == "0.1.0"  # type: ignore[index, call-overload]
     assert record.item == "curve" and record.metrics["throughput"].unit == "curve/s"
+    assert (record.value("told_right") or 0) > 0.6 and record.definitions["told_right"].source == "caraml-curves 0.1.0"
     assert (record.value("loss_last") or 1) < (record.value("loss_first") or 0) and record.value("loss_validation") is not None
     assert record.facts is not None and record.facts.flops_per_item == pytest.approx(2 * 2 * (128 * 32 + 2 * 32) + 2 * 2 * 32)
     assert "curve/s" in plugged.run("caraml", "results", cwd=curves)
