@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from caraml.base.errors import ExitCode
 from caraml.cli.app import app
 from caraml.metrics.definitions import METRICS
-from caraml.metrics.model import Bandwidth, Facts, Metric, Peak, Phase, Window
+from caraml.metrics.model import Bandwidth, Facts, Metric, OwnMetric, Peak, Phase, Window
 from caraml.power.model import BLOCKING, ENERGY_FLAGS
 from caraml.results.record import FLAGS, STATUSES, Costly, Fingerprint, Profile, Record
 from caraml.suite.load import Benchmark, Suite, catalog_suites
@@ -28,7 +28,7 @@ from caraml.system.model import Affinity, Container, Cpu, DeviceModel, Figure, L
 from caraml.workloads import WORKLOADS, load_workload
 
 ROOT = Path(__file__).parents[1]
-RECORD: tuple[type[BaseModel], ...] = (Record, Metric, Window, Phase, Facts, Peak, Bandwidth, Fingerprint, Profile, Costly)
+RECORD: tuple[type[BaseModel], ...] = (Record, Metric, OwnMetric, Window, Phase, Facts, Peak, Bandwidth, Fingerprint, Profile, Costly)
 SYSTEM: tuple[type[BaseModel], ...] = (System, DeviceModel, Cpu, Link, Affinity, Figure, Site, Scheduler, Network, Container, Software)
 MODELS: dict[str, type[BaseModel]] = {
     **{name: load_workload(name).params for name in WORKLOADS},

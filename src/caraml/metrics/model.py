@@ -52,7 +52,7 @@ class StatedMetric(FiniteModel):
 
 
 class OwnMetric(StatedMetric):
-    """The same in a record, which is read where suite and plug-in need not be."""
+    """What a record keeps of a metric that CARAML does not define: it is read where suite and plug-in need not be."""
 
     source: str = Field(max_length=_LONGEST_TEXT, description="who says so: the suite, or the plug-in with its version")
 
