@@ -214,11 +214,18 @@ def test_a_plug_in_s_job_is_cancelled_when_it_says_so(
 
 def test_a_launcher_that_no_campaign_of_ours_used_is_told_nothing(tmp_path: Path, make_point: MakePoint, queue_of_a_plug_in: Queue) -> None:
     folder = attempt(tmp_path, make_point, "hq", **{HANDLE: "evil:12:/x", f"{CLAIM}1": "x 1 1"})
+    queue_of_a_plug_in.states = ["running"]
     assert "was told to use launcher 'evil'" in list(cancel(tmp_path, "planted"))[-1]
     (folder / HANDLE).write_text("hq:12:/x")
+    point = Store(tmp_path).campaigns()[0].points
+    Store(tmp_path).remember(Listing(name="planted", points=point))
+    assert "was told to cancel label" in list(cancel(tmp_path, "planted"))[-1], "it was told before it went on"
+    queue_of_a_plug_in.told.clear()
     listing = tmp_path / "suites" / "planted.json"
     listing.write_text(listing.read_text().replace('"label"', '"forged"'))
     assert "left forged" in list(cancel(tmp_path, "planted"))[-1]
+    Store(tmp_path).remember(Listing(name="planted", points=point))
+    assert "left label" in list(cancel(tmp_path, "planted"))[-1], "what was forged is not signed later"
     assert queue_of_a_plug_in.told == [] and not (folder / RECORD).exists()
 
 

@@ -92,8 +92,10 @@ def _end_foreign(store: Store, kind: str, points: Sequence[Standing]) -> Iterato
     """End jobs of a plug-in's launcher. A point is cancelled, and has a record of it, once the launcher says that its job is over."""
     jobs = {one.handle: one.folder for one in points if one.handle is not None and one.folder is not None}
     names = {one.handle: f"{one.label} ({one.key}), {job_of(one.handle or '')}" for one in points}
-    if kind not in {listing.launcher for suite in store.suites() for listing in store.rounds(suite) if listing.mine}:
-        yield from (f"left {names[handle]} alone: no campaign of yours was told to use launcher {kind!r}" for handle in jobs)
+    mine = [listing for suite in store.suites() for listing in store.rounds(suite) if listing.mine]
+    if not any(kind in (listing.launcher, *listing.launchers) for listing in mine):
+        why = f"no campaign of yours was told to use launcher {kind!r}; one that is, by `--launcher {kind}`, takes it up"
+        yield from (f"left {names[handle]} alone: {why}" for handle in jobs)
         return
     failure = Failure(status="failed", reason=CANCELLED, rank=0, started_at=now())
     noted = [folder for folder in jobs.values() if note_failure(folder, failure)]  # whoever writes the record has this as the cause

@@ -39,6 +39,7 @@ class Listing(BaseModel):
     settings: list[str] = Field([], description="`--set` values")
     system: str = "local"
     launcher: str = "local"
+    launchers: list[str] = Field([], description="those that it was told to use before, while it went on")
     tags: list[str] = []
     comment: str = ""
     asked_at: str = ""

@@ -119,7 +119,8 @@ class Store:
         if old is not None and _work(old) == _work(listing) and not anew:
             tags, comment = list(dict.fromkeys([*old.tags, *listing.tags])), listing.comment or old.comment
             goes_on = {"round": old.round, "again": old.again, "before": old.before, "asked_at": old.asked_at or listing.asked_at}
-            listing = listing.model_copy(update={**goes_on, "tags": tags, "comment": comment})
+            told = [name for name in dict.fromkeys([*old.launchers, old.launcher]) if name != listing.launcher] if old.mine else []
+            listing = listing.model_copy(update={**goes_on, "tags": tags, "comment": comment, "launchers": told})
         else:
             if old is not None:
                 write_file(folder / f"{listing.stem}@{old.round}.json", old.to_json())
