@@ -101,6 +101,8 @@ def test_energies_are_ranked_within_one_boundary_only() -> None:
     (mixed,) = advise(both)
     assert [one.goal for one in mixed.best] == ["time"] and mixed.no_energy is not None
     assert mixed.no_energy.startswith("without energy: b16: the runs measured different things: J/token (device)")
+    (still,) = advise([run(1000, energy=1.0), run(500, global_batch=32, more=of_nodes(0.0))])
+    assert still.no_energy == "without energy: b32: none above zero was measured"
     (step,) = advise([run(1000, energy=1.0, global_batch=64), run(1900, devices=2, global_batch=64, more=of_nodes(3.0))])[0].steps
     assert step.energy is None and step.time.value == pytest.approx(1000 / 1900)
 

@@ -252,6 +252,42 @@ def test_an_energy_of_zero_is_drawn() -> None:
         records[0].metrics[name] = records[0].metrics[name].model_copy(update={"value": 0.0, "low": None, "high": None})
     pareto, both, product = energy_figures(records)
     assert pareto.rows[0][2].startswith("0 J") and both.rows[0][-1] == "–" and product.rows[0][1].startswith("0 ")
+    assert [row[3] for row in pareto.rows] == ["no", "yes"] and "it is on no front" in pareto.note, "it is no measured energy"
+    assert dict(findings(repeated(records)))["Least energy"].startswith("gpt-mini b32 ")
+
+
+@pytest.mark.parametrize("value", [0.0, -5.0])
+def test_numbers_that_cannot_be_are_drawn_as_they_are_and_never_the_best(value: float) -> None:
+    """Of a damaged record: a rate below zero took the least time, and bars of such numbers only ended the report."""
+    good, bad = run(16), run(32)
+    names = ("throughput", "throughput_per_device", "energy_per_item", "device_energy", "node_energy", "runtime", *EPOCHS)
+    bad.metrics.update({name: bad.metrics[name].model_copy(update={"value": value, "low": None, "high": None}) for name in names})
+    told = "1 point not drawn: the throughput is not above zero."
+    assert [figure.note.endswith(told) for figure in action([good, bad])[0]] == [True]
+    assert "b16" in dict(findings(repeated([good, bad])))["Fastest"] and time_and_energy([bad])[1][0].endswith(told)
+    for draw in (over_batch, node_and_devices, runtime_parts, epochs):
+        assert len(draw([bad])[0]) == 1
+
+
+EPOCHS = ("epoch_time_first", "epoch_time_mean")
+
+
+def test_what_rests_on_disturbed_runs_is_said() -> None:
+    """The means of tables and figures are over all runs with a result."""
+    records = [run(batch, system=system) for system in ("a", "b") for batch in (16, 32)]
+    records.append(run(16, 1, 2.0, system="b").model_copy(update={"flags": ["busy_machine", "imprecise"]}))
+    for draw in (over_batch, heat_maps, time_and_energy, action, node_and_devices, runtime_parts, epochs):
+        for figure in draw(records)[0]:
+            assert "Something disturbed runs of b b16 (busy_machine)." in figure.note, figure.title
+    assert "; 1 of 4 disturbed" in dict(findings(repeated(records)))["Quality"]
+    assert "Something disturbed" in over_batch(records[-1:])[0][0].note and "disturbed" not in over_batch(records[:-1])[0][0].note
+
+
+def test_long_names_of_rows_stay_inside_a_heat_map() -> None:
+    """They were cut where the drawing ends, so that machines were alike."""
+    machines = [f"{'a very long name of a machine ' * 3}{end}" for end in ("one", "two")]
+    (throughput, _), _ = heat_maps([run(batch, system=system) for system in machines for batch in (16, 32)])
+    assert [f">… {end}<" in throughput.drawings[0].svg for end in ("one", "two")] == [True, True] and machines[0] in throughput.rows[0][0]
 
 
 def test_points_whose_steps_are_not_read_are_counted(tmp_path: Path) -> None:

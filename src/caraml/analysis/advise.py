@@ -190,7 +190,8 @@ def _advice(name: str, work: Sequence[Record], partners: Partners, within: float
     no_energy = None
     if missing:
         who = "no choice has energy" if not comparable else f"without energy: {', '.join(choice.name for choice in missing)}"
-        no_energy = f"{who}: {next((one.joules.reason for one in missing if one.joules and one.joules.reason), 'it was not measured')}"
+        why = (one.joules.reason or "none above zero was measured" for one in missing if one.joules)
+        no_energy = f"{who}: {next(why, 'it was not measured')}"
     failed = [record for record in work if record.status != "ok"]
     reasons = tuple((short(record.point, _CHOSEN), f"{record.status}: {record.reason or 'no reason given'}") for record in failed)
     first = groups[0][0]

@@ -166,7 +166,7 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
     if not good:
         return _next_steps(lines, [])
     named = labels([line.mean for line in good])
-    disturbed = [line for line in good if disturbances(undisturbed(line.good))]
+    disturbed = [line for line in good if disturbances(line.good)]
     rates = [line.mean.metrics["throughput"] for line in good]
     widths = sorted(width / rate.value for rate in rates if rate.value and (width := half_width(rate)) is not None)
     told = f"rates are known to ± {percent(widths[len(widths) // 2], 2)} (median)" if widths else "no rate has an interval"
@@ -178,7 +178,7 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
     for title, quantity, sign in (("Fastest", TOTAL, -1), ("Least energy", COST, 1)):
         best = []
         for group in works([line.mean for line in good]).values():
-            having = [(record.key, [record]) for record in group if record.value(quantity.name) is not None]
+            having = [(record.key, [record]) for record in group if (record.value(quantity.name) or 0.0) > 0]
             for boundary, alike, _ in by_boundary(having, (quantity,)) if having else []:
                 record = min(undisturbed(runs_of(alike)), key=lambda record: sign * (record.value(quantity.name) or 0.0))
                 best.append(f"{named[record.key]}{boundary}: {quantity.text(record.metrics[quantity.name])}")

@@ -42,7 +42,7 @@ from caraml.report.grouping import (
 )
 from caraml.report.numbers import counted, plain
 from caraml.report.section import ReportFigure, clipped
-from caraml.report.works import Figures, Lines, by_boundary, item_of, of_stated_batch, of_works, own_quantities, runs_of, works
+from caraml.report.works import Figures, Lines, by_boundary, disturbed, item_of, of_stated_batch, of_works, own_quantities, runs_of, works
 from caraml.results.record import Record
 
 MOST_LINES, MOST_COLUMNS = 24, 24
@@ -120,7 +120,8 @@ def _panels(name: str, lines: dict[str, list[Record]], wanted: Sequence[Quantity
         missing = [reason for _, repeats in places if RATE.of(repeats) is not None and (reason := EFFICIENCY.reason(repeats))]
         note += f" {count(len(missing), 'point')} without energy: {'; '.join(dict.fromkeys(missing))}." if missing else ""
     title = f"{whole} over global batch: {name}"
-    return ReportFigure(title, drawings, [line for line, _ in shown], "mark", columns, rows, note + others + more)
+    note += others + disturbed([(f"{line} b{_batch(repeats)}", repeats) for line, repeats in places])
+    return ReportFigure(title, drawings, [line for line, _ in shown], "mark", columns, rows, note + more)
 
 
 def _unit(quantity: Quantity, lines: dict[str, list[Record]]) -> str:
@@ -157,6 +158,7 @@ def _bars(quantity: Quantity, records: Sequence[Record]) -> ReportFigure:
     rows = [[named[one.key], batch, quantity.text(one.metrics[quantity.name])] for one, batch in zip(lines, batches, strict=True)]
     without = [line for line, rate in found if rate.low is None]
     note = "The short lines show the 95 % confidence interval between runs." + (f" Without one: {', '.join(without)}." if without else "")
+    note += disturbed([(named[line.mean.key], line.good) for line in means[: len(shown)]])
     return ReportFigure(title, [drawing], [], "block", ["point", "global batch", quantity.title.lower()], rows, note + more)
 
 
@@ -222,12 +224,12 @@ def _map(name: str, lines: dict[str, list[Record]], quantity: Quantity, places: 
                 found.append({"row": row, "column": column, "text": text, "value": value, "d": spoken_of, "of": keys(here)})
                 rows.append([line, f"{batch:,}", spoken])
     title = f"{quantity.title} by machine and batch: {name}"
-    drawing = cells([line for line, _ in shown], [f"{batch:,}" for batch in batches], found, title)
+    drawing = cells(clipped([line for line, _ in shown], LABEL), [f"{batch:,}" for batch in batches], found, title)
     kinds = sorted({cell["text"] for cell in found if cell["value"] is None})
     note = f"In {unit}; the darker, the higher. Columns are global batches; an empty place was not asked for."
     words = {word: status for status, word in WORDS.items()} | {"–": "not known", "other": "another boundary"}
     note += f" {'; '.join(f'{kind}: {words.get(kind, kind)}' for kind in kinds)}." if kinds else ""
-    note += others
+    note += others + disturbed([(f"{line} b{_batch(repeats)}", repeats) for line, repeats in places])
     return ReportFigure(title, [drawing], [], "block", ["row", "global batch", quantity.title.lower()], rows, note + more + wider)
 
 
@@ -316,7 +318,7 @@ def _pareto(name: str, points: Lines, others: str) -> ReportFigure | None:
     where = {record.key: index for index, (_, records) in enumerate(lines) for record in records}
     series: list[list[dict[str, Any]]] = [[] for _ in lines]
     placed, rows = [], []
-    best = front(zip(times, energies, strict=True))
+    best = front((time, energy) for time, energy in zip(times, energies, strict=True) if energy > 0)
     for line, repeats in points:
         time, energy = TIME.of(repeats), ENERGY.of(repeats)
         assert time is not None and energy is not None
@@ -332,6 +334,7 @@ def _pareto(name: str, points: Lines, others: str) -> ReportFigure | None:
     title = f"Time and energy of {AMOUNT} {item_of(group)}s: {name}"
     drawing = marks(series, x_axis, y_axis, title, lines=False, path=sorted(placed, key=lambda mark: float(mark["x"])))
     note = "No point takes both less time and less energy than one of those on the line (the Pareto front)."
+    note += " An energy that is not above zero was not measured: it is on no front." if min(energies) <= 0 else ""
     columns = ["point", "time", "energy", "on the front"]
     return ReportFigure(title, [drawing], [line for line, _ in lines], "mark", columns, rows, note + others + more)
 

@@ -341,8 +341,10 @@ def _hour(record: Record) -> Metric | None:
 def _time(record: Record) -> Metric | None:
     """Wall time of ``AMOUNT`` items at the throughput of the window [s]."""
     rate = record.metrics.get("throughput")
-    if rate is None or not rate.value:
+    if rate is None or rate.value is None:
         return None
+    if rate.value <= 0:
+        return Metric(value=None, unit="s", reason="the throughput is not above zero")
     low, high = (AMOUNT / end if end else None for end in (rate.high, rate.low))
     return Metric(value=AMOUNT / rate.value, unit="s", low=low, high=high)
 
@@ -356,7 +358,7 @@ def _action(record: Record) -> Metric | None:
     """Energy times time of ``AMOUNT`` items [J s]; its interval joins the ends of both."""
     time, energy = _time(record), _energy(record)
     if time is None or energy is None or time.value is None or energy.value is None:
-        return None
+        return Metric(value=None, unit="J s", reason=next((one.reason for one in (time, energy) if one and one.reason), None))
     known = None not in (time.low, time.high, energy.low, energy.high)
     low, high = (time.low * energy.low, time.high * energy.high) if known else (None, None)  # type: ignore[operator]
     bound = None if energy.bound is None else time.value * energy.bound

@@ -346,7 +346,9 @@ def _cells(figure: PublishedFigure, lines: Sequence[FigureLine]) -> Drawn:
                     found.append(
                         {"row": row, "column": columns.index(x), "text": significant(number), "value": number, "d": spoken, "of": line.of}
                     )
-        drawings.append(cells([line.name for line in lines], [f"{x:g}" for x in columns], found, panel.axis, heading=panel.axis))
+        drawings.append(
+            cells(clipped([line.name for line in lines], LABEL), [f"{x:g}" for x in columns], found, panel.axis, heading=panel.axis)
+        )
     return drawings, _rows(figure, lines), []
 
 
@@ -376,7 +378,9 @@ def _ratios(figure: PublishedFigure, lines: Sequence[FigureLine]) -> Drawn:
             }
             for one in ratios
         ]
-        drawings.append(cells(names, columns, found, panel.axis, 110, heading=panel.axis))
+        drawings.append(
+            cells(clipped(names, LABEL), clipped(columns, LABEL // min(len(columns), 3)), found, panel.axis, 110, heading=panel.axis)
+        )
         rows += [[f"{one.row}, {one.column}", panel.axis, one.reason or one.text] for one in ratios]
     return drawings, rows, []
 

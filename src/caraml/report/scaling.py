@@ -29,9 +29,9 @@ from caraml.base.format import count, printable
 from caraml.metrics.model import Metric
 from caraml.report.comparison import law_text
 from caraml.report.figures import MOST_COLUMNS, MOST_LINES
-from caraml.report.grouping import MOST_SERIES, first, first_figures, keys, labels, marker, repeated
+from caraml.report.grouping import LABEL, MOST_SERIES, first, first_figures, keys, labels, marker, repeated
 from caraml.report.numbers import counted, plain, written
-from caraml.report.section import ReportFigure
+from caraml.report.section import ReportFigure, clipped
 from caraml.results.record import Record
 
 MOST_LAWS = 12
@@ -239,7 +239,7 @@ def _matrix(title: str, ratios: Sequence[Cell], others: str) -> ReportFigure:
         for cell in ratios
         if printable(cell.row) in rows and printable(cell.column) in columns
     ]
-    drawing = cells([*rows], [*columns], placed, title, 110)
+    drawing = cells(clipped([*rows], LABEL), clipped([*columns], LABEL // min(len(columns), 3)), placed, title, 110)
     note = "Cost at the best number of devices over the cost at the smallest, then smallest → best: 0.5, 1 → 4 means half with four."
     note += f" –: {OTHER_BOUNDARIES} are not comparable." if any(cell.reason for cell in ratios) else ""
     note += others + more + wider

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from caraml.analysis.grouping import Axes, axes, by_way, grouped, ways, without
+from caraml.analysis.grouping import Axes, axes, by_way, disturbances, grouped, ways, without
 from caraml.analysis.scaling import KEPT, PLACEMENT, batch_of, families_of, kind_of, left_out, micro_batch, unstated_size
 from caraml.base.format import count, printable
 from caraml.metrics.definitions import METRICS
@@ -124,6 +124,17 @@ def of_stated_batch(group: Sequence[Record]) -> tuple[list[Record], str]:
     return [record for record in group if "global_batch" not in unstated_size(record)], f" {others.capitalize()}." if others else ""
 
 
+def disturbed(lines: Lines) -> str:
+    """Which points rest on runs that something disturbed, as a sentence; empty where none does."""
+    found = [f"{name} ({', '.join(flags)})" for name, repeats in lines if (flags := disturbances(valid(repeats)))]
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f" Something disturbed runs of {', '.join(found[:_NAMED])}{more}." if found else ""
+
+
+_NAMED = 4
+"""Points that a sentence names."""
+
+
 def item_of(records: Sequence[Record]) -> str:
     """What records of one work count, by those that were built."""
     return next((record.item for record in records if record.facts is not None), "item")
@@ -164,7 +175,7 @@ def of_works(
         known, missing = _known(group, having, wanted)
         for words, lines, apart in by_boundary(known, wanted):
             named, others = f"{name}{words}", missing + apart
-            figure = draw(named, lines, others) if lines and len(figures) < MOST_FIGURES else None
+            figure = draw(named, lines, others + disturbed(lines)) if lines and len(figures) < MOST_FIGURES else None
             if figure is not None:
                 figures.append(figure)
             elif others:
