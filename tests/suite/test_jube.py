@@ -449,6 +449,100 @@ def test_python_parameters_are_arithmetic_and_others_are_named(images: Path, tmp
     assert refused.value.hint == "write the values into the script" and "condition" not in str(refused.value)
 
 
+def test_a_step_has_the_parameters_and_repeats_of_those_that_it_depends_on(language: Path, images: Path, tmp_path: Path) -> None:
+    """They were not seen: a sweep that an earlier step brings was lost, and so were its iterations."""
+    earlier = '<step name="a" iterations="2"/><step name="b" depend="c"/><step name="c"><use>job</use></step></benchmark>'
+    whole = IMAGES.replace("job,model</use>", "model</use>").replace("</benchmark>", earlier)
+    images.write_text(whole.replace('name="execute"', 'name="execute" iterations="3" depend="a, b"'))
+    found = benchmark(suite_from_script(images, ["A100"]), tmp_path)
+    assert (found["nodes"], found["devices"], found["repeats"]) == ([1, 2], [1, 2, 3], 6)
+    images.write_text(images.read_text().replace('depend="c"', 'depend="d"'))
+    with pytest.raises(UnknownNameError, match=r"unknown step at .*, in depend of step b: 'd'"):
+        suite_from_script(images, ["A100"])
+    for number in ("$n", "0", "2.5"):
+        language.write_text(LANGUAGE.replace("iterations: 2", f"iterations: {number}"))
+        with pytest.raises(InputError, match=rf"llm.yaml:46: iterations = {re.escape(number)}: expected a whole number of 1 or more"):
+            suite_from_script(language, ["800M", "A100"])
+
+
+def test_steps_and_commands_that_are_not_active_do_not_count(images: Path, tmp_path: Path) -> None:
+    """They were taken as active."""
+    active = '<step name="execute" active="{}">'
+    whole = IMAGES.replace('<step name="execute">', active)
+    images.write_text(whole.replace(active, active.format("$nodes == 1 and $global_batch_size > 16")))
+    found = benchmark(suite_from_script(images, ["A100"]), tmp_path)
+    assert (found["nodes"], found["global_batch"]) == (1, 64)
+    images.write_text(whole.replace(active, active.format("$jube_wp_id == 0")))
+    assert "step execute: active = $jube_wp_id == 0: $jube_wp_id is known only to a run" in suite_from_script(images, ["A100"])
+    for condition, told in (("false", "; step execute is not active"), ("$nodes == 3", "step execute: is active for no combination")):
+        images.write_text(whole.replace(active, active.format(condition)))
+        with pytest.raises(InputError, match=told):
+            suite_from_script(images, ["A100"])
+    commands = '<do active="False">x --bf16</do><do active="$nodes">y --epochs 3</do>'
+    images.write_text(IMAGES.replace("--use_fp16=True ", "").replace("<do>", f"{commands}<do>").replace("<step ", '<step cycles="2" '))
+    text = suite_from_script(images, ["A100"])
+    assert "precision" not in benchmark(text, tmp_path) and "do: active = $nodes: is executed here in any case" in text
+    assert "step execute: cycles = 2: its commands run once in each point" in text
+
+
+def test_yaml_is_read_as_by_jube(language: Path, tmp_path: Path) -> None:
+    """Numbers in other forms, truth values and lists were taken as they are written, and a key that stands twice as both."""
+
+    def batch(value: str) -> Any:
+        written = LANGUAGE.replace(
+            '{name: global_batch_size, tag: "800M+!quick", _: "64,128,256"}', f"{{name: global_batch_size, {value}}}"
+        )
+        language.write_text(written)
+        return benchmark(suite_from_script(language, ["800M", "A100"]), tmp_path)["global_batch"]
+
+    assert (batch("_: 0x40"), batch("_: 0100"), batch("_: 1_024"), batch("_: [64, 128]")) == (64, 64, 1024, 128)
+    assert batch("duplicate: concat, _: [64, 128]") == [64, 128]
+    assert batch('separator: "", _: 64') == 64
+    language.write_text(LANGUAGE.replace("{name: dataset", "{name: precision, _: yes}\n      - {name: dataset"))
+    assert benchmark(suite_from_script(language, ["800M", "A100"]), tmp_path)["precision"] == "fp16", "JUBE has True"
+    for more, told in (("parameterset: []\n", "the key 'parameterset' stands twice"), ("? [a]\n: 1\n", "a key that is no word")):
+        language.write_text(LANGUAGE + more)
+        with pytest.raises(InputError, match=rf"llm.yaml: not YAML: line \d+: {told}"):
+            suite_from_script(language, ["800M", "A100"])
+
+
+def test_other_files_are_named_wherever_a_script_names_them(language: Path, images: Path) -> None:
+    """Those in a set, of another set and outside of the benchmark were passed over."""
+    text = suite_from_script(language, ["800M", "A100"])
+    assert "llm.yaml:49: use jobfiles of platform.xml: other files are not read" in text
+    more = LANGUAGE.replace("      - {name: dataset, _: OSCAR}", '      - !include sizes.yaml:["a"]\n      - {name: dataset, _: OSCAR}')
+    language.write_text(f"{more}fileset: !include files.yaml\n")
+    text = suite_from_script(language, ["800M", "A100"])
+    assert 'include sizes.yaml:["a"]: other files are not read' in text and "include files.yaml: other files are not read" in text
+    inner = '<include from="more.xml" path="parameter"/><parameter name="total"'
+    whole = IMAGES.replace('<parameter name="total"', inner).replace("<jube>", '<jube><parameterset name="x" init_with="a.xml:b"/>')
+    images.write_text(whole)
+    text = suite_from_script(images, ["A100"])
+    assert "images.xml:13: include more.xml: other files are not read" in text and "images.xml:2: init_with a.xml:b: other files" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('name="job">', 'name="job"><parameter name="model">resnet18</parameter>', r"model: line \d+ has another value, in another set"),
+        ('name="job">', 'name="job"><parameterset name="in"/>', "parameterset in: in parameterset job, which has parameters only"),
+    ],
+)
+def test_sets_that_jube_refuses_are_refused(images: Path, old: str, new: str, told: str) -> None:
+    """The later value was taken, and a set within another left out."""
+    images.write_text(IMAGES.replace(old, new))
+    with pytest.raises(InputError, match=rf"images.xml:\d+: .*{told}"):
+        suite_from_script(images, ["A100"])
+
+
+def test_a_selection_counts_under_its_own_tags(images: Path) -> None:
+    expected = suite_from_script(images, ["A100"])
+    images.write_text(
+        IMAGES.replace("<jube>", '<jube><selection tag="real"><tag>MI250</tag></selection><selection><tag>A100</tag></selection>')
+    )
+    assert tomllib.loads(suite_from_script(images, []))["benchmark"] == tomllib.loads(expected)["benchmark"]
+
+
 def test_why_no_step_is_found_is_told(language: Path, images: Path) -> None:
     language.write_text(LANGUAGE.replace("[machine, model, job, {", "[machine, modle, job, {"))
     with pytest.raises(UnknownNameError, match=r"(?s)unknown set at .*llm.yaml:49, in use of step train: 'modle'.*did you mean 'model'"):

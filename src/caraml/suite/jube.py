@@ -23,10 +23,12 @@ from caraml.suite.jube_script import (
     chosen_benchmarks,
     computed,
     everything,
+    given_tags,
+    iterations,
     known_tags,
+    lineage,
     read_script,
     select,
-    selected,
     short,
     unknown_uses,
     used_parameters,
@@ -182,7 +184,7 @@ def suite_from_script(path: Path, tags: Sequence[str], name: str | None = None) 
     for tag in tags:
         if tag not in known:
             raise unknown_name(f"tag of {path.name}", tag, known)
-    given = frozenset(tags) | selected(root, "tag")
+    given = given_tags(path, root, tags)
     check_tags(path, root, given)
     under_any = {
         id(place): [(one.name, one.all("parameter")) for one in place.inner if one.kind.endswith("set")] for place in everything(root)
@@ -193,9 +195,9 @@ def suite_from_script(path: Path, tags: Sequence[str], name: str | None = None) 
     whole = (benchmarks or [root])[0]
     every = [*under_any[id(root)], *(under_any[id(whole)] if whole is not root else [])]
     notes: list[tuple[int, str]] = [(one.line, f"benchmark {one.name!r}: only the first is read") for one in benchmarks[1:]]
-    step, parameters, workload = _training(path, root, whole, every, known)
-    benchmark = _benchmark(path, step, parameters, workload, notes)
-    notes += _left(whole, step, parameters, {name for name, _ in every})
+    steps, parameters, workload = _training(path, root, whole, every, known)
+    benchmark = _benchmark(path, steps, parameters, workload, notes)
+    notes += _left(root, whole, steps, parameters, {name for name, _ in every})
     suite = {
         "name": re.sub(r"[^a-z0-9_-]+", "-", (name or whole.name or path.stem).lower()).strip("-_") or "imported",
         "title": f"{whole.name or path.stem} {' '.join(tags)}".strip(),
@@ -210,14 +212,18 @@ def suite_from_script(path: Path, tags: Sequence[str], name: str | None = None) 
 
 def _training(
     path: Path, root: Element, whole: Element, every: list[tuple[str, list[Element]]], known: set[str]
-) -> tuple[Element, _Parameters, str]:
-    """The first step that trains a model of CARAML's, its parameters, and the workload. ``every``: sets under any tags."""
+) -> tuple[list[Element], _Parameters, str]:
+    """The first step that trains a model of CARAML's, after those that it depends on, its parameters, and the workload. ``every``: sets
+    under any tags."""
     for step in whole.all("step"):
-        parameters = _Parameters(used_parameters(path, root, whole, step), step.all("do"))
-        there, others = parameters.elements, {one.name: one for name, inner in every if name in used_sets(step) for one in inner}
+        steps = lineage(path, whole, step)
+        commands = [do for do in step.all("do") if do.active.lower() != "false"]
+        parameters = _Parameters(used_parameters(path, root, whole, steps), commands)
+        there, others = parameters.elements, {one.name: one for name, inner in every if name in used_sets(*steps) for one in inner}
         workload = "gpt" if "nlayers" in there or "nlayers" in others else "image_classification"
         network = next((there[one] for one in ("tf_model", "model") if one in there), None)
-        if "global_batch_size" in there and (workload == "gpt" or network is not None):
+        active = all(one.active.lower() != "false" for one in steps)
+        if active and "global_batch_size" in there and (workload == "gpt" or network is not None):
             break
     else:
         raise _no_training(path, whole, {name for name, _ in every}, known)
@@ -227,7 +233,7 @@ def _training(
     for size in _SIZES:
         for name in set(_KEYS[workload].get(size, "").split()) & (others.keys() - there.keys()):
             parameters.lost[size] = (others[name].line, f"{name}: these tags leave it out", GIVE_TAGS)
-    return step, parameters, workload
+    return steps, parameters, workload
 
 
 def _no_training(path: Path, whole: Element, sets: set[str], tags: set[str]) -> InputError:
@@ -241,21 +247,22 @@ def _no_training(path: Path, whole: Element, sets: set[str], tags: set[str]) -> 
         f"line {use.line} uses {short(use.text)} of {use.attributes['from']}, and other files are not read" for use in elsewhere
     )
     found = f"{path}: found no step with the parameters of CARAML's language model or image classification, global_batch_size first"
+    found += "".join(f"; step {step.name} is not active" for step in whole.all("step") if step.active.lower() == "false")
     if unread:
         return InputError(f"{found}; {unread}", "write its sets into the script")
     return InputError(found, f"its tags: {', '.join(sorted(tags))}; give those of `jube run --tag`" if tags else None)
 
 
-def _benchmark(path: Path, step: Element, parameters: _Parameters, workload: str, notes: list[tuple[int, str]]) -> dict[str, Any]:
-    rows = _rows(path, parameters, workload, notes)
+def _benchmark(path: Path, steps: list[Element], parameters: _Parameters, workload: str, notes: list[tuple[int, str]]) -> dict[str, Any]:
+    rows = _rows(path, steps, parameters, workload, notes)
     columns = {key: [row[key] for row in rows] for key in rows[0]}
     several = {key: list(dict.fromkeys(values)) for key, values in columns.items() if len(set(values)) > 1}
     product = set(itertools.product(*several.values())) == set(zip(*(columns[key] for key in several), strict=True))
     benchmark: dict[str, Any] = {"name": workload.replace("_", "-"), "workload": workload}
     if several and not product:
         benchmark["sweep"] = "zip"
-    if (repeats := step.attributes.get("iterations", "1")) != "1" and repeats.isdigit():
-        benchmark["repeats"] = int(repeats)
+    if (repeats := iterations(path, steps)) > 1:
+        benchmark["repeats"] = repeats
     params: dict[str, Any] = {}
     for key, values in columns.items():
         value = values[0] if key not in several else several[key] if product else values
@@ -263,7 +270,7 @@ def _benchmark(path: Path, step: Element, parameters: _Parameters, workload: str
     return benchmark | {"params": params}
 
 
-def _rows(path: Path, parameters: _Parameters, workload: str, notes: list[tuple[int, str]]) -> list[dict[str, Any]]:
+def _rows(path: Path, steps: list[Element], parameters: _Parameters, workload: str, notes: list[tuple[int, str]]) -> list[dict[str, Any]]:
     """The values of each combination of swept parameters, by the keys of suites."""
     waiting: list[dict[str, str]] = [{}]
     rows: list[dict[str, Any]] = []
@@ -276,6 +283,8 @@ def _rows(path: Path, parameters: _Parameters, workload: str, notes: list[tuple[
     while waiting:
         chosen = waiting.pop()
         try:
+            if not all(_active(step, parameters, chosen, notes) for step in steps):
+                continue
             rows.append(_row(parameters, workload, chosen, notes))
         except _SweptError as swept:
             waiting += [{**chosen, swept.name: value} for value in reversed(swept.values)]
@@ -283,6 +292,8 @@ def _rows(path: Path, parameters: _Parameters, workload: str, notes: list[tuple[
                 raise too_large(path, len(waiting) + len(rows), JUBE_ROWS, "combinations of parameters") from None
             continue
         need(["global_batch"], rows[-1])
+    if not rows:
+        raise InputError(f"{path}:{steps[-1].line}: step {steps[-1].name}: is active for no combination of its parameters")
     known = set[str]().union(*rows)
     need([*_SIZES, "precision"], known)
     for size, names in ((size, _KEYS[workload][size]) for size in _SIZES if size in _KEYS[workload] and size not in known):
@@ -298,6 +309,16 @@ def _rows(path: Path, parameters: _Parameters, workload: str, notes: list[tuple[
         notes.append((parameters.elements["dataset"].line, _TEXT))
     keys = set(itertools.chain(*rows))
     return [row for row in rows if set(row) == keys]  # the others have a value that was named as impossible
+
+
+def _active(step: Element, parameters: _Parameters, chosen: dict[str, str], notes: list[tuple[int, str]]) -> bool:
+    """Whether a step is executed under a choice of the swept parameters; as far as nobody knows, it is."""
+    try:
+        text = parameters.filled(step.active, chosen)
+        return (text if text.lower() in ("true", "false") else computed(text)).lower() not in ("false", "0", "")
+    except (InputError, _UnknownError) as error:
+        notes.append((step.line, f"step {step.name}: active = {short(step.active)}: {in_a_line(error)}"))
+        return True
 
 
 def _row(parameters: _Parameters, workload: str, chosen: dict[str, str], notes: list[tuple[int, str]]) -> dict[str, Any]:
@@ -362,11 +383,12 @@ def _settle(rows: list[dict[str, Any]]) -> int:
 
 
 _RESULTS = "rates and energy are measured and stand in every record (`caraml results`)"
-_LEFT = {"fileset": "no files are made or fetched", "substituteset": "no files are made or fetched", "include": "other files are not read"}
-_LEFT |= {"include-path": "other files are not read", "patternset": _RESULTS, "analyser": _RESULTS, "result": _RESULTS}
+_OTHERS = "other files are not read"
+_LEFT = {"fileset": "no files are made or fetched", "substituteset": "no files are made or fetched", "include-path": _OTHERS}
+_LEFT |= {"patternset": _RESULTS, "analyser": _RESULTS, "result": _RESULTS}
 
 
-def _left(whole: Element, step: Element, parameters: _Parameters, sets: set[str]) -> Iterator[tuple[int, str]]:
+def _left(root: Element, whole: Element, steps: list[Element], parameters: _Parameters, sets: set[str]) -> Iterator[tuple[int, str]]:
     """Everything else of a script, each with why it is not in the suite."""
     for name, element in parameters.elements.items():
         if name not in parameters.used | {"system_name"} and element.text.strip():
@@ -374,15 +396,28 @@ def _left(whole: Element, step: Element, parameters: _Parameters, sets: set[str]
             why = "the system's file says it" if _OF_SITE.search(name) else "no key of a suite"
             why = why if mode in ("text", "python") else f"{mode} commands are not executed"
             yield element.line, f"parameter {name} = {short(element.text)}: {why}"
-    for line, name in unknown_uses(step, sets):
-        yield line, f"use {name}: the script has no such set"
-    for use in step.all("use"):
-        if "$" in use.text:
-            yield use.line, f"use {short(use.text)}: which set that is, is known only to a run"
-    for one in whole.inner:
-        if one.kind == "step" and one is not step:
+    yield from itertools.chain.from_iterable(_left_of_step(one, sets) for one in steps)
+    for do in parameters.commands:
+        if do.active.lower() != "true":
+            yield do.line, f"do: active = {short(do.active)}: is executed here in any case"
+    for include in (one for one in everything(root) if one.kind == "include"):
+        yield include.line, f"include {include.attributes.get('from', '')}: {_OTHERS}"
+    for one in [*whole.inner, *(root.inner if whole is not root else ())]:
+        if one.kind == "step" and one is not steps[-1]:
             yield one.line, f"step {one.name}: {short(' ; '.join(do.text for do in one.all('do'))) or 'nothing'} is not executed"
         elif one.kind in _LEFT:
             yield one.line, f"{one.kind} {one.name}".strip() + f": {_LEFT[one.kind]}"
         elif "init_with" in one.attributes:
-            yield one.line, f"init_with {one.attributes['init_with']}: other files are not read"
+            yield one.line, f"init_with {one.attributes['init_with']}: {_OTHERS}"
+
+
+def _left_of_step(step: Element, sets: set[str]) -> Iterator[tuple[int, str]]:
+    for line, name in unknown_uses(step, sets):
+        yield line, f"use {name}: the script has no such set"
+    for use in step.all("use"):
+        if "from" in use.attributes:
+            yield use.line, f"use {short(use.text)} of {use.attributes['from']}: {_OTHERS}"
+        elif "$" in use.text:
+            yield use.line, f"use {short(use.text)}: which set that is, is known only to a run"
+    if (cycles := step.attributes.get("cycles", "1").strip()) != "1":
+        yield step.line, f"step {step.name}: cycles = {short(cycles)}: its commands run once in each point"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +48,12 @@ class Element:
 
     @property
     def separator(self) -> str:
-        return self.attributes.get("separator") or ","
+        return self.attributes.get("separator", ",") or "\0"  # a blank one divides nothing
+
+    @property
+    def active(self) -> str:
+        """Whether it is executed: `true`, `false`, or a condition."""
+        return self.attributes.get("active", "true").strip()
 
     def all(self, kind: str) -> list[Element]:
         return [one for one in self.inner if one.kind == kind]
@@ -99,27 +107,40 @@ def _from_yaml(path: Path, text: str) -> Element:
             if isinstance(event, yaml.AliasEvent):
                 raise InputError(f"{path}:{event.start_mark.line + 1}: found the alias *{event.anchor}, which is not read", "write it out")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, RecursionError) as error:
+        return Element("", 1) if node is None else _elements("", node, 1, yaml.SafeLoader("").construct_object)[0]
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise InputError(f"{path}: not YAML: {in_a_line(error)}") from error
-    return Element("", 1) if node is None else _element("", node, 0, 1)
 
 
-def _element(kind: str, node: Any, depth: int, line: int) -> Element:
-    """JUBE's YAML: ``_`` is an element's text, lists are elements of one kind."""
-    element = Element(kind, line)
-    if depth > DEPTH:
-        return element
-    if node.id == "scalar":
-        element.text = node.value
-    for key, value in node.value if node.id == "mapping" else ():
-        ones = [(one, one.start_mark.line + 1) for one in value.value] if value.id == "sequence" else [(value, key.start_mark.line + 1)]
-        if key.value == "_":
-            element.text = value.value if value.id == "scalar" else ""
-        elif key.value in _INNER or kind in ("selection", "tags"):
-            element.inner += [_element(key.value, one, depth + 1, place) for one, place in ones]
+def _elements(kind: str, node: Any, line: int, read: Callable[[Any], Any], depth: int = 0) -> list[Element]:
+    """JUBE's YAML: ``_`` is an element's text, lists are elements of one kind. What YAML ``read``s as a number or a truth value is that, as
+    Python writes it: ``yes`` is ``True``, and ``010`` is ``8``.
+
+    Raises ``ValueError`` for a key that stands twice, and for what is no value.
+    """
+    if node.tag == "!include":
+        return [Element("include", line, {"from": str(node.value)})]
+    element, texts = Element(kind, line), [node] if node.id == "scalar" else []
+    pairs = node.value if node.id == "mapping" and depth <= DEPTH else []
+    for word, times in Counter(str(key.value) for key, _ in pairs).items():
+        if times > 1:
+            raise ValueError(f"line {line}: the key {word!r} stands twice there")
+    for key, value in pairs:
+        place = key.start_mark.line + 1
+        ones = [(one, one.start_mark.line + 1) for one in value.value] if value.id == "sequence" else [(value, place)]
+        if key.id != "scalar":
+            raise ValueError(f"line {place}: a key that is no word")
+        if value.tag == "!include" or key.value in _INNER or kind in ("selection", "tags"):
+            element.inner += (found for one, at in ones for found in _elements(key.value, one, at, read, depth + 1))
+        elif key.value == "_":
+            texts = [one for one, _ in ones if one.id == "scalar"]
         elif value.id == "scalar":
-            element.attributes[key.value] = value.value
-    return element
+            element.attributes[key.value] = _text(read(value))
+    return [replace(element, text=text) for text in [_text(read(one)) for one in texts] or [""]]
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
 
 
 class _TagCondition(Condition):
@@ -209,6 +230,13 @@ def known_tags(root: Element) -> set[str]:
     return {*itertools.chain.from_iterable(found), *described}
 
 
+def given_tags(path: Path, root: Element, tags: Collection[str]) -> frozenset[str]:
+    """The tags of the command line, and those of the script's selections that hold under them."""
+    own = Element("", 1, inner=deepcopy(root.all("selection")))
+    select(path, own, frozenset(tags))
+    return frozenset(tags) | selected(own, "tag")
+
+
 def selected(root: Element, kind: str) -> set[str]:
     """Words of a script's own selection: its ``tag``s count as given, ``only`` and ``not`` name benchmarks."""
     texts = [one.text for selection in root.all("selection") for one in selection.all(kind)]
@@ -229,9 +257,35 @@ def chosen_benchmarks(path: Path, root: Element) -> list[Element]:
     return chosen
 
 
-def used_sets(step: Element) -> set[str]:
-    """Names of the sets of this script that a step uses."""
-    return {name.strip() for use in step.all("use") if "from" not in use.attributes for name in use.text.split(",")}
+def lineage(path: Path, whole: Element, step: Element) -> list[Element]:
+    """The steps that a step depends on, whose parameters it has as well, and the step, last.
+
+    Raises ``InputError`` for one that is not there: JUBE runs no such script.
+    """
+    steps, found, waiting = {one.name: one for one in whole.all("step")}, [step], [step]
+    while waiting:
+        one = waiting.pop()
+        for name in filter(None, map(str.strip, one.attributes.get("depend", "").split(","))):
+            if name not in steps:
+                raise unknown_name(f"step at {path}:{one.line}, in depend of step {one.name}:", name, steps)
+            if steps[name] not in found:
+                found.insert(0, steps[name])
+                waiting.append(steps[name])
+    return found
+
+
+def iterations(path: Path, steps: list[Element]) -> int:
+    """How often each point of the last of these steps runs. Raises ``InputError`` for what is no number above zero."""
+    numbers = [(step.line, step.attributes.get("iterations", "1").strip()) for step in steps]
+    for line, text in numbers:
+        if not (text.isascii() and text.isdigit() and int(text)):
+            raise InputError(f"{path}:{line}: iterations = {short(text)}: expected a whole number of 1 or more")
+    return math.prod(int(text) for _, text in numbers)
+
+
+def used_sets(*steps: Element) -> set[str]:
+    """Names of the sets of this script that steps use."""
+    return {name.strip() for step in steps for use in step.all("use") if "from" not in use.attributes for name in use.text.split(",")}
 
 
 def unknown_uses(step: Element, known: Collection[str]) -> list[tuple[int, str]]:
@@ -242,12 +296,13 @@ def unknown_uses(step: Element, known: Collection[str]) -> list[tuple[int, str]]
     ]
 
 
-def used_parameters(path: Path, root: Element, whole: Element, step: Element) -> dict[str, Element]:
-    """The parameters of the sets that a step uses; what becomes of two with one name, ``duplicate`` says, as in JUBE.
+def used_parameters(path: Path, root: Element, whole: Element, steps: list[Element]) -> dict[str, Element]:
+    """The parameters of the sets that steps use; what becomes of two with one name in a set, ``duplicate`` says, as in JUBE.
 
-    Raises ``InputError`` where two sets have one name, whatever uses them: JUBE runs no such script.
+    Raises ``InputError`` where two sets have one name, whatever uses them, where two used sets differ in a parameter, and for anything else
+    in a set: JUBE runs no such script.
     """
-    names, sets = used_sets(step), dict[str, Element]()
+    names, sets = used_sets(*steps), dict[str, Element]()
     for one in [*root.all("parameterset"), *(whole.all("parameterset") if whole is not root else [])]:
         if (earlier := sets.setdefault(one.name, one)) is not one:
             where = f"{path}:{one.line}: parameterset {one.name}: is in line {earlier.line} already, under these tags, which JUBE refuses"
@@ -256,10 +311,22 @@ def used_parameters(path: Path, root: Element, whole: Element, step: Element) ->
     for one_set in (one for name, one in sets.items() if name in names):
         of_set = _duplicate(path, one_set, *_DUPLICATES)
         own: dict[str, Element] = {}
-        for one in one_set.all("parameter"):
-            own[one.name] = _joined(path, own.get(one.name), one, of_set)
-        found |= {name: _joined(path, found.get(name), one, "replace") for name, one in own.items() if name}
+        for one in one_set.inner:
+            if one.kind == "parameter":
+                own[one.name] = _joined(path, own.get(one.name), one, of_set)
+            elif one.kind != "include":
+                where = f"{path}:{one.line}: {one.kind} {one.name}: in parameterset {one_set.name}, which has parameters only"
+                raise InputError(where, "write it beside that one, and `use` it too")
+        for name, one in own.items():
+            if _parts(before := found.get(name, one)) != _parts(one):
+                where = f"{path}:{one.line}: parameter {name}: line {before.line} has another value, in another set that is used here"
+                raise InputError(f"{where}, which JUBE refuses", "leave one of them out")
+        found |= {name: one for name, one in own.items() if name}
     return found
+
+
+def _parts(parameter: Element) -> list[str]:
+    return [part.strip() for part in parameter.text.split(parameter.separator)]
 
 
 def _duplicate(path: Path, element: Element, first: str, *others: str) -> str:
