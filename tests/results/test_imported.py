@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from caraml.analysis.compare import compare
 from caraml.analysis.grouping import same_work
@@ -15,24 +19,25 @@ from caraml.analysis.history import attempts, history
 from caraml.analysis.scaling import scaling
 from caraml.analysis.select import sides
 from caraml.base.errors import InputError
+from caraml.cli import app
 from caraml.metrics.model import Metric
 from caraml.results import jube, jube_row
 from caraml.results.archive import Done, pack, unpack
-from caraml.results.cells import energy_of_nodes
 from caraml.results.jube import read_table
+from caraml.results.jube_row import energy_of_nodes
 from caraml.results.listing import Listing
 from caraml.results.record import Record
 from caraml.results.selector import last_two
 from caraml.results.store import Store, write_record
 
 
-def add(root: Path, name: str, *lines: str, time: int = 1_700_000_000) -> Done:
+def add(root: Path, name: str, *lines: str, time: int = 1_700_000_000, results: Sequence[str] = (), parameters: Sequence[str] = ()) -> Done:
     """Import ``name``.csv of these lines into ``root``/out."""
     table = root / f"{name}.csv"
     root.mkdir(exist_ok=True)
     table.write_text("".join(f"{line}\n" for line in lines))
     os.utime(table, (time, time))
-    return read_table(table, root / "out", None)
+    return read_table(table, root / "out", None, results=results, parameters=parameters)
 
 
 def rates(root: Path, suite: str) -> list[float | None]:
@@ -220,6 +225,26 @@ def test_a_row_without_its_file_of_energy_is_known_and_keeps_it(tmp_path: Path, 
     assert add(tmp_path, "t", *lines).records == 2, "the file has other numbers"
 
 
+def test_a_row_of_an_earlier_version_is_known_without_its_file_of_energy(tmp_path: Path) -> None:
+    """The energy was part of what a row says: without its file all rows were imported again, as a round without energies."""
+    lines = ("devices,gbs,EnergyFile,Tokens/s", "4,64,e.csv,100", "4,64,e.csv,101", "4,64,f.csv,101", "4,64,g.csv,102")
+    (tmp_path / "e.csv").write_text("rank,pynvml:0\n0,11\n")
+    (tmp_path / "f.csv").write_text("rank,pynvml:0\n0,12\n")
+    add(tmp_path, "t", *lines[:4])
+    store = Store(tmp_path / "out")
+    for record, cells in zip(store.records("t"), lines[1:], strict=False):
+        said = sorted(zip(lines[0].split(","), cells.split(","), strict=True))
+        digest = hashlib.sha256(json.dumps([said, record.value("run_energy")]).encode()).hexdigest()[:16]
+        write_record(store.folder(record), record.model_copy(update={"environment": record.environment | {"row": digest}}))
+    (tmp_path / "e.csv").unlink()
+    (tmp_path / "f.csv").unlink()
+    done = add(tmp_path, "t", *lines)
+    assert (done.records, done.known) == (1, 3), "the last one is new"
+    assert [one.value("run_energy") for one in store.records("t")] == [11 * 3600, 11 * 3600, 12 * 3600, None]
+    (tmp_path / "f.csv").write_text("rank,pynvml:0\n0,13\n")
+    assert add(tmp_path, "t", *lines).records == 1, "the file has other numbers"
+
+
 def test_a_table_in_another_order_is_no_other_round(tmp_path: Path) -> None:
     add(tmp_path, "t", "gbs,Tokens/s", "64,100", "128,190")
     add(tmp_path, "t", "gbs,Tokens/s", "128,190", "64,100")
@@ -319,6 +344,21 @@ def test_a_column_of_results_is_one_in_every_row(tmp_path: Path) -> None:
         ("Time/batch(ms)", "8 16", {"time_per_batch": "ms"}),
         ("Energy/GPUs(Wh)", "8 16", {"energy_per_gpus": "Wh"}),
         ("my figure[1]", "8 9", {"my_figure": "1"}),
+        *(
+            (f"{name}(GB)", "8 9", {name: "GB"})
+            for name in ("checkpoint_size", "checkpoint_file_size", "resident_set_size", "peak_memory_size", "memory_used", "bytes_written")
+        ),
+        *(
+            (name, "8 9", {name: "?"})
+            for name in ("checkpoint_size", "memory_peak", "peak_gpu_memory", "max_rss", "bytes_read", "vram_used")
+        ),
+        *((f"{name}(GB)", "8 9", {}) for name in ("vram_size", "memory_size", "bucket_size", "dataset_size", "file_size", "memory_limit")),
+        *((name, "8 9", {}) for name in ("used_batch_size", "shard_size", "output_size", "tflops_peak", "max_memory")),
+        ("file_size(GB)", "8.1 9", {"file_size": "GB"}),
+        ("accuracy", "76.1% 76.3%", {"accuracy": "?"}),
+        ("elapsed", "00:01:10 00:01:12", {"elapsed": "?"}),
+        ("model(size)", "7B 13B", {}),
+        ("my_share(%)", "41% 42%", {"my_share": "%"}),
     ],
 )
 def test_a_column_without_a_unit_is_a_result_if_its_name_says_so(tmp_path: Path, title: str, cells: str, results: dict[str, str]) -> None:
@@ -426,6 +466,10 @@ def test_each_row_has_the_rate_of_what_it_counts(tmp_path: Path) -> None:
     [
         ("devices,Tokens/second", "throughput", 125, "token/s"),
         ("devices,Images/second[img/s]", "throughput", 125, "image/s"),
+        ("devices,Tokens/second (tok/s)", "throughput", 125, "token/s"),
+        ("devices,Tokens / second", "throughput", 125, "token/s"),
+        ("Tokens/s,Mean power / kW", "mean_power", 125_000, "W"),
+        ("Tokens/s,Tokens / J", "tokens_per_j", 125, "?"),
         ("devices,Tokens/second(img/s)", "tokens_per_second", 125, "img/s"),
         ("devices,Tokens/second(ktokens/s)", "tokens_per_second", 125, "ktokens/s"),
         ("devices,Tokens/second(per GPU)", "tokens_per_second", 125, "per GPU"),
@@ -467,3 +511,93 @@ def test_a_number_with_a_comma_is_not_read_and_the_reason_is_told(tmp_path: Path
     shown = ", ".join(f"{title} is {number!r}" for title, number in (("Tokens/s", text), ("Loss", "2,1")))
     assert record.status == "failed" and record.reason == f"imported from t.csv: no number in its row ({shown}; {rule})"
     assert record.metrics["throughput"].reason == f"the table has {text!r} here, and {rule}" and record.value("loss") is None
+
+
+@pytest.mark.parametrize(("cells", "told"), [("1.234;2,1", "2,1"), ("1.234;1.234,5", "1.234,5"), ("1.234;1.234.567", "1.234.567")])
+def test_a_point_that_may_separate_thousands_is_refused(tmp_path: Path, cells: str, told: str) -> None:
+    """`1.234` beside `2,1` was read as a rate a thousand times too small."""
+    with pytest.raises(InputError, match=rf"'Tokens/s' has '1.234', which may be a thousand times as much, as 'Loss' has '{told}'"):
+        add(tmp_path, "t", "gpu_ids;devices;Tokens/s;Loss", f"0,1;4;{cells}")
+    assert add(tmp_path, "u", "gpu_ids;devices;Tokens/s;Loss", "0,1;4;1,234;2.125").records == 1
+
+
+def test_tables_of_utf_16_are_read_and_of_others_the_next_step_is_told(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("gbs\tTokens/s\tGröße\n64\t100\t1\n", encoding="utf-16")
+    assert read_table(tmp_path / "t.csv", tmp_path / "out", None).records == 1 and rates(tmp_path, "t") == [100]
+    (tmp_path / "t.csv").write_text("gbs,Größe\n64,1\n", encoding="latin-1")
+    with pytest.raises(InputError, match="not a table of text") as refused:
+        read_table(tmp_path / "t.csv", tmp_path / "out", None)
+    assert refused.value.hint == "save it as UTF-8"
+
+
+def test_what_no_table_says_is_shown_as_not_stated_and_what_it_says_as_its_own(tmp_path: Path) -> None:
+    """`show` had a compilation, knobs, a seed and a policy; a row without a rate had none of its numbers in the table of results."""
+    add(tmp_path, "t", "system,gbs,peak_memory(GiB),copy", "A100,64,30,5")
+    shown = CliRunner().invoke(app, ["show", "t", "--out", str(tmp_path / "out")]).stdout
+    for name in ("compile", "knobs", "placement", "deterministic", "seed", "mode"):
+        assert re.search(rf"\n{name} +not stated *\n", shown), name
+    assert re.search(r"\nall of it +not stated *\n", shown) and "source: the table t.csv" in " ".join(shown.split())
+    assert re.search(r"t b64 .* 30\.0 *\n", CliRunner().invoke(app, ["results", "t", "--out", str(tmp_path / "out")]).stdout)
+    (row,) = Store(tmp_path / "out").rows("t")
+    assert "compile" in row and row["compile"] is None and row["seed"] is None
+
+
+# -- what the user says ------------------------------------------------------------------------------------------------------
+
+
+def test_what_columns_were_taken_for_is_told_and_the_user_may_say_otherwise(tmp_path: Path) -> None:
+    lines = (
+        "JobID,System,gbs,Tokens/s,copy,ppl_note,Iterations,Images/s,Loss,empty",
+        "7,A100,64,100,8.5,3,750,,nan,",
+        "8,A100,64,101,8.6,3,751,,,",
+    )
+    done = add(tmp_path, "t", *lines)
+    assert done.columns == {
+        "results": ["Tokens/s = throughput [token/s]"],
+        "settings": ["System", "gbs"],
+        "parameters": ["copy", "ppl_note"],
+        "bookkeeping": ["JobID", "Iterations"],
+        "left out": ["Images/s (blank)", "Loss (no number: 'nan')", "empty (blank)"],
+    }
+    with pytest.raises(InputError, match="suite 't' has rows of this table, imported with other columns") as refused:
+        add(tmp_path, "t", *lines, results=["copy"])
+    assert refused.value.hint == "caraml import TABLE, or --suite with another name"
+    asked = add(tmp_path, "u", *lines, results=["copy", "Iterations"], parameters=["Tokens/s"]).columns
+    assert asked["results"] == ["copy = copy [?]", "Iterations = iterations [?]"] and asked["parameters"] == ["Tokens/s", "ppl_note"]
+    records = Store(tmp_path / "out").records("u")
+    assert [one.value("copy") for one in records] == [8.5, 8.6] and [one.point.params["Tokens/s"] for one in records] == ["100", "101"]
+    assert add(tmp_path, "u", *lines, results=["copy", "Iterations"], parameters=["Tokens/s"]).known == 2
+    with pytest.raises(InputError, match="suite 'u' has rows") as refused:
+        add(tmp_path, "u", *lines)
+    assert refused.value.hint == "caraml import TABLE --result copy --result Iterations --parameter Tokens/s, or --suite with another name"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "told"),
+    [
+        ({"results": ["Copy_rate"]}, r"(?s)unknown column of t.csv: 'Copy_rate'.*did you mean 'copy_rate'"),
+        ({"results": ["note"]}, "no cell of 'note' is a number, as of a result: found 'x'"),
+        ({"results": ["copy_rate"], "parameters": ["copy_rate"]}, "asked for as result and as parameter: copy_rate"),
+        ({"parameters": ["gbs"]}, "'gbs' says the global_batch of a run, and is neither a result nor a parameter"),
+        ({"results": ["System"]}, "'System' says the system of a run"),
+    ],
+)
+def test_what_columns_cannot_be_is_refused(tmp_path: Path, wishes: dict[str, list[str]], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        add(tmp_path, "t", "System,gbs,copy_rate,note", "A100,64,1,x", **wishes)
+
+
+def test_a_dry_run_tells_and_adds_nothing(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("gbs,Tokens/s,copy\n64,100,8\n")
+    asked = ["import", str(table), "--out", str(tmp_path / "out"), "--parameter", "Tokens/s", "--result", "copy"]
+    told = CliRunner().invoke(app, [*asked, "--dry-run"]).stdout
+    assert (
+        told
+        == f"results: copy = copy [?]\nsettings: gbs\nparameters: Tokens/s\n{tmp_path / 'out'}: 1 record would be added, 0 known already\n"
+    )
+    assert not (tmp_path / "out").exists()
+    assert "1 record added, 0 known" in CliRunner().invoke(app, asked).stdout
+    (tmp_path / "t.zip").touch()
+    refused = CliRunner().invoke(app, ["import", str(tmp_path / "t.zip"), "--dry-run"]).exception
+    assert "are of a table of results" in str(refused)

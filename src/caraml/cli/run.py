@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -307,9 +308,12 @@ def archive(
     say(f"{file}: {count(done.records, 'record')}, {count(done.files, 'file')}, {count(done.bytes, 'byte')}")
 
 
+_TABLES = (".csv", ".tsv", ".dat", ".txt", ".md")
+
+
 @app.command("import")
 def import_(  # noqa: PLR0917 -- options, which nobody gives by position
-    file: Annotated[Path, typer.Argument(help="An archive, a result table of JUBE (.csv, .dat) or, with --jube, a script of JUBE.")],
+    file: Annotated[Path, typer.Argument(help="An archive, a result table of JUBE (.csv, .dat, .md) or, with --jube, a script of JUBE.")],
     more_tags: MoreTags = None,
     out: Out = RESULTS,
     suite: Annotated[str | None, typer.Option("--suite", help="Name for the records of a table, or for the suite of a script.")] = None,
@@ -317,6 +321,9 @@ def import_(  # noqa: PLR0917 -- options, which nobody gives by position
     tag: Annotated[
         list[str] | None, typer.Option("--tag", help="With --jube: a tag of the script, as of `jube run`; may be several.")
     ] = None,
+    result: Annotated[list[str] | None, typer.Option("--result", help="Take this column of a table for a result; may be repeated.")] = None,
+    parameter: Annotated[list[str] | None, typer.Option("--parameter", help="Take it for a parameter; may be repeated.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be taken from a table, and as what.")] = False,
 ) -> None:
     """Read an archive back, or a JUBE table as records with what it knows; what is there already is kept. A JUBE script becomes a suite."""
     if not file.exists():
@@ -327,15 +334,19 @@ def import_(  # noqa: PLR0917 -- options, which nobody gives by position
         raise InputError(f"found {given!r} after the file, expected options", f"caraml import --jube {file} --tag {given}")
     if tags and not jube:
         raise InputError("--tag is of --jube: it chooses in a script of JUBE")
+    if (result or parameter or dry_run) and (jube or file.suffix not in _TABLES):
+        raise InputError(f"{file}: --result, --parameter and --dry-run are of a table of results ({', '.join(_TABLES)})")
     if jube:
         from caraml.suite.jube import suite_from_script
 
         say(suite_from_script(file, tags, suite), nl=False)
         return
-    if file.suffix in {".csv", ".dat"}:
+    if file.suffix in _TABLES:
         from caraml.results.jube import read_table
 
-        done = read_table(file, out, suite)
+        done = read_table(file, out, suite, results=result or (), parameters=parameter or (), add=not dry_run)
+        for kind, titles in done.columns.items():
+            say(fill(f"{kind}: {', '.join(titles)}", 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
     elif file.suffix in {".yaml", ".yml", ".xml"}:
         raise InputError(
             f"{file}: an archive or a table is expected", "caraml import --jube FILE prints the suite that a JUBE script asks for"
@@ -344,4 +355,4 @@ def import_(  # noqa: PLR0917 -- options, which nobody gives by position
         from caraml.results.archive import unpack
 
         done = unpack(file, out)
-    say(f"{out}: {count(done.records, 'record')} added, {done.known:,} known already")
+    say(f"{out}: {count(done.records, 'record')} {'would be ' * dry_run}added, {done.known:,} known already")

@@ -204,7 +204,7 @@ def uncertainty(name: str, metric: Metric) -> str:
 def source(record: Record, name: str) -> str:
     """The formula or sensor behind a metric, with the figures that went in."""
     if record.window is None:
-        return "not measured"
+        return f"the table {table}" if (table := record.environment.get("imported_from")) else "not measured"
     known = definition_of(name, [record])
     metric = record.metrics.get(name)
     boundaries = [metric.scope] if metric is not None and metric.scope else HEADLINES

@@ -139,7 +139,7 @@ def _status(line: Repeats, notes: _Notes, wide: bool) -> Text:
 def _numbers(line: Repeats, notes: _Notes, apart: bool) -> Iterator[str]:
     """The cells of a line. ``apart``: the energy has a note of its boundary, as others have another one."""
     record = line.mean
-    if record.window is None and "throughput" not in record.metrics:
+    if record.window is None and not record.metrics.keys() & {*SHOWN}:
         yield from [""] * 6
         return
     metrics = record.metrics
@@ -204,7 +204,8 @@ def record_view(record: Record, folder: str | None = None) -> RenderableType:
         parts += _section("Phases (seconds since the start)", _grid(phases))
     if record.facts is not None:
         parts += _section("Work and data", _grid(flat(record.facts.model_dump(mode="json"))))
-    parts += _section("Measuring policy", _grid(flat(record.point.measure.model_dump(mode="json"))))
+    policy = flat(record.point.measure.model_dump(mode="json")) if "measure" not in record.unstated else [("all of it", NOT_STATED)]
+    parts += _section("Measuring policy", _grid(policy))
     parts += _section("System", _grid(flat(record.system)))
     parts += _section("Environment", _grid(flat(record.environment)))
     where = f"{folder}/" if folder else ""

@@ -19,7 +19,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, BinaryIO, TypeVar
 
@@ -70,6 +70,8 @@ class Done:
     bytes: int = 0
     known: int = 0
     """Records that the store had already."""
+    columns: dict[str, list[str]] = field(default_factory=dict)
+    """Of a table: its columns by what they were taken for."""
 
 
 def pack(root: Path, name: str, path: Path) -> Done:

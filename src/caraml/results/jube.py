@@ -7,7 +7,9 @@ by what it says.
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,7 +18,8 @@ from pydantic import JsonValue, ValidationError
 from caraml.base.errors import InputError, in_a_line
 from caraml.metrics.model import Facts
 from caraml.results.archive import Done
-from caraml.results.cells import LONGEST, SEPARATED, UNITS, counted, name_and_unit, number, read_columns, read_rows
+from caraml.results.cells import LONGEST, SEPARATED, UNITS, name_and_unit, number, read_rows
+from caraml.results.columns import Columns, counted, read_columns
 from caraml.results.jube_row import DIGITS, Around, TableRow, read_row, take_energies
 from caraml.results.listing import Listing
 from caraml.results.record import Record
@@ -31,34 +34,89 @@ _SHOWN = 3
 _NOT_THERE = "the table does not say"
 
 
-def read_table(path: Path, root: Path, suite: str | None) -> Done:
-    """Add a table's rows to a store, as a suite of this name (default: the file's). A row that the suite has already is known.
+def read_table(
+    path: Path, root: Path, suite: str | None, *, results: Sequence[str] = (), parameters: Sequence[str] = (), add: bool = True
+) -> Done:
+    """Add a table's rows to a store. A row that the suite has already is known.
+
+    Args:
+        path: the table.
+        root: folder of the store.
+        suite: name of the suite; default: the file's.
+        results: titles of columns that are results, whatever their names say.
+        parameters: titles of columns that are parameters.
+        add: if false, only see what would be added.
 
     Raises:
-        InputError: not a table of text, no header, a row of another length or of what no record can hold, more than is read, or two
-            columns of one quantity that differ.
+        InputError: not a table of text, no header, a row of another length or of what no record can hold, more than is read, two
+            columns of one quantity that differ, a column that is not there, or rows that are there with other ``results`` or
+            ``parameters``.
     """
+    if both := set(results) & set(parameters):
+        raise InputError(f"asked for as result and as parameter: {', '.join(sorted(both))}", "choose one")
     name = re.sub(r"[^a-z0-9_-]+", "-", (suite or path.stem).lower()).strip("-") or "imported"
     store, done = Store(root), Done()
     written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
     table = read_rows(path)
     systems = {word.casefold(): one for one in list_systems() for word in (one.name, *one.aliases)}
-    around = Around(read_columns(path, table), systems, path.parent)
+    columns = read_columns(path, table, dict.fromkeys(results, True) | dict.fromkeys(parameters, False))
+    around = Around(columns, systems, path.parent)
     rows = [read_row(cells, around) for cells in table]
     take_energies(rows)
     there = _known(store, name, rows)
+    _see_asked_alike(name, there, columns)
     points = _points(path, name, rows, there)
     found = {index: (record.key, record.point.label) for index, record in there.items()}
     found |= {index: (point.key, point.label) for index, point in points.items()}
     listed = [found[index] for index in range(len(rows))]
+    done.records, done.known, done.columns = len(points), len(there), _taken(list(table[0]), rows)
+    if not add:
+        return done
     listing = Listing(name=name, title=f"imported from {path.name}", asked_at=written, system=UNKNOWN, launcher="import", points=listed)
     # Before anything is written, so that the round before it ends at the attempts that there are now.
     store.remember(listing, anew=any((store.points / point.folder_name).exists() for point in points.values()))
     for index, point in points.items():
         attempt = store.new_attempt(point)
         write_record(attempt, _record(point, rows[index], int(attempt.name), written, path.name))
-    done.records, done.known = len(points), len(there)
     return done
+
+
+def _taken(titles: list[str], rows: list[TableRow]) -> dict[str, list[str]]:
+    """Titles by what their columns were taken for: results with their name and unit, what was left out with the reason."""
+    found: dict[str, list[str]] = {kind: [] for kind in ("results", "settings", "parameters", "bookkeeping", "left out")}
+    measured = {
+        title: f"{title} = {name} [{row.metrics[name].unit}]"
+        for row in reversed(rows)
+        for name, title in row.sources.items()
+        if row.metrics[name].value is not None
+    }
+    for title in titles:
+        blank = not any(title in row.cells for row in rows)
+        if title in measured:
+            found["results"].append(measured[title])
+        elif any(title in row.params for row in rows):
+            found["parameters"].append(title)
+        elif any(title in row.bookkeeping for row in rows):
+            found["bookkeeping"].append(title)
+        elif not blank and (counted(title) or name_and_unit(title)[0] in ("system", "precision")):
+            found["settings"].append(title)
+        else:
+            said = any(title in row.cells and title not in row.sources.values() for row in rows)
+            first = next((row.cells[title] for row in rows if title in row.cells), "")
+            why = "blank" if blank else "another column says it" if said else f"no number: {first!r:.40}"
+            why += f", {DIGITS}" if SEPARATED.fullmatch(first) else ""
+            found["left out"].append(f"{title} ({why})")
+    return {kind: told or ["none"] for kind, told in found.items() if told or kind == "results"}
+
+
+def _see_asked_alike(suite: str, there: dict[int, Record], columns: Columns) -> None:
+    """Raise ``InputError`` for rows that are there with other columns among their results: as new ones they would be measured twice."""
+    for record in there.values():
+        if (before := record.environment.get("asked", {})) != columns.asked:
+            said = before.items() if isinstance(before, dict) else ()
+            asked = " ".join(f"--{'result' if result else 'parameter'} {shlex.quote(title)}" for title, result in said)
+            hint = f"caraml import TABLE {asked}".rstrip() + ", or --suite with another name"
+            raise InputError(f"suite {suite!r} has rows of this table, imported with other columns as results or parameters", hint)
 
 
 def _points(path: Path, suite: str, rows: list[TableRow], there: dict[int, Record]) -> dict[int, Point]:
@@ -119,6 +177,7 @@ def _record(point: Point, row: TableRow, attempt: int, written: str, source: str
     measured = any(metric.value is not None for metric in row.metrics.values())
     separated = any(map(SEPARATED.fullmatch, row.cells.values()))
     unread = f" ({', '.join(row.unread[:_SHOWN])}{f'; {DIGITS[4:]}' if separated else ''})" if row.unread else ""
+    asked: dict[str, JsonValue] = {"asked": dict(row.asked)} if row.asked else {}
     facts = Facts(item=row.item or "item", items_per_sample=1, parameters=None, flops_per_item=None, flops_formula=_NOT_THERE)
     return Record(
         key=point.key,
@@ -129,7 +188,7 @@ def _record(point: Point, row: TableRow, attempt: int, written: str, source: str
         started_at=written,
         facts=facts,
         metrics=row.metrics,
-        environment={"imported_from": source, "row": row.digest(), "bookkeeping": row.bookkeeping, "missing": missing},
+        environment={"imported_from": source, "row": row.digest(), "bookkeeping": row.bookkeeping, "missing": missing} | asked,
     )
 
 
@@ -139,13 +198,15 @@ def _known(store: Store, suite: str, rows: list[TableRow]) -> dict[int, Record]:
     keys = [key for key, name in store.names().items() if name.partition("-")[0].partition("_")[0] == IMPORTED]
     newest = (record for key in keys for record in store.newest(key, 1) if record.point.suite == suite or key in listed)
     there: dict[JsonValue, list[Record]] = {}
+    energies: dict[float | None, set[float | None]] = {}
     for record in sorted(newest, key=lambda record: record.point.repeat):
         digest = record.environment.get("row")
         there.setdefault(digest if isinstance(digest, str) else None, []).append(record)
+        energies.setdefault(record.value("throughput"), set()).add(record.value("run_energy"))
     earlier, found = _Earlier(there.pop(None, [])), dict[int, Record]()
     for index, row in enumerate(rows):
-        energies = (metric.value for metric in row.energies.values() if metric.value is not None)
-        alike = next((there[one] for one in (row.digest(), *map(row.digest, energies)) if there.get(one)), [])
+        rate = row.metrics["throughput"].value if "throughput" in row.metrics else None
+        alike = next((there[one] for one in map(row.digest, (None, *energies.get(rate, ()))) if there.get(one)), [])
         known = next((one for one in alike if row.energy is None or one.value("run_energy") == row.energy), None)
         if known is not None:
             alike.remove(known)

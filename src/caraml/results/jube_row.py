@@ -8,32 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 
 from pydantic import JsonValue
 
+from caraml.base.errors import InputError, in_a_line
 from caraml.base.format import JOULES_PER_WATT_HOUR
 from caraml.metrics.definitions import METRICS as DEFINED
 from caraml.metrics.model import Metric
-from caraml.results.cells import (
-    BELOW_ZERO,
-    LONGEST,
-    SEPARATED,
-    SIGNED,
-    UNITS,
-    Columns,
-    counted,
-    counts_of,
-    energy_of_nodes,
-    is_energy,
-    is_tflops,
-    name_and_unit,
-    number,
-    numbers,
-    own_unit,
-)
-from caraml.suite.jube import PRECISIONS
+from caraml.results.cells import LONGEST, SEPARATED, UNITS, name_and_unit, number, numbers, read_rows
+from caraml.results.columns import BELOW_ZERO, SIGNED, Columns, counted, counts_of, is_energy, is_tflops, own_unit
+from caraml.suite.jube_keys import PRECISIONS
 from caraml.suite.model import Stated
 from caraml.system.model import System
 
@@ -75,6 +65,8 @@ class TableRow:
     """Cells where a number was expected."""
     sources: dict[str, str]
     """By a metric's name, the title of the column that it is from."""
+    asked: Mapping[str, JsonValue]
+    """Titles of which the user said whether they are results."""
     energies: dict[str, Metric]
     """Of the run [J] by the titles of their columns: that of a file first, then jpwr's, then a counter's."""
 
@@ -85,7 +77,11 @@ class TableRow:
 
     def digest(self, energy: float | None = None) -> str:
         """Hash of what the row says: by it its record is found again, whatever CARAML makes of it. Once, its ``energy`` was part of it."""
-        return hashlib.sha256(json.dumps([sorted(self.cells.items()), energy]).encode()).hexdigest()[:16]
+        return hashlib.sha256(f"[{self._said}, {json.dumps(energy)}]".encode()).hexdigest()[:16]
+
+    @cached_property
+    def _said(self) -> str:
+        return json.dumps(sorted(self.cells.items()))
 
 
 def read_row(cells: dict[str, str], around: Around) -> TableRow:
@@ -106,8 +102,10 @@ def read_row(cells: dict[str, str], around: Around) -> TableRow:
         else:
             (bookkeeping if title in around.columns.bookkeeping else params)[title] = text
     said = {title: text for title, text in cells.items() if text}
-    unread = _unread(said, around.columns)
-    return TableRow(said, params, found.metrics, found.item, counts, system, precision, bookkeeping, unread, found.sources, found.energies)
+    unread, asked = _unread(said, around.columns), around.columns.asked
+    return TableRow(
+        said, params, found.metrics, found.item, counts, system, precision, bookkeeping, unread, found.sources, asked, found.energies
+    )
 
 
 def _unread(said: dict[str, str], columns: Columns) -> list[str]:
@@ -146,6 +144,8 @@ class _Found:
     def take(self, title: str, text: str) -> bool:
         """Whether a cell is in a column of results; then it is taken."""
         (name, unit), columns = name_and_unit(title), self._around.columns
+        if columns.asked.get(title) is False:
+            return False
         if title == self._rate:
             self._put("throughput", title, _positive(text, f"{self.item}/s"))
         elif is_tflops(name, unit):
@@ -241,6 +241,28 @@ def _energy_file(name: str, around: Around, count: int | None) -> Metric:
     if count not in (None, len(found)):
         return Metric(value=None, unit="J", reason=f"{name} has {len(found)} of the {count} nodes")
     return Metric(value=sum(found.values()) * JOULES_PER_WATT_HOUR, unit="J", reason=_OF_JPWR)
+
+
+def energy_of_nodes(path: Path) -> dict[str, float] | str:
+    """Energy [Wh] of each node in the table that CARAML's scripts make of jpwr's, or why it is not known.
+
+    The table has a row for each rank, each of which has all devices of its node.
+    """
+    try:
+        rows = read_rows(path)
+    except InputError as error:
+        return f"its energy is in a file of its own that is not beside the table: {in_a_line(error)}"[:LONGEST]
+    devices = [name for name in rows[0] if re.fullmatch(r"(pynvml|rocm|gc):\d+", name)]
+    nodes: dict[str, list[float]] = {}
+    for index, row in enumerate(rows, 1):
+        each = [(name, number(row[name])) for name in devices]
+        told = [(name, value) for name, value in each if value is not None]
+        if not told or len(told) < len(each):
+            return f"{path.name} has no energy of each device, or not of every rank"
+        if below := next((name for name, value in told if value < 0), None):
+            return f"{path.name}: row {index} below the header: found {below!r} of {row[below]!r}, {BELOW_ZERO}"[:LONGEST]
+        nodes.setdefault(row.get("nodename", ""), []).append(sum(value for _, value in told))
+    return {name: fmean(ranks) for name, ranks in nodes.items()}
 
 
 def _blank(text: str) -> str:

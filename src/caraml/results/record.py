@@ -19,6 +19,8 @@ from caraml.suite.model import Point
 SCHEMA_VERSION = 1
 STOPPED, CANCELLED = "the campaign was stopped", "cancelled"
 """How the reasons begin of attempts that somebody ended before they were done."""
+_OF_NO_TABLE = ("compile", "knobs", "placement", "deterministic", "seed", "mode")
+"""Fields of a point that no imported table says in a column of its own."""
 
 Status = Literal["ok", "oom", "timeout", "failed", "invalid", "skipped", "lost"]
 STATUSES: dict[Status, str] = {
@@ -157,7 +159,8 @@ class Record(FiniteModel):
     def unstated(self) -> tuple[str, ...]:
         """Fields of its point that nobody stated: of a table that was imported or published, of a loop that is not CARAML's."""
         missing = self.environment.get("missing")
-        return tuple(name[6:] for name in missing if name.startswith("point.")) if isinstance(missing, dict) else ()
+        names = [name[6:] for name in missing if name.startswith("point.")] if isinstance(missing, dict) else []
+        return tuple(dict.fromkeys([*names, *(_OF_NO_TABLE if "imported_from" in self.environment else ())]))
 
     @property
     def item(self) -> str:

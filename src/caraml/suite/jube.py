@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from caraml.base.errors import InputError, in_a_line, unknown_name
 from caraml.base.limits import JUBE_ROWS, too_large
+from caraml.suite.jube_keys import KEYS, NETWORKS, SIZES, WORDS
 from caraml.suite.jube_script import (
     DEPTH,
     GIVE_TAGS,
@@ -41,65 +42,8 @@ _FLAG = re.compile(r"(?<!\S)--([A-Za-z][\w-]*)(?:(?:=|[ \t]+)(?!-|\d*[<>])([^\s\
 _OF_SITE = re.compile(
     r"account|queue|timelimit|hint|gres|tasks|threadspertask|partition|singularity_file|job_config|oot|outlog|outerr|starter"
 )
-
-
-_COMMON = {
-    "nodes": "nodes",
-    "devices": "gpus_per_node replicas taskspernode",
-    "global_batch": "global_batch_size",
-    "micro_batch": "micro_batch_size batch_size_per_device batch_size",
-    "precision": "precision --fp16 --bf16 --use-fp16",
-    "seed": "seed --seed",
-    "params.learning_rate": "lr --lr --learning-rate",
-    "params.data": "dataset",
-}
-_SIZES = ("params.layers", "params.width", "params.heads", "params.sequence_length", "params.model")
-"""Without these a suite would take its own, and another model."""
-_KEYS = {
-    "gpt": {
-        **_COMMON,
-        "tp": "tp_size",
-        "cp": "cp_size --context-parallel-size",
-        "pp": "pp_size ipus_per_replica",
-        "sp": "--sequence-parallel",
-        "distributed_optimizer": "--use-distributed-optimizer",
-        "params.width": "nhidden --hidden-size",
-        "params.layers": "nlayers --num-layers",
-        "params.heads": "nheads --num-attention-heads",
-        "params.sequence_length": "sequence_length --seq-length",
-        "params.weight_decay": "--weight-decay",
-        "params.clip_norm": "--clip-grad",
-        "params.recompute": "--recompute-granularity",
-        "params.positions": "--position-embedding-type",
-    },
-    "image_classification": {
-        **_COMMON,
-        "compiler": "compiler",
-        "compile": "compiler_mode",
-        "channels_last": "channels_last",
-        "params.model": "tf_model model",
-        "params.workers": "num_workers",
-    },
-}
-"""Keys of suites, and which parameters of the scripts and options of their programs hold them: the first that is there counts."""
-PRECISIONS: dict[str, Stated] = {word: word for word in get_args(Stated)}
-PRECISIONS |= {"--fp16": "fp16", "--bf16": "bf16", "True": "fp16", "False": "fp32", "16.16": "fp16", "32.32": "fp32"}
-"""What the words of the scripts are as precisions of suites."""
-_WORDS: dict[str, dict[str, Any]] = {
-    "precision": PRECISIONS,
-    "sp": {"--sequence-parallel": True},
-    "distributed_optimizer": {"--use-distributed-optimizer": True},
-    "channels_last": {"True": True, "False": False},
-    "compiler": {"trace": "off", "aot_eager": "off", "inductor": "default"},
-    "params.recompute": {"selective": "selective", "full": "full"},
-    "params.positions": {"rope": "rotary", "rotary": "rotary"},
-    "params.data": {"OSCAR": "text", "Synthetic": "synthetic", "ImageNet": "images", "ImageNet(synthetic)": "synthetic"}
-    | {"Synthetic(Host)": "synthetic", "Synthetic(Device)": "synthetic-device"},
-}
-"""What the words of the scripts are in suites."""
 _TEXT = "the text is not fetched; until params.corpus names it (`caraml data prepare text`), Python's own sources are read"
 _SIZE = re.compile(r"\d+[MB]")
-_NETWORKS = {"resnet50_v2": "resnetv2_50", "resnet50_mlperf_pod4_bs20": "resnet50"}
 
 
 class _UnknownError(Exception):
@@ -230,8 +174,8 @@ def _training(
     if workload != "gpt" and network is not None and _SIZE.fullmatch(network.text.strip()):
         found = f"{path}:{network.line}: {network.name} = {network.text.strip()}: the size of a language model, and no nlayers beside it"
         raise InputError(found, "write its nlayers, nhidden and nheads into the script, or take suite llm: caraml plan llm")
-    for size in _SIZES:
-        for name in set(_KEYS[workload].get(size, "").split()) & (others.keys() - there.keys()):
+    for size in SIZES:
+        for name in set(KEYS[workload].get(size, "").split()) & (others.keys() - there.keys()):
             parameters.lost[size] = (others[name].line, f"{name}: these tags leave it out", GIVE_TAGS)
     return steps, parameters, workload
 
@@ -295,8 +239,8 @@ def _rows(path: Path, steps: list[Element], parameters: _Parameters, workload: s
     if not rows:
         raise InputError(f"{path}:{steps[-1].line}: step {steps[-1].name}: is active for no combination of its parameters")
     known = set[str]().union(*rows)
-    need([*_SIZES, "precision"], known)
-    for size, names in ((size, _KEYS[workload][size]) for size in _SIZES if size in _KEYS[workload] and size not in known):
+    need([*SIZES, "precision"], known)
+    for size, names in ((size, KEYS[workload][size]) for size in SIZES if size in KEYS[workload] and size not in known):
         what = f"the model of this batch has no {size.removeprefix('params.')}: found no {names.replace(' ', ' and no ')}"
         raise InputError(f"{path}:{line}: {what}", "write it into a parameter of the script")
     if rounded := _settle(rows):
@@ -324,9 +268,9 @@ def _active(step: Element, parameters: _Parameters, chosen: dict[str, str], note
 def _row(parameters: _Parameters, workload: str, chosen: dict[str, str], notes: list[tuple[int, str]]) -> dict[str, Any]:
     places = {name: (element, f"${{{name}}}") for name, element in parameters.elements.items()} | parameters.options()
     row: dict[str, Any] = {}
-    for key, name in ((key, name) for key, names in _KEYS[workload].items() for name in names.split() if name in places):
+    for key, name in ((key, name) for key, names in KEYS[workload].items() for name in names.split() if name in places):
         element, template = places[name]
-        value, hint = _WORDS.get(key, {}).get(name), GIVE_TAGS  # a flag says it by itself, whatever word follows it
+        value, hint = WORDS.get(key, {}).get(name), GIVE_TAGS  # a flag says it by itself, whatever word follows it
         try:
             text = parameters.filled(template, chosen) if key not in row else ""
             value = found if (found := _value(key, text)) is not None else value
@@ -342,7 +286,7 @@ def _row(parameters: _Parameters, workload: str, chosen: dict[str, str], notes: 
         parameters.lost.setdefault(key, (element.line, why, hint))
     for option, (element, template) in parameters.options().items():
         held = (found := _VARIABLE.fullmatch(template)) and (found[1] or found[2]) in parameters.elements  # the parameter is named
-        if option not in " ".join(_KEYS[workload].values()).split() and not held:
+        if option not in " ".join(KEYS[workload].values()).split() and not held:
             notes.append((element.line, f"{option}{f' {template}' if template != option else ''}: no key of a suite"))
         parameters.used.add(element.name)
     return row
@@ -350,14 +294,14 @@ def _row(parameters: _Parameters, workload: str, chosen: dict[str, str], notes: 
 
 def _value(key: str, text: str) -> Any:
     """A value of a suite, or ``None`` for a word that has no counterpart."""
-    if key in _WORDS:
-        return _WORDS[key].get(text)
+    if key in WORDS:
+        return WORDS[key].get(text)
     for number in (int, float):
         try:
             return number(text)
         except ValueError:
             continue
-    return _NETWORKS.get(text, text) if key in ("params.model", "compile") else None
+    return NETWORKS.get(text, text) if key in ("params.model", "compile") else None
 
 
 def _settle(rows: list[dict[str, Any]]) -> int:
