@@ -153,6 +153,14 @@ def test_nothing_in_common_is_an_error_that_says_what_there_is() -> None:
         against([run(1)], [run(1)], "throughputt")
 
 
+def test_a_run_without_energy_has_no_other_boundary() -> None:
+    """Of the runs that have energy one sensor read all: not `None, device`."""
+    before, after = ([run(100, energy=1.0, repeat=repeat, software=name) for repeat in range(3)] for name in ("old", "new"))
+    found = against([*before, run(100, repeat=3, software="old")], after, "energy_per_item")
+    change = only(found, "energy_per_item")
+    assert change.ratio is not None and change.ratio.value == pytest.approx(1.0), change.reason
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -76,6 +76,17 @@ def test_software_may_change_within_a_series_but_work_may_not() -> None:
         history(records, "speed")
 
 
+def test_energies_of_another_boundary_are_another_series() -> None:
+    """From one night on the meter read the node instead of its devices, which was a change for the worse."""
+    records = nights([900.0] * 8, energy=1.0)
+    for record in records[5:]:
+        record.metrics["energy_per_item"] = Metric(value=3.0, unit="J/token", scope="node_dc")
+    series = history(records, "energy_per_item")
+    assert [(len(one.entries), len(one.changes)) for one in series] == [(5, 0), (3, 0)]
+    assert [one.name.rpartition(" ")[2] for one in series] == ["boundary=device", "boundary=node_dc"]
+    assert len(history(records)) == 1, "a rate has no boundary"
+
+
 def test_results_not_above_zero_are_counted() -> None:
     """A ratio needs numbers above zero; those that are not shall not vanish without a word."""
     waits = [{"data_wait_share": Metric(value=value, unit="1")} for value in (0.1, 0.0, 0.2)]

@@ -278,8 +278,9 @@ def _incomparable(metric: str, pair: _Matched, a: Estimate | None, b: Estimate |
                 return f"{letter} is not above zero, so it has no ratio"
             return f"{letter} has none: {(found.reason if found else None) or 'not measured'}"
     everyone = (*pair.a, *pair.b)
+    known = [record.metrics[metric] for record in everyone if record.value(metric) is not None]
     for what, kinds in (
-        ("of different energy boundaries", {record.metrics[metric].scope for record in everyone if metric in record.metrics}),
+        ("of different energy boundaries", {one.scope for one in known}),
         ("measured by different methods", {_method(record) for record in everyone}),
     ):
         if len(kinds) > 1:

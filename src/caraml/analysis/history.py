@@ -15,7 +15,6 @@ simulation (``bench/analysis/verdicts.py``).
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,13 +26,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caraml.analysis.estimate import SMALLEST_SD, Estimate, Value, values
-from caraml.analysis.grouping import Difference, axes, compare_facts, facts, grouped, names, without
+from caraml.analysis.grouping import Difference, axes, compare_facts, facts, grouped, names, told_apart, without
 from caraml.analysis.run_variation import mean_of
 from caraml.base.errors import InputError
 from caraml.metrics.definitions import definition_of, see_known
 from caraml.metrics.model import Direction
 from caraml.results.record import Record
 from caraml.results.store import RECORD, read_record
+from caraml.suite.model import NOT_STATED
 
 _MAY_CHANGE = ("software",)
 """Axes in which the attempts of one series may differ: what may have changed over time."""
@@ -133,20 +133,23 @@ def attempts(roots: Iterable[Path], keys: Collection[str] | None = None) -> list
 
 
 def history(records: Sequence[Record], metric: str = "throughput") -> list[Series]:
-    """A series for each work, system and unit among ``records``, which may hold many attempts at a point. Raises ``InputError`` for an
-    unknown metric. Only results above zero are on a series, because levels are compared by their ratio."""
+    """A series for each work and system among ``records``, which may hold many attempts at a point, and for each unit and boundary of an
+    energy. Raises ``InputError`` for an unknown metric. Only results above zero are on a series, as levels are compared by their ratio."""
     see_known(metric, records)
     usable = sorted(
         (record for record in records if record.status == "ok" and values([record], metric) and _time(record) != _UNKNOWN), key=_time
     )
+    of_sensors = definition_of(metric, records).sensor
 
-    def work(record: Record) -> object:
-        return without(axes(record.point), _MAY_CHANGE)
+    def kind(record: Record) -> tuple[str, str]:
+        found = record.metrics[metric]
+        return found.scope or NOT_STATED if of_sensors else "", found.unit
 
-    groups = grouped(usable, lambda record: (work(record), record.metrics[metric].unit))
-    often = Counter(work(group[0]) for group in groups)
-    units = [f" [{group[0].metrics[metric].unit}]" if often[work(group[0])] > 1 else "" for group in groups]
-    return [_series(name + unit, group, metric) for name, unit, group in zip(names(groups), units, groups, strict=True)]
+    groups = grouped(usable, lambda record: (kind(record), without(axes(record.point), _MAY_CHANGE)))
+    named = told_apart(names(groups), [{"boundary": kind(group[0])[0]} for group in groups])
+    several = len({kind(record)[1] for record in usable}) > 1
+    units = [f" [{kind(group[0])[1]}]" if several else "" for group in groups]
+    return [_series(name + unit, group, metric) for name, unit, group in zip(named, units, groups, strict=True)]
 
 
 def not_above_zero(records: Sequence[Record], metric: str) -> int:
