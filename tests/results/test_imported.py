@@ -88,6 +88,16 @@ def test_tables_of_one_system_are_compared_and_are_one_history(tmp_path: Path) -
     assert [entry.value for entry in series.entries] == [100, 90]
 
 
+def test_rows_of_one_table_have_no_order_in_time(tmp_path: Path) -> None:
+    """A table in the order of its rates had a change for the better in its middle, at one time."""
+    for time, (name, rates) in enumerate({"jan": (100, 101, 200, 201), "feb": (300, 302, 400, 401, 900)}.items(), start=1_700_000_000):
+        add(tmp_path, name, "system,gbs,Tokens/s", *(f"A100,64,{rate}" for rate in rates for _ in range(6)), time=time)
+    (jan,) = history(Store(tmp_path / "out").records("jan"))
+    assert jan.changes == () and jan.note == "all results are of one time"
+    (both,) = history(attempts([tmp_path / "out"]))
+    assert {one.index for one in both.changes} <= {24} and both.note is None
+
+
 def test_tokens_and_images_are_different_work_as_are_systems_that_nobody_named(tmp_path: Path) -> None:
     """Their mean was taken, as of repeats."""
     add(tmp_path, "llm-juwels", "devices,gbs,Tokens/s", "4,64,100000")

@@ -172,7 +172,8 @@ def _series(name: str, records: Sequence[Record], metric: str) -> Series:
     errors = [one.error for one in measured if one.error is not None]
     floor = max(median(errors) if errors else 0.0, SMALLEST_SD)
     logs = np.array([math.log(entry.value) for entry in entries])
-    indices = change_points(logs, floor)
+    # Of one time are the rows of a table, whose order is none in time.
+    indices = [index for index in change_points(logs, floor) if entries[index].time > entries[index - 1].time]
     edges = [0, *indices, len(entries)]
     found, direction = [], definition_of(metric, records).better
     for before, index, after in zip(edges, indices, edges[2:], strict=False):
@@ -181,8 +182,10 @@ def _series(name: str, records: Sequence[Record], metric: str) -> Series:
         found.append(ChangePoint(index, ratio, better, after - index < FIRM, _changed(records[before:index], records[index:after])))
     point = records[0].point
     note = None if len(entries) >= FEWEST else f"{len(entries)} of the {FEWEST} results that a change needs"
+    if note is None and entries[0].time == entries[-1].time:
+        note = "all results are of one time"
     newest = None
-    if note is None and len(entries) - edges[-2] > FIRM:
+    if note is None and entries[-1].time > entries[-2].time and len(entries) - edges[-2] > FIRM:
         off = logs[-1] - float(np.median(logs[edges[-2] : -1]))
         newest = math.exp(off) if abs(off) > FAR * _noise(logs, floor)[0] else None
     unit = records[0].metrics[metric].unit
