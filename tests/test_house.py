@@ -118,14 +118,10 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_045,
+    "analysis": 4_048,
     "base": 2_712,
     "campaign": 1_873,
     "cli": 1_629,
-    "analysis": 3_958,
-    "base": 2_711,
-    "campaign": 1_777,
-    "cli": 1_620,
     "data": 818,
     "engine": 4_367,
     "launch": 1_761,
