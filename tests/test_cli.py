@@ -135,6 +135,14 @@ def test_the_same_run_again_measures_nothing(out: Path) -> None:
         (["results", "--sql", "select * from record"], "records"),
         (["results", "--sql", "select * from read_csv('/etc/passwd')"], ""),
         (["data", "prepare", "text", "/no/such", "--out", "x"], "/no/such"),
+        (["run", "quick", "--only", "gpt", "--out", "/etc/hosts"], "/etc/hosts: found a file, expected a folder"),
+        (["plan", "quick", "--only", "gpt", "--out", "/etc/hosts/x"], "/etc/hosts: found a file, expected a folder"),
+        (["report", "--to", "/etc/hosts/x/y.html"], "/etc/hosts: found a file, expected a folder"),
+        (["report", "--to", "/etc"], "/etc: found a folder, expected a file"),
+        (["report", "--format", "svg", "--to", "/etc/hosts"], "/etc/hosts: found a file, expected a folder"),
+        (["archive", "tiny", "/etc/hosts/x.zip"], "/etc/hosts: found a file, expected a folder"),
+        (["data", "prepare", "images", "--out", "/etc/hosts/x"], "/etc/hosts: data cannot be written here: File exists"),
+        (["data", "prepare", "text", __file__, "--out", "/etc/hosts/x"], "/etc/hosts: "),
     ],
 )
 def test_errors_name_the_cause_and_exit_with_2(arguments: list[str], words: str, out: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.base.errors import InputError
 from caraml.base.files import data_home
 from caraml.data.store import build_folder, prepared_once
 
@@ -112,7 +112,7 @@ def test_the_unfinished_work_of_living_and_distant_builders_is_left_alone(home: 
 
 def test_a_folder_that_cannot_be_written_says_what_to_set(home: Path) -> None:
     home.write_text("a file in the way")
-    with pytest.raises(EnvironmentUnfitError, match="CARAML_DATA"):
+    with pytest.raises(InputError, match="CARAML_DATA"):
         prepared_once({"kind": "test"}, lambda folder: None)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.base.errors import InputError
 from caraml.workloads.gpt.documents import read_documents, text_files
 from caraml.workloads.gpt.text import END_OF_TEXT, PreparedText, default_text_corpus, load_tokenizer, prepare_text, standard_library_sources
 from caraml.workloads.gpt.tokens import IndexedTokens
@@ -196,7 +196,7 @@ def test_the_default_corpus_is_this_pythons_library_and_is_prepared_once(tmp_pat
 
 def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("some words")
-    with pytest.raises(EnvironmentUnfitError, match=r"words\.txt: data cannot be written here"):
+    with pytest.raises(InputError, match=r"words\.txt: data cannot be written here"):
         prepare_text([tmp_path / "words.txt"], tmp_path / "words.txt" / "corpus")
 
 

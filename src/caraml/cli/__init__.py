@@ -18,9 +18,11 @@ from caraml.cli import run, results, check, setup  # noqa: F401
 from caraml.base.errors import CaramlError, ExitCode
 from caraml.cli.app import app, say
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
-"""What a disk says that is full or not ours to write to, or has something else where a file or folder should be; any other failure of the
-system is a fault of ours and shows its trace."""
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+_NAMES = {errno.ENOTDIR: "a file, expected a folder", errno.EISDIR: "a folder, expected a file"}
+_NAMES |= {errno.ELOOP: "links in a circle", errno.ENAMETOOLONG: "a name that is too long"}
+"""What a disk says that is full or not ours to write to, and of a name that a user must mend; any other failure of the system is a fault of
+ours and shows its trace."""
 
 NVIDIA = Path("/proc/driver/nvidia")
 """Where NVIDIA's driver is; elsewhere CUDA's variables are no part of the surroundings, and none is put into records."""
@@ -38,6 +40,11 @@ def main() -> None:
         say(f"caraml: {error}", err=True)
         sys.exit(error.exit_code)
     except OSError as error:
+        if error.errno in _NAMES:
+            whole = Path(error.filename or "a file")
+            place = next((path for path in reversed([whole, *whole.parents]) if os.path.isfile(path)), whole)  # noqa: PTH113
+            say(f"caraml: {place}: found {_NAMES[error.errno]}\n  next step: name another, or move it away", err=True)
+            sys.exit(ExitCode.WRONG_INPUT)
         if error.errno not in _DISK:
             raise
         say(f"caraml: {error.filename or 'a file'}: {error.strerror}; results that are there stay whole", err=True)

@@ -139,11 +139,11 @@ def _place(out: Path) -> Path:
 
 
 def _write_text(store: Store, records: list[Record], format: Format, path: Path, title: str) -> None:
-    from caraml.base.files import write_file
+    from caraml.base.files import make_folder, write_file
     from caraml.report.document import csv_text, markdown
     from caraml.report.page import page
 
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     text = {
         Format.HTML: lambda: page(store, records, title),
         Format.MD: lambda: markdown(store, records, title),

@@ -102,13 +102,14 @@ def build_folder(final: Path, build: Callable[[Path], object]) -> None:
 
 
 def make_parent(final: Path) -> None:
-    """Make the folder of what will be written. Raises ``EnvironmentUnfitError`` where nothing can be written."""
+    """Make the folder of what will be written. Raises ``EnvironmentUnfitError`` where nothing can be, ``InputError`` below a file."""
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         if not os.access(final.parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise EnvironmentUnfitError(
+        kind = InputError if error.errno in (errno.ENOTDIR, errno.EEXIST) else EnvironmentUnfitError
+        raise kind(
             f"{final.parent}: data cannot be written here: {error.strerror or error}",
             f"choose a folder that you can write; prepared data goes where {DATA_VARIABLE} says",
         ) from error

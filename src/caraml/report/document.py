@@ -15,7 +15,7 @@ from caraml.analysis.table import Steps, flat_table, raw_file, raw_files, read_s
 from caraml.analysis.table import rows as flat_rows
 from caraml.base.chart import standalone
 from caraml.base.errors import InputError
-from caraml.base.files import write_file
+from caraml.base.files import make_folder, write_file
 from caraml.base.format import percent, printable
 from caraml.metrics.definitions import title_of
 from caraml.report import figures, published, scaling, times
@@ -348,7 +348,7 @@ def write_figures(store: Store, records: Sequence[Record], folder: Path, kind: s
     found = [figure for section in figure_sections(store, records) for figure in section.figures]
     if not found:
         raise InputError("these results allow no figure: no point has a number")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     paths = []
     for number, figure in enumerate(found, start=1):
         paths.append(folder / f"{number:02d}-{figure.slug}.{kind}")

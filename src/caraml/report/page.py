@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from caraml import __version__
 from caraml.analysis.run_variation import INTERVAL
 from caraml.base.chart import WIDTH, Drawing, symbol
-from caraml.base.files import write_file
+from caraml.base.files import make_folder, write_file
 from caraml.base.format import printable
 from caraml.metrics.definitions import METRICS, definition_of, title_of
 from caraml.power.model import METHOD_VERSION
@@ -57,7 +57,7 @@ WIDE = 1.6 * WIDTH
 
 def write_report(store: Store, records: Sequence[Record], path: Path, title: str) -> Path:
     """Write the page of ``records`` to ``path``, whole or not at all, and return the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_file(path, page(store, records, title))
     return path
 

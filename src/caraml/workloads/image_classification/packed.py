@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
-from caraml.base.files import making, replacing, replacing_by_name
+from caraml.base.files import make_folder, making, replacing, replacing_by_name
 from caraml.base.format import count
 from caraml.base.limits import CLASSES, IMAGE, IMAGES, LINE, RECORD, counted, too_large
 from caraml.data.staging import SQUASH_SUFFIXES
@@ -309,7 +309,7 @@ def write_shards(store: ImageStore, folder: Path, images_per_shard: int = 10_000
     Raises:
         InputError: if ``folder`` has shards already.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if any(folder.glob("*.tar")):
         raise InputError(f"{folder}: has tar files already; expected a new folder")
     count = len(store.labels)
@@ -350,7 +350,7 @@ def pack_images(root: Path, out: Path, images_per_shard: int = 10_000) -> Packed
     store = FolderStore(root)
     if out.exists():
         raise InputError(f"{out}: exists already; expected a free name")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     ending = out.suffix.lower()
     if ending == ".lmdb":
         write_lmdb(store, out)
