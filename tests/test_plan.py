@@ -61,6 +61,7 @@ def test_plan_refuses_a_path_that_no_system_can_look_at(tmp_path: Path) -> None:
     [
         ("CARAML_PROBE_SECONDS", "3s", "found '3s', expected a number of seconds, 0 or more"),
         ("CARAML_HANG_SECONDS", "never", "found 'never', expected a number of seconds, 0 or more"),
+        ("CARAML_HANG_SECONDS", "inf", r"found 'inf', .*\n.*export CARAML_HANG_SECONDS=10, 0 for never, or unset it"),
         ("CARAML_MEMORY_GIB", "all", "found 'all', expected a number of GiB above 0, or off"),
         ("CARAML_BIND", "0", "found '0', expected off, or on"),
     ],
@@ -89,6 +90,8 @@ def test_plan_refuses_input_that_is_here_and_of_another_kind(tmp_path: Path) -> 
     for name, classes in (("three", "abc"), ("others", "abd")):
         with lmdb.open(str(tmp_path / f"{name}.lmdb"), subdir=False) as images, images.begin(write=True) as transaction:
             transaction.put(b"__meta__", json.dumps({"format": 1, "classes": list(classes), "images": 1}).encode())
+    for name in "abc":
+        (tmp_path / "photos" / name).mkdir(parents=True)
     ids = np.arange(5000, dtype=np.int64) % 7
     ids[30] = 5000
     with IndexedTokensWriter(tmp_path / "corpus", 6000) as writer:
@@ -103,10 +106,19 @@ def test_plan_refuses_input_that_is_here_and_of_another_kind(tmp_path: Path) -> 
             '{ data = "./three.lmdb", validation = "others.lmdb" }',
             f"validation: the classes at {tmp_path}/others.lmdb are not those of the training images",
         ),
+        ("image_classification", '{ path = "photos", classes = 2 }', f"classes: found 2; the data at {tmp_path}/photos has 3"),
+        ("image_classification", '{ path = "photos/a" }', "photos/a: no image folder (found no folder of a class in it)"),
         ("gpt", '{ preset = "4M", corpus = "corpus" }', "corpus: sample 0 has token 5000; expected ids from 0 to 4095"),
     ):
         code, text = planned(tmp_path, workload, params)
         assert code == 2 and text.count(told) == 1 and "refused: " in text and "\ufffd" not in text, text
+
+
+def test_plan_knows_nothing_of_images_that_are_closed_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = load_workload("image_classification")
+    monkeypatch.setattr("os.access", lambda *_: False)  # as for anybody who is not root
+    assert found.check is not None
+    found.check(found.params.model_validate({"path": "photos", "classes": 2}), tmp_path)
 
 
 def test_plan_takes_the_two_parts_of_a_set_as_a_run_does(tmp_path: Path) -> None:

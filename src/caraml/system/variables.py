@@ -30,6 +30,7 @@ PROBE = "CARAML_PROBE_SECONDS"
 With 0 there is none, and limits are unknown."""
 PATIENCE = "CARAML_HANG_SECONDS"
 """Environment variable: seconds without a step after which a point is given up; 0 for ever."""
+_AT_ZERO = {PROBE: "0 for no search", PATIENCE: "0 for never"}
 FOLDER = ".private"
 """In an attempt's folder: what only its user can open."""
 SITE, PROGRAM = "site", "program"
@@ -56,7 +57,8 @@ def seconds_asked(name: str, usual: float) -> float:
     with suppress(ValueError):
         if 0 <= (found := float(text or usual)) < math.inf:
             return found
-    raise InputError(f"{name}: found {text!r}, expected a number of seconds, 0 or more", f"export {name}=10, or unset it")
+    hint = f"export {name}=10, {_AT_ZERO[name]}, or unset it"
+    raise InputError(f"{name}: found {text!r}, expected a number of seconds, 0 or more", hint)
 
 
 def shown(name: str) -> bool:

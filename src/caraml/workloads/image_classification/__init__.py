@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -363,14 +364,16 @@ def _dali_source(ctx: BuildContext[Params]) -> BatchSource:
 
 
 def check(params: Params, folder: Path) -> None:
-    """See that LMDBs are of images, and that the network tells their classes apart."""
-    if params.data == "lmdb" and params.path is not None:
+    """See that LMDBs and folders are of images, and that the network tells their classes apart. What is closed to us is not looked at."""
+    if params.data in ("lmdb", "images") and params.path is not None:
         from caraml.workloads.image_classification.packed import LmdbStore
-        from caraml.workloads.image_classification.store import refuse_classes
+        from caraml.workloads.image_classification.store import FolderStore, refuse_classes
 
         (path, held_out), trained = _parts(str(folder / params.path)), None
         for where in (folder / name for name in (path, params.validation or held_out) if name):
-            classes = LmdbStore.check(where)
+            if params.data == "images" and not os.access(where, os.R_OK | os.X_OK):
+                return
+            classes = LmdbStore.check(where) if params.data == "lmdb" else FolderStore.check(where)[0]
             refuse_classes(classes, where, params.classes, trained)
             trained = classes
 

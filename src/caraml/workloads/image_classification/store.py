@@ -271,17 +271,10 @@ class FolderStore:
     def __init__(self, root: Path) -> None:
         """List the images, sorted by name. Raises ``InputError`` if there is no such folder, no class in it, or a class without images."""
         self.root = Path(root)
-        refuse_unfinished(self.root / MARKS, self.root)
-        try:
-            self.classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
-        except OSError as error:
-            raise InputError(f"{root}: no image folder ({error.strerror or error})", _HINT) from error
-        if (annotated := self.root / _ANNOTATIONS).is_file():
-            self._paths, names = _annotated(annotated)
-            self.classes, self.labels = number_classes(names, annotated)
+        self.classes, annotated = self.check(self.root)
+        if annotated is not None:
+            self._paths, self.labels = annotated
             return
-        if not self.classes:
-            raise InputError(f"{root}: no image folder (found no folder of a class in it)", _HINT)
         seen: set[tuple[int, int]] = set()
         below = (files_below(os.path.join(root, name), seen) for name in self.classes)  # noqa: PTH118  # a million Path objects are slow
         found = [sorted(path for path in paths if path.lower().endswith(SUFFIXES)) for paths in below]
@@ -294,6 +287,23 @@ class FolderStore:
             )
         self._paths = [path for paths in found for path in paths]
         self.labels = np.repeat(np.arange(len(found)), [len(paths) for paths in found])
+
+    @staticmethod
+    def check(root: Path) -> tuple[list[str], tuple[list[str], npt.NDArray[np.int64]] | None]:
+        """The classes, and paths and classes of the images where a file lists them; else images are not looked for. Raises ``InputError``
+        if there is no such folder, or no class in it."""
+        refuse_unfinished(root / MARKS, root)
+        try:
+            classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+        except OSError as error:
+            raise InputError(f"{root}: no image folder ({error.strerror or error})", _HINT) from error
+        if (annotated := root / _ANNOTATIONS).is_file():
+            paths, names = _annotated(annotated)
+            classes, labels = number_classes(names, annotated)
+            return classes, (paths, labels)
+        if not classes:
+            raise InputError(f"{root}: no image folder (found no folder of a class in it)", _HINT)
+        return classes, None
 
     def read(self, position: int) -> bytes:
         """The file of image ``position``."""
