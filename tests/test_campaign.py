@@ -123,15 +123,16 @@ def test_the_same_command_fills_only_the_holes(tmp_path: Path) -> None:
 
 
 def test_a_part_of_a_suite_of_too_many_points_is_a_campaign_and_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("caraml.suite.expand.POINTS", 8)
+    for module in ("suite.expand", "results.store"):
+        monkeypatch.setattr(f"caraml.{module}.POINTS", 8)
     table = SUITE[SUITE.index("[[") :]
     others = (table.replace('"n"', f'"{name}"') + f"seed = {index}\n" for index, name in enumerate("no", 1))
     text = SUITE.replace('"n"', '"first"') + "".join(others)
-    for chosen, size in ((("first",), 4), (("first", "o"), 8)):
+    for chosen, size in (("first", 4), ("o", 8)):
         run, _ = campaign(tmp_path, FakeLauncher({4: "failed"}), text=text)
-        records = run_campaign(replace(run, options=Options(part=SuitePart(chosen))))
+        records = run_campaign(replace(run, options=Options(part=SuitePart((chosen,)))))
         listing = Store(tmp_path).campaigns()[0]
-        assert len(records) == len(listing.points) == size
+        assert (len(records), len(listing.points), listing.round) == (4, size, 1), "parts of one suite are one round"
     ((listing, keys),) = to_retry(tmp_path, (), failed=True, oom=False)
     assert len(keys) == 2
     again, watcher = campaign(tmp_path, FakeLauncher({}), text=text)
@@ -140,6 +141,9 @@ def test_a_part_of_a_suite_of_too_many_points_is_a_campaign_and_can_be_tried_aga
         run_campaign(replace(again, options=Options(only=frozenset([key]), labels=frozenset([label]))))
     assert watcher.ran == [4, 4] and not to_retry(tmp_path, (), failed=True, oom=False)
     assert [len(one.points) for one in Store(tmp_path).campaigns()] == [8], "it is no campaign of its own"
+    for chosen, edited, rounds in (("n", text, [8, 4]), ("first", f"{text}# edited", [8, 4, 4])):  # too many together, another suite
+        run_campaign(replace(campaign(tmp_path, FakeLauncher({}), text=edited)[0], options=Options(part=SuitePart((chosen,)))))
+        assert [len(one.points) for one in Store(tmp_path).rounds("s")] == rounds
 
 
 def test_again_measures_again_and_keeps_the_earlier_result(tmp_path: Path) -> None:

@@ -123,6 +123,11 @@ LINES = {
     "campaign": 1_873,
     "cli": 1_629,
     "data": 818,
+    "analysis": 3_955,
+    "base": 2_714,
+    "campaign": 1_778,
+    "cli": 1_629,
+    "data": 819,
     "engine": 4_367,
     "launch": 1_761,
     "metrics": 1_741,
@@ -135,6 +140,13 @@ LINES = {
     "verify": 1_061,
     "worker": 2_141,
     "workloads": 8_933,
+    "report": 4_928,
+    "results": 3_048,
+    "suite": 2_734,
+    "system": 3_961,
+    "verify": 1_061,
+    "worker": 2_133,
+    "workloads": 8_939,
 }
 FILES = 240
 

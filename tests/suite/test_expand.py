@@ -401,6 +401,72 @@ def test_points_are_counted_of_the_chosen_benchmarks(monkeypatch: pytest.MonkeyP
     assert len(set_for("n", text, "repeats=1").points) == 4
 
 
+def test_every_fault_is_told_of_a_suite_that_is_planned_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of benchmarks behind the first that has too many, of those that are chosen, and of one with too many by itself."""
+    monkeypatch.setattr("caraml.suite.expand.POINTS", 5)
+    wrong = 'global_batch = [1, 2, 3]\nparams = { kind = ["a", "b", "c"] }\nrepeats = 10\n'
+    tables = (("n", "global_batch = 1\n"), ("m", "global_batch = [1, 2, 3, 4, 5]\n"), ("o", wrong), ("p", "global_batch = []\n"))
+    text = "".join(HEAD.replace('"n"', f'"{name}"') + values for name, values in tables)
+    faults = [r"benchmark\[2\]\.params\.kind: found \"c\"", r"benchmark\[2\]\.sweep: found 90", r"benchmark\[3\]\.global_batch: found \[\]"]
+    for name in ("n", "m"):
+        with pytest.raises(InputError) as error:
+            set_for(name, text)
+        assert all(re.search(fault, str(error.value)) for fault in faults), error.value
+    with pytest.raises(InputError, match=r"(?s)^4 faults .*benchmark\[1\]: found 6, expected at most 5 points in a suite"):
+        plan(text)
+
+
+def told(text: str) -> list[str]:
+    """The faults of benchmarks, those of their form and those of their values, each from its line on."""
+    document = parse_toml('name = "s"\ntitl = "S"\n' + text, "s.toml")
+    with pytest.raises(FaultsError) as form:
+        suite_of(document)
+    with pytest.raises(FaultsError) as error:
+        refuse_with_all_faults(form.value, machine(), params_of, Options())
+    return [fault.removeprefix("s.toml:") for fault in error.value.faults]
+
+
+def test_what_is_wrong_is_told_once_and_where_it_stands() -> None:
+    assert told(HEAD + 'global_batch = 1\nwidth = 3\nprecision = ["fp64"]\n') == [
+        """2: titl: found "S", expected one of the keys name, title, description, include, benchmark (did you mean 'title'?)""",
+        "7: benchmark[0].width: found 3, expected it below params: params = { width = ... }",
+        """8: benchmark[0].precision[0]: found "fp64", expected 'fp32', 'tf32', 'bf16', 'fp16' or 'fp8' (did you mean 'fp16'?)""",
+    ]
+
+
+def test_every_fault_of_values_is_told_beside_those_of_the_sweep() -> None:
+    """Lists without values, types of parameters, keys that are swept and unknown, conditions by their number."""
+    text = HEAD + 'global_batch = []\nnodes = []\nwhere = ["=", "batchsize > 2", "width > 1 / 0"]\n'
+    text += 'params = { width = ["64", true, 64.0, 64], kid = [1, 2] }\n'
+    text += HEAD + "accumulation = 1_000_000_000_000_000\nmicro_batch = 2\n"
+    with pytest.raises(FaultsError) as error:
+        plan(text)
+    keys = [re.sub(r"^s\.toml:\d+: benchmark\[(\d)\]\.(.*?): found (.*?), expected.*", r"\1 \2 \3", fault) for fault in error.value.faults]
+    widths = [f"0 params.width {value}" for value in ('"64"', "true", "64.0")]
+    assert keys == [
+        '0 where[0] "="',
+        '0 where[1] "batchsize > 2"',
+        "0 nodes []",
+        "0 global_batch []",
+        widths[0],
+        "0 params.kid [1, 2]",
+        *widths[1:],
+        "1 accumulation 1000000000000000",
+    ]
+    assert "did you mean 'global_batch'?" in str(error.value)
+    with pytest.raises(InputError, match=r"where\[1\]: found \"width > 1 / 0\", expected a condition"):
+        plan(HEAD + 'global_batch = 1\nwhere = ["width > 1", "width > 1 / 0"]\n')
+
+
+def test_a_part_of_a_suite_of_too_many_points_takes_its_own_points_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("caraml.suite.expand.POINTS", 72)
+    made: list[int] = []
+    monkeypatch.setattr("caraml.suite.expand.why_skipped", lambda point, *_: made.append(point.global_batch))
+    text = TWO + f"global_batch = {list(range(1, 9))}\nseed = {list(range(9))}\n"
+    assert [one.point.benchmark for one in set_for("n", text).points] == ["n"]
+    assert len(made) == 1 + 9, "of the other one, no combination more than its longest list has values"
+
+
 def test_what_is_set_is_counted_and_not_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("caraml.suite.expand.POINTS", 5)
     tables = {name: HEAD.replace('"n"', f'"{name}"') + "global_batch = [1, 2, 3]\n" for name in ("n", "m", "o")}

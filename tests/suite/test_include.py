@@ -108,6 +108,7 @@ def test_errors_name_the_file_and_line_where_a_fault_stands(tmp_path: Path) -> N
         ("include = [3]", "top.toml:3: include: found [3], expected an array of suites"),
         ('include = ["lm"]', "top.toml:3: include[0]: found \"lm\", expected a suite of the catalogue, or the path of a file, NAME.toml "),
         ('include = ["llm",\n"belw.toml"]', "top.toml:4: include[1]: found \"belw.toml\", expected a suite file in the folder"),
+        ('include = ["lm", "belw.toml"]', "include[1]: found \"belw.toml\", expected a suite file in the folder"),
         ('include = ["../outside.toml"]', 'include[0]: found "../outside.toml", expected a suite file in the folder'),
         ('include = ["/etc/outside.toml"]', 'include[0]: found "/etc/outside.toml", expected a suite file in the folder'),
         (f'include = ["{"x" * 300}/a.toml"]', "expected a suite file in the folder"),

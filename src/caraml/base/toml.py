@@ -123,7 +123,7 @@ class TomlDocument:
                 continue  # the misspelt key is reported already, with this one as the suggestion
             if fault.kind == "too_short" and fault.location in around:
                 continue  # pydantic does not count the entries that have faults of their own
-            if isinstance(fault.found, list) and fault.kind in _EXPECTED and fault.location in around:
+            if isinstance(fault.found, list) and fault.kind in (*_EXPECTED, "literal_error") and fault.location in around:
                 continue  # it may be no array, and is one with faults in it
             known = merged.get(fault.location)
             merged[fault.location] = known.or_else(fault) if known else fault
@@ -270,7 +270,8 @@ def _syntax_fault(message: str, text: str, name: str) -> str:
     """tomllib's message with its position moved to the front, where editors look for it."""
     at = re.search(r" \(at line (\d+), column (\d+)\)$", message)
     if at:
-        return f"{name}:{at[1]}: not valid TOML at column {at[2]}: {message[: at.start()]}"
+        hint = " (text stands in quotes; true and false are small)" if message.startswith("Invalid value") else ""
+        return f"{name}:{at[1]}: not valid TOML at column {at[2]}: {message[: at.start()]}{hint}"
     last_line = max(len(text.splitlines()), 1)
     return f"{name}:{last_line}: not valid TOML: {message}"
 
@@ -301,6 +302,8 @@ def expected_of(error: Any) -> tuple[str, str | None]:
         return f"at {'least' if kind == 'too_short' else 'most'} {count} entr{'y' if count == 1 else 'ies'}", None
     if kind == "string_pattern_mismatch":
         return f"text of the form {context['pattern']}", None
+    if kind == "list_type" and isinstance(error["input"], dict):
+        return "an array: [[...]] begins each of its tables", None
     guess = nearest(str(error["input"]), re.findall(r"'([^']+)'", str(context.get("expected"))))
     expected = _EXPECTED.get(kind) or error["msg"].removeprefix("Input should be ").removeprefix("Value error, ").removeprefix("expected ")
     return expected, guess

@@ -137,7 +137,7 @@ class Campaign:
 
     def listing(self, points: Sequence[tuple[str, str]]) -> Listing:
         """What this campaign was asked for."""
-        options = self.options
+        options, machine = self.options, machine_of(self.system, self.options.launcher)
         return Listing(
             name=self.suite.suite.name,
             title=self.suite.suite.title,
@@ -146,6 +146,7 @@ class Campaign:
             settings=list(options.settings),
             system=self.system.name,
             launcher=options.launcher,
+            machine=f"{machine.name}: {machine.device}, {machine.software}",
             tags=list(options.tags),
             comment=options.comment,
             asked_at=now(),

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -17,7 +18,7 @@ import typer
 from caraml.base.errors import InputError, nearest
 from caraml.base.files import open_to_append
 from caraml.base.format import printable
-from caraml.base.toml import FaultsError, parse_toml
+from caraml.base.toml import FaultsError, TomlDocument, parse_toml
 from caraml.campaign import Campaign, Options, Watcher, exit_code, run_campaign
 from caraml.campaign.machine import DeviceLock, machine_of, refuse_login_node
 from caraml.campaign.preview import programs
@@ -313,17 +314,29 @@ def show_results(store: Store, records: list[Record], name: str, title: str) -> 
 
 def refuse_with_all_faults(error: FaultsError, machine: Machine, params_of: ParamsOf, options: Options) -> NoReturn:
     """Raise an error of a suite's form with the faults that its values have besides, in the order of their lines."""
-    if error.rest is not None:
-        try:
-            rest = suite_of(error.rest)
-            expand(rest, machine, params_of, chosen=options.chosen(rest) if error.rest.written is not None else None)
-        except FaultsError as more:
-            known = [_place(fault) for fault in error.faults]
-            known += [f"{_place(fault).rpartition('.')[0]}.{word}" for fault in error.faults for word in _MEANT.findall(fault)]
-            lacking = {fault for fault in more.faults if ": found nothing" in fault and any(one.startswith(_place(fault)) for one in known)}
-            every = {*error.faults, *({*more.faults} - lacking)}  # what was wrong is not missing
-            error.rest.refuse(sorted(every, key=lambda fault: int((re.search(r":(\d+): ", fault) or "00")[1])))
-    raise error
+    if error.rest is None:
+        raise error
+    every = {_below_params(fault, error.rest, params_of) for fault in error.faults}
+    try:
+        rest = suite_of(error.rest)
+        expand(rest, machine, params_of, chosen=options.chosen(rest) if error.rest.written is not None else None)
+    except FaultsError as more:
+        known = [_place(fault) for fault in error.faults]
+        known += [f"{_place(fault).rpartition('.')[0]}.{word}".strip(".") for fault in error.faults for word in _MEANT.findall(fault)]
+        lacking = {fault for fault in more.faults if ": found nothing" in fault and any(one.startswith(_place(fault)) for one in known)}
+        every |= {*more.faults} - lacking  # what was wrong is not missing
+    error.rest.refuse(sorted(every, key=lambda fault: int((re.search(r":(\d+): ", fault) or "00")[1])))
+
+
+def _below_params(fault: str, document: TomlDocument, params_of: ParamsOf) -> str:
+    """A fault of a key that no benchmark has; where it is a parameter of the workload, with its place."""
+    key = re.search(r"(: benchmark\[(\d+)\]\.(\w+): found .+, expected )one of the keys params, ", fault, re.DOTALL)
+    if key is None:
+        return fault
+    with suppress(InputError, LookupError, TypeError):
+        if key[3] in params_of(document.data["benchmark"][int(key[2])]["workload"]).model_fields:
+            return f"{fault[: key.start()]}{key[1]}it below params: params = {{ {key[3]} = ... }}"
+    return fault
 
 
 def _place(fault: str) -> str:

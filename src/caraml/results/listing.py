@@ -40,6 +40,7 @@ class Listing(BaseModel):
     system: str = "local"
     launcher: str = "local"
     launchers: list[str] = Field([], description="those that it was told to use before, while it went on")
+    machine: str = Field("", description="what computes, with its software")
     tags: list[str] = []
     comment: str = ""
     asked_at: str = ""

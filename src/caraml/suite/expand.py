@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from caraml.base.errors import InputError, UnknownNameError, nearest
-from caraml.base.limits import POINTS
+from caraml.base.limits import COUNT, POINTS
 from caraml.base.toml import expected_of
 from caraml.base.toml_lines import Location
 from caraml.suite.expression import NAMES, Condition, condition_names
-from caraml.suite.load import Benchmark, SuiteFile, suite_of
+from caraml.suite.load import SuiteFile, suite_of
 from caraml.suite.model import Compile, Knobs, Machine, Measure, Mode, Placement, Point
 from caraml.suite.needs import not_kept, waited_for
 from caraml.suite.placement import uncompiled, why_skipped
-from caraml.suite.sweep import NOT_IN_LABELS, axes_of, combinations, lists_as_values, variant_of
+from caraml.suite.sweep import NOT_IN_LABELS, axes_of, combinations, flat, lists_as_values, variant_of
 
 ParamsOf = Callable[[str], type[BaseModel]]
 """Gives the parameter model of a workload by its name; raises ``InputError`` for an unknown one."""
 SoftwareOf = Callable[[str], str | None]
 """Gives the plug-in that a workload comes from, with its version; ``None`` for one of CARAML's own."""
+_REMEMBERED = 1000
+"""Parameters that are kept for other combinations with the same: each takes some kB."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +55,6 @@ class Plan:
     """Whether only the chosen benchmarks are in it, since with the others it has more points than a suite may have."""
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One benchmark, expanded."""
-
-    index: int
-    chosen: bool
-    points: list[PlannedPoint]
-    excluded: int
-    """Combinations that `where` excludes."""
-    faults: list[str]
-    too_many: bool = False
-    """Whether it would have had points, and the benchmarks that are not chosen have too many."""
-
-
 def expand(
     file: SuiteFile,
     machine: Machine,
@@ -81,7 +69,7 @@ def expand(
     are written is told.
     """
     faults: list[str] = []
-    parts = list(_parts(file, machine, params_of, software_of, faults, chosen=chosen))
+    parts, partial = _parts(file, machine, params_of, software_of, faults, chosen=chosen)
     written, unfit = file.document.written, set[int]()
     if written is not None:
         unfit = {part.index for part in parts if part.faults and not part.chosen}
@@ -90,11 +78,10 @@ def expand(
         whole = suite_of(written)
         among = whole.with_needed(whole.suite.benchmark[index].name for index in unfit)
         # Nothing is chosen here: a suite may have too many points as it is written, and few as it is set.
-        as_written = _parts(whole, machine, params_of, software_of, [], chosen=(), among=among)
+        as_written, _ = _parts(whole, machine, params_of, software_of, [], chosen=(), among=among)
         faults += [fault for part in as_written if part.index in unfit for fault in part.faults]
     if faults:
         file.document.refuse(faults)
-    partial = any(part.too_many for part in parts) or sum(len(part.points) for part in parts) > POINTS
     points = [one for part in parts if part.chosen or not partial for one in part.points]
     return Plan(without_unmet(_without_twins(points)), sum(part.excluded for part in parts if part.chosen), partial)
 
@@ -108,27 +95,31 @@ def _parts(
     *,
     chosen: Collection[str] | None,
     among: Collection[str] | None = None,
-) -> Iterator[_Part]:
-    """Each benchmark of those ``among`` which are asked for, after what it needs; faults of `needs` are noted. Those that are not
-    ``chosen`` are expanded until they have too many points, which are of no use."""
-    by_name: dict[str, list[PlannedPoint]] = {}
-    counts = Counter[bool]()
+) -> tuple[list[_Expansion], bool]:
+    """Each benchmark of those ``among`` which are asked for, after what it needs, and whether they have more points together than a suite
+    may have; faults of `needs`, and too many points of those ``chosen``, are noted. From there on values are looked at for their faults
+    alone."""
+    elsewhere = replace(machine, packages_here=False)  # where it is not chosen, what is installed does not matter
+    parts = []
     for index in file.needed_first(faults):
-        benchmark = file.suite.benchmark[index]
-        known = chosen is None or benchmark.name in chosen
-        if counts[known] > POINTS or (among is not None and benchmark.name not in among):
-            continue
-        of = machine if known else replace(machine, packages_here=False)  # where it is not chosen, what is installed does not matter
-        expansion = _Expansion(file, index, benchmark, of, by_name.get(benchmark.needs or "", ()))
-        planned, excluded = expansion.run(params_of, software_of)
-        own = [*file.unfit.get(index, ()), *expansion.faults]
-        planned = [] if own else planned
-        counts[known] += len(planned)
-        if (too_many := counts[known] > POINTS) and known:
-            file.document.refuse([file.document.fault(("benchmark", index), counts[known], f"at most {POINTS:,} points in a suite")])
-        planned = [] if too_many else planned
-        by_name.setdefault(benchmark.name, []).extend(planned)
-        yield _Part(index, known, planned, excluded, own, too_many)
+        name = file.suite.benchmark[index].name
+        known = chosen is None or name in chosen
+        if among is None or name in among:
+            parts.append(_Expansion(file, index, machine if known else elsewhere, params_of, software_of, chosen=known))
+    by_name: dict[str, list[PlannedPoint]] = {}
+    number, left, over = 0, sum(part.surely for part in parts if not part.chosen), False
+    for part in sorted(parts, key=lambda part: not part.chosen):  # those chosen need none of the others
+        before = over
+        over = over or number + (part.surely if part.chosen else left) > POINTS
+        part.expand(() if over else by_name.get(part.benchmark.needs or "", ()), only_faults=over)
+        number += part.surely if over else len(part.points)
+        left -= 0 if part.chosen else part.surely
+        over = over or number > POINTS
+        if over and part.chosen and not before:
+            faults.append(file.document.fault(("benchmark", part.index), number, f"at most {POINTS:,} points in a suite"))
+        if not over:
+            by_name.setdefault(part.benchmark.name, []).extend(part.points)
+    return parts, over
 
 
 def without_unmet(points: list[PlannedPoint]) -> list[PlannedPoint]:
@@ -144,65 +135,67 @@ def without_unmet(points: list[PlannedPoint]) -> list[PlannedPoint]:
 
 
 class _Expansion:
-    """One benchmark's points, and the faults found on the way."""
+    """One benchmark, its points once they are asked for, and the faults found on the way."""
 
-    def __init__(self, file: SuiteFile, index: int, benchmark: Benchmark, machine: Machine, needed: Sequence[PlannedPoint]) -> None:
-        self._suite, self._document = file.suite, file.document
-        self._benchmark, self._machine = benchmark, machine
-        self._needed = [(one.point, dict(one.swept)) for one in needed]
+    def __init__(
+        self, file: SuiteFile, index: int, machine: Machine, params_of: ParamsOf, software_of: SoftwareOf, *, chosen: bool
+    ) -> None:
+        self.index, self.benchmark, self.chosen = index, file.suite.benchmark[index], chosen
+        self._suite, self._document, self._machine = file.suite, file.document, machine
         self._location: Location = ("benchmark", index)
         self._changed = file.changed[index] if file.changed else frozenset()
-        self.faults: list[str] = []
-
-    def run(self, params_of: ParamsOf, software_of: SoftwareOf) -> tuple[list[PlannedPoint], int]:
-        """The points, and how many combinations `where` excludes."""
+        self.faults = list(file.unfit.get(index, ()))
+        self.points: list[PlannedPoint] = []
+        self.excluded = self.surely = 0
+        """Combinations that `where` excludes, and points where it cannot exclude any: a number that takes no combination to know."""
+        self._needed: list[tuple[Point, dict[str, Any]]] = []
+        self._params_known: dict[str, tuple[BaseModel, dict[str, Any]] | None] = {}
+        self._model = self._params_model(params_of)
+        self._software = ", ".join(filter(None, [machine.software, software_of(self.benchmark.workload) if self._model else None]))
         try:
-            asked = self._benchmark.asked(self._machine.device_class)
+            asked = self.benchmark.asked(machine.device_class)
         except ValidationError as error:  # each table is valid, and both together are not
-            self._fault(("on", self._machine.device_class, "measure"), "a table", error.errors()[0]["msg"].split("expected ", 1)[-1])
-            return [], 0
-        repeats, measure = asked.pop("repeats") or 1, asked.pop("measure") or Measure()
-        model = self._params_model(params_of)
-        conditions = self._conditions(model)
-        if model is not None:
-            asked["params"] = lists_as_values(model, asked["params"])
-        is_program = self._benchmark.workload == "command"
-        if is_program and asked["profile"]:
-            expected = "false: only CARAML's own steps are traced; a profiler can stand in params.argv"
-            self._fault(self._where_stands("profile"), True, expected)
-        if asked["global_batch"] is None and asked["accumulation"] is None:
-            if not is_program:  # which need not have a batch
-                self._fault(("global_batch",), None, "a number of samples per optimizer step, or a list of them")
-            asked["global_batch"] = 1  # so that the other faults are told, too
-        before = len(self.faults)
-        self._check_axes(asked, repeats)
-        if len(self.faults) > before or model is None:
-            return [], 0
-        self._software = ", ".join(filter(None, [self._machine.software, software_of(self._benchmark.workload)]))
+            self._fault(("on", machine.device_class, "measure"), "a table", error.errors()[0]["msg"].split("expected ", 1)[-1])
+            self._model = None
+            return
+        self._repeats, self._measure = asked.pop("repeats") or 1, asked.pop("measure") or Measure()
+        self._conditions = self._conditions_of(self._model)
+        if self._model is not None:
+            asked["params"] = lists_as_values(self._model, asked["params"])
+        self._asked = flat(asked)
+        self._check_axes()
+
+    def expand(self, needed: Sequence[PlannedPoint], only_faults: bool) -> None:
+        """Find the points, those ``needed`` being the ones of the benchmark that goes first; or only what is wrong with values."""
+        if self._model is None:
+            return
+        self._needed = [(one.point, dict(one.swept)) for one in needed]
         planned: list[PlannedPoint] = []
-        excluded = 0
-        for values in combinations(asked, self._benchmark.sweep):
-            params = self._params(model, {name[7:]: value for name, value in values.items() if name.startswith("params.")})
-            if params is None:
+        only_faults, axes = only_faults or bool(self.faults), axes_of(self._asked)
+        for values in combinations(self._asked, self.benchmark.sweep, each=only_faults):
+            found = self._params(self._model, {name[7:]: value for name, value in values.items() if name.startswith("params.")}, axes)
+            if found is None:
                 continue
-            point = self._point(measure, values, params)
-            if not self._asked_for(point, model, conditions):
-                excluded += 1
+            params, point = found[0], self._point(values, *found)
+            if not self._asked_for(point, self._model):
+                self.excluded += not only_faults
                 continue
             skip = why_skipped(point, self._machine, params)
-            if self._benchmark.needs is not None and not self._needed:
-                skip = f"needs {self._benchmark.needs}, of which there is no point on {self._machine.name}"
-            swept = tuple((name, values[name]) for name in axes_of(asked))
-            names = {"variant": variant_of(asked, values, measure, self._changed)}
-            for repeat in range(repeats):
-                needs = self._needs({**values, **{f"params.{name}": value for name, value in point.params.items()}}, point, params, repeat)
-                one = point.model_copy(update={**names, "repeat": repeat, "needs": needs})
+            if self.benchmark.needs is not None and not self._needed:
+                skip = f"needs {self.benchmark.needs}, of which there is no point on {self._machine.name}"
+            swept = tuple((name, values[name]) for name in axes)
+            variant = variant_of(self._asked, values, self._measure, self._changed)
+            for repeat in range(1 if only_faults else self._repeats):
+                needs = self._needs(values, point, params, repeat)
+                one = point.model_copy(update={"variant": variant, "repeat": repeat, "needs": needs})
                 planned.append(PlannedPoint(one, skip, changes=len(self._changed), swept=swept))
-        return _told_apart(planned, asked), excluded
+        self.points = [] if only_faults or self.faults else _told_apart(planned, self._asked)
 
     def _needs(self, values: dict[str, Any], point: Point, params: BaseModel, repeat: int) -> tuple[str, ...]:
         """Folders of what goes first."""
-        needs = self._benchmark.needs
+        needs = self.benchmark.needs
+        if self._needed:
+            values = values | {f"params.{name}": value for name, value in point.params.items()}
         found = waited_for(point, repeat, values, self._needed)
         if isinstance(found, str):
             self._fault(("needs",), needs, found)
@@ -218,46 +211,57 @@ class _Expansion:
 
     def _params_model(self, params_of: ParamsOf) -> type[BaseModel] | None:
         try:
-            return params_of(self._benchmark.workload)
+            return params_of(self.benchmark.workload)
         except UnknownNameError as error:
-            self._fault(("workload",), self._benchmark.workload, f"one of {', '.join(error.known)}", error.guess)
+            self._fault(("workload",), self.benchmark.workload, f"one of {', '.join(error.known)}", error.guess)
             return None
 
-    def _conditions(self, model: type[BaseModel] | None) -> list[Condition]:
+    def _conditions_of(self, model: type[BaseModel] | None) -> list[Condition]:
         conditions = []
-        for index, text in enumerate(self._benchmark.where):
+        for index, text in enumerate(self.benchmark.where):
             try:
-                conditions.append(Condition(text))
-                if model is not None and self._benchmark.workload != "command":
-                    conditions[-1].know({*NAMES, *Placement.model_fields, *Knobs.model_fields, *model.model_fields})
+                condition = Condition(text)
+                if model is not None and self.benchmark.workload != "command":
+                    condition.know({*NAMES, *Placement.model_fields, *Knobs.model_fields, *model.model_fields})
+                conditions.append(condition)
             except InputError as error:
                 self._fault(("where", index), text, self._readable(error))
         return conditions
 
-    def _asked_for(self, point: Point, model: type[BaseModel], conditions: list[Condition]) -> bool:
-        names = condition_names(point, model, self._machine)
-        for index, condition in enumerate(conditions):
+    def _asked_for(self, point: Point, model: type[BaseModel]) -> bool:
+        names = condition_names(point, model, self._machine) if self._conditions else {}
+        for condition in self._conditions:
             try:
                 if not condition.holds(names):
                     return False
             except InputError as error:
-                self._fault(("where", index), condition.text, self._readable(error))
+                self._fault(("where", self.benchmark.where.index(condition.text)), condition.text, self._readable(error))
         return True
 
-    def _check_axes(self, asked: dict[str, Any], repeats: int) -> None:
+    def _check_axes(self) -> None:
         """Note what is wrong with the sweep, before anything is expanded: it may have more combinations than a suite may have points."""
+        asked, is_program = self._asked, self.benchmark.workload == "command"
+        if is_program and asked.get("profile"):
+            expected = "false: only CARAML's own steps are traced; a profiler can stand in params.argv"
+            self._fault(self._where_stands("profile"), True, expected)
+        if not {"global_batch", "accumulation"} & asked.keys():
+            if not is_program:  # which need not have a batch
+                self._fault(("global_batch",), None, "a number of samples per optimizer step, or a list of them")
+            asked["global_batch"] = 1  # so that the other faults are told, too
         for one, other in (("global_batch", "accumulation"), ("world", "nodes")):
-            if asked[one] is not None and asked[other] is not None:
+            if {one, other} <= asked.keys():
                 self._fault(self._where_stands(other), asked[other], f"{one} or {other}, not both: each follows from the other")
-        axes = axes_of(asked)
-        for name in (name for name, values in axes.items() if not values):
+        lengths = {name: len(values) for name, values in axes_of(asked).items()}
+        for name in (name for name, length in lengths.items() if not length):
             self._fault(self._where_stands(name), [], "at least one value to sweep")
-        lengths = {name: len(values) for name, values in axes.items()}
-        if self._benchmark.sweep == "zip" and len(set(lengths.values())) > 1:
+            del asked[name]
+            asked |= {"global_batch": 1} if name in ("global_batch", "accumulation") else {}
+        if self.benchmark.sweep == "zip" and len(set(lengths.values())) > 1:
             self._fault(("sweep",), "zip", f"lists of one length, but they are {lengths}")
-        count = repeats * (max(lengths.values(), default=1) if self._benchmark.sweep == "zip" else math.prod(lengths.values()))
+        count = self._repeats * (max(lengths.values(), default=1) if self.benchmark.sweep == "zip" else math.prod(lengths.values()))
         if count > POINTS:
             self._fault(("sweep",), count, f"at most {POINTS:,} points, repeats counted; sweep fewer values, or in several suites")
+        self.surely = 0 if self.benchmark.where or self.faults else count
 
     @staticmethod
     def _readable(error: InputError) -> str:
@@ -269,26 +273,37 @@ class _Expansion:
         override = ("on", self._machine.device_class, *path)
         return override if (*self._location, *override) in self._document.lines else path
 
-    def _params(self, model: type[BaseModel], given: dict[str, Any]) -> BaseModel | None:
-        """All parameters of the workload with their defaults filled in, or ``None`` after noting what is wrong with them."""
+    def _params(self, model: type[BaseModel], given: dict[str, Any], axes: Collection[str]) -> tuple[BaseModel, dict[str, Any]] | None:
+        """All parameters of the workload with their defaults filled in, also as plain values, or ``None`` after noting what is wrong with
+        them; of swept values that were seen before as they were found then."""
+        seen = json.dumps([value for name, value in given.items() if f"params.{name}" in axes])
+        if len(self._params_known) > _REMEMBERED:
+            self._params_known.clear()
+        if seen not in self._params_known:
+            found = self._validated(model, given)
+            self._params_known[seen] = None if found is None else (found, found.model_dump(mode="json"))
+        return self._params_known[seen]
+
+    def _validated(self, model: type[BaseModel], given: dict[str, Any]) -> BaseModel | None:
         for name, value in given.items():
             if isinstance(value, float) and not math.isfinite(value):
                 self._fault(self._where_stands(f"params.{name}"), value, "a finite number")
                 return None
         try:
-            return model.model_validate(given, context={"packages_here": self._machine.packages_here})
+            return model.model_validate_json(json.dumps(given), strict=True, context={"packages_here": self._machine.packages_here})
         except ValidationError as error:
             for fault in error.errors(include_url=False):
                 name = ".".join(str(part) for part in fault["loc"])
-                location = self._where_stands(f"params.{name}" if name else "params")
+                location, found = self._where_stands(f"params.{name}" if name else "params"), fault["input"]
                 if fault["type"] == "extra_forbidden":
+                    found = self._asked.get(f"params.{name}", found)  # all that is swept: none of it has a place
                     expected, guess = f"one of the keys {', '.join(model.model_fields)}", nearest(name, model.model_fields)
                 else:
                     expected, guess = expected_of(fault)
-                self._fault(location, fault["input"], expected, guess)
+                self._fault(location, None if fault["type"] == "missing" else found, expected, guess)
             return None
 
-    def _point(self, measure: Measure, values: dict[str, Any], params: BaseModel) -> Point:
+    def _point(self, values: dict[str, Any], params: BaseModel, plain: dict[str, Any]) -> Point:
         machine = self._machine
         if values["precision"] == "tf32" and "tf32" in machine.emulates:  # torch computes plain fp32: the same work has the same key
             values = {**values, "precision": "fp32"}
@@ -306,11 +321,14 @@ class _Expansion:
         else:
             micro_batch = values.get("micro_batch") or 1
             global_batch = values["accumulation"] * micro_batch * dp
+            if global_batch > COUNT:
+                self._fault(self._where_stands("accumulation"), values["accumulation"], f"a batch of at most {COUNT:,} samples in all")
+                global_batch = COUNT
         return Point(
             suite=self._suite.name,
-            benchmark=self._benchmark.name,
-            workload=self._benchmark.workload,
-            params=params.model_dump(mode="json"),
+            benchmark=self.benchmark.name,
+            workload=self.benchmark.workload,
+            params=plain,
             system=machine.name,
             device=machine.device,
             device_class=machine.device_class,
@@ -322,28 +340,29 @@ class _Expansion:
             compile=values.get("compile") or self._compiled(values["mode"], params),
             global_batch=global_batch,
             micro_batch=micro_batch,
-            measure=measure,
+            measure=self._measure,
             **{name: values[name] for name in ("mode", "precision", "seed", "deterministic", "profile")},
         )
 
     def _compiled(self, mode: Mode, params: BaseModel) -> Compile:
         """What `compile` is where nobody says: on wherever torch compiles for the device, and the work can be compiled."""
-        ours = self._machine.compiles and self._benchmark.workload != "command" and mode != "data"
+        ours = self._machine.compiles and self.benchmark.workload != "command" and mode != "data"
         return "default" if ours and uncompiled(params) is None else "off"
 
 
 def _told_apart(planned: list[PlannedPoint], asked: dict[str, Any]) -> list[PlannedPoint]:
     """The points of a benchmark, with ``micro_batch`` and ``seed`` in the labels of those that differ in nothing else of a label."""
-    swept = [name for name in NOT_IN_LABELS if isinstance(asked[name], list)]
+    swept = [name for name in NOT_IN_LABELS if isinstance(asked.get(name), list)]
     if not swept:
         return planned
-    alike: dict[str, list[Point]] = {}
-    for one in planned:
-        alike.setdefault(one.point.label, []).append(one.point)
+    labels = [one.point.label for one in planned]
+    values: dict[str, dict[str, set[int]]] = {}
+    for label, one in zip(labels, planned, strict=True):
+        for name in swept:
+            values.setdefault(label, {}).setdefault(name, set()).add(getattr(one.point, name))
     found = []
-    for one in planned:
-        others = alike[one.point.label]
-        words = [f"{name}={getattr(one.point, name)}" for name in swept if len({getattr(other, name) for other in others}) > 1]
+    for label, one in zip(labels, planned, strict=True):
+        words = [f"{name}={getattr(one.point, name)}" for name, alike in values[label].items() if len(alike) > 1]
         variant = " ".join(filter(None, [one.point.variant, *words]))
         found.append(replace(one, point=one.point.model_copy(update={"variant": variant})) if words else one)
     return found

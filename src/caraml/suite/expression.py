@@ -9,6 +9,7 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,7 +39,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.USub: operator.neg,
 }
 _ALLOWED = "names, numbers, text in quotes, lists, + - * / // %, comparisons (==, !=, <, ...), in, and, or, not"
-_MEANT = dict.fromkeys(("batch", "batch_size", "bs"), "global_batch") | {"gpus": "devices", "ranks": "world", "dtype": "precision"}
+_MEANT = dict.fromkeys(("batch", "batchsize", "bs"), "global_batch") | {"gpus": "devices", "ranks": "world", "dtype": "precision"}
 """What other programs call the names of a point, where another of ours is spelt alike."""
 _OF_POINT = ("nodes", "devices", "world", "dp", "mode", "precision", "compile", "global_batch", "micro_batch", "accumulation")
 _UNLESS_PARAMETERS = ("seed", "deterministic", "profile")
@@ -49,11 +50,15 @@ NAMES = (*_OF_POINT, *_UNLESS_PARAMETERS, "device_class", "device_memory_gib")
 
 def condition_names(point: Point, model: type[BaseModel], machine: Machine) -> dict[str, Any]:
     """What a `where` condition may speak of; ``model`` has the parameters, of which a point may lack those with their default."""
-    defaults = {name: field.get_default(call_default_factory=True) for name, field in model.model_fields.items() if not field.is_required()}
     own = {name: getattr(point, name) for name in _OF_POINT}
-    defaults = {name: getattr(point, name) for name in _UNLESS_PARAMETERS} | defaults
+    defaults = {name: getattr(point, name) for name in _UNLESS_PARAMETERS} | _defaults(model)
     machine_s = {"device_class": machine.device_class, "device_memory_gib": machine.device_memory_gib or 0.0}
-    return {**defaults, **point.params, **point.placement.model_dump(), **point.knobs.model_dump(), **own, **machine_s}
+    return {**defaults, **point.params, **dict(point.placement), **dict(point.knobs), **own, **machine_s}
+
+
+@cache
+def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+    return {name: field.get_default(call_default_factory=True) for name, field in model.model_fields.items() if not field.is_required()}
 
 
 class Condition:
@@ -126,7 +131,7 @@ class Condition:
 
     def _lookup(self, name: str, values: Mapping[str, Any]) -> Any:
         if name not in values:
-            guess = _MEANT.get(name.lower()) or nearest(name, values)
+            guess = _MEANT.get(name.lower().replace("_", "")) or nearest(name, values)
             hint = f"did you mean {guess!r}?" if guess else f"text stands in quotes; known names: {', '.join(sorted(values))}"
             raise InputError(f"condition {self.text!r}: unknown name {name!r}", hint)
         return values[name]

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, JsonValue
 
 from caraml.base.errors import InputError, nearest, unknown_name
 from caraml.base.limits import DEPTH, TOML, too_large
-from caraml.base.toml import FrozenModel, Location, TomlDocument, read_toml
+from caraml.base.toml import FaultsError, FrozenModel, Location, TomlDocument, read_toml
 from caraml.suite.model import (
     WORKLOAD_ALIASES,
     Attention,
@@ -295,12 +295,17 @@ class _Includes:
             document.refuse([document.fault(("include",), include, "an array of suites: names of the catalogue, or paths of files")])
         if not isinstance(own, list) or not all(isinstance(table, dict) for table in own):
             document.refuse([document.fault(("benchmark",), own, "an array of tables")])
-        included = [table for index, text in enumerate(include) for table in self._included(document, index, text, chain)]
+        included, faults = list[_Table](), list[str]()
+        for index, text in enumerate(include):
+            try:
+                included += self._included(document, index, text, chain)
+            except FaultsError as error:
+                faults += error.faults
         places: list[dict[Location, tuple[int, str]]] = [{} for _ in own]
         for location, line in document.lines.items():
             if location[0] == "benchmark" and len(location) > 1:
                 places[int(location[1])][location[2:]] = line, document.name
-        mine, faults = [], []
+        mine = []
         for index, table in enumerate(map(_Table, own, places)):
             name, names = table.data.get("name"), [one.data.get("name") for one in included]
             if "workload" in table.data or not include:

@@ -58,7 +58,7 @@ class Placement(FrozenModel):
     @property
     def split(self) -> bool:
         """Whether the model is anything but whole copies."""
-        return self != Placement()
+        return self != _WHOLE
 
     @property
     def model_parallel(self) -> int:
@@ -96,6 +96,9 @@ class Placement(FrozenModel):
         if self.distributed_optimizer:
             parts.append("distributed-optimizer")
         return " ".join(parts)
+
+
+_WHOLE = Placement()
 
 
 class Knobs(FrozenModel):

@@ -25,9 +25,15 @@ DEFAULTS: dict[str, Any] = {
 """Values of a benchmark that a suite need not give."""
 
 
+def flat(asked: dict[str, Any]) -> dict[str, Any]:
+    """What is asked for in one table; parameters of the workload appear as ``params.NAME``."""
+    own = {name: value for name, value in asked.items() if name != "params" and value is not None}
+    return own | {f"params.{name}": value for name, value in (asked["params"] or {}).items()}
+
+
 def axes_of(asked: dict[str, Any]) -> dict[str, list[Any]]:
-    """The swept values; parameters of the workload appear as ``params.NAME``."""
-    return {name: value for name, value in _flat(asked).items() if isinstance(value, list)}
+    """The swept values of a flat table."""
+    return {name: value for name, value in asked.items() if isinstance(value, list)}
 
 
 def lists_as_values(model: type[BaseModel], params: dict[str, Any] | None) -> dict[str, Any]:
@@ -39,28 +45,28 @@ def lists_as_values(model: type[BaseModel], params: dict[str, Any] | None) -> di
     }
 
 
-def combinations(asked: dict[str, Any], sweep: str) -> Iterator[dict[str, Any]]:
-    """Every combination of the swept values with the fixed ones."""
+def combinations(asked: dict[str, Any], sweep: str, each: bool = False) -> Iterator[dict[str, Any]]:
+    """Every combination of the swept values of a flat table with the fixed ones; with ``each`` only so many that each value is in one of
+    them, and whatever is wrong with the lengths of the lists."""
     axes = axes_of(asked)
-    fixed = {name: value for name, value in _flat(asked).items() if name not in axes}
-    rows: Iterator[tuple[Any, ...]] = zip(*axes.values(), strict=True) if sweep == "zip" and axes else itertools.product(*axes.values())
+    fixed = DEFAULTS | {name: value for name, value in asked.items() if not isinstance(value, list)}
+    rows: Iterator[tuple[Any, ...]] = itertools.product(*axes.values())
+    if sweep == "zip" and axes:
+        rows = zip(*axes.values(), strict=not each)
+    elif each:
+        longest = max(map(len, axes.values()), default=1)
+        rows = (tuple(values[number % len(values)] for values in axes.values()) for number in range(longest))
     for row in rows:
-        yield {**DEFAULTS, **fixed, **dict(zip(axes, row, strict=True))}
+        yield fixed | dict(zip(axes, row, strict=True))
 
 
 def variant_of(asked: dict[str, Any], values: dict[str, Any], measure: Measure, changed: Collection[str]) -> str:
     """The swept parameters of one combination in words (``efficientnet_b0``, ``layers=4``), and those that are not as the file says."""
     words = []
-    for name, found in _flat(asked).items():
-        swept = isinstance(found, list) and any(one != found[0] for one in found)
-        if (name.startswith("params.") and swept) or name in changed:
+    for name, found in asked.items():
+        if name in changed or (isinstance(found, list) and name.startswith("params.") and any(one != found[0] for one in found)):
             value = values[name]
             plain = isinstance(value, str) and name not in changed
             words.append(value if plain else f"{name.removeprefix('params.')}={value if isinstance(value, str) else json.dumps(value)}")
     words += [f"{name}={getattr(measure, name):g}" for name in OF_EPOCHS if f"measure.{name}" in changed and getattr(measure, name)]
     return " ".join(words)
-
-
-def _flat(asked: dict[str, Any]) -> dict[str, Any]:
-    own = {name: value for name, value in asked.items() if name != "params" and value is not None}
-    return own | {f"params.{name}": value for name, value in (asked["params"] or {}).items()}

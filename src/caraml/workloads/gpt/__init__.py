@@ -111,7 +111,7 @@ class Params(FrozenModel):
     @model_validator(mode="after")
     def _heads_divide(self) -> Params:
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not divisible by {self.heads} heads")
+            raise ValueError(f"a width that {self.heads} heads divide, not {self.width}")
         if self.positions == "rotary" and self.width // self.heads % 2:
             raise ValueError(f"rotary positions need an even head width, found {self.width // self.heads}")
         if self.backend == "megatron" and self.recompute == "selective":
