@@ -142,7 +142,7 @@ LINES = {
     "workloads": 8_933,
     "report": 4_928,
     "results": 3_048,
-    "suite": 2_734,
+    "suite": 2_726,
     "system": 3_961,
     "verify": 1_061,
     "worker": 2_133,

@@ -358,3 +358,9 @@ def test_a_byte_changed_in_a_shard_s_header_never_crashes(place: int, value: int
                 store.read(position)
         except (InputError, OSError):
             pass  # the two answers that a caller is promised
+
+
+def test_a_file_is_no_place_to_stage_to(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"file/caraml-[0-9]+: cannot stage data here: Not a directory"):
+        stage(tmp_path / "file", tmp_path / "file", unpack=False)

@@ -98,8 +98,8 @@ def _own_folder(to: Path) -> Path:
     try:
         return private_folder(user_folder(to))
     except OSError as error:
-        where = error.filename or to
-        raise EnvironmentUnfitError(
+        where, wrong = error.filename or to, isinstance(error, FileExistsError | NotADirectoryError)
+        raise (InputError if wrong else EnvironmentUnfitError)(
             f"{where}: cannot stage data here: {error.strerror or error}", "choose another folder of this node"
         ) from error
 

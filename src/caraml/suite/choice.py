@@ -53,12 +53,12 @@ def with_settings(
             if table not in touched:
                 continue
             if key.startswith("params.") or key in NOT_IN_LABELS or key.removeprefix("measure.") in OF_EPOCHS:
-                others = [_value(override, key) for override in table.get("on", {}).values() if _get(override, key)]
+                others = [found for override in table.get("on", {}).values() if (found := _value(override, key)) is not None]
                 if any(found != value for found in (_found(table, key, model), *others)):
                     names.add(key)
             _put(table, key, value)
             for override in table.get("on", {}).values():  # what is asked for by hand goes before every other word
-                if _get(override, key):
+                if _value(override, key) is not None:
                     _put(override, key, value)
     written = file.document.written or file.document
     _keep_out_of_circles(data["benchmark"], written.data["benchmark"], chosen)
@@ -150,8 +150,8 @@ def _put(table: dict[str, Any], key: str, value: Any) -> None:
 
 def _found(table: dict[str, Any], key: str, model: type[BaseModel]) -> Any:
     """What a key is without the setting: as the table says, else the default of the workload, or of benchmarks."""
-    if _get(table, key):
-        return _value(table, key)
+    if (value := _value(table, key)) is not None:
+        return value
     name = key.removeprefix("params.")
     if name == key:
         return DEFAULTS.get(key)
@@ -159,19 +159,11 @@ def _found(table: dict[str, Any], key: str, model: type[BaseModel]) -> Any:
 
 
 def _value(table: dict[str, Any], key: str) -> Any:
-    """What a table has under a key that it has."""
+    """What a table has under a key; ``None`` for nothing, as no value of TOML is."""
     value: Any = table
     for name in key.split("."):
-        value = value[name]
+        value = value.get(name) if isinstance(value, dict) else None
     return value
-
-
-def _get(table: dict[str, Any], key: str) -> bool:
-    """Whether a table has the key."""
-    *tables, last = key.split(".")
-    for name in tables:
-        table = table.get(name, {})
-    return last in table
 
 
 @dataclass(frozen=True)
