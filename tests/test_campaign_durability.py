@@ -113,13 +113,17 @@ def test_a_dead_runner_s_job_is_adopted_by_its_handle_or_its_announcement(tmp_pa
         assert holder(attempt) == (2, myself())
 
 
-def test_a_job_on_another_host_that_nobody_has_a_handle_of_is_waited_for(tmp_path: Path, make_point: MakePoint) -> None:
+@pytest.mark.parametrize("files", [{}, {HANDLE: "print:/x"}], ids=["unnoted", "printed"])
+def test_a_job_on_another_host_that_nobody_has_a_handle_of_is_waited_for(
+    files: dict[str, str], tmp_path: Path, make_point: MakePoint
+) -> None:
     (tmp_path / RUNNERS).mkdir()
-    name, attempt = claimed(Store(tmp_path), make_point, DEAD, {STARTED: "12 345 node7 -\n"})
+    name, attempt = claimed(Store(tmp_path), make_point, DEAD, {STARTED: "12 345 node7 -\n", **files})
+    (attempt / "lock").symlink_to("gone")  # as some programs do
     assert find(Store(tmp_path), name, myself()).busy == Runner("node7", 12, "345")
     long_ago = time.time() - 2 * SILENCE_SECONDS
     for path in attempt.iterdir():
-        os.utime(path, (long_ago, long_ago))
+        os.utime(path, (long_ago, long_ago), follow_symlinks=False)
     assert find(Store(tmp_path), name, myself()).adopted == (attempt, f"local:12:345:{attempt}")
 
 
@@ -165,10 +169,11 @@ def test_a_runner_elsewhere_lives_as_long_as_its_file_is_young(tmp_path: Path) -
     heart.end()
 
 
-def test_a_broken_claim_is_nobody_s(tmp_path: Path, make_point: MakePoint) -> None:
+@pytest.mark.parametrize("text", ["", f"x {'1' * 5000} 1"], ids=["of a full disk", "no number of a process"])
+def test_a_broken_claim_is_nobody_s(text: str, tmp_path: Path, make_point: MakePoint) -> None:
     store = Store(tmp_path)
-    name, attempt = claimed(store, make_point, DEAD)
-    (attempt / f"{CLAIM}1").write_text("")  # what a full disk leaves
+    name, attempt = claimed(store, make_point, DEAD, {STARTED: f"{'1' * 5000} 1 node7 -\n"} if text else {})
+    (attempt / f"{CLAIM}1").write_text(text)
     assert find(store, name, myself()).busy is None
 
 

@@ -235,6 +235,12 @@ def test_a_launcher_that_is_not_installed_is_named(tmp_path: Path, make_point: M
     assert sentence.startswith("not cancelled: label (") and "install the plug-in that has launcher 'hq'" in sentence
 
 
+def test_a_process_on_another_host_is_not_called_cancelled_while_its_files_change(tmp_path: Path, make_point: MakePoint) -> None:
+    folder = attempt(tmp_path, make_point, **{STARTED: "12 345 node7 -\n", f"{CLAIM}1": "x 1 1"})
+    assert list(cancel(tmp_path, "planted"))[-1].endswith("alone: its job is process 12 on node7: end it there")
+    assert not (folder / RECORD).exists()
+
+
 @pytest.mark.parametrize(("handle", "told"), [("slurm:12:/elsewhere", "12"), ("slurm:12_3:/elsewhere", "12_3")])
 def test_a_job_is_ended_as_a_job_and_in_its_own_folder(
     handle: str, told: str, tmp_path: Path, make_point: MakePoint, asked: list[list[str]]

@@ -170,7 +170,7 @@ def _take(store: Store, attempt: Path, me: Runner, launcher: str) -> FoundAttemp
         handle = None  # its script was printed: whoever starts it later finds the start taken, unless it was started already
     if handle is None and not withdraw(attempt):
         handle = _announced(attempt)
-        if (hidden := away(attempt)) is not None and (handle or "").startswith("local:"):
+        if (hidden := away(attempt)) is not None and (handle or "").startswith("local:") and recent(attempt, store.root):
             return FoundAttempt(busy=hidden)
     if handle is None:
         forget(attempt)
@@ -188,7 +188,7 @@ def _announced(attempt: Path) -> str | None:
 def note_handle(folder: Path, handle: str, launcher: str) -> bool:
     """Keep a job's handle in its attempt's folder, whole or not at all. Not synced: after a power cut there is no job either, or it has
     announced itself. False for a handle by which nobody would find a job of this launcher again: the job's start is taken away."""
-    if launcher not in BUILT_IN and (kind_of(handle) != launcher or checked(handle, folder) != handle):
+    if launcher not in BUILT_IN and (kind_of(str(handle)) != launcher or checked(str(handle), folder) != handle):
         withdraw(folder)
         return False
     write_file(f"{folder}/{HANDLE}", handle, sync="none")
@@ -204,7 +204,7 @@ def refuse_handles(launcher: Launcher, name: str, handles: Sequence[str]) -> NoR
         done = f"could not cancel ({reason_of(error)})"
     told = f"it {done} {count(len(handles), 'such job')}"
     raise InputError(
-        f"launcher {name!r} gave a job the handle {handles[0][:300]!r}, expected {name}:JOB:FOLDER; {told}",
+        f"launcher {name!r} gave a job the handle {str(handles[0])[:300]!r}, expected {name}:JOB:FOLDER; {told}",
         "JOB is letters, digits and any of _ . - + @ [ ], at most 200, first a letter or digit; FOLDER is job.folder.resolve(): "
         "docs/extend/launcher.md",
     )

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from caraml.launch.base import JobState, Launcher
-from caraml.launch.launchers import launcher_of
-from caraml.results.claim import BUILT_IN, Runner, job_of, kind_of, myself, runs_here, somebody_else, start_time
+from caraml.launch.launchers import LocalLauncher, launcher_of
+from caraml.results.claim import BUILT_IN, Runner, away, job_of, kind_of, myself, recent, runs_here, somebody_else, start_time
 from caraml.results.finish import FAILURE, Failure, finish, note_failure, now, reason_of
 from caraml.results.record import CANCELLED
 from caraml.results.selector import Selection, select
@@ -38,7 +38,7 @@ def cancel(root: Path, what: str) -> Iterator[str]:
     foreign: dict[str, list[Standing]] = {}
     for one in left:
         kind = kind_of(one.handle or BUILT_IN[0])
-        if (why := _theirs(one)) is None and kind not in BUILT_IN:
+        if (why := _theirs(one) or _elsewhere(one, root)) is None and kind not in BUILT_IN:
             foreign.setdefault(kind, []).append(one)
         else:
             yield why or _end_point(store, one)
@@ -77,6 +77,16 @@ def _theirs(one: Standing) -> str | None:
     if user is None:
         return None
     return f"left {one.label} ({one.key}) alone: {one.folder} belongs to user {user}, who alone can end it"
+
+
+def _elsewhere(one: Standing, root: Path) -> str | None:
+    """Why a point is left alone whose job is a process on another host, while its files change: nobody here can end it."""
+    assert one.folder is not None
+    if kind_of(one.handle or "") != "local" or (job := away(one.folder)) is None or not recent(one.folder, root):
+        return None
+    if LocalLauncher().poll([one.handle or ""])[one.handle or ""].state == "running":  # this host had another name
+        return None
+    return f"left {one.label} ({one.key}) alone: its job is process {job.pid} on {job.host}: end it there"
 
 
 def _end_point(store: Store, one: Standing) -> str:
@@ -126,4 +136,4 @@ def _once_over(launcher: Launcher, handles: Sequence[str]) -> Mapping[str, JobSt
     while any(state.state not in _OVER for state in states.values()) and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
         states = launcher.poll(handles)
-    return states
+    return {handle: states[handle] for handle in handles}

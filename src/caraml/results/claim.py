@@ -14,6 +14,7 @@ import re
 import secrets
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -37,7 +38,7 @@ SILENCE_SECONDS = 300.0
 BUILT_IN = ("local", "slurm", "print")
 """Kinds of handles of CARAML's own launchers; of any other it is the name of a plug-in."""
 _HANDLE = re.compile(
-    r"(local:\d+:\d*|slurm:(\d+(_\d+)?(\+pack-\d+)?|refused)|print"
+    r"(local:\d{1,10}:\d{0,20}|slurm:(\d+(_\d+)?(\+pack-\d+)?|refused)|print"
     r"|(?!(local|slurm|print):)[a-z][a-z0-9_]{0,63}:[A-Za-z0-9][\w.@+\[\]-]{0,199})(?=:|$)",
     re.ASCII,
 )
@@ -86,7 +87,7 @@ class Runner:
     def parse(cls, text: str) -> Runner | None:
         """The runner that a claim names; ``None`` for text that is no claim (a write that a full disk cut short)."""
         parts = text.split()
-        return cls(parts[0], int(parts[1]), parts[2]) if len(parts) == 3 and parts[1].isdecimal() else None
+        return cls(parts[0], int(parts[1]), parts[2]) if len(parts) == 3 and re.fullmatch(r"\d{1,10}", parts[1]) else None
 
 
 @lru_cache(maxsize=1)
@@ -170,7 +171,11 @@ def _is(path: Path, known: os.stat_result) -> bool:
 
 def recent(attempt: Path, root: Path) -> bool:
     """Whether a file of an attempt changed lately."""
-    return min((_age(path, root) for path in attempt.iterdir()), default=SILENCE_SECONDS) < SILENCE_SECONDS
+    times = [0.0]
+    for path in attempt.iterdir():
+        with suppress(FileNotFoundError):  # renamed or removed meanwhile
+            times.append(path.lstat().st_mtime)
+    return _now(root / RUNNERS) - max(times) < SILENCE_SECONDS
 
 
 def _age(path: Path, root: Path) -> float:
@@ -270,7 +275,7 @@ def away(attempt: Path) -> Runner | None:
         pid, start, host, *_ = tail(attempt / STARTED).partition("\n")[0].split()
     except (FileNotFoundError, ValueError):
         return None
-    return Runner(host, int(pid), start) if pid.isdecimal() and host != myself().host else None
+    return Runner.parse(f"{host} {pid} {start}") if host != myself().host else None
 
 
 def somebody_else(attempt: Path) -> int | None:
