@@ -124,6 +124,7 @@ LINES = {
     "cli": 1_649,
     "data": 819,
     "analysis": 4_041,
+    "analysis": 4_050,
     "base": 2_712,
     "campaign": 1_883,
     "cli": 1_629,

@@ -344,6 +344,17 @@ def test_numbers_of_different_units_are_neither_averaged_nor_compared(units: str
     assert mixed.reason == "measured in different units: GB/s, MB/s" and same == alone
 
 
+@pytest.mark.parametrize(("zeros", "runs"), [(1, "1 of 3 runs"), (3, "3 of 3 runs")])
+def test_runs_at_zero_or_below_are_not_left_out_of_a_mean(zeros: int, runs: str) -> None:
+    ours = [
+        one.model_copy(update={"metrics": {**one.metrics, "triad": Metric(value=0.0 if number < zeros else 5.0, unit="GB/s")}})
+        for number, one in enumerate(triad(1.0))
+    ]
+    change = only(against(ours, triad(1.0, software="new"), "triad"), "triad")
+    assert (change.a, change.ratio, change.verdict) == (None, None, "unknown")
+    assert change.reason == f"A is not above zero in {runs}, so it has no ratio"
+
+
 def test_a_metric_of_the_suite_is_no_energy_because_of_its_name() -> None:
     """By its first letters it had the error of a power sensor, and the spread that was published for energies."""
     sides = triad(1.0, name="energy_error"), triad(0.9, name="energy_error", software="new")

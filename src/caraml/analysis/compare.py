@@ -23,6 +23,7 @@ from caraml.analysis.grouping import Difference, axes, differences, grouped, nam
 from caraml.analysis.run_variation import Means, ratios
 from caraml.analysis.select import Side
 from caraml.base.errors import InputError
+from caraml.base.format import count
 from caraml.base.stats import holm
 from caraml.metrics.definitions import METRICS, definition_of, own_names, see_known
 from caraml.metrics.model import Direction
@@ -152,14 +153,14 @@ def compare(a: Side, b: Side, metrics: Sequence[str] = (), margin: float = MARGI
     found: list[list[Change]] = [[] for _ in matched]
     sentences = []
     for metric in metrics or _usual(matched):
-        mixed = [len(_units(pair, metric)) > 1 for pair in matched]
-        sides = [([], []) if two else (values(pair.a, metric), values(pair.b, metric)) for pair, two in zip(matched, mixed, strict=True)]
-        if not any(first or second for first, second in sides) and not any(mixed):
+        unfit = [_unfit(pair, metric) for pair in matched]
+        sides = [([], []) if why else (values(pair.a, metric), values(pair.b, metric)) for pair, why in zip(matched, unfit, strict=True)]
+        if not any(first or second for first, second in sides) and not any(unfit):
             continue
         means, sentence = ratios(sides, metric)
         sentences.append((metric, sentence))
         for index, (pair, (first, second)) in enumerate(zip(matched, sides, strict=True)):
-            if first or second or mixed[index]:
+            if first or second or unfit[index]:
                 found[index].append(_change(metric, pair, (len(first), len(second)), means[index]))
     everywhere = [differences(pair.a, pair.b) for pair in matched]
     common = [one for one in everywhere[0] if all(one in other for other in everywhere)]
@@ -269,13 +270,11 @@ def _change(metric: str, pair: _Matched, runs: tuple[int, int], means: Means) ->
 
 def _incomparable(metric: str, pair: _Matched, a: Estimate | None, b: Estimate | None) -> str | None:
     """Why the two numbers cannot be set against each other, or ``None`` if they can."""
-    if len(units := _units(pair, metric)) > 1:
-        return f"measured in different units: {', '.join(units)}"
+    if (why := _unfit(pair, metric)) is not None:
+        return why
     for letter, side, records in (("A", a, pair.a), ("B", b, pair.b)):
         if side is None:
             found = records[0].metrics.get(metric)
-            if found is not None and found.value is not None:
-                return f"{letter} is not above zero, so it has no ratio"
             return f"{letter} has none: {(found.reason if found else None) or 'not measured'}"
     everyone = (*pair.a, *pair.b)
     known = [record.metrics[metric] for record in everyone if record.value(metric) is not None]
@@ -288,9 +287,19 @@ def _incomparable(metric: str, pair: _Matched, a: Estimate | None, b: Estimate |
     return None
 
 
-def _units(pair: _Matched, metric: str) -> list[str]:
-    """Units of a metric's numbers; nothing is averaged over several."""
-    return sorted({found.unit for one in (*pair.a, *pair.b) if (found := one.metrics.get(metric)) and found.value is not None})
+def _unfit(pair: _Matched, metric: str) -> str | None:
+    """Why no means of a metric's numbers are set against each other, or ``None``: these have one unit and are above zero, all of them."""
+    a, b = (
+        [(one.unit, one.value) for record in side if (one := record.metrics.get(metric)) and one.value is not None]
+        for side in (pair.a, pair.b)
+    )
+    units = sorted({unit for unit, _ in (*a, *b)})
+    if len(units) > 1:
+        return f"measured in different units: {', '.join(units)}"
+    for letter, side in (("A", a), ("B", b)):
+        if low := sum(value <= 0 for _, value in side):
+            return f"{letter} is not above zero in {low} of {count(len(side), 'run')}, so it has no ratio"
+    return None
 
 
 def _method(record: Record) -> str:
