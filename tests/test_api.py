@@ -118,9 +118,9 @@ def test_a_failed_point_has_no_numbers_and_a_row(tmp_path: Path) -> None:
     assert result.value("throughput") is None
     assert caraml.load(tmp_path).rows[0]["throughput"] is None
     assert caraml.load(tmp_path).rows[0]["reason"] == "out of memory"
-    known = make_record(make_point(seed=7))
-    save(Store(tmp_path), known.model_copy(update={"metrics": {**known.metrics, "frames": Metric(value=3.0, unit="1")}}))
-    failed, good = sorted(caraml.load(tmp_path), key=lambda one: one.record.status == "ok")
+    known, other = make_record(make_point(seed=7)), tmp_path.with_name("other")
+    save(Store(other), known.model_copy(update={"metrics": {**known.metrics, "frames": Metric(value=3.0, unit="1")}}))
+    failed, good = sorted(caraml.load(tmp_path, other), key=lambda one: one.record.status == "ok")
     assert (failed.value("frames"), good.value("frames")) == (None, 3.0), "a number that another program has"
 
 

@@ -12,7 +12,6 @@ Nothing heavy is loaded before it is needed: DuckDB with the first query, pandas
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import tempfile
@@ -20,13 +19,13 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from caraml.analysis.table import COLUMNS, RAW, Scalar, Steps, Trace, insert_raw, raw_files, read_power, read_steps, rows, units
 from caraml.base.errors import EnvironmentUnfitError, InputError, unknown_name
-from caraml.metrics.definitions import METRICS
+from caraml.metrics.definitions import METRICS, own_names
 from caraml.metrics.model import Metric
 from caraml.power.result import energy_frame, need_tables, power_frame, write_hdf5
 from caraml.results.record import Record
@@ -40,18 +39,14 @@ if TYPE_CHECKING:
     import polars
 
 
-@lru_cache(maxsize=8)
-def _own_metrics(store: Store) -> frozenset[str]:
-    """Names of all numbers that only programs have, in the newest records of a store."""
-    return frozenset(name for row in store.rows() if (own := row.get("own_metrics")) for name in json.loads(str(own)))
-
-
 @dataclass(frozen=True)
 class Result:
     """One record, and where it lies."""
 
     record: Record
     store: Store
+    others: frozenset[str] = frozenset()
+    """Metrics that only programs and plug-ins have, of all results that were loaded with this one."""
 
     @property
     def point(self) -> Point:
@@ -65,11 +60,11 @@ class Result:
 
     def value(self, metric: str) -> float | None:
         """Value of a metric in the unit of :mod:`caraml.metrics.definitions`, or ``None`` if it is missing or unknown. Raises
-        ``InputError`` for a name that no metric and no program's number in these results has."""
+        ``InputError`` for a name that no metric and no program's number in the results loaded with it has."""
         asked = self.point.params.get("metrics")
-        own = {*METRICS, *self.record.metrics, *(asked if isinstance(asked, dict) else ())}
-        if metric not in own and metric not in (others := _own_metrics(self.store)):
-            raise unknown_name("metric", metric, own | others)
+        known = {*METRICS, *self.record.metrics, *self.others, *(asked if isinstance(asked, dict) else ())}
+        if metric not in known:
+            raise unknown_name("metric", metric, known)
         return self.record.value(metric)
 
     def metric(self, name: str) -> Metric:
@@ -243,6 +238,8 @@ def load(*paths: str | os.PathLike[str], suite: str | None = None, every_attempt
         InputError: a path does not exist, has no results, or holds a file that is not a record.
     """
     found = [result for path in paths or ("caraml-results",) for result in _load(Path(path), suite, every_attempt)]
+    others = frozenset(own_names(result.record for result in found))
+    found = [replace(result, others=others) for result in found]
     if every_attempt:
         found.sort(key=lambda result: result.record.started_at)
     return Results(found)
