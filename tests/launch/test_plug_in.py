@@ -13,6 +13,7 @@ import pytest
 
 from caraml.base.errors import InputError
 from caraml.campaign import Options, run_campaign
+from caraml.campaign.attempt import note_handle
 from caraml.launch.base import Job
 from caraml.results.claim import STARTED, job_of
 from caraml.results.status import standings
@@ -116,3 +117,7 @@ def test_a_handle_by_which_nobody_would_find_the_job_is_refused_when_it_is_submi
     assert "JOB is letters" in str(told.value) and set(launcher.asked) == {name.format(folder=attempt) for attempt in attempts}
     assert all((attempt / STARTED).exists() for attempt in attempts), "should they come yet, they end at once"
     assert watcher.ran == [2, 4]
+
+
+def test_what_is_no_text_is_no_handle(tmp_path: Path) -> None:
+    assert not note_handle(tmp_path, None, "hq") and (tmp_path / STARTED).exists()  # type: ignore[arg-type] -- a submit that returns nothing

@@ -18,6 +18,7 @@ from caraml.campaign.cancel import cancel
 from caraml.launch import launchers, queue
 from caraml.launch.base import Job, JobState, State
 from caraml.results.claim import CLAIM, HANDLE, RUNNERS, STARTED, Runner, handle_of, myself, start_time
+from caraml.results.finish import FAILURE
 from caraml.results.listing import Listing
 from caraml.results.store import RECORD, Store, read_record
 from tests.conftest import MakePoint
@@ -227,6 +228,15 @@ def test_a_launcher_that_no_campaign_of_ours_used_is_told_nothing(tmp_path: Path
     Store(tmp_path).remember(Listing(name="planted", points=point))
     assert "left label" in list(cancel(tmp_path, "planted"))[-1], "what was forged is not signed later"
     assert queue_of_a_plug_in.told == [] and not (folder / RECORD).exists()
+
+
+def test_a_launcher_that_does_not_say_where_a_job_is_has_cancelled_nothing(
+    tmp_path: Path, make_point: MakePoint, queue_of_a_plug_in: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = attempt(tmp_path, make_point, "hq", **{HANDLE: "hq:12:/x", f"{CLAIM}1": "x 1 1"})
+    monkeypatch.setattr(queue_of_a_plug_in, "poll", lambda handles: {})
+    assert list(cancel(tmp_path, "planted"))[-1].startswith("not cancelled: label (")
+    assert not (folder / RECORD).exists() and not (folder / FAILURE).exists()
 
 
 def test_a_launcher_that_is_not_installed_is_named(tmp_path: Path, make_point: MakePoint) -> None:
