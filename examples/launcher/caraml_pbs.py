@@ -37,12 +37,13 @@ class PbsLauncher:
 
     @staticmethod
     def _queued(job: Job) -> str:
-        options = ["-l", f"select={job.nodes}", "-l", f"walltime={int(job.timeout) + MARGIN_S}", "-o", str(job.folder), "-j", "oe"]
+        folder, script = str(job.folder.resolve()), str(job.script.resolve())
+        options = ["-l", f"select={job.nodes}", "-l", f"walltime={int(job.timeout) + MARGIN_S}", "-o", folder, "-j", "oe"]
         if job.after:
             options += ["-W", ":".join(["depend=afterok", *(handle.split(":")[1] for handle in job.after)])]
-        done = subprocess.run(["qsub", *options, str(job.script)], capture_output=True, text=True, check=False)
+        done = subprocess.run(["qsub", *options, script], capture_output=True, text=True, check=False)
         if done.returncode:
-            raise EnvironmentUnfitError(f"qsub refused {job.script}: {done.stderr.strip()}")
+            raise EnvironmentUnfitError(f"qsub refused {script}: {done.stderr.strip()}")
         return done.stdout.strip()
 
     @staticmethod
