@@ -126,7 +126,7 @@ LINES = {
     "analysis": 4_041,
     "analysis": 4_050,
     "base": 2_712,
-    "campaign": 1_883,
+    "campaign": 1_886,
     "cli": 1_629,
     "data": 818,
     "engine": 4_367,

@@ -14,8 +14,8 @@ import pytest
 from caraml.base.errors import InputError
 from caraml.campaign import Options, run_campaign
 from caraml.campaign.attempt import note_handle
-from caraml.launch.base import Job
-from caraml.results.claim import STARTED, job_of
+from caraml.launch.base import Job, JobState
+from caraml.results.claim import STARTED, WITHDRAWN, job_of
 from caraml.results.status import standings
 from caraml.results.store import Store
 from tests.test_campaign import FakeLauncher, campaign
@@ -121,3 +121,12 @@ def test_a_handle_by_which_nobody_would_find_the_job_is_refused_when_it_is_submi
 
 def test_what_is_no_text_is_no_handle(tmp_path: Path) -> None:
     assert not note_handle(tmp_path, None, "hq") and (tmp_path / STARTED).exists()  # type: ignore[arg-type] -- a submit that returns nothing
+
+
+def test_a_lost_job_that_comes_later_does_not_run_beside_its_repeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = Names({}, name="hq:7:{folder}")
+    monkeypatch.setattr(launcher, "poll", lambda handles: dict.fromkeys(handles, JobState("lost")))
+    asked, _ = campaign(tmp_path, launcher)
+    asked.options = Options(launcher="hq")
+    lost = [record for record in run_campaign(asked) if record.status == "lost"]
+    assert [(asked.store.folder(record) / STARTED).read_text() for record in lost] == [WITHDRAWN] * 2

@@ -209,7 +209,7 @@ def test_a_plug_in_s_job_is_cancelled_when_it_says_so(
     *_, sentence = cancel(tmp_path, "planted")
     assert words in sentence and "hq:12" in sentence and queue_of_a_plug_in.told == [f"hq:12:{folder}"]
     assert ("it is running (as it likes)" in sentence, "OSError: no queue" in sentence) == (states == ["running"], not states)
-    assert (folder / RECORD).exists() == words.startswith("cancelled")
+    assert (folder / RECORD).exists() == (folder / STARTED).exists() == words.startswith("cancelled"), "what was cancelled starts no more"
     assert not (folder / RECORD).exists() or read_record(folder / RECORD).reason == "cancelled"
 
 

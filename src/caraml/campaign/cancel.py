@@ -10,7 +10,7 @@ from pathlib import Path
 
 from caraml.launch.base import JobState, Launcher
 from caraml.launch.launchers import LocalLauncher, launcher_of
-from caraml.results.claim import BUILT_IN, Runner, away, job_of, kind_of, myself, recent, runs_here, somebody_else, start_time
+from caraml.results.claim import BUILT_IN, Runner, away, job_of, kind_of, myself, recent, runs_here, somebody_else, start_time, withdraw
 from caraml.results.finish import FAILURE, Failure, finish, note_failure, now, reason_of
 from caraml.results.record import CANCELLED
 from caraml.results.selector import Selection, select
@@ -121,6 +121,7 @@ def _end_foreign(store: Store, kind: str, points: Sequence[Standing]) -> Iterato
     for handle, folder in jobs.items():
         state = states[handle]
         if state.state in _OVER:
+            withdraw(folder)  # a queue may not know a job yet that comes later
             finish(folder, 1, "failed", CANCELLED)
             record = read_record(folder / RECORD)
             yield f"cancelled {names[handle]}" if record.ended_by_hand else f"{names[handle]}, had ended: {record.status}"

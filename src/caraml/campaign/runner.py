@@ -347,6 +347,8 @@ class CampaignRun:
             wait_until_visible(folder)
         if state.state == "lost" and (why := self._unmet(work)) is not None:  # Slurm ends what waits for a job that failed
             finish_attempt(work, folder, 1, "skipped", why)
+        if state.state == "lost":
+            withdraw(folder)  # should it come yet, it ends at once: the point is measured again
         if state.state == "lost" and not (folder / "failure.json").exists():
             finish_attempt(work, folder, 1, "lost", state.reason or "its job is gone")
         finish_attempt(work, folder, state.exit_code or 0)
