@@ -139,6 +139,8 @@ LINES = {
     "suite": 2_841,
     "system": 3_961,
     "results": 3_232,
+    "report": 4_999,
+    "results": 3_244,
     "suite": 2_811,
     "system": 3_959,
     "verify": 1_061,

@@ -293,6 +293,9 @@ def test_what_tells_runs_apart_is_no_part_of_their_work(tmp_path: Path) -> None:
     ("title", "cells", "work"),
     [
         ("", ["0", "1"], False),  # the index of pandas
+        ("", ["ddp", "fsdp"], True),
+        ("hostname", ["jwb12", "jwb0345"], False),
+        ("hostname", ["gpu-a100", "gpu-v100"], True),
         ("jube_wp_id", ["0", "1"], False),
         ("slurm_job_id", ["7", "8"], False),
         ("Log", ["a.log", "b.log"], False),
@@ -368,6 +371,8 @@ def test_a_column_of_results_is_one_in_every_row(tmp_path: Path) -> None:
         ("accuracy", "76.1% 76.3%", {"accuracy": "?"}),
         ("elapsed", "00:01:10 00:01:12", {"elapsed": "?"}),
         ("model(size)", "7B 13B", {}),
+        *((name, "7 13", {}) for name in ("Model(B)", "gpu_clock(MHz)", "TDP[W]", "target_loss", "tokens_per_iter", "log_interval(s)")),
+        ("avg_clock(MHz)", "8 9", {"avg_clock": "MHz"}),
         ("my_share(%)", "41% 42%", {"my_share": "%"}),
     ],
 )
@@ -567,7 +572,7 @@ def test_what_columns_were_taken_for_is_told_and_the_user_may_say_otherwise(tmp_
         "settings": ["System", "gbs"],
         "parameters": ["copy", "ppl_note"],
         "bookkeeping": ["JobID", "Iterations"],
-        "left out": ["Images/s (blank)", "Loss (no number: 'nan')", "empty (blank)"],
+        "left out": ["Images/s (blank)", "Loss (the table has 'nan' here)", "empty (blank)"],
     }
     with pytest.raises(InputError, match="suite 't' has rows of this table, imported with other columns") as refused:
         add(tmp_path, "t", *lines, results=["copy"])
@@ -595,6 +600,19 @@ def test_what_columns_were_taken_for_is_told_and_the_user_may_say_otherwise(tmp_
 def test_what_columns_cannot_be_is_refused(tmp_path: Path, wishes: dict[str, list[str]], told: str) -> None:
     with pytest.raises(InputError, match=told):
         add(tmp_path, "t", "System,gbs,copy_rate,note", "A100,64,1,x", **wishes)
+
+
+def test_cells_that_are_no_number_are_told_with_the_reason_and_the_mean_says_of_how_many_runs_it_is(tmp_path: Path) -> None:
+    """The mean of half of the runs stood there as that of all, and an energy without devices was said by another column."""
+    done = add(
+        tmp_path, "t", "gbs,Energy/Device(Wh),EnergyFile,Tokens/s,Loss", *(f'64,1,x.csv,"{rate}",2' for rate in ("90", "1,010", "96"))
+    )
+    rate, loss = done.columns["results"]
+    assert rate.startswith("Tokens/s = throughput [token/s] (1 of 3 not known: the table has '1,010' here") and loss == "Loss = loss [?]"
+    energy, file = done.columns["left out"]
+    assert energy == "Energy/Device(Wh) (the table gives one device's and not how many there were)" and "not beside the table" in file
+    shown = " ".join(CliRunner().invoke(app, ["results", "t", "--out", str(tmp_path / "out")]).stdout.split())
+    assert "[2]" in shown and "[2] throughput: mean of 2 of 3 runs" in shown
 
 
 def test_a_dry_run_tells_and_adds_nothing(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def _numbers(line: Repeats, notes: _Notes, apart: bool) -> Iterator[str]:
         yield from [""] * 6
         return
     metrics = record.metrics
-    yield written("throughput", metrics.get("throughput"))
+    yield written("throughput", metrics.get("throughput")) + _of_some("throughput", line, notes)
     energy = metrics.get("energy_per_item")
     if unknown := unknown_energy(record, line.good):
         yield f"{unknown[0].replace(', ±', chr(10) + '±')} {notes.mark(unknown[1])}"
@@ -151,11 +151,17 @@ def _numbers(line: Repeats, notes: _Notes, apart: bool) -> Iterator[str]:
         note = f" {notes.mark(energy.reason)}" if energy is not None and energy.reason else ""
         if apart and energy is not None:
             note += f" {notes.mark(f'boundary of energy: {energy.scope or NOT_STATED}; others have another one')}"
-        yield written("energy_per_item", energy).replace(", ±", "\n±") + note
+        yield written("energy_per_item", energy).replace(", ±", "\n±") + note + _of_some("energy_per_item", line, notes)
     yield _mfu(record, notes)
     yield plain("step_time_median", record.value("step_time_median"), "s")
     yield _wait(record.value("data_wait_share"))
     yield plain("peak_memory", record.value("peak_memory"), "B").removesuffix(" GiB")
+
+
+def _of_some(name: str, line: Repeats, notes: _Notes) -> str:
+    """The mark of a mean that is not of all runs with a result; empty for any other."""
+    having = sum(record.value(name) is not None for record in line.good)
+    return f" {notes.mark(f'{title_of(name).lower()}: mean of {having} of {len(line.good)} runs')}" if 0 < having < len(line.good) else ""
 
 
 def _wait(share: float | None) -> str:

@@ -35,15 +35,20 @@ _MADE = re.compile(
 )
 """Sizes of what a run makes or takes; ``either``: settings as well, so of results where a cell has a fraction."""
 _ASKED = re.compile(
-    r"(size|len|length|limit|cap|timeout|batch|layers|heads|learning_?rate|job_?time|grad(ient)?_?acc(um(ulation)?)?|(z|aux)_loss"
-    r"|memory_utili[sz]ation|(^|_)(params?|parameters?|lr|seq|sequence|[gi]pus|ranks|tasks|threads|cores|epochs|seed))$"
+    r"(^|_)(target|goal)(_|$)|^(?!avg|average|mean).*(clock|freq(uency)?|tdp)$"
+    r"|(size|len|length|limit|cap|timeout|batch|layers|heads|learning_?rate|job_?time|grad(ient)?_?acc(um(ulation)?)?|(z|aux)_loss|interval|warm_?up"
+    r"|memory_utili[sz]ation|(^|_)(models?|params?|parameters?|lr|seq|sequence|[gi]pus|ranks|tasks|threads|cores|epochs|seed))$"
 )
 """Names of columns that are none, also with a unit."""
+_OF_STEP = re.compile(r"(token|sample|image|sequence|batche?)s?_per_(it(er(ation)?)?|step)")
+"""Sizes of a step, which are none either."""
 _BOOKKEEPING = re.compile(
     r"jube_.*|id|index|wp|(.*_)?(job|run|wp|workpackage|task|array|step|benchmark|experiment)_?id|((train|num)_?)?iterations?"
     r"|date|time_?stamp|(start|end)_?time|node_?list|host_?names?|log|stdout|stderr|(abs|rel)path|(.*_)?(energy|log|out|err|result)_?(file|path)s?"
 )
 """Names of columns that tell runs of the same work apart, or say how far a run came in its time."""
+_NAMED = re.compile(r"index|id|(experiment|benchmark)_id|host_?names?|node_?list")
+"""Those that may be names of different work or machines, where not their digits alone differ: `ddp` and `fsdp`, `gpu-a100` and `cpu`."""
 _DATA_PARALLEL = re.compile(r"(^|_)dp($|_)|data_?parallel")
 _OF_DEVICES = re.compile(r"(^|_)n?([gi]pus?|tasks|ranks|processes|replicas?)($|_)|^world_?size$")
 """Names of columns that mostly are the devices, or those of a node."""
@@ -98,7 +103,7 @@ def read_columns(path: Path, table: list[dict[str, str]], asked: Mapping[str, bo
             rates[title] = item
         elif title in asked:
             results.append(title)
-        elif not unit and (_BOOKKEEPING.fullmatch(name) or (name not in COUNTS and _follows(name, texts, counts))):
+        elif not unit and (_names_runs(name, texts) or (name not in COUNTS and _follows(name, texts, counts))):
             bookkeeping.add(title)
         elif title not in LIMITS and name not in {"system", "precision", *COUNTS} and _measured(name, unit, texts):
             bare = [text.removesuffix(unit or "").rstrip() for text in texts]
@@ -141,9 +146,15 @@ def _measured(name: str, unit: str | None, texts: list[str]) -> bool:
     own, fraction = name if unit else _UNIT_OF_NAME.sub("", name), any("." in text for text in texts)
     if (made := _MADE.search(own)) and (fraction or not made["either"]):
         return True
-    if _ASKED.search(name.partition("_per_")[0]):
+    if _ASKED.search(name.partition("_per_")[0]) or _OF_STEP.fullmatch(name):
         return False
     return bool(unit or _MEASURED.search(own)) or (fraction and _EITHER.search(own) is not None)
+
+
+def _names_runs(name: str, texts: list[str]) -> bool:
+    """Whether a column is of ``_BOOKKEEPING``, and names no different work."""
+    words = {frozenset(re.findall(r"[^\W\d_]+", text.lower())) for text in texts if text}
+    return bool(_BOOKKEEPING.fullmatch(name)) and (len(words) < 2 or not _NAMED.fullmatch(name))
 
 
 def _rated(name: str, unit: str | None) -> str | None:

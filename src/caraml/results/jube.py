@@ -31,6 +31,8 @@ from caraml.system.model import System
 UNKNOWN = "unknown"
 _SHOWN = 3
 """Cells without a number that a reason lists."""
+_LONG = 160
+"""Characters of a reason why a cell has no number."""
 _NOT_THERE = "the table does not say"
 
 
@@ -82,8 +84,14 @@ def read_table(
 
 
 def _taken(titles: list[str], rows: list[TableRow]) -> dict[str, list[str]]:
-    """Titles by what their columns were taken for: results with their name and unit, what was left out with the reason."""
+    """Titles by what their columns were taken for: results with their name, unit and the cells that are no number, what was left out with
+    the reason."""
     found: dict[str, list[str]] = {kind: [] for kind in ("results", "settings", "parameters", "bookkeeping", "left out")}
+    unread: dict[str, list[str]] = {}
+    for row in rows:
+        of_row = row.energies | {title: row.metrics[name] for name, title in row.sources.items()}
+        for title in (title for title, metric in of_row.items() if metric.value is None and title in row.cells):
+            unread.setdefault(title, []).append(of_row[title].reason or "no number")
     measured = {
         title: f"{title} = {name} [{row.metrics[name].unit}]"
         for row in reversed(rows)
@@ -93,7 +101,8 @@ def _taken(titles: list[str], rows: list[TableRow]) -> dict[str, list[str]]:
     for title in titles:
         blank = not any(title in row.cells for row in rows)
         if title in measured:
-            found["results"].append(measured[title])
+            lost = unread.get(title, [])
+            found["results"].append(measured[title] + (f" ({len(lost)} of {len(rows)} not known: {lost[0]:.{_LONG}})" if lost else ""))
         elif any(title in row.params for row in rows):
             found["parameters"].append(title)
         elif any(title in row.bookkeeping for row in rows):
@@ -101,11 +110,8 @@ def _taken(titles: list[str], rows: list[TableRow]) -> dict[str, list[str]]:
         elif not blank and (counted(title) or name_and_unit(title)[0] in ("system", "precision")):
             found["settings"].append(title)
         else:
-            said = any(title in row.cells and title not in row.sources.values() for row in rows)
-            first = next((row.cells[title] for row in rows if title in row.cells), "")
-            why = "blank" if blank else "another column says it" if said else f"no number: {first!r:.40}"
-            why += f", {DIGITS}" if SEPARATED.fullmatch(first) else ""
-            found["left out"].append(f"{title} ({why})")
+            why = "blank" if blank else unread[title][0] if title in unread else "another column says it"
+            found["left out"].append(f"{title} ({why if len(why) <= _LONG else f'{why[:_LONG]}...'})")
     return {kind: told or ["none"] for kind, told in found.items() if told or kind == "results"}
 
 
