@@ -533,6 +533,8 @@ def test_a_point_that_may_separate_thousands_is_refused(tmp_path: Path, cells: s
     """`1.234` beside `2,1` was read as a rate a thousand times too small."""
     with pytest.raises(InputError, match=rf"'Tokens/s' has '1.234', which may be a thousand times as much, as 'Loss' has '{told}'"):
         add(tmp_path, "t", "gpu_ids;devices;Tokens/s;Loss", f"0,1;4;{cells}")
+    with pytest.raises(InputError, match=r"'Tokens/s' has '1.234', .* as 'lr' has '0,0003'"):
+        add(tmp_path, "t", "lr;devices;Tokens/s", "0,0003;4;1.234")
     assert add(tmp_path, "u", "gpu_ids;devices;Tokens/s;Loss", "0,1;4;1,234;2.125").records == 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +62,8 @@ _COMMA = re.compile(r"[+-]?(\d{1,3}([ .'\u00a0\u202f]\d{3})+,\d+|\d+,(\d{1,2}|\d
 """Numbers of a table whose points are no decimal points."""
 _NUMERAL = re.compile(rf"{SEPARATED.pattern}|[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf(inity)?)", re.IGNORECASE)
 """What stands for a number, also where it is none that a record can hold."""
+_ZERO_COMMA = re.compile(r"[+-]?0,\d{3,}")
+"""One with a decimal comma also among parameters, where ``0,1`` may be two devices."""
 _POINT = re.compile(r"[+-]?\d{1,3}\.\d{3}")
 
 
@@ -132,10 +134,10 @@ def _see_askable(path: Path, table: list[dict[str, str]], asked: Mapping[str, bo
 def _see_points(path: Path, table: list[dict[str, str]], titles: list[str]) -> None:
     """Raise :class:`InputError` for ``1.234`` beside ``2,1``: one of them is not what it seems."""
 
-    def first(pattern: re.Pattern[str]) -> tuple[str, str] | None:
+    def first(pattern: re.Pattern[str], titles: Iterable[str] = titles) -> tuple[str, str] | None:
         return next(((title, cells[title]) for cells in table for title in titles if pattern.fullmatch(cells[title])), None)
 
-    if (comma := first(_COMMA)) and (point := first(_POINT)):
+    if (comma := first(_COMMA) or first(_ZERO_COMMA, table[0])) and (point := first(_POINT)):
         found = f"{point[0]!r} has {point[1]!r}, which may be a thousand times as much, as {comma[0]!r} has {comma[1][:LONGEST]!r}"
         raise InputError(f"{path}: {found}", "write decimal points, and no separators of thousands")
 
