@@ -140,7 +140,7 @@ LINES = {
     "system": 3_961,
     "results": 3_232,
     "report": 4_999,
-    "results": 3_246,
+    "results": 3_251,
     "suite": 2_811,
     "system": 3_959,
     "verify": 1_061,

@@ -576,7 +576,7 @@ def test_what_columns_were_taken_for_is_told_and_the_user_may_say_otherwise(tmp_
         "bookkeeping": ["JobID", "Iterations"],
         "left out": ["Images/s (blank)", "Loss (the table has 'nan' here)", "empty (blank)"],
     }
-    with pytest.raises(InputError, match="suite 't' has rows of this table, imported with other columns") as refused:
+    with pytest.raises(InputError, match="suite 't' has rows imported with other columns") as refused:
         add(tmp_path, "t", *lines, results=["copy"])
     assert refused.value.hint == "caraml import TABLE, or --suite with another name"
     asked = add(tmp_path, "u", *lines, results=["copy", "Iterations"], parameters=["Tokens/s"]).columns
@@ -584,6 +584,8 @@ def test_what_columns_were_taken_for_is_told_and_the_user_may_say_otherwise(tmp_
     records = Store(tmp_path / "out").records("u")
     assert [one.value("copy") for one in records] == [8.5, 8.6] and [one.point.params["Tokens/s"] for one in records] == ["100", "101"]
     assert add(tmp_path, "u", *lines, results=["copy", "Iterations"], parameters=["Tokens/s"]).known == 2
+    with pytest.raises(InputError, match="suite 'u' has rows"):  # newer numbers: what is a parameter would be averaged
+        add(tmp_path, "u", lines[0], "9,A100,64,102,9.5,3,750,,,", results=["copy", "Iterations"])
     with pytest.raises(InputError, match="suite 'u' has rows") as refused:
         add(tmp_path, "u", *lines)
     assert refused.value.hint == "caraml import TABLE --result copy --result Iterations --parameter Tokens/s, or --suite with another name"

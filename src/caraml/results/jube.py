@@ -6,10 +6,11 @@ by what it says.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -66,7 +67,8 @@ def read_table(
     rows = [read_row(cells, around) for cells in table]
     take_energies(rows)
     there = _known(store, name, rows)
-    _see_asked_alike(name, there, columns)
+    rounds = [record for listing in store.rounds(name) for key, _ in listing.points[:1] for record in store.newest(key, 1)]
+    _see_asked_alike(name, there, columns, table[0].keys(), rounds)
     points = _points(path, name, rows, there)
     found = {index: (record.key, record.point.label) for index, record in there.items()}
     found |= {index: (point.key, point.label) for index, point in points.items()}
@@ -115,14 +117,17 @@ def _taken(titles: list[str], rows: list[TableRow]) -> dict[str, list[str]]:
     return {kind: told or ["none"] for kind, told in found.items() if told or kind == "results"}
 
 
-def _see_asked_alike(suite: str, there: dict[int, Record], columns: Columns) -> None:
-    """Raise ``InputError`` for rows that are there with other columns among their results: as new ones they would be measured twice."""
-    for record in there.values():
-        if (before := record.environment.get("asked", {})) != columns.asked:
-            said = before.items() if isinstance(before, dict) else ()
+def _see_asked_alike(suite: str, there: dict[int, Record], columns: Columns, titles: Collection[str], rounds: Sequence[Record]) -> None:
+    """Raise ``InputError`` for rows that are there with other columns among their results: as new ones they would be measured twice. And
+    where what was said of a column, in a row of each of the suite's ``rounds``, is not said again: what is a parameter was averaged."""
+    for record, known in itertools.chain(((one, True) for one in there.values()), ((one, False) for one in rounds)):
+        before = record.environment.get("asked", {})
+        said = before.items() if isinstance(before, dict) else ()
+        unsaid = any(title in titles and columns.asked.get(title) != result for title, result in said)
+        if unsaid or (known and before != columns.asked):
             asked = " ".join(f"--{'result' if result else 'parameter'} {shlex.quote(title)}" for title, result in said)
             hint = f"caraml import TABLE {asked}".rstrip() + ", or --suite with another name"
-            raise InputError(f"suite {suite!r} has rows of this table, imported with other columns as results or parameters", hint)
+            raise InputError(f"suite {suite!r} has rows imported with other columns as results or parameters", hint)
 
 
 def _points(path: Path, suite: str, rows: list[TableRow], there: dict[int, Record]) -> dict[int, Point]:
