@@ -141,6 +141,8 @@ LINES = {
     "results": 3_232,
     "report": 4_999,
     "results": 3_251,
+    "report": 4_994,
+    "results": 3_227,
     "suite": 2_811,
     "system": 3_959,
     "verify": 1_061,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from record_factory import broken_record, make_point, make_record, save
@@ -12,7 +13,7 @@ from caraml.analysis.run_variation import mean_metric, ratios
 from caraml.base.chart import wide_range
 from caraml.metrics.model import Metric, OwnMetric
 from caraml.report.figures import front, heat_maps, over_batch, time_and_energy
-from caraml.report.grouping import ACTION, ENERGY, HOUR, RATE, TIME, families, first, repeated
+from caraml.report.grouping import ACTION, ENERGY, HOUR, LABEL, RATE, TIME, families, first, repeated
 from caraml.report.scaling import histories
 from caraml.report.works import item_of, works
 from caraml.results.record import Record
@@ -136,10 +137,10 @@ def test_quality_is_drawn_over_the_batch_where_it_is_known() -> None:
 def test_metrics_of_others_have_figures_in_each_of_their_units() -> None:
     """Over the batch where it was swept, else as bars; where one is below zero no bar shows it."""
 
-    def record(batch: int, value: float, unit: str = "GB/s", **point: object) -> Record:
+    def record(batch: int, value: float, unit: str = "GB/s", name: str = "triad", **point: object) -> Record:
         made = make_record(make_point(global_batch=batch, **point))
-        said = {"triad": OwnMetric(unit=unit, source="the suite"), "shift": OwnMetric(unit="{x}", source="the suite")}
-        own = {"triad": Metric(value=value, unit=unit), "shift": Metric(value=-value, unit="{x}"), "undefined": Metric(value=1.0, unit="1")}
+        said = {name: OwnMetric(unit=unit, source="the suite"), "shift": OwnMetric(unit="{x}", source="the suite")}
+        own = {name: Metric(value=value, unit=unit), "shift": Metric(value=-value, unit="{x}"), "undefined": Metric(value=1.0, unit="1")}
         return made.model_copy(update={"metrics": made.metrics | own, "definitions": said})
 
     _, own = over_batch([record(16, 10.0), record(32, 20.0), record(64, 3e4, "MB/s")])[0]
@@ -149,6 +150,10 @@ def test_metrics_of_others_have_figures_in_each_of_their_units() -> None:
     rate, bars, others = over_batch([record(16, 10.0), record(16, 5.0, "MB/s", params={"layers": 8}), record(16, 20.0, params={})])[0]
     assert (bars.title, others.title) == ("triad, GB/s", "triad, MB/s") and rate.title == "Throughput, token/s"
     assert [row[2] for row in bars.rows] == ["10.0 GB/s", "20.0 GB/s"] and [row[2] for row in others.rows] == ["5.00 MB/s"]
+    for batches in ((16, 32), (16,)):  # long names and units were drawn over the next panel, and beyond the edge
+        own = over_batch([record(batch, 2e4, "u" * 40, "n" * 60) for batch in batches])[0][1]
+        assert max(len(text) for text in re.findall("<text[^>]*>([^<]*)<", own.drawings[0].svg)) <= LABEL
+    assert "triad [10³]" in over_batch([record(batch, 2e4, "1") for batch in (16, 32)])[0][1].drawings[0].svg
 
 
 def test_a_result_over_time_is_named_after_the_work_and_not_after_a_repeat(tmp_path: Path) -> None:

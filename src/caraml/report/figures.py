@@ -102,7 +102,8 @@ def _panels(name: str, lines: dict[str, list[Record]], wanted: Sequence[Quantity
             ]
             for line, records in shown
         ]
-        title = f"{quantity.title} [{unit}]" if unit else quantity.title
+        brief = clipped([quantity.title], max(LABEL - 3 - len(unit), LABEL // 3))[0]  # the next panel begins behind it
+        title = clipped([f"{brief} [{unit}]"], LABEL)[0] if unit else brief
         about = f"{title if len(quantities) > 1 else whole} over global batch: {name}"
         drawings.append(marks(series, x, Axis(title, zero=zero), about))
     columns = ["series", "global batch", "runs", *(quantity.title.lower() for quantity in quantities)]
@@ -151,7 +152,7 @@ def _bars(quantity: Quantity, records: Sequence[Record]) -> ReportFigure:
     title = f"{quantity.title}, {unit}" if unit != "1" else axis
     texts = [quantity.text(rate) for _, rate in found]
     # The interval is drawn, and its numbers are in the table: where they are long, the name needs their place.
-    brief = [text if len(text) <= LABEL // 2 else re.sub(r" \([^)]* to [^)]*\)", "", text) for text in texts]
+    brief = [clipped([text if len(text) <= LABEL // 2 else re.sub(r" \([^)]* to [^)]*\)", "", text)], 29)[0] for text in texts]
     drawn = [(line, rate, short, text) for (line, rate), short, text in zip(found, brief, texts, strict=True)]
     drawing = _single_bars(drawn, [keys(line.runs) for line in means[: len(shown)]], 1.0, axis, title)
     batches = ["–" if "global_batch" in record.unstated else f"{record.point.global_batch:,}" for record in lines]

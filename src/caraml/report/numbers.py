@@ -29,7 +29,7 @@ def counted(value: float, unit: str) -> tuple[float, str]:
     factor, written = prefixed(value, unit)
     if factor != 1.0 or value < 1e4:
         return factor, written
-    return (1e6, f"10⁶ {unit}") if value >= 1e7 else (1e3, f"10³ {unit}")
+    return (1e6, f"10⁶ {written}".rstrip()) if value >= 1e7 else (1e3, f"10³ {written}".rstrip())
 
 
 def half_width(metric: Metric) -> float | None:
