@@ -142,6 +142,7 @@ LINES = {
     "report": 4_999,
     "results": 3_251,
     "report": 4_994,
+    "report": 4_996,
     "results": 3_227,
     "suite": 2_811,
     "system": 3_959,

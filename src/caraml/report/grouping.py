@@ -145,7 +145,8 @@ def _told_apart(records: Sequence[Record], bases: dict[str, str], values: Callab
         if "machine" in differing and len({str(one["machine"]) for one in found.values()}) == len(group):
             differing = ["machine"]
         for key, one in found.items():
-            words = (str(one[name]) if name in PLAIN else f"{name}={NONE if one.get(name) is None else one[name]}" for name in differing)
+            texts = {name: str(NONE if one.get(name) is None else one[name]) for name in differing}
+            words = (text if name in PLAIN else f"{name.removeprefix('params.')}={text}" for name, text in texts.items())
             named[key] = printable(" ".join([label, *words]))
     return named
 
@@ -158,7 +159,8 @@ def machine(point: Point) -> str:
 def _values(record: Record) -> dict[str, JsonValue]:
     point = record.point
     own: dict[str, JsonValue] = {"device": point.device, "seed": point.seed, "software": point.software, "micro_batch": point.micro_batch}
-    return {**point.deciding_params, **own, **{name: word(record) for name, word in PLAIN.items()}}
+    own |= {name: word(record) for name, word in PLAIN.items()}
+    return {f"params.{name}" if name in own else name: value for name, value in point.deciding_params.items()} | own  # a table's `batch`
 
 
 def _rest(record: Record) -> dict[str, JsonValue]:
