@@ -136,7 +136,7 @@ LINES = {
     "reference": 477,
     "report": 4_993,
     "results": 3_239,
-    "suite": 2_841,
+    "suite": 2_849,
     "system": 3_961,
     "results": 3_232,
     "report": 4_999,

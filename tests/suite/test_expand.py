@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from caraml.base.errors import InputError, unknown_name
 from caraml.base.toml import FaultsError, parse_toml
@@ -44,6 +44,27 @@ def plan(text: str, device_class: DeviceClass = "cpu") -> Plan:
 
 
 HEAD = '[[benchmark]]\nname = "n"\nworkload = "net"\n'
+
+
+class Paths(Params):
+    """As of a plug-in, which makes a path of what is given."""
+
+    folder: Path = Path()
+
+    @field_validator("folder", mode="before")
+    @classmethod
+    def _below_here(cls, text: str) -> Path:
+        return Path("/data") / text
+
+
+def test_values_are_strict_beside_what_a_validator_makes() -> None:
+    def paths(params: str) -> list[object]:
+        document = parse_toml('name = "s"\ntitle = "S"\n' + HEAD + f"global_batch = 1\nparams = {{ {params} }}", "s.toml")
+        return [one.point.params["folder"] for one in expand(suite_of(document), machine(), lambda _: Paths).points]
+
+    assert paths('folder = ["a", "b"]') == ["/data/a", "/data/b"]
+    with pytest.raises(InputError, match=r"^s.toml:\d: benchmark\[0\].params.width: found true, expected an integer$"):
+        paths('folder = "a", width = true')
 
 
 def test_product_and_zip() -> None:

@@ -27,6 +27,7 @@ SoftwareOf = Callable[[str], str | None]
 """Gives the plug-in that a workload comes from, with its version; ``None`` for one of CARAML's own."""
 _REMEMBERED = 1000
 """Parameters that are kept for other combinations with the same: each takes some kB."""
+_PLAIN = (str, int, float, list, dict, type(None))
 
 
 @dataclass(frozen=True)
@@ -289,19 +290,26 @@ class _Expansion:
             if isinstance(value, float) and not math.isfinite(value):
                 self._fault(self._where_stands(f"params.{name}"), value, "a finite number")
                 return None
+        context = {"packages_here": self._machine.packages_here}
         try:
-            return model.model_validate_json(json.dumps(given), strict=True, context={"packages_here": self._machine.packages_here})
+            return model.model_validate_json(json.dumps(given), strict=True, context=context)
         except ValidationError as error:
-            for fault in error.errors(include_url=False):
-                name = ".".join(str(part) for part in fault["loc"])
-                location, found = self._where_stands(f"params.{name}" if name else "params"), fault["input"]
-                if fault["type"] == "extra_forbidden":
-                    found = self._asked.get(f"params.{name}", found)  # all that is swept: none of it has a place
-                    expected, guess = f"one of the keys {', '.join(model.model_fields)}", nearest(name, model.model_fields)
-                else:
-                    expected, guess = expected_of(fault)
-                self._fault(location, None if fault["type"] == "missing" else found, expected, guess)
-            return None
+            faults = [fault for fault in error.errors(include_url=False) if isinstance(fault["input"], _PLAIN)]
+        try:
+            if not faults:  # what a validator of a plug-in made of text, as a path, is no JSON
+                return model.model_validate(given, context=context)
+        except ValidationError as error:
+            faults = error.errors(include_url=False)
+        for fault in faults:
+            name = ".".join(str(part) for part in fault["loc"])
+            location, found = self._where_stands(f"params.{name}" if name else "params"), fault["input"]
+            if fault["type"] == "extra_forbidden":
+                found = self._asked.get(f"params.{name}", found)  # all that is swept: none of it has a place
+                expected, guess = f"one of the keys {', '.join(model.model_fields)}", nearest(name, model.model_fields)
+            else:
+                expected, guess = expected_of(fault)
+            self._fault(location, None if fault["type"] == "missing" else found, expected, guess)
+        return None
 
     def _point(self, values: dict[str, Any], params: BaseModel, plain: dict[str, Any]) -> Point:
         machine = self._machine
