@@ -128,11 +128,12 @@ def test_a_part_of_a_suite_of_too_many_points_is_a_campaign_and_can_be_tried_aga
     table = SUITE[SUITE.index("[[") :]
     others = (table.replace('"n"', f'"{name}"') + f"seed = {index}\n" for index, name in enumerate("no", 1))
     text = SUITE.replace('"n"', '"first"') + "".join(others)
-    for chosen, size in (("first", 4), ("o", 8)):
+    for chosen, size, launcher, before in (("first", 4, "local", []), ("o", 8, "print", ["local"])):
         run, _ = campaign(tmp_path, FakeLauncher({4: "failed"}), text=text)
-        records = run_campaign(replace(run, options=Options(part=SuitePart((chosen,)))))
+        records = run_campaign(replace(run, options=Options(part=SuitePart((chosen,)), launcher=launcher)))
         listing = Store(tmp_path).campaigns()[0]
         assert (len(records), len(listing.points), listing.round) == (4, size, 1), "parts of one suite are one round"
+        assert listing.launchers == before, "`cancel` asks those of earlier parts, too"
     ((listing, keys),) = to_retry(tmp_path, (), failed=True, oom=False)
     assert len(keys) == 2
     again, watcher = campaign(tmp_path, FakeLauncher({}), text=text)

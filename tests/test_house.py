@@ -135,7 +135,7 @@ LINES = {
     "power": 5_074,
     "reference": 477,
     "report": 4_993,
-    "results": 3_239,
+    "results": 3_240,
     "suite": 2_849,
     "system": 3_961,
     "results": 3_232,

@@ -116,6 +116,7 @@ class Store:
         path, old = folder / f"{listing.stem}.json", None
         with suppress(InputError):  # damaged: replaced
             old = read_listing(path) if path.exists() else None
+        mine = old is not None and old.mine  # as it is sealed, before a part joins it
         if part and old is not None and not old.again and (old.text, old.machine) == (listing.text, listing.machine):
             both = dict(old.points) | dict(listing.points)
             anew = anew and len(both) == len(listing.points)
@@ -126,7 +127,7 @@ class Store:
         if old is not None and _work(old) == _work(listing) and not anew:
             tags, comment = list(dict.fromkeys([*old.tags, *listing.tags])), listing.comment or old.comment
             goes_on = {"round": old.round, "again": old.again, "before": old.before, "asked_at": old.asked_at or listing.asked_at}
-            told = [name for name in dict.fromkeys([*old.launchers, old.launcher]) if name != listing.launcher] if old.mine else []
+            told = [name for name in dict.fromkeys([*old.launchers, old.launcher]) if name != listing.launcher] if mine else []
             listing = listing.model_copy(update={**goes_on, "tags": tags, "comment": comment, "launchers": told})
         else:
             if old is not None:
