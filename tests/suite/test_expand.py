@@ -20,6 +20,7 @@ from caraml.suite.load import Suite, SuiteFile, catalog_suites, load_suite, suit
 from caraml.suite.model import Machine, Measure, Point
 from caraml.system.model import DeviceClass
 from caraml.workloads import params_of as real_params_of
+from caraml.workloads.gpt import PRESETS
 
 
 class Params(BaseModel):
@@ -597,6 +598,8 @@ def test_a_wrong_batch_is_not_called_missing_and_hides_no_other_fault() -> None:
     [
         ("precision=bf61", "found \"bf61\", expected 'fp32', 'tf32', 'bf16', 'fp16' or 'fp8' or an array (did you mean 'bf16'?)"),
         ("micro_batch=-3", "found -3, expected greater than or equal to 1 or an array"),
+        ("global_batch={a=1}", "found a table with a, expected an integer or an array"),
+        ("params.preset={a=1}", f"found a table with a, expected {', '.join(map(repr, [*PRESETS][:-1]))} or {[*PRESETS][-1]!r}"),
         ("params.data=textt", "found \"textt\", expected 'text', 'synthetic' or 'synthetic-device' (did you mean 'text'?)"),
     ],
 )

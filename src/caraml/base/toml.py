@@ -302,7 +302,7 @@ def expected_of(error: Any) -> tuple[str, str | None]:
         return f"at {'least' if kind == 'too_short' else 'most'} {count} entr{'y' if count == 1 else 'ies'}", None
     if kind == "string_pattern_mismatch":
         return f"text of the form {context['pattern']}", None
-    if kind == "list_type" and isinstance(error["input"], dict):
+    if kind == "list_type" and error["loc"] == ("benchmark",):
         return "an array: [[...]] begins each of its tables", None
     guess = nearest(str(error["input"]), re.findall(r"'([^']+)'", str(context.get("expected"))))
     expected = _EXPECTED.get(kind) or error["msg"].removeprefix("Input should be ").removeprefix("Value error, ").removeprefix("expected ")

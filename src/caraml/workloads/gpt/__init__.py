@@ -96,7 +96,7 @@ class Params(FrozenModel):
     def _fill_from_preset(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        sizes = PRESETS.get(values.get("preset", "117M"), PRESETS["117M"])
+        sizes = PRESETS.get(str(values.get("preset")), PRESETS["117M"])
         return {**sizes, **values}
 
     @field_validator("order_split", mode="before")
