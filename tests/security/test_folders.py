@@ -159,6 +159,13 @@ def test_in_a_container_the_owner_of_what_stands_above_may_be_root(shared: Path,
     assert intruder(mine) is None and intruder(above) == (str(above), "belongs to user 65534")
 
 
+@pytest.mark.parametrize("target", ["nowhere", "link"])
+def test_a_link_to_nothing_or_to_itself_is_no_folder(target: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(target)
+    with pytest.raises(InputError, match=f"^{tmp_path}/link: found a link to nothing, expected a folder"):
+        make_folder(tmp_path / "link" / "points")
+
+
 def test_a_user_without_a_name_has_folders_of_its_own(shared: Path) -> None:
     """As in a container, and on nodes that ask nobody for names."""
     home, beside = own_folder(shared, "home", VICTIM, 0o755), theirs(shared)

@@ -18,7 +18,7 @@ from pathlib import Path
 from stat import S_ISLNK, S_ISREG, S_ISVTX, S_IWGRP, S_IWOTH
 from typing import BinaryIO, Literal, cast
 
-from caraml.base.errors import EnvironmentUnfitError
+from caraml.base.errors import EnvironmentUnfitError, InputError
 
 Sync = Literal["none", "file", "folder"]
 """What is on the disk when a write returns: nothing for sure, the content if the name is there after a power cut, or content and name."""
@@ -227,12 +227,16 @@ def owned(folder: Name) -> bool:
 
 
 def make_folder(folder: Name) -> None:
-    """Make a folder and those above it where there are none, and let nobody else write to them, whatever the umask says."""
+    """Make a folder and those above it where there are none, and let nobody else write to them, whatever the umask says. Raises
+    ``InputError`` for a link to nothing."""
     folder = os.fspath(folder)
     if folder and not os.path.isdir(folder):  # noqa: PTH112
         make_folder(os.path.dirname(folder))  # noqa: PTH120
-        with suppress(FileExistsError):
+        try:
             os.mkdir(folder, 0o755)  # noqa: PTH102
+        except FileExistsError:
+            if not os.path.exists(folder):  # noqa: PTH110
+                raise InputError(f"{folder}: found a link to nothing, expected a folder", "make what it names, or name another") from None
 
 
 def intruder(folder: Name) -> tuple[str, str] | None:

@@ -118,7 +118,7 @@ class Asked:
             for option in (option for option, given in of_jobs.items() if given):
                 say(f"{option}: no effect, since launcher {name} makes no jobs of Slurm on {system.name}", err=True)
         elsewhere = Elsewhere(self.out, self.remote) if self.remote is not None else None
-        what = f"suite {file.suite.name} into {self.out.resolve()}"
+        what = f"suite {file.suite.name} into {self.out.absolute()}"
         made = launcher(name, system, self.out, replace(self.slurm, name=f"caraml-{file.suite.name}"), say, elsewhere=elsewhere)
         return Campaign(
             file,
