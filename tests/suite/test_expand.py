@@ -456,6 +456,11 @@ def test_what_is_wrong_is_told_once_and_where_it_stands() -> None:
     ]
 
 
+def test_faults_of_one_line_are_told_in_the_same_order_every_time() -> None:
+    faults = told(HEAD + "global_batch = 1\nprecision = [" + ", ".join(f'"x{number}"' for number in range(6)) + "]\n")
+    assert [fault.partition("[0].precision[")[2][:1] for fault in faults[1:]] == [*"012345"]
+
+
 def test_every_fault_of_values_is_told_beside_those_of_the_sweep() -> None:
     """Lists without values, types of parameters, keys that are swept and unknown, conditions by their number."""
     text = HEAD + 'global_batch = []\nnodes = []\nwhere = ["=", "batchsize > 2", "width > 1 / 0"]\n'

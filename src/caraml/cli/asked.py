@@ -316,7 +316,7 @@ def refuse_with_all_faults(error: FaultsError, machine: Machine, params_of: Para
     """Raise an error of a suite's form with the faults that its values have besides, in the order of their lines."""
     if error.rest is None:
         raise error
-    every = {_below_params(fault, error.rest, params_of) for fault in error.faults}
+    every = dict.fromkeys(_below_params(fault, error.rest, params_of) for fault in error.faults)
     try:
         rest = suite_of(error.rest)
         expand(rest, machine, params_of, chosen=options.chosen(rest) if error.rest.written is not None else None)
@@ -324,7 +324,7 @@ def refuse_with_all_faults(error: FaultsError, machine: Machine, params_of: Para
         known = [_place(fault) for fault in error.faults]
         known += [f"{_place(fault).rpartition('.')[0]}.{word}".strip(".") for fault in error.faults for word in _MEANT.findall(fault)]
         lacking = {fault for fault in more.faults if ": found nothing" in fault and any(one.startswith(_place(fault)) for one in known)}
-        every |= {*more.faults} - lacking  # what was wrong is not missing
+        every |= dict.fromkeys(fault for fault in more.faults if fault not in lacking)  # what was wrong is not missing
     error.rest.refuse(sorted(every, key=lambda fault: int((re.search(r":(\d+): ", fault) or "00")[1])))
 
 
