@@ -216,8 +216,8 @@ FAULTS = [
     Fault(
         "a label hides what a setting changed",
         "suite/sweep.py",
-        "and swept) or name in changed",
-        "and swept)",
+        "if name in changed or (isinstance",
+        "if (isinstance",
         ("tests/test_campaign_verbs.py::test_a_label_says_what_a_setting_changed",),
     ),
     Fault(
@@ -230,7 +230,7 @@ FAULTS = [
     Fault(
         "a setting is compared with the default, not with the file",
         "suite/choice.py",
-        "    if _get(table, key):\n        return _value(table, key)\n",
+        "    if (value := _value(table, key)) is not None:\n        return value\n",
         "",
         ("tests/test_campaign_verbs.py::test_a_label_says_what_a_setting_changed",),
     ),

@@ -50,7 +50,7 @@ ACTIONS: dict[str, tuple[list[str], Action]] = {
         ["points/NAME/1/.record.json.PID.tmp"],
         lambda root, point: write_record(attempt_of(root, point), a_record(point)),
     ),
-    "note a handle": (["points/NAME/1/.handle.tmp"], lambda root, point: note_handle(attempt_of(root, point), "local:1:2")),
+    "note a handle": (["points/NAME/1/.handle.tmp"], lambda root, point: note_handle(attempt_of(root, point), "local:1:2", "local")),
     "write a table": (
         ["points/NAME/1/.steps.PID.csv", "points/NAME/1/.steps.PID.parquet"],
         lambda root, point: write_table(attempt_of(root, point), "steps", ("step",), [(1,)]),

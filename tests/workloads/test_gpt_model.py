@@ -173,5 +173,5 @@ def test_chunked_gradients_survive_reduced_precision_and_many_tokens(dtype: torc
 def test_sizes_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="not divisible by 5 heads"):
         dataclasses.replace(SMALL, heads=5)
-    with pytest.raises(ValueError, match="not divisible by 5 heads"):
+    with pytest.raises(ValueError, match="a width that 5 heads divide"):
         Params(preset="4M", heads=5)  # type: ignore[call-arg]
