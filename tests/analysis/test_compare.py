@@ -153,6 +153,13 @@ def test_nothing_in_common_is_an_error_that_says_what_there_is() -> None:
         against([run(1)], [run(1)], "throughputt")
 
 
+def test_runs_of_one_side_with_several_boundaries_have_no_mean_energy() -> None:
+    before, after = ([run(100, energy=1.0, repeat=repeat, software=name) for repeat in range(3)] for name in ("old", "new"))
+    before[2].metrics["energy_per_item"] = metric(3.0, "J/token", scope="node_ac")
+    change = only(against(before, after, "energy_per_item"), "energy_per_item")
+    assert change.a is None and change.ratio is None and "different energy boundaries: device, node_ac" in (change.reason or "")
+
+
 def test_a_run_without_energy_has_no_other_boundary() -> None:
     """Of the runs that have energy one sensor read all: not `None, device`."""
     before, after = ([run(100, energy=1.0, repeat=repeat, software=name) for repeat in range(3)] for name in ("old", "new"))

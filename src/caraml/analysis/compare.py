@@ -296,6 +296,10 @@ def _unfit(pair: _Matched, metric: str) -> str | None:
     units = sorted({unit for unit, _ in (*a, *b)})
     if len(units) > 1:
         return f"measured in different units: {', '.join(units)}"
+    for records in (pair.a, pair.b):  # a mean of several boundaries is of nothing; one of each side is shown, and not judged
+        scopes = sorted({str(record.metrics[metric].scope) for record in records if record.value(metric) is not None})
+        if len(scopes) > 1:
+            return f"of different energy boundaries: {', '.join(scopes)}"
     for letter, side in (("A", a), ("B", b)):
         if low := sum(value <= 0 for _, value in side):
             return f"{letter} is not above zero in {low} of {count(len(side), 'run')}, so it has no ratio"
