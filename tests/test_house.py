@@ -118,7 +118,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_061,
+    "analysis": 4_066,
     "base": 2_719,
     "campaign": 1_887,
     "cli": 1_649,

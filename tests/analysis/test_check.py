@@ -31,6 +31,7 @@ from caraml.analysis.baseline import (
 )
 from caraml.analysis.check import ALPHA, SCREEN, CheckedPoint, SuiteCheck, changed_since, judged, settle
 from caraml.base.errors import ExitCode, InputError
+from caraml.metrics.model import Metric
 from caraml.report.check import check_json, check_junit, check_sections, verdict_line
 from caraml.results.record import Record
 from caraml.results.store import Store, write_record
@@ -69,6 +70,20 @@ def works(baseline: Baseline, newest: Sequence[Record], earlier: Sequence[Record
 
 def check(baseline: Baseline, points: Sequence[CheckedPoint]) -> SuiteCheck:
     return SuiteCheck("nightly", baseline, 0.02, tuple(points), (), ())
+
+
+def test_an_accepted_energy_is_of_one_boundary() -> None:
+    """It was the mean of devices and nodes, which any energy of the devices was below."""
+
+    def nights(days: Sequence[int], joules: float, scope: str) -> list[Record]:
+        more = {"energy_per_item": Metric(value=joules, unit="J/token", scope=scope)}
+        return [record for day in days for record in night(day, more=more)]
+
+    baseline = accept([*nights([1], 3.0, "node_dc"), *nights([2, 3, 4], 1.0, "device")], "nightly", "good")
+    kept = baseline.points[0].metrics["energy_per_item"]
+    assert (kept.mean, kept.scope, len(kept.runs)) == (1.0, "device", 3)
+    found = judged(works(baseline, nights([10], 1.3, "device")))[0].metrics[-1]
+    assert found.metric == "energy_per_item" and found.ratio is not None and found.ratio.value == pytest.approx(1.3)
 
 
 def test_the_same_is_the_same_and_a_loss_is_named() -> None:

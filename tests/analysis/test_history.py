@@ -78,12 +78,13 @@ def test_software_may_change_within_a_series_but_work_may_not() -> None:
 
 def test_energies_of_another_boundary_are_another_series() -> None:
     """From one night on the meter read the node instead of its devices, which was a change for the worse."""
-    records = nights([900.0] * 8, energy=1.0)
+    records = [*nights([900.0] * 5, energy=1.0), *nights([900.0] * 8, energy=1.0, software="new")[5:]]
     for record in records[5:]:
         record.metrics["energy_per_item"] = Metric(value=3.0, unit="J/token", scope="node_dc")
     series = history(records, "energy_per_item")
     assert [(len(one.entries), len(one.changes)) for one in series] == [(5, 0), (3, 0)]
     assert [one.name.rpartition(" ")[2] for one in series] == ["boundary=device", "boundary=node_dc"]
+    assert not any("software" in one.name for one in series)
     assert len(history(records)) == 1, "a rate has no boundary"
 
 
@@ -156,7 +157,9 @@ def test_a_metric_of_a_plug_in_is_followed_in_each_of_its_units(better: str, fou
     records = [*scores([100, 101, 99, 150, 151, 149], "%", "mine 1"), *scores([1.0, 1.01, 0.99], "1", "mine 2")]
     percent, shares = history(records, "score")
     assert [(change.index, change.better) for change in percent.changes] == [(3, found)] and not shares.changes
-    assert [one.name.rpartition(" [")[2] for one in (percent, shares)] == ["%]", "1]"]
+    assert [one.name.rpartition(" fp32 ")[2] for one in (percent, shares)] == ["unit=%", "unit=1"]
+    images = run(1.0, more={"throughput": Metric(value=1.0, unit="image/s")}, global_batch=32)
+    assert not any("image" in one.name for one in history([*records, images])), "other work has another unit anyway"
     told = history_sections([percent, shares])[0].notes
     assert ("direction unknown: nobody said which is better" in told) == (found is None)
     with pytest.raises(InputError, match="unknown metric 'scroe'"):

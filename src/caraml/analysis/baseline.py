@@ -265,16 +265,22 @@ def _without_unusual(group: Sequence[Record]) -> list[Record]:
 
 
 def _accepted_metric(metric: str, groups: Mapping[str, Sequence[Record]]) -> dict[str, AcceptedMetric]:
-    """One metric of every piece of work that has it."""
-    having = {work: found for work, group in groups.items() if (found := values(good_of(group), metric))}
-    means, _ = estimates_of(list(having.values()), metric) if having else ([], "")
+    """One metric of every piece of work that has it: of the runs with the most frequent unit and energy boundary."""
+    having = {work: found for work, group in groups.items() if (found := [one for one in good_of(group) if values([one], metric)])}
+    kinds = {work: Counter(_kind(one, metric) for one in found).most_common(1)[0][0] for work, found in having.items()}
+    alike = {work: values((one for one in found if _kind(one, metric) == kinds[work]), metric) for work, found in having.items()}
+    means, _ = estimates_of(list(alike.values()), metric) if alike else ([], "")
     kept = {}
-    for (work, runs), mean in zip(having.items(), means, strict=True):
-        first = next(record.metrics[metric] for record in good_of(groups[work]) if values([record], metric))
+    for (work, runs), mean in zip(alike.items(), means, strict=True):
+        unit, scope = kinds[work]
         ends = (mean.value, mean.low, mean.high) if mean is not None else (None, None, None)
         accepted = [AcceptedRun(**{**vars(one), "time": one.time.isoformat() if one.time else None}) for one in runs]
-        kept[work] = AcceptedMetric(unit=first.unit, scope=first.scope, mean=ends[0], low=ends[1], high=ends[2], runs=accepted)
+        kept[work] = AcceptedMetric(unit=unit, scope=scope, mean=ends[0], low=ends[1], high=ends[2], runs=accepted)
     return kept
+
+
+def _kind(record: Record, metric: str) -> tuple[str, str | None]:
+    return record.metrics[metric].unit, record.metrics[metric].scope
 
 
 def surroundings(records: Sequence[Record]) -> dict[str, str]:

@@ -190,7 +190,8 @@ def _usual(matched: Sequence[_Matched]) -> Sequence[str]:
         return any(values(pair.a, metric) and values(pair.b, metric) for pair in matched)
 
     records = [record for pair in matched for record in (*pair.a, *pair.b)]
-    own = [name for name in own_names(records) if definition_of(name, records).better in ("higher", "lower") and having(name)]
+    judged = ("higher", "lower")
+    own = [one for one in own_names(records) if having(one) and any(definition_of(one, (*p.a, *p.b)).better in judged for p in matched)]
     if having("throughput"):
         only_nodes = having("node_energy_per_item") and not having("energy_per_item")
         return [*(name if name != "energy_per_item" or not only_nodes else "node_energy_per_item" for name in USUAL), *own]

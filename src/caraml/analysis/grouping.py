@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -80,13 +80,13 @@ def varying(records: Sequence[Record]) -> list[str]:
     return [name for name in names if len({one.get(name) for one in found}) > 1]
 
 
-def names(groups: Sequence[Sequence[Record]]) -> list[str]:
-    """A name for each group of repeats: the label of its points, with the axes in which groups of one label differ."""
+def names(groups: Sequence[Sequence[Record]], but: Collection[str] = ()) -> list[str]:
+    """A name for each group of repeats: the label of its points, with the axes (``but`` some) in which groups of one label differ."""
     labels = [_label(group[0]) for group in groups]
     sharing: dict[str, list[Record]] = {}
     for label, group in zip(labels, groups, strict=True):
         sharing.setdefault(label, []).append(group[0])
-    differing = {label: varying(firsts) if len(firsts) > 1 else [] for label, firsts in sharing.items()}
+    differing = {label: [name for name in varying(firsts) if name not in but] for label, firsts in sharing.items()}
     found = []
     for label, group in zip(labels, groups, strict=True):
         values = axes(group[0].point) if differing[label] else {}

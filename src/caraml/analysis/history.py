@@ -146,10 +146,8 @@ def history(records: Sequence[Record], metric: str = "throughput") -> list[Serie
         return found.scope or NOT_STATED if of_sensors else "", found.unit
 
     groups = grouped(usable, lambda record: (kind(record), without(axes(record.point), _MAY_CHANGE)))
-    named = told_apart(names(groups), [{"boundary": kind(group[0])[0]} for group in groups])
-    several = len({kind(record)[1] for record in usable}) > 1
-    units = [f" [{kind(group[0])[1]}]" if several else "" for group in groups]
-    return [_series(name + unit, group, metric) for name, unit, group in zip(named, units, groups, strict=True)]
+    named = told_apart(names(groups, _MAY_CHANGE), [dict(zip(("boundary", "unit"), kind(group[0]), strict=True)) for group in groups])
+    return [_series(name, group, metric) for name, group in zip(named, groups, strict=True)]
 
 
 def not_above_zero(records: Sequence[Record], metric: str) -> int:
