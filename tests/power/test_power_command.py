@@ -394,28 +394,6 @@ def test_the_list_of_sources_names_all_and_their_remedies(capsys: pytest.Capture
     assert all(name in out for name in source_names() if name != "fake")
 
 
-def test_the_live_line_shows_watts_on_a_terminal(tmp_path: Path) -> None:
-    import pty
-
-    parent, child = pty.openpty()
-    program = UNTIL.format(f"[ -e {tmp_path}/seen ]")
-    command = [sys.executable, "-m", "caraml.power", "--methods", "fake:constant", "--out", str(tmp_path), "--", "sh", "-c", program]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    process = subprocess.Popen(command, stderr=child, stdout=child, env=env)
-    os.close(child)
-    seen = b""
-    try:
-        while chunk := os.read(parent, 1024):
-            seen += chunk
-            if b"300 W" in seen:
-                (tmp_path / "seen").touch()
-    except OSError:
-        pass  # the terminal is gone when its last user is
-    assert process.wait(300) == 0
-    assert b"300 W" in seen
-    os.close(parent)
-
-
 def test_a_peak_is_not_rounded_below_its_mean(capsys: pytest.CaptureFixture[str]) -> None:
     total = BoundaryEnergy(energy_j=374.6, bound_j=1.0, mean_w=37.46, peak_w=37.48, valid=True)
     _report(CommandResult([], WindowEnergy("w", 0.0, 10.0, boundaries={"device": total})), [], None)

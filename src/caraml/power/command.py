@@ -25,9 +25,7 @@ from caraml.power.model import WindowEnergy
 from caraml.power.result import CommandResult, Format, ResultFolder
 from caraml.power.source import POWER_SOURCES, chosen_sources, entries, source_names
 
-FORWARDED = tuple(
-    getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGQUIT", "SIGCONT") if hasattr(signal, name)
-)
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGCONT)
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit codes of a command that could not be started, as shells have them."""
 
@@ -101,7 +99,7 @@ def measure(
     # Asked for by nobody, a source first looks for its driver's files: that keeps the start short.
     meter = Meter("auto" if not methods and (not election or election.elected) else names, devices, interval)
     folder = ResultFolder(out or _default_folder(), fmt, rank, h5)
-    meter.listen(lambda readings: folder.add(readings, meter.store.channels))
+    meter.store.listen(lambda readings: folder.add(readings, meter.store.channels))
     result = CommandResult(list(argv), WindowEnergy("command", 0.0, 0.0), rank=rank, world_size=node.world_size())
     folder.write(result)
     try:
@@ -127,10 +125,11 @@ def _measured(meter: Meter, folder: ResultFolder, result: CommandResult, idle_s:
                     time.sleep(idle_s)
                 result.idle = quiet.energy
             child = _Child(result.command)
-            until_written.enter_context(on_signals(_heeded(), child.forward))
+            # What is ignored, as SIGHUP under ``nohup``, stays so, and is ignored by the command as well.
+            heeded = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+            until_written.enter_context(on_signals(heeded, child.forward))
             start = meter.mark()
-            with LiveLine(meter, start):
-                code = child.run()
+            code = child.run()
             end = meter.mark()
             result.energy = meter.energy("command", start, end, result.idle)
         result.channels, result.missing_sources = meter.channels, meter.reasons
@@ -181,11 +180,6 @@ class _Child:
                 self._process.send_signal(number)  # does nothing to one that has ended
 
 
-def _heeded() -> list[int]:
-    """The signals that are handed on: what is ignored, as SIGHUP under ``nohup``, stays so, and is ignored by the command as well."""
-    return [number for number in (*FORWARDED, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]
-
-
 def _in_the_foreground() -> bool:
     """Whether Ctrl-C at the terminal reaches the command by itself, wherever standard input comes from."""
     try:
@@ -196,32 +190,6 @@ def _in_the_foreground() -> bool:
         return os.tcgetpgrp(terminal) == os.getpgrp()
     finally:
         os.close(terminal)
-
-
-class LiveLine:
-    """A line on the terminal with the power now; nothing if standard error is not a terminal."""
-
-    def __init__(self, meter: Meter, start: float) -> None:
-        self._meter, self._start = meter, start
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="power-live", daemon=True) if sys.stderr.isatty() else None
-
-    def __enter__(self) -> LiveLine:
-        if self._thread is not None:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._thread is not None:
-            self._stop.set()
-            self._thread.join(0.5)
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def _run(self) -> None:
-        while not self._stop.wait(1.0):
-            power = self._meter.latest_power_w()
-            shown = "no power reading" if power is None else f"{power:.0f} W"
-            print(f"\r\x1b[K{time.monotonic() - self._start:.0f} s  {shown}", end="", file=sys.stderr, flush=True)
 
 
 def _default_folder() -> Path:
