@@ -794,7 +794,7 @@ def test_every_source_answers_or_says_why_on_this_machine() -> None:
             source.open()
         except SourceUnavailable as error:
             assert error.kind in ("absent", "unreadable", "masked")
-            assert len(error.message) > 10
+            assert len(error.args[0]) > 10
         finally:
             source.close()
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from caraml.base.errors import InputError
 from caraml.power.energy import ChannelReadings, window_energy
-from caraml.power.model import Channel, Reading, WindowEnergy
+from caraml.power.model import Channel, WindowEnergy
 from caraml.power.node import ClockLog, node_key
-from caraml.power.sampler import Sampling
-from caraml.power.source import Source, chosen_sources, create_all, source_names
+from caraml.power.sampler import STALLED_S, Sampler
+from caraml.power.source import Source, SourceUnavailable, UnknownDeviceError, chosen_sources, create_all, entries, source_names
 from caraml.power.store import ROW, ReadingStore, Row
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ TAIL_SHARE = 0.1
 """A window is not followed for longer than this share of its own length: a short one is uncertain anyhow."""
 
 SHORTEST_INTERVAL_S = 0.001
+
+OPEN_TIMEOUT_S = 10.0
+"""A driver without persistence mode may take seconds to wake its devices; longer than this is a fault [s]."""
 
 
 class MeterWindow(ContextDecorator):
@@ -97,11 +100,15 @@ class Meter:
         self._automatic = sources == "auto" and not chosen
         if sources == "auto":
             wanted = chosen or source_names(auto_only=True)
-        self._sampling = Sampling(create_all(wanted, devices, self._automatic), self.interval, self.store, offset)
+        self._samplers = [Sampler(one, interval, self.store, offset) for one in create_all(wanted, devices, self._automatic)]
 
     def start(self) -> None:
-        """Open the sources and begin to sample. Returns after the first reading of each."""
-        self._sampling.start()
+        """Open the sources, all at the same time, and begin to sample. Returns after the first reading of each."""
+        for sampler in self._samplers:
+            sampler.start()
+        deadline = time.monotonic() + OPEN_TIMEOUT_S
+        for sampler in self._samplers:
+            sampler.wait_open(max(deadline - time.monotonic(), 0.0))
         self._running = True
         self.clock.note()
 
@@ -113,7 +120,11 @@ class Meter:
             self._await_tail(*self._marks)
         self._running = False
         self.clock.note()
-        self._sampling.stop()
+        for sampler in self._samplers:
+            sampler.stop()
+        deadline = time.monotonic() + 1.0  # one that hangs in its sensor is left behind: it cannot keep the process alive
+        for sampler in self._samplers:
+            sampler.join(max(deadline - time.monotonic(), 0.0))
 
     def __enter__(self) -> Meter:
         self.start()
@@ -124,26 +135,37 @@ class Meter:
 
     @property
     def channels(self) -> list[Channel]:
-        """All channels that were found."""
         return list(self.store.channels.values())
 
     @property
     def reasons(self) -> list[str]:
-        """Why sources are not read, or no longer read; each with the command that would mend it, if there is one."""
-        return self._sampling.reasons
+        """Why sources, or some of their devices, are not read, or no longer; each with the command that would mend it, if there is one."""
+        failures = [s.failure for s in self._samplers if s.failure is not None]
+        return failures + [f"{s.name}: {why}" for s in self._samplers if s.failure is None for why in s.left_out]
 
     def check_devices(self, devices: Sequence[str] | None) -> None:
-        """Raise an ``InputError`` with those that exist, if accelerators were asked for that no source knows. After ``start``."""
-        if devices is not None and list(devices) != ["all"]:
-            self._sampling.check_devices(devices)
+        """Raise an ``InputError`` with those that exist, if accelerators were asked for that no source knows. After ``start``.
+
+        A source that does not answer cannot judge: then the run goes on, and its reason is in the result.
+        """
+        known = entries()
+        judges = [s for s in self._samplers if s.name in known and known[s.name].accelerator]
+        if devices is None or list(devices) == ["all"] or not judges or any(s.failure is None for s in judges):
+            return
+        refusals = [s.problem for s in judges if isinstance(s.problem, UnknownDeviceError)]
+        if refusals or all(s.absent for s in judges):
+            # With devices of several makers, a name that one source knows is not unknown, but no source knows all.
+            unknown = [word for word in devices if all(word in r.words for r in refusals)] or list(devices)
+            raise UnknownDeviceError(unknown, [device for r in refusals for device in r.present])
 
     def mark(self) -> float:
         """Read every channel now; returns the monotonic time of the call [s], to be used as the edge of a window."""
         at = time.monotonic()
         self._marks = (self._marks[0] if self._marks else at, at)
         if self._running:
-            self._sampling.request(at)
-            self._sampling.read_now()
+            self._request(at)
+            answered = [sampler.read_now() for sampler in self._samplers]
+            self.store.wait_until(lambda: all(done() for done in answered), STALLED_S)
             self.clock.note()
         return at
 
@@ -159,7 +181,8 @@ class Meter:
         """
         self._await_tail(start, end)
         self.clock.note()
-        flags = [*self.clock.flags(start, end), *self._sampling.closed]
+        problems = [s.problem for s in self._samplers if isinstance(s.problem, SourceUnavailable)]
+        flags = [*self.clock.flags(start, end), *(problem.kind for problem in problems if problem.kind in ("unreadable", "masked"))]
         measured = self._measured(start, end)
         window = window_energy(name, measured, start, end, idle=idle, reasons=self._reasons_in_short(), flags=flags)
         window.start_unix = self.clock.wall(start)
@@ -169,8 +192,17 @@ class Meter:
         return window
 
     def latest_power_w(self) -> float | None:
-        """Power now [W], for a live display: accelerators (modules where known), else processors, else the node."""
-        return latest_power(self.store, self._sampling.interval)
+        """Power now [W], for a live display: the sum over accelerators (modules where known), else processors, else the node."""
+        powers: dict[tuple[str, str], tuple[Channel, float]] = {}
+        for channel in sorted(self.channels, key=lambda c: c.kind == "energy"):
+            power = channel_power(channel, self.store, self._sampler(channel).interval)
+            if power is not None:
+                powers.setdefault((channel.source, channel.domain), (channel, power))
+        for boundaries in (("module", "device"), ("cpu",), ("node_dc",), ("node_ac",)):
+            seen = [pair for pair in powers.values() if pair[0].boundary in boundaries]
+            if seen:
+                return sum(_one_view(seen, hardware, boundaries) for hardware in {channel.hardware for channel, _ in seen})
+        return None
 
     def rows(self, origin: float = 0.0) -> Iterator[Row]:
         """All readings as rows of the columns ``ROW``, one channel after the other, in seconds after ``origin`` (monotonic)."""
@@ -190,13 +222,9 @@ class Meter:
         first = min((times[0] for times, _ in columns.values()), default=0.0)
         return power_frame(columns, self.clock.wall(first) - first)
 
-    def listen(self, listener: Callable[[list[Reading]], None]) -> None:
-        """Have ``listener`` called with every batch of readings, for example to write them to a file at once."""
-        self.store.listen(listener)
-
     def _reasons_in_short(self) -> list[str]:
         """As ``reasons``, but the many kinds of sensor that a machine simply does not have are only named, at the end."""
-        absent = self._sampling.absent if self._automatic else []
+        absent = [s.name for s in self._samplers if s.absent] if self._automatic else []
         reasons = [reason for reason in self.reasons if not any(reason.startswith(f"{name}: ") for name in absent)]
         return [*reasons, f"not on this machine: {', '.join(absent)}"] if absent else reasons
 
@@ -204,7 +232,7 @@ class Meter:
         """Every channel with its readings in the window and some way beyond."""
         found = []
         for channel in self.channels:
-            interval = self._sampling.interval(channel)
+            interval = self._sampler(channel).interval
             margin = max(10 * channel.update_period_s, 2 * channel.mean_window_s, 4 * interval)
             found.append(
                 ChannelReadings(
@@ -227,14 +255,28 @@ class Meter:
             newest = self.store.newest(channel.id)
             return newest is not None and (newest[0] + newest[1]) / 2 - min(channel.age_s, longest) >= end
 
-        waiting = [c for c in self.channels if self._sampling.expects(c) and not reached(c)]
+        def expected(channel: Channel) -> bool:
+            sampler = self._sampler(channel)
+            return sampler.alive and not sampler.stalled
+
+        waiting = [c for c in self.channels if expected(c) and not reached(c)]
         if not waiting:
             return
         tails = {min(c.age_s, longest) for c in waiting}
         for tail in tails:
-            self._sampling.request(end + tail)
+            self._request(end + tail)
         timeout = max(end + max(tails) - time.monotonic(), 0.0) + TAIL_S
-        self.store.wait_until(lambda: all(reached(c) or not self._sampling.expects(c) for c in waiting), timeout)
+        self.store.wait_until(lambda: all(reached(c) or not expected(c) for c in waiting), timeout)
+
+    def _request(self, at: float) -> None:
+        """Have each source read at ``at``, and once more for each different age of its channels' readings."""
+        for sampler in self._samplers:
+            for delay in {0.0, *(channel.age_s for channel in sampler.channels)}:
+                sampler.request(at + delay)
+
+    def _sampler(self, channel: Channel) -> Sampler:
+        """Who reads a channel, by its id: CSV files share a source's name."""
+        return next(s for s in self._samplers if any(c.id == channel.id for c in s.channels))
 
 
 SPAN_S = 1.0
@@ -260,20 +302,6 @@ def channel_power(channel: Channel, store: ReadingStore, interval: float) -> flo
     if rise < 0:
         return None
     return rise / (series.t[-1] - series.t[0])
-
-
-def latest_power(store: ReadingStore, interval: Callable[[Channel], float]) -> float | None:
-    """Sum over accelerators (at module level where that is known), else processors, else the node [W]."""
-    powers: dict[tuple[str, str], tuple[Channel, float]] = {}
-    for channel in sorted(store.channels.values(), key=lambda c: c.kind == "energy"):
-        power = channel_power(channel, store, interval(channel))
-        if power is not None:
-            powers.setdefault((channel.source, channel.domain), (channel, power))
-    for boundaries in (("module", "device"), ("cpu",), ("node_dc",), ("node_ac",)):
-        seen = [pair for pair in powers.values() if pair[0].boundary in boundaries]
-        if seen:
-            return sum(_one_view(seen, hardware, boundaries) for hardware in {channel.hardware for channel, _ in seen})
-    return None
 
 
 def _one_view(seen: list[tuple[Channel, float]], hardware: str, boundaries: tuple[str, ...]) -> float:

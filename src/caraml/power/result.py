@@ -123,8 +123,12 @@ class ResultFolder:
                 self._file.close()
             except OSError as error:
                 self.trouble = f"{self.raw}: {error.strerror}"
-        if self.format in ("parquet", "json") and self.trouble is None:
-            csv_file, self.raw = self.raw, (_to_parquet if self.format == "parquet" else _to_json)(self.raw)
+        if self.format != "csv" and self.trouble is None:
+            csv_file, self.raw = self.raw, self.raw.with_suffix(f".{self.format}")
+            if self.format == "json":
+                write_file(self.raw, json.dumps(read_readings(csv_file), allow_nan=False))
+            else:
+                _write_parquet(csv_file, self.raw)
             csv_file.unlink()
         self.write(result)
         written = [self.path, self.raw]
@@ -137,13 +141,14 @@ class ResultFolder:
 
 def channel_table(energy: WindowEnergy) -> str:
     """One line of CSV per domain; the parts of the bound and lists are left to the JSON file."""
+    table = io.StringIO()
+    rows = csv.writer(table, lineterminator="\n")
     names = [f.name for f in fields(ChannelEnergy) if f.name not in ("bound_parts", "users")]
-    lines = [",".join(names)]
+    rows.writerow(names)
     for channel in energy.channels:
-        row = asdict(channel)
-        cells = ["" if row[n] is None else " ".join(row[n]) if isinstance(row[n], list) else str(row[n]) for n in names]
-        lines.append(",".join('"' + c.replace('"', "'") + '"' if "," in c else c for c in cells))
-    return "\n".join(lines) + "\n"
+        known = (getattr(channel, name) for name in names)
+        rows.writerow([" ".join(value) if isinstance(value, list) else value for value in known])
+    return table.getvalue()
 
 
 def read_readings(path: Path) -> dict[str, list[Any]]:
@@ -160,20 +165,12 @@ def read_readings(path: Path) -> dict[str, list[Any]]:
     return columns
 
 
-def _to_json(raw: Path) -> Path:
-    target = raw.with_suffix(".json")
-    write_file(target, json.dumps(read_readings(raw), allow_nan=False))
-    return target
-
-
-def _to_parquet(raw: Path) -> Path:
+def _write_parquet(raw: Path, target: Path) -> None:
     import duckdb
 
-    target = raw.with_suffix(".parquet")
     types = {name: "DOUBLE" if name in ("t_before", "t_after", "value") else "VARCHAR" for name in READING_COLUMNS}
     with replacing_by_name(target) as inside, duckdb.connect() as database:
         database.read_csv(str(raw), header=True, columns=types).write_parquet(str(inside), compression="zstd")
-    return target
 
 
 SIZE = (820, 300)

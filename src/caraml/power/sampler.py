@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -21,7 +21,7 @@ from typing import Any
 
 from caraml.base.errors import CaramlError
 from caraml.power.model import Channel, Reading
-from caraml.power.source import Source, SourceUnavailable, UnknownDeviceError, chosen_sources, create, entries
+from caraml.power.source import Source, SourceUnavailable, chosen_sources, create, entries
 from caraml.power.store import ReadingStore
 
 STALLED_S = 0.5
@@ -34,9 +34,6 @@ CALIBRATION_S = 0.45
 CALIBRATION_INTERVALS = 3
 CALIBRATION_MARGIN = 1.25
 """The longest interval seen is taken this much longer."""
-
-OPEN_TIMEOUT_S = 10.0
-"""A driver without persistence mode may take seconds to wake its devices; longer than this is a fault [s]."""
 
 POLL_S = 0.002
 """Pause between questions [s]."""
@@ -57,12 +54,8 @@ class Sampler:
         """Why devices of the source are not read."""
         self.failure: str | None = None
         """Why the source is not read (any more), with the fix if one is known."""
-        self.closed: str | None = None
-        """``unreadable`` or ``masked``, if the sensor is there but not for this process."""
-        self.absent = False
-        """The sensor does not exist on this machine, as most kinds do not, and nothing can be done about it."""
-        self.refused: UnknownDeviceError | None = None
-        """Set if accelerators were asked for that this source does not know."""
+        self.problem: CaramlError | None = None
+        """The failure, if it is one that the source itself tells of."""
         self._source, self._store = source, store
         self._offset = offset or random.Random().random  # noqa: S311 -- when to read a sensor, not a secret
         self._asked: SimpleQueue[float] = SimpleQueue()
@@ -79,12 +72,15 @@ class Sampler:
         """Start the thread; opening happens in it, since a driver may take its time."""
         self._thread.start()
 
-    def wait_open(self, timeout: float) -> bool:
-        """Wait for the first readings or the failure to open; False and a ``failure`` after ``timeout`` [s]."""
-        if self._opened.wait(timeout):
-            return self.failure is None
-        self.failure = f"{self.name}: did not open within {timeout:g} s"
-        return False
+    def wait_open(self, timeout: float) -> None:
+        """Wait for the first readings or the failure to open, which it has after ``timeout`` [s] as well."""
+        if not self._opened.wait(timeout):
+            self.failure = f"{self.name}: did not open within {timeout:g} s"
+
+    @property
+    def absent(self) -> bool:
+        """The sensor does not exist on this machine, as most kinds do not, and nothing can be done about it."""
+        return isinstance(self.problem, SourceUnavailable) and self.problem.kind == "absent" and not self.problem.hint
 
     @property
     def alive(self) -> bool:
@@ -132,12 +128,7 @@ class Sampler:
             self._sample()
         except CaramlError as error:
             hint = f"; fix: {error.hint}" if error.hint else ""
-            self.failure = f"{self.name}: {error.args[0]}{hint}"
-            if isinstance(error, UnknownDeviceError):
-                self.refused = error
-            if isinstance(error, SourceUnavailable):
-                self.absent = error.kind == "absent" and not error.hint
-                self.closed = error.kind if error.kind in ("unreadable", "masked") else None
+            self.problem, self.failure = error, f"{self.name}: {error.args[0]}{hint}"
         except Exception as error:  # noqa: BLE001 - thread boundary: a vendor library may raise anything; it is reported
             self.failure = f"{self.name}: {type(error).__name__}: {error}"
         finally:
@@ -241,87 +232,6 @@ class PeriodWatch:
         return {name: max(b - a for a, b in pairwise(changes)) for name, changes in self._changes.items() if len(changes) >= 3}
 
 
-class Sampling:
-    """The samplers of all sources of one meter, as threads of this process."""
-
-    def __init__(self, sources: list[Source], interval: float, store: ReadingStore, offset: Offset | None = None) -> None:
-        self.store = store
-        self._base_interval = interval
-        self._samplers = [Sampler(source, interval, store, offset) for source in sources]
-
-    @property
-    def reasons(self) -> list[str]:
-        """Why sources, or some of their devices, are not read, or no longer read."""
-        failures = [s.failure for s in self._samplers if s.failure is not None]
-        return failures + [f"{s.name}: {why}" for s in self._samplers if s.failure is None for why in s.left_out]
-
-    @property
-    def absent(self) -> list[str]:
-        """Names of sources whose sensors do not exist on this machine."""
-        return [s.name for s in self._samplers if s.absent]
-
-    @property
-    def closed(self) -> set[str]:
-        """Flags of sensors that are there but not for this process."""
-        return {s.closed for s in self._samplers if s.closed is not None}
-
-    def start(self) -> None:
-        """Open all sources at the same time and wait for each one's first reading."""
-        for sampler in self._samplers:
-            sampler.start()
-        deadline = time.monotonic() + OPEN_TIMEOUT_S
-        for sampler in self._samplers:
-            sampler.wait_open(max(deadline - time.monotonic(), 0.0))
-
-    def check_devices(self, devices: Sequence[str]) -> None:
-        """Raise an error if no source knows the accelerators that were asked for.
-
-        A source that does not answer cannot judge: then the run goes on, and its reason is in the result.
-        """
-        known = entries()
-        judges = [s for s in self._samplers if s.name in known and known[s.name].accelerator]
-        refusals = [s.refused for s in judges if s.refused is not None]
-        if not judges or any(s.failure is None for s in judges):
-            return
-        if refusals or all(s.absent for s in judges):
-            # With devices of several makers, a name that one source knows is not unknown, but no source knows all.
-            unknown = [word for word in devices if all(word in r.words for r in refusals)] or list(devices)
-            present = [device for r in refusals for device in r.present]
-            raise UnknownDeviceError(unknown, present)
-
-    def read_now(self) -> None:
-        """Read every channel now, all sources at the same time."""
-        answered = [sampler.read_now() for sampler in self._samplers]
-        self.store.wait_until(lambda: all(done() for done in answered), STALLED_S)
-
-    def request(self, at: float) -> None:
-        """Have each source read at ``at``, and once more for each different age of its channels' readings."""
-        for sampler in self._samplers:
-            for delay in {0.0, *(channel.age_s for channel in sampler.channels)}:
-                sampler.request(at + delay)
-
-    def expects(self, channel: Channel) -> bool:
-        """Is the channel's source still read, and not hanging?"""
-        sampler = self._sampler(channel)
-        return sampler is not None and sampler.alive and not sampler.stalled
-
-    def interval(self, channel: Channel) -> float:
-        """Sampling interval of the channel's source [s]."""
-        sampler = self._sampler(channel)
-        return sampler.interval if sampler else self._base_interval
-
-    def stop(self) -> None:
-        """End all threads. One that hangs in its sensor is left behind; it cannot keep the process alive."""
-        for sampler in self._samplers:
-            sampler.stop()
-        deadline = time.monotonic() + 1.0
-        for sampler in self._samplers:
-            sampler.join(max(deadline - time.monotonic(), 0.0))
-
-    def _sampler(self, channel: Channel) -> Sampler | None:
-        return next((s for s in self._samplers if any(c.id == channel.id for c in s.channels)), None)  # CSV files share a source's name
-
-
 def available_sources(seconds: float = 0.5) -> list[dict[str, Any]]:
     """One entry per source that exists, in the order in which they are tried, and per source that ``CARAML_POWER`` names with an argument.
 
@@ -345,13 +255,10 @@ def available_sources(seconds: float = 0.5) -> list[dict[str, Any]]:
             continue
         try:
             source = create(name, ["all"], automatic=name not in asked)
+            periods = _observed(source, seconds)
         except CaramlError as error:
+            line["found"] = isinstance(error, SourceUnavailable) and error.kind != "absent"
             line["reason"], line["fix"] = error.args[0], error.hint
-            continue
-        periods, problem = _observed(source, seconds)
-        if problem is not None:
-            line["found"] = problem.kind != "absent"
-            line["reason"], line["fix"] = problem.message, problem.hint
             continue
         line["found"] = line["readable"] = True
         line["channels"] = [
@@ -368,11 +275,11 @@ def available_sources(seconds: float = 0.5) -> list[dict[str, Any]]:
     return report
 
 
-def _observed(source: Source, seconds: float, timeout: float = 5.0) -> tuple[dict[str, float], SourceUnavailable | None]:
+def _observed(source: Source, seconds: float, timeout: float = 5.0) -> dict[str, float]:
     """Open a source, ask it as fast as it makes sense for ``seconds``, close it.
 
-    Returns the longest time between changes of every channel that changed often enough [s], and why the source could
-    not be opened. A sensor that does not answer within ``timeout`` [s] is given up.
+    Returns the longest time between changes of every channel that changed often enough [s]. Raises ``SourceUnavailable`` where it cannot
+    be opened, or does not answer within ``timeout`` [s].
     """
     result: dict[str, float] = {}
     problem: list[SourceUnavailable] = []
@@ -399,5 +306,7 @@ def _observed(source: Source, seconds: float, timeout: float = 5.0) -> tuple[dic
     thread.start()
     thread.join(seconds + timeout)
     if thread.is_alive():
-        return {}, SourceUnavailable(f"did not answer within {seconds + timeout:g} s")
-    return result, problem[0] if problem else None
+        raise SourceUnavailable(f"did not answer within {seconds + timeout:g} s")
+    if problem:
+        raise problem[0]
+    return result

@@ -23,7 +23,6 @@ class SourceUnavailable(EnvironmentUnfitError):  # noqa: N818 - a state of the m
 
     def __init__(self, message: str, hint: str | None = None, kind: str = "absent") -> None:
         super().__init__(message, hint)
-        self.message = message
         self.kind = kind
         """``absent``, ``unreadable`` (no permission), ``masked`` (hidden from this container) or ``unused`` (by what is measured)."""
 
@@ -103,21 +102,18 @@ BUILT_IN: dict[str, SourceEntry] = {
 
 def entries() -> dict[str, SourceEntry]:
     """The register by name, in the order in which sources are tried: CARAML's own, then those of plug-ins."""
-    others = [plugin for name, plugin in source_plugins().items() if name not in BUILT_IN]
-    return BUILT_IN | {plugin.name: _entry(plugin) for plugin in others}
+    found = dict(BUILT_IN)
+    for name, plugin in source_plugins().items():
+        try:
+            found.setdefault(name, replace(plugin.load(SourceEntry), name=name))
+        except CaramlError:  # it is tried as well, and says why when it is opened
+            found.setdefault(name, SourceEntry(name, "", f"plug-in {plugin.package}"))
+    return found
 
 
 def source_plugins() -> dict[str, Plugin]:
     """Sources that other packages bring, by name; also those that cannot be used."""
     return plugins("caraml.power_sources", BUILT_IN)
-
-
-def _entry(plugin: Plugin) -> SourceEntry:
-    """The line of a plug-in; one that cannot be loaded is tried as well, and says why when it is opened."""
-    try:
-        return replace(plugin.load(SourceEntry), name=plugin.name)
-    except CaramlError:
-        return SourceEntry(plugin.name, "", f"plug-in {plugin.package}")
 
 
 def chosen_sources() -> list[str]:

@@ -20,6 +20,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +31,6 @@ from caraml.system.visible import ROCM, Masks
 
 MICRO = 1e-6
 """The kernel counts power and energy in µW and µJ."""
-
-
-class FileSensor:
-    """A file of the kernel that is kept open and read from its start each time: one system call per reading."""
-
-    def __init__(self, path: Path, scale: float) -> None:
-        self.path = path
-        self._scale = scale
-        self._fd = os.open(path, os.O_RDONLY)
-
-    def number(self) -> float:
-        """First number in the file, in the unit that ``scale`` makes of it."""
-        return int(os.pread(self._fd, 4096, 0).split()[0]) * self._scale
-
-    def close(self) -> None:
-        os.close(self._fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +55,8 @@ class FileSource(AskedSensors):
     def __init__(self, argument: str | Path = "", devices: Sequence[str] | None = None, automatic: bool = False) -> None:
         super().__init__(argument, devices, automatic)
         self.root = Path(argument) if argument else self.root
-        self.files: dict[str, FileSensor] = {}
+        self._opened: dict[str, int] = {}
+        """By channel the descriptor of its file."""
 
     def find(self) -> Iterator[SensorFile]:
         """All sensors of this family, readable or not. Raises ``SourceUnavailable`` if there can be none."""
@@ -81,30 +67,35 @@ class FileSource(AskedSensors):
         closed: list[Path] = []
         for found in self.find():
             try:
-                sensor = self.files[found.channel.id] = FileSensor(found.path, found.scale)
+                descriptor = self._opened[found.channel.id] = os.open(found.path, os.O_RDONLY)
             except PermissionError:
                 closed.append(found.path)
                 continue
-            self.add(found.channel, sensor.number)
+            self.add(found.channel, partial(_first_number, descriptor, found.scale))
         if not self.listed:
             if closed:
                 raise SourceUnavailable(f"{closed[0]} exists, but only root may read it", self.fix, kind="unreadable")
-            raise SourceUnavailable(self.absence())
+            raise SourceUnavailable("; ".join(self.left_out) or self.absence())
 
     def absence(self) -> str:
-        """The reason if nothing was found."""
+        """The reason if there is nothing."""
         return "no such sensor on this machine"
 
     def drop(self, channel: Channel) -> None:
         """Leave a channel out that was opened."""
         self.listed.remove(channel)
         del self.questions[channel.id]
-        self.files.pop(channel.id).close()
+        os.close(self._opened.pop(channel.id))
 
     def close(self) -> None:
-        for sensor in self.files.values():
-            sensor.close()
-        self.files.clear()
+        for descriptor in self._opened.values():
+            os.close(descriptor)
+        self._opened.clear()
+
+
+def _first_number(descriptor: int, scale: float) -> float:
+    """In an open file, read from its start by one system call, in the unit that ``scale`` makes of it."""
+    return int(os.pread(descriptor, 4096, 0).split()[0]) * scale
 
 
 def read_number(path: Path, scale: float = 1.0) -> float | None:
@@ -114,11 +105,6 @@ def read_number(path: Path, scale: float = 1.0) -> float | None:
         return float(text.split()[0]) * scale if text else None
     except ValueError:
         return None
-
-
-def numbered(name: str) -> list[int]:
-    """Key that sorts ``card2`` before ``card10``."""
-    return [int("".join(c for c in part if c.isdigit()) or 0) for part in name.split(":")]
 
 
 class _DrmSource(FileSource):
@@ -235,9 +221,6 @@ class AmdGpuSource(_DrmSource):
                 yield SensorFile(channel, hwmon / file)
                 return
 
-    def absence(self) -> str:
-        return "; ".join(self.left_out) or super().absence()
-
 
 class IntelSource(_DrmSource):
     """Intel GPUs: ``intel``, or ``intel:/path`` for a tree elsewhere."""
@@ -276,7 +259,7 @@ class GraceSource(FileSource):
             self.left_out += [f"{rail} Power Socket {socket} includes a GPU, which is not used" for rail, socket in whole]
             rails = {key: device for key, device in rails.items() if key not in whole}
             if whole and not rails:
-                raise SourceUnavailable(self.absence(), kind="unused")
+                raise SourceUnavailable("; ".join(self.left_out), kind="unused")
         for (rail, socket), device in rails.items():
             yield SensorFile(self._channel(rail, socket, device, rails, gpus), device / "power1_average")
 
@@ -311,7 +294,7 @@ class GraceSource(FileSource):
         )
 
     def absence(self) -> str:
-        return "; ".join(self.left_out) or f"no Grace power rail below {self.root}"
+        return f"no Grace power rail below {self.root}"
 
 
 CRAY_PERIOD_S = 0.1
@@ -335,7 +318,7 @@ class CraySource(FileSource):
         self.startup = read(self.root / "startup")
         files = {p.name: p for p in self.root.iterdir() if CRAY_FILE.match(p.name)}
         idle = self.uses_no_accelerator and not any(read(card / "device/device") in APUS for card in self.drm.glob("card[0-9]*"))
-        for name in sorted(files, key=lambda n: (numbered(n), n)):
+        for name in sorted(files):
             if not (idle and name.startswith("accel")):  # processor cores in an accelerator's package have no other counter
                 yield SensorFile(self._channel(name, set(files)), files[name], scale=1.0)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from caraml.power.counter import DEFAULT_MAX_POWER_W
 from caraml.power.model import Boundary, Channel
 from caraml.power.source import SourceUnavailable
-from caraml.power.sources.files import MICRO, FileSource, SensorFile, numbered, read_number
+from caraml.power.sources.files import MICRO, FileSource, SensorFile, read_number
 from caraml.system.files import read
 
 UPDATE_PERIOD_S = 0.001
@@ -37,9 +37,12 @@ class RaplSource(FileSource):
     fix = "sudo chmod -R a+r /sys/class/powercap/intel-rapl*/ (holds until the machine restarts)"
 
     def open(self) -> None:
-        """Find the domains; dies that mirror one counter become one channel."""
+        """Find the domains, without those that show exactly 0: the processor lists them but does not fill them."""
         super().open()
-        self._drop_dead()
+        for channel in [c for c in self.listed if self.questions[c.id]() == 0]:
+            self.drop(channel)
+        if not self.listed:
+            raise SourceUnavailable(f"all RAPL counters below {self.root} show 0: they do not work on this machine")
         self._merge_mirrors()
 
     def find(self) -> Iterator[SensorFile]:
@@ -50,7 +53,7 @@ class RaplSource(FileSource):
         found = [d for d in zones.values() if (d / "energy_uj").exists()]
         if not found:
             raise self._why_absent()
-        for zone in sorted(found, key=lambda d: numbered(d.name)):
+        for zone in sorted(found, key=lambda d: [int(number) for number in d.name.split(":")[1:]]):
             yield SensorFile(self._channel(zone), zone / "energy_uj")
 
     def _why_absent(self) -> SourceUnavailable:
@@ -85,13 +88,6 @@ class RaplSource(FileSource):
             # Memory hangs below its package in the tree, but the package's counter does not include it.
             parent=f"cpu:{package}" if inner and label != "dram" else None,
         )
-
-    def _drop_dead(self) -> None:
-        """Leave out domains that show exactly 0: the processor lists them but does not fill them."""
-        for channel in [c for c in self.listed if self.questions[c.id]() == 0]:
-            self.drop(channel)
-        if not self.listed:
-            raise SourceUnavailable(f"all RAPL counters below {self.root} show 0: they do not work on this machine")
 
     def _merge_mirrors(self) -> None:
         """Dies of one package, or packages of one platform, that all show one counter: keep the first and name the others as its users.
