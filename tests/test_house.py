@@ -126,7 +126,7 @@ LINES = {
     "engine": 4_367,
     "launch": 1_761,
     "metrics": 1_741,
-    "power": 5_074,
+    "power": 4_908,
     "reference": 477,
     "report": 5_002,
     "results": 3_269,
@@ -136,7 +136,7 @@ LINES = {
     "worker": 2_141,
     "workloads": 8_946,
 }
-FILES = 240
+FILES = 238
 
 
 def test_no_room_outgrows_its_lines() -> None:

@@ -9,9 +9,8 @@ import pytest
 
 from caraml.power import Meter
 from caraml.power.model import Channel, Reading
-from caraml.power.signals import Constant
+from caraml.power.signals import Constant, FakeSource
 from caraml.power.source import SourceUnavailable
-from caraml.power.sources.fake import FakeSource
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 PATIENCE_S = 2.0

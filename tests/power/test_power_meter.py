@@ -17,9 +17,8 @@ from caraml.power import Meter, WindowEnergy
 from caraml.power.energy import around, sum_domains
 from caraml.power.meter import TAIL_SHARE
 from caraml.power.model import BoundaryEnergy, ChannelEnergy, Reading, window_from_dict
-from caraml.power.signals import Constant, Square
+from caraml.power.signals import Constant, FakeSource, Square
 from caraml.power.source import SourceUnavailable
-from caraml.power.sources.fake import FakeSource
 from caraml.power.store import ReadingStore
 
 pytestmark = pytest.mark.usefixtures("virtual_time")

@@ -9,8 +9,7 @@ import pytest
 
 from caraml.power import Meter
 from caraml.power.model import Reading
-from caraml.power.signals import Constant, Square
-from caraml.power.sources.fake import FakeSource
+from caraml.power.signals import Constant, FakeSource, Square
 
 PATIENCE_S = 300.0
 """Only what is broken takes so long."""

@@ -1,11 +1,21 @@
-"""Made-up loads with a closed-form integral, for demonstrations and for testing a meter against a known truth."""
+"""Made-up loads with a closed-form integral, and a source whose sensors follow one: for demonstrations and for testing a meter against a
+known truth, and labelled so everywhere."""
 
 from __future__ import annotations
 
+import math
+import os
 import random
+import time
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from caraml.base.errors import InputError
+from caraml.power.model import SOME, Channel, Kind, Reading
+from caraml.power.node import rank
+from caraml.power.source import SensorGroup, select
 
 
 class Signal(Protocol):
@@ -75,3 +85,109 @@ class Telegraph:
     def energy(self, t: float) -> float:
         last = bisect_right(self.times, max(t, 0.0)) - 1
         return self.energies[last] + self.power(t) * (t - self.times[last])
+
+
+MEAN_W = 300.0
+SHAPES: dict[str, Callable[[float], Signal]] = {"constant": Constant, "square": square}
+
+
+class FakeSource(SensorGroup):
+    """One made-up device with a counter and a power channel that follow ``signal`` from the moment of ``open``.
+
+    Args:
+        signal: power over time, in seconds after ``open``.
+        update_period_s: the sensors show a new value this often [s]; 0 means always fresh.
+        mean_window_s: the power channel averages over this long [s].
+        kinds: which channels exist.
+        answers_s: for how long the sensors answer [s].
+    """
+
+    def __init__(
+        self,
+        signal: Signal,
+        *,
+        name: str = "fake",
+        update_period_s: float = 0.02,
+        mean_window_s: float = 0.0,
+        kinds: Sequence[Kind] = ("energy", "power_instant"),
+        wrap_j: float | None = None,
+        answers_s: float = math.inf,
+    ) -> None:
+        super().__init__()
+        self.name, self.signal, self._answers_s = name, signal, answers_s
+        self.origin = 0.0
+        """Monotonic time at which the signal's clock is 0 [s]."""
+        self.listed = [
+            Channel(
+                id=f"{name}:0:{kind}",
+                source=name,
+                kind=kind,
+                boundary="device",
+                label="fake device (made-up signal)",
+                domain=f"{name}:0",
+                hardware=name,
+                resolution=0.001,
+                update_period_s=update_period_s,
+                mean_window_s=mean_window_s if kind == "power_mean" else 0.0,
+                wrap_j=wrap_j if kind == "energy" else None,
+                max_power_w=1000.0,
+                accuracy=0.0,
+                flags=("fake",),
+            )
+            for kind in kinds
+        ]
+
+    def open(self) -> None:
+        """Start the signal's clock."""
+        device = f"{self.name}:0"
+        # Stands for any sensor: nothing is held back from a CPU's point, which asks for no accelerator, or where nobody tells which is used
+        if self.devices and list(self.devices) != [SOME]:
+            select([device], {}, self.devices)
+        self.origin = time.monotonic()
+
+    def true_energy(self, start: float, end: float) -> float:
+        """Exact energy between two monotonic instants [J]."""
+        return self.signal.energy(end - self.origin) - self.signal.energy(start - self.origin)
+
+    def value(self, channel: Channel, at: float) -> float:
+        """What the sensor shows at a monotonic instant, with its update period, averaging and wrap."""
+        t = at - self.origin
+        if channel.update_period_s > 0:
+            t = math.floor(t / channel.update_period_s) * channel.update_period_s
+        if channel.kind == "energy":
+            energy = self.signal.energy(t)
+            return energy % channel.wrap_j if channel.wrap_j else energy
+        if channel.kind == "power_mean" and channel.mean_window_s > 0:
+            return (self.signal.energy(t) - self.signal.energy(t - channel.mean_window_s)) / channel.mean_window_s
+        return self.signal.power(t)
+
+    def read(self) -> list[Reading]:
+        """One reading per channel."""
+        readings = []
+        for channel in self.listed:
+            before = time.monotonic()
+            if before - self.origin > self._answers_s:
+                readings.append(Reading(channel.id, before, before, None, f"made to go silent after {self._answers_s:g} s"))
+                continue
+            value = self.value(channel, before)
+            readings.append(Reading(channel.id, before, time.monotonic(), value))
+        return readings
+
+
+def create(argument: str, devices: Sequence[str] | None, automatic: bool) -> FakeSource:
+    """``fake:SHAPE[:WATTS[@SECONDS][/WATTS...]]``: ``constant``, or ``square`` (a third of the mean and five thirds in turn, 1 s).
+
+    The mean is 300 W unless it is given; of several, the ranks of a job take one each in turn. The sensor goes silent after ``SECONDS``.
+    """
+    shape, _, watts = argument.partition(":")
+    shape = shape or "square"
+    if shape not in SHAPES:
+        raise InputError(f"unknown fake signal {shape!r}; known: {', '.join(sorted(SHAPES))}")
+    given = watts.split("/")
+    mean, _, seconds = given[int(os.environ.get("RANK") or rank() or 0) % len(given)].partition("@")
+    try:
+        source = FakeSource(SHAPES[shape](float(mean or MEAN_W)), answers_s=float(seconds or math.inf))
+    except ValueError:
+        raise InputError(f"fake:{argument}: found {watts!r}, expected watts such as 300, 300/500 or 300@2.5") from None
+    source.devices = devices
+    return source

@@ -82,7 +82,7 @@ BUILT_IN: dict[str, SourceEntry] = {
     entry.name: entry
     for entry in (
         SourceEntry("nvml", f"{_OURS}.nvml", "NVIDIA GPUs (NVML)", factory="NvmlSource", accelerator=True),
-        SourceEntry("amdsmi", f"{_OURS}.amdsmi", "AMD GPUs (AMD SMI)", factory="AmdSmiSource", accelerator=True),
+        SourceEntry("amdsmi", f"{_OURS}.library", "AMD GPUs (AMD SMI)", factory="AmdSmiSource", accelerator=True),
         SourceEntry("amdgpu", f"{_OURS}.files", "AMD GPUs (kernel driver)", factory="AmdGpuSource", accelerator=True),
         SourceEntry("intel", f"{_OURS}.files", "Intel GPUs (kernel drivers xe, i915)", factory="IntelSource", accelerator=True),
         SourceEntry("gaudi", f"{_OURS}.library", "Intel Gaudi (HLML)", factory="GaudiSource", accelerator=True),
@@ -95,7 +95,7 @@ BUILT_IN: dict[str, SourceEntry] = {
         SourceEntry("redfish", f"{_OURS}.board", "node (Redfish)", auto=False, factory="RedfishSource", argument="address"),
         SourceEntry("slurm", f"{_OURS}.board", "nodes of the job step (Slurm accounting)", auto=False, factory="SlurmSource"),
         SourceEntry("csv", f"{_OURS}.csvfile", "a meter that writes a CSV file", auto=False, factory="CsvSource", argument="path"),
-        SourceEntry("fake", f"{_OURS}.fake", "a made-up signal, for demonstrations", auto=False, accelerator=True),
+        SourceEntry("fake", "caraml.power.signals", "a made-up signal, for demonstrations", auto=False, accelerator=True),
     )
 }
 
