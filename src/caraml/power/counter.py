@@ -37,8 +37,6 @@ class Counter:
     """Intervals whose energy is unknown because the counter restarted."""
     ambiguous: list[tuple[float, float]] = field(default_factory=list)
     """Intervals so long that the counter may have wrapped unseen."""
-    glitches: int = 0
-    """Single readings that contradicted both neighbours, and were dropped."""
 
 
 def max_power(channel: Channel) -> float:
@@ -59,22 +57,17 @@ def unwrap(series: ReadingSeries, channel: Channel) -> Counter:
     """Turn a counter that wraps, restarts and glitches into one that only rises.
 
     A decrease is a wrap only if the energy that it implies is plausible; everything else is a restart, and the interval
-    is cut out: no energy is made up for it. A lost reading costs nothing, since the next one contains it.
+    is cut out: no energy is made up for it. A lost reading costs nothing, since the next one contains it. A single reading that
+    contradicts both neighbours is dropped.
     """
-    counter = Counter()
     times, values = series.t, series.value
-    for i, value in enumerate(values):
-        if not counter.t:
-            counter.t.append(times[i])
-            counter.half.append(series.half[i])
-            counter.energy.append(0.0)
-            last = value
-            continue
+    counter = Counter(times[:1], series.half[:1], array("d", [0.0] if values else []))
+    last = values[0] if values else 0.0
+    for i, value in enumerate(values[1:], start=1):
         delta, doubtful = _increment(value - last, times[i] - counter.t[-1], channel)
         if delta is None and i + 1 < len(values):
             around, _ = _increment(values[i + 1] - last, times[i + 1] - counter.t[-1], channel)
             if around is not None:
-                counter.glitches += 1
                 continue
         if delta is None:
             counter.cuts.append((counter.t[-1], times[i]))
@@ -181,7 +174,7 @@ def counter_energy(series: ReadingSeries, channel: Channel, start: float, end: f
     t = array("d", (instant - shift for instant in counter.t))
     estimate.energy_j = interpolate(t, counter.energy, end) - interpolate(t, counter.energy, start)
 
-    reach = max(5 * period, _typical_gap(counter.t))
+    reach = max(5 * period, (counter.t[-1] - counter.t[0]) / (len(counter.t) - 1))  # or the mean time between readings
     (low_s, high_s), (low_e, high_e) = (_local_power(counter, power, at, reach) for at in (start, end))
     old, young = shift, period - shift
     estimate.parts = {
@@ -217,11 +210,6 @@ def _count_defects(estimate: SeriesEstimate, counter: Counter, channel: Channel,
             estimate.reason = f"the counter stood still for {stuck:.3g} s"
     if end - start < MIN_STEPS * channel.update_period_s:
         estimate.flags.add("too_short")
-
-
-def _typical_gap(t: Sequence[float]) -> float:
-    """Mean time between readings [s]."""
-    return (t[-1] - t[0]) / (len(t) - 1)
 
 
 def _half_at(counter: Counter, at: float) -> float:
