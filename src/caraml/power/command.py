@@ -67,19 +67,16 @@ def measure(
     idle_s: float = 0.0,
     devices: Sequence[str] | None = None,
 ) -> CommandResult:
-    """Run and measure ``argv``; write results, report on standard error; return how the command ended (the exit code as a
+    """Run and measure the command ``argv``; write results, report on standard error; return how it ended (the exit code as a
     shell reports it, 128 + number if a signal ended it) and what it drew.
 
     Args:
-        argv: the command and its arguments.
         methods: names of sources; ``None`` for those that ``CARAML_POWER`` names, else every one that answers.
-        interval: sampling interval [s].
         out: folder for the results; ``None`` for ``caraml-power/<job or time>``. Nothing in it is overwritten.
-        fmt: format of the raw readings; the result itself is always JSON.
-        h5: write power and energy as HDF5 files like jpwr's besides.
+        fmt: format of the raw readings; the result itself is always JSON, with ``h5`` besides as HDF5 files like jpwr's.
         rank: number in the names of the files; ``None`` to take it from the launcher (srun, mpirun), if there is one.
         idle_s: measure this long before the command starts [s], and report net energy beside gross.
-        devices: as for ``Meter``.
+        interval, devices: as for ``Meter``.
     """
     if not argv:
         raise InputError("there is no command to measure", "put it after two dashes: caraml power -- python train.py")
@@ -173,7 +170,6 @@ class _Child:
             self._started.set()
 
     def forward(self, number: int) -> None:
-        """Hand a signal on."""
         self._started.wait()
         if self._process is not None and not (number == signal.SIGINT and _in_the_foreground()):
             with suppress(PermissionError):  # it runs as somebody else
@@ -221,7 +217,6 @@ def _write(meter: Meter, folder: ResultFolder, result: CommandResult) -> list[Pa
 
 
 def _report(result: CommandResult, files: list[Path], trouble: str | None) -> None:
-    """A short table on standard error."""
     energy = result.energy
     lines = [f"caraml power: {energy.duration_s:.3f} s, exit code {result.exit_code}"]
     for name, total in energy.boundaries.items():

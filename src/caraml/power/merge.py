@@ -28,7 +28,6 @@ class Part:
     """What one rank, or one node, measured."""
 
     name: str
-    """Rank or host, for messages."""
     window: WindowEnergy
 
 
@@ -189,12 +188,8 @@ def _wider(channel: ChannelEnergy, joules: float) -> ChannelEnergy:
 
 
 def merge(parts: Sequence[Part], expected: Iterable[str] | None = None) -> MergedEnergy:
-    """Add up the windows of one name.
-
-    Args:
-        parts: results of ranks or nodes; several of one node are put together, each domain once.
-        expected: names of the parts that must be there; those that are not make every total ``None``.
-    """
+    """Add up the windows of one name; several of one node are put together, each domain once. A part of ``expected`` that is not there
+    makes every total ``None``."""
     if not parts:
         raise InputError("there is nothing to merge")
     names = {p.window.name for p in parts}

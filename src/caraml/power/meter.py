@@ -223,7 +223,7 @@ class Meter:
         return power_frame(columns, self.clock.wall(first) - first)
 
     def _reasons_in_short(self) -> list[str]:
-        """As ``reasons``, but the many kinds of sensor that a machine simply does not have are only named, at the end."""
+        """As ``reasons``, but kinds of sensor that the machine simply does not have are only named, at the end."""
         absent = [s.name for s in self._samplers if s.absent] if self._automatic else []
         reasons = [reason for reason in self.reasons if not any(reason.startswith(f"{name}: ") for name in absent)]
         return [*reasons, f"not on this machine: {', '.join(absent)}"] if absent else reasons

@@ -12,12 +12,8 @@ from pathlib import Path
 
 from caraml.base.locks import Lock, machine_folder
 
-STEP_S = 0.5
-"""The wall clock moved against the monotonic one by more than this: it was set [s]."""
-
-SUSPEND_S = 0.05
-"""The boot clock moved against the monotonic one by more than this: the machine slept [s]."""
-
+STEP_S, SUSPEND_S = 0.5, 0.05
+"""By how much the wall clock moves at least against the monotonic one when it is set, and the boot clock when the machine sleeps [s]."""
 
 NODE = "CARAML_NODE"
 """Environment variable: what this node is called instead. Processes of one host that have different ones count as nodes of their own."""
@@ -44,7 +40,6 @@ class ClockLog:
         self.note()
 
     def note(self) -> None:
-        """Compare the clocks now."""
         now = time.monotonic()
         self._wall.append(time.time() - now)
         self._boot.append(suspended_s())
@@ -132,5 +127,4 @@ class Election:
             self.elected = _number(LOCAL, os.environ) == 0
 
     def close(self) -> None:
-        """Step down."""
         self._lock.close(remove=self.elected)

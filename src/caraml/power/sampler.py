@@ -69,7 +69,7 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name=f"power-{self.name}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread; opening happens in it, since a driver may take its time."""
+        """Open the source in the thread, since a driver may take its time, and sample it."""
         self._thread.start()
 
     def wait_open(self, timeout: float) -> None:
@@ -214,7 +214,6 @@ class PeriodWatch:
         self._changes: dict[str, list[float]] = {name: [] for name in channels}
 
     def feed(self, readings: Iterable[Reading]) -> None:
-        """Look at new readings."""
         for reading in readings:
             changes = self._changes.get(reading.channel)
             if changes is None or reading.value is None:

@@ -138,7 +138,6 @@ class FakeSource(SensorGroup):
         ]
 
     def open(self) -> None:
-        """Start the signal's clock."""
         device = f"{self.name}:0"
         # Stands for any sensor: nothing is held back from a CPU's point, which asks for no accelerator, or where nobody tells which is used
         if self.devices and list(self.devices) != [SOME]:
@@ -162,7 +161,6 @@ class FakeSource(SensorGroup):
         return self.signal.power(t)
 
     def read(self) -> list[Reading]:
-        """One reading per channel."""
         readings = []
         for channel in self.listed:
             before = time.monotonic()

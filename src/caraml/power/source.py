@@ -28,8 +28,6 @@ class SourceUnavailable(EnvironmentUnfitError):  # noqa: N818 - a state of the m
 
 
 class UnknownDeviceError(InputError):
-    """Accelerators were asked for that do not exist."""
-
     def __init__(self, words: Sequence[str], present: Sequence[str]) -> None:
         super().__init__(f"no accelerator {', '.join(map(repr, words))} here; present: {', '.join(present) or 'none'}")
         self.words, self.present = list(words), list(present)
@@ -122,7 +120,6 @@ def chosen_sources() -> list[str]:
 
 
 def names_in(text: str) -> list[str]:
-    """What is written between commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
@@ -203,7 +200,6 @@ class SensorGroup:
         """Why devices are not measured that are there beside those that are."""
 
     def channels(self) -> list[Channel]:
-        """What was found."""
         return self.listed
 
     @property
@@ -216,7 +212,6 @@ class SensorGroup:
         return {}
 
     def read(self) -> list[Reading]:
-        """Ask once for all channels."""
         before = time.monotonic()
         try:
             told = self.answers()
@@ -229,7 +224,7 @@ class SensorGroup:
         return readings
 
     def close(self) -> None:
-        """Release what ``open`` took."""
+        """Nothing to release."""
 
     def expect_driver(self, vendor: str, *files: Path) -> None:
         """Where nobody asked for this source, do not load a library in vain. Raises ``SourceUnavailable`` if none of the files exists."""
@@ -246,7 +241,6 @@ class AskedSensors(SensorGroup):
         """By channel what gives its value [J or W]."""
 
     def add(self, channel: Channel, question: Callable[[], float]) -> None:
-        """List a channel that was found."""
         self.listed.append(channel)
         self.questions[channel.id] = question
 
@@ -258,7 +252,6 @@ class AskedSensors(SensorGroup):
         return True
 
     def or_none(self, question: Callable[[], Any]) -> Any:
-        """The answer, or ``None``."""
         try:
             return question()
         except self.failures:
@@ -279,7 +272,6 @@ class AskedSensors(SensorGroup):
         return chosen
 
     def read(self) -> list[Reading]:
-        """Ask every sensor."""
         return [timed(name, question, self.failures) for name, question in self.questions.items()]
 
 

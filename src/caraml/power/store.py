@@ -29,7 +29,6 @@ class ReadingSeries:
     """[J] or [W]."""
 
     def add(self, t_before: float, t_after: float, value: float) -> None:
-        """Append a reading."""
         self.t.append((t_before + t_after) / 2)
         self.half.append((t_after - t_before) / 2)
         self.value.append(value)
@@ -44,7 +43,6 @@ class ReadingSeries:
         return ReadingSeries(self.t[first:last], self.half[first:last], self.value[first:last])
 
     def count(self, start: float, end: float) -> int:
-        """Number of readings in ``[start, end]``."""
         return bisect_right(self.t, end) - bisect_left(self.t, start)
 
     def extremes(self, start: float, end: float) -> tuple[float, float] | None:
@@ -173,7 +171,6 @@ class ReadingStore:
             return self._grown.wait_for(ready, timeout)
 
     def notify(self) -> None:
-        """Have waiting threads look again."""
         with self._grown:
             self._grown.notify_all()
 
@@ -184,7 +181,6 @@ class ReadingStore:
             return (column.before[-1], column.after[-1], column.value[-1]) if column and column.value else None
 
     def last_error(self, channel: str) -> str | None:
-        """Cause of the newest failed read."""
         with self._grown:
             column = self._columns.get(channel)
             return column.last_error if column else None

@@ -121,7 +121,6 @@ class RedfishSource(SensorGroup):
         self.listed = [channel] if _sensor(document).get("ApparentVA") is None else [channel, with_apparent(channel)]
 
     def answers(self) -> dict[str, float | str]:
-        """Power and apparent power of one answer."""
         document = self._ask()
         va = _sensor(document).get("ApparentVA")
         name = self.listed[0].id
@@ -186,7 +185,6 @@ class SlurmSource(AskedSensors):
     min_interval_s = 10.0
 
     def open(self) -> None:
-        """Ask once for the step that this process belongs to."""
         job = os.environ.get("SLURM_JOB_ID")
         if job is None:
             raise SourceUnavailable("not inside a Slurm job: SLURM_JOB_ID is not set")

@@ -173,7 +173,6 @@ class CsvSource(SensorGroup):
         return own + ([with_apparent(channel) for channel in own] if APPARENT in self._header else [])
 
     def read(self) -> list[Reading]:
-        """Rows that are new."""
         before, waiting = time.monotonic(), self._waiting
         self._waiting = []
         try:

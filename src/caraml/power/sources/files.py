@@ -117,7 +117,6 @@ class _DrmSource(FileSource):
     vendor: str
 
     def find(self) -> Iterator[SensorFile]:
-        """The sensors of every card that is visible to this process and may be opened by it."""
         cards: dict[str, Path] = {}
         for card in listing(self.root, "card*"):
             for hwmon in (card / "device" / "hwmon").glob("hwmon*"):
@@ -228,7 +227,6 @@ class IntelSource(_DrmSource):
     name, drivers, vendor = "intel", ("xe", "i915"), "Intel"
 
     def sensors(self, pci: str, hwmon: Path) -> Iterator[SensorFile]:
-        """The card's counter and that of its package."""
         limit = read_number(hwmon / "power1_max", MICRO) or read_number(hwmon / "power1_rated_max", MICRO)
         for file, part in (("energy1_input", ""), ("energy2_input", "package")):
             if (hwmon / file).exists():
@@ -247,7 +245,6 @@ class GraceSource(FileSource):
     root = Path("/sys/class/hwmon")
 
     def find(self) -> Iterator[SensorFile]:
-        """One power channel per rail."""
         rails: dict[tuple[str, str], Path] = {}
         for hwmon in listing(self.root, "hwmon*"):
             match = RAIL.match(read(hwmon / "device" / "power1_oem_info") or "")
@@ -312,7 +309,6 @@ class CraySource(FileSource):
     startup: str | None = None
 
     def find(self) -> Iterator[SensorFile]:
-        """A counter and a power channel per part that the node controller measures."""
         if not self.root.exists():
             raise SourceUnavailable(f"{self.root} does not exist: not an HPE Cray EX node")
         self.startup = read(self.root / "startup")

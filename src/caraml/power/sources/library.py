@@ -257,7 +257,6 @@ class AscendSource(SensorGroup):
     min_interval_s = 2.0
 
     def open(self) -> None:
-        """Ask once, and find the chips."""
         self.expect_driver("Ascend", Path("/dev/davinci_manager"))
         if shutil.which(NPU_SMI[0]) is None:
             raise SourceUnavailable("the command npu-smi is missing", "it comes with the driver, in /usr/local/sbin: add that to PATH")
@@ -272,7 +271,6 @@ class AscendSource(SensorGroup):
         self.listed = [_channel(self.name, address, f"Ascend {found[address][0]}", 0.1) for address in chosen]
 
     def answers(self) -> dict[str, float | str]:
-        """All chips by one run of the command."""
         return {f"ascend:{address}:power": told for address, (_, told) in _chips().items()}
 
 
