@@ -96,12 +96,8 @@ def _sensor(source: dict[str, Any]) -> Check:
     if not source["readable"]:
         return Check(name, "warn", source["reason"], source["fix"])
     shown = [channel for channel in source["channels"] if channel["kind"] != "apparent_va"]  # it has the name of its power
-    channels = [f"{channel['label']} ({channel['boundary']}, {_period(channel)})" for channel in shown]
-    return Check(name, "ok", "; ".join(channels))
-
-
-def _period(channel: dict[str, Any]) -> str:
-    return how_often(channel["measured_period_s"], channel["declared_period_s"])
+    told = [f"{c['label']} ({c['boundary']}, {how_often(c['measured_period_s'], c['declared_period_s'])})" for c in shown]
+    return Check(name, "ok", "; ".join(told))
 
 
 def plugin_checks() -> list[Check]:

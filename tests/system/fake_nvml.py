@@ -120,4 +120,5 @@ def fake_torch(*names: str, uuids: tuple[str, ...] = (), cuda: str | None = "13.
         version=SimpleNamespace(cuda=cuda, hip=hip, xpu=xpu),
         backends=SimpleNamespace(mps=off),
         xpu=off,
+        accelerator=SimpleNamespace(current_accelerator=lambda check_available=False: SimpleNamespace(type="cuda") if names else None),
     )

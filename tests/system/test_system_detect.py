@@ -14,9 +14,9 @@ import pytest
 from fake_machine import Tree, processors
 from fake_nvml import FakeGpu, FakeNvml, fake_torch
 
-from caraml.system.detect import detect, device_class, environment, fast_identity
+from caraml.system.detect import detect, device_class, fast_identity
 from caraml.system.doctor import _accelerators
-from caraml.system.environment import container, git_state, variables
+from caraml.system.environment import container, environment, git_state, variables
 from caraml.system.families import Shown
 from caraml.system.families.family import TorchBuild, amd_gpus
 
@@ -300,8 +300,9 @@ def test_git_state(tmp_path: Path) -> None:
 
 def test_no_torch_and_quick_identity() -> None:
     code = (
-        "import sys, time; import caraml.system.detect as d, caraml.system.model, caraml.system.catalogue, caraml.system.probe\n"
-        "d.detect(); d.environment(); d.device_class(); begin = time.process_time(); d.fast_identity()\n"
+        "import sys, time; import caraml.system.detect as d, caraml.system.environment as e\n"
+        "import caraml.system.model, caraml.system.catalogue, caraml.system.probe\n"
+        "d.detect(); e.environment(); d.device_class(); begin = time.process_time(); d.fast_identity()\n"
         "print('torch' in sys.modules, time.process_time() - begin)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -17,14 +17,12 @@ from typing import Any
 
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.system import families, host, nvml, peaks
-from caraml.system.environment import container, environment
+from caraml.system.environment import container
 from caraml.system.families.family import amd_driver, amd_gpus, nvidia_gpus
 from caraml.system.files import APUS, read
 from caraml.system.model import Affinity, Cpu, DeviceClass, DeviceModel, System, cpu_identity, device_identity
 from caraml.system.topology import device_affinity
 from caraml.system.visible import CUDA, ROCM, Masks, let_through
-
-__all__ = ["detect", "device_class", "environment", "fast_identity"]
 
 ROOT = Path("/")
 
@@ -130,8 +128,9 @@ def _gpus(root: Path, missing: dict[str, str]) -> tuple[list[DeviceModel], str |
         limits = {"tdp_w": [device.tdp_w for device in amd], "power_limit_w": [device.power_limit_w for device in amd]}
         missing.update({f"devices.{key}": "amdgpu shows no limit of the GPU alone" for key, found in limits.items() if not any(found)})
         return _with_torch(amd, missing), amd_driver(root)
-    others, loaded = _only_torch_sees(root), families.driver_folder(root)
-    return others, read(root / loaded / "version") if others and loaded else None
+    others, family = _only_torch_sees(root), families.measured(root)
+    loaded = family.by_driver(root).loaded if others and family is not None else None
+    return others, read(root / loaded.lstrip("/") / "version") if loaded else None
 
 
 def _with_torch(devices: list[DeviceModel], missing: dict[str, str]) -> list[DeviceModel]:

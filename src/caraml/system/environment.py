@@ -186,22 +186,17 @@ def _cpu_state(root: Path, missing: dict[str, str]) -> dict[str, Any]:
     khz = [value for folder in folders if (value := read_int(folder / "cpufreq/scaling_cur_freq"))]
     listed = re.findall(r"^cpu MHz\s*:\s*([\d.]+)$", read(root / "proc/cpuinfo") or "", re.MULTILINE)
     mhz = [value / 1000 for value in khz] or [float(value) for value in listed]
+    hugepages = re.search(r"\[(\w+)\]", read(root / "sys/kernel/mm/transparent_hugepage/enabled") or "")  # ``always [madvise] never``
     state = {
         "governor": ",".join(governors) or None,
         "clock_mhz": round(fmean(mhz), 1) if mhz else None,
         "smt": read(root / "sys/devices/system/cpu/smt/control"),
-        "transparent_hugepages": _chosen(read(root / "sys/kernel/mm/transparent_hugepage/enabled")),
+        "transparent_hugepages": hugepages and hugepages[1],
         "load_1min": _load(root),
         "memory_available_bytes": available_memory(root),
     }
     missing.update({f"cpu.{key}": "not shown by /proc or /sys here" for key, value in state.items() if value is None})
     return state
-
-
-def _chosen(text: str | None) -> str | None:
-    """``always [madvise] never`` as ``madvise``."""
-    match = re.search(r"\[(\w+)\]", text or "")
-    return match[1] if match else None
 
 
 def _load(root: Path) -> float | None:

@@ -38,7 +38,7 @@ def cpu(root: Path = ROOT) -> Cpu:
     if root == ROOT and platform.system() == "Darwin":
         return _mac_cpu()
     info = read(root / "proc/cpuinfo")
-    folders = [path for path in listing(root / "sys/devices/system/cpu", "cpu[0-9]*") if _online(path)]
+    folders = [path for path in listing(root / "sys/devices/system/cpu", "cpu[0-9]*") if read(path / "online") != "0"]
     threads = len(folders) or len(re.findall(r"^processor\s*:", info or "", re.MULTILINE)) or None
     sockets, cores = _topology(folders) if folders else _topology_of_cpuinfo(info or "")
     nodes = numa_cpus(root)
@@ -241,10 +241,6 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
         yield own
         # Inside a container the path may be the host's and not exist here: the mount itself is then the group.
         yield from (parent for parent in own.parents if parent == base or base in parent.parents)
-
-
-def _online(folder: Path) -> bool:
-    return read(folder / "online") != "0"
 
 
 def _topology(folders: list[Path]) -> tuple[int | None, int | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -78,7 +79,10 @@ def look(kind: Kind, device: torch.device, dtype: DType = "fp32", *, processes: 
     found = measure(kind, device, dtype, budget_s=_share() * SEARCH_SECONDS[kind], processes=processes)
     best = found if kept is None or (found.disturbed is None, found.rate) >= (kept.disturbed is None, kept.rate) else kept
     if keep and best is found:
-        _keep(found, _path(kind, device, dtype, processes))
+        path = _path(kind, device, dtype, processes)
+        with suppress(OSError):  # a search at every run, then; `caraml doctor` says that the folder cannot be written
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, found.model_dump_json(indent=1), sync="none")
     return Look(best, found)
 
 
@@ -131,11 +135,3 @@ def _share_of_host(cpus: frozenset[int]) -> tuple[float | None, ...]:
     """Cores and sockets behind some logical CPUs, and their time quota: a home of many machines has CPUs of one model in several places."""
     found = cores(cpus)
     return len(found), len({core.socket for core in found}), host.cgroup_cpus()
-
-
-def _keep(limit: Limit, path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, limit.model_dump_json(indent=1), sync="none")
-    except OSError:  # a search at every run, then; `caraml doctor` says that the folder cannot be written
-        return

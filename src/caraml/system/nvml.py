@@ -138,8 +138,20 @@ def throttled(devices: Collection[str] | None = None) -> Throttled:
 
     GPUs in MIG mode and consumer cards may have none.
     """
+    found: Throttled = {}
     with session() as nv:
-        return {} if isinstance(nv, str) else dict(_counters(nv, devices))
+        if isinstance(nv, str):
+            return {}
+        for _, handle in nv.gpus():
+            uuid = nv.quietly("nvmlDeviceGetUUID", handle)
+            names = [name for name in (uuid, nv.pci_bus_id(handle)) if name]
+            if devices is not None and not any(names_device(word, *names) for word in devices):
+                continue
+            answers = {reason: nv.quietly("nvmlDeviceGetViolationStatus", handle, policy) for reason, policy in _POLICIES.items()}
+            seconds = {reason: answer.violationTime / 1e9 for reason, answer in answers.items() if answer is not None}
+            if uuid and seconds:
+                found[uuid] = seconds
+    return found
 
 
 def slowed_down(held_back: Throttled) -> bool:
@@ -154,17 +166,3 @@ def shares(begin: Throttled, end: Throttled, seconds: float) -> Throttled:
         for uuid, reasons in end.items()
         if uuid in begin
     }
-
-
-def _counters(nv: Nvml, devices: Collection[str] | None) -> list[tuple[str, dict[str, float]]]:
-    found = []
-    for _, handle in nv.gpus():
-        uuid = nv.quietly("nvmlDeviceGetUUID", handle)
-        names = [name for name in (uuid, nv.pci_bus_id(handle)) if name]
-        if devices is not None and not any(names_device(word, *names) for word in devices):
-            continue
-        answers = {reason: nv.quietly("nvmlDeviceGetViolationStatus", handle, policy) for reason, policy in _POLICIES.items()}
-        seconds = {reason: answer.violationTime / 1e9 for reason, answer in answers.items() if answer is not None}
-        if uuid and seconds:
-            found.append((uuid, seconds))
-    return found

@@ -34,7 +34,7 @@ from caraml.system.model import DeviceModel
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FAMILIES", "OVERRIDE", "PLAIN", "Family", "Shown", "driven", "driver_folder", "family_of"]
+__all__ = ["FAMILIES", "OVERRIDE", "PLAIN", "Family", "Shown", "driven", "family_of"]
 __all__ += ["forced", "measured", "pins", "refusal", "side_stream", "told_apart", "torch_s_devices", "why_not"]
 
 OVERRIDE = "CARAML_DEVICE"
@@ -67,13 +67,6 @@ def measured(root: Path) -> Family | None:
     shown = [family for family, _ in _shown(root)]
     asked = [family for family in shown if family.torch_type == forced()]
     return next(iter([*asked, *filter(driven, shown), *shown]), None)
-
-
-def driver_folder(root: Path) -> str | None:
-    """Where the driver of the measured family shows itself, below ``root``; ``None`` if it does not."""
-    family = measured(root)
-    loaded = family.by_driver(root).loaded if family is not None else None
-    return loaded.lstrip("/") if loaded else None
 
 
 def _shown(root: Path) -> list[tuple[Family, Shown]]:
@@ -112,8 +105,6 @@ def torch_s_devices(root: Path) -> list[DeviceModel]:
         if build is None or not (build.plugins or any(driven(family) for family, _ in _shown(root))):
             return []
         torch = _imported(build)
-    if not hasattr(torch, "accelerator"):  # one that tests put in its place
-        return []
     device_type = _torch_s_choice(torch)
     if device_type in ("", "cuda") or forced() not in ("", device_type):  # torch counts and times only devices of its own choice
         return []
@@ -224,8 +215,6 @@ def _unmet(root: Path, wanted: str) -> EnvironmentUnfitError | None:
         torch: Any = sys.modules.get("torch") or _imported(build)
     except EnvironmentUnfitError as error:
         return error
-    if not hasattr(torch, "accelerator"):  # one that tests put in its place
-        return None
     found = _torch_s_choice(torch)
     if found == wanted or (wanted == "cuda" and torch.cuda.is_available()):
         return None

@@ -5,7 +5,6 @@ No vendor's library is needed, and torch is not imported.
 
 from __future__ import annotations
 
-import ast
 import os
 import platform
 import re
@@ -87,20 +86,12 @@ def installed_torch() -> TorchBuild | None:
     spec = find_spec("torch")
     if spec is None or not spec.origin:
         return None
-    values: dict[str, object] = {}
-    try:
-        lines = ast.parse(read(Path(spec.origin).parent / "version.py") or "").body
-    except SyntaxError:
-        lines = []
-    for line in lines:
-        targets = line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
-        value = getattr(line, "value", None)
-        if isinstance(value, ast.Constant):
-            values |= {target.id: value.value for target in targets if isinstance(target, ast.Name)}
-    versions = {name: text if isinstance(text := values.get(name), str) else None for name in ("cuda", "hip", "xpu")}
+    text = read(Path(spec.origin).parent / "version.py") or ""
+    # Lines such as ``__version__ = '2.13.0'`` and ``cuda: Optional[str] = '13.0'``; what it is built without is None there.
+    values = dict(re.findall(r"""^(\w+)(?:\s*:[^=\n]*)?\s*=\s*["']([^"'\n]*)["']""", text, re.MULTILINE))
     loads = os.environ.get(AUTOLOAD, "1") == "1"
     plugins = tuple(sorted(point.module for point in entry_points(group=GROUP))) if loads else ()
-    return TorchBuild(str(values.get("__version__", "unknown")), **versions, plugins=plugins)
+    return TorchBuild(values.get("__version__", "unknown"), values.get("cuda"), values.get("hip"), values.get("xpu"), plugins)
 
 
 def _pci_address(folder: Path) -> str | None:
