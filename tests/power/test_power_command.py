@@ -273,7 +273,6 @@ def test_an_unknown_method_lists_the_known_ones(tmp_path: Path) -> None:
     assert code == 2
     assert all(name in err for name in source_names())
     assert "did you mean 'nvml'" in err
-    assert "readable on this machine" in err
     assert not (tmp_path / "ran").exists()
     check_methods(["rapl", "csv:/some/file"])
 

@@ -31,17 +31,13 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 
 def check_methods(methods: Sequence[str]) -> None:
-    """Raise an error for a source that does not exist, naming those that do and those that answer on this machine."""
-    known_names = entries() if methods else {}
+    """Raise an error for a source that does not exist, naming those that do."""
+    known = entries() if methods else {}
     for method in methods:
-        if method.partition(":")[0] not in known_names:
-            from caraml.power.sampler import available_sources
-
-            here = [line["name"] for line in available_sources(seconds=0.0) if line["readable"]]
-            known = unknown_name("power source", method.partition(":")[0], known_names)
-            hint = f"{known.hint} " if known.hint else ""
-            told = known.args[0] if method not in chosen_sources() else f"{POWER_SOURCES}: {known.args[0]}"
-            raise InputError(told, f"{hint}readable on this machine: {', '.join(here) or 'none'}")
+        if method.partition(":")[0] not in known:
+            error = unknown_name("power source", method.partition(":")[0], known)
+            variable = f"{POWER_SOURCES}: " if method in chosen_sources() else ""
+            raise InputError(f"{variable}{error.args[0]}", error.hint or "`caraml power sources` lists what can be read here")
 
 
 def exit_like(result: CommandResult) -> int:

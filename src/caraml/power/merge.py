@@ -220,11 +220,8 @@ def merge(parts: Sequence[Part], expected: Iterable[str] | None = None) -> Merge
 
 
 def merge_folder(folder: Path) -> MergedEnergy:
-    """Merge the results ``energy*.json`` that the ranks of one run wrote into ``folder``.
-
-    Raises:
-        InputError: there is none, one is no such result, or they are more than is read.
-    """
+    """Merge the results ``energy*.json`` that the ranks of one run wrote into ``folder``. Raises ``InputError`` where there is none, where
+    one is no such result, or where they are more than is read."""
     files = sorted(folder.glob("energy*.json"))
     if not files:
         raise InputError(f"{folder} holds no result (energy*.json)")

@@ -232,14 +232,11 @@ def power_frame(columns: Mapping[str, tuple[Sequence[float], Sequence[float]]], 
 
     A row is an instant of the channel with most readings, or where that has none for longer than another usually takes, of the other.
     Channels that were read at instants of their own are interpolated between their readings and unknown (NaN) outside them and in their
-    gaps (three usual steps); energies are taken from the readings and never from this table.
+    gaps (three usual steps); energies are taken from the readings and never from this table. Errors as of :func:`need_tables`.
 
     Args:
         columns: times [s] and powers [W] by name.
         offset: what makes seconds since 1970 of the times [s].
-
-    Raises:
-        EnvironmentUnfitError: pandas is not installed.
     """
     need_tables("pandas")
     import numpy as np
@@ -269,12 +266,8 @@ def energy_frame(energy: WindowEnergy | None) -> pandas.Series[float]:
 
 
 def write_hdf5(folder: Path, power: pandas.DataFrame, energy: pandas.Series[float], suffix: str) -> list[Path]:
-    """Write ``power.SUFFIX.h5`` and ``energy.SUFFIX.h5`` with the key ``jpwr``, as jpwr's readers expect them.
-
-    Raises:
-        InputError: there is such a file already.
-        EnvironmentUnfitError: PyTables is not installed.
-    """
+    """Write ``power.SUFFIX.h5`` and ``energy.SUFFIX.h5`` with the key ``jpwr``, as jpwr's readers expect them. Raises ``InputError`` where
+    there is such a file already, ``EnvironmentUnfitError`` without PyTables."""
     need_tables("tables")
     files = {folder / f"power.{suffix}.h5": power, folder / f"energy.{suffix}.h5": energy}
     for file in files:

@@ -157,10 +157,8 @@ def streams(device: torch.device, array_bytes: int) -> Iterator[Kernel]:
 def array_bytes(kind: Kind, device: torch.device, seconds_of: Callable[[Callable[[], object]], float]) -> int:
     """Size of an array so that three of them are in the memory or in the last-level cache, and nowhere else.
 
-    On a GPU it is found by time, ``seconds_of`` work: they differ by a factor of fifty, and not all tell of their caches.
-
-    Raises:
-        EnvironmentUnfitError: nobody knows how large the cache is.
+    On a GPU it is found by time, ``seconds_of`` work: they differ by a factor of fifty, and not all tell of their caches. Raises
+    ``EnvironmentUnfitError`` where nobody knows how large the cache is.
     """
     import torch
 

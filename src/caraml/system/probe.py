@@ -259,11 +259,7 @@ class Search:
 
 
 def search(kernels: Iterable[Kernel], watch: Stopwatch, budget_s: float) -> Search:
-    """The fastest of many kernels.
-
-    Raises:
-        EnvironmentUnfitError: none of them runs.
-    """
+    """The fastest of many kernels. Raises ``EnvironmentUnfitError`` where none of them runs."""
     todo = sorted(kernels, key=lambda kernel: kernel.amount)
     absent = _absent(todo, watch)
     deadline = watch.now() + budget_s * (1 - _CONFIRMING)

@@ -37,10 +37,7 @@ def job_mask() -> frozenset[int]:
 
 def set_mask(cpus: Iterable[int]) -> None:
     """Bind this process, with every thread that it has: threads that run already, and those that they start, would keep the old mask.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    Raises ``OSError`` where the kernel refuses."""
     global _before_binding  # noqa: PLW0603 -- a property of the process, as the mask itself
     before, wanted = job_mask(), set(cpus)
     os.sched_setaffinity(0, wanted)

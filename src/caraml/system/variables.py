@@ -133,11 +133,8 @@ def of_caller(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def digest(name: str, text: str) -> str:
-    """16 hexadecimal digits that tell values of a variable apart and say nothing else of them.
-
-    Raises:
-        EnvironmentUnfitError: the key cannot be kept: every run would have digests of its own.
-    """
+    """16 hexadecimal digits that tell values of a variable apart and say nothing else of them. Raises ``EnvironmentUnfitError`` where the
+    key cannot be kept: every run would have digests of its own."""
     return hmac.new(_key(), f"{name}\0{text}".encode(), hashlib.sha256).hexdigest()[:16]
 
 
@@ -178,11 +175,8 @@ def check_name(key: str, name: str) -> None:
 
 
 def hand_over(attempt: Path, files: Mapping[str, Mapping[str, str]]) -> None:
-    """Leave variables in an attempt's private folder for its job; without any there is no folder.
-
-    Raises:
-        InputError: a value with a NUL character, behind which another variable would begin.
-    """
+    """Leave variables in an attempt's private folder for its job; without any there is no folder. Raises ``InputError`` for a value with a
+    NUL character, behind which another variable would begin."""
     for name in (name for variables in files.values() for name, value in variables.items() if "\0" in name + value):
         raise InputError(f"env.{name.partition(chr(0))[0]}: found a NUL character, expected a value that an environment can have")
     for file, variables in files.items():
@@ -220,11 +214,8 @@ def loading(names: Iterable[str], file: str, last: bool = False) -> list[str]:
 
 
 def required(names: Iterable[str]) -> list[str]:
-    """Shell lines that export variables which the caller must have, and end the script with a sentence where one is missing.
-
-    Raises:
-        InputError: a name that the shell would take for something else.
-    """
+    """Shell lines that export variables which the caller must have, and end the script with a sentence where one is missing. Raises
+    ``InputError`` for a name that the shell would take for something else."""
     names = list(names)
     for name in names:
         check_name("env", name)

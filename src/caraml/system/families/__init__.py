@@ -94,11 +94,8 @@ def told_apart(torch_type: str, count: int, root: Path) -> list[str] | None:
 
 
 def torch_s_devices(root: Path) -> list[DeviceModel]:
-    """Devices of families that torch alone can name; torch is imported only where it may see one.
-
-    Raises:
-        EnvironmentUnfitError: torch cannot be imported, because of a plug-in of it.
-    """
+    """Devices of families that torch alone can name; torch is imported only where it may see one. Raises ``EnvironmentUnfitError`` where
+    it cannot be, because of a plug-in of it."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         build = installed_torch()
