@@ -46,7 +46,7 @@ def test_four_a100(tree: Tree, nvml: Install) -> None:
 
 
 def test_gh200_with_odd_bytes_in_its_name_and_a_lower_limit(tree: Tree, nvml: Install) -> None:
-    nvml(FakeGpu(b"NVIDIA GH200 480GB\x00", tdp_mw=900_000, limit_mw=700_000, capability=(9, 0)))
+    nvml(FakeGpu("NVIDIA GH200 480GB\x00", tdp_mw=900_000, limit_mw=700_000, capability=(9, 0)))
     system = detect(tree({}))
     assert (system.devices[0].model, system.devices[0].tdp_w, system.devices[0].power_limit_w) == ("NVIDIA GH200 480GB", 900.0, 700.0)
     assert system.peak is not None

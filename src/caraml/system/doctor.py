@@ -86,7 +86,7 @@ def _torch() -> tuple[Any, Check]:
 
 def _built_for(torch: Any) -> str:
     version = torch.version
-    return TorchBuild(str(torch.__version__), version.cuda, version.hip, getattr(version, "xpu", None)).built_for
+    return TorchBuild(str(torch.__version__), version.cuda, version.hip, version.xpu).built_for
 
 
 def _gpus(torch: Any) -> Check:

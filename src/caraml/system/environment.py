@@ -155,10 +155,7 @@ def _gpu_state(nv: nvml.Nvml, index: int, handle: Any) -> dict[str, Any]:
     def ask(name: str, function: str, *arguments: Any) -> Any:
         return nv.ask(f"devices[{index}].{name}", function, handle, *arguments)
 
-    library = nv.library
-    # The function was renamed in driver 535; older versions of the Python package know the old name only.
-    renamed = hasattr(library, "nvmlDeviceGetCurrentClocksEventReasons")
-    reasons = ask("throttle", f"nvmlDeviceGetCurrentClocks{'Event' if renamed else 'Throttle'}Reasons")
+    library, reasons = nv.library, ask("throttle", "nvmlDeviceGetCurrentClocksEventReasons")
     ecc, mig = ask("ecc", "nvmlDeviceGetEccMode"), nv.quietly("nvmlDeviceGetMigMode", handle)
     persistence = ask("persistence_mode", "nvmlDeviceGetPersistenceMode")
     limit_mw = ask("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit")

@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from caraml.system.files import clean, names_device
 
@@ -35,7 +35,7 @@ class Nvml:
         except (self.library.NVMLError, UnicodeDecodeError) as error:
             self.missing[key] = f"NVML: {error}"
             return None
-        return text(answer) if isinstance(answer, str | bytes) else answer
+        return clean(answer) if isinstance(answer, str) else answer
 
     def quietly(self, function: str, *arguments: Any) -> Any:
         """Like ``ask`` for questions where "no" is an ordinary answer: an empty slot, a GPU without the feature."""
@@ -43,8 +43,7 @@ class Nvml:
 
     def driver(self) -> str | None:
         """The version of the NVIDIA driver."""
-        answer: str | None = self.ask("driver", "nvmlSystemGetDriverVersion")
-        return answer
+        return cast("str | None", self.ask("driver", "nvmlSystemGetDriverVersion"))
 
     def gpus(self) -> list[tuple[int, Any]]:
         """Index and handle of every GPU that this process may open, in the order of PCI addresses."""
@@ -72,7 +71,7 @@ class Nvml:
     def pci_bus_id(self, handle: Any, key: str = "") -> str | None:
         """The PCI address of a GPU."""
         bus = getattr(self.ask(key, "nvmlDeviceGetPciInfo", handle), "busId", None)
-        return text(bus) if bus else None
+        return clean(bus) if bus else None
 
     def device(self, index: int, handle: Any) -> DeviceModel:
         """One GPU or MIG instance as a ``Device``; what NVML does not tell is ``None`` and named in ``missing``."""
@@ -114,11 +113,6 @@ def session() -> Iterator[Nvml | str]:
     finally:
         # An already lost driver must not hide what was read before.
         Nvml(library).quietly("nvmlShutdown")
-
-
-def text(answer: str | bytes) -> str:
-    """Older versions of nvidia-ml-py answer in bytes."""
-    return clean(answer.decode("utf-8", "replace") if isinstance(answer, bytes) else answer)
 
 
 Throttled = dict[str, dict[str, float]]
