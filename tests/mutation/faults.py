@@ -288,7 +288,7 @@ FAULTS = [
         "a dead sensor is replaced by another boundary",
         "power/model.py",
         "self.boundaries[name]) for name in boundaries if name in self.boundaries)",
-        "found) for name in boundaries if (found := self.boundary(name)))",
+        "found) for name in boundaries if (found := self.boundaries.get(name)) and found.energy_j is not None)",
         (T_NODES,),
     ),
     Fault("nodes that differ are not told", NODES, "any(node.differs for node in self.each)", "False", (T_NODES,)),

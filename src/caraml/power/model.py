@@ -236,14 +236,6 @@ class WindowEnergy:
         """Length of the window [s]."""
         return self.end - self.start
 
-    def boundary(self, *names: str) -> BoundaryEnergy | None:
-        """The first of the named boundaries that has a number, or ``None``."""
-        for name in names or BOUNDARIES:
-            found = self.boundaries.get(name)
-            if found is not None and found.energy_j is not None:
-                return found
-        return None
-
     def sensed(self, *boundaries: str) -> tuple[str, BoundaryEnergy] | None:
         """The first of these boundaries that has a sensor, with its name; ``None`` where none has.
 

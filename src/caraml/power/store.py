@@ -36,18 +36,12 @@ class ReadingSeries:
     def __len__(self) -> int:
         return len(self.t)
 
-    def between(self, start: float, end: float) -> ReadingSeries:
-        """The readings in ``[start, end]``, and the one before and after it."""
-        first = max(bisect_right(self.t, start) - 1, 0)
-        last = min(bisect_left(self.t, end) + 1, len(self.t))
-        return ReadingSeries(self.t[first:last], self.half[first:last], self.value[first:last])
-
     def count(self, start: float, end: float) -> int:
         return bisect_right(self.t, end) - bisect_left(self.t, start)
 
     def extremes(self, start: float, end: float) -> tuple[float, float] | None:
         """Lowest and highest value in ``[start, end]`` and at the readings on either side of it."""
-        values = self.between(start, end).value
+        values = self.value[max(bisect_right(self.t, start) - 1, 0) : bisect_left(self.t, end) + 1]
         return (min(values), max(values)) if values else None
 
 

@@ -146,18 +146,14 @@ def _with_torch(devices: list[DeviceModel], missing: dict[str, str]) -> list[Dev
     told = _torch_cuda(torch)
     # Torch may number the GPUs in another order than the driver.
     by_uuid = {_plain(device.uuid): device for device in told}
-    return [_merged(device, by_uuid.get(_plain(device.uuid), other)) for device, other in zip(devices, told, strict=True)]
-
-
-def _merged(device: DeviceModel, told: DeviceModel) -> DeviceModel:
-    """The driver's facts, completed by torch's."""
-    return device.model_copy(
-        update={
-            "model": told.model if device.model.startswith("unknown") else device.model,
-            "compute_capability": device.compute_capability or told.compute_capability,
-            "multiprocessors": told.multiprocessors,
-        }
-    )
+    completed = []
+    for device, other in zip(devices, told, strict=True):
+        same = by_uuid.get(_plain(device.uuid), other)
+        model = same.model if device.model.startswith("unknown") else device.model
+        capability = device.compute_capability or same.compute_capability
+        told_too = {"model": model, "compute_capability": capability, "multiprocessors": same.multiprocessors}
+        completed.append(device.model_copy(update=told_too))
+    return completed
 
 
 def _plain(uuid: str | None) -> str | None:
