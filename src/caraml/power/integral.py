@@ -9,7 +9,6 @@ Its scatter is estimated from the readings themselves.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from itertools import pairwise
 
 from caraml.power.model import Channel
@@ -131,19 +130,15 @@ def _closed(series: ReadingSeries, start: float, end: float) -> tuple[list[float
     return [t for t, _ in points], [p for _, p in points]
 
 
-def _gaps(t: Sequence[float], start: float, end: float, longest: float) -> list[tuple[float, float]]:
-    """Stretches of the window in which no reading came for more than ``longest`` seconds."""
-    pairs = ((max(a, start), min(b, end)) for a, b in pairwise(t) if b - a > longest)
-    return [(a, b) for a, b in pairs if b > a]
-
-
 def _count_defects(
     estimate: SeriesEstimate, series: ReadingSeries, channel: Channel, window: tuple[float, float], *, interval: float
 ) -> None:
     """Flags and bound of missing readings, of sensors that are blind in between or average, and of shortness."""
     start, end = window
     low, high = min(series.value), max(series.value)
-    gaps = _gaps(series.t, start, end, 3 * max(interval, channel.update_period_s, channel.spacing_s))
+    longest = 3 * max(interval, channel.update_period_s, channel.spacing_s)
+    pauses = ((max(a, start), min(b, end)) for a, b in pairwise(series.t) if b - a > longest)
+    gaps = [(a, b) for a, b in pauses if b > a]
     missing = sum(b - a for a, b in gaps)
     if missing > 0:
         middle = [(interpolate(series.t, series.value, (a + b) / 2), b - a) for a, b in gaps]

@@ -118,7 +118,8 @@ def _add(boundary: str, windows: Mapping[str, WindowEnergy], duration: float) ->
         total.mean_va, total.bound_va, total.peak_va = (added(getattr(part, name) for part in parts) for name in APPARENT)
     total.va_reason = why_no_va({**found, **{node: BoundaryEnergy(va_reason=why) for node, why in lacking.items() if node not in found}})
     if lacking:
-        total.partial_j = added(part.partial_j if part.energy_j is None else part.energy_j for part in parts if _knows(part))
+        known = (part.partial_j if part.energy_j is None else part.energy_j for part in parts)
+        total.partial_j = added(joules for joules in known if joules is not None)
         total.reason = "; ".join(f"{node}: {why}" for node, why in lacking.items())
         return total
     for name in _ADDED:
@@ -131,10 +132,6 @@ def _add(boundary: str, windows: Mapping[str, WindowEnergy], duration: float) ->
 
 _JOULES = ("energy_j", "bound_j", "idle_j", "net_j", "net_bound_j", "partial_j")
 _ADDED = (*_JOULES[:-1], "mean_w", "peak_w")
-
-
-def _knows(part: BoundaryEnergy) -> bool:
-    return part.energy_j is not None or part.partial_j is not None
 
 
 def _scaled(part: BoundaryEnergy, factor: float) -> BoundaryEnergy:

@@ -319,14 +319,10 @@ def output_of(command: Sequence[str], seconds: float) -> str:
 def select(
     present: Sequence[str], aliases: Mapping[str, Sequence[str]], wanted: Sequence[str] | None, masks: Masks = (), family: str = ""
 ) -> list[str]:
-    """Ids out of ``present`` that were asked for, or that the environment leaves visible.
+    """Ids out of ``present`` (in the library's order) that are ``wanted`` (see ``create``), or that the environment leaves visible.
 
-    Args:
-        present: stable ids in the library's order.
-        aliases: other spellings of each id besides its number: PCI address, ids of slices.
-        wanted: explicit choice (see ``create``); an id that does not exist is an error.
-        masks: variables that narrow the devices where nothing was asked for.
-        family: whose further variables hide devices in a way that sensors cannot follow (see ``UNTOLD``).
+    ``aliases`` are other spellings of each id besides its number: PCI address, ids of slices. Where nothing is asked for, the variables
+    ``masks`` narrow the devices; further ones of a ``family`` hide them in a way that sensors cannot follow (see ``UNTOLD``).
 
     Raises:
         SourceUnavailable: none was asked for, or nobody can tell which are used or hidden.

@@ -58,12 +58,7 @@ class Look:
 def look(kind: Kind, device: torch.device, dtype: DType = "fp32", *, processes: int = 1, keep: bool = True) -> Look:
     """The limit of ``device``: searched for where none is kept, else its kernel measured again.
 
-    Args:
-        kind: of arithmetic, memory or cache.
-        device: whose limit.
-        dtype: of the arithmetic.
-        processes: that measure at the same time on this node, each its own part of it.
-        keep: whether to keep what a search finds; one process of a node is enough.
+    So many ``processes`` measure at the same time on this node, each its own part of it; one that keeps what is found is enough.
 
     Raises:
         EnvironmentUnfitError: the device cannot do that at all, or nothing is to be looked for.

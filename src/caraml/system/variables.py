@@ -96,13 +96,10 @@ def hidden(name: str, template: str, parameters: Container[str]) -> str:
 
 
 def behind(name: str, text: str, known: Mapping[str, str]) -> str | None:
-    """The template that a suite's text stands for; ``None`` where it is not known here.
+    """The template that a suite's ``text`` for a variable stands for (see :func:`hidden`); ``None`` where it is not known here.
 
-    Args:
-        name: of the variable.
-        text: what :func:`hidden` gave.
-        known: templates by their references, as they were when the suite was read from its own file. The caller's environment may have
-            the others, each under its own name.
+    ``known`` are templates by their references, as they were when the suite was read from its own file. The caller's environment may have
+    the others, each under its own name.
     """
     match = _FROM_CALLER.fullmatch(text)
     if match is not None:

@@ -28,11 +28,7 @@ def let_through(devices: Sequence[Iterable[str]], masks: Masks, environ: Mapping
 
     A mask lists numbers, PCI addresses and (beginnings of) UUIDs. As in the runtimes, it ends at the first entry that names no device, so
     that ``-1`` and the empty string hide all, and numbers count in the library's order, which is the runtime's where all are alike.
-
-    Args:
-        devices: of each the names that it has besides its number.
-        masks: variables that narrow them.
-        environ: where they are looked up.
+    ``devices`` are the names that each has besides its number.
     """
     left = list(range(len(devices)))
     for variables in masks:

@@ -217,11 +217,6 @@ def _apple_gpu(root: Path) -> Shown:
     return Shown((DeviceModel(model="Apple GPU", kind="mps"),), loaded="/System/Library/Frameworks/Metal.framework")
 
 
-def _none_shown(root: Path) -> Shown:
-    """Of families that show themselves to torch alone."""
-    return Shown()
-
-
 CUDA = Family(
     kind="cuda",
     torch_type="cuda",
@@ -249,7 +244,7 @@ OTHER = Family(  # a renamed PrivateUse1 backend, whose name is the plug-in's ow
     torch_type="",
     title="accelerator of a plug-in",
     fix="install the vendor's plug-in for torch",
-    by_driver=_none_shown,
+    by_driver=lambda root: Shown(),  # it shows itself to torch alone
     driven=lambda build: bool(build.plugins),
 )
 FAMILIES = (
@@ -299,7 +294,7 @@ FAMILIES = (
         torch_type="mtia",
         title="MTIA",
         fix="install the torch of the machine's vendor",
-        by_driver=_none_shown,
+        by_driver=lambda root: Shown(),
         driven=lambda build: any("mtia" in module for module in build.plugins),
     ),
     OTHER,
