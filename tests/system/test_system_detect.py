@@ -301,7 +301,7 @@ def test_git_state(tmp_path: Path) -> None:
 def test_no_torch_and_quick_identity() -> None:
     code = (
         "import sys, time; import caraml.system.detect as d, caraml.system.environment as e\n"
-        "import caraml.system.model, caraml.system.catalogue, caraml.system.probe\n"
+        "import caraml.system.model, caraml.system.catalogue\n"
         "d.detect(); e.environment(); d.device_class(); begin = time.process_time(); d.fast_identity()\n"
         "print('torch' in sys.modules, time.process_time() - begin)"
     )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from caraml.base.errors import CaramlError
 from caraml.base.format import printable
 from caraml.power.command import exit_like, measure, watch
-from caraml.power.source import POWER_SOURCES, names_in
+from caraml.power.merge import merge_folder
+from caraml.power.sampler import available_sources
+from caraml.power.source import POWER_SOURCES, how_often, names_in
 
 PROGRAM = "caraml power"
 
@@ -89,10 +93,6 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _sources(given: argparse.Namespace) -> int:
-    del given
-    from caraml.power.sampler import available_sources
-    from caraml.power.source import how_often
-
     for line in available_sources():
         state = "ok" if line["readable"] else "closed" if line["found"] else "absent"
         print(f"{line['name']:10s} {state:7s} {line['title']}")
@@ -105,11 +105,6 @@ def _sources(given: argparse.Namespace) -> int:
 
 
 def _merge(given: argparse.Namespace) -> int:
-    import json
-    from dataclasses import asdict
-
-    from caraml.power.merge import merge_folder
-
     merged = merge_folder(given.folder)
     print(json.dumps(asdict(merged), indent=1, allow_nan=False))
     return 0 if merged.valid else 1

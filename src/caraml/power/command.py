@@ -20,9 +20,9 @@ from caraml.base.files import write_file
 from caraml.base.format import printable
 from caraml.base.signals import on_signals
 from caraml.power import node
-from caraml.power.meter import Meter
+from caraml.power.meter import Meter, channel_power
 from caraml.power.model import WindowEnergy
-from caraml.power.result import CommandResult, Format, ResultFolder
+from caraml.power.result import CommandResult, Format, ResultFolder, energy_frame, svg, write_hdf5
 from caraml.power.source import POWER_SOURCES, chosen_sources, entries, source_names
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGCONT)
@@ -195,14 +195,10 @@ def _write(meter: Meter, folder: ResultFolder, result: CommandResult) -> list[Pa
     try:
         files = folder.finish(result)
         if result.energy.channels:
-            from caraml.power.result import svg
-
             picture = folder.folder / folder.path.name.replace("energy", "power").replace(".json", ".svg")
             write_file(picture, svg(meter.store, result.energy.start, result.energy.end, " ".join(result.command)[:100]), sync="none")
             files.append(picture)
         if folder.h5:
-            from caraml.power.result import energy_frame, write_hdf5
-
             suffix = f"{platform.node()}.{os.getpid()}" if result.rank is None else str(result.rank)
             files += write_hdf5(folder.folder, meter.power_frame(), energy_frame(result.energy), suffix)
         return files
@@ -237,8 +233,6 @@ def _report(result: CommandResult, files: list[Path], trouble: str | None) -> No
 
 def watch(methods: Sequence[str] | None = None, interval: float = 0.1, seconds: float | None = None, every: float = 1.0) -> int:
     """Print the power of every domain once per ``every`` seconds, until interrupted or for ``seconds``. Exit code 3: no sensor."""
-    from caraml.power.meter import channel_power
-
     methods = methods or chosen_sources()
     check_methods(methods)
     with Meter(methods or "auto", None, interval) as meter:

@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -183,8 +184,6 @@ def limit_memory(processes: int, root: Path = ROOT) -> int | None:
     an equal part of what is free now. Private memory that may be written counts, touched or not (``RLIMIT_DATA``; Linux 4.7 and later).
     ``None`` where no limit is wanted, or what is free is not known.
     """
-    import resource
-
     asked, free = memory_asked(), free_memory(root)
     if asked == math.inf or not (asked or free) or not sys.platform.startswith("linux"):
         return None
@@ -198,8 +197,6 @@ def limit_memory(processes: int, root: Path = ROOT) -> int | None:
 
 def peak_resident() -> int:
     """Highest resident set of this process [bytes]. ``ru_maxrss`` of Linux begins with that of the program that started it."""
-    import resource
-
     unit = 1 if sys.platform == "darwin" else 1024
     return kib(Path("/proc/self/status"), "VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

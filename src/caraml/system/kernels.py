@@ -1,6 +1,6 @@
 """Work by which the limits of a device are measured: dense kernels of every library that torch has for it, and streams of memory.
 
-Operands hold random numbers: zeros would draw less power and run faster than any training does. Torch is imported when they are made.
+Operands hold random numbers: zeros would draw less power and run faster than any training does.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import torch
+from torch.nn import functional as F
 
 from caraml.base.errors import EnvironmentUnfitError, unknown_name
 from caraml.system import host
 from caraml.system.families import family_of
 from caraml.system.model import DType
-
-if TYPE_CHECKING:
-    import torch
 
 Kind = Literal["arithmetic", "memory", "cache"]
 """FLOP/s of dense kernels; bytes/s of streams over arrays far larger than any cache, and over arrays that lie in the last one."""
@@ -64,9 +64,6 @@ class Kernel:
 
 def dense(device: torch.device, dtype: DType) -> Iterator[Kernel]:
     """Matrix products, linear layers and convolutions, by every library that torch has for this device."""
-    import torch
-    from torch.nn import functional as F
-
     number = getattr(torch, _DTYPES[dtype])
 
     def operand(*shape: int) -> torch.Tensor:
@@ -105,8 +102,6 @@ def dense(device: torch.device, dtype: DType) -> Iterator[Kernel]:
 
 def _fp8_product(device: torch.device, m: int, k: int, n: int) -> Callable[[], object]:
     """A product of fp8 numbers, scaled as a whole, into bf16. AMD's MI300 has a format of its own."""
-    import torch
-
     own = device.type == "cuda" and getattr(torch.cuda.get_device_properties(device), "gcnArchName", "").startswith("gfx94")
     number = torch.float8_e4m3fnuz if own else torch.float8_e4m3fn
     a, b, one = _random((m, k), number, device), _random((n, k), number, device), torch.ones((), device=device)
@@ -115,8 +110,6 @@ def _fp8_product(device: torch.device, m: int, k: int, n: int) -> Callable[[], o
 
 def _libraries(device: torch.device, dtype: DType) -> tuple[str, str | None, str]:
     """Who multiplies matrices, who computes linear layers if that is somebody else, and who convolutions."""
-    import torch
-
     if device.type == "cuda":
         return ("hipBLAS", "hipBLASLt", "MIOpen") if torch.version.hip else ("cuBLAS", "cuBLASLt", "cuDNN")
     if device.type != "cpu":
@@ -129,8 +122,6 @@ def _libraries(device: torch.device, dtype: DType) -> tuple[str, str | None, str
 
 def blas() -> str:
     """The library that torch takes fp32 and fp64 matrix products of CPUs from."""
-    import torch
-
     return "MKL" if torch.backends.mkl.is_available() else "OpenBLAS" if "BLAS_INFO=open" in torch.__config__.show() else "BLAS"
 
 
@@ -139,7 +130,6 @@ def streams(device: torch.device, array_bytes: int) -> Iterator[Kernel]:
 
     Bytes that the program reads plus bytes that it writes are counted; what a CPU reads in addition before it writes is not.
     """
-    import torch
 
     @cache
     def array(number: int) -> torch.Tensor:  # shared by all kernels: to fill one takes longer than a pass over it
@@ -160,8 +150,6 @@ def array_bytes(kind: Kind, device: torch.device, seconds_of: Callable[[Callable
     On a GPU it is found by time, ``seconds_of`` work: they differ by a factor of fifty, and not all tell of their caches. Raises
     ``EnvironmentUnfitError`` where nobody knows how large the cache is.
     """
-    import torch
-
     if device.type == "cpu":
         cache = host.cache_bytes()
         if kind == "memory":
@@ -182,8 +170,6 @@ def array_bytes(kind: Kind, device: torch.device, seconds_of: Callable[[Callable
 
 def _free_bytes(device: torch.device) -> int | None:
     """Free memory of an accelerator; ``None`` where torch does not know."""
-    import torch
-
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -206,8 +192,6 @@ def check(device: torch.device, dtype: DType) -> None:
 @contextmanager
 def precision(device: torch.device, dtype: DType) -> Iterator[None]:
     """fp32 in full precision or as tf32, as asked; put back afterwards."""
-    import torch
-
     # Torch refuses a mix of this switch and the newer one per backend; training sets this one.
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
@@ -222,8 +206,6 @@ def precision(device: torch.device, dtype: DType) -> Iterator[None]:
 def _random(shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Normal random numbers from a generator of our own: the program's random state stays as it is. A million of them, over and over:
     drawing as many as a large matrix has takes a CPU longer than multiplying it."""
-    import torch
-
     count = prod(shape)
     drawn = torch.randn(min(count, 2**20), device=device, generator=torch.Generator(device).manual_seed(0)).to(dtype)
     return drawn.repeat(-(-count // len(drawn)))[:count].view(shape)
@@ -231,8 +213,6 @@ def _random(shape: Shape, dtype: torch.dtype, device: torch.device) -> torch.Ten
 
 def device_name(device: torch.device) -> str:
     """The device's name as torch reports it; for CPUs, ours."""
-    import torch
-
     if device.type == "cpu":
         return host.cpu().model
     named = getattr(torch.get_device_module(device), "get_device_name", None)
@@ -255,8 +235,6 @@ class Stopwatch:
 
     def wait(self) -> None:
         """Until the device has done its work."""
-        import torch
-
         if self.device.type != "cpu":  # beside a plug-in, CUDA is not torch's current accelerator
             (torch.cuda if self.device.type == "cuda" else torch.accelerator).synchronize(self.device)
 
@@ -277,8 +255,6 @@ class Stopwatch:
         return time.perf_counter() - begin
 
     def _chain(self, work: Callable[[], object], repetitions: int) -> list[float]:
-        import torch
-
         with torch.cuda.device(self.device):
             events = [torch.cuda.Event(enable_timing=True) for _ in range(repetitions + 1)]
             torch.cuda.synchronize()

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
 from pydantic import ValidationError
 
 from caraml.base.errors import CaramlError, EnvironmentUnfitError
@@ -26,9 +26,6 @@ from caraml.system.model import DType
 from caraml.system.probe import METHOD_VERSION, Limit, measure, measure_again
 from caraml.system.topology import cores, mask
 from caraml.system.variables import PROBE, seconds_asked
-
-if TYPE_CHECKING:
-    import torch
 
 SEARCH_SECONDS: dict[Kind, float] = {"arithmetic": 3.0, "memory": 0.6, "cache": 0.3}
 LOOK_SECONDS: dict[Kind, float] = {"arithmetic": 0.6, "memory": 0.3, "cache": 0.15}
@@ -118,8 +115,6 @@ def _share() -> float:
 
 
 def _path(kind: Kind, device: torch.device, dtype: DType, processes: int) -> Path:
-    import torch
-
     on_cpus = (torch.get_num_threads(), processes, *_share_of_host(mask())) if device.type == "cpu" else ()
     decisive = (METHOD_VERSION, kind, dtype, device_name(device), torch.__version__, *on_cpus)
     return cache_home() / "limits" / f"{kind}-{dtype}-{hashlib.sha256(repr(decisive).encode()).hexdigest()[:16]}.json"

@@ -1,7 +1,7 @@
 """What a device can do by measurement: the fastest kernel of each library that torch has for it, and its streams from memory and cache.
 
 Each library has a limit of its own: on some CPUs one multiplies matrices more than twice as fast as the other, and a network uses both.
-The limit is the best of them. Threads, clocks and power limits are taken as they are. Torch is imported when a probe runs.
+The limit is the best of them. Threads, clocks and power limits are taken as they are.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
-from typing import TYPE_CHECKING
+
+import torch
 
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.base.stats import mean_interval
@@ -21,9 +22,6 @@ from caraml.system import host
 from caraml.system.kernels import CONVOLUTION, Kernel, Kind, Shape, Stopwatch, array_bytes, check, dense, device_name, precision, streams
 from caraml.system.model import DType
 from caraml.system.topology import mask
-
-if TYPE_CHECKING:
-    import torch
 
 METHOD_VERSION = 3
 """Raised when kernels, data or statistics of a probe change, so that stored results are not mixed."""
@@ -113,8 +111,6 @@ def measure(
     Raises:
         EnvironmentUnfitError: the device has no such format, not enough memory for the smallest kernel, or this torch no such kernel.
     """
-    import torch
-
     device = torch.device(device)
     check(device, dtype)
     try:
@@ -127,8 +123,6 @@ def measure(
 
 def _measured(kind: Kind, device: torch.device, dtype: DType, *, budget_s: float, processes: int, known: Limit | None) -> Limit:
     """As :func:`measure`. What the kernels work on goes with the return."""
-    import torch
-
     watch = Stopwatch(device)
     todo = _kernels(kind, watch, dtype, known)
     load = CpuLoad() if device.type == "cpu" and processes == 1 else None
