@@ -21,9 +21,9 @@ from caraml.base.format import count
 from caraml.system import topology
 from caraml.system.catalogue import load_system
 from caraml.system.detect import detect
-from caraml.system.files import cpu_list
+from caraml.system.files import ROOT, cpu_list
 from caraml.system.model import System
-from caraml.system.topology import ROOT, Core, cores, device_affinity, neighbours
+from caraml.system.topology import Core, cores, device_affinity, neighbours
 
 WANTED = "CARAML_AFFINITY"
 """Environment variable: ``compact``, ``spread`` or ``none``, the ``affinity`` of a point as its script sets it; else it is ``auto``."""

@@ -20,11 +20,9 @@ from caraml import __version__
 from caraml.base.plugins import installed
 from caraml.system import nvml
 from caraml.system.families.family import amd_driver, amd_gpus
-from caraml.system.files import listing, read, read_int
+from caraml.system.files import ROOT, listing, read, read_int
 from caraml.system.host import available_memory
 from caraml.system.variables import shown
-
-ROOT = Path("/")
 
 _PACKAGES = ("torch", "torchvision", "numpy", "timm", "triton", "pydantic", "nvidia-ml-py", "transformers", "torchao", "megatron-core")
 

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
+ROOT = Path("/")
+"""Where proc, sys and dev are, unless a test has them elsewhere."""
+
 
 def read(path: Path) -> str | None:
     """The text of a small file, stripped, undecodable bytes and control characters replaced; ``None`` if it cannot be read."""

@@ -15,11 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from caraml.base.errors import InputError
-from caraml.system.files import clean, cpu_list, cpu_numbers, fields, kib, listing, read, read_int
+from caraml.system.files import ROOT, clean, cpu_list, cpu_numbers, fields, kib, listing, read, read_int
 from caraml.system.model import Cpu
 from caraml.system.topology import job_mask, mask, numa_cpus
-
-ROOT = Path("/")
 
 _ISA = "avx2 avx512f avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_fp16 amx_int8 asimd asimdhp bf16 i8mm sve sve2"
 

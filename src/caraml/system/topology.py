@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from caraml.system import nvml
-from caraml.system.files import cpu_list, cpu_numbers, listing, read, read_int
+from caraml.system.files import ROOT, cpu_list, cpu_numbers, listing, read, read_int
 from caraml.system.model import Affinity, DeviceModel, System
-
-ROOT = Path("/")
 
 _before_binding: frozenset[int] | None = None
 

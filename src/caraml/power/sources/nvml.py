@@ -27,7 +27,6 @@ FIELD_AVERAGE, FIELD_INSTANT = 185, 186
 SCOPE_GPU, SCOPE_MODULE = 0, 1
 PART_TIME = {"A100": 0.25, "H100": 0.25}
 """Share of time that the power sensor observes, by model (Yang et al., SC24, arXiv:2312.02741)."""
-ACCURACY = 0.05
 MARKERS = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
 
 
@@ -97,7 +96,6 @@ class NvmlSource(AskedSensors):
                 # The limit governs an average; short peaks go beyond it.
                 max_power_w=2 * limit if limit else None,
                 parent=f"{uuid}:module" if superchip and boundary == "device" else None,
-                accuracy=ACCURACY,
                 flags=own,
                 users=slices,
                 **known,
