@@ -580,7 +580,7 @@ FAULTS = [
     Fault("drift is never found", STATS, "DRIFTING = 0.01", "DRIFTING = 0.0", (T_STATS,)),
     Fault(
         "power times the interval before it",
-        "power/integral.py",
+        "power/estimate.py",
         "(b - a) * (p + q) / 2 for",
         "(b - a) * p for",
         ("tests/power/test_power_truth.py",),

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 import pytest
 from sensors import channel, observed
 
-from caraml.power import integral
-from caraml.power.counter import counter_energy
-from caraml.power.integral import power_energy
+from caraml.power.estimate import counter_energy, power_energy
 from caraml.power.model import Channel
 from caraml.power.signals import Constant, Signal, Square, Telegraph
 from caraml.power.store import ReadingSeries, SeriesEstimate
@@ -150,7 +148,7 @@ def test_another_integration_rule_does_not_pass(monkeypatch: pytest.MonkeyPatch,
         "left rectangle": lambda t, p: sum((b - a) * q for a, b, q in zip(t, t[1:], p, strict=False)),
         "sum without widths": lambda t, p: sum(p) * 0.1,
     }
-    monkeypatch.setattr(integral, "trapezoid", rules[mutant])
+    monkeypatch.setattr("caraml.power.estimate.trapezoid", rules[mutant])
     held = [run(SENSORS["power"], SIGNALS[name])[0] for name in ("ramp", "constant")]
     assert min(held) < 0.95
 
