@@ -13,8 +13,7 @@ from caraml.base.errors import InputError
 from caraml.cli.app import app
 from caraml.doctor import power_checks
 from caraml.power import Meter
-from caraml.power.__main__ import main
-from caraml.power.command import measure, watch
+from caraml.power.__main__ import main, measure, watch
 from caraml.power.sampler import available_sources
 from caraml.power.source import POWER_SOURCES
 

@@ -18,11 +18,10 @@ from typing import Any
 import pytest
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
-from caraml.power.__main__ import main
-from caraml.power.command import _Child, _report, _write, check_methods, measure, watch
+from caraml.power.__main__ import _Child, _report, _write, main, measure, watch
 from caraml.power.model import BoundaryEnergy, WindowEnergy, window_from_dict
 from caraml.power.result import CommandResult, Format, downsampled, read_readings, svg, write_hdf5
-from caraml.power.source import source_names
+from caraml.power.source import check_methods, source_names
 from caraml.power.store import ReadingStore
 
 MODULES = Path(__file__).resolve().parents[1] / "fakes" / "power" / "modules"
@@ -222,7 +221,7 @@ def test_an_impatient_ctrl_c_does_not_lose_the_result(tmp_path: Path, monkeypatc
         signal.raise_signal(signal.SIGINT)
         return _write(*what)
 
-    monkeypatch.setattr("caraml.power.command._write", interrupted)
+    monkeypatch.setattr("caraml.power.__main__._write", interrupted)
     measure(["true"], methods=["fake"], out=tmp_path)
     assert result_of(tmp_path)["status"] == "finished"
 

@@ -26,8 +26,7 @@ from caraml.cli.app import RESULTS, console, say
 from caraml.launch.base import Elsewhere
 from caraml.launch.batch import SlurmOptions
 from caraml.launch.launchers import default_name, launcher, plug_in
-from caraml.power.command import check_methods
-from caraml.power.source import chosen_sources
+from caraml.power.source import check_methods, chosen_sources
 from caraml.report.progress import LiveTable, LogLines
 from caraml.results.claim import BUILT_IN
 from caraml.results.record import Record

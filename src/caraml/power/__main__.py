@@ -1,22 +1,40 @@
-"""``python -m caraml.power``: the meter from the command line, without the rest of CARAML."""
+"""The meter from the command line, without the rest of CARAML: ``python -m caraml.power``.
+
+A command that is measured keeps its exit code and signals, and what it drew is written, whatever happens to either.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
+import signal
+import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from caraml.base.errors import CaramlError
+from caraml.base.errors import CaramlError, InputError
+from caraml.base.files import write_file
 from caraml.base.format import printable
-from caraml.power.command import exit_like, measure, watch
+from caraml.base.signals import on_signals
+from caraml.power import node
 from caraml.power.merge import merge_folder
+from caraml.power.meter import Meter, channel_power
+from caraml.power.model import WindowEnergy
+from caraml.power.result import CommandResult, Format, ResultFolder, energy_frame, svg, write_hdf5
 from caraml.power.sampler import available_sources
-from caraml.power.source import POWER_SOURCES, how_often, names_in
+from caraml.power.source import POWER_SOURCES, check_methods, chosen_sources, entries, how_often, names_in, source_names
 
 PROGRAM = "caraml power"
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGCONT)
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""Exit codes of a command that could not be started, as shells have them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -108,6 +126,221 @@ def _merge(given: argparse.Namespace) -> int:
     merged = merge_folder(given.folder)
     print(json.dumps(asdict(merged), indent=1, allow_nan=False))
     return 0 if merged.valid else 1
+
+
+def exit_like(result: CommandResult) -> int:
+    """End as the command ended: by the same signal, if it was one, so that whoever waits for this process sees it."""
+    assert result.exit_code is not None, "it has ended"
+    if result.signal is not None and result.signal != signal.SIGKILL:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signal.signal(result.signal, signal.SIG_DFL)
+        os.kill(os.getpid(), result.signal)
+    return result.exit_code
+
+
+def measure(
+    argv: Sequence[str],
+    *,
+    methods: Sequence[str] | None = None,
+    interval: float = 0.1,
+    out: Path | None = None,
+    fmt: Format = "csv",
+    h5: bool = False,
+    rank: int | None = None,
+    idle_s: float = 0.0,
+    devices: Sequence[str] | None = None,
+) -> CommandResult:
+    """Run and measure the command ``argv``; write results, report on standard error; return how it ended (the exit code as a
+    shell reports it, 128 + number if a signal ended it) and what it drew.
+
+    Args:
+        methods: names of sources; ``None`` for those that ``CARAML_POWER`` names, else every one that answers.
+        out: folder for the results; ``None`` for ``caraml-power/<job or time>``. Nothing in it is overwritten.
+        fmt: format of the raw readings; the result itself is always JSON, with ``h5`` besides as HDF5 files like jpwr's.
+        rank: number in the names of the files; ``None`` to take it from the launcher (srun, mpirun), if there is one.
+        idle_s: measure this long before the command starts [s], and report net energy beside gross.
+        interval, devices: as for ``Meter``.
+    """
+    if not argv:
+        raise InputError("there is no command to measure", "put it after two dashes: caraml power -- python train.py")
+    if not idle_s >= 0:
+        raise InputError(f"the idle time is {idle_s!r} s, expected 0 or more")
+    methods = methods or chosen_sources()
+    check_methods(methods)
+    if devices is not None and not devices:
+        raise InputError("--devices names no accelerator", "leave it out, or name some: --devices 0,1")
+    rank = rank if rank is not None else node.rank()
+    election = node.Election() if rank is not None else None
+    if election and election.trouble:
+        print(f"caraml power: no lock among the ranks of this node: {election.trouble}", file=sys.stderr)
+    names = methods or source_names(auto_only=True)
+    if election and not election.elected:  # one process of a node reads what all of them share
+        names = [name for name in names if entries()[name.partition(":")[0]].accelerator]
+    # Asked for by nobody, a source first looks for its driver's files: that keeps the start short.
+    meter = Meter("auto" if not methods and (not election or election.elected) else names, devices, interval)
+    folder = ResultFolder(out or _default_folder(), fmt, rank, h5)
+    meter.store.listen(lambda readings: folder.add(readings, meter.store.channels))
+    result = CommandResult(list(argv), WindowEnergy("command", 0.0, 0.0), rank=rank, world_size=node.world_size())
+    folder.write(result)
+    try:
+        return _measured(meter, folder, result, idle_s, devices)
+    finally:
+        if election:
+            election.close()
+
+
+def _measured(meter: Meter, folder: ResultFolder, result: CommandResult, idle_s: float, devices: Sequence[str] | None) -> CommandResult:
+    """Start the meter, run the command inside a window, write the result; Ctrl-C once more does not end the writing."""
+    with ExitStack() as until_written:
+        with meter:
+            try:
+                meter.check_devices(devices)
+            except InputError:
+                folder.discard()
+                raise
+            result.channels = meter.channels
+            folder.write(result)
+            if idle_s > 0:
+                with meter.window("idle") as quiet:
+                    time.sleep(idle_s)
+                result.idle = quiet.energy
+            child = _Child(result.command)
+            # What is ignored, as SIGHUP under ``nohup``, stays so, and is ignored by the command as well.
+            heeded = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+            until_written.enter_context(on_signals(heeded, child.forward))
+            start = meter.mark()
+            code = child.run()
+            end = meter.mark()
+            result.energy = meter.energy("command", start, end, result.idle)
+        result.channels, result.missing_sources = meter.channels, meter.reasons
+        _set_status(result, code, child.trouble)
+        _report(result, _write(meter, folder, result), folder.trouble)
+    return result
+
+
+def _set_status(result: CommandResult, code: int, trouble: str | None) -> None:
+    """Status and validity: the energy of a command that was killed is known, but it is not the command's."""
+    result.status = "finished"
+    result.exit_code, result.signal = (code, None) if code >= 0 else (128 - code, -code)
+    result.valid, result.reason = result.energy.valid, result.energy.reason
+    if trouble is not None:
+        result.valid, result.reason = False, trouble
+    elif code < 0:
+        result.valid, result.reason = False, f"the command was ended by {signal.Signals(-code).name}"
+
+
+class _Child:
+    """The command as a child process, to which signals are passed on."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self._argv = argv
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = threading.Event()
+        """Set when its process is known here: it may run before, and a signal that comes then waits."""
+        self.trouble: str | None = None
+        """Why it could not be started."""
+
+    def run(self) -> int:
+        """Start it and wait for its end; the exit code, or minus the signal that ended it."""
+        try:
+            self._process = subprocess.Popen(self._argv)  # noqa: S603 -- the command that is to be measured
+            self._started.set()
+            return self._process.wait()
+        except OSError as error:
+            self.trouble = f"{self._argv[0]} cannot be started: {error.strerror}"
+            return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        finally:
+            self._started.set()
+
+    def forward(self, number: int) -> None:
+        self._started.wait()
+        if self._process is not None and not (number == signal.SIGINT and _in_the_foreground()):
+            with suppress(PermissionError):  # it runs as somebody else
+                self._process.send_signal(number)  # does nothing to one that has ended
+
+
+def _in_the_foreground() -> bool:
+    """Whether Ctrl-C at the terminal reaches the command by itself, wherever standard input comes from."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    finally:
+        os.close(terminal)
+
+
+def _default_folder() -> Path:
+    """Where results go if nobody says: by job and step, so that all ranks meet, else by time and process."""
+    name = node.job() if node.rank() is not None else f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}"
+    return Path("caraml-power") / name
+
+
+def _write(meter: Meter, folder: ResultFolder, result: CommandResult) -> list[Path]:
+    """Write result and picture. If that fails now, the result goes to standard error: it must not be lost."""
+    try:
+        files = folder.finish(result)
+        if result.energy.channels:
+            picture = folder.folder / folder.path.name.replace("energy", "power").replace(".json", ".svg")
+            write_file(picture, svg(meter.store, result.energy.start, result.energy.end, " ".join(result.command)[:100]), sync="none")
+            files.append(picture)
+        if folder.h5:
+            suffix = f"{platform.node()}.{os.getpid()}" if result.rank is None else str(result.rank)
+            files += write_hdf5(folder.folder, meter.power_frame(), energy_frame(result.energy), suffix)
+        return files
+    except OSError as error:
+        print(f"caraml power: cannot write to {folder.folder}: {error.strerror}; the result is:", file=sys.stderr)
+        print(json.dumps(asdict(result), allow_nan=False), file=sys.stderr)
+        return []
+
+
+def _report(result: CommandResult, files: list[Path], trouble: str | None) -> None:
+    energy = result.energy
+    lines = [f"caraml power: {energy.duration_s:.3f} s, exit code {result.exit_code}"]
+    for name, total in energy.boundaries.items():
+        if total.energy_j is None:
+            known = "" if total.partial_j is None else f", {total.partial_j:.6g} J seen"
+            lines.append(f"  {name:8s} unknown{known}: {total.reason}")
+            continue
+        idle = "" if total.idle_j is None else f", of which idle {total.idle_j:.6g} J"
+        peak = "" if total.peak_w is None else f", peak {total.peak_w:.1f} W"
+        doubt = "" if total.valid else f" NOT VALID ({total.reason})"
+        mean = "" if total.mean_w is None else f", mean {total.mean_w:.1f} W"
+        mean += "" if total.mean_va is None else f" of {total.mean_va:.1f} VA ({total.mean_va * energy.duration_s / 3600:.3g} VAh)"
+        lines.append(f"  {name:8s} {total.energy_j:.6g} J ± {total.bound_j or 0.0:.2g} J{mean}{peak}{idle}{doubt}")
+    if not result.valid and result.reason and (not energy.boundaries or result.signal):
+        lines.append(f"  not valid: {result.reason}")
+    if "fake" in energy.flags:
+        lines.append("  these numbers are made up: the source is fake")
+    lines += [f"  {trouble}"] if trouble else []
+    lines.append(f"  written: {', '.join(str(f) for f in files) or 'nothing'}")
+    print(printable("\n".join(lines), lines=True), file=sys.stderr, flush=True)
+
+
+def watch(methods: Sequence[str] | None = None, interval: float = 0.1, seconds: float | None = None, every: float = 1.0) -> int:
+    """Print the power of every domain once per ``every`` seconds, until interrupted or for ``seconds``. Exit code 3: no sensor."""
+    methods = methods or chosen_sources()
+    check_methods(methods)
+    with Meter(methods or "auto", None, interval) as meter:
+        if not meter.channels:
+            print("no power sensor:\n  " + "\n  ".join(meter.reasons), file=sys.stderr)
+            return 3
+        end = None if seconds is None else time.monotonic() + seconds
+        try:
+            while end is None or time.monotonic() < end:
+                time.sleep(every if end is None else min(every, max(end - time.monotonic(), 0.0)))
+                shown: dict[tuple[str, str], str] = {}
+                for channel in sorted((c for c in meter.channels if c.kind != "apparent_va"), key=lambda c: c.kind == "energy"):
+                    power = channel_power(channel, meter.store, interval)
+                    told = f"{channel.label} [{channel.boundary}] {'-' if power is None else f'{power:.1f} W'}"
+                    shown.setdefault((channel.source, channel.domain), told)
+                clock = time.strftime("%H:%M:%S")
+                print(clock + "  " + "  ".join(shown.values()), flush=True)
+        except KeyboardInterrupt:
+            pass
+    return 0
 
 
 if __name__ == "__main__":

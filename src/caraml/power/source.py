@@ -123,6 +123,16 @@ def names_in(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def check_methods(methods: Sequence[str]) -> None:
+    """Raise an error for a source that does not exist, naming those that do."""
+    known = entries() if methods else {}
+    for method in methods:
+        if method.partition(":")[0] not in known:
+            error = unknown_name("power source", method.partition(":")[0], known)
+            variable = f"{POWER_SOURCES}: " if method in chosen_sources() else ""
+            raise InputError(f"{variable}{error.args[0]}", error.hint or "`caraml power sources` lists what can be read here")
+
+
 def source_names(auto_only: bool = False) -> list[str]:
     """Names that ``create`` accepts, in the order in which they are tried."""
     return [entry.name for entry in entries().values() if entry.auto or not auto_only]
