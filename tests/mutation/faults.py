@@ -173,7 +173,7 @@ FAULTS = [
     Fault("clocks of two nodes are compared", RECORD, "if len({rank.clock for rank in ranks}) == 1:", "if ranks:", (T_EDGES,)),
     Fault(
         "a GPU is known to its sensors by its UUID only",
-        "system/visible.py",
+        "system/files.py",
         "if names_device(word, *names):",
         "if low in [name.lower() for name in names]:",
         ("tests/power/test_power_devices.py",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from caraml.system.visible import CUDA, ROCM, Masks, let_through
+from caraml.system.files import CUDA, ROCM, Masks, let_through
 
 FOUR = [(f"GPU-{letter * 8}", f"0000:{number}1:00.0") for number, letter in enumerate("abcd")]
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError, unknown_name
 from caraml.base.plugins import Plugin, plugins
 from caraml.power.model import SOME, Channel, Reading
-from caraml.system.visible import UNTOLD, Masks, let_through, named
+from caraml.system.files import UNTOLD, Masks, let_through, named
 
 
 class SourceUnavailable(EnvironmentUnfitError):  # noqa: N818 - a state of the machine, not a fault

@@ -19,10 +19,9 @@ from caraml.base.errors import EnvironmentUnfitError
 from caraml.system import families, host, nvml, peaks
 from caraml.system.environment import container
 from caraml.system.families.family import amd_driver, amd_gpus, nvidia_gpus
-from caraml.system.files import APUS, ROOT, read
+from caraml.system.files import APUS, CUDA, ROCM, ROOT, Masks, let_through, read
 from caraml.system.model import Affinity, Cpu, DeviceClass, DeviceModel, System, cpu_identity, device_identity
 from caraml.system.topology import device_affinity
-from caraml.system.visible import CUDA, ROCM, Masks, let_through
 
 
 def detect(root: Path = ROOT) -> System:

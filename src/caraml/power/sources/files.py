@@ -26,8 +26,7 @@ from typing import Any
 
 from caraml.power.model import SOME, Boundary, Channel, Kind, Reading
 from caraml.power.source import AskedSensors, SourceUnavailable
-from caraml.system.files import APUS, is_processor_graphics, listing, read
-from caraml.system.visible import ROCM, Masks
+from caraml.system.files import APUS, ROCM, Masks, is_processor_graphics, listing, read
 
 MICRO = 1e-6
 """The kernel counts power and energy in µW and µJ."""

@@ -22,8 +22,7 @@ from typing import Any
 from caraml.power.model import Channel
 from caraml.power.source import AskedSensors, SensorError, SensorGroup, SourceUnavailable, output_of, select
 from caraml.power.sources.files import DUAL_DIE, MICRO
-from caraml.system.files import APUS
-from caraml.system.visible import ASCEND, GAUDI, ROCM
+from caraml.system.files import APUS, ASCEND, GAUDI, ROCM
 
 AMD_UPDATE_PERIOD_S = 0.01
 AMD_MEAN_WINDOW_S = 1.0

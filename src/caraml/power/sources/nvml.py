@@ -14,8 +14,8 @@ from typing import Any
 
 from caraml.power.model import Boundary, Channel, Kind
 from caraml.power.source import AskedSensors, SensorError, SourceUnavailable
+from caraml.system.files import CUDA
 from caraml.system.nvml import Nvml
-from caraml.system.visible import CUDA
 
 MILLI = 1e-3
 UPDATE_PERIOD_S = 0.1

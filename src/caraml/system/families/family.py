@@ -15,9 +15,8 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from caraml.system.files import fields, is_processor_graphics, listing, read, read_int
+from caraml.system.files import ROCM, fields, is_processor_graphics, listing, read, read_int
 from caraml.system.model import DeviceKind, DeviceModel, DType
-from caraml.system.visible import ROCM
 
 GROUP = "torch.backends"
 """Group of the entry points by which torch finds plug-ins for other accelerators."""
