@@ -245,32 +245,25 @@ def available_sources(seconds: float = 0.5) -> list[dict[str, Any]]:
     bases = {name.partition(":")[0] for name in asked}
     for name in [*(name for name in known if name not in bases and name != "fake"), *asked]:
         entry = known.get(name.partition(":")[0])
-        line: dict[str, Any] = {"name": name, "title": entry.title if entry else "", "asked": name in asked, "found": False}
-        line |= {"auto": name in asked if asked else entry is not None and entry.auto, "readable": False}
-        line |= {"reason": None, "fix": None, "channels": []}
+        line: dict[str, Any] = {"name": name, "title": entry.title if entry else "", "asked": name in asked}
+        line["auto"] = name in asked if asked else entry is not None and entry.auto
+        line |= {"found": False, "readable": False, "reason": None, "fix": None, "channels": []}
         report.append(line)
         if entry is not None and entry.argument is not None and name == entry.name:
-            line["reason"], line["fix"] = f"needs its {entry.argument}", f"use {entry.name}:<{entry.argument}>"
+            line |= {"reason": f"needs its {entry.argument}", "fix": f"use {entry.name}:<{entry.argument}>"}
             continue
         try:
             source = create(name, ["all"], automatic=name not in asked)
             periods = _observed(source, seconds)
         except CaramlError as error:
             line["found"] = isinstance(error, SourceUnavailable) and error.kind != "absent"
-            line["reason"], line["fix"] = error.args[0], error.hint
+            line |= {"reason": error.args[0], "fix": error.hint}
             continue
-        line["found"] = line["readable"] = True
-        line["channels"] = [
-            {
-                "id": c.id,
-                "label": c.label,
-                "boundary": c.boundary,
-                "kind": c.kind,
-                "declared_period_s": c.update_period_s or c.spacing_s,
-                "measured_period_s": periods.get(c.id),
-            }
-            for c in source.channels()
-        ]
+        line |= {"found": True, "readable": True}
+        for c in source.channels():
+            told = {name: getattr(c, name) for name in ("id", "label", "boundary", "kind")}
+            seen = {"declared_period_s": c.update_period_s or c.spacing_s, "measured_period_s": periods.get(c.id)}
+            line["channels"].append(told | seen)
     return report
 
 

@@ -68,12 +68,7 @@ def entries() -> tuple[PeakEntry, ...]:
 
 def figures(found: PeakEntry) -> dict[DType, Figure]:
     """Every peak of a data sheet [FLOP/s]."""
-    return {dtype: Figure(value=value, unit="FLOP/s", source=_source(found)) for dtype, value in found.flops_per_s.items()}
-
-
-def bandwidth(found: PeakEntry) -> Figure:
-    """The memory bandwidth of a data sheet [bytes/s]."""
-    return Figure(value=found.memory_bandwidth_bytes_per_s, unit="B/s", source=_source(found))
+    return {dtype: _figure(found, value, "FLOP/s") for dtype, value in found.flops_per_s.items()}
 
 
 def with_sheet(system: System) -> System:
@@ -84,12 +79,13 @@ def with_sheet(system: System) -> System:
         absent = [key for key, value in (("peak", peak), ("memory_bandwidth", memory)) if value is None]
         missing |= {key: sheet for key in absent if key not in missing}
     else:
-        peak, memory = peak or figures(sheet), memory or bandwidth(sheet)
+        peak, memory = peak or figures(sheet), memory or _figure(sheet, sheet.memory_bandwidth_bytes_per_s, "B/s")
     return system.model_copy(update={"peak": peak, "memory_bandwidth": memory, "missing": missing})
 
 
-def _source(found: PeakEntry) -> str:
-    return f"{found.source} (dense, per {'GPU' if found.per == 'gpu' else found.per.upper() if found.per != 'package' else 'package'})"
+def _figure(found: PeakEntry, value: float, unit: str) -> Figure:
+    per = found.per if found.per == "package" else found.per.upper()
+    return Figure(value=value, unit=unit, source=f"{found.source} (dense, per {per})")
 
 
 @cache
