@@ -10,12 +10,13 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from caraml.base.errors import InputError
-from caraml.power.model import SOME, Channel, Kind, Reading
+from caraml.power.model import SOME, Channel, Kind
 from caraml.power.node import rank
-from caraml.power.source import SensorGroup, select
+from caraml.power.source import AskedSensors, SensorError, select
 
 
 class Signal(Protocol):
@@ -91,7 +92,7 @@ MEAN_W = 300.0
 SHAPES: dict[str, Callable[[float], Signal]] = {"constant": Constant, "square": square}
 
 
-class FakeSource(SensorGroup):
+class FakeSource(AskedSensors):
     """One made-up device with a counter and a power channel that follow ``signal`` from the moment of ``open``.
 
     Args:
@@ -101,6 +102,8 @@ class FakeSource(SensorGroup):
         kinds: which channels exist.
         answers_s: for how long the sensors answer [s].
     """
+
+    failures = (SensorError,)
 
     def __init__(
         self,
@@ -117,8 +120,8 @@ class FakeSource(SensorGroup):
         self.name, self.signal, self._answers_s = name, signal, answers_s
         self.origin = 0.0
         """Monotonic time at which the signal's clock is 0 [s]."""
-        self.listed = [
-            Channel(
+        for kind in kinds:
+            channel = Channel(
                 id=f"{name}:0:{kind}",
                 source=name,
                 kind=kind,
@@ -134,8 +137,7 @@ class FakeSource(SensorGroup):
                 accuracy=0.0,
                 flags=("fake",),
             )
-            for kind in kinds
-        ]
+            self.add(channel, partial(self._shown, channel))
 
     def open(self) -> None:
         device = f"{self.name}:0"
@@ -160,16 +162,11 @@ class FakeSource(SensorGroup):
             return (self.signal.energy(t) - self.signal.energy(t - channel.mean_window_s)) / channel.mean_window_s
         return self.signal.power(t)
 
-    def read(self) -> list[Reading]:
-        readings = []
-        for channel in self.listed:
-            before = time.monotonic()
-            if before - self.origin > self._answers_s:
-                readings.append(Reading(channel.id, before, before, None, f"made to go silent after {self._answers_s:g} s"))
-                continue
-            value = self.value(channel, before)
-            readings.append(Reading(channel.id, before, time.monotonic(), value))
-        return readings
+    def _shown(self, channel: Channel) -> float:
+        at = time.monotonic()
+        if at - self.origin > self._answers_s:
+            raise SensorError(f"made to go silent after {self._answers_s:g} s")
+        return self.value(channel, at)
 
 
 def create(argument: str, devices: Sequence[str] | None, automatic: bool) -> FakeSource:

@@ -64,7 +64,7 @@ def look(kind: Kind, device: torch.device, dtype: DType = "fp32", *, processes: 
     if _share() <= 0:
         raise EnvironmentUnfitError(f"{PROBE} is 0: no limit is looked for")
     kept = known(kind, device, dtype, processes=processes)
-    if kept is not None and not must_search(kind, device, dtype, processes=processes):
+    if kept is not None and kept.disturbed is None:
         now = measure_again(kept, device, budget_s=_share() * LOOK_SECONDS[kind])
         if now.low is None or now.low <= kept.rate:
             return Look(kept, now)
