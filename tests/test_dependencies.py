@@ -169,6 +169,6 @@ def test_every_tool_that_is_declared_is_run() -> None:
 
 
 def test_the_doctor_looks_for_packages_that_are_declared() -> None:
-    from caraml.system.doctor import LIBRARIES
+    from caraml.doctor import LIBRARIES
 
     assert LIBRARIES.keys() <= declared()

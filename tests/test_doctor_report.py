@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from caraml.cli.app import app
-from caraml.doctor import without_names
-from caraml.system.doctor import Check
+from caraml.doctor import Check, without_names
 
 pytestmark = pytest.mark.processes
 

@@ -38,7 +38,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeNvml]:
     # Torch, if some other test has loaded it, would be asked about GPUs that do not exist.
     monkeypatch.delitem(sys.modules, "torch", raising=False)
 
-    def install(*gpus: FakeGpu, **options: str | bytes) -> FakeNvml:
+    def install(*gpus: FakeGpu, **options: str) -> FakeNvml:
         fake = FakeNvml(list(gpus), **options)  # type: ignore[arg-type]
         monkeypatch.setitem(sys.modules, "pynvml", fake)  # type: ignore[arg-type]
         return fake

@@ -15,7 +15,7 @@ class NVMLError(Exception):
 class FakeGpu:
     """One GPU, or (inside ``instances``) one MIG instance."""
 
-    name: str | bytes
+    name: str
     memory: int = 80 * 10**9
     uuid: str = "GPU-0"
     bus: str = "00000000:01:00.0"
@@ -37,7 +37,7 @@ class FakeNvml:
     NVML_CLOCK_MEM = 2
     NVML_TEMPERATURE_GPU = 0
 
-    def __init__(self, gpus: list[FakeGpu], driver: str | bytes = "570.1", fails: str | None = None) -> None:
+    def __init__(self, gpus: list[FakeGpu], driver: str = "570.1", fails: str | None = None) -> None:
         self.gpus, self.driver, self.fails = gpus, driver, fails
         self.open = 0
 
@@ -49,7 +49,7 @@ class FakeNvml:
     def nvmlShutdown(self) -> None:  # noqa: N802
         self.open -= 1
 
-    def nvmlSystemGetDriverVersion(self) -> str | bytes:  # noqa: N802
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
         return self.driver
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802

@@ -14,8 +14,8 @@ import pytest
 from fake_machine import Tree, processors
 from fake_nvml import FakeGpu, FakeNvml, fake_torch
 
+from caraml.doctor import _accelerators
 from caraml.system.detect import detect, device_class, fast_identity
-from caraml.system.doctor import _accelerators
 from caraml.system.environment import container, environment, git_state, variables
 from caraml.system.families import Shown
 from caraml.system.families.family import TorchBuild, amd_gpus

@@ -12,10 +12,11 @@ import pytest
 from fake_machine import Tree
 from fake_nvml import FakeGpu, FakeNvml, fake_torch
 
+from caraml import doctor
 from caraml.base.files import data_home
-from caraml.system import doctor, families
+from caraml.doctor import machine_checks
+from caraml.system import families
 from caraml.system.detect import detect
-from caraml.system.doctor import checks
 from caraml.system.families.family import TorchBuild
 
 Install = Callable[..., FakeNvml]
@@ -87,7 +88,7 @@ def test_more_threads_than_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.processes
 def test_doctor_names_a_fix_for_whatever_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CARAML_DATA", str(tmp_path / "data"))
-    found = checks(tmp_path / "not" / "yet")
+    found = machine_checks(tmp_path / "not" / "yet")
     assert {check.name: check.found for check in found}["prepared data"] == str(data_home()) == str(tmp_path / "data")
     names = [check.name for check in found]
     assert len(names) == len(set(names))

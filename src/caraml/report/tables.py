@@ -22,9 +22,9 @@ from caraml.system.model import System
 
 if TYPE_CHECKING:
     from caraml.campaign.preview import Preview
+    from caraml.doctor import Check
     from caraml.engine.memory import Planned
     from caraml.suite.model import Point
-    from caraml.system.doctor import Check
     from caraml.system.model import System
 
 _OF_THIS_JOB = {"usable_threads"}
