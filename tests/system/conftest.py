@@ -39,7 +39,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeNvml]:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
 
     def install(*gpus: FakeGpu, **options: str) -> FakeNvml:
-        fake = FakeNvml(list(gpus), **options)  # type: ignore[arg-type]
+        fake = FakeNvml(list(gpus), **options)
         monkeypatch.setitem(sys.modules, "pynvml", fake)  # type: ignore[arg-type]
         return fake
 

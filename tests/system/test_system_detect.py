@@ -28,7 +28,7 @@ def a100(index: int, **options: object) -> FakeGpu:
 
 
 def test_four_a100(tree: Tree, nvml: Install) -> None:
-    fake = nvml(*(a100(i) for i in range(4)), driver=b"570.124")
+    fake = nvml(*(a100(i) for i in range(4)), driver="570.124")
     system = detect(tree(processors(2, 64)))
     assert (system.devices_per_node, system.driver, system.device_class, system.identity) == (
         4,
