@@ -147,7 +147,7 @@ def metrics() -> str:
     rows = []
     for name, metric in METRICS.items():
         better = "" if metric.better == "neither" else metric.better
-        how = f" Computed from: {metric.source}." if metric.sensor else ""
+        how = f" Computed from: {metric.source}." if metric.sensor and metric.source else ""
         rows.append([f"`{name}`", metric.unit.format(item="item"), better, f"{metric.definition.format(item='item')}{how}"])
     return table(["metric", "unit", "better", "definition"], rows)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from caraml.metrics.energy import nominal_epoch
-from caraml.metrics.epochs import epoch_metrics
 from caraml.metrics.model import Epoch, Facts, Measured, Metric, Window
-from caraml.metrics.run import INPUT_BOUND_SHARE, without_wait
+from caraml.metrics.run import INPUT_BOUND_SHARE, epoch_metrics, without_wait
 from caraml.suite.model import Measure
 from tests.report.record_factory import make_point
 

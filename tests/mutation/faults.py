@@ -187,14 +187,14 @@ FAULTS = [
     ),
     Fault(
         "time to solution of the counted epoch",
-        "metrics/epochs.py",
+        "metrics/run.py",
         "Metric(value=run.epochs_seconds,",
         "Metric(value=run.window.seconds,",
         ("tests/metrics/test_epochs.py",),
     ),
     Fault(
         "median batch with the first and the last",
-        "metrics/epochs.py",
+        "metrics/run.py",
         "inner = row.batches[1:-1]",
         "inner = row.batches[:]",
         ("tests/metrics/test_epochs.py",),

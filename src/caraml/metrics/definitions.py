@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from caraml.base.errors import unknown_name
-from caraml.metrics import energy, epochs, quality, roofline, run, window
+from caraml.metrics import energy, quality, roofline, run, window
 from caraml.metrics.model import DescribedRun, MetricDefinition, OwnMetric, StatedMetric
 
 METRICS: dict[str, MetricDefinition] = {
@@ -17,7 +17,6 @@ METRICS: dict[str, MetricDefinition] = {
     **roofline.DEFINITIONS,
     **energy.DEFINITIONS,
     **run.DEFINITIONS,
-    **epochs.DEFINITIONS,
     **quality.DEFINITIONS,
 }
 _BETTER = {

@@ -26,110 +26,47 @@ NODE = ("node_dc", "node_ac")
 _sensed = partial(MetricDefinition, sensor=True)
 
 DEFINITIONS: dict[str, MetricDefinition] = {
-    "energy": _sensed(
-        "Energy",
-        "J",
-        "lower",
-        "Energy in exactly the window of the throughput, within the stated boundary.",
-        source="energy between the window's two time stamps",
-    ),
-    "energy_net": _sensed(
-        "Net energy", "J", "lower", "Energy less idle power times window time.", source="energy − idle power × window time"
-    ),
-    "energy_per_item": _sensed(
-        "Energy per {item}",
-        "J/{item}",
-        "lower",
-        "Energy of the window divided by the items of the window.",
-        source="energy / items of the window",
-    ),
-    "items_per_watt_hour": _sensed(
-        "{item}s per Wh",
-        "{item}/Wh",
-        "higher",
-        "Items of the window divided by its energy in watt-hours.",
-        source="items of the window × 3600 / energy",
-    ),
-    "mean_power": _sensed("Mean power", "W", "lower", "Energy of the window divided by its wall time.", source="energy / window time"),
-    "idle_power": _sensed(
-        "Idle power",
-        "W",
-        "lower",
-        "Mean power of the same channels before the work and after it.",
-        source="mean of the powers before the work and after it",
-    ),
+    "energy": _sensed("Energy", "J", "lower", "Energy in exactly the window of the throughput, within the stated boundary."),
+    "energy_net": _sensed("Net energy", "J", "lower", "Energy less idle power times window time."),
+    "energy_per_item": _sensed("Energy per {item}", "J/{item}", "lower", "Energy of the window divided by the items of the window."),
+    "items_per_watt_hour": _sensed("{item}s per Wh", "{item}/Wh", "higher", "Items of the window divided by its energy in watt-hours."),
+    "mean_power": _sensed("Mean power", "W", "lower", "Energy of the window divided by its wall time."),
+    "idle_power": _sensed("Idle power", "W", "lower", "Mean power of the same channels before the work and after it."),
     "energy_time_product": _sensed(
-        "Energy-delay product",
-        "J s",
-        "lower",
-        "Energy of the window times its wall time; of published rows, MAELSTROM's Action.",
-        source="energy × window time",
+        "Energy-delay product", "J s", "lower", "Energy of the window times its wall time; of published rows, MAELSTROM's Action."
     ),
-    "max_device_power": _sensed(
-        "Max device power", "W", "lower", "Highest power of any one device in the window.", source="largest peak of any device"
-    ),
+    "max_device_power": _sensed("Max device power", "W", "lower", "Highest power of any one device in the window."),
     "max_aggregate_power": _sensed(
-        "Max aggregate power",
-        "W",
-        "lower",
-        "Sum of the devices' highest powers in the window; they need not have come together.",
-        source="sum of the devices' peaks",
+        "Max aggregate power", "W", "lower", "Sum of the devices' highest powers in the window; they need not have come together."
     ),
-    "aggregate_power": _sensed(
-        "Aggregate power", "W", "lower", "Mean power of all devices together in the window.", source="energy of the devices / window time"
-    ),
-    "device_energy": _sensed("Device energy", "J", "lower", "Energy of all devices in the window.", source="sum over the devices"),
-    "node_energy": _sensed(
-        "Node energy",
-        "J",
-        "lower",
-        "Energy of the whole node in the window, where a sensor measures it.",
-        source="sensor of the whole node",
-    ),
+    "aggregate_power": _sensed("Aggregate power", "W", "lower", "Mean power of all devices together in the window."),
+    "device_energy": _sensed("Device energy", "J", "lower", "Energy of all devices in the window."),
+    "node_energy": _sensed("Node energy", "J", "lower", "Energy of the whole node in the window, where a sensor measures it."),
     _PER_NODE: _sensed(
         "Node energy per {item}",
         "J/{item}",
         "lower",
         "Energy of the whole nodes in the window divided by its items. Comparisons show it where no sensor knows the devices' energy.",
-        source="node energy / items of the window",
     ),
     "node_apparent_energy": _sensed(
         "Apparent energy",
         "VAh",
         "lower",
         "Integral of the whole node's apparent power over the window, where its supply measures it. It is never added to an energy.",
-        source="integral of apparent power",
     ),
     "node_mean_apparent_power": _sensed(
         "Apparent power",
         "VA",
         "lower",
         "Mean apparent power of the whole node in the window, where its supply measures it: what supply and wiring must carry.",
-        source="integral of apparent power / window time",
     ),
-    "node_max_apparent_power": _sensed(
-        "Max apparent power", "VA", "lower", "Highest apparent power of the whole node in the window.", source="highest reading"
-    ),
-    "power_factor": _sensed(
-        "Power factor",
-        "1",
-        "higher",
-        "Mean power of the whole node divided by its mean apparent power.",
-        source="mean power / mean apparent power, of one sensor",
-    ),
+    "node_max_apparent_power": _sensed("Max apparent power", "VA", "lower", "Highest apparent power of the whole node in the window."),
+    "power_factor": _sensed("Power factor", "1", "higher", "Mean power of the whole node divided by its mean apparent power."),
     "energy_per_epoch": _sensed(
-        "Energy per epoch",
-        "Wh",
-        "lower",
-        "Energy per item times the items of a nominal epoch, such as ImageNet's 1,281,167 images.",
-        source="energy per item × items of the nominal epoch (epoch_items of the record's facts) / 3600",
+        "Energy per epoch", "Wh", "lower", "Energy per item times the items of a nominal epoch, such as ImageNet's 1,281,167 images."
     ),
     "energy_per_epoch_per_device": _sensed(
-        "Epoch energy, per device",
-        "Wh",
-        "lower",
-        "Energy of a nominal epoch divided by the number of devices that share it.",
-        source="energy per epoch / devices",
+        "Epoch energy, per device", "Wh", "lower", "Energy of a nominal epoch divided by the number of devices that share it."
     ),
 }
 

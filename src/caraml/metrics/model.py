@@ -247,8 +247,8 @@ class MetricDefinition:
     unit: str
     better: Direction
     definition: str
-    source: str | Callable[[DescribedRun], str]
-    """The formula or the measurement behind the number, with the figures of a run where they say more."""
+    source: str | Callable[[DescribedRun], str] = ""
+    """The formula or the measurement behind the number, with the figures of a run, where the definition does not say it already."""
     sensor: bool = False
     """Whether it needs a power sensor, which then is named after the ``source``."""
     shown: Literal["plain", "percent", "count"] = "plain"
@@ -277,12 +277,7 @@ def unknown(definitions: Mapping[str, MetricDefinition], names: Iterable[str], r
     return {name: Metric(value=None, unit=definitions[name].unit.format(item=item), reason=reason, **more) for name in names}
 
 
-def steps_file(run: DescribedRun) -> str:
-    """Where the times of the steps are."""
-    return run.files.get("steps", "step table")
-
-
 def step_table(run: DescribedRun) -> str:
     """The source of metrics that are made of the window's single steps."""
     timer = "a chain of device events, read after the window" if run.point.device_class == "gpu" else "the monotonic clock around each step"
-    return f"{steps_file(run)}, phase measure, slowest rank of each step; timed by {timer}"
+    return f"{run.files.get('steps', 'step table')}, phase measure, slowest rank of each step; timed by {timer}"

@@ -7,6 +7,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
@@ -24,31 +25,31 @@ _K1, _K2 = 0.01, 0.03
 _Z = 1.959964
 """Quantile of the normal distribution for 95 %."""
 
-_HELD_OUT = "held-out data after the last step: 16 batches at most, all of it in a run by epochs; the interval is that of the sample"
+_judged = partial(
+    MetricDefinition,
+    source="held-out data after the last step: 16 batches at most, all of it in a run by epochs; the interval is that of the sample",
+)
 
 DEFINITIONS: dict[str, MetricDefinition] = {
-    "psnr": MetricDefinition(
+    "psnr": _judged(
         "PSNR",
         "dB",
         "higher",
         "Peak signal-to-noise ratio of reconstructed images, mean over images: 10 lg(1 / mean squared error) for levels from 0 to 1.",
-        source=_HELD_OUT,
     ),
-    "ssim": MetricDefinition(
+    "ssim": _judged(
         "SSIM",
         "1",
         "higher",
         "Structural similarity of reconstructed images (Wang et al. 2004), mean over images and the places of a Gaussian window of 11 x 11 "
         "pixels.",
-        source=_HELD_OUT,
     ),
-    "ms_ssim": MetricDefinition(
+    "ms_ssim": _judged(
         "MS-SSIM",
         "1",
         "higher",
         "Structural similarity over several scales (Wang et al. 2003), mean over images. Of the five scales those are taken at which the "
         "window fits into the image, with their weights scaled to a sum of 1; 28 x 28 pixels have two.",
-        source=_HELD_OUT,
     ),
     "bits_per_pixel": MetricDefinition(
         "Bits per pixel",
@@ -56,22 +57,19 @@ DEFINITIONS: dict[str, MetricDefinition] = {
         "lower",
         "Bits of what is stored of an image over its pixels. The network has neither quantisation nor entropy model, so what is stored are "
         "its bottleneck's numbers, each with the bits that the precision gives it.",
-        source="numbers of the bottleneck × bits of each / pixels",
     ),
-    "exact_match": MetricDefinition(
+    "exact_match": _judged(
         "Exact match",
         "1",
         "higher",
         "Share of held-out questions whose answer is, but for case, punctuation, articles and white space, one of the given ones (SQuAD).",
-        source=_HELD_OUT,
         shown="percent",
     ),
-    "f1": MetricDefinition(
+    "f1": _judged(
         "F1",
         "1",
         "higher",
         "Harmonic mean of precision and recall of an answer's words against the nearest of the given answers, mean over questions (SQuAD).",
-        source=_HELD_OUT,
         shown="percent",
     ),
 }

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from caraml.base.format import count
 from caraml.base.stats import Interval, mean_interval, quantile_interval
 from caraml.metrics.energy import energies
 from caraml.metrics.model import Bandwidth, DescribedRun, Measured, Metric, MetricDefinition, Peak, scaled, step_table, unknown
@@ -19,7 +18,6 @@ from caraml.metrics.roofline import limits, rate_of, utilisation
 from caraml.power.model import WindowEnergy
 
 _QUANTILES = {"step_time_median": 0.5, "step_time_p5": 0.05, "step_time_p95": 0.95}
-SYNCHRONISED = "monotonic clock of the worker, device synchronised"
 NOT_TOLD = "the loop does not say how long it waited for its input"
 
 
@@ -37,14 +35,8 @@ def _interval_source(run: DescribedRun) -> str:
     return "the wider of batch means and AR(1)" if older else "from the slowest changes of the steps"
 
 
-def _input_source(run: DescribedRun) -> str:
-    assert run.window is not None
-    each = run.facts.bytes_per_sample if run.facts else None
-    return f"{run.window.samples:,} samples × {each} B / {run.window.seconds:,.3f} s"
-
-
-def _loss_source(run: DescribedRun) -> str:
-    return f"training loss of every step in {run.files.get('steps', 'the step table')}, warm-up included"
+def _step_time(title: str, definition: str) -> MetricDefinition:
+    return MetricDefinition(title, "s", "lower", definition, step_table)
 
 
 DEFINITIONS: dict[str, MetricDefinition] = {
@@ -53,69 +45,54 @@ DEFINITIONS: dict[str, MetricDefinition] = {
         "{item}/s",
         "higher",
         "Items trained in the window, over all devices, divided by the window's wall time.",
-        source=_rate_source,
+        _rate_source,
     ),
     "throughput_per_device": MetricDefinition(
-        "Throughput per device",
-        "{item}/s",
-        "higher",
-        "Throughput divided by the number of devices.",
-        source=lambda run: f"throughput / {count(run.point.world, 'device')}",
+        "Throughput per device", "{item}/s", "higher", "Throughput divided by the number of devices."
     ),
     "window_time": MetricDefinition(
         "Window",
         "s",
         "neither",
         "Wall time of the window: from one device synchronisation to the next; of a command, its run, or what marks enclose.",
-        source=lambda run: f"monotonic clock, {'of the host' if run.point.workload == 'command' else 'device synchronised'} at both ends",
     ),
-    "steps": MetricDefinition("Steps", "1", "neither", "Optimizer steps inside the window.", source="counted", shown="count"),
+    "steps": MetricDefinition("Steps", "1", "neither", "Optimizer steps inside the window.", shown="count"),
     "step_time_mean": MetricDefinition(
         "Mean step",
         "s",
         "lower",
         "Window time divided by steps, with its 95 % confidence interval.",
-        source=lambda run: f"window time / steps; interval: {_interval_source(run)}",
+        lambda run: f"window time / steps; interval: {_interval_source(run)}",
     ),
-    "step_time_median": MetricDefinition(
-        "Median step", "s", "lower", "Median over the window's steps of the slowest rank's step time.", source=step_table
-    ),
-    "step_time_p5": MetricDefinition("5 % step", "s", "lower", "5th percentile of the step times in the window.", source=step_table),
-    "step_time_p95": MetricDefinition("95 % step", "s", "lower", "95th percentile of the step times in the window.", source=step_table),
-    "step_time_min": MetricDefinition("Shortest step", "s", "lower", "Shortest step in the window.", source=step_table),
-    "step_time_max": MetricDefinition("Longest step", "s", "lower", "Longest step in the window.", source=step_table),
+    "step_time_median": _step_time("Median step", "Median over the window's steps of the slowest rank's step time."),
+    "step_time_p5": _step_time("5 % step", "5th percentile of the step times in the window."),
+    "step_time_p95": _step_time("95 % step", "95th percentile of the step times in the window."),
+    "step_time_min": _step_time("Shortest step", "Shortest step in the window."),
+    "step_time_max": _step_time("Longest step", "Longest step in the window."),
     "first_step_time": MetricDefinition(
-        "First step",
-        "s",
-        "lower",
-        "Wall time of the first step: lazy initialisation and compilation, outside the window.",
-        source=SYNCHRONISED,
+        "First step", "s", "lower", "Wall time of the first step: lazy initialisation and compilation, outside the window."
     ),
     "time_to_first_step": MetricDefinition(
-        "Time to first step", "s", "lower", "From the start of the worker to the end of the first step.", source=SYNCHRONISED
+        "Time to first step", "s", "lower", "From the start of the worker to the end of the first step."
     ),
     "data_wait_share": MetricDefinition(
         "Data wait",
         "1",
         "lower",
         "Share of the window that the host spent waiting for the next batch; the largest over ranks.",
-        source="host time in the loader's next call / window time, largest over ranks",
         shown="percent",
     ),
-    "input_bandwidth": MetricDefinition(
-        "Input", "B/s", "neither", "Bytes of input batches consumed per second, over all devices.", source=_input_source
-    ),
+    "input_bandwidth": MetricDefinition("Input", "B/s", "neither", "Bytes of input batches consumed per second, over all devices."),
     "other_cpu_share": MetricDefinition(
         "CPU of others",
         "1",
         "lower",
         "Share of the host's CPU time in the window that went to processes outside this point.",
-        source="CPU time that the kernel counts for all processes, less that of the worker's own",
         shown="percent",
     ),
-    "loss_first": MetricDefinition("First loss", "1", "neither", "Training loss of the first step.", source=_loss_source),
+    "loss_first": MetricDefinition("First loss", "1", "neither", "Training loss of the first step."),
     "loss_last": MetricDefinition(
-        "Last loss", "1", "lower", "Mean training loss over the last tenth of the steps (at least three).", source=_loss_source
+        "Last loss", "1", "lower", "Mean training loss over the last tenth of all steps, warm-up included (at least three)."
     ),
 }
 

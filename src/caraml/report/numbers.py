@@ -208,7 +208,7 @@ def source(record: Record, name: str) -> str:
     known = definition_of(name, [record])
     metric = record.metrics.get(name)
     boundaries = [metric.scope] if metric is not None and metric.scope else HEADLINES
-    return f"{known.of(record)}; {sensors(record, *boundaries)}" if known.sensor else known.of(record)
+    return "; ".join(filter(None, (known.of(record), sensors(record, *boundaries) if known.sensor else ""))) or known.definition
 
 
 def energy_reason(record: Record) -> str | None:

@@ -274,9 +274,9 @@ def _metrics(record: Record) -> Table:
             )
         if metric.scope:
             value.append(f"\nboundary: {printable(metric.scope)}", style="not bold dim")
-        about = _text(definition_of(name, [record]).definition)
+        about, behind = _text(definition_of(name, [record]).definition), printable(source(record, name))
         if metric.value is not None:
-            about.append(f"\nsource: {printable(source(record, name))}\nover the {_over(record, name)}", style="dim")
+            about.append(f"\nsource: {behind}" * (behind != about.plain) + f"\nover the {_over(record, name)}", style="dim")
         if metric.reason and metric.reason == energy_reason(record):
             about.append("\nwhy not: see Energy below", style="dim")
         elif metric.reason:

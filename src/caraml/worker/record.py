@@ -24,10 +24,9 @@ from caraml.engine.precision import ARITHMETIC
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepRow, StepTable
 from caraml.metrics.energy import joules, nominal_epoch
-from caraml.metrics.epochs import epoch_metrics
 from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Epoch, Facts, Measured, Metric, OwnMetric, Peak, Phase, Window, steps_per_epoch
 from caraml.metrics.roofline import limit_flags
-from caraml.metrics.run import is_input_bound, run_metrics, whole_run, without_wait
+from caraml.metrics.run import epoch_metrics, is_input_bound, run_metrics, whole_run, without_wait
 from caraml.metrics.window import at_mean_items, derive
 from caraml.power import Meter
 from caraml.power.model import HEADLINES
