@@ -508,8 +508,8 @@ FAULTS = [
     Fault(
         "rate is the mean of rates",
         METRICS,
-        "_rate(window.items, window.seconds, f",
-        "_rate(window.items / window.steps * float(np.mean([1 / t for t in measured.window_steps])), 1.0, f",
+        "rate_of(window.items, window.seconds, f",
+        "rate_of(window.items / window.steps * float(np.mean([1 / t for t in measured.window_steps])), 1.0, f",
         (T_METRICS,),
     ),
     Fault(
@@ -551,7 +551,7 @@ FAULTS = [
         "low = numerator / metric.low if metric.low else None\n",
         (T_METRICS,),
     ),
-    Fault("input by items, not samples", METRICS, "_rate(window.samples * facts", "_rate(window.items * facts", (T_METRICS,)),
+    Fault("input by items, not samples", METRICS, "taken = window.samples * facts", "taken = window.items * facts", (T_METRICS,)),
     Fault(
         "an interval that ignores autocorrelation",
         STATS,

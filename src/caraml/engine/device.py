@@ -40,42 +40,32 @@ class Device(Protocol):
 
     def now(self) -> float:
         """The host's monotonic clock."""
-        ...
+        return time.monotonic()
 
     def synchronize(self) -> None:
         """Return when everything launched so far has finished."""
-        ...
 
     def mark(self) -> Any:
         """Put a mark behind everything launched so far, without waiting."""
-        ...
 
     def between(self, first: Any, last: Any) -> float | None:
         """Time from one mark to a later one; ``None`` while the device has not come to the later one."""
-        ...
 
     def wait(self, mark: Any) -> None:
         """Return when the device has come to a mark."""
-        ...
 
     def forget_peak_memory(self) -> None:
         """Begin anew with ``peak_memory``, where the device can."""
-        ...
 
     def peak_memory(self) -> int | None:
         """Highest memory in use so far; ``None`` where the device does not tell."""
-        ...
 
 
-class CpuDevice:
+class CpuDevice(Device):
     """The host's own processor."""
 
     torch_device = torch.device("cpu")
     settle_seconds = window_seconds = 0.0
-
-    def now(self) -> float:
-        """The host's monotonic clock."""
-        return time.monotonic()
 
     def synchronize(self) -> None:
         """Nothing to wait for: a CPU call returns when its work is done."""
@@ -100,7 +90,7 @@ class CpuDevice:
         return host.peak_resident()
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """A CUDA or ROCm GPU."""
 
     settle_seconds, window_seconds = 15.0, 20.0
@@ -108,10 +98,6 @@ class CudaDevice:
     def __init__(self, index: int) -> None:
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
-
-    def now(self) -> float:
-        """The host's monotonic clock."""
-        return time.monotonic()
 
     def synchronize(self) -> None:
         """Wait for the device's whole queue."""
@@ -140,7 +126,7 @@ class CudaDevice:
         return torch.cuda.max_memory_allocated(self.torch_device)
 
 
-class AcceleratorDevice:
+class AcceleratorDevice(Device):
     """Any other accelerator that torch knows, built in or by a plug-in."""
 
     settle_seconds, window_seconds = CudaDevice.settle_seconds, CudaDevice.window_seconds
@@ -162,10 +148,6 @@ class AcceleratorDevice:
         event = torch.Event(self.torch_device, enable_timing=True)
         event.record(torch.accelerator.current_stream(self.torch_device))
         return event
-
-    def now(self) -> float:
-        """The host's monotonic clock."""
-        return time.monotonic()
 
     def synchronize(self) -> None:
         """Wait for all streams of the device."""
@@ -202,30 +184,6 @@ class AcceleratorDevice:
             return None
 
 
-class Graph(Protocol):
-    """What records and replays the work of a device."""
-
-    def aside(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Do the work in the place where it would be captured."""
-        ...
-
-    def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Record the work without doing it; the tensor that each replay will fill."""
-        ...
-
-    def replay(self) -> None:
-        """Launch what was recorded."""
-        ...
-
-    def drop(self) -> None:
-        """Forget what was recorded, and free its memory."""
-        ...
-
-    def synchronize(self) -> None:
-        """Return when everything launched so far has finished."""
-        ...
-
-
 class CudaGraph:
     """A CUDA or HIP graph. Torch registers the default random generator of the device with it, so that every replay draws other numbers."""
 
@@ -233,7 +191,7 @@ class CudaGraph:
         self._device, self._graph, self._stream = device, torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
 
     def aside(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """On the stream of the capture."""
+        """Do the work on the stream of the capture."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -243,16 +201,17 @@ class CudaGraph:
         return found
 
     def capture(self, work: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Other threads may use the device meanwhile, as a loader's that pins memory."""
+        """Record the work without doing it; the tensor that each replay will fill. Other threads, as a loader's that pins memory, may use
+        the device meanwhile."""
         with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
             return work()
 
     def replay(self) -> None:
-        """On the current stream."""
+        """Launch what was recorded, on the current stream."""
         self._graph.replay()
 
     def drop(self) -> None:
-        """With the graph's own memory."""
+        """Forget what was recorded, and free its memory."""
         self._graph.reset()
 
     def synchronize(self) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from caraml.base.format import human
-from caraml.engine.device import Graph
+from caraml.engine.device import CudaGraph
 from caraml.suite.model import Point
 from caraml.workloads.base import Task
 
@@ -65,7 +65,7 @@ class GraphedPasses:
     ``LONG`` are not tried. A step whose batches have other shapes runs as usual.
     """
 
-    def __init__(self, passes: Passes, optimizer: torch.optim.Optimizer, asked: str, graph: Graph, told: dict[str, Any]) -> None:
+    def __init__(self, passes: Passes, optimizer: torch.optim.Optimizer, asked: str, graph: CudaGraph, told: dict[str, Any]) -> None:
         self._passes, self._optimizer, self._asked, self._graph, self.told = passes, optimizer, asked, graph, told
         self._static: list[Any] = []
         self._loss = torch.zeros(())

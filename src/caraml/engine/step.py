@@ -12,7 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from caraml.base.errors import InputError
-from caraml.engine.device import CudaGraph, Graph
+from caraml.engine.device import CudaGraph
 from caraml.engine.graph import GraphedPasses, Passes, rates_on_device, refusal
 from caraml.engine.precision import autocast, freeze, gradient_scaler
 from caraml.engine.steps import Step, StepOutcome, rates
@@ -83,7 +83,7 @@ class TrainStep:
         point: Point,
         device: torch.device,
         *,
-        graph: Callable[[], Graph] | None = None,
+        graph: Callable[[], CudaGraph] | None = None,
         told: dict[str, Any] | None = None,
     ) -> None:
         self._task, self._point, self._device, self._wait = task, point, device, 0.0

@@ -206,11 +206,6 @@ class Measured:
         """Time of every step between the first and the window."""
         return self.steps[1 : self.window.first_step]
 
-    @property
-    def items_per_step(self) -> int:
-        """Items of an optimizer step over all ranks."""
-        return self.point.global_batch * self.facts.items_per_sample
-
 
 class DescribedRun(Protocol):
     """What the source of a number is told from: a record."""

@@ -74,10 +74,6 @@ def _traffic(run: DescribedRun) -> str:
     return f"estimated {facts.traffic_per_item:,.0f} B per {facts.item}{rest}: each kernel reads and writes once, 4 bytes a number"
 
 
-def _memory_source(run: DescribedRun) -> str:
-    return "device allocator, highest over ranks" if run.point.device_class == "gpu" else "resident set of the process, highest over ranks"
-
-
 DEFINITIONS: dict[str, MetricDefinition] = {
     "achieved_flops_per_device": MetricDefinition(
         "FLOP/s per device",
@@ -138,7 +134,6 @@ DEFINITIONS: dict[str, MetricDefinition] = {
         "B",
         "lower",
         "GPU: highest number of bytes that tensors held on one device. CPU: highest resident set of one rank from the model's building on.",
-        source=_memory_source,
     ),
 }
 
@@ -264,17 +259,13 @@ def utilisation(measured: Measured, interval: Interval, datasheet: Peak, probed:
     per_device = facts.flops_per_item * window.items / measured.point.world
     achieved = rate_of(per_device, window.seconds, "FLOP/s", interval.relative, interval.n)
     metrics["achieved_flops_per_device"] = achieved
-    for name, peak in (("mfu", datasheet), ("mfu_measured", probed)):
-        metrics[name] = _share_of_peak(achieved, peak)
-    metrics["hfu"] = _hardware_utilisation(facts, achieved, datasheet)
-    return metrics
-
-
-def _hardware_utilisation(facts: Facts, achieved: Metric, datasheet: Peak) -> Metric:
-    """Share of the peak that the device was busy with, what it computed again to save memory included."""
+    metrics |= {"mfu": _share_of_peak(achieved, datasheet), "mfu_measured": _share_of_peak(achieved, probed)}
     if facts.hardware_flops_per_item is None or not facts.flops_per_item:
-        return Metric(value=None, unit="1", reason="the workload does not say what it computes again")
-    return _share_of_peak(scaled(achieved, facts.hardware_flops_per_item / facts.flops_per_item, achieved.unit), datasheet)
+        metrics["hfu"] = Metric(value=None, unit="1", reason="the workload does not say what it computes again")
+    else:
+        busy = scaled(achieved, facts.hardware_flops_per_item / facts.flops_per_item, achieved.unit)
+        metrics["hfu"] = _share_of_peak(busy, datasheet)
+    return metrics
 
 
 def _share_of_peak(achieved: Metric, peak: Peak) -> Metric:

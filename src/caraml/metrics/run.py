@@ -262,7 +262,7 @@ def _median(row: Epoch, which: str) -> Metric:
 def _first_and_later(run: Measured) -> dict[str, Metric]:
     """Rates of the training parts: the first, with compilation and all that happens once in it, and those after."""
     first, later = run.epochs[0], run.epochs[1:]
-    per_step, unit = run.items_per_step, f"{run.facts.item}/s"
+    per_step, unit = run.point.global_batch * run.facts.items_per_sample, f"{run.facts.item}/s"
     rates = {"throughput_first_epoch": Metric(value=per_step * len(first.batches) / first.training, unit=unit, n=1)}
     if later:
         items, seconds = per_step * sum(len(row.batches) for row in later), sum(row.training for row in later)

@@ -134,27 +134,22 @@ def at_mean_items(seconds: Sequence[float], items: Sequence[int], window: slice)
     return even
 
 
-def _rate(amount: float, seconds: float, unit: str, interval: Interval) -> Metric:
-    return rate_of(amount, seconds, unit, interval.relative, interval.n)
-
-
 def _rates(measured: Measured, interval: Interval) -> dict[str, Metric]:
     window, facts = measured.window, measured.facts
-    throughput = _rate(window.items, window.seconds, f"{facts.item}/s", interval)
+    throughput = rate_of(window.items, window.seconds, f"{facts.item}/s", interval.relative, interval.n)
     metrics = {
         "throughput": throughput,
         "throughput_per_device": scaled(throughput, 1 / measured.point.world, throughput.unit),
-        "data_wait_share": _wait_share(measured),
+        "data_wait_share": Metric(
+            value=None if measured.data_wait is None else measured.data_wait / window.seconds,
+            unit="1",
+            reason=NOT_TOLD if measured.data_wait is None else None,
+        ),
     }
     if facts.bytes_per_sample is not None:
-        metrics["input_bandwidth"] = _rate(window.samples * facts.bytes_per_sample, window.seconds, "B/s", interval)
+        taken = window.samples * facts.bytes_per_sample
+        metrics["input_bandwidth"] = rate_of(taken, window.seconds, "B/s", interval.relative, interval.n)
     return metrics
-
-
-def _wait_share(measured: Measured) -> Metric:
-    if measured.data_wait is None:
-        return Metric(value=None, unit="1", reason=NOT_TOLD)
-    return Metric(value=measured.data_wait / measured.window.seconds, unit="1")
 
 
 def _step_times(measured: Measured, interval: Interval) -> dict[str, Metric]:
