@@ -123,7 +123,7 @@ LINES = {
     "campaign": 1_887,
     "cli": 1_648,
     "data": 819,
-    "engine": 4_326,
+    "engine": 4_290,
     "launch": 1_761,
     "metrics": 1_741,
     "power": 4_772,
@@ -136,11 +136,12 @@ LINES = {
     "suite": 2_849,
     "system": 3_528,
     "verify": 1_061,
-    "worker": 2_140,
+    "worker": 2_139,
     "workloads": 8_946,
 }
 FILES = 234
 FILES = 239
+FILES = 238
 
 
 def test_no_room_outgrows_its_lines() -> None:

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from caraml.engine import instruments
-from caraml.engine.epochs import EpochLoop
 from caraml.engine.instruments import quiet_baseline
-from caraml.engine.loop import Hooks, MeasuringLoop
+from caraml.engine.loop import EpochLoop, Hooks, MeasuringLoop
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.metrics.model import Facts, Measured, Peak

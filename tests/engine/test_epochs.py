@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from caraml.engine.epochs import EpochLoop
-from caraml.engine.loop import Hooks, Progress
+from caraml.engine.loop import EpochLoop, Hooks, Progress
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.suite.model import Measure
@@ -62,7 +61,7 @@ def test_five_epochs_of_which_the_fourth_counts() -> None:
     assert len(measured.rows) == 5 * STEPS == len(measured.losses)
     counted = [index for index, row in enumerate(measured.rows) if row.phase == "measure"]
     assert counted == list(range(30, 40))
-    assert [row.phase for row in measured.rows[40:]] == ["after"] * STEPS
+    assert [row.phase for row in list(measured.rows)[40:]] == ["after"] * STEPS
     assert measured.end - measured.begin == pytest.approx(STEPS * STEP)
     fourth = measured.epochs[3]
     assert fourth.trained - fourth.begin == pytest.approx(STEPS * STEP)

@@ -105,7 +105,7 @@ def test_a_window_closes_soon_after_it_is_decided_whatever_the_queue_holds() -> 
     hooks = Hooks(progress=lambda progress: looks.append(device.now()))
     measured = MeasuringLoop(device, Ranks(), POLICY, hooks).run(step)
     assert measured.end - looks[-1] <= AHEAD + 0.05 and measured.end - measured.begin <= POLICY.max_seconds + 2 * AHEAD
-    assert all(row.seconds == pytest.approx(0.05) for row in measured.window_rows[1:]), "the device is never out of work"
+    assert all(row.seconds == pytest.approx(0.05) for row in list(measured.window_rows)[1:]), "the device is never out of work"
 
 
 IMPORTS = """

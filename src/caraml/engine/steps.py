@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import compress
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, get_args
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -17,7 +17,6 @@ from caraml.power.node import node_key
 
 StepPhase = Literal["first", "warm_up", "measure", "after"]
 _PHASES: tuple[StepPhase, ...] = get_args(StepPhase)
-_COLUMNS = ("phases", "starts", "seconds", "data_waits")
 _BLOCK = 1024
 """Scalars on the device that are put together into one tensor: each alone takes half a kilobyte of a GPU."""
 
@@ -32,75 +31,55 @@ class StepRow:
     data_wait: float
 
 
-class StepTable(Sequence[StepRow]):
-    """Rows of steps, kept as columns of 25 bytes a step."""
+class StepTable:
+    """Rows of steps, kept as columns of 25 bytes a step; ``seconds`` and ``data_waits`` are those of all steps."""
 
     def __init__(self, rows: Iterable[StepRow] = ()) -> None:
-        self._phases, self._starts, self._seconds, self._waits = bytearray(), array("d"), array("d"), array("d")
+        self._phases, self._starts, self.seconds, self.data_waits = array("B"), array("d"), array("d"), array("d")
         for row in rows:
             self.append(row)
-
-    @property
-    def seconds(self) -> array[float]:
-        """Times of all steps."""
-        return self._seconds
-
-    @property
-    def data_waits(self) -> array[float]:
-        """Of all steps."""
-        return self._waits
 
     def append(self, row: StepRow) -> None:
         """Add a step at the end."""
         self._phases.append(_PHASES.index(row.phase))
         self._starts.append(row.start)
-        self._seconds.append(row.seconds)
-        self._waits.append(row.data_wait)
+        self.seconds.append(row.seconds)
+        self.data_waits.append(row.data_wait)
 
     def to_data(self) -> dict[str, bytes]:
         """Its columns as bytes, for :meth:`from_data` on a host of the same byte order."""
-        return {name: bytes(column) for name, column in zip(_COLUMNS, self._all(), strict=True)}
+        return {name: column.tobytes() for name, column in self._columns().items()}
 
     @classmethod
     def from_data(cls, data: dict[str, bytes]) -> StepTable:
         """The inverse of :meth:`to_data`."""
         table = cls()
-        for name, column in zip(_COLUMNS, table._all(), strict=True):
-            column.extend(data[name]) if isinstance(column, bytearray) else column.frombytes(data[name])
+        for name, column in table._columns().items():
+            column.frombytes(data[name])
         return table
-
-    def _all(self) -> tuple[bytearray | array[float], ...]:
-        return self._phases, self._starts, self._seconds, self._waits
 
     def of_phase(self, phase: StepPhase) -> StepTable:
         """The steps of one phase, in order."""
-        chosen = bytes(code == _PHASES.index(phase) for code in self._phases)
-        found = StepTable()
-        found._phases = bytearray(compress(self._phases, chosen))
-        columns = (self._starts, self._seconds, self._waits)
-        found._starts, found._seconds, found._waits = (array("d", compress(column, chosen)) for column in columns)
+        chosen, found = [code == _PHASES.index(phase) for code in self._phases], StepTable()
+        for name, column in found._columns().items():
+            column.extend(compress(self._columns()[name], chosen))
         return found
+
+    def _columns(self) -> dict[str, array[Any]]:
+        return {"phases": self._phases, "starts": self._starts, "seconds": self.seconds, "data_waits": self.data_waits}
 
     def __len__(self) -> int:
         return len(self._phases)
 
     def __iter__(self) -> Iterator[StepRow]:
-        return map(StepRow, map(_PHASES.__getitem__, self._phases), self._starts, self._seconds, self._waits)
+        return map(StepRow, map(_PHASES.__getitem__, self._phases), self._starts, self.seconds, self.data_waits)
 
-    @overload
-    def __getitem__(self, index: int) -> StepRow: ...
+    def __getitem__(self, index: int) -> StepRow:
+        return StepRow(_PHASES[self._phases[index]], self._starts[index], self.seconds[index], self.data_waits[index])
 
-    @overload
-    def __getitem__(self, index: slice) -> list[StepRow]: ...
-
-    def __getitem__(self, index: int | slice) -> StepRow | list[StepRow]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(len(self)))]
-        return StepRow(_PHASES[self._phases[index]], self._starts[index], self._seconds[index], self._waits[index])
-
-    def __setitem__(self, index: int, row: StepRow) -> None:
-        self._phases[index] = _PHASES.index(row.phase)
-        self._starts[index], self._seconds[index], self._waits[index] = row.start, row.seconds, row.data_wait
+    def put(self, index: int, phase: StepPhase) -> None:
+        """Count a step to another phase."""
+        self._phases[index] = _PHASES.index(phase)
 
 
 class Outcomes:

@@ -24,9 +24,8 @@ from caraml.base.format import human
 from caraml.base.limits import read_json
 from caraml.engine.afterwards import quality, save_model, validate, validation_loss
 from caraml.engine.device import CpuDevice, Device, open_device, sensors_of
-from caraml.engine.epochs import EpochLoop
 from caraml.engine.instruments import Instruments, quiet_baseline
-from caraml.engine.loop import Hooks, MeasuringLoop, Progress
+from caraml.engine.loop import EpochLoop, Hooks, MeasuringLoop, Progress
 from caraml.engine.matmul import Products
 from caraml.engine.precision import (
     ARITHMETIC,
