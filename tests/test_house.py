@@ -123,7 +123,7 @@ LINES = {
     "campaign": 1_887,
     "cli": 1_648,
     "data": 819,
-    "engine": 4_290,
+    "engine": 4_274,
     "launch": 1_761,
     "metrics": 1_741,
     "power": 4_772,
@@ -142,6 +142,7 @@ LINES = {
 FILES = 234
 FILES = 239
 FILES = 238
+FILES = 237
 
 
 def test_no_room_outgrows_its_lines() -> None:

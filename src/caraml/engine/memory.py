@@ -148,7 +148,7 @@ def _pipelined(point: Point, config: GPTConfig, rank: int) -> int:
     placement, count = point.placement, point.accumulation
     if placement.pp == 1:
         return 0
-    from caraml.engine.parallel.stage import is_lean  # which loads torch's pipelines
+    from caraml.engine.parallel.step import is_lean  # which loads torch's pipelines
 
     length = config.sequence_length // placement.cp
     states = _state_bytes(config) * point.micro_batch * length * config.width // (placement.tp if placement.sp else 1)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from caraml.engine import memory
-from caraml.engine.parallel import stage
-from caraml.engine.parallel.stage import is_lean
+from caraml.engine.parallel import step
+from caraml.engine.parallel.step import is_lean
 from caraml.suite.model import Placement
 from tests.engine.parallel.test_parity import Results, run
 from tests.engine.parallel.training import point_of
@@ -109,13 +109,13 @@ def test_memory_does_not_grow_with_the_micro_batches(results: Results, world: in
         plan = memory.memory_plan(point_of(job(world, case, count, False), placement, world))
         assert plan.peak == pytest.approx(max(peaks), rel=0.1), plan.gib()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stage, "_ATTRIBUTES", {"renamed"})
+            patch.setattr(step, "_ATTRIBUTES", {"renamed"})
             plan = memory.memory_plan(point_of(job(world, case, count, True), placement, world))
         assert plan.peak == pytest.approx(max(theirs), rel=0.1), plan.gib()
 
 
 def test_a_torch_that_changed_its_stage_gets_its_own_and_the_plan_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_lean(), "torch's stage is made otherwise: see caraml.engine.parallel.stage"
+    assert is_lean(), "torch's stage is made otherwise: see caraml.engine.parallel.step"
 
     def peaks() -> list[int]:
         cases = [{"name": "p", "placement": {"pp": 4, "schedule": schedule}} for schedule in ("1f1b", "interleaved")]
@@ -128,11 +128,11 @@ def test_a_torch_that_changed_its_stage_gets_its_own_and_the_plan_follows(monkey
     plain, interleaved = peaks()[:2], peaks()[2:]
     tokens = 8 * 2 * 32 * 100
     assert plain[1] - plain[0] in (0, tokens) and interleaved[1] - interleaved[0] in (0, tokens)
-    monkeypatch.setattr(stage, "_ATTRIBUTES", {"args_recv_info", "renamed"})
+    monkeypatch.setattr(step, "_ATTRIBUTES", {"args_recv_info", "renamed"})
     assert not is_lean()
     plain, interleaved = peaks()[:2], peaks()[2:]
     assert plain[1] - plain[0] == 2 * STATE * 100, "a stage in the middle receives states and gradients"
     assert interleaved[1] - interleaved[0] == 8 * STATE * 100, "two such stages, which also keep what they send"
     monkeypatch.undo()
-    monkeypatch.setattr(stage, "_METHODS", ["get_fwd_recv_ops", "renamed"])
+    monkeypatch.setattr(step, "_METHODS", ["get_fwd_recv_ops", "renamed"])
     assert not is_lean()
