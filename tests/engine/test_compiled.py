@@ -179,7 +179,7 @@ def test_statistics_are_not_sent_in_every_step_and_agreed_on_before_validation(
     make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, Any] = {}
-    monkeypatch.setattr("caraml.engine.step.DistributedDataParallel", lambda model, **options: asked.update(options) or model)
+    monkeypatch.setattr("caraml.engine.ranks.DistributedDataParallel", lambda model, **options: asked.update(options) or model)
     task = built("image_classification", 2)
     make_step(task, make_point(workload="image_classification", devices=2, global_batch=4, micro_batch=2), CPU)
     assert asked["broadcast_buffers"] is False

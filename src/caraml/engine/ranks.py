@@ -15,12 +15,15 @@ import pickle
 import socket
 import struct
 import time
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import write_file
@@ -128,6 +131,19 @@ class Ranks:
         """Leave the group."""
         if self.world > 1:
             dist.destroy_process_group()
+
+
+def copies(model: nn.Module, device: torch.device, group: dist.ProcessGroup | None = None) -> DistributedDataParallel:
+    """The model inside DDP over the ranks that have copies of it, all of them without a ``group``. Parameters must be plain tensors: those
+    that tensor parallelism divides go through FSDP."""
+    ids = None if device.type == "cpu" else [device.index]
+    # Buffers are not sent with every forward pass: running statistics are averaged before anything is validated by them.
+    return DistributedDataParallel(model, device_ids=ids, process_group=group, gradient_as_bucket_view=True, broadcast_buffers=False)
+
+
+def exchange_copies(model: nn.Module, last: bool) -> AbstractContextManager[None]:
+    """Keep DDP quiet in all micro-batches but the last."""
+    return model.no_sync() if isinstance(model, DistributedDataParallel) and not last else contextlib.nullcontext()
 
 
 def _meeting_place() -> Path:

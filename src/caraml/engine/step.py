@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from caraml.base.errors import InputError
 from caraml.engine.device import CudaGraph
 from caraml.engine.graph import GraphedPasses, Passes, rates_on_device, refusal
 from caraml.engine.precision import autocast, freeze, gradient_scaler
+from caraml.engine.ranks import copies, exchange_copies
 from caraml.engine.steps import Step, StepOutcome, rates
 from caraml.suite.model import Point
 from caraml.workloads.base import Task
@@ -121,19 +121,13 @@ class TrainStep:
         """Mean loss of the micro-batches, by which the weights have been updated."""
         total, count = torch.zeros((), device=self._device), self._point.accumulation
         for index, batch in enumerate(batches):
-            with self._exchange(last=index == count - 1):
+            with exchange_copies(self._model, last=index == count - 1):
                 with autocast(self._point.precision, self._device):
                     loss = self._task.loss(self._model, batch) / count
                 torch.as_tensor(self._scaler.scale(loss)).backward()
             total += loss.detach()  # a copy: a graph replay overwrites the loss itself
         self._update()
         return total
-
-    def _exchange(self, last: bool) -> Any:
-        """Keep DDP quiet in all micro-batches but the last."""
-        if isinstance(self._model, DistributedDataParallel) and not last:
-            return self._model.no_sync()
-        return nullcontext()
 
     def _update(self) -> None:
         optimizer, clip = self._task.optimizer, self._task.clip_norm
@@ -223,8 +217,4 @@ def _wrapped(model: torch.nn.Module, point: Point, device: torch.device) -> torc
     if point.compile != "off":
         # The module itself is compiled in place, so that DDP stays outermost and its no_sync() is at hand.
         model.compile(mode=None if point.compile == "default" else point.compile)
-    if point.world > 1:
-        ids = None if device.type == "cpu" else [device.index]
-        # Buffers are not sent with every forward pass: running statistics are averaged before anything is validated by them.
-        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, broadcast_buffers=False)
-    return model
+    return copies(model, device) if point.world > 1 else model

@@ -24,10 +24,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
-from torch.nn.parallel import DistributedDataParallel
 
 from caraml.base.errors import InputError
 from caraml.engine.precision import HALF
+from caraml.engine.ranks import copies
 from caraml.suite.model import Placement, Point
 from caraml.workloads.base import Division, Task
 
@@ -81,21 +81,6 @@ def exchange_shards(stage: nn.Module, last: bool, keep_whole: bool, save_memory:
         stage.set_is_last_backward(last)
         if keep_whole:
             stage.set_reshard_after_backward(last)
-
-
-def copies(stage: nn.Module, holders: DeviceMesh, device: torch.device) -> nn.Module:
-    """The stage inside DDP over its copies. Parameters must be plain tensors: those that tensor parallelism divides go through FSDP."""
-    ids = None if device.type == "cpu" else [device.index]
-    return DistributedDataParallel(
-        stage, device_ids=ids, process_group=holders.get_group(), gradient_as_bucket_view=True, broadcast_buffers=False
-    )
-
-
-def exchange_copies(stage: nn.Module, last: bool) -> AbstractContextManager[None]:
-    """Keep DDP quiet in all micro-batches but the last."""
-    if isinstance(stage, DistributedDataParallel) and not last:
-        return stage.no_sync()
-    return nullcontext()
 
 
 class SequencePart:
@@ -277,7 +262,7 @@ def _stage(stage: nn.Module, division: Division, point: Point, mesh: Mesh, devic
         shard(stage, layers, mesh.sharing, point, materialise)
         return stage
     materialise(stage, "")
-    return copies(stage, mesh.holders, device) if point.holders > 1 else stage
+    return copies(stage, device, mesh.holders.get_group()) if point.holders > 1 else stage
 
 
 def give_memory(module: nn.Module, prefix: str, division: Division, device: torch.device) -> None:

@@ -18,8 +18,9 @@ from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from caraml.engine.parallel.divide import Divided, Mesh, around_step, exchange_copies, exchange_shards, is_part, together
+from caraml.engine.parallel.divide import Divided, Mesh, around_step, exchange_shards, is_part, together
 from caraml.engine.precision import HALF, autocast
+from caraml.engine.ranks import exchange_copies
 from caraml.engine.steps import StepOutcome, rates
 from caraml.suite.model import Point
 from caraml.workloads.base import Division, Task
