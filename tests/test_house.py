@@ -123,7 +123,7 @@ LINES = {
     "campaign": 1_887,
     "cli": 1_648,
     "data": 819,
-    "engine": 4_274,
+    "engine": 4_266,
     "launch": 1_761,
     "metrics": 1_741,
     "power": 4_772,
@@ -136,6 +136,8 @@ LINES = {
     "suite": 2_849,
     "system": 3_528,
     "verify": 1_061,
+    "system": 3_961,
+    "verify": 1_032,
     "worker": 2_139,
     "workloads": 8_946,
 }

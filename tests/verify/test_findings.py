@@ -19,7 +19,7 @@ from caraml.suite.load import SuiteFile, load_suite
 from caraml.verify import proof
 from caraml.verify.claims import Finding, fact, number, seen_twice, signal_origin, undecided
 from caraml.verify.proof import HERE, right, write
-from caraml.verify.workload import KnownDevice, VirtualClock, asynchronous
+from caraml.verify.workload import Clock, KnownDevice, VirtualClock
 
 
 def metric(value: float | None, half: float | None = None) -> Metric:
@@ -123,7 +123,7 @@ def test_the_known_device_is_behind_its_host() -> None:
 
 
 def test_the_asynchronous_device_takes_real_time() -> None:
-    busy, device = asynchronous(), asynchronous()
+    busy, device = KnownDevice(Clock()), KnownDevice(Clock())
     busy.queue = math.inf
     busy.launch(3600)
     assert busy.between(busy.mark(), busy.mark()) is None, "an hour of work is not done"

@@ -13,6 +13,7 @@ from typing import Literal
 
 from rich.table import Table
 from rich.text import Text
+from scipy.optimize import brentq
 
 from caraml.analysis.table import rows
 from caraml.base.format import JOULES_PER_WATT_HOUR, human, percent
@@ -48,6 +49,7 @@ ORIGIN_SECONDS = 0.005
 SILENT_AFTER = 1.0
 """Seconds for which a sensor that is made to die answers: idle power takes most of them."""
 _LONGEST = 3600.0
+"""Seconds for which a sensor's signal has run at most."""
 
 
 # -- findings ----------------------------------------------------------------------------------------------------
@@ -78,9 +80,8 @@ def number(claim: str, truth: float, metric: Metric | None, slack: float = 0.0) 
     rounding = 1e-12 * abs(truth)
     verdict: Verdict = "right" if abs(metric.value - truth) <= allowed + rounding else "wrong"
     unit = metric.unit
-    return Finding(
-        claim, _shown(truth, unit), f"{_shown(metric.value, unit)} ± {_shown(allowed, unit)}", verdict, unit, truth, metric.value, allowed
-    )
+    measured = f"{_shown(metric.value, unit)} ± {_shown(allowed, unit)}"
+    return Finding(claim, _shown(truth, unit), measured, verdict, unit, truth, metric.value, allowed)
 
 
 def fact(claim: str, truth: str, measured: str, holds: bool) -> Finding:
@@ -193,16 +194,7 @@ def signal_origin(readings: dict[str, list[float]], signal: Signal = SIGNAL) -> 
     """
     pairs = zip(readings["channel"], readings["t_before"], readings["value"], strict=True)
     counter = [(at, joules) for channel, at, joules in pairs if str(channel).endswith(":energy") and joules is not None]
-    return min(at - _time_of(joules, signal) for at, joules in counter)
-
-
-def _time_of(joules: float, signal: Signal) -> float:
-    """When a rising energy reaches ``joules`` [s], by bisection."""
-    low, high = 0.0, _LONGEST
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if signal.energy(middle) < joules else (low, middle)
-    return high
+    return min(at - brentq(lambda since, shown=joules: signal.energy(since) - shown, 0.0, _LONGEST) for at, joules in counter)
 
 
 # -- every benchmark of suite.toml --------------------------------------------------------------------------------

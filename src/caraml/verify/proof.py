@@ -343,16 +343,14 @@ def _claimed(file: SuiteFile, run: Callable[[SuiteFile], Iterable[Record]], stor
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
     """Environment variables of the processes started inside, put back afterwards."""
-    before = {name: os.environ.get(name) for name in values}
+    before = {name: os.environ[name] for name in values if name in os.environ}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in values.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 _LOOK_SECONDS = 0.05

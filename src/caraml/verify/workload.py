@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -24,29 +24,19 @@ PEAK_FLOPS: dict[DType, float] = {"fp32": 1e13, "tf32": 2e13, "bf16": 4e13, "fp1
 """Peak rate of the device in FLOP/s."""
 
 
-class Clock(Protocol):
-    """The host's time in seconds."""
-
-    def now(self) -> float:
-        """The time."""
-
-    def wait_until(self, instant: float) -> None:
-        """Return when it is at least ``instant``."""
-
-
-class HostClock:
-    """The monotonic clock itself."""
+class Clock:
+    """The host's monotonic clock, in seconds."""
 
     def now(self) -> float:
         """The time."""
         return time.monotonic()
 
     def wait_until(self, instant: float) -> None:
-        """Sleep until then."""
+        """Return when it is at least ``instant``."""
         time.sleep(max(instant - time.monotonic(), 0.0))
 
 
-class VirtualClock:
+class VirtualClock(Clock):
     """A clock that only moves when somebody waits, so that minutes of work take no time and nothing disturbs them."""
 
     def __init__(self, start: float) -> None:
@@ -115,16 +105,6 @@ class KnownDevice:
         return Peak(value=PEAK_FLOPS[dtype], dtype=dtype, source="known")
 
 
-def asynchronous() -> KnownDevice:
-    """A known device on the host's clock, for energy and waiting that take real time."""
-    return KnownDevice(HostClock())
-
-
-def virtual() -> KnownDevice:
-    """A known device on a clock of its own, which starts now so that its times fit those of the host."""
-    return KnownDevice(VirtualClock(time.monotonic()), launch_cost=0.001, queue=1.0)
-
-
 ITEMS_PER_SAMPLE = 7
 FLOPS_PER_ITEM = 2e9
 BYTES_PER_SAMPLE = 11
@@ -159,10 +139,11 @@ class Params(FrozenModel):
 
 def device(params: Params) -> KnownDevice | None:
     """The device of known speed, or ``None`` where the machine's own is asked for."""
-    from caraml.verify.workload import asynchronous, virtual
-
-    makers: dict[str, Callable[[], KnownDevice]] = {"virtual": virtual, "asynchronous": asynchronous}
-    return makers[params.device]() if params.device in makers else None
+    if params.device == "asynchronous":  # for energy and waiting, which take real time
+        return KnownDevice(Clock())
+    if params.device == "virtual":  # its clock starts now, so that its times fit those of the host
+        return KnownDevice(VirtualClock(time.monotonic()), launch_cost=0.001, queue=1.0)
+    return None
 
 
 def build(ctx: BuildContext[Params]) -> Task:
