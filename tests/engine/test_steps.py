@@ -31,15 +31,15 @@ def test_losses_come_back_in_order_whatever_their_number(count: int) -> None:
     outcomes = Outcomes()
     for index in range(count):
         outcomes.append(StepOutcome(torch.tensor(float(index)), index / 2, torch.tensor(float(-index))))
-    assert outcomes.losses() == [float(index) for index in range(count)]
-    assert outcomes.scales() == [-loss for loss in outcomes.losses()]
+    assert outcomes.losses.tolist() == [float(index) for index in range(count)]
+    assert outcomes.scales.tolist() == [-loss for loss in outcomes.losses.tolist()]
     assert list(outcomes.data_waits) == [index / 2 for index in range(count)] and len(outcomes) == count
 
 
 def test_a_step_without_a_loss_leaves_none() -> None:
     outcomes = Outcomes()
     outcomes.append(StepOutcome(None, 0.125))
-    assert outcomes.losses() == [] and outcomes.scales() == [] and len(outcomes) == 1
+    assert outcomes.losses.tolist() == [] and outcomes.scales.tolist() == [] and len(outcomes) == 1
 
 
 def test_a_timer_that_is_read_keeps_no_old_marks() -> None:

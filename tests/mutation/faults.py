@@ -757,8 +757,8 @@ FAULTS = [
     Fault(
         "context parallelism: every device takes samples of its own",
         "engine/parallel/divide.py",
-        "self._holders.get_local_rank() // self.placement.cp",
-        "self._holders.get_local_rank() % (self._holders.size() // self.placement.cp)",
+        "self.holders.get_local_rank() // cp",
+        "self.holders.get_local_rank() % (self.holders.size() // cp)",
         (T_PARITY,),
     ),
     Fault(

@@ -100,7 +100,7 @@ class MeasuringLoop:
 
     def summary(self) -> RankSummary:
         """What this rank measured, once it is done. Waits for the device."""
-        scales, losses = self._outcomes.scales(), self._outcomes.losses()
+        scales, losses = self._outcomes.scales.tolist(), self._outcomes.losses.tolist()
         inside = (index for index, row in enumerate(self._rows) if row.phase == "measure" and index > 0)
         skipped = sum(scales[index] < scales[index - 1] for index in inside) if scales else 0
         return RankSummary(*self._window, self._rows, losses, *self._first_step, skipped, self._flags, waits=self._waits)

@@ -50,7 +50,8 @@ class Ranks:
     """This process among the point's processes. One process alone needs no group."""
 
     def __init__(self, rank: int = 0, world: int = 1, local_rank: int = 0, hosts: dist.ProcessGroup | None = None) -> None:
-        self.rank, self.world, self.local_rank, self._hosts = rank, world, local_rank, hosts
+        self.rank, self.world, self.local_rank, self.hosts = rank, world, local_rank, hosts
+        """``hosts`` is the group whose messages are in the hosts' memory, on every kind of device; ``None`` for a process that is alone."""
 
     @classmethod
     def from_environment(cls, device: torch.device) -> Ranks:
@@ -70,17 +71,12 @@ class Ranks:
         ranks.know_each_other()
         return ranks
 
-    @property
-    def hosts(self) -> dist.ProcessGroup | None:
-        """The group whose messages are in the hosts' memory, on every kind of device; ``None`` for a process that is alone."""
-        return self._hosts
-
     def agree(self, value: int) -> int:
         """Rank 0's value, on every rank."""
         if self.world == 1:
             return int(value)
         shared = torch.tensor([value], dtype=torch.int64)
-        dist.broadcast(shared, src=0, group=self._hosts)
+        dist.broadcast(shared, src=0, group=self.hosts)
         return int(shared.item())
 
     def gather(self, value: Any) -> list[Any]:
@@ -92,22 +88,22 @@ class Ranks:
             return [value]
         mine = torch.frombuffer(bytearray(_packed(value)), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
-        dist.all_gather(sizes, torch.tensor([len(mine)]), group=self._hosts)
+        dist.all_gather(sizes, torch.tensor([len(mine)]), group=self.hosts)
         longest = max(int(size.item()) for size in sizes)
         parts = [torch.empty(longest, dtype=torch.uint8) for _ in sizes]
-        dist.all_gather(parts, torch.nn.functional.pad(mine, (0, longest - len(mine))), group=self._hosts)
+        dist.all_gather(parts, torch.nn.functional.pad(mine, (0, longest - len(mine))), group=self.hosts)
         return [_unpacked(bytes(part[: int(size.item())].numpy())) for part, size in zip(parts, sizes, strict=True)]
 
     def mean(self, values: torch.Tensor) -> torch.Tensor:
         """Mean over all ranks of numbers in the host's memory."""
         if self.world > 1:
-            dist.all_reduce(values, group=self._hosts)
+            dist.all_reduce(values, group=self.hosts)
         return values / self.world
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.world > 1:
-            dist.barrier(group=self._hosts)
+            dist.barrier(group=self.hosts)
 
     def know_each_other(self) -> None:
         """See that the other end of every connection between the ranks is a process of the point. Gloo takes whoever comes first for the

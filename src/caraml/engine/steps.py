@@ -82,51 +82,43 @@ class StepTable:
         self._phases[index] = _PHASES.index(phase)
 
 
-class Outcomes:
-    """What steps left behind. Nothing here waits for the device until the values are asked for."""
-
-    def __init__(self) -> None:
-        self.data_waits = array("d")
-        """Of every step [s]."""
-        self._losses, self._scales = _Scalars(), _Scalars()
-
-    def append(self, outcome: StepOutcome) -> None:
-        """Keep what the next step left."""
-        self.data_waits.append(outcome.data_wait)
-        if outcome.loss is not None:
-            self._losses.append(outcome.loss)
-        if outcome.scale is not None:
-            self._scales.append(outcome.scale)
-
-    def __len__(self) -> int:
-        return len(self.data_waits)
-
-    def losses(self) -> list[float]:
-        """Loss of every step that has one; waits for the device."""
-        return self._losses.tolist()
-
-    def scales(self) -> list[float]:
-        """Loss scale after every step that has one; waits for the device."""
-        return self._scales.tolist()
-
-
-class _Scalars:
-    """A growing series of scalar tensors."""
+class Scalars:
+    """A growing series of scalar tensors, none of which is waited for until their values are asked for."""
 
     def __init__(self) -> None:
         self._blocks: list[torch.Tensor] = []
         self._latest: list[torch.Tensor] = []
 
-    def append(self, value: torch.Tensor) -> None:
+    def append(self, value: torch.Tensor | None) -> None:
+        """Add the next, if there is one."""
+        if value is None:
+            return
         self._latest.append(value)
         if len(self._latest) == _BLOCK:
             self._blocks.append(torch.stack(self._latest).float())
             self._latest.clear()
 
     def tolist(self) -> list[float]:
+        """The values; waits for the device."""
         rest = [torch.stack(self._latest).float()] if self._latest else []
         values: list[float] = torch.cat([*self._blocks, *rest]).tolist() if self._blocks or rest else []
         return values
+
+
+class Outcomes:
+    """What steps left behind: of each the wait for its batches [s], and its loss and the loss scale after it where there are such."""
+
+    def __init__(self) -> None:
+        self.data_waits, self.losses, self.scales = array("d"), Scalars(), Scalars()
+
+    def append(self, outcome: StepOutcome) -> None:
+        """Keep what the next step left."""
+        self.data_waits.append(outcome.data_wait)
+        self.losses.append(outcome.loss)
+        self.scales.append(outcome.scale)
+
+    def __len__(self) -> int:
+        return len(self.data_waits)
 
 
 @dataclass

@@ -178,42 +178,21 @@ class Mesh:
         self.placement: Placement = point.placement
         shards, cp = self.placement.shards(point.holders), self.placement.cp
         sizes = (self.placement.pp, point.holders // shards, shards, self.placement.tp)
-        self._grid = init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
-        self._holders = self._grid["replicate", "shard"]._flatten("holders")
+        grid = init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
+        self.tp = grid["tp"]
+        """The devices that share a layer with this one."""
+        self.pp = grid["pp"]
+        """The devices that hold the other stages of this copy."""
+        self.holders: DeviceMesh = grid["replicate", "shard"]._flatten("holders")
+        """The devices that work with the same parameters."""
+        self.sharing = grid["shard"] if grid["replicate"].size() == 1 else grid["replicate", "shard"]
+        """What ``fully_shard`` works on: shards alone, or copies of shards."""
+        self.copy = self.holders.get_local_rank() // cp
+        """Which copy of the model this process works for."""
         self.cp: dist.ProcessGroup | None = None
         """The devices that have the other parts of this one's sequences; ``None`` where sequences are whole."""
         if cp > 1:
             self.cp = middle_group((point.world // (cp * self.placement.tp), cp, self.placement.tp))
-
-    @property
-    def tp(self) -> DeviceMesh:
-        """The devices that share a layer with this one."""
-        return self._grid["tp"]
-
-    @property
-    def pp(self) -> DeviceMesh:
-        """The devices that hold the other stages of this copy."""
-        return self._grid["pp"]
-
-    @property
-    def holders(self) -> DeviceMesh:
-        """The devices that work with the same parameters."""
-        return self._holders
-
-    @property
-    def sharing(self) -> DeviceMesh:
-        """What ``fully_shard`` works on: shards alone, or copies of shards."""
-        return self._grid["shard"] if self._grid["replicate"].size() == 1 else self._grid["replicate", "shard"]
-
-    @property
-    def pipeline(self) -> dist.ProcessGroup:
-        """The group of the pipeline."""
-        return self.pp.get_group()
-
-    @property
-    def copy(self) -> int:
-        """Which copy of the model this process works for."""
-        return self._holders.get_local_rank() // self.placement.cp
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ class Pipeline:
             between = torch.empty(point.micro_batch, *states, device="meta", requires_grad=True, dtype=half)
             result = torch.empty((), device="meta") if index == placement.stages - 1 else between
             shapes = {"input_args": (given if index == 0 else between,), "output_args": (result,)}
-            self._parts.append(make(stage, index, placement.stages, device, group=mesh.pipeline, **shapes))
+            self._parts.append(make(stage, index, placement.stages, device, group=mesh.pp.get_group(), **shapes))
         self._schedule = _schedule(self._parts, point, loss)
 
     def step(self, batches: Iterator[Any]) -> tuple[list[torch.Tensor], float]:
@@ -287,7 +287,7 @@ def clip(stages: Sequence[nn.Module], largest: float, mesh: Mesh) -> None:
     groups = together(parameter for stage in stages for parameter in stage.parameters())
     squares = torch.stack([_squared_norm(group, mesh) for group in groups]).sum()
     if mesh.placement.pp > 1:
-        dist.all_reduce(squares, group=mesh.pipeline)
+        dist.all_reduce(squares, group=mesh.pp.get_group())
     here = [SimpleNamespace(grad=_local(parameter.grad)) for group in groups for parameter in group]  # else torch plans each product
     clip_grads_with_norm_(here, largest, squares.sqrt())  # type: ignore[arg-type]
 
