@@ -138,7 +138,7 @@ LINES = {
     "verify": 1_061,
     "system": 3_961,
     "verify": 1_032,
-    "worker": 2_139,
+    "worker": 2_119,
     "workloads": 8_946,
 }
 FILES = 234

@@ -23,11 +23,12 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
 from caraml.engine.steps import RankSummary, StepTable
 from caraml.metrics.definitions import METRICS
-from caraml.metrics.model import Metric, StatedMetric, unknown
+from caraml.metrics.model import Metric, Peak, StatedMetric, unknown
 from caraml.metrics.quality import image_quality
 from caraml.results.rows import read_table
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Measure, Point
+from caraml.worker.record import Known
 from caraml.worker.training import Worker
 from caraml.workloads import load_workload
 from caraml.workloads.base import BuildContext, Quality, Task
@@ -321,10 +322,11 @@ def test_quality_that_cannot_be_measured_has_the_reason(tmp_path: Path, make_poi
         raise kind("no room for the windows")
 
     task.quality = Quality(("psnr",), fails)
-    worker._quality = unknown(METRICS, ["psnr"], "not yet")
+    probed = Peak(value=None, dtype="fp32", reason="not probed")
+    known = worker._known = Known(tmp_path, worker.point, task.facts, 0.0, "", probed, quality=unknown(METRICS, ["psnr"], "not yet"))
     worker._validate_and_save(task, torch.device("cpu"), RankSummary(0.0, 1.0, StepTable(), [], 0.0, 0.0, 0, []), Ranks())
-    assert worker._validation_loss is not None
-    assert worker._quality["psnr"].value is None and "no room for the windows" in (worker._quality["psnr"].reason or "")
+    assert known.validation_loss is not None
+    assert known.quality["psnr"].value is None and "no room for the windows" in (known.quality["psnr"].reason or "")
 
 
 def test_a_quality_that_only_a_plug_in_has_needs_a_unit() -> None:

@@ -47,7 +47,7 @@ _STEP_COLUMNS = ("step", "rank", "phase", "start", "seconds", "data_wait", "loss
 _MOST_NAMED = 20
 
 
-@dataclass(frozen=True)
+@dataclass
 class Known:
     """What rank 0 knows besides what every rank measured. Times are this host's monotonic clock."""
 
@@ -57,15 +57,15 @@ class Known:
     origin: float
     """Zero of the record's times."""
     started_at: str
-    runtime: float
-    phases: Sequence[Phase]
     probed: Peak
-    files: dict[str, str] = field(default_factory=dict)
-    """Raw tables that are there already, by kind."""
     bandwidth: Bandwidth | None = None
     cache: Bandwidth | None = None
     datasheet: Peak | None = None
     """Of a device that the workload brought itself; else the system's description has it."""
+    runtime: float = 0.0
+    phases: Sequence[Phase] = ()
+    files: dict[str, str] = field(default_factory=dict)
+    """Raw tables that are there already, by kind."""
     validation_loss: float | None = None
     quality: dict[str, Metric] = field(default_factory=dict)
     """The workload's own metrics of the trained model."""

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ from caraml.engine.step import Watch, make_step
 from caraml.engine.steps import RankSummary, Step
 from caraml.engine.watchdog import Watchdog, die_with_parent
 from caraml.metrics.definitions import own_definitions
-from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Facts, Metric, OwnMetric, Peak
+from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Peak
 from caraml.metrics.roofline import bandwidth_of, peak_of
 from caraml.power.store import ROW
 from caraml.results.finish import MEASURED, Failure, note_failure, note_start, now, reason_of
@@ -76,17 +77,11 @@ class Worker:
         self._progress = ProgressWriter(folder, self.origin) if self.rank == 0 else None
         self.log = PhaseLog(self.origin, self._say)
         self._instruments: Instruments | None = None
-        self._facts: Facts | None = None
         self._hurried = False
         self._own_device: Any = None
         self._products: Products | None = None
-        self._chosen: dict[str, Any] = {}
         self._divided: Divided | None = None
         self._measuring: MeasuringLoop | None = None
-        self._validation_loss: float | None = None
-        self._quality: dict[str, Metric] = {}
-        self._definitions: dict[str, OwnMetric] = {}
-        self._afterwards_failed: str | None = None
         self.measured = False
         """Whether everything is measured and written."""
 
@@ -96,17 +91,19 @@ class Worker:
             device, ranks = self._open()
         with self.log.phase("idle"):
             quiet_baseline(ranks, self._instruments, self.point.measure.idle_seconds)
-        measured = self._limits(device)
+        limits = self._limits(device)
         device.forget_peak_memory()
         ranks.barrier()  # a node that had to search for its limits must not lengthen the run of the others
         run_began = time.monotonic()
         with self.log.phase("build"):
             task = self._build(device, ranks)
             ranks.know_each_other()  # in the groups of its placement, too
+            self._known = self._facts(task, device.torch_device, limits)
         with ExitStack() as opened:
             opened.callback(task.close)
             if device.torch_device.type == "cpu" and self._own_device is None:
                 self._products = Products(self.point, ranks)
+                self._known.chosen["matmul"] = self._products.told
                 opened.callback(self._products.close)
             with Watchdog(ranks, self._give_up) as watchdog:
                 tracer, step = self._step(task, device, watchdog.watch)
@@ -125,7 +122,8 @@ class Worker:
                 everyone = gathered(ranks, mine, self._instruments, run)
                 meter = self._instruments.meter if self._instruments is not None else None
                 files = write_readings(ranks, everyone, meter, self.folder, self.origin)
-                record = self._record(everyone, files, *measured) if ranks.rank == 0 else None
+                self._known = replace(self._known, files=files, runtime=time.monotonic() - self.origin, phases=self.log.phases)
+                record = make_record(everyone, self._known) if ranks.rank == 0 else None
             if tracer is not None:
                 record = self._traced(ranks, task, tracer, step, record)
         if record is not None:
@@ -209,14 +207,20 @@ class Worker:
 
             with self.log.phase("load_checkpoint"):
                 checkpoint.load(*self._parts(task), Path(task.start_from), ranks)
-        if task.attention is not None and point.mode != "data":
-            asked = point.knobs.attention
-            self._chosen = {"attention": attention_kernel(asked, task.attention, point.precision, device.torch_device)}
-        self._facts = task.facts.in_mode(self.point.mode)
-        if task.quality is not None:
-            self._quality = task.quality.unknown(ONLY_TRAINED)
-            self._definitions = own_definitions(task.quality.own, software_of(point.workload) or "CARAML")
         return task
+
+    def _facts(self, task: Task, device: torch.device, limits: tuple[Peak, Bandwidth, Bandwidth | None]) -> Known:
+        """What is known before anything is trained."""
+        point = self.point
+        known = Known(self.folder, point, task.facts.in_mode(point.mode), self.origin, self.started_at, *limits)
+        if self._own_device is not None:
+            known.datasheet = known.probed
+        if task.attention is not None and point.mode != "data":
+            known.chosen["attention"] = attention_kernel(point.knobs.attention, task.attention, point.precision, device)
+        if task.quality is not None:
+            known.quality = task.quality.unknown(ONLY_TRAINED)
+            known.definitions = own_definitions(task.quality.own, software_of(point.workload) or "CARAML")
+        return known
 
     def _step(self, task: Task, device: Device, watch: Watch) -> tuple[Tracer | None, Step]:
         """The step, and what will trace it once everything is measured."""
@@ -227,7 +231,7 @@ class Worker:
             tracer = Tracer(self.point, device, self.folder if self.rank == 0 else None)
             looked_after = watch
             watch = lambda batches: tracer.watch(looked_after(batches))  # noqa: E731
-        step = make_step(task, self.point, device.torch_device, self._divided, watch, told=self._chosen)
+        step = make_step(task, self.point, device.torch_device, self._divided, watch, told=self._known.chosen)
         return tracer, step if self._products is None else self._products.around(step, self.log.phase)
 
     def _loop(self, device: Device, ranks: Ranks, task: Task, watchdog: Watchdog) -> MeasuringLoop:
@@ -269,16 +273,16 @@ class Worker:
                 self._progress.write(phase)
 
     def _show(self, progress: Progress) -> None:
-        if self._progress is None or self._facts is None:
+        if self._progress is None:
             return
-        interval, items = progress.step_time, self.point.global_batch * self._facts.items_per_sample
+        interval, items = progress.step_time, self.point.global_batch * self._known.facts.items_per_sample
         finite = interval is not None and np.isfinite(interval.relative)
         self._progress.write(
             progress.phase,
             steps=progress.steps,
             rate=items / interval.mean if interval is not None and interval.mean > 0 else None,
             relative=interval.relative if interval is not None and finite else None,
-            item=self._facts.item,
+            item=self._known.facts.item,
             watts=self._instruments.meter.latest_power_w() if self._instruments is not None else None,
             remaining=progress.remaining,
         )
@@ -305,19 +309,19 @@ class Worker:
     def _validate_and_save(self, task: Task, device: torch.device, mine: RankSummary, ranks: Ranks) -> None:
         """Rank 0 validates and saves what was trained on real input; a checkpoint is everyone's. What fails becomes a reason."""
         if mine.epochs:  # every one of them was validated
-            self._validation_loss = mine.epochs[-1].loss
+            self._known.validation_loss = mine.epochs[-1].loss
         together = self._divided is not None or task.save_to is not None
         if (self.rank != 0 and not together) or self.point.mode != "train":
             return
         if self._divided is not None and task.division is not None and task.division.tensor_plan is None:
-            self._afterwards_failed = "what a library divides is not put together: neither validated nor saved"
+            self._known.afterwards_failed = "what a library divides is not put together: neither validated nor saved"
             return
         # A workload may raise anything, and so does what reads its held-out data.
         with self._as_reasons(Exception), self.log.phase("evaluate"):
             if not mine.epochs and self._divided is None:
-                self._validation_loss = validation_loss(task, self.point.precision, device)
+                self._known.validation_loss = validation_loss(task, self.point.precision, device)
             if self.rank == 0:
-                self._quality |= quality(task, self.point.precision, device, whole=bool(mine.epochs))
+                self._known.quality |= quality(task, self.point.precision, device, whole=bool(mine.epochs))
         # What is no OSError while all save together only one rank knows of: it ends, so that the others do not wait for it.
         with self._as_reasons(OSError if together and ranks.world > 1 else Exception), self.log.phase("save_model"):
             if together:
@@ -333,8 +337,9 @@ class Worker:
         try:
             yield
         except kind as error:
-            self._afterwards_failed = reason = self._afterwards_failed or reason_of(error)
-            self._quality |= {name: one.model_copy(update={"reason": reason}) for name, one in self._quality.items() if one.value is None}
+            known = self._known
+            known.afterwards_failed = reason = known.afterwards_failed or reason_of(error)
+            known.quality |= {name: one.model_copy(update={"reason": reason}) for name, one in known.quality.items() if one.value is None}
 
     def _traced(self, ranks: Ranks, task: Task, tracer: Tracer, step: Step, record: Record | None) -> Record | None:
         """Trace a few steps more, once what was measured is safe in a file; the record with what they show. Collective."""
@@ -351,31 +356,6 @@ class Worker:
         if record is None:
             return None
         return record.model_copy(update={"profile": profile, "files": {**record.files, **files}, "phases": list(self.log.phases)})
-
-    def _record(
-        self, everyone: list[RankSummary], files: dict[str, str], probed: Peak, bandwidth: Bandwidth, cache: Bandwidth | None
-    ) -> Record:
-        assert self._facts is not None
-        known = Known(
-            folder=self.folder,
-            point=self.point,
-            facts=self._facts,
-            origin=self.origin,
-            started_at=self.started_at,
-            runtime=time.monotonic() - self.origin,
-            phases=self.log.phases,
-            probed=probed,
-            files=files,
-            bandwidth=bandwidth,
-            cache=cache,
-            datasheet=probed if self._own_device is not None else None,
-            validation_loss=self._validation_loss,
-            afterwards_failed=self._afterwards_failed,
-            quality=self._quality,
-            definitions=self._definitions,
-            chosen=self._chosen | ({"matmul": self._products.told} if self._products is not None else {}),
-        )
-        return make_record(everyone, known)
 
 
 def main(folder: Path) -> None:

@@ -19,8 +19,10 @@ from caraml.base.errors import InputError
 from caraml.engine.parallel import checkpoint
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepTable
+from caraml.metrics.model import Facts, Peak
 from caraml.suite.model import Measure, Point
 from caraml.worker import training
+from caraml.worker.record import Known
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
@@ -68,10 +70,13 @@ def main(folder: Path) -> None:
         )
         worker = training.Worker(folder, point)
         worker.rank = ranks.rank
+        probed = Peak(value=None, dtype="fp32", reason="not probed")
+        facts = Facts(item="thing", items_per_sample=1, parameters=1, flops_per_item=None, flops_formula="known")
+        worker._known = Known(folder, point, facts, 0.0, "", probed)
         model = nn.Linear(3, 2)
         task = SimpleNamespace(model=model, optimizer=torch.optim.AdamW(model.parameters()), save_to=str(folder / "kept"), division=None)
         worker._validate_and_save(cast(Any, task), CPU, RankSummary(0.0, 1.0, StepTable(), [], 0.0, 0.0, 0, []), ranks)
-        told["quality"] = worker._afterwards_failed
+        told["quality"] = worker._known.afterwards_failed
     other = nn.Linear(7, 2)
     try:
         checkpoint.load([other], [torch.optim.AdamW(other.parameters())], folder / "kept", ranks)
