@@ -71,18 +71,15 @@ class CpuDevice(Device):
         """Nothing to wait for: a CPU call returns when its work is done."""
 
     def mark(self) -> float:
-        """The time itself."""
         return time.monotonic()
 
     def between(self, first: float, last: float) -> float:
-        """Difference of two times."""
         return last - first
 
     def wait(self, mark: float) -> None:
         """It has been."""
 
     def forget_peak_memory(self) -> None:
-        """Begin anew, where the kernel can."""
         host.forget_peak_resident()
 
     def peak_memory(self) -> int:
@@ -100,25 +97,20 @@ class CudaDevice(Device):
         torch.cuda.set_device(self.torch_device)
 
     def synchronize(self) -> None:
-        """Wait for the device's whole queue."""
         torch.cuda.synchronize(self.torch_device)
 
     def mark(self) -> torch.cuda.Event:
-        """An event in the current stream."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def between(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float | None:
-        """Device time between two events; asks, does not wait."""
         return first.elapsed_time(last) / 1e3 if last.query() else None
 
     def wait(self, mark: torch.cuda.Event) -> None:
-        """Until the device has come to the event."""
         mark.synchronize()
 
     def forget_peak_memory(self) -> None:
-        """Begin anew, so that what came before the model does not count."""
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 
     def peak_memory(self) -> int:
@@ -161,18 +153,15 @@ class AcceleratorDevice(Device):
         return self.now()
 
     def between(self, first: Any, last: Any) -> float | None:
-        """Device time between two marks; asks, does not wait."""
         if not self.events_tell_time:
             return float(last - first)
         return float(first.elapsed_time(last)) / 1e3 if last.query() else None
 
     def wait(self, mark: Any) -> None:
-        """Until the device has come to the event."""
         if self.events_tell_time:
             mark.synchronize()
 
     def forget_peak_memory(self) -> None:
-        """Begin anew, where the device's allocator counts."""
         with suppress(RuntimeError):
             torch.accelerator.reset_peak_memory_stats(self.torch_device)
 
@@ -215,7 +204,6 @@ class CudaGraph:
         self._graph.reset()
 
     def synchronize(self) -> None:
-        """Wait for the device's whole queue."""
         torch.cuda.synchronize(self._device)
 
 

@@ -281,16 +281,12 @@ class LiveBytes(TorchDispatchMode):
         self.now, self.peak = 0, 0
         self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
-    def forget_peak(self) -> None:
-        """Begin anew with ``peak``."""
-        self.peak = self.now
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {id(_storage(leaf)) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        given = {id(leaf.untyped_storage()) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor) and id(_storage(leaf)) not in given:
-                self._add(_storage(leaf))
+            if isinstance(leaf, torch.Tensor) and id(leaf.untyped_storage()) not in given:
+                self._add(leaf.untyped_storage())
         return out
 
     def _add(self, storage: torch.UntypedStorage) -> None:
@@ -304,10 +300,6 @@ class LiveBytes(TorchDispatchMode):
 
     def _drop(self, size: int) -> None:
         self.now -= size
-
-
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-    return tensor.untyped_storage()
 
 
 def kept_and_peaks(build: Callable[[], tuple[Callable[[], torch.Tensor], Any]], dtype: torch.dtype | None) -> tuple[int, int, int]:
@@ -327,7 +319,7 @@ def kept_and_peaks(build: Callable[[], tuple[Callable[[], torch.Tensor], Any]], 
             with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
                 result = forward()
             kept, forward_peak = live.now, live.peak
-            live.forget_peak()
+            live.peak = live.now
             gradient = torch.empty_like(result)
             result.backward(gradient)
             backward_peak = live.peak

@@ -160,20 +160,10 @@ class OwnLoop:
         if min(steps) < max(steps):
             missing["point.global_batch"] = f"steps had {min(steps):,} to {max(steps):,} {self._facts.item}s"
         folder = Store(self._out).new_attempt(point) if ranks.rank == 0 else self._out
-        meter = self._instruments.meter if self._instruments is not None else None
-        files = write_readings(ranks, everyone, meter, folder, self._origin)
-        known = Known(
-            folder=folder,
-            point=point,
-            facts=self._facts,
-            origin=self._origin,
-            started_at=self._started_at,
-            runtime=time.monotonic() - self._origin,
-            phases=self._log.phases,
-            probed=Peak(value=None, dtype=point.precision, reason=_NO_PEAK),
-            files=files,
-            tells_wait=False,
-        )
+        files = write_readings(ranks, everyone, self._instruments, folder, self._origin)
+        probed = Peak(value=None, dtype=point.precision, reason=_NO_PEAK)
+        known = Known(folder, point, self._facts, self._origin, self._started_at, probed, files=files, tells_wait=False)
+        known.runtime, known.phases = time.monotonic() - self._origin, self._log.phases
         try:
             if ranks.rank == 0:
                 self._write(everyone, known, missing, reported)

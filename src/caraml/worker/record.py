@@ -28,7 +28,6 @@ from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Epoch, Facts, Measured
 from caraml.metrics.roofline import limit_flags
 from caraml.metrics.run import epoch_metrics, is_input_bound, run_metrics, whole_run, without_wait
 from caraml.metrics.window import at_mean_items, derive
-from caraml.power import Meter
 from caraml.power.model import HEADLINES
 from caraml.power.store import ROW
 from caraml.results.record import Fingerprint, Record
@@ -94,7 +93,9 @@ def gathered(ranks: Ranks, mine: RankSummary, instruments: Instruments | None, r
     return [RankSummary.from_data(data) for data in ranks.gather(mine.to_data())]
 
 
-def write_readings(ranks: Ranks, everyone: list[RankSummary], meter: Meter | None, folder: Path, origin: float) -> dict[str, str]:
+def write_readings(
+    ranks: Ranks, everyone: list[RankSummary], instruments: Instruments | None, folder: Path, origin: float
+) -> dict[str, str]:
     """Write the raw readings of every node's sensors beside the record; the files' names, on every rank. Collective.
 
     ``folder`` and ``origin``, the record's zero, are rank 0's. The others' readings are shifted so that their windows begin with its.
@@ -103,8 +104,8 @@ def write_readings(ranks: Ranks, everyone: list[RankSummary], meter: Meter | Non
     mine, clocks = everyone[ranks.rank], list(dict.fromkeys(rank.clock for rank in everyone))
     number, reading = clocks.index(mine.clock), [index for index, rank in enumerate(everyone) if rank.clock == mine.clock and rank.node]
     name, written = f"power-{number}" if number else "power", None
-    if meter is not None and meter.channels and reading[:1] == [ranks.rank] and Path(place).is_dir():
-        written = write_table(Path(place), name, ROW, meter.rows(mine.begin - everyone[0].begin + zero))
+    if instruments is not None and instruments.meter.channels and reading[:1] == [ranks.rank] and Path(place).is_dir():
+        written = write_table(Path(place), name, ROW, instruments.meter.rows(mine.begin - everyone[0].begin + zero))
     return {Path(file).stem: file for file in ranks.gather(written) if file}
 
 

@@ -120,8 +120,7 @@ class Worker:
                 quiet_baseline(ranks, self._instruments, self.point.measure.idle_seconds)
             with self.log.phase("save"):
                 everyone = gathered(ranks, mine, self._instruments, run)
-                meter = self._instruments.meter if self._instruments is not None else None
-                files = write_readings(ranks, everyone, meter, self.folder, self.origin)
+                files = write_readings(ranks, everyone, self._instruments, self.folder, self.origin)
                 self._known = replace(self._known, files=files, runtime=time.monotonic() - self.origin, phases=self.log.phases)
                 record = make_record(everyone, self._known) if ranks.rank == 0 else None
             if tracer is not None:
