@@ -123,7 +123,7 @@ LINES = {
     "campaign": 1_887,
     "cli": 1_648,
     "data": 819,
-    "engine": 4_213,
+    "engine": 4_200,
     "launch": 1_761,
     "metrics": 1_741,
     "power": 4_772,

@@ -366,9 +366,9 @@ FAULTS = [
     Fault("every step is looked at", CONTROL, "return max(1, min(by_time, 1000), launched // 20)", "return 1", (T_CONTROL,)),
     Fault(
         "data wait is not counted",
-        STEP,
-        "            self._wait += time.monotonic() - begin\n            yield batch",
-        "            yield batch",
+        "engine/steps.py",
+        "        self._waited += time.monotonic() - begin\n",
+        "",
         (T_STEP,),
     ),
     Fault(
@@ -378,7 +378,13 @@ FAULTS = [
         "self._task.loss(self._model, batch)",
         (T_STEP,),
     ),
-    Fault("only the first micro-batch is trained", STEP, "count = self._point.accumulation\n", "count = 1\n", (T_STEP,)),
+    Fault(
+        "only the first micro-batch is trained",
+        STEP,
+        "take() for _ in range(self._point.accumulation)",
+        "take() for _ in range(1)",
+        (T_STEP,),
+    ),
     Fault(
         "a replayed step trains the captured batch",
         "engine/graph.py",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,7 @@ from caraml.engine.device import CudaGraph
 from caraml.engine.graph import GraphedPasses, Passes, rates_on_device, refusal
 from caraml.engine.precision import autocast, freeze, gradient_scaler
 from caraml.engine.ranks import copies, exchange_copies
-from caraml.engine.steps import Step, StepOutcome, rates
+from caraml.engine.steps import Batches, Step, StepOutcome, rates
 from caraml.suite.model import Point
 from caraml.workloads.base import Task
 
@@ -49,7 +49,7 @@ def make_step(
         batches = itertools.cycle([next(task.batches) for _ in range(RESIDENT_BATCHES)])
     batches = watch(batches)
     if point.mode == "data":
-        return lambda: StepOutcome(None, _consume(batches, point.accumulation * task.batches_per_step))
+        return partial(_read, Batches(batches), point.accumulation * task.batches_per_step)
     if divided is not None:
         from caraml.engine.parallel.step import DividedStep
 
@@ -63,11 +63,10 @@ def make_step(
     return TrainStep(task, batches, point, device, graph=None if refused else lambda: CudaGraph(device), told=told["step_graph"])
 
 
-def _consume(batches: Iterator[Any], count: int) -> float:
-    begin = time.monotonic()
+def _read(batches: Batches, count: int) -> StepOutcome:
     for _ in range(count):
-        next(batches)
-    return time.monotonic() - begin
+        batches.take()
+    return StepOutcome(None, batches.waited())
 
 
 class TrainStep:
@@ -86,8 +85,8 @@ class TrainStep:
         graph: Callable[[], CudaGraph] | None = None,
         told: dict[str, Any] | None = None,
     ) -> None:
-        self._task, self._point, self._device, self._wait = task, point, device, 0.0
-        self._batches = batches
+        self._task, self._point, self._device = task, point, device
+        self._batches = Batches(batches)
         self._scaler = gradient_scaler(point.precision, device)
         self._model = _wrapped(task.model, point, device)
         self._one = torch.ones((), device=device)
@@ -100,22 +99,13 @@ class TrainStep:
 
     def __call__(self) -> StepOutcome:
         """Launch one step."""
-        self._wait = 0.0
         if self._point.cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
-        total = self._run(self._micro_batches())
+        total = self._run(self._batches.take() for _ in range(self._point.accumulation))
         for rate in self._rates:
             rate.step()
         scale = torch.as_tensor(self._scaler.scale(self._one)).clone() if self._scaler.is_enabled() else None
-        return StepOutcome(total, self._wait, scale, isinstance(self._run, GraphedPasses) and self._run.undecided)
-
-    def _micro_batches(self) -> Iterator[Any]:
-        count = self._point.accumulation
-        for _ in range(count):
-            begin = time.monotonic()
-            batch = next(self._batches)
-            self._wait += time.monotonic() - begin
-            yield batch
+        return StepOutcome(total, self._batches.waited(), scale, isinstance(self._run, GraphedPasses) and self._run.undecided)
 
     def _passes(self, batches: Iterator[Any]) -> torch.Tensor:
         """Mean loss of the micro-batches, by which the weights have been updated."""
@@ -143,7 +133,7 @@ class InferenceStep:
     """Forward passes over ``accumulation`` micro-batches, without gradients. Ranks do not meet."""
 
     def __init__(self, task: Task, batches: Iterator[Any], point: Point, device: torch.device, told: dict[str, Any]) -> None:
-        self._batches, self._point, self._device = batches, point, device
+        self._batches, self._point, self._device = Batches(batches), point, device
         self._model, self._predict = task.model.eval(), task.predict or task.loss
         if point.knobs.frozen_weights:
             self._model, told["frozen_weights"] = freeze(self._model, point.precision)
@@ -152,14 +142,11 @@ class InferenceStep:
 
     def __call__(self) -> StepOutcome:
         """Launch one step."""
-        wait = 0.0
         for _ in range(self._point.accumulation):
-            begin = time.monotonic()
-            batch = next(self._batches)
-            wait += time.monotonic() - begin
+            batch = self._batches.take()
             with torch.inference_mode(), autocast(self._point.precision, self._device):
                 self._predict(self._model, batch)
-        return StepOutcome(None, wait)
+        return StepOutcome(None, self._batches.waited())
 
 
 class OwnStep:
@@ -177,24 +164,20 @@ class OwnStep:
                 f"compile: found {point.compile!r}, which replays CUDA graphs; workload {point.workload!r} makes its own step of several "
                 "passes, expected 'default' or 'max-autotune-no-cudagraphs'"
             )
-        self._batches, self._point, self._device = batches, point, device
+        self._batches, self._point, self._device = Batches(batches), point, device
         self._scaler = gradient_scaler(point.precision, device)
-        self._one, self._wait = torch.ones((), device=device), 0.0
+        self._one = torch.ones((), device=device)
         self._step = task.own_step(self)
 
     def __call__(self) -> StepOutcome:
         """Launch one step."""
-        self._wait = 0.0
         loss = self._step()
         scale = torch.as_tensor(self._scaler.scale(self._one)).clone() if self._scaler.is_enabled() else None
-        return StepOutcome(loss.detach(), self._wait, scale)
+        return StepOutcome(loss.detach(), self._batches.waited(), scale)
 
     def next_batch(self) -> Any:
         """The next micro-batch of this rank; the wait for it is counted."""
-        begin = time.monotonic()
-        batch = next(self._batches)
-        self._wait += time.monotonic() - begin
-        return batch
+        return self._batches.take()
 
     def wrap(self, module: torch.nn.Module) -> torch.nn.Module:
         """The module compiled if the point asks for it, and inside DDP if there are several ranks."""

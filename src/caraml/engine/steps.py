@@ -3,6 +3,7 @@ measured, as plain data, which ranks give each other after a measurement."""
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -137,6 +138,25 @@ class StepOutcome:
 
 
 Step = Callable[[], StepOutcome]
+
+
+class Batches:
+    """Batches as steps take them, and how long the host waits for them."""
+
+    def __init__(self, source: Iterator[Any]) -> None:
+        self._source, self._waited = source, 0.0
+
+    def take(self) -> Any:
+        """The next one."""
+        begin = time.monotonic()
+        batch = next(self._source)
+        self._waited += time.monotonic() - begin
+        return batch
+
+    def waited(self) -> float:
+        """Seconds of waiting since this was last asked for."""
+        waited, self._waited = self._waited, 0.0
+        return waited
 
 
 def rates(optimizers: Sequence[torch.optim.Optimizer], factor: Callable[[int], float] | None) -> list[LambdaLR]:

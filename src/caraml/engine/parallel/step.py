@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from caraml.engine.parallel.divide import Divided, Mesh, around_step, exchange_shards, is_part, together
 from caraml.engine.precision import HALF, autocast
 from caraml.engine.ranks import exchange_copies
-from caraml.engine.steps import StepOutcome, rates
+from caraml.engine.steps import Batches, StepOutcome, rates
 from caraml.suite.model import Point
 from caraml.workloads.base import Division, Task
 
@@ -173,12 +172,15 @@ class Pipeline:
             self._parts.append(make(stage, index, placement.stages, device, group=mesh.pp.get_group(), **shapes))
         self._schedule = _schedule(self._parts, point, loss)
 
-    def step(self, batches: Iterator[Any]) -> tuple[list[torch.Tensor], float]:
-        """Forward and backward passes of a step's micro-batches; the losses, where the last stage is, and the wait for data [s].
+    def step(self, batches: Batches) -> list[torch.Tensor]:
+        """Forward and backward passes of a step's micro-batches; the losses, where the last stage is.
 
         Of the micro-batches only what this process's stages need is kept: inputs in the first, targets in the last.
         """
-        wait = self._fetch(batches)
+        for index in range(self._count):
+            for place, tokens in zip((self._inputs, self._targets), batches.take(), strict=True):
+                if place is not None:
+                    place[index] = tokens
         losses: list[torch.Tensor] = []
         arguments = () if self._inputs is None else (self._inputs.flatten(0, 1),)
         targets = None if self._targets is None else self._targets.flatten(0, 1)
@@ -187,18 +189,7 @@ class Pipeline:
         for part in self._parts:
             if isinstance(part, LeanStage):
                 part.finish()
-        return losses, wait
-
-    def _fetch(self, batches: Iterator[Any]) -> float:
-        wait = 0.0
-        for index in range(self._count):
-            begin = time.monotonic()
-            batch = next(batches)
-            wait += time.monotonic() - begin
-            for place, tokens in zip((self._inputs, self._targets), batch, strict=True):
-                if place is not None:
-                    place[index] = tokens
-        return wait
+        return losses
 
 
 def _schedule(parts: Sequence[PipelineStage], point: Point, loss: LossOf) -> _PipelineSchedule:
@@ -216,7 +207,7 @@ class DividedStep:
 
     def __init__(self, task: Task, divided: Divided, batches: Iterator[Any], point: Point, device: torch.device) -> None:
         assert task.division is not None
-        self._batches = batches if divided.part is None else divided.part.cut(batches)
+        self._batches = Batches(batches if divided.part is None else divided.part.cut(batches))
         self._task, self._divided, self._point, self._device = task, divided, point, device
         self._scaler = DividedScaler(device.type, enabled=point.precision == "fp16")
         self._one = torch.ones((), device=device)
@@ -228,42 +219,35 @@ class DividedStep:
 
     def __call__(self) -> StepOutcome:
         """Launch one step."""
-        loss: torch.Tensor | None
         with around_step(self._point.placement.tp):
-            if self._pipeline is None:
-                loss, wait = self._passes()
-            else:
-                loss, wait = self._flow(self._pipeline)
-        return StepOutcome(loss, wait, self._update())
+            loss = self._passes() if self._pipeline is None else self._flow(self._pipeline)
+        return StepOutcome(loss, self._batches.waited(), self._update())
 
     def _scaled(self, loss: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The loss that the last stage has computed from the targets itself."""
         return torch.as_tensor(self._scaler.scale(loss))
 
-    def _passes(self) -> tuple[torch.Tensor, float]:
+    def _passes(self) -> torch.Tensor:
         """One micro-batch after the other."""
         (model,), count, placement = self._divided.stages, self._point.accumulation, self._point.placement
-        total, wait = torch.zeros((), device=self._device), 0.0
+        total = torch.zeros((), device=self._device)
         for index in range(count):
-            begin = time.monotonic()
-            batch = next(self._batches)
-            wait += time.monotonic() - begin
-            last = index == count - 1
+            batch, last = self._batches.take(), index == count - 1
             exchange_shards(model, last, placement.distributed_optimizer, save_memory=placement.fsdp > 1)
             with exchange_copies(model, last):
                 with autocast(self._point.precision, self._device):
                     loss = self._task.loss(model, batch) / count
                 torch.as_tensor(self._scaler.scale(loss)).backward()
             total += loss.detach()
-        return total, wait
+        return total
 
-    def _flow(self, pipeline: Pipeline) -> tuple[torch.Tensor | None, float]:
+    def _flow(self, pipeline: Pipeline) -> torch.Tensor | None:
         """All micro-batches through the pipeline; the mean loss where the last stage is."""
-        losses, wait = pipeline.step(self._batches)
+        losses = pipeline.step(self._batches)
         if not losses:
-            return None, wait
+            return None
         mean = torch.stack([loss.detach() for loss in losses]).mean()
-        return mean / torch.as_tensor(self._scaler.scale(self._one)) if self._scaler.is_enabled() else mean, wait
+        return mean / torch.as_tensor(self._scaler.scale(self._one)) if self._scaler.is_enabled() else mean
 
     def _update(self) -> torch.Tensor | None:
         divided, scaler = self._divided, self._scaler
