@@ -52,17 +52,17 @@ def test_an_estimate_carries_its_interval() -> None:
     ],
 )
 def test_an_extrapolated_limit_says_so(limit: EfficiencyLimit, words: str) -> None:
-    law = Law("Amdahl", 0.02, 0.01, 0.03, 0.5, (), (), (), (), limit)
+    law = Law("Amdahl", 0.02, 0.01, 0.03, 0.5, limit)
     assert words in law_text(law) and law_text(law).startswith("Amdahl: serial share 2.0 % (1.0 to 3.0 %); ")
 
 
 def test_a_share_that_is_rounding_is_none() -> None:
-    law = Law("Amdahl", 1.6e-15, None, None, None, (), (), (), (), EfficiencyLimit(0.8, 2.8e14, None, None, True))
+    law = Law("Amdahl", 1.6e-15, None, None, None, EfficiencyLimit(0.8, 2.8e14, None, None, True))
     assert law_text(law).startswith("Amdahl: serial share 0 ± ? %; ")
 
 
 def test_a_law_that_does_not_fit_says_so() -> None:
-    law = Law("Gustafson", 0.02, 0.01, 0.03, 0.001, (), (), (), (), EfficiencyLimit(0.8, 13.5, 13.0, 15.9, False))
+    law = Law("Gustafson", 0.02, 0.01, 0.03, 0.001, EfficiencyLimit(0.8, 13.5, 13.0, 15.9, False))
     assert "which does not describe these rates" in law_text(law)
 
 

@@ -5,10 +5,10 @@ With a serial share ``s`` of the work (Amdahl 1967) or of the time (Gustafson 19
     Amdahl:     rate(n) = r / (s + (1 - s) / n)
     Gustafson:  rate(n) = r (s + (1 - s) n)
 
-Fitted to the logarithms of the rates, weighted by their variances. Bands are parametric bootstrap: rates are drawn anew about the fitted
-law with their own errors (Student's t where the error itself was estimated), and the 2.5 % and 97.5 % quantiles over the refitted curves
-are the band. How often such draws deviate from their refitted law by more than the rates do is the probability that the law holds: with one
-error for all rates that is the F test, and a chi-squared test where the errors are known.
+Fitted to the logarithms of the rates, weighted by their variances. Intervals are parametric bootstrap: rates are drawn anew about the
+fitted law with their own errors (Student's t where the error itself was estimated), and the 2.5 % and 97.5 % quantiles over the refitted
+laws are the ends. How often such draws deviate from their refitted law by more than the rates do is the probability that the law holds:
+with one error for all rates that is the F test, and a chi-squared test where the errors are known.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ _SHARES = np.concatenate([[0.0], np.geomspace(SMALLEST_SHARE, 1.0, 1200)])
 """Serial shares that are tried first; neighbours differ by 1.2 %, which is more than the error of rates that are well known."""
 _STEPS = 4
 """From a tried share to the best one: the last step is far below any error."""
-_POINTS = 33
 
 
 @dataclass(frozen=True)
@@ -63,12 +62,6 @@ class Law:
     misfit: float | None
     """Probability of deviations at least as large if the law held (bootstrap); ``None`` for two sizes, which any law fits, and
     without errors."""
-    worlds: tuple[float, ...]
-    """Device counts at which the curve and its band are given; all within what was measured."""
-    efficiency: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-    """The fitted efficiency and its 95 % band at ``worlds``; the band is empty where the rates have no errors."""
     limit: EfficiencyLimit
 
 
@@ -81,24 +74,19 @@ def fit(name: Name, worlds: Sequence[int], rates: Sequence[Estimate], efficiency
     sure = len(known) == len(errors) and all(known) and len(n) > 2
     weights = 1 / np.square(known) if sure else np.ones(len(n))
     serial, chi2 = (found[0] for found in _best(name, n, logs[None, :], weights))
-    grid = np.geomspace(n[0], n[-1], _POINTS)
-    curve = _efficiency(name, np.array([serial]), grid, n[0])[0]
-    limit = _crossing(name, serial, efficiency, n[0])
-    if not sure:
-        devices = limit if math.isfinite(limit) else None
-        beyond = EfficiencyLimit(efficiency, devices, None, None, bool(devices is None or devices > n[-1]))
-        return Law(name, float(serial), None, None, None, _tuple(grid), _tuple(curve), (), (), beyond)
-    drawn, deviations = _best(name, n, _log_shape(name, np.array([serial]), n) + _noise(known, [rate.dof for rate in rates]), weights)
-    low, high = np.quantile(_efficiency(name, drawn, grid, n[0]), [0.025, 0.975], axis=0)
-    serial_low, serial_high = np.quantile(drawn, [0.025, 0.975])
-    crossings = np.sort([_crossing(name, one, efficiency, n[0]) for one in drawn])
-    ends = [crossings[int(share * (DRAWS - 1))] for share in (0.025, 0.975)]
-    devices, first, last = (float(one) if math.isfinite(one) else None for one in (limit, *ends))
-    misfit = (1 + int((deviations >= chi2).sum())) / (1 + DRAWS)
-    beyond = EfficiencyLimit(efficiency, devices, first, last, bool(devices is None or devices > n[-1]))
-    return Law(
-        name, float(serial), float(serial_low), float(serial_high), misfit, _tuple(grid), _tuple(curve), _tuple(low), _tuple(high), beyond
-    )
+    ends = [math.inf, math.inf]
+    serial_low = serial_high = misfit = None
+    if sure:
+        draws = _log_shape(name, np.array([serial]), n) + _noise(known, [rate.dof for rate in rates])
+        drawn, deviations = _best(name, n, draws, weights)
+        serial_low, serial_high = (float(one) for one in np.quantile(drawn, [0.025, 0.975]))
+        misfit = (1 + int((deviations >= chi2).sum())) / (1 + DRAWS)
+        crossings = np.sort([_crossing(name, one, efficiency, n[0]) for one in drawn])
+        ends = [crossings[int(share * (DRAWS - 1))] for share in (0.025, 0.975)]
+    crossing = _crossing(name, serial, efficiency, n[0])
+    devices, low, high = (float(one) if math.isfinite(one) else None for one in (crossing, *ends))
+    limit = EfficiencyLimit(efficiency, devices, low, high, bool(devices is None or devices > n[-1]))
+    return Law(name, float(serial), serial_low, serial_high, misfit, limit)
 
 
 def _log_shape(name: Name, serial: Array, n: Array) -> Array:
@@ -133,13 +121,6 @@ def _refined(name: Name, n: Array, centred: Array, weights: Array, index: NDArra
     return serial, (centred - shape + (shape @ share)[:, None]) ** 2 @ weights
 
 
-def _efficiency(name: Name, serial: Array, worlds: Array, smallest: float) -> Array:
-    """Efficiency against the smallest size, ``[share, size]``."""
-    first = _log_shape(name, serial, np.array([smallest]))
-    found: Array = np.exp(_log_shape(name, serial, worlds) - first) * smallest / worlds
-    return found
-
-
 def _crossing(name: Name, serial: float, efficiency: float, smallest: float) -> float:
     """Number of devices at which the efficiency falls to ``efficiency``; infinite if it never does."""
     s = float(serial)
@@ -157,7 +138,3 @@ def _noise(errors: Sequence[float], dofs: Sequence[float]) -> Array:
         if math.isfinite(dof):
             noise[:, size] /= np.sqrt(rng.chisquare(dof, DRAWS) / dof)
     return noise
-
-
-def _tuple(values: Array) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)
