@@ -118,10 +118,11 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_066,
+    "analysis": 4_003,
     "base": 2_719,
     "campaign": 1_887,
     "cli": 1_648,
+    "cli": 1_650,
     "data": 819,
     "engine": 4_200,
     "launch": 1_761,
@@ -130,8 +131,8 @@ LINES = {
     "metrics": 1_526,
     "metrics": 1_507,
     "power": 5_074,
-    "reference": 477,
-    "report": 5_002,
+    "reference": 476,
+    "report": 4_989,
     "results": 3_269,
     "suite": 2_849,
     "system": 3_528,

@@ -9,7 +9,7 @@ from run_factory import run
 
 from caraml.analysis.compare import compare
 from caraml.analysis.grouping import differences
-from caraml.analysis.select import published, select, unstated
+from caraml.analysis.select import published, select
 from caraml.base.errors import InputError
 from caraml.results.record import Record
 from caraml.results.store import Store, write_record
@@ -77,8 +77,7 @@ def test_published_tables_are_a_side(store: Store) -> None:
 def test_what_a_source_does_not_state_is_not_made_up() -> None:
     (record,) = published("reference:maelstrom/12/1")
     assert (
-        set(unstated(record)) == {"precision", "compile", "knobs", "deterministic", "micro_batch", "global_batch"}
-        and unstated(run(1)) == ()
+        set(record.unstated) == {"precision", "compile", "knobs", "deterministic", "micro_batch", "global_batch"} and run(1).unstated == ()
     )
     stated = {one.name: one.b for one in differences([run(1)], [record])}
     assert stated["precision"] == "not stated" and stated["global_batch"] == "not stated" and stated["device"] == "A100"

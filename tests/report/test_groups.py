@@ -135,7 +135,7 @@ def test_quality_is_drawn_over_the_batch_where_it_is_known() -> None:
 
 
 def test_metrics_of_others_have_figures_in_each_of_their_units() -> None:
-    """Over the batch where it was swept, else as bars; where one is below zero no bar shows it."""
+    """Over the batch where it was swept, else as bars, which say of how many runs they are; where one is below zero as markers."""
 
     def record(batch: int, value: float, unit: str = "GB/s", name: str = "triad", **point: object) -> Record:
         made = make_record(make_point(global_batch=batch, **point))
@@ -147,9 +147,12 @@ def test_metrics_of_others_have_figures_in_each_of_their_units() -> None:
     assert own.title == "Own metrics over global batch: gpt-mini" and list(own.columns)[3:] == ["triad", "shift", "triad"]
     assert "triad [GB/s]" in own.drawings[0].svg and "10³ MB/s" in own.drawings[2].svg and "triad" not in own.drawings[1].svg
     assert [[row[3], row[5]] for row in own.rows] == [["10.0 GB/s", "–"], ["20.0 GB/s", "–"], ["–", "30,000 MB/s"]]
-    rate, bars, others = over_batch([record(16, 10.0), record(16, 5.0, "MB/s", params={"layers": 8}), record(16, 20.0, params={})])[0]
-    assert (bars.title, others.title) == ("triad, GB/s", "triad, MB/s") and rate.title == "Throughput, token/s"
-    assert [row[2] for row in bars.rows] == ["10.0 GB/s", "20.0 GB/s"] and [row[2] for row in others.rows] == ["5.00 MB/s"]
+    silent = record(16, 10.0, repeat=1)
+    silent.metrics["triad"] = Metric(value=None, unit="GB/s")
+    single = [record(16, 10.0), silent, record(16, 5.0, "MB/s", params={"layers": 8}), record(16, 20.0, params={})]
+    rate, bars, shift, others = over_batch(single)[0]
+    assert (bars.title, shift.title, others.title) == ("triad, GB/s", "shift, {x}", "triad, MB/s") and rate.title == "Throughput, token/s"
+    assert [row[2] for row in bars.rows] == ["10.0 GB/s (1 of 2 runs)", "20.0 GB/s"] and [row[2] for row in others.rows] == ["5.00 MB/s"]
     for batches in ((16, 32), (16,)):  # long names and units were drawn over the next panel, and beyond the edge
         own = over_batch([record(batch, 2e4, "u" * 40, "n" * 60) for batch in batches])[0][1]
         assert max(len(text) for text in re.findall("<text[^>]*>([^<]*)<", own.drawings[0].svg)) <= LABEL

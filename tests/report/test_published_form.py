@@ -35,7 +35,10 @@ def test_families_have_a_panel_for_each_rate_and_one_for_the_rate_of_a_device(st
     curve = family.curve("training")
     assert curve is not None
     for size in curve.sizes:
-        assert f"{count(size.world, 'device')}: {plain('', size.rate.value / size.world, f'{family.item}/s')} per device" in panels[3]
+        assert (
+            f"{count(size.world, 'device')}: {plain('', size.rate.value / size.world, f'{family.records[0].item}/s')} per device"
+            in panels[3]
+        )
 
 
 def test_one_family_keeps_its_rates_in_one_panel(store: Store) -> None:

@@ -9,15 +9,19 @@ import numpy as np
 import pytest
 from record_factory import broken_record, make_point, make_record, save
 
+from caraml.analysis.advise import advise
 from caraml.analysis.bottleneck import Partners, bottleneck
+from caraml.analysis.compare import compare
 from caraml.analysis.grouping import same_work
+from caraml.analysis.history import history
 from caraml.analysis.run_variation import mean_metric
+from caraml.analysis.select import Side
 from caraml.analysis.table import Steps
 from caraml.metrics.model import Metric
 from caraml.power.model import HEADLINES
 from caraml.report.document import figure_sections, findings, result_rows
 from caraml.report.figures import QUALITY, action, heat_maps, node_and_devices, over_batch, time_and_energy
-from caraml.report.grouping import ACTION, COST, DEVICES, EFFICIENCY, ENERGY, HOUR, MOST_SERIES, TIME, labels, repeated
+from caraml.report.grouping import ACTION, COST, DEVICES, EFFICIENCY, ENERGY, HOUR, MOST_ROWS, MOST_SERIES, TIME, labels, repeated
 from caraml.report.numbers import plain
 from caraml.report.section import ReportFigure
 from caraml.report.times import LOSS, STEP_TIME, epochs, over_steps, phases, runtime_parts, step_distributions
@@ -154,7 +158,7 @@ def test_energy_that_some_repeats_have_is_their_mean_as_in_the_table() -> None:
     throughput, energy = heat_maps(records)[0]
     cells = {tuple(row[:2]): row[2] for row in energy.rows}
     assert cells["Test CPU", "16"] == f"{COST.text(told)} (2 of 3 runs)"
-    assert cells["Test CPU", "32"] == "not known: the sensor went silent" and throughput.rows[1][2].endswith("token/s")
+    assert cells["Test CPU", "32"] == "not known: the sensor went silent" and throughput.rows[1][2].endswith("token/s (2 of 3 runs)")
     assert energy.note.endswith("–: not known.")
     (batch,) = over_batch(records)[0]
     assert batch.rows[0][5].endswith(" (2 of 3 runs)") and batch.rows[1][5] == "–"
@@ -192,6 +196,15 @@ def test_a_row_without_a_batch_has_no_place_over_the_batch() -> None:
         assert {row[1] for row in figure.rows} == {"16", "32"} and told in figure.note
     assert [row[1] for figure in over_batch(untold)[0] for row in figure.rows] == ["–", "–"] and heat_maps([records[0], *untold])[0] == []
     assert not any("Left out" in figure.note for figure in (*over_batch(records)[0], *heat_maps(records)[0]))
+
+
+def test_a_row_without_a_batch_meets_no_batch_of_one() -> None:
+    untold, told = run(1, slower=0.5, environment=NO_BATCH), [run(1), run(16)]
+    assert len(history([*told, untold])) == 3 and len(repeated([*told, untold])) == 3
+    comparison = compare(Side("told", tuple(told)), Side("untold", (untold, run(16))))
+    assert [len(pair.keys[0]) for pair in comparison.pairs] == [1] and len(comparison.unmatched) == 2
+    assert Partners([*told, untold]).larger_batch(told[0]) == (16, told[1].value("throughput_per_device"))
+    assert Partners([*told, run(32, environment=NO_BATCH)]).larger_batch(told[1]) is None and Partners(told).larger_batch(untold) is None
 
 
 NO_BATCH = {"missing": {"point.global_batch": "not in the table"}}
@@ -272,15 +285,44 @@ def test_numbers_that_cannot_be_are_drawn_as_they_are_and_never_the_best(value: 
 EPOCHS = ("epoch_time_first", "epoch_time_mean")
 
 
+def test_disturbed_repeats_count_nowhere_where_others_are_there(tmp_path: Path) -> None:
+    """Tables, figures and comparisons had a mean of all runs with a result, and advice one of those that nothing disturbed."""
+    records = [run(batch, repeat, 1 + repeat / 500, system=system) for system in ("a", "b") for batch in (16, 32) for repeat in (0, 1)]
+    busy = run(16, 2, 2.0, system="b").model_copy(update={"flags": ["busy_machine", "imprecise"]})
+    for draw in (over_batch, heat_maps, time_and_energy, action, node_and_devices, runtime_parts, epochs):
+        with_busy, without = (draw(some)[0] for some in ([*records, busy], records))
+        for figure, same in zip(with_busy, without, strict=True):
+            assert [drawing.title for drawing in figure.drawings] == [drawing.title for drawing in same.drawings]
+            assert "disturbed" not in figure.note
+            words = [[cell.replace(" (2 of 3 runs)", "") for cell in row] for row in figure.rows]
+            assert [row for row in words if "3" not in row] == [list(row) for row in same.rows if list(row) in words], figure.title
+            assert any("(2 of 3 runs)" in cell for row in figure.rows for cell in row), figure.title
+    alone, line = (repeated(some)[-2] for some in (records, [*records, busy]))
+    assert line.mean.metrics == alone.mean.metrics and (line.count, line.mean.flags) == ("2/3", [])
+    assert line.lost == "1 of 3 runs left out, as something disturbed them: busy_machine"
+    (row,) = result_rows(Store(tmp_path), [line], {one.key: one.point.label for one in line.runs})
+    assert (row.count, row.reason, row.flags) == ("2/3", line.lost, ["module_scope"])
+    (choice, _), (of_table, *_) = advise([one for one in [*records, busy] if one.point.system == "b"])[0].choices, [line.mean]
+    assert choice.rate == of_table.metrics["throughput"]
+    sides = [Side(name, tuple(one for one in [*records, busy] if one.point.system == name)) for name in ("a", "b")]
+    comparison = compare(*sides)
+    (change,) = [one for pair, one in comparison.changes if one.metric == "throughput" and " b16 " in pair.name]
+    assert change.b is not None and change.b.value == of_table.value("throughput") and change.runs == (2, 2) and comparison.left_out == 1
+
+
 def test_what_rests_on_disturbed_runs_is_said() -> None:
-    """The means of tables and figures are over all runs with a result."""
     records = [run(batch, system=system) for system in ("a", "b") for batch in (16, 32)]
-    records.append(run(16, 1, 2.0, system="b").model_copy(update={"flags": ["busy_machine", "imprecise"]}))
+    records[2] = records[2].model_copy(update={"flags": ["busy_machine", "imprecise"]})
     for draw in (over_batch, heat_maps, time_and_energy, action, node_and_devices, runtime_parts, epochs):
         for figure in draw(records)[0]:
-            assert "Something disturbed runs of b b16 (busy_machine)." in figure.note, figure.title
+            assert "Something disturbed every run of b b16 (busy_machine)." in figure.note, figure.title
     assert "; 1 of 4 disturbed" in dict(findings(repeated(records)))["Quality"]
-    assert "Something disturbed" in over_batch(records[-1:])[0][0].note and "disturbed" not in over_batch(records[:-1])[0][0].note
+    (alone,) = over_batch(records[2:3])[0]
+    assert "Something disturbed" in alone.note and "disturbed" not in over_batch(records[:2])[0][0].note
+    many = [
+        run(16, params={"n": number}).model_copy(update={"flags": ["throttled"] * (number >= MOST_ROWS)}) for number in range(MOST_ROWS + 1)
+    ]
+    assert "disturbed" not in over_batch(many)[0][0].note, "it is not drawn"
 
 
 def test_long_names_of_rows_stay_inside_a_heat_map() -> None:

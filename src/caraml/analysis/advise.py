@@ -19,9 +19,21 @@ from typing import Literal
 
 from caraml.analysis.bottleneck import Diagnosis, Partners, bottleneck
 from caraml.analysis.estimate import Estimate
-from caraml.analysis.grouping import axes, disturbances, grouped, same_work, short, undisturbed, varying, without
+from caraml.analysis.grouping import (
+    axes_of,
+    counting,
+    disturbances,
+    grouped,
+    same_work,
+    short,
+    told_apart,
+    unstated_size,
+    valid,
+    varying,
+    without,
+)
 from caraml.analysis.run_variation import estimates, item_energies, mean_metric
-from caraml.analysis.scaling import left_out, scaling, unstated_size
+from caraml.analysis.scaling import left_out, scaling
 from caraml.metrics.model import Metric
 from caraml.results.record import Record
 from caraml.suite.model import NOT_STATED
@@ -149,32 +161,19 @@ class Advice:
 def advise(records: Sequence[Record], within: float = WITHIN) -> list[Advice]:
     """Advice for every work among ``records`` of which there are two or more choices with a result."""
     partners = Partners(records)
-    works = grouped(records, lambda record: without(axes(record.point), _CHOSEN))
-    labels = _names(works)
-    return [found for name, work in zip(labels, works, strict=True) if (found := _advice(name, work, partners, within)) is not None]
-
-
-def _names(works: Sequence[Sequence[Record]]) -> list[str]:
-    """Benchmark and mode, with what else tells the works apart."""
-    differing = [name for name in varying([work[0] for work in works]) if name not in (*_CHOSEN, "workload", "mode")]
-    found = []
-    for work in works:
-        point = work[0].point
-        base = point.benchmark if point.mode == "train" else f"{point.benchmark} {point.mode}"
-        same = [other for other in works if (other[0].point.benchmark, other[0].point.mode) == (point.benchmark, point.mode)]
-        found.append(f"{base} {short(point, differing)}".strip() if len(same) > 1 else base)
-    return found
+    works = grouped(records, lambda record: without(axes_of(record), _CHOSEN))
+    points = [work[0].point for work in works]
+    bases = [point.benchmark if point.mode == "train" else f"{point.benchmark} {point.mode}" for point in points]
+    names = told_apart(bases, [dict(without(axes_of(work[0]), (*_CHOSEN, "mode"))) for work in works])
+    return [found for name, work in zip(names, works, strict=True) if (found := _advice(name, work, partners, within)) is not None]
 
 
 def _advice(name: str, work: Sequence[Record], partners: Partners, within: float) -> Advice | None:
-    groups = [undisturbed(one) for one in same_work([one for one in work if one.status == "ok" and (one.value("throughput") or 0) > 0])]
-    unknown = [unstated_size(group[0]) for group in groups]
-    differing = {
-        *varying([group[0] for group in groups]),
-        *(name for one in unknown for name in one if any(name not in other for other in unknown)),
-    }
+    measured = [[one for one in counting(repeats) if (one.value("throughput") or 0) > 0] for repeats in same_work(valid(work))]
+    groups = [group for group in measured if group]
+    differing = varying([group[0] for group in groups])
     unstated = left_out([record for group in groups for record in group], differing)
-    groups = [group for group, lacking in zip(groups, unknown, strict=True) if lacking.isdisjoint(differing)]
+    groups = [group for group in groups if unstated_size(group[0]).isdisjoint(differing)]
     if len(groups) < 2:
         return None
     sound = [group for group in groups if not disturbances(group)]

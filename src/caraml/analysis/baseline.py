@@ -19,8 +19,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from caraml.analysis.estimate import values
-from caraml.analysis.grouping import axes, facts, without
+from caraml.analysis.estimate import UNKNOWN, started, time_of, values
+from caraml.analysis.grouping import axes, facts, grouped, valid, without
 from caraml.analysis.run_variation import estimates_of
 from caraml.base.errors import InputError, in_a_line, unknown_name
 from caraml.base.files import make_folder, who_else, write_file
@@ -221,7 +221,7 @@ def runs_of(found: Selection, rounds: int) -> tuple[str, list[Record]]:
 
 def accept(records: Sequence[Record], suite: str, name: str) -> Baseline:
     """A baseline of the runs of a campaign. Raises ``InputError`` where nothing has a result, or several machines have."""
-    good = [record for record in records if record.status == "ok"]
+    good = valid(records)
     if not good:
         raise InputError(f"suite {suite} has no result to accept", f"caraml status {suite} says why")
     machines = {json.dumps(machine_of_record(record)): machine_of_record(record) for record in good}
@@ -230,10 +230,7 @@ def accept(records: Sequence[Record], suite: str, name: str) -> Baseline:
         raise InputError(f"suite {suite} has results of {len(machines)} machines: {listed}", "accept a folder with results of one")
     if {record.method_version for record in good} != {METHOD_VERSION}:
         raise InputError(f"suite {suite} was measured by another method than this CARAML's", f"caraml retry {suite}")
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        groups.setdefault(work_of(record.point), []).append(record)
-    groups = {work: _without_unusual(group) for work, group in groups.items()}
+    groups = {work_of(group[0].point): _without_unusual(group) for group in grouped(records, lambda record: work_of(record.point))}
     kept = {metric: _accepted_metric(metric, groups) for metric in METRICS_KEPT}
     points = [
         AcceptedPoint(
@@ -259,14 +256,14 @@ def accept(records: Sequence[Record], suite: str, name: str) -> Baseline:
 
 def _without_unusual(group: Sequence[Record]) -> list[Record]:
     """Repeats without those that have a flag which most do not have: something disturbed them."""
-    counts = Counter(flag for record in good_of(group) for flag in set(record.flags))
-    unusual = {flag for flag, count in counts.items() if 2 * count < len(good_of(group))}
+    counts = Counter(flag for record in valid(group) for flag in set(record.flags))
+    unusual = {flag for flag, count in counts.items() if 2 * count < len(valid(group))}
     return [record for record in group if not unusual & set(record.flags)] or list(group)
 
 
 def _accepted_metric(metric: str, groups: Mapping[str, Sequence[Record]]) -> dict[str, AcceptedMetric]:
     """One metric of every piece of work that has it: of the runs with the most frequent unit and energy boundary."""
-    having = {work: found for work, group in groups.items() if (found := [one for one in good_of(group) if values([one], metric)])}
+    having = {work: found for work, group in groups.items() if (found := [one for one in valid(group) if values([one], metric)])}
     kinds = {work: Counter(_kind(one, metric) for one in found).most_common(1)[0][0] for work, found in having.items()}
     alike = {work: values((one for one in found if _kind(one, metric) == kinds[work]), metric) for work, found in having.items()}
     means, _ = estimates_of(list(alike.values()), metric) if alike else ([], "")
@@ -274,7 +271,7 @@ def _accepted_metric(metric: str, groups: Mapping[str, Sequence[Record]]) -> dic
     for (work, runs), mean in zip(alike.items(), means, strict=True):
         unit, scope = kinds[work]
         ends = (mean.value, mean.low, mean.high) if mean is not None else (None, None, None)
-        accepted = [AcceptedRun(**{**vars(one), "time": one.time.isoformat() if one.time else None}) for one in runs]
+        accepted = [AcceptedRun(**{**vars(one), "time": None if one.time == UNKNOWN else one.time.isoformat()}) for one in runs]
         kept[work] = AcceptedMetric(unit=unit, scope=scope, mean=ends[0], low=ends[1], high=ends[2], runs=accepted)
     return kept
 
@@ -290,18 +287,10 @@ def surroundings(records: Sequence[Record]) -> dict[str, str]:
     return {name: value for name, value in found[0].items() if name not in own and all(one.get(name) == value for one in found)}
 
 
-def good_of(records: Iterable[Record]) -> list[Record]:
-    """Those with a result."""
-    return [record for record in records if record.status == "ok"]
-
-
 def failed_repeats(records: Iterable[Record]) -> list[str]:
     """Of each piece of work with a result, how many of its runs have none, and why: ``LABEL: 2 of 5 runs have no result: failed: ...``."""
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        groups.setdefault(work_of(record.point), []).append(record)
     told = []
-    for group in groups.values():
+    for group in grouped(records, lambda record: work_of(record.point)):
         reasons = Counter(why_not(record) for record in group if record.status != "ok")
         if 0 < (failed := reasons.total()) < len(group):
             why = "; ".join(f"{count} x {reason}" if len(reasons) > 1 else reason for reason, count in reasons.most_common())
@@ -317,14 +306,6 @@ def label_of(point: Point) -> str:
 def why_not(record: Record) -> str:
     """Why a record has no result."""
     return f"{record.status}: {record.reason or 'no reason given'}"
-
-
-def started(record: Record) -> datetime:
-    """When it was measured; before all others where it does not say so."""
-    try:
-        return datetime.fromisoformat(record.started_at).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return datetime.min.replace(tzinfo=UTC)
 
 
 _MOST_ATTEMPTS = 50
@@ -370,8 +351,8 @@ def works_of(points: Sequence[PlannedPoint], baseline: Baseline) -> tuple[list[W
 
 def accepted_until(baseline: Baseline) -> datetime:
     """When the newest accepted run started. Raises ``InputError`` where the baseline does not say it."""
-    found = _parsed(baseline.newest_run)
-    if found is None:
+    found = time_of(baseline.newest_run)
+    if found == UNKNOWN:
         raise InputError(f"baseline {baseline.name!r}: newest_run: found {baseline.newest_run:.40}, expected a time", "accept it anew")
     return found
 
@@ -381,12 +362,5 @@ def add_history(works: Sequence[WorkRuns], store: Store, since: datetime) -> Non
     for work in works:
         new = {(record.key, record.attempt) for record in work.newest}
         found = [record for key in sorted(work.keys) for record in store.newest(key, _MOST_ATTEMPTS)]
-        kept = (one for one in found if one.status == "ok" and (one.key, one.attempt) not in new and started(one) > since)
+        kept = (one for one in valid(found) if (one.key, one.attempt) not in new and started(one) > since)
         work.earlier = sorted(kept, key=started)
-
-
-def _parsed(text: str | None) -> datetime | None:
-    try:
-        return None if text is None else datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None

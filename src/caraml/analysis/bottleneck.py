@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from caraml.analysis.grouping import axes, without
+from caraml.analysis.grouping import axes_of, counting, same_work, unstated_size, without
 from caraml.base.format import count
 from caraml.metrics.roofline import fed_bandwidth
 from caraml.results.record import Record
@@ -65,11 +65,13 @@ class Partners:
         self._modes: dict[object, dict[str, float]] = {}
         self._single: dict[object, tuple[int, float]] = {}
         self._batches: dict[object, dict[int, float]] = {}
-        for record in records:
+        for record in (one for repeats in same_work(records) for one in counting(repeats)):
             rate = record.value("throughput_per_device")
-            if record.status != "ok" or not rate:
+            if not rate:
                 continue
             self._modes.setdefault(_but(record, "mode"), {})[record.point.mode] = rate
+            if unstated_size(record):
+                continue
             batches = self._batches.setdefault(_but(record, "global_batch", "micro_batch"), {})
             batches[record.point.global_batch] = max(rate, batches.get(record.point.global_batch, 0.0))
             key, world = _per_device(record), record.point.world
@@ -83,7 +85,8 @@ class Partners:
     def larger_batch(self, record: Record) -> tuple[int, float] | None:
         """The next larger batch of the same work, and its rate per device."""
         batches = self._batches.get(_but(record, "global_batch", "micro_batch"), {})
-        batch = min((batch for batch in batches if batch > record.point.global_batch), default=None)
+        larger = () if unstated_size(record) else (batch for batch in batches if batch > record.point.global_batch)
+        batch = min(larger, default=None)
         return None if batch is None else (batch, batches[batch])
 
     def smallest(self, record: Record) -> tuple[int, float] | None:
@@ -99,11 +102,11 @@ def bottleneck(record: Record, partners: Partners) -> Diagnosis:
 
 
 def _but(record: Record, *names: str) -> object:
-    return without(axes(record.point), names)
+    return without(axes_of(record), names)
 
 
 def _per_device(record: Record) -> object:
-    key = without(axes(record.point), ("nodes", "devices", "global_batch"))
+    key = _but(record, "nodes", "devices", "global_batch")
     return key, record.point.global_batch / record.point.world
 
 
@@ -203,13 +206,6 @@ class RooflineRow:
     """Reached over attainable."""
     reason: str | None
     """Why something is missing."""
-
-    @property
-    def ridge(self) -> float | None:
-        """Intensity from which on arithmetic binds [FLOP/B]."""
-        if self.peak_flops_per_s is None or not self.bandwidth_bytes_per_s:
-            return None
-        return self.peak_flops_per_s / self.bandwidth_bytes_per_s
 
 
 def roofline(records: Iterable[Record]) -> list[RooflineRow]:

@@ -14,14 +14,14 @@ worse, by the more lenient ``SCREEN``, is measured once more: twice the runs sho
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from caraml.analysis.baseline import AcceptedMetric, AcceptedPoint, Baseline, WorkRuns, _parsed, good_of, surroundings, why_not
+from caraml.analysis.baseline import AcceptedPoint, Baseline, WorkRuns, surroundings, why_not
 from caraml.analysis.compare import family
-from caraml.analysis.estimate import Estimate, Value, sessions_of, smallest_change, values
-from caraml.analysis.grouping import Difference, compare_facts
+from caraml.analysis.estimate import Estimate, Value, sessions_of, smallest_change, time_of, values
+from caraml.analysis.grouping import Difference, compare_facts, valid
 from caraml.analysis.run_variation import ratios
 from caraml.base.errors import ExitCode
 from caraml.base.stats import holm
@@ -171,10 +171,7 @@ def judged(
     places = [(index, metric) for index, work in enumerate(works) if usable[index] for metric in _judged_metrics(work.accepted)]
     families = [[one for one in places if (family(one[1]) == "energy") == energy] for energy in (False, True)]
     for some in families:
-        runs = [
-            (_accepted_values(works[index].accepted.metrics[metric]), *_values_of(usable[index], works[index], metric, flags, nights))
-            for index, metric in some
-        ]
+        runs = [_runs_of(usable[index], works[index], metric, flags, nights) for index, metric in some]
         each = alpha / (1 + all(families))
         for (index, _), one in zip(some, judge_numbers([metric for _, metric in some], runs, each, within), strict=True):
             found[index].append(_with_unit(one, works[index], usable[index]))
@@ -277,34 +274,28 @@ def _doubtful(record: Record, accepted: AcceptedPoint) -> list[str]:
 
 def _usable(work: WorkRuns, flags: FlagPolicy) -> list[Record]:
     """The runs that count. Where most are flagged, what disturbed them may have reached the others without a flag: then none does."""
-    good = good_of(work.newest)
+    good = valid(work.newest)
     quiet = [record for record in good if not _doubtful(record, work.accepted)]
     if flags != "strict":
         return good
     return quiet if 2 * len(quiet) >= len(good) else []
 
 
-def _accepted_values(found: AcceptedMetric) -> list[Value]:
-    return [Value(**{**vars(one), "time": _parsed(one.time)}) for one in found.runs]
-
-
-def _values_of(
-    newest: Sequence[Record], work: WorkRuns, metric: str, flags: FlagPolicy, nights: int
-) -> tuple[Sequence[Value], Sequence[Value], Sequence[Value]]:
-    """The numbers of this check, of the last nights before it, and of all before those; of other units or energy boundaries none."""
+def _runs_of(newest: Sequence[Record], work: WorkRuns, metric: str, flags: FlagPolicy, nights: int) -> Runs:
+    """One number of one point; of runs with another unit or energy boundary none."""
     accepted = work.accepted.metrics[metric]
 
-    def comparable(records: Iterable[Record]) -> list[Record]:
-        alike = (
-            record for record in records if (one := record.metrics.get(metric)) and (one.unit, one.scope) == (accepted.unit, accepted.scope)
-        )
-        return [record for record in alike if record.method_version == METHOD_VERSION]
+    def comparable(record: Record) -> bool:
+        one = record.metrics.get(metric)
+        return one is not None and (one.unit, one.scope, record.method_version) == (accepted.unit, accepted.scope, METHOD_VERSION)
 
-    now = values(comparable(newest), metric)
-    earlier = values(comparable(one for one in work.earlier if flags != "strict" or not _doubtful(one, work.accepted)), metric)
+    then = [Value(**{**vars(one), "time": time_of(one.time)}) for one in accepted.runs]
+    now = values(filter(comparable, newest), metric)
+    counted = [one for one in work.earlier if flags != "strict" or not _doubtful(one, work.accepted)]
+    earlier = values(filter(comparable, counted), metric)
     session = sessions_of([*earlier, *now])
     last = set(sorted(set(session.values()))[-nights:] if nights > 1 else ())
-    return now, [one for one in earlier if session[id(one)] in last], [one for one in earlier if session[id(one)] not in last]
+    return then, now, [one for one in earlier if session[id(one)] in last], [one for one in earlier if session[id(one)] not in last]
 
 
 def _with_unit(one: CheckedMetric, work: WorkRuns, newest: Sequence[Record]) -> CheckedMetric:
@@ -322,7 +313,7 @@ def _with_unit(one: CheckedMetric, work: WorkRuns, newest: Sequence[Record]) -> 
 
 def _point(work: WorkRuns, usable: Sequence[Record], numbers: Sequence[CheckedMetric], flags: FlagPolicy) -> CheckedPoint:
     """The verdict on a point from those on its numbers."""
-    good, lost = good_of(work.newest), [record for record in work.newest if record.status != "ok"]
+    good, lost = valid(work.newest), [record for record in work.newest if record.status != "ok"]
     notes = []
     if work.accepted.reason is not None:
         verdict: CheckVerdict = "better" if good else "not judged"
@@ -349,5 +340,5 @@ def _point(work: WorkRuns, usable: Sequence[Record], numbers: Sequence[CheckedMe
 
 def changed_since(baseline: Baseline, records: Sequence[Record]) -> tuple[Difference, ...]:
     """What differs between now and then besides the numbers."""
-    good = good_of(records)
+    good = valid(records)
     return tuple(compare_facts([baseline.facts], [surroundings(good)])) if good else ()

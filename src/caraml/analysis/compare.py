@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from caraml.analysis.estimate import Estimate, smallest_change, values
-from caraml.analysis.grouping import Difference, axes, differences, grouped, names, without
+from caraml.analysis.grouping import Difference, axes_of, counting, differences, grouped, names, valid, without
 from caraml.analysis.run_variation import Means, ratios
 from caraml.analysis.select import Side
 from caraml.base.errors import InputError
@@ -120,6 +120,8 @@ class Comparison:
     """Work that was tried on both sides and gave a result on one only."""
     unmatched: tuple[Lost, ...]
     """Work that was not tried on one side."""
+    left_out: int
+    """Runs that something disturbed, where others of the same work were not."""
     tests: int
     """Number of comparisons that the correction is for."""
     margin: float
@@ -138,6 +140,9 @@ class _Matched:
     name: str
     a: list[Record]
     b: list[Record]
+    """The runs that count."""
+    left_out: int
+    """How many do not, as something disturbed them and not others."""
 
 
 def compare(a: Side, b: Side, metrics: Sequence[str] = (), margin: float = MARGIN) -> Comparison:
@@ -179,7 +184,8 @@ def compare(a: Side, b: Side, metrics: Sequence[str] = (), margin: float = MARGI
         for side in ([pair.a for pair in matched], [pair.b for pair in matched])
     )
     unknown = tuple(name for name in ours if name in theirs)
-    return Comparison(a.name, b.name, tuple(common), unknown, tuple(pairs), tuple(lost), tuple(unmatched), tests, margin, tuple(sentences))
+    missing, dropped = (tuple(lost), tuple(unmatched)), sum(pair.left_out for pair in matched)
+    return Comparison(a.name, b.name, tuple(common), unknown, tuple(pairs), *missing, dropped, tests, margin, tuple(sentences))
 
 
 def _usual(matched: Sequence[_Matched]) -> Sequence[str]:
@@ -203,7 +209,7 @@ def _match(a: Side, b: Side) -> tuple[list[_Matched], list[Lost], list[Lost]]:
     contrasts, optional = _contrasts(a.records, b.records)
 
     def work(record: Record) -> object:
-        found = axes(record.point)
+        found = axes_of(record)
         return without(found, contrasts), frozenset(optional & found.keys())
 
     groups = grouped((*a.records, *b.records), work)
@@ -213,9 +219,11 @@ def _match(a: Side, b: Side) -> tuple[list[_Matched], list[Lost], list[Lost]]:
     unmatched: list[Lost] = []
     for name, group in zip(names(groups), groups, strict=True):
         sides = [[record for record in group if id(record) in known] for known in (ours, theirs)]
-        good = [[record for record in side if record.status == "ok"] for side in sides]
+        good = [valid(side) for side in sides]
         if all(good):
-            matched.append(_Matched(name, *good))
+            ours_counting, theirs_counting = map(counting, good)
+            dropped = sum(map(len, good)) - len(ours_counting) - len(theirs_counting)
+            matched.append(_Matched(name, ours_counting, theirs_counting, dropped))
         for letter, side, results, others in (("A", sides[0], good[0], good[1]), ("B", sides[1], good[1], good[0])):
             if others and not side:
                 published = all("published" in record.environment for record in others)
@@ -231,7 +239,7 @@ def _contrasts(a: Iterable[Record], b: Iterable[Record]) -> tuple[set[str], set[
     Second, those of epochs, which only some work has, where *all* is what has them: in A some work trains 3 epochs, in B 4. Such work has
     no partner among the rest.
     """
-    sides = [[axes(record.point) for record in side] for side in (a, b)]
+    sides = [[axes_of(record) for record in side] for side in (a, b)]
     found, optional = set(), set()
     for name in {name for side in sides for one in side for name in one}:
         values = [{one.get(name) for one in side} for side in sides]

@@ -168,6 +168,10 @@ def is_known_kind(metric: str) -> bool:
     return metric in METRICS and metric.startswith(_RATES)
 
 
+UNKNOWN = datetime.min.replace(tzinfo=UTC)
+"""The time of what does not say it: before all others."""
+
+
 @dataclass(frozen=True)
 class Value:
     """One number of one run."""
@@ -182,7 +186,7 @@ class Value:
     sensors: str | None = None
     """What tells the sensors from others; ``None``: not known."""
     host: str = ""
-    time: datetime | None = None
+    time: datetime = UNKNOWN
     """When the run started; a run of unknown time is a session of its own."""
 
 
@@ -199,7 +203,7 @@ def values(records: Iterable[Record], metric: str, of: Callable[[Record], Metric
         share = min((one.bound or 0.0) / one.value, 0.99)
         accuracy, sensors = _sensors(record, one.scope) if metric in METRICS and metric.startswith(_ENERGIES) else (0.0, None)
         host = str(record.system.get("hostname") or record.system.get("host") or "")
-        found.append(Value(one.value, error, -math.log1p(-share), accuracy, sensors, host, _started(record)))
+        found.append(Value(one.value, error, -math.log1p(-share), accuracy, sensors, host, started(record)))
     return found
 
 
@@ -213,13 +217,17 @@ def _sensors(record: Record, scope: str | None) -> tuple[float, str | None]:
     return accuracy, f"{host}: {', '.join(sorted(boundary.channels))}" if host else None
 
 
-def _started(record: Record) -> datetime | None:
-    if "published" in record.environment:
-        return None
+def started(record: Record) -> datetime:
+    """When a record was measured; ``UNKNOWN`` where it does not say so."""
+    return UNKNOWN if "published" in record.environment else time_of(record.started_at)
+
+
+def time_of(text: str | None) -> datetime:
+    """A time as a file has it; ``UNKNOWN`` for anything else."""
     try:
-        return datetime.fromisoformat(record.started_at).astimezone(UTC)
+        return datetime.fromisoformat(text or "").astimezone(UTC)
     except (ValueError, OverflowError):
-        return None
+        return UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -254,13 +262,13 @@ class Observations:
 
 def sessions_of(found: Iterable[Value]) -> dict[int, int]:
     """A number of the session of every value, by its ``id``."""
-    ordered = sorted(found, key=lambda one: (one.time is None, one.host, one.time.timestamp() if one.time else 0.0))
+    ordered = sorted(found, key=lambda one: (one.time == UNKNOWN, one.host, one.time))
     numbers: dict[int, int] = {}
     last: Value | None = None
     number = 0
     for one in ordered:
-        follows = last is not None and last.host == one.host and last.time is not None and one.time is not None
-        number += not (follows and one.time - last.time < SESSION_PAUSE)  # type: ignore[operator, union-attr]
+        timed = last is not None and last.host == one.host and UNKNOWN not in (last.time, one.time)
+        number += last is None or not timed or one.time - last.time >= SESSION_PAUSE
         numbers[id(one)], last = number, one
     return numbers
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from caraml.analysis.select import unstated
 from caraml.results.record import FLAGS, Record
-from caraml.suite.model import NOT_STATED, OF_EPOCHS, Point
+from caraml.suite.model import NOT_STATED, OF_EPOCHS, OWN_LOOP, Point
 
 T = TypeVar("T")
 Axes: TypeAlias = dict[str, str]
@@ -34,6 +33,18 @@ def axes(point: Point) -> Axes:
     return found | {f"params.{name}": _text(value) for name, value in point.deciding_params.items()}
 
 
+def unstated_size(record: Record) -> set[str]:
+    """What nobody stated of a record's size: ``devices``, ``global_batch``; its point has some number there."""
+    own = record.point.workload == OWN_LOOP  # whose batch is what it counted, also where steps differ
+    return {name for name in ("devices", "global_batch") if name in record.unstated and not (own and name == "global_batch")}
+
+
+def axes_of(record: Record) -> Axes:
+    """The axes of a record's point; a size that nobody stated is told as that, and meets no size that somebody did. What else is not
+    stated, versions before have told otherwise."""
+    return axes(record.point) | dict.fromkeys(unstated_size(record), NOT_STATED)
+
+
 def grouped(things: Iterable[T], key: Callable[[T], object]) -> list[list[T]]:
     """Records, or what else there is, with equal ``key``, in the order of first appearance."""
     groups: dict[object, list[T]] = {}
@@ -54,18 +65,24 @@ def same_work(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def work_of(record: Record) -> object:
-    """What repeats agree in: every axis, and whether somebody stated its size. A row of a table without devices is no repeat of one with
-    one; what else is not stated, versions before have told otherwise."""
-    return without(axes(record.point), ()), frozenset(record.unstated) & {"devices", "global_batch"}
+    """What repeats agree in: every axis."""
+    return without(axes_of(record), ())
 
 
 DISTURBED = frozenset({"busy_machine", "throttled", "not_steady", "truncated", "mixed_nodes", "nan_loss", "short_window"})
-"""Flags of a run whose numbers may be those of something else than the work: no advice is built on it where there is a choice."""
+"""Flags of a run whose numbers may be those of something else than the work."""
 
 
-def undisturbed(repeats: Sequence[Record]) -> list[Record]:
-    """The repeats that nothing disturbed; all of them if something disturbed each."""
-    return [record for record in repeats if DISTURBED.isdisjoint(record.flags)] or list(repeats)
+def valid(records: Iterable[Record]) -> list[Record]:
+    """The runs with a result, whose numbers hold. One that is invalid has numbers as well: of work that went wrong."""
+    return [record for record in records if record.status == "ok"]
+
+
+def counting(repeats: Iterable[Record]) -> list[Record]:
+    """The repeats of one work of which every mean is: those with a result that nothing disturbed; all with one if something disturbed
+    each."""
+    good = valid(repeats)
+    return [record for record in good if DISTURBED.isdisjoint(record.flags)] or good
 
 
 def disturbances(repeats: Sequence[Record]) -> tuple[str, ...]:
@@ -75,23 +92,14 @@ def disturbances(repeats: Sequence[Record]) -> tuple[str, ...]:
 
 def varying(records: Sequence[Record]) -> list[str]:
     """Names of the axes in which the records are not all alike."""
-    found = [axes(record.point) for record in records]
+    found = [axes_of(record) for record in records]
     names = dict.fromkeys(name for one in found for name in one)
     return [name for name in names if len({one.get(name) for one in found}) > 1]
 
 
-def names(groups: Sequence[Sequence[Record]], but: Collection[str] = ()) -> list[str]:
+def names(groups: Sequence[Sequence[Record]], but: Iterable[str] = ()) -> list[str]:
     """A name for each group of repeats: the label of its points, with the axes (``but`` some) in which groups of one label differ."""
-    labels = [_label(group[0]) for group in groups]
-    sharing: dict[str, list[Record]] = {}
-    for label, group in zip(labels, groups, strict=True):
-        sharing.setdefault(label, []).append(group[0])
-    differing = {label: [name for name in varying(firsts) if name not in but] for label, firsts in sharing.items()}
-    found = []
-    for label, group in zip(labels, groups, strict=True):
-        values = axes(group[0].point) if differing[label] else {}
-        found.append(" ".join([label, *(f"{name.removeprefix('params.')}={values.get(name, NONE)}" for name in differing[label])]))
-    return found
+    return told_apart([_label(group[0]) for group in groups], [dict(without(axes_of(group[0]), but)) for group in groups])
 
 
 def _label(record: Record) -> str:
@@ -103,9 +111,8 @@ def _label(record: Record) -> str:
     return f"{point.benchmark}{batch} {point.nodes}x{point.devices}{'' if point.mode == 'train' else ' ' + point.mode}"
 
 
-def short(point: Point, names: Iterable[str]) -> str:
-    """The values of some axes in a few words, such as ``b64 bf16 1x4``."""
-    asked = list(names)
+def short(point: Point, asked: Collection[str]) -> str:
+    """The values of the ``asked`` axes that a user chooses for given work, in a few words, such as ``b64 bf16 1x4``."""
     words = []
     if "global_batch" in asked or "micro_batch" in asked:
         words.append(f"b{point.global_batch}" + (f"/{point.micro_batch}" if "micro_batch" in asked and point.accumulation > 1 else ""))
@@ -117,9 +124,6 @@ def short(point: Point, names: Iterable[str]) -> str:
         words.append(f"{point.nodes}x{point.devices}")
     if "knobs" in asked and (point.knobs.changed or not words):
         words.append(point.knobs.label or _AS_THEY_ARE)
-    known = {"global_batch", "micro_batch", "precision", "compile", "nodes", "devices", "knobs"}
-    found = axes(point)
-    words += [f"{name.removeprefix('params.')}={found.get(name, NONE)}" for name in asked if name not in known]
     return " ".join(words)
 
 
@@ -127,22 +131,25 @@ _PLAIN = {"workload", "mode", "system", "device", "device_class", "placement", "
 """Axes, and other details, whose value says what it is of."""
 
 
-def told_apart(bases: Sequence[str], details: Sequence[Mapping[str, str]]) -> list[str]:
-    """Each base with the details in which it differs from equal ones; what is equal even so is counted.
+def told_apart(bases: Sequence[str], details: Sequence[Mapping[str, str]], plain: Collection[str] = _PLAIN) -> list[str]:
+    """Each base with the details in which it differs from equal ones, of the machine alone where that is enough; what is equal even so is
+    counted. The values of ``plain`` details say what they are of.
 
     Things are alike only if base and all details are.
     """
     sharing: dict[str, list[Mapping[str, str]]] = {}
     for base, own in zip(bases, details, strict=True):
         sharing.setdefault(base, []).append(own)
-    differing = {
-        base: [name for name in dict.fromkeys(name for one in same for name in one) if len({one.get(name) for one in same}) > 1]
-        for base, same in sharing.items()
-    }
+    differing: dict[str, list[str]] = {}
+    for base, same in sharing.items():
+        found_in = dict.fromkeys(name for one in same for name in one)
+        differing[base] = [name for name in found_in if len({one.get(name) for one in same}) > 1]
+        if len({one.get("machine") for one in same}) == len({tuple(sorted(one.items())) for one in same}):
+            differing[base] = [name for name in differing[base] if name == "machine"]
     named = []
     for base, own in zip(bases, details, strict=True):
-        words = [(name.removeprefix("params."), own.get(name, NONE), name in _PLAIN) for name in differing[base]]
-        named.append(" ".join([base, *(value if plain else f"{name}={value}" for name, value, plain in words)]))
+        words = [(name.removeprefix("params."), own.get(name, NONE), name in plain) for name in differing[base]]
+        named.append(" ".join([base, *(value if alone else f"{name}={value}" for name, value, alone in words)]))
     seen: Counter[str] = Counter()
     found: dict[object, str] = {}
     for name, own in zip(named, details, strict=True):
@@ -276,7 +283,7 @@ def facts(record: Record) -> dict[str, str]:
     """What was run where, as comparable text by name. What is not known is left out."""
     found: dict[str, Any] = {**axes(record.point), **dict(_machine(record.system)), **dict(_state(record.environment))}
     measure = record.point.measure.model_dump(mode="json", exclude={"timeout_seconds", "idle_seconds"})
-    found |= dict.fromkeys(unstated(record), NOT_STATED)
+    found |= dict.fromkeys(record.unstated, NOT_STATED)
     if "published" not in record.environment:
         found |= {f"measure.{name}": value for name, value in measure.items()}
         found["method"] = record.method_version

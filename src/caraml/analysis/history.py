@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -25,8 +25,8 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from caraml.analysis.estimate import SMALLEST_SD, Estimate, Value, values
-from caraml.analysis.grouping import Difference, axes, compare_facts, facts, grouped, names, told_apart, without
+from caraml.analysis.estimate import SMALLEST_SD, UNKNOWN, Estimate, Value, started, values
+from caraml.analysis.grouping import Difference, axes_of, compare_facts, facts, grouped, names, told_apart, valid, without
 from caraml.analysis.run_variation import mean_of
 from caraml.base.errors import InputError
 from caraml.metrics.definitions import definition_of, see_known
@@ -53,8 +53,6 @@ FAR_NEIGHBOURS, JUMPS = 0.15, 4
 are the noise: so it is of results with two levels, most of which are nearly the same."""
 _LAGS = (7, 14)
 """Distance of results that resemble each other no more; a week, so that weekdays cancel."""
-
-_UNKNOWN = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -129,39 +127,28 @@ def attempts(roots: Iterable[Path], keys: Collection[str] | None = None) -> list
     paths = [path for path in asked if path.parent.name.isdecimal()]  # not one that is being made
     if not paths:
         raise InputError(f"no results below {', '.join(map(str, folders))}", "caraml run SUITE --again measures once more")
-    return sorted((read_record(path) for path in paths), key=_time)
+    return sorted((read_record(path) for path in paths), key=started)
 
 
 def history(records: Sequence[Record], metric: str = "throughput") -> list[Series]:
     """A series for each work and system among ``records``, which may hold many attempts at a point, and for each unit and boundary of an
     energy. Raises ``InputError`` for an unknown metric. Only results above zero are on a series, as levels are compared by their ratio."""
     see_known(metric, records)
-    usable = sorted(
-        (record for record in records if record.status == "ok" and values([record], metric) and _time(record) != _UNKNOWN), key=_time
-    )
+    usable = sorted((one for one in valid(records) if values([one], metric) and started(one) != UNKNOWN), key=started)
     of_sensors = definition_of(metric, records).sensor
 
     def kind(record: Record) -> tuple[str, str]:
         found = record.metrics[metric]
         return found.scope or NOT_STATED if of_sensors else "", found.unit
 
-    groups = grouped(usable, lambda record: (kind(record), without(axes(record.point), _MAY_CHANGE)))
+    groups = grouped(usable, lambda record: (kind(record), without(axes_of(record), _MAY_CHANGE)))
     named = told_apart(names(groups, _MAY_CHANGE), [dict(zip(("boundary", "unit"), kind(group[0]), strict=True)) for group in groups])
     return [_series(name, group, metric) for name, group in zip(named, groups, strict=True)]
 
 
 def not_above_zero(records: Sequence[Record], metric: str) -> int:
     """How many results are on no series because their number is zero, or below."""
-    known = [value for record in records if record.status == "ok" and (value := record.value(metric)) is not None]
-    return sum(value <= 0 for value in known)
-
-
-def _time(record: Record) -> datetime:
-    """When it was measured; a record that does not say it in a way that can be read comes first and is on no series."""
-    try:
-        return datetime.fromisoformat(record.started_at).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return _UNKNOWN
+    return sum(value is not None and value <= 0 for record in valid(records) for value in [record.value(metric)])
 
 
 def _series(name: str, records: Sequence[Record], metric: str) -> Series:
@@ -193,7 +180,7 @@ def _series(name: str, records: Sequence[Record], metric: str) -> Series:
 def _entry(record: Record, metric: str) -> HistoryEntry:
     found = record.metrics[metric]
     assert found.value is not None
-    return HistoryEntry(_time(record), found.value, found.low, found.high, record.key, record.attempt, record.point.software)
+    return HistoryEntry(started(record), found.value, found.low, found.high, record.key, record.attempt, record.point.software)
 
 
 def _level(entries: Sequence[HistoryEntry]) -> float:

@@ -17,7 +17,20 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from caraml.analysis.estimate import Estimate, Value, values
-from caraml.analysis.grouping import Axes, axes, by_way, disturbances, grouped, names, same_work, told_apart, undisturbed, without
+from caraml.analysis.grouping import (
+    Axes,
+    axes,
+    by_way,
+    counting,
+    disturbances,
+    grouped,
+    names,
+    same_work,
+    told_apart,
+    unstated_size,
+    valid,
+    without,
+)
 from caraml.analysis.laws import Law, Name, fit
 from caraml.analysis.run_variation import estimates, estimates_of, item_energies, mean_metric, mean_of
 from caraml.analysis.table import batches, raw_file, read_ranks, read_steps
@@ -26,7 +39,7 @@ from caraml.base.stats import Elbow, RankTime, elbow, median_error, ranks
 from caraml.metrics.model import Metric
 from caraml.results.record import Record
 from caraml.results.store import Store
-from caraml.suite.model import NOT_STATED, OWN_LOOP, Point
+from caraml.suite.model import NOT_STATED, Point
 
 Kind = Literal["strong", "weak"]
 Basis = Literal["training", "median batch", "epoch"]
@@ -103,9 +116,6 @@ class ScalingFamily:
     name: str
     """For people: benchmark, batch, precision, and what tells it from others with these; unique among the families of one call."""
     kind: Kind
-    workload: str
-    device: str
-    item: str
     records: tuple[Record, ...]
     """By growing number of devices, repeats together."""
     curves: tuple[Curve, ...]
@@ -125,31 +135,24 @@ def scaling(records: Sequence[Record], store: Store | None = None, efficiency: f
 
     Where one number of devices was run on different numbers of nodes, the fewest nodes count. Without an ``efficiency`` no laws are fitted.
     """
-    found: list[_Found] = []
-    ok = [record for record in records if record.status == "ok" and not unstated_size(record)]
-    for way, alike in by_way(ok, lambda record: without(axes(record.point), _OF_SIZE)):
-        found += [_Found(kind, sizes, _details(sizes[0][0], way) | {"batch": batch}) for kind, batch, sizes in families_of(alike)]
+    ok = [record for record in valid(records) if not unstated_size(record)]
+    found = [
+        (kind, sizes, _details(sizes[0][0], way) | {"batch": batch})
+        for way, alike in by_way(ok, lambda record: without(axes(record.point), _OF_SIZE))
+        for kind, batch, sizes in families_of(alike)
+    ]
+    named = told_apart([_base(sizes[0][0].point, kind) for kind, sizes, _ in found], [details for *_, details in found])
     families = []
-    for one, name in zip(found, told_apart([_base(one) for one in found], [one.details for one in found]), strict=True):
-        kind, sizes = one.kind, one.sizes
-        curves = [curve for basis in BASES if (curve := _curve(basis, kind, sizes, store, efficiency)) is not None]
-        first = sizes[0][0]
+    for (kind, sizes, details), name in zip(found, named, strict=True):
+        curves = tuple(curve for basis in BASES if (curve := _curve(basis, kind, sizes, store, efficiency)) is not None)
         everyone = tuple(record for size in sizes for record in size)
         flagged = tuple((count(size[0].point.world, "device"), flags) for size in sizes if (flags := disturbances(size)))
-        named = f"{name}, {kind}"
-        families.append(
-            ScalingFamily(named, kind, first.point.workload, first.point.device, first.item, everyone, tuple(curves), flagged, one.details)
-        )
-    return [family for family in families if family.curves]
+        if curves:
+            families.append(ScalingFamily(f"{name}, {kind}", kind, everyone, curves, flagged, details))
+    return families
 
 
 _SIZE = {"devices": "the number of devices", "global_batch": "the batch"}
-
-
-def unstated_size(record: Record) -> set[str]:
-    """What nobody stated of a record's size: ``devices``, ``global_batch``; its point has some number there."""
-    own = record.point.workload == OWN_LOOP  # whose batch is what it counted, also where steps differ
-    return {name for name in _SIZE if name in record.unstated and not (own and name == "global_batch")}
 
 
 def left_out(records: Sequence[Record], needed: Iterable[str] = _SIZE) -> str:
@@ -157,22 +160,14 @@ def left_out(records: Sequence[Record], needed: Iterable[str] = _SIZE) -> str:
 
     ``needed``: what has to be known; ``("devices",)`` for the matrices, ``("global_batch",)`` over the batch.
     """
-    found = [lacking for record in records if record.status == "ok" and (lacking := unstated_size(record) & {*needed})]
+    found = [lacking for record in valid(records) if (lacking := unstated_size(record) & {*needed})]
     what = " or ".join(words for name, words in _SIZE.items() if any(name in one for one in found))
     return f"left out: {count(len(found), 'result')} of which {what} is not stated" if found else ""
 
 
-@dataclass(frozen=True)
-class _Found:
-    kind: Kind
-    sizes: list[list[Record]]
-    details: Axes
-
-
-def _base(found: _Found) -> str:
+def _base(point: Point, kind: Kind) -> str:
     """What a family is called where nothing else is like it."""
-    point = found.sizes[0][0].point
-    words = [point.benchmark, batch_of(point, found.kind), point.arithmetic, "" if point.compile == "off" else point.compile]
+    words = [point.benchmark, batch_of(point, kind), point.arithmetic, "" if point.compile == "off" else point.compile]
     return " ".join(filter(None, words))
 
 
@@ -206,7 +201,7 @@ def families_of(alike: Sequence[Record]) -> list[_Sizes]:
     found: list[_Sizes] = []
     for (kind, kept), stays in zip(KEPT, (micro_batch, _accumulation, micro_batch), strict=True):
         for group in grouped(alike, kept):
-            works = sorted(map(undisturbed, same_work(group)), key=lambda work: (work[0].point.world, work[0].point.nodes))
+            works = sorted(map(counting, same_work(group)), key=lambda work: (work[0].point.world, work[0].point.nodes))
             sizes = list({work[0].point.world: work for work in reversed(works)}.values())[::-1]
             if len(sizes) > 1:
                 found.append((kind, stays(sizes[0][0].point), sizes))
@@ -363,10 +358,10 @@ def solutions_of(records: Sequence[Record]) -> list[Solution]:
 
     Repeats that something disturbed do not count beside others; energies of different boundaries have no mean.
     """
-    ok = [record for record in records if record.status == "ok" and "devices" not in record.unstated]
+    ok = [record for record in valid(records) if "devices" not in record.unstated]
     found: list[tuple[Record, str, Estimate, Estimate | None, str | None]] = []
     for way, alike in by_way(ok, lambda record: (record.point.benchmark, without(axes(record.point), (*_OF_SIZE, *_MACHINE)))):
-        groups = [*map(undisturbed, same_work(alike))]
+        groups = [*map(counting, same_work(alike))]
         rates, _ = estimates(groups, "throughput", only_ratios=True)
         for group, rate, energy in zip(groups, rates, item_energies(groups), strict=True):
             found += [(group[0], way, rate.inverse(), *energy)] if rate is not None else []

@@ -1,7 +1,7 @@
 """The sides of a comparison: results by name (:mod:`caraml.results.selector`), and ``reference:SOURCE/TABLE/RUN`` in the published figures.
 
 A published experiment is one column or row of a table. What its source does not state (precision, compile mode, mostly the batch) is not
-made up: :func:`unstated` names it, and comparisons say "not stated". Runs of one table with equal parameters count as repeats.
+made up: the record's ``unstated`` names it, and comparisons say "not stated". Runs of one table with equal parameters count as repeats.
 """
 
 from __future__ import annotations
@@ -79,11 +79,6 @@ def published(name: str) -> list[Record]:
     if not records:
         raise InputError(f"{name}: no published experiment with one of CARAML's metrics", "caraml references lists what there is")
     return records
-
-
-def unstated(record: Record) -> tuple[str, ...]:
-    """Fields of a record's point that nobody stated; empty for a training of CARAML's."""
-    return record.unstated
 
 
 def _experiment(row: Reference) -> tuple[str, str, int, str, int, int, str, str]:

@@ -302,7 +302,7 @@ def dots(rows: Sequence[str], series: Sequence[Sequence[dict[str, Any]]], axis_t
     every = [mark for one in series for mark in one]
     values = [mark[name] for mark in every for name in ("x", "low", "high") if name in mark]
     log = wide_range(values)
-    domain = (min(values) / 1.3, max(values) * 1.3) if log else (0.0, max(0.0, *values) * 1.04)
+    domain = (min(values) / 1.3, max(values) * 1.3) if log else (min(0.0, *values) * 1.04, max(0.0, *values) * 1.04)
     plot = _Plot(height=ROW * len(rows))
     across = plot.x_axis(Axis(axis_title, domain=domain, log=10 if log else None))
     spans = {row: [mark for mark in every if mark["row"] == row] for row in range(len(rows))}

@@ -53,8 +53,9 @@ def accept(
     replace: Annotated[bool, typer.Option("--replace", help="Replace the baseline of this name.")] = False,
 ) -> None:
     """Accept a campaign as reference for `caraml check`: all its repeats, with the interval between runs."""
-    from caraml.analysis.baseline import NAMES, failed_repeats, place, runs_of, started, write_baseline
+    from caraml.analysis.baseline import NAMES, failed_repeats, place, runs_of, write_baseline
     from caraml.analysis.baseline import accept as accepted
+    from caraml.analysis.estimate import started
     from caraml.base.format import count
     from caraml.results.selector import select
 
@@ -208,7 +209,7 @@ def _give_results(works: Sequence[WorkRuns], asked: Asked, accepted: Baseline, l
 
 def _newest(store: Store, keys: Sequence[str], accepted: Baseline, since: datetime) -> Sequence[Record]:
     """The newest record of every point since the baseline. Raises ``InputError`` if there is none."""
-    from caraml.analysis.baseline import started
+    from caraml.analysis.estimate import started
 
     records = [record for key in keys for record in store.newest(key, 1) if started(record) > since]
     if not records:
@@ -219,7 +220,7 @@ def _newest(store: Store, keys: Sequence[str], accepted: Baseline, since: dateti
 
 def _age(records: Sequence[Record]) -> str:
     """When the newest results were measured: they may be of long ago."""
-    from caraml.analysis.baseline import started
+    from caraml.analysis.estimate import started
 
     first, last = (f"{choose(map(started, records)):%Y-%m-%d %H:%M} UTC" for choose in (min, max))
     return f"nothing was run, and what is worse not measured again: results of {first}" + (f" to {last}" if last != first else "")

@@ -59,7 +59,6 @@ class PublishedFigure(FrozenModel):
     x: str = Field("", description="formula of the horizontal axis of lines, and of the columns of cells")
     x_axis: str = ""
     x_own: str = Field("", description="the same of the user's results")
-    x_log: bool = True
     panels: list[Panel]
     own: str = Field("", description="condition on the user's results; absent: those of the same workloads and modes")
     any_devices: bool = Field(False, description="it is over the number of devices, so the user's may be on any; otherwise on as many only")

@@ -101,6 +101,8 @@ def _change_notes(comparison: Comparison, hidden: int) -> Iterable[str]:
         yield f"not listed: {count(hidden, 'number')} without a better or worse; --all lists them"
     for reason in dict.fromkeys(one.reason for one in changes if one.reason):
         yield f"{reason}: {sum(one.reason == reason for one in changes)} of {len(changes)} numbers"
+    if comparison.left_out:
+        yield f"left out: {count(comparison.left_out, 'run')} that something disturbed, where others of the same work were not"
     yield f"A and B: {INTERVAL}"
     for metric, sentence in comparison.variation:
         yield f"{title_of(metric)}, B against A: {sentence}"
@@ -151,7 +153,7 @@ def scaling_sections(
 
 
 def _curve(family: ScalingFamily, curve: Curve) -> Section:
-    unit = {"training": f"{family.item}/s", "median batch": "sample/s", "epoch": "epoch/s"}[curve.basis]
+    unit = {"training": f"{family.records[0].item}/s", "median batch": "sample/s", "epoch": "epoch/s"}[curve.basis]
     with_flops = any(size.flops is not None for size in curve.sizes)
     rows = tuple(
         (

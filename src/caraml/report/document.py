@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from caraml.analysis.bottleneck import Partners, bottleneck
-from caraml.analysis.grouping import disturbances, undisturbed
+from caraml.analysis.grouping import counting, disturbances
 from caraml.analysis.run_variation import INTERVAL
 from caraml.analysis.table import Steps, flat_table, raw_file, raw_files, read_steps, to_csv
 from caraml.analysis.table import rows as flat_rows
@@ -180,7 +180,7 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
         for group in works([line.mean for line in good]).values():
             having = [(record.key, [record]) for record in group if (record.value(quantity.name) or 0.0) > 0]
             for boundary, alike, _ in by_boundary(having, (quantity,)) if having else []:
-                record = min(undisturbed(runs_of(alike)), key=lambda record: sign * (record.value(quantity.name) or 0.0))
+                record = min(counting(runs_of(alike)), key=lambda record: sign * (record.value(quantity.name) or 0.0))
                 best.append(f"{named[record.key]}{boundary}: {quantity.text(record.metrics[quantity.name])}")
         found += [(title, _some(best))] if best else []
     partners = Partners(line.mean for line in good)

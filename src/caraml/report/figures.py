@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from caraml.analysis.bottleneck import RooflineRow, roofline
+from caraml.analysis.grouping import valid
 from caraml.base.chart import Axis, Drawing, bars, cells, dots, marks, wide_range
 from caraml.base.format import count, prefixed, printable, significant
 from caraml.metrics.definitions import title_of, unit_of
@@ -38,7 +39,6 @@ from caraml.report.grouping import (
     marker,
     metric,
     repeated,
-    valid,
 )
 from caraml.report.numbers import counted, plain
 from caraml.report.section import ReportFigure, clipped
@@ -75,11 +75,10 @@ def over_batch(records: Sequence[Record]) -> Figures:
         else:
             single += group
     once = list({one.key: one for one in single}.values())
-    figures += [_bars(TOTAL, [record for record in once if record.item == item]) for item in dict.fromkeys(record.item for record in once)]
+    for item in dict.fromkeys(record.item for record in once):
+        figures += _bars(TOTAL, [record for record in once if record.item == item])
     for quantity in own_quantities(once):
-        having = [record for record in once if (found := quantity.metric(record)) and found.value is not None]
-        values = [known(quantity.metric(record)) for record in having]
-        figures += [_bars(quantity, having)] if min(values) >= 0 < max(values) else []  # bars begin at zero
+        figures += _bars(quantity, once)
     return first_figures(figures)
 
 
@@ -121,7 +120,8 @@ def _panels(name: str, lines: dict[str, list[Record]], wanted: Sequence[Quantity
         missing = [reason for _, repeats in places if RATE.of(repeats) is not None and (reason := EFFICIENCY.reason(repeats))]
         note += f" {count(len(missing), 'point')} without energy: {'; '.join(dict.fromkeys(missing))}." if missing else ""
     title = f"{whole} over global batch: {name}"
-    note += others + disturbed([(f"{line} b{_batch(repeats)}", repeats) for line, repeats in places])
+    drawn = [(f"{line} b{_batch(repeats)}", repeats) for line, repeats in places if any(one.of(repeats) for one in quantities)]
+    note += others + disturbed(drawn)
     return ReportFigure(title, drawings, [line for line, _ in shown], "mark", columns, rows, note + more)
 
 
@@ -141,40 +141,47 @@ def _by_batch(records: Sequence[Record]) -> list[list[Record]]:
     return list(found.values())
 
 
-def _bars(quantity: Quantity, records: Sequence[Record]) -> ReportFigure:
-    """A bar for each work that has the number, where no line would have two points."""
-    means = repeated(records, [quantity.name])
-    lines, unit = [line.mean for line in means], quantity.unit.format(item=records[0].item)
+def _bars(quantity: Quantity, records: Sequence[Record]) -> list[ReportFigure]:
+    """A bar for each work that has the number, where no line would have two points; nothing where none has it."""
+    lines = [line for line in repeated(records, ()) if quantity.of(line.runs) is not None]
+    if not lines:
+        return []
     shown, more = first(lines, MOST_ROWS, "point")
-    named = labels(lines)
-    found = [(named[record.key], record.metrics[quantity.name]) for record in shown]
+    unit, by_key = quantity.unit.format(item=records[0].item), labels([line.mean for line in lines])
+    named, told = [by_key[line.mean.key] for line in lines], [quantity.told(line.runs) for line in lines]
     axis = unit if unit != "1" else quantity.title
     title = f"{quantity.title}, {unit}" if unit != "1" else axis
-    texts = [quantity.text(rate) for _, rate in found]
-    # The interval is drawn, and its numbers are in the table: where they are long, the name needs their place.
-    brief = [clipped([text if len(text) <= LABEL // 2 else re.sub(r" \([^)]* to [^)]*\)", "", text)], 29)[0] for text in texts]
-    drawn = [(line, rate, short, text) for (line, rate), short, text in zip(found, brief, texts, strict=True)]
-    drawing = _single_bars(drawn, [keys(line.runs) for line in means[: len(shown)]], 1.0, axis, title)
-    batches = ["–" if "global_batch" in record.unstated else f"{record.point.global_batch:,}" for record in lines]
-    rows = [[named[one.key], batch, quantity.text(one.metrics[quantity.name])] for one, batch in zip(lines, batches, strict=True)]
-    without = [line for line, rate in found if rate.low is None]
+    found = []
+    for name, text, line in zip(named, told, shown, strict=False):
+        # The interval is drawn, and its numbers are in the table: where they are long, the name needs their place.
+        brief = text if len(text) <= LABEL // 2 else re.sub(r" \([^)]* to [^)]*\)", "", text)
+        mean = quantity.of(line.runs)
+        assert mean is not None
+        found.append((name, mean, clipped([brief], 29)[0], text))
+    drawing = _one_each(found, [keys(line.runs) for line in shown], 1.0, axis, title)
+    batches = ["–" if "global_batch" in line.mean.unstated else f"{line.mean.point.global_batch:,}" for line in lines]
+    without = [name for name, mean, *_ in found if mean.low is None]
     note = "The short lines show the 95 % confidence interval between runs." + (f" Without one: {', '.join(without)}." if without else "")
-    note += disturbed([(named[line.mean.key], line.good) for line in means[: len(shown)]])
-    return ReportFigure(title, [drawing], [], "block", ["point", "global batch", quantity.title.lower()], rows, note + more)
+    note += disturbed([(name, line.good) for name, line in zip(named, shown, strict=False)])
+    columns, rows = ["point", "global batch", quantity.title.lower()], [list(row) for row in zip(named, batches, told, strict=True)]
+    return [ReportFigure(title, [drawing], [], "block", columns, rows, note + more)]
 
 
-def _single_bars(found: Sequence[tuple[str, Metric, str, str]], of: Sequence[str], factor: float, axis: str, title: str) -> Drawing:
-    """A bar with its interval for each name, metric, brief text and whole text; markers where the shorter bars would be lines."""
+def _one_each(found: Sequence[tuple[str, Metric, str, str]], of: Sequence[str], factor: float, axis: str, title: str) -> Drawing:
+    """A bar with its interval for each name, metric, brief text and whole text; markers where shorter bars would be lines, or where a value
+    is below zero, at which bars begin."""
     brief = clipped([line for line, *_ in found], max(LABEL - 2 - max(len(short) for _, _, short, _ in found), LABEL // 3))
     names = [f"{name}: {short}" for name, (_, _, short, _) in zip(brief, found, strict=True)]
-    facts = [{"row": row, "series": 0, "d": f"{line}: {text}", "of": of[row]} for row, (line, _, _, text) in enumerate(found)]
-    segments = [{**fact, "a": 0, "b": known(value) / factor} for fact, (_, value, *_) in zip(facts, found, strict=True)]
-    errors = [
-        {**fact, **dict(zip(("low", "high"), ends(value, factor), strict=True))}
-        for fact, (_, value, *_) in zip(facts, found, strict=True)
-        if value.low is not None and value.high is not None
-    ]
-    return bars(names, segments, errors, axis, title)
+    rows: list[dict[str, Any]] = []
+    for row, (line, value, _, text) in enumerate(found):
+        length = known(value) / factor
+        rows.append({"row": row, "series": 0, "a": 0, "b": length, "x": length, "d": f"{line}: {text}", "of": of[row]})
+        if value.low is not None and value.high is not None:
+            rows[-1] |= dict(zip(("low", "high"), ends(value, factor), strict=True))
+    lengths = [mark["x"] for mark in rows]
+    if min(lengths) < 0 or wide_range(lengths):
+        return dots(names, [rows], axis, title)
+    return bars(names, rows, [mark for mark in rows if "low" in mark], axis, title)
 
 
 def stacked(row: int, line: str, of: str, parts: Iterable[tuple[float, str]]) -> list[dict[str, Any]]:
@@ -230,7 +237,8 @@ def _map(name: str, lines: dict[str, list[Record]], quantity: Quantity, places: 
     note = f"In {unit}; the darker, the higher. Columns are global batches; an empty place was not asked for."
     words = {word: status for status, word in WORDS.items()} | {"–": "not known", "other": "another boundary"}
     note += f" {'; '.join(f'{kind}: {words.get(kind, kind)}' for kind in kinds)}." if kinds else ""
-    note += others + disturbed([(f"{line} b{_batch(repeats)}", repeats) for line, repeats in places])
+    drawn = [(f"{line} b{_batch(runs)}", runs) for line, runs in places if line in dict(shown) and _batch(runs) in batches]
+    note += others + disturbed(drawn)
     return ReportFigure(title, [drawing], [], "block", ["row", "global batch", quantity.title.lower()], rows, note + more + wider)
 
 
@@ -239,8 +247,8 @@ def _cell(quantity: Quantity, repeats: Sequence[Record], factor: float) -> tuple
     found = quantity.of(repeats)
     if found is not None:
         return significant(known(found) / factor), known(found), quantity.told(repeats)
-    if runs := valid(repeats):
-        return "–", None, quantity.told(runs)
+    if valid(repeats):
+        return "–", None, quantity.told(repeats)
     record = repeats[0]
     return WORDS[record.status], None, f"{record.status}: {record.reason or 'no reason recorded'}"
 
@@ -268,10 +276,8 @@ def node_and_devices(records: Sequence[Record]) -> Figures:
             rows.append([line, plain("", node, unit), plain("", device, unit), share])
         title = f"Energy of node and devices: {name}"
         drawing = bars(names, segments, [], f"energy [{written_unit}]", title)
-        legend = ["devices", "rest of the node"]
-        return ReportFigure(
-            title, [drawing], legend, "block", ["point", "node", "devices", "devices / node"], rows, (others + more).strip()
-        )
+        legend, columns = ["devices", "rest of the node"], ["point", "node", "devices", "devices / node"]
+        return ReportFigure(title, [drawing], legend, "block", columns, rows, (others + more + disturbed(lines)).strip())
 
     return of_works("Energy of node and devices", records, ("node_energy", "device_energy"), (NODE, DEVICES), draw)
 
@@ -288,17 +294,10 @@ def action(records: Sequence[Record]) -> Figures:
         rows = [[line, ACTION.text(ACTION.of(one)), ENERGY.text(ENERGY.of(one)), TIME.text(TIME.of(one))] for line, one in lines]
         item = item_of(runs_of(points))
         title, axis = f"Action of {AMOUNT} {item}s: {name}", f"energy x time [{unit}]"
-        if wide_range([known(value) for _, value in found]):  # the shorter bars would be lines
-            names = clipped([line for line, *_ in texts], LABEL // 2)
-            drawn = [
-                {"row": row, "x": known(value) / factor, "d": f"{line}: {text}", "of": of[row]}
-                for row, (line, value, _, text) in enumerate(texts)
-            ]
-            drawing = dots([f"{brief}: {short}" for brief, (_, _, short, _) in zip(names, texts, strict=True)], [drawn], axis, title)
-        else:
-            drawing = _single_bars(texts, of, factor, axis, title)
+        drawing = _one_each(texts, of, factor, axis, title)
         note = f"Energy times time of {AMOUNT} {item}s at the rate of the window: lower is better. The short lines join both intervals."
-        return ReportFigure(title, [drawing], [], "block", ["point", "Action", "energy", "time"], rows, note + others + more)
+        note += others + more + disturbed(lines)
+        return ReportFigure(title, [drawing], [], "block", ["point", "Action", "energy", "time"], rows, note)
 
     return of_works("Action", records, (TOTAL.name, COST.name), (ACTION,), draw)
 
@@ -336,8 +335,9 @@ def _pareto(name: str, points: Lines, others: str) -> ReportFigure | None:
     drawing = marks(series, x_axis, y_axis, title, lines=False, path=sorted(placed, key=lambda mark: float(mark["x"])))
     note = "No point takes both less time and less energy than one of those on the line (the Pareto front)."
     note += " An energy that is not above zero was not measured: it is on no front." if min(energies) <= 0 else ""
+    note += others + more + disturbed([(line, runs) for line, runs in points if runs[0].key in where])
     columns = ["point", "time", "energy", "on the front"]
-    return ReportFigure(title, [drawing], [line for line, _ in lines], "mark", columns, rows, note + others + more)
+    return ReportFigure(title, [drawing], [line for line, _ in lines], "mark", columns, rows, note)
 
 
 def front(points: Iterable[tuple[float, float]]) -> set[tuple[float, float]]:

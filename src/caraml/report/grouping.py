@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeVar
 
 from pydantic import JsonValue
 
-from caraml.analysis.grouping import NONE, grouped, work_of
+from caraml.analysis.grouping import NONE, counting, disturbances, grouped, told_apart, valid, work_of
 from caraml.analysis.run_variation import mean_metric
 from caraml.base.format import count, printable
 from caraml.metrics.model import Metric, scaled
@@ -45,16 +44,16 @@ class Repeats:
 
     runs: tuple[Record, ...]
     mean: Record
-    """The first run with a result, with the mean numbers of all that have one and the flags of each; the first run if none has."""
+    """The first run that counts, with the mean numbers and the flags of all that do; the first run if none has a result."""
 
     @property
     def good(self) -> list[Record]:
-        """The runs with a result."""
-        return valid(self.runs)
+        """The runs of which the mean is."""
+        return counting(self.runs)
 
     @property
     def count(self) -> str:
-        """``3``, or ``2/3`` where a run has no result."""
+        """``3``, or ``2/3`` where a run has no result, or was disturbed."""
         good = len(self.good)
         return str(good) if good == len(self.runs) else f"{good}/{len(self.runs)}"
 
@@ -65,11 +64,14 @@ class Repeats:
 
     @property
     def lost(self) -> str:
-        """What became of the runs without a result, where others have one; else empty."""
-        bad = [record for record in self.runs if record.status != "ok"]
-        if not bad or len(bad) == len(self.runs):
-            return ""
-        return f"{len(bad)} of {len(self.runs)} runs without a result: {bad[-1].status}: {bad[-1].reason or 'no reason given'}"
+        """What became of the runs that are not in the mean of others; else empty."""
+        bad, good = [record for record in self.runs if record.status != "ok"], valid(self.runs)
+        told = []
+        if good and bad:
+            told = [f"{len(bad)} of {len(self.runs)} runs without a result: {bad[-1].status}: {bad[-1].reason or 'no reason given'}"]
+        if left_out := len(good) - len(self.good):
+            told.append(f"{left_out} of {len(self.runs)} runs left out, as something disturbed them: {', '.join(disturbances(good))}")
+        return "; ".join(told)
 
     def flagged(self, flag: str) -> str:
         """How many of several runs have a flag, as ``(2 of 3 runs)``; empty where all have it."""
@@ -97,7 +99,7 @@ def single(records: Sequence[Record]) -> list[Repeats]:
 
 
 def _repeats(group: Sequence[Record], wanted: Collection[str] | None) -> Repeats:
-    good = valid(group)
+    good = counting(group)
     first = (good or group)[0]
     point = first.point.model_copy(update={"repeat": 0})
     names = dict.fromkeys(name for record in good for name in record.metrics if wanted is None or name in wanted)
@@ -115,11 +117,6 @@ def _mean(runs: Sequence[Record], name: str, of: Callable[[Record], Metric | Non
     return scaled(found, fmean(values) / found.value, found.unit)
 
 
-def valid(records: Iterable[Record]) -> list[Record]:
-    """The runs whose numbers hold. One that is invalid has numbers as well: of work that went wrong."""
-    return [record for record in records if record.status == "ok"]
-
-
 def labels_and_statuses(records: Sequence[Record]) -> dict[str, str]:
     """As :func:`labels`, with the status of every run without a result."""
     named = labels(records)
@@ -128,27 +125,13 @@ def labels_and_statuses(records: Sequence[Record]) -> dict[str, str]:
 
 def labels(records: Sequence[Record]) -> dict[str, str]:
     """A label for each key. Points that would share one get values in which they differ; of how they are measured, if in nothing else."""
-    named = _told_apart(records, {record.key: record.point.label for record in records}, _values)
-    return _told_apart(records, named, _rest)
-
-
-def _told_apart(records: Sequence[Record], bases: dict[str, str], values: Callable[[Record], Mapping[str, JsonValue]]) -> dict[str, str]:
-    """The ``bases`` by key, those of several with the ``values`` in which these differ."""
-    sharing: defaultdict[str, dict[str, Record]] = defaultdict(dict)
-    for record in records:
-        sharing[bases[record.key]][record.key] = record
-    named: dict[str, str] = {}
-    for label, group in sharing.items():
-        found = {key: values(record) if len(group) > 1 else {} for key, record in group.items()}
-        names = sorted({name for one in found.values() for name in one})
-        differing = [name for name in names if len({json.dumps(one.get(name), sort_keys=True) for one in found.values()}) > 1]
-        if "machine" in differing and len({str(one["machine"]) for one in found.values()}) == len(group):
-            differing = ["machine"]
-        for key, one in found.items():
-            texts = {name: str(NONE if one.get(name) is None else one[name]) for name in differing}
-            words = (text if name in PLAIN else f"{name.removeprefix('params.')}={text}" for name, text in texts.items())
-            named[key] = printable(" ".join([label, *words]))
-    return named
+    keys, named = [record.key for record in records], [record.point.label for record in records]
+    for values in (_values, _rest):
+        sharing = Counter(dict(zip(keys, named, strict=True)).values())
+        details = [values(record) if sharing[name] > 1 else {} for record, name in zip(records, named, strict=True)]
+        texts = [{name: NONE if value is None else str(value) for name, value in sorted(one.items())} for one in details]
+        named = told_apart(named, texts, PLAIN)
+    return {key: printable(name) for key, name in zip(keys, named, strict=True)}
 
 
 def machine(point: Point) -> str:
@@ -160,7 +143,7 @@ def _values(record: Record) -> dict[str, JsonValue]:
     point = record.point
     own: dict[str, JsonValue] = {"device": point.device, "seed": point.seed, "software": point.software, "micro_batch": point.micro_batch}
     own |= {name: word(record) for name, word in PLAIN.items()}
-    return {f"params.{name}" if name in own else name: value for name, value in point.deciding_params.items()} | own  # a table's `batch`
+    return {f"params.{name}": value for name, value in point.deciding_params.items()} | own
 
 
 def _rest(record: Record) -> dict[str, JsonValue]:
@@ -249,7 +232,7 @@ class Quantity:
     metric: Callable[[Record], Metric | None]
 
     def of(self, records: Iterable[Record]) -> Metric | None:
-        """The mean over the repeats with a result and this number, as in tables, with its interval between runs.
+        """The mean over the repeats that count and have this number, as in tables, with its interval between runs.
 
         ``None`` if none has it, or they measured different things.
         """
@@ -257,7 +240,7 @@ class Quantity:
         return mean if mean is not None and mean.value is not None else None
 
     def _mean(self, records: Iterable[Record]) -> Metric | None:
-        return _mean(valid(records), self.name, self.metric)
+        return _mean(counting(records), self.name, self.metric)
 
     def reason(self, records: Iterable[Record]) -> str:
         """Why the mean over repeats is not known; empty where it is."""
@@ -267,12 +250,12 @@ class Quantity:
         return printable(mean.reason or "no reason recorded") if mean.value is None else ""
 
     def told(self, records: Sequence[Record]) -> str:
-        """The mean over repeats as people read it, and of how many runs it is where that is not all with a result; or why there is none."""
-        runs, mean = valid(records), self.of(records)
+        """The mean over repeats as people read it, and of how many of them it is where that is not all; or why there is none."""
+        mean = self.of(records)
         if mean is None:
             return f"not known: {self.reason(records)}"
-        having = sum(metric is not None and metric.value is not None for metric in map(self.metric, runs))
-        return self.text(mean) + of_runs(having, len(runs))
+        having = sum(metric is not None and metric.value is not None for metric in map(self.metric, counting(records)))
+        return self.text(mean) + of_runs(having, len(records))
 
     def boundary(self, records: Sequence[Record]) -> str:
         """Of what the mean is the energy; empty for what is none, and where nobody stated it."""

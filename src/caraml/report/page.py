@@ -172,8 +172,7 @@ def _everything(store: Store, lines: Sequence[Repeats], named: Mapping[str, str]
 
 def _mean(line: Repeats, named: Mapping[str, str]) -> dict[str, Any]:
     """Several runs of one work: their mean numbers, and where each run stands."""
-    record, count = line.mean, len(line.good)
-    numbers = []
+    record, numbers = line.mean, []
     for name, metric in record.metrics.items():
         told = (f"{uncertainty(name, metric)}; n counts runs", "mean of the runs") if metric.value is not None else ("", "")
         about = told[0], metric.scope or "", told[1], metric.reason or ""
@@ -183,7 +182,7 @@ def _mean(line: Repeats, named: Mapping[str, str]) -> dict[str, Any]:
         "status": record.status,
         "reason": record.reason or line.lost,
         "flags": [(f"{flag}{line.flagged(flag)}", flag_text(record, flag)) for flag in record.flags],
-        "window": f"mean of {count} run{'' if count == 1 else 's'}, each with a window of its own",
+        "window": f"mean of {line.count.replace('/', ' of ')} runs, each with a window of its own",
         "runs": [[run.key, named[run.key], run.status, written("throughput", run.metrics.get("throughput"))] for run in line.runs],
         "files": [],
         "facts": [],

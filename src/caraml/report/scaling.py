@@ -89,7 +89,7 @@ def _efficiency(name: str, families: Sequence[ScalingFamily]) -> ReportFigure:
             if len(families) == 1
             else [family.curve("median batch" if what == "median" else _RATE) for family in shown]
         )
-        drawings += _per_device(lines, curves, x, name, (what, unit.format(item=families[0].item), value))
+        drawings += _per_device(lines, curves, x, name, (what, unit.format(item=families[0].records[0].item), value))
     columns = ["family", "rate", "devices", "nodes", "batch", "FLOP/s per device", "speed-up", "efficiency", "law"]
     listed = families[:MOST_SERIES]
     rows = [_size_row(names[one.name], curve, at) for one in listed for curve in one.curves for at in range(len(curve.sizes))]
@@ -172,7 +172,7 @@ def _over(value: float | None, world: int) -> float | None:
 
 def _names(families: Sequence[ScalingFamily]) -> dict[str, str]:
     """A name within the figure for each family, by its own name: device and batch, and what tells it from others with these."""
-    bases = [f"{device_name(one.device)} {batch_of(one.records[0].point, one.kind)}" for one in families]
+    bases = [f"{device_name(one.records[0].point.device)} {batch_of(one.records[0].point, one.kind)}" for one in families]
     told = told_apart(bases, [one.details for one in families])
     return {one.name: printable(name) for one, name in zip(families, told, strict=True)}
 

@@ -230,6 +230,7 @@ def repeats_view(records: Sequence[Record]) -> RenderableType:
     runs = [(run.key, f"{run.point.label}  {run.status}  {written('throughput', run.metrics.get('throughput'))}") for run in line.runs]
     flags = [(f"{flag}{line.flagged(flag)}", flag_text(line.mean, flag)) for flag in line.mean.flags]
     parts: list[RenderableType] = [_text(f"{line.mean.point.label}: {line.count} runs", "bold")]
+    parts += [_text(line.lost)] if line.lost else []
     parts += _section("Flags", _grid(flags)) if flags else []
     parts += _section("Means of the runs", plain_table(["", "mean", ""], rows, 2), _text(INTERVAL, "dim"))
     parts += _section("Runs (caraml show KEY has all of one)", _grid(runs))

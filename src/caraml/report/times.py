@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from caraml.analysis.grouping import valid
 from caraml.analysis.table import Steps, batches
 from caraml.base.chart import Axis, Line, bars, curves, dots, wide_range
 from caraml.base.format import count, prefixed
@@ -25,12 +26,11 @@ from caraml.report.grouping import (
     labels,
     labels_and_statuses,
     metric,
-    valid,
 )
 from caraml.report.numbers import plain
 from caraml.report.section import ReportFigure, clipped
 from caraml.report.series import distribution, downsampled, downsampling_note, points_per_line, sampled
-from caraml.report.works import Figures, Lines, of_works, runs_of
+from caraml.report.works import Figures, Lines, disturbed, of_works, runs_of
 from caraml.results.record import Record
 
 if TYPE_CHECKING:
@@ -60,7 +60,9 @@ def runtime_parts(records: Sequence[Record]) -> Figures:
             rows.append([line, plain("runtime", runtime.value if runtime else 0.0, "s"), *texts.values()])
         title = f"Parts of the runtime: {name}"
         drawing = bars(clipped([line for line, _ in lines], LABEL), segments, [], "share of the runtime [%]", title)
-        return ReportFigure(title, [drawing], list(PARTS), "block", ["point", "runtime", *PARTS], rows, (others + more).strip())
+        return ReportFigure(
+            title, [drawing], list(PARTS), "block", ["point", "runtime", *PARTS], rows, (others + more + disturbed(lines)).strip()
+        )
 
     return of_works("Parts of the runtime", records, [one.name for one in PARTS.values()], [*PARTS.values()], draw)
 
@@ -85,7 +87,7 @@ def epochs(records: Sequence[Record]) -> Figures:
             rows.append([line, *texts, plain("", ratio, "1")])
         title = f"First and mean epoch: {name}"
         drawing = dots(clipped([line for line, _ in lines], LABEL), series, f"time [{unit}]", title)
-        note = "The bar reaches from the shortest to the longest epoch." + others + more
+        note = "The bar reaches from the shortest to the longest epoch." + others + more + disturbed(lines)
         return ReportFigure(title, [drawing], list(EPOCHS), "mark", ["point", *EPOCHS, "first / mean"], rows, note)
 
     return of_works("First and mean epoch", records, [one.name for one in EPOCHS.values()], [*EPOCHS.values()], draw)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from caraml.analysis.grouping import Axes, axes, by_way, disturbances, grouped, ways, without
-from caraml.analysis.scaling import KEPT, PLACEMENT, batch_of, families_of, kind_of, left_out, micro_batch, unstated_size
+from caraml.analysis.grouping import Axes, axes, by_way, counting, disturbances, grouped, unstated_size, valid, ways, without
+from caraml.analysis.scaling import KEPT, PLACEMENT, batch_of, families_of, kind_of, left_out, micro_batch
 from caraml.base.format import count, printable
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric
-from caraml.report.grouping import MOST_FIGURES, Quantity, families, of_runs, placement, valid
+from caraml.report.grouping import MOST_FIGURES, Quantity, families, of_runs, placement
 from caraml.report.section import ReportFigure
 from caraml.results.record import Record
 from caraml.suite.model import NOT_STATED, Point
@@ -125,10 +125,10 @@ def of_stated_batch(group: Sequence[Record]) -> tuple[list[Record], str]:
 
 
 def disturbed(lines: Lines) -> str:
-    """Which points rest on runs that something disturbed, as a sentence; empty where none does."""
-    found = [f"{name} ({', '.join(flags)})" for name, repeats in lines if (flags := disturbances(valid(repeats)))]
+    """Which points rest on runs that something disturbed, as they have no others, as a sentence; empty where none does."""
+    found = [f"{name} ({', '.join(flags)})" for name, repeats in lines if (flags := disturbances(counting(repeats)))]
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    return f" Something disturbed runs of {', '.join(found[:_NAMED])}{more}." if found else ""
+    return f" Something disturbed every run of {', '.join(found[:_NAMED])}{more}." if found else ""
 
 
 _NAMED = 4
@@ -175,7 +175,7 @@ def of_works(
         known, missing = _known(group, having, wanted)
         for words, lines, apart in by_boundary(known, wanted):
             named, others = f"{name}{words}", missing + apart
-            figure = draw(named, lines, others + disturbed(lines)) if lines and len(figures) < MOST_FIGURES else None
+            figure = draw(named, lines, others) if lines and len(figures) < MOST_FIGURES else None
             if figure is not None:
                 figures.append(figure)
             elif others:
@@ -204,7 +204,7 @@ def _known(group: Sequence[Record], having: Collection[str], wanted: Sequence[Qu
     lines = [
         (f"{name}{of_runs(len(runs), len(repeats))}", runs)
         for name, repeats in families(group, ()).items()
-        if (runs := [one for one in repeats if all(one.value(metric) is not None for metric in having)])
+        if (runs := [one for one in counting(repeats) if all(one.value(metric) is not None for metric in having)])
     ]
     known = [line for line in lines if all(quantity.of(line[1]) for quantity in wanted)]
     reasons = dict.fromkeys(reason for _, repeats in lines for quantity in wanted if (reason := quantity.reason(repeats)))
