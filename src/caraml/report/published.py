@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from caraml.analysis.estimate import Estimate
-from caraml.analysis.grouping import told_apart
+from caraml.analysis.grouping import grouped, told_apart, unstated_size
 from caraml.analysis.scaling import Solution, device_name, matrix, solutions_of
 from caraml.base.chart import Axis, Drawing, bars, cells, dots, marks
 from caraml.base.format import count, printable, significant
@@ -44,6 +44,13 @@ class FigureLine:
     def number(self, panel: Panel, value: str, one: Experiment) -> float | None:
         """A value of a panel for one of its experiments."""
         return one.number(panel.own.get(value, panel.values[value]) if self.own else panel.values[value])
+
+    def numbers(self, panel: Panel) -> Iterator[tuple[Experiment, str, float]]:
+        """Every known value of a panel: its experiment, its name, the number."""
+        for one in self.found:
+            for value in panel.values:
+                if (number := self.number(panel, value, one)) is not None:
+                    yield one, value, number
 
 
 def beside(records: Sequence[Record]) -> tuple[list[ReportFigure], list[str]]:
@@ -95,8 +102,10 @@ def draw(figure: PublishedFigure, records: Sequence[Record] = (), others: int = 
     """
     published = [one for one in experiments(figure) if _told(figure, one, own=False)]
     of_source = SHORT[figure.source]
-    lines = [FigureLine(f"{of_source}: {name}", False, group) for name, group in _named(figure, published).items()]
-    mine = [record for record in records if _told(figure, _fields(record), own=True)]
+    rows_of = grouped(published, lambda one: figure.row.format_map(one.fields))
+    lines = [FigureLine(f"{of_source}: {figure.row.format_map(group[0].fields)}", False, group) for group in rows_of]
+    placed = [record for record in records if not (figure.x and "global_batch" in unstated_size(record))]
+    mine = [record for record in placed if _told(figure, _fields(record), own=True)]
     limit, noun = (MOST_SERIES, "line of yours") if figure.form == "lines" else (MOST_OWN, "result of yours")
     own, more = first(_own_lines(figure, mine), limit, noun)
     lines += own
@@ -134,15 +143,7 @@ def _of(figure: PublishedFigure, kinds: Collection[tuple[str, str]], one: Experi
 
 
 def _told(figure: PublishedFigure, one: Experiment, own: bool) -> bool:
-    line = FigureLine("", own, [one])
-    return any(line.number(panel, value, one) is not None for panel in figure.panels for value in panel.values)
-
-
-def _named(figure: PublishedFigure, found: Sequence[Experiment]) -> dict[str, list[Experiment]]:
-    groups: dict[str, list[Experiment]] = {}
-    for one in found:
-        groups.setdefault(figure.row.format_map(one.fields), []).append(one)
-    return groups
+    return any(True for panel in figure.panels for _ in FigureLine("", own, [one]).numbers(panel))
 
 
 _WHOLE_RUN = frozenset(("run_time", "run_energy", "run_node_energy", "action", "runtime", "training_time", "loading_time")) | SHARES
@@ -196,10 +197,8 @@ def _own_lines(figure: PublishedFigure, records: Sequence[Record]) -> list[Figur
 
 def _own_ratios(records: Sequence[Record]) -> list[FigureLine]:
     """A row for each work of the user's, as in the matrices of their own: an application is enough to name one that has no other."""
-    solutions, by_key = solutions_of(records), {record.key: record for record in records}
-    rows: dict[str, list[Solution]] = {}
-    for one in solutions:
-        rows.setdefault(one.row, []).append(one)
+    by_key = {record.key: record for record in records}
+    rows = {found[0].row: found for found in grouped(solutions_of(records), lambda one: one.row)}
     apps = {row: str(_fields(by_key[found[0].key]).fields["app"]) for row, found in rows.items()}
     alone = {app for app in apps.values() if [*apps.values()].count(app) == 1}
     return [
@@ -224,19 +223,13 @@ def _rows(figure: PublishedFigure, lines: Sequence[FigureLine]) -> list[list[str
     """The table of a figure: a row for each number."""
     rows = []
     for line in lines:
-        for one in line.found:
-            for panel in figure.panels:
-                for value in panel.values:
-                    number = line.number(panel, value, one)
-                    if number is not None:
-                        place = [figure.series.format_map(one.fields)] if figure.series and not line.own else []
-                        place += [f"{figure.x_axis.split(' [')[0]} {_x(figure, line, one):g}"] if figure.x else []
-                        rows.append([" ".join([line.name, *place]), _spoken(panel, value), plain("", number, panel.unit)])
+        for panel in figure.panels:
+            for one, value, number in line.numbers(panel):
+                place = [figure.series.format_map(one.fields)] if figure.series and not line.own else []
+                place += [f"{figure.x_axis.split(' [')[0]} {_x(figure, line, one):g}"] if figure.x else []
+                spoken = f"{value}: {panel.axis}" if value else panel.axis
+                rows.append([" ".join([line.name, *place]), spoken, plain("", number, panel.unit)])
     return rows
-
-
-def _spoken(panel: Panel, value: str) -> str:
-    return f"{value}: {panel.axis}" if value else panel.axis
 
 
 def _x(figure: PublishedFigure, line: FigureLine, one: Experiment) -> float:
@@ -259,17 +252,11 @@ def _dots(figure: PublishedFigure, lines: Sequence[FigureLine]) -> Drawn:
     for panel in figure.panels:
         found: list[list[dict[str, Any]]] = [[] for _ in legend]
         for row, line in enumerate(lines):
-            for one in line.found:
-                for at, value in enumerate(panel.values):
-                    number = line.number(panel, value, one)
-                    if number is None:
-                        continue
-                    name = OWN if line.own else figure.series.format_map(one.fields)
-                    index = legend.index(name) if series else at
-                    spoken = " ".join(
-                        filter(None, (line.name, name if series and not line.own else "", value, plain("", number, panel.unit)))
-                    )
-                    found[index].append({"row": row, "x": number, "d": spoken, "of": line.of})
+            for one, value, number in line.numbers(panel):
+                name = OWN if line.own else figure.series.format_map(one.fields)
+                index = legend.index(name) if series else [*panel.values].index(value)
+                words = line.name, name if series and not line.own else "", value, plain("", number, panel.unit)
+                found[index].append({"row": row, "x": number, "d": " ".join(filter(None, words)), "of": line.of})
         if any(found):
             drawings.append(dots(names, found, panel.axis, f"{figure.title}: {panel.axis}"))
     return drawings, _rows(figure, lines), [] if legend == [""] else legend
@@ -280,9 +267,9 @@ def _bars(figure: PublishedFigure, lines: Sequence[FigureLine]) -> Drawn:
     drawings = []
     for panel in figure.panels:
         segments, names = [], []
+        brief = clipped([line.name for line in lines], LABEL - 10)
         for row, line in enumerate(lines):
-            (one,) = line.found
-            parts = {value: number for value in panel.values if (number := line.number(panel, value, one)) is not None}
+            parts = {value: number for _, value, number in line.numbers(panel)}
             start = 0.0
             for at, value in enumerate(panel.values):
                 length = max(parts.get(value, 0.0), 0.0)  # parts that are measured apart may be more than the whole
@@ -290,17 +277,9 @@ def _bars(figure: PublishedFigure, lines: Sequence[FigureLine]) -> Drawn:
                     spoken = f"{line.name}, {value}: {plain('', parts[value], panel.unit)}"
                     segments.append({"row": row, "a": start, "b": start + length, "series": at, "d": spoken, "of": line.of})
                 start += length
-            names.append(plain("", sum(parts.values()), panel.unit) if parts and panel.unit != "%" else "")
-        brief = clipped([line.name for line in lines], LABEL - 10)
-        drawings.append(
-            bars(
-                [f"{a}: {b}" if b else a for a, b in zip(brief, names, strict=True)],
-                segments,
-                [],
-                panel.axis,
-                f"{figure.title}: {panel.axis}",
-            )
-        )
+            total = f": {plain('', sum(parts.values()), panel.unit)}" if parts and panel.unit != "%" else ""
+            names.append(f"{brief[row]}{total}")
+        drawings.append(bars(names, segments, [], panel.axis, f"{figure.title}: {panel.axis}"))
     return drawings, _rows(figure, lines), [*figure.panels[0].values]
 
 
@@ -310,18 +289,9 @@ def _lines(figure: PublishedFigure, lines: Sequence[FigureLine]) -> Drawn:
     for panel in figure.panels:
         series = []
         for line in lines:
-            found = sorted(
-                (_x(figure, line, one), number)
-                for one in line.found
-                for value in panel.values
-                if (number := line.number(panel, value, one)) is not None and (number > 0 or not panel.log)
-            )
-            series.append(
-                [
-                    marker(x, Metric(value=y, unit=panel.unit), 1.0, f"{line.name}, {x:g}: {plain('', y, panel.unit)}", line.of)
-                    for x, y in found
-                ]
-            )
+            found = sorted((_x(figure, line, one), number) for one, _, number in line.numbers(panel) if number > 0 or not panel.log)
+            spoken = [f"{line.name}, {x:g}: {plain('', y, panel.unit)}" for x, y in found]
+            series.append([marker(x, Metric(value=y, unit=""), 1.0, words, line.of) for (x, y), words in zip(found, spoken, strict=True)])
         places = sorted({mark["x"] for one in series for mark in one})
         if places:
             x = Axis(figure.x_axis, log=2, ticks=places, domain=(places[0] / 1.15, places[-1] * 1.15))
@@ -338,17 +308,13 @@ def _cells(figure: PublishedFigure, lines: Sequence[FigureLine]) -> Drawn:
     for panel in figure.panels:
         found = []
         for row, line in enumerate(lines):
-            for one in line.found:
-                number = line.number(panel, "", one)
-                if number is not None:
-                    x = _x(figure, line, one)
-                    spoken = f"{line.name}, {x:g}: {plain('', number, panel.unit)}"
-                    found.append(
-                        {"row": row, "column": columns.index(x), "text": significant(number), "value": number, "d": spoken, "of": line.of}
-                    )
-        drawings.append(
-            cells(clipped([line.name for line in lines], LABEL), [f"{x:g}" for x in columns], found, panel.axis, heading=panel.axis)
-        )
+            for one, _, number in line.numbers(panel):
+                x = _x(figure, line, one)
+                spoken = f"{line.name}, {x:g}: {plain('', number, panel.unit)}"
+                place = {"row": row, "column": columns.index(x)}
+                found.append({**place, "text": significant(number), "value": number, "d": spoken, "of": line.of})
+        names = clipped([line.name for line in lines], LABEL)
+        drawings.append(cells(names, [f"{x:g}" for x in columns], found, panel.axis, heading=panel.axis))
     return drawings, _rows(figure, lines), []
 
 
