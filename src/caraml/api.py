@@ -23,7 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from caraml.analysis.table import COLUMNS, RAW, Scalar, Steps, Trace, insert_raw, raw_files, read_power, read_steps, rows, units
+from caraml.analysis.table import COLUMNS, Scalar, Steps, Trace, fill_raw, named_in, raw_files, read_power, read_steps, rows, units
 from caraml.base.errors import EnvironmentUnfitError, InputError, unknown_name
 from caraml.metrics.definitions import METRICS, own_names
 from caraml.metrics.model import Metric
@@ -186,20 +186,14 @@ class Results(Sequence[Result]):
         connection = database(Path(scratch.name))
         weakref.finalize(connection, scratch.cleanup)
         fill(connection, "records", self.rows)
-        for table, columns in RAW.items():
-            types = {"key": "VARCHAR", "attempt": "BIGINT", **columns}
-            connection.execute(f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in types.items())})")
-            for result in self if table in raw else ():
-                for node, path in raw_files(result.store, result.record, table):
-                    insert_raw(connection, table, result.record, path, node)
+        fill_raw(connection, [(result.store, result.record) for result in self], raw)
         return connection
 
     def sql(self, query: str) -> list[dict[str, Any]]:
         """The rows that a DuckDB query over ``records``, ``steps`` and ``power`` gives. Raises ``InputError`` if it is wrong."""
         import duckdb
 
-        raw = [table for table in RAW if re.search(rf"\b{table}\b", query, re.IGNORECASE)]
-        with self.to_duckdb(raw) as connection:
+        with self.to_duckdb(named_in(query)) as connection:
             try:
                 found = connection.execute(query)
                 names = [column[0] for column in found.description or []]

@@ -16,7 +16,7 @@ import re
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,14 +144,21 @@ def batches(record: Record, steps: Steps) -> list[float]:
 
 def read_ranks(path: Path) -> RankSteps:
     """Every rank's steps of the window; steps that not all ranks have are left out. Raises ``InputError`` for a broken file."""
-    query = """SELECT rank, seconds::DOUBLE, coalesce(data_wait::DOUBLE, 0) FROM (
-        SELECT *, count(*) OVER (PARTITION BY step) AS together FROM {} WHERE phase = 'measure' AND isfinite(seconds::DOUBLE)
-    ) WHERE together = (SELECT count(DISTINCT rank) FROM {}) ORDER BY rank, step"""
     found: dict[int, tuple[list[float], list[float]]] = {}
-    for rank, seconds, wait in _rows(path, RANK_ROWS, RANK_ROWS, query):
-        times, waits = found.setdefault(rank, ([], []))
-        times.append(seconds)
-        waits.append(wait)
+    with database() as connection, reading(connection, path, _COLUMNS):
+        source = table(connection, path, RANK_ROWS)
+        query = f"""SELECT rank, seconds::DOUBLE, coalesce(data_wait::DOUBLE, 0) FROM (
+            SELECT *, count(*) OVER (PARTITION BY step) AS together FROM {source} WHERE phase = 'measure' AND isfinite(seconds::DOUBLE)
+        ) WHERE together = (SELECT count(DISTINCT rank) FROM {source}) ORDER BY rank, step LIMIT {RANK_ROWS + 1}"""  # noqa: S608 -- a number of ours; the path is a parameter
+        answer, taken = connection.execute(query, [str(path), str(path)]), 0
+        while rows := answer.fetchmany(_AT_ONCE):
+            taken += len(rows)
+            if taken > RANK_ROWS:
+                raise too_large(path, taken, RANK_ROWS, "steps")
+            for rank, seconds, wait in rows:
+                times, waits = found.setdefault(rank, ([], []))
+                times.append(seconds)
+                waits.append(wait)
     return RankSteps([times for times, _ in found.values()], [waits for _, waits in found.values()])
 
 
@@ -195,34 +202,29 @@ def _in_order(times: array[float], values: array[float]) -> tuple[array[float], 
     return array("d", seconds[order].tobytes()), array("d", np.frombuffer(values)[order].tobytes())
 
 
-def _rows(path: Path, scanned: int, most: int, query: str) -> Iterator[tuple[Any, ...]]:
-    """The rows of a query over one raw file of at most ``scanned`` rows, which stands where ``{}`` does; at most ``most`` of them."""
-    with database() as connection, reading(connection, path, _COLUMNS):
-        source = table(connection, path, scanned)
-        answer = connection.execute(f"{query.format(*[source] * query.count('{}'))} LIMIT {most + 1}", [str(path)] * query.count("{}"))
-        taken = 0
-        while rows := answer.fetchmany(_AT_ONCE):
-            taken += len(rows)
-            if taken > most:
-                raise too_large(path, taken, most, "steps")
-            yield from rows
-
-
 def _trace(channel: str, kind: str, seconds: array[float], values: array[float]) -> Trace:
     """A counter (``energy``) becomes its slope between changes; a power channel stays as it is."""
     if kind != "energy":
         return Trace(channel, seconds, values, counter=False)
-    # A slope over one update would show the sensor's time jitter, not the power.
     times, watts = array("d"), array("d")
-    last_time, last = seconds[0], values[0]
-    for time, value in zip(seconds, values, strict=True):
-        if value < last:  # wrapped or restarted
-            last_time, last = time, value
-        elif value > last and time - last_time >= SLOPE_SECONDS:
-            times.append((time + last_time) / 2)
-            watts.append((value - last) / (time - last_time))
-            last_time, last = time, value
+    for index, since, power in slopes(seconds, values):
+        times.append((seconds[index] + since) / 2)
+        watts.append(power)
     return Trace(channel, times, watts, counter=True)
+
+
+def slopes(seconds: Sequence[float], joules: Sequence[float]) -> Iterator[tuple[int, float, float]]:
+    """Index of a reading of a counter, time of the one before that it is set against, and the power between them [W].
+
+    Over times long enough to show the power and not the sensor's time jitter, which a slope over one update would.
+    """
+    last_time, last = seconds[0], joules[0]
+    for index, (time, value) in enumerate(zip(seconds, joules, strict=True)):
+        slope = value > last and time - last_time >= SLOPE_SECONDS
+        if slope:
+            yield index, last_time, (value - last) / (time - last_time)
+        if slope or value < last:  # wrapped or restarted
+            last_time, last = time, value
 
 
 RAW: dict[str, dict[str, str]] = {
@@ -253,11 +255,7 @@ _LOCKS = (
 
 def rows(records: Sequence[Record]) -> list[dict[str, Scalar]]:
     """One row per record; every row has all of ``COLUMNS``, with ``None`` for what is not known."""
-    return [_row(record) for record in records]
-
-
-def _row(record: Record) -> dict[str, Scalar]:
-    return {**dict.fromkeys(COLUMNS), **row_of(record)}
+    return [{**dict.fromkeys(COLUMNS), **row_of(record)} for record in records]
 
 
 def units(records: Sequence[Record]) -> dict[str, str]:
@@ -331,23 +329,32 @@ def _load(connection: duckdb.DuckDBPyConnection, store: Store, sql: str, scratch
         records: list[Record] = []
     else:
         fill(connection, "records", store.rows())
-        records = store.records() if re.search(r"\b(steps|power)\b", sql, re.IGNORECASE) else []
-    for name, columns in RAW.items():
-        connection.execute(f"CREATE TABLE {name} ({_columns({'key': 'VARCHAR', 'attempt': 'BIGINT', **columns})})")
-        if re.search(rf"\b{name}\b", sql, re.IGNORECASE):
-            for record in records:
-                for node, path in raw_files(store, record, name):
-                    insert_raw(connection, name, record, path, node)
+        records = store.records() if named_in(sql) else []
+    fill_raw(connection, [(store, record) for record in records], named_in(sql))
     connection.execute(f"CREATE TABLE reference ({_columns(REFERENCE)})")
     if re.search(r"\breference\b", sql, re.IGNORECASE):
         connection.execute("INSERT INTO reference SELECT * FROM read_csv(?, header = true, columns = ?)", [paths(), REFERENCE])
 
 
-def insert_raw(connection: duckdb.DuckDBPyConnection, name: str, record: Record, path: Path, node: str = "") -> None:
-    """Add a raw file of a record to the table ``name`` of :data:`RAW`, with ``node`` before the names of channels.
+def named_in(sql: str) -> list[str]:
+    """The raw tables that a query speaks of."""
+    return [name for name in RAW if re.search(rf"\b{name}\b", sql, re.IGNORECASE)]
 
-    Raises ``InputError`` for a file that is not such a table.
+
+def fill_raw(connection: duckdb.DuckDBPyConnection, records: Sequence[tuple[Store, Record]], wanted: Collection[str]) -> None:
+    """Make the tables of :data:`RAW`, the ``wanted`` ones with the raw files of the records, the others empty.
+
+    Raises ``InputError`` for a file that is not such a table, or larger than is read.
     """
+    for name, columns in RAW.items():
+        connection.execute(f"CREATE TABLE {name} ({_columns({'key': 'VARCHAR', 'attempt': 'BIGINT', **columns})})")
+        for store, record in records if name in wanted else ():
+            for node, path in raw_files(store, record, name):
+                _insert_raw(connection, name, record, path, node)
+
+
+def _insert_raw(connection: duckdb.DuckDBPyConnection, name: str, record: Record, path: Path, node: str) -> None:
+    """Add a raw file of a record to a table, with ``node`` before the names of channels."""
     columns = ", ".join(f'left("{column}"::VARCHAR, 100)' if kind == "VARCHAR" else f'"{column}"' for column, kind in RAW[name].items())
     columns = columns.replace('"channel"', '? || "channel"')
     named = [node] * columns.count("?")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from caraml.analysis.table import SLOPE_SECONDS, raw_files
+from caraml.analysis.table import raw_files, slopes
 from caraml.base.chart import Axis, Line, Points, curves
 from caraml.base.errors import InputError
 from caraml.base.format import count, printable
@@ -202,7 +202,9 @@ def _span(
 
 def _spans(node: str, channel: str, kind: str, spans: Bins) -> PowerSpans | None:
     """One channel as it is drawn; ``None`` for a counter that does not count."""
-    values = _slopes(spans) if kind == "energy" else [(span, low, high) for span, low, high, _, _ in spans]
+    values = [(span, low, high) for span, low, high, _, _ in spans]
+    if kind == "energy":
+        values = [(spans[index][0], watts, watts) for index, _, watts in slopes([one[3] for one in spans], [one[4] for one in spans])]
     name = f"{node[:_LONGEST_NAME]}{_end_of(printable(channel))}"
     return PowerSpans(name, "slope of the counter" if kind == "energy" else "power", *zip(*values, strict=True)) if values else None
 
@@ -230,20 +232,6 @@ def _query(source: str, bins: int, most: int) -> str:
                min(value), max(value), max(t), arg_max(value, t), any_value(start), any_value(length)
         FROM readings, span GROUP BY channel, kind, bin ORDER BY channel, kind, bin LIMIT {(most + 1) * bins}
     """  # noqa: S608 -- as above
-
-
-def _slopes(spans: Bins) -> list[tuple[int, float, float]]:
-    """Power between the last values of spans, over times long enough to show the power and not the sensor's time jitter."""
-    found = []
-    _, _, _, last_time, last = spans[0]
-    for span, _, _, time, value in spans[1:]:
-        if value < last:  # wrapped or restarted
-            last_time, last = time, value
-        elif value > last and time - last_time >= SLOPE_SECONDS:
-            watts = (value - last) / (time - last_time)
-            found.append((span, watts, watts))
-            last_time, last = time, value
-    return found
 
 
 def power_figure(record: Record, label: str, trace: PowerTrace) -> ReportFigure | None:
