@@ -32,9 +32,9 @@ JOULES = {8: 2.0, 16: 1.2, 32: 0.9, 64: 1.0, 128: 1.3}
 def test_each_goal_has_its_own_best() -> None:
     (advice,) = advise(sweep(RATES, JOULES))
     best = {one.goal: one for one in advice.best}
-    assert best["energy"].choice.global_batch == 32 and best["Action"].choice.global_batch in (32, 64)
-    assert best["time"].choice.global_batch == 128
-    assert [tie.global_batch for tie in best["time"].ties] == [64], "0.1 % apart is not distinguishable; 15 % is"
+    assert best["energy"].choice.point.global_batch == 32 and best["Action"].choice.point.global_batch in (32, 64)
+    assert best["time"].choice.point.global_batch == 128
+    assert [tie.point.global_batch for tie in best["time"].ties] == [64], "0.1 % apart is not distinguishable; 15 % is"
     assert best["time"].lead is not None and best["time"].lead.value == pytest.approx(1500 / 1300, rel=1e-3)
     assert advice.no_energy is None
 
@@ -53,12 +53,12 @@ def test_action_is_energy_times_time_of_the_same_work() -> None:
     (advice,) = advise(sweep(RATES, JOULES))
     for choice in advice.choices:
         assert choice.action is not None
-        assert choice.action.value == pytest.approx(JOULES[choice.global_batch] / RATES[choice.global_batch], rel=1e-5)
+        assert choice.action.value == pytest.approx(JOULES[choice.point.global_batch] / RATES[choice.point.global_batch], rel=1e-5)
 
 
 def test_single_runs_close_to_each_other_are_not_told_apart() -> None:
     (advice,) = advise([run(1000), run(1030, global_batch=32)])
-    assert [tie.global_batch for tie in advice.best[0].ties] == [16] and advice.best[0].lead is None
+    assert [tie.point.global_batch for tie in advice.best[0].ties] == [16] and advice.best[0].lead is None
 
 
 def test_what_a_day_does_to_all_choices_does_not_hide_their_difference() -> None:
@@ -69,7 +69,7 @@ def test_what_a_day_does_to_all_choices_does_not_hide_their_difference() -> None
         for day in (0, 1)
     ]
     (advice,) = advise(records)
-    assert advice.best[0].choice.global_batch == 128 and not advice.best[0].ties
+    assert advice.best[0].choice.point.global_batch == 128 and not advice.best[0].ties
     assert "4 degrees of freedom; what a session did to all of them cancels" in advice.variation
     text = advice_sections([advice])[1].notes[0]
     assert "picked as the best of 5: 221,100 ± 3 % token/s by its own runs" in text
@@ -91,9 +91,9 @@ def test_energies_are_ranked_within_one_boundary_only() -> None:
 
     nodes = [*sweep({32: 1300.0}, more=of_nodes(3.0)), *sweep({64: 1498.0}, more=of_nodes(5.0))]
     (advice,) = advise([*sweep({8: 500.0, 16: 900.0}, JOULES), *nodes])
-    found = [(one.goal, one.choice.boundary, one.choice.global_batch) for one in advice.best[1:]]
+    found = [(one.goal, one.choice.boundary, one.choice.point.global_batch) for one in advice.best[1:]]
     assert found == [(goal, *best) for goal in ("energy", "Action") for best in (("device", 16), ("node_dc", 32))]
-    assert [choice.global_batch for choice in advice.front] == [16, 64, 32] and advice.no_energy is None
+    assert [choice.point.global_batch for choice in advice.front] == [16, 64, 32] and advice.no_energy is None
     choices, text = advice_sections([advice])
     assert choices.rows[0][3].endswith(" J/token (node_dc)") and "best for Action (device): b16;" in "\n".join(text.notes)
     assert "energies of different boundaries are not compared: device: b8, b16; node_dc: b32, b64" in text.notes
@@ -111,7 +111,7 @@ def test_a_result_of_unknown_batch_is_no_choice_of_a_batch() -> None:
     """It was the choice `b1`, and the best."""
     unknown = run(9000, global_batch=1, environment={"missing": {"point.global_batch": "not in the table"}})
     (advice,) = advise([*sweep(RATES), unknown])
-    assert advice.best[0].choice.global_batch == 128 and len(advice.choices) == len(RATES)
+    assert advice.best[0].choice.point.global_batch == 128 and len(advice.choices) == len(RATES)
     assert "left out: 1 result of which the batch is not stated" in advice_sections([advice])[1].notes
     alike = [unknown, run(100, global_batch=1, precision="bf16", environment=unknown.environment)]
     assert advise(alike)[0].unstated == "", "where no batch is stated, none is chosen"
@@ -119,12 +119,12 @@ def test_a_result_of_unknown_batch_is_no_choice_of_a_batch() -> None:
 
 def test_the_front_holds_what_nothing_beats() -> None:
     (advice,) = advise(sweep(RATES, JOULES))
-    assert [choice.global_batch for choice in advice.front] == [128, 64, 32]
+    assert [choice.point.global_batch for choice in advice.front] == [128, 64, 32]
 
 
 def test_a_point_is_beaten_only_beyond_chance() -> None:
     (advice,) = advise([run(1000, energy=1.0), run(1001, energy=0.999, global_batch=32), run(400, energy=3.0, global_batch=64)])
-    assert {choice.global_batch for choice in pareto(advice.choices)} == {16, 32}
+    assert {choice.point.global_batch for choice in pareto(advice.choices)} == {16, 32}
 
 
 def test_saturation_is_where_the_rate_stops_growing() -> None:
@@ -210,7 +210,7 @@ class TestFlags:
     def test_disturbed_choices_are_left_out(self) -> None:
         disturbed = repeats([3000.0, 3000.0, 3000.0], global_batch=256, flags=["busy_machine", "imprecise"])
         (advice,) = advise([*sweep(RATES), *disturbed])
-        assert advice.best[0].choice.global_batch == 128 and 256 not in {choice.global_batch for choice in advice.choices}
+        assert advice.best[0].choice.point.global_batch == 128 and 256 not in {choice.point.global_batch for choice in advice.choices}
         assert advice.left_out == (("b256", ("busy_machine",)),) and advice.rests_on == ()
         (section, notes) = advice_sections([advice])
         assert any("left out" in note and "b256: busy_machine" in note for note in notes.notes) and len(section.rows) == len(RATES)
@@ -235,4 +235,4 @@ def test_a_choice_has_the_interval_of_every_table() -> None:
     records = sweep(RATES)
     (advice,) = advise(records)
     alone = mean_metric([record for record in records if record.point.global_batch == 32], "throughput")
-    assert next(choice.rate for choice in advice.choices if choice.global_batch == 32) == alone
+    assert next(choice.rate for choice in advice.choices if choice.point.global_batch == 32) == alone

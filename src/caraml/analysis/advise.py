@@ -20,6 +20,7 @@ from typing import Literal
 from caraml.analysis.bottleneck import Diagnosis, Partners, bottleneck
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.grouping import (
+    axes,
     axes_of,
     counting,
     disturbances,
@@ -36,7 +37,7 @@ from caraml.analysis.run_variation import estimates, item_energies, mean_metric
 from caraml.analysis.scaling import left_out, scaling
 from caraml.metrics.model import Metric
 from caraml.results.record import Record
-from caraml.suite.model import NOT_STATED
+from caraml.suite.model import NOT_STATED, Point
 
 Goal = Literal["time", "energy", "Action"]
 GOALS: tuple[Goal, ...] = ("time", "energy", "Action")
@@ -56,14 +57,8 @@ class Choice:
     name: str
     """Short and unique within its advice, such as ``b64 bf16 1x4``."""
     keys: tuple[str, ...]
-    precision: str
-    compile: str
-    knobs: str
-    """The changed ones in words."""
-    global_batch: int
-    micro_batch: int
-    nodes: int
-    world: int
+    point: Point
+    """Of its first run."""
     time: Estimate
     """Wall time per item over all devices [s/item]."""
     energy: Estimate | None
@@ -135,7 +130,6 @@ class Advice:
     """Advice for one workload with one set of parameters on one machine."""
 
     name: str
-    workload: str
     device: str
     item: str
     choices: tuple[Choice, ...]
@@ -196,7 +190,6 @@ def _advice(name: str, work: Sequence[Record], partners: Partners, within: float
     first = groups[0][0]
     return Advice(
         name,
-        first.point.workload,
         first.point.device,
         first.item,
         tuple(choices),
@@ -224,9 +217,8 @@ def _choices(groups: Sequence[Sequence[Record]], partners: Partners) -> tuple[li
         name = short(point, named)
         limit = bottleneck(group[0], partners)
         action = None if energy is None else _action(energy, time)
-        way = (point.precision, point.compile, point.knobs.label, point.global_batch, point.micro_batch, point.nodes, point.world)
         numbers = mean_metric(group, "throughput"), mean_metric(group, "energy_per_item")
-        found.append(Choice(name, keys, *way, time, energy, action, limit, *numbers))
+        found.append(Choice(name, keys, point, time, energy, action, limit, *numbers))
     return found, sentence
 
 
@@ -280,13 +272,10 @@ def pareto(choices: Sequence[Choice]) -> list[Choice]:
 
 def _saturations(choices: Sequence[Choice], within: float) -> list[Saturation]:
     found = []
-    sweeps: dict[tuple[str, str, str, int, int], list[Choice]] = {}
-    for choice in choices:
-        sweeps.setdefault((choice.precision, choice.compile, choice.knobs, choice.nodes, choice.world), []).append(choice)
-    for (precision, compiled, knobs, nodes, world), sweep in sweeps.items():
-        fastest: dict[int, Choice] = {}
-        for choice in sorted(sweep, key=lambda choice: -choice.time.value):
-            fastest[choice.global_batch] = choice
+    for sweep in grouped(choices, lambda choice: without(axes(choice.point), ("global_batch", "micro_batch"))):
+        point = sweep[0].point
+        by_time = sorted(sweep, key=lambda choice: -choice.time.value)
+        fastest = {choice.point.global_batch: choice for choice in by_time}
         if len(fastest) < 3:
             continue
         best = min(fastest.values(), key=lambda choice: choice.time.value)
@@ -299,9 +288,9 @@ def _saturations(choices: Sequence[Choice], within: float) -> list[Saturation]:
         batch = next(batch for batch, rate in rates.items() if rate.value >= least)
         low = next(batch for batch, rate in rates.items() if rate.high is None or rate.high >= least)
         high = next(batch for batch, rate in rates.items() if rate.low is not None and rate.low >= least)
-        arithmetic = precision if precision != NOT_STATED else f"precision {NOT_STATED}"
-        words = [arithmetic, "" if compiled == "off" else compiled, knobs, f"{nodes}x{world // nodes}" if world > 1 else ""]
-        found.append(Saturation(" ".join(filter(None, words)), best.global_batch, within, batch, low, high, max(fastest)))
+        devices = f"{point.nodes}x{point.devices}" if point.world > 1 else ""
+        words = [point.arithmetic, "" if point.compile == "off" else point.compile, point.knobs.label, devices]
+        found.append(Saturation(" ".join(filter(None, words)), best.point.global_batch, within, batch, low, high, max(fastest)))
     return found
 
 

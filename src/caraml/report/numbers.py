@@ -46,48 +46,28 @@ def written(name: str, metric: Metric | None) -> str:
     """
     if metric is None or metric.value is None:
         return "–"
-    if not metric.bound:
-        return _with_interval(name, metric) if half_width(metric) is not None or not is_known_kind(name) else _open(name, metric)
     factor, unit = _scale(name, metric.value, metric.unit)
-    bound = metric.bound / factor
-    return f"{_with_interval(name, metric)}, ± at most {_rounded(bound, _error_digits(bound))} {unit}".rstrip()
+    if half_width(metric) is None and not metric.bound and is_known_kind(name):
+        return f"{_rounded(metric.value / factor, 3)} ± ? {unit}".rstrip()
+    bound = (metric.bound or 0.0) / factor
+    return _with_interval(name, metric) + (f", ± at most {_rounded(bound, _error_digits(bound))} {unit}".rstrip() if bound else "")
 
 
 def _with_interval(name: str, metric: Metric) -> str:
+    """With ±, or with both ends where ± would mislead: of a wide interval whose ends lie at different distances from the value."""
     assert metric.value is not None
     half = half_width(metric)
-    if not half:
+    if not half or metric.low is None or metric.high is None:
         return plain(name, metric.value, metric.unit)
-    if _lopsided(metric):
-        return _with_ends(name, metric)
     factor, unit = _scale(name, metric.value, metric.unit)
-    value, half = metric.value / factor, half / factor
+    value, low, high, half = (number / factor for number in (metric.value, metric.low, metric.high, half))
+    if half > WIDE * abs(value) and half > LOPSIDED * min(value - low, high - value):
+        return f"{_rounded(value, 2)} ({_rounded(low, 2)} to {_rounded(high, 2)}) {unit}".rstrip()
     decimals = max(0, _error_digits(half) - 1 - math.floor(math.log10(half)))
     if (half >= PERCENT_FROM or decimals > MOST_DECIMALS) and value and unit != "%":
         share = 100 * half / abs(value)
         return f"{_rounded(value, 4)} ± {_rounded(share, _error_digits(share))} % {unit}".rstrip()
     return f"{value:,.{decimals}f} ± {half:,.{decimals}f} {unit}".rstrip()
-
-
-def _open(name: str, metric: Metric) -> str:
-    """Three digits at most, and that nobody knows how many of them hold."""
-    assert metric.value is not None
-    factor, unit = _scale(name, metric.value, metric.unit)
-    return f"{_rounded(metric.value / factor, 3)} ± ? {unit}".rstrip()
-
-
-def _lopsided(metric: Metric) -> bool:
-    """True where ± would mislead: a wide interval whose ends lie at different distances from the value."""
-    assert metric.value is not None and metric.low is not None and metric.high is not None
-    below, above = metric.value - metric.low, metric.high - metric.value
-    return max(below, above) > WIDE * abs(metric.value) and max(below, above) > LOPSIDED * min(below, above)
-
-
-def _with_ends(name: str, metric: Metric) -> str:
-    assert metric.value is not None and metric.low is not None and metric.high is not None
-    factor, unit = _scale(name, metric.value, metric.unit)
-    value, low, high = (_rounded(number / factor, 2) for number in (metric.value, metric.low, metric.high))
-    return f"{value} ({low} to {high}) {unit}".rstrip()
 
 
 def plain(name: str, value: float | None, unit: str, digits: int | None = None) -> str:

@@ -25,6 +25,7 @@ from caraml.reference.figures import (
 )
 from caraml.report.grouping import LABEL, MOST_SERIES, SHARES, families, first, keys, labels, machine, marker, repeated
 from caraml.report.numbers import plain
+from caraml.report.scaling import ratio_cells
 from caraml.report.section import ReportFigure, clipped
 from caraml.report.works import tracks_over_batch, tracks_over_devices, works
 from caraml.results.record import Record
@@ -333,20 +334,7 @@ def _ratios(figure: PublishedFigure, lines: Sequence[FigureLine]) -> Drawn:
         ratios = [
             cell for cell in matrix(solutions, "energy", "time" if "by" in panel.values else None) if cell.ratio is not None or cell.reason
         ]
-        names, columns = ([*dict.fromkeys(getattr(cell, side) for cell in ratios)] for side in ("row", "column"))
-        found = [
-            {
-                "row": names.index(one.row),
-                "column": columns.index(one.column),
-                "text": one.text,
-                "value": one.ratio.value if one.ratio is not None else None,
-                "d": f"{one.row}, {one.column}: {one.reason or one.text}",
-            }
-            for one in ratios
-        ]
-        drawings.append(
-            cells(clipped(names, LABEL), clipped(columns, LABEL // min(len(columns), 3)), found, panel.axis, 110, heading=panel.axis)
-        )
+        drawings.append(ratio_cells(ratios, panel.axis, panel.axis)[0])
         rows += [[f"{one.row}, {one.column}", panel.axis, one.reason or one.text] for one in ratios]
     return drawings, rows, []
 

@@ -26,7 +26,7 @@ from caraml.analysis.scaling import (
 )
 from caraml.base.chart import Axis, Drawing, cells, marks
 from caraml.base.format import count, printable
-from caraml.metrics.model import Metric
+from caraml.metrics.model import Metric, scaled
 from caraml.report.comparison import law_text
 from caraml.report.figures import MOST_COLUMNS, MOST_LINES
 from caraml.report.grouping import LABEL, MOST_SERIES, first, first_figures, keys, labels, marker, repeated
@@ -118,10 +118,7 @@ def _of_rate(basis: Basis) -> Callable[[Curve, Size], Metric | None]:
     """A curve's rate over its devices, if it is the rate of ``basis``."""
 
     def value(curve: Curve, size: Size) -> Metric | None:
-        rate = size.mean or size.rate
-        if curve.basis != basis:
-            return None
-        return Metric(value=rate.value / size.world, unit="1", low=_over(rate.low, size.world), high=_over(rate.high, size.world))
+        return scaled(_metric(size.mean or size.rate), 1 / size.world, "1") if curve.basis == basis else None
 
     return value
 
@@ -164,10 +161,6 @@ def _per_device(
     ]
     title = {"rate": "rate per device", "median": "rate of the median batch per device", "arithmetic": "arithmetic of a device"}[what]
     return [marks(series, x.axis, Axis(f"{title} [{unit}]", zero=True), f"{title[0].upper()}{title[1:]}: {name}")]
-
-
-def _over(value: float | None, world: int) -> float | None:
-    return None if value is None else value / world
 
 
 def _names(families: Sequence[ScalingFamily]) -> dict[str, str]:
@@ -226,31 +219,37 @@ def matrices(records: Sequence[Record]) -> list[ReportFigure]:
 
 def _matrix(title: str, ratios: Sequence[Cell], others: str) -> ReportFigure:
     """``others``: what is said of results that are in no cell."""
+    drawing, more = ratio_cells(ratios, title)
+    note = "Cost at the best number of devices over the cost at the smallest, then smallest → best: 0.5, 1 → 4 means half with four."
+    note += f" –: {OTHER_BOUNDARIES} are not comparable." if any(cell.reason for cell in ratios) else ""
+    table = [[printable(cell.row), printable(cell.column), _ratio(cell)] for cell in ratios]
+    return ReportFigure(title, [drawing], [], "block", ["application", "device", "ratio"], table, note + others + more)
+
+
+def ratio_cells(ratios: Sequence[Cell], title: str, heading: str = "") -> tuple[Drawing, str]:
+    """A matrix of ratios, and a sentence about rows and columns that it does not hold."""
     every = [list(dict.fromkeys(printable(getattr(cell, name)) for cell in ratios)) for name in ("row", "column")]
     (rows, more), (columns, wider) = _fitting(every[0], MOST_LINES, "row"), _fitting(every[1], MOST_COLUMNS, "column")
     placed = [
         {
-            "row": rows[printable(cell.row)],
-            "column": columns[printable(cell.column)],
+            "row": rows.index(row),
+            "column": columns.index(column),
             "text": cell.text,
             "value": cell.ratio.value if cell.ratio is not None else None,
-            "d": f"{printable(cell.row)}, {printable(cell.column)}: {_ratio(cell)}",
+            "d": f"{row}, {column}: {_ratio(cell)}",
         }
         for cell in ratios
-        if printable(cell.row) in rows and printable(cell.column) in columns
+        for row, column in [(printable(cell.row), printable(cell.column))]
+        if row in rows and column in columns
     ]
-    drawing = cells(clipped([*rows], LABEL), clipped([*columns], LABEL // min(len(columns), 3)), placed, title, 110)
-    note = "Cost at the best number of devices over the cost at the smallest, then smallest → best: 0.5, 1 → 4 means half with four."
-    note += f" –: {OTHER_BOUNDARIES} are not comparable." if any(cell.reason for cell in ratios) else ""
-    note += others + more + wider
-    table = [[printable(cell.row), printable(cell.column), _ratio(cell)] for cell in ratios]
-    return ReportFigure(title, [drawing], [], "block", ["application", "device", "ratio"], table, note)
+    names = clipped(rows, LABEL), clipped(columns, LABEL // min(len(columns), 3))
+    return cells(*names, placed, title, 110, heading=heading), more + wider
 
 
-def _fitting(names: Sequence[str], limit: int, noun: str) -> tuple[dict[str, int], str]:
-    """The places of as many rows or columns as a drawing holds, and a sentence about the others."""
+def _fitting(names: Sequence[str], limit: int, noun: str) -> tuple[Sequence[str], str]:
+    """As many rows or columns as a drawing holds, and a sentence about the others."""
     more = f" {count(len(names) - limit, f'further {noun}')} not drawn; the table of this figure has them." if len(names) > limit else ""
-    return {name: place for place, name in enumerate(names[:limit])}, more
+    return names[:limit], more
 
 
 def _ratio(cell: Cell) -> str:
