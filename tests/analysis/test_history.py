@@ -70,7 +70,7 @@ def test_for_costs_more_is_worse_and_for_counts_neither() -> None:
 def test_software_may_change_within_a_series_but_work_may_not() -> None:
     records = [*nights([100, 101, 99]), *nights([50, 51, 49], software="new"), *nights([10, 11, 12], global_batch=64)]
     found = history(records)
-    assert [len(series.entries) for series in found] == [6, 3]
+    assert [len(series.records) for series in found] == [6, 3]
     assert found[1].note is not None and str(FEWEST) in found[1].note
     with pytest.raises(InputError, match="unknown metric"):
         history(records, "speed")
@@ -82,7 +82,7 @@ def test_energies_of_another_boundary_are_another_series() -> None:
     for record in records[5:]:
         record.metrics["energy_per_item"] = Metric(value=3.0, unit="J/token", scope="node_dc")
     series = history(records, "energy_per_item")
-    assert [(len(one.entries), len(one.changes)) for one in series] == [(5, 0), (3, 0)]
+    assert [(len(one.records), len(one.changes)) for one in series] == [(5, 0), (3, 0)]
     assert [one.name.rpartition(" ")[2] for one in series] == ["boundary=device", "boundary=node_dc"]
     assert not any("software" in one.name for one in series)
     assert len(history(records)) == 1, "a rate has no boundary"
@@ -93,7 +93,7 @@ def test_results_not_above_zero_are_counted() -> None:
     waits = [{"data_wait_share": Metric(value=value, unit="1")} for value in (0.1, 0.0, 0.2)]
     records = [nights([100.0] * 3, more=more)[at] for at, more in enumerate(waits)]
     (series,) = history(records, "data_wait_share")
-    assert len(series.entries) == 2 and not_above_zero(records, "data_wait_share") == 1 and not_above_zero(records, "throughput") == 0
+    assert len(series.records) == 2 and not_above_zero(records, "data_wait_share") == 1 and not_above_zero(records, "throughput") == 0
     assert "left out: 1 result not above zero, as levels are compared by their ratio" in history_sections([series], 1)[0].notes
     assert not any("left out" in note for note in history_sections([series])[0].notes)
 

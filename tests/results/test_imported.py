@@ -85,7 +85,7 @@ def test_tables_of_one_system_are_compared_and_are_one_history(tmp_path: Path) -
     (pair,) = compare(*sides("jan", "feb", tmp_path / "out")).pairs
     assert pair is not None
     (series,) = history(attempts([tmp_path / "out"]))
-    assert [entry.value for entry in series.entries] == [100, 90]
+    assert [one.value for one in series.values] == [100, 90]
 
 
 def test_rows_of_one_table_have_no_order_in_time(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -56,25 +55,11 @@ _LAGS = (7, 14)
 
 
 @dataclass(frozen=True)
-class HistoryEntry:
-    """One attempt."""
-
-    time: datetime
-    value: float
-    low: float | None
-    high: float | None
-    """The record's own 95 % interval."""
-    key: str
-    attempt: int
-    software: str
-
-
-@dataclass(frozen=True)
 class ChangePoint:
     """A change of the level between two attempts."""
 
     index: int
-    """Of the first entry with the new level."""
+    """Of the first result with the new level."""
     ratio: float
     """New level over old level."""
     better: bool | None
@@ -91,29 +76,27 @@ class Series:
     """One metric of the same work on the same system over time."""
 
     name: str
-    system: str
-    device: str
     metric: str
     unit: str
     better: Direction
-    entries: tuple[HistoryEntry, ...]
+    records: tuple[Record, ...]
     """By time."""
-    changes: tuple[ChangePoint, ...]
     values: tuple[Value, ...]
-    """Of the entries, with what tells how much runs vary."""
+    """Their numbers and times, with what tells how much runs vary."""
+    changes: tuple[ChangePoint, ...]
     note: str | None
-    """Why no change can be found, if there are too few entries."""
+    """Why no change can be found, if there are too few results."""
     newest: float | None
     """The newest result over the level before it, if it is alone and far off: no change yet, and worth another run."""
 
     def mean(self, begin: int, end: int) -> Estimate | None:
-        """The mean of the entries from one index to another, with its interval between runs."""
+        """The mean of the results from one index to another, with its interval between runs."""
         return mean_of(self.values[begin : end + 1], self.metric)
 
     def levels(self) -> list[tuple[int, int, float]]:
         """First index, last index and level (median) of each stretch between changes."""
-        edges = [0, *(change.index for change in self.changes), len(self.entries)]
-        return [(begin, end - 1, _level(self.entries[begin:end])) for begin, end in pairwise(edges)]
+        edges = [0, *(change.index for change in self.changes), len(self.values)]
+        return [(begin, end - 1, _level(self.values[begin:end])) for begin, end in pairwise(edges)]
 
 
 def attempts(roots: Iterable[Path], keys: Collection[str] | None = None) -> list[Record]:
@@ -152,39 +135,31 @@ def not_above_zero(records: Sequence[Record], metric: str) -> int:
 
 
 def _series(name: str, records: Sequence[Record], metric: str) -> Series:
-    entries = tuple(_entry(record, metric) for record in records)
     measured = tuple(values(records, metric))
     errors = [one.error for one in measured if one.error is not None]
     floor = max(median(errors) if errors else 0.0, SMALLEST_SD)
-    logs = np.array([math.log(entry.value) for entry in entries])
+    logs = np.array([math.log(one.value) for one in measured])
     # Of one time are the rows of a table, whose order is none in time.
-    indices = [index for index in change_points(logs, floor) if entries[index].time > entries[index - 1].time]
-    edges = [0, *indices, len(entries)]
+    indices = [index for index in change_points(logs, floor) if measured[index].time > measured[index - 1].time]
+    edges = [0, *indices, len(measured)]
     found, direction = [], definition_of(metric, records).better
     for before, index, after in zip(edges, indices, edges[2:], strict=False):
-        ratio = _level(entries[index:after]) / _level(entries[before:index])
+        ratio = _level(measured[index:after]) / _level(measured[before:index])
         better = (ratio > 1) == (direction == "higher") if direction in ("higher", "lower") else None
         found.append(ChangePoint(index, ratio, better, after - index < FIRM, _changed(records[before:index], records[index:after])))
-    point = records[0].point
-    note = None if len(entries) >= FEWEST else f"{len(entries)} of the {FEWEST} results that a change needs"
-    if note is None and entries[0].time == entries[-1].time:
+    note = None if len(measured) >= FEWEST else f"{len(measured)} of the {FEWEST} results that a change needs"
+    if note is None and measured[0].time == measured[-1].time:
         note = "all results are of one time"
     newest = None
-    if note is None and entries[-1].time > entries[-2].time and len(entries) - edges[-2] > FIRM:
+    if note is None and measured[-1].time > measured[-2].time and len(measured) - edges[-2] > FIRM:
         off = logs[-1] - float(np.median(logs[edges[-2] : -1]))
         newest = math.exp(off) if abs(off) > FAR * _noise(logs, floor)[0] else None
     unit = records[0].metrics[metric].unit
-    return Series(name, point.system, point.device, metric, unit, direction, entries, tuple(found), measured, note, newest)
+    return Series(name, metric, unit, direction, tuple(records), measured, tuple(found), note, newest)
 
 
-def _entry(record: Record, metric: str) -> HistoryEntry:
-    found = record.metrics[metric]
-    assert found.value is not None
-    return HistoryEntry(started(record), found.value, found.low, found.high, record.key, record.attempt, record.point.software)
-
-
-def _level(entries: Sequence[HistoryEntry]) -> float:
-    return math.exp(median(math.log(entry.value) for entry in entries))
+def _level(found: Sequence[Value]) -> float:
+    return math.exp(median(math.log(one.value) for one in found))
 
 
 def _changed(before: Sequence[Record], after: Sequence[Record]) -> tuple[Difference, ...]:

@@ -248,8 +248,8 @@ def _levels(one: Series) -> Iterable[tuple[str, ...]]:
         found = one.changes[number - 1] if number else None
         what = "" if found is None else f"{_percent(found.ratio)} %"
         verdict = "" if found is None or found.better is None else "better" if found.better else "worse"
-        span = f"{one.entries[begin].time:%Y-%m-%d %H:%M} to {one.entries[end].time:%Y-%m-%d %H:%M}"
-        name = ("", "") if number else (one.name, one.device)
+        span = f"{one.values[begin].time:%Y-%m-%d %H:%M} to {one.values[end].time:%Y-%m-%d %H:%M}"
+        name = ("", "") if number else (one.name, one.records[0].point.device)
         yield *name, span, str(end - begin + 1), estimated(one.mean(begin, end), one.unit), what, verdict
 
 
@@ -257,7 +257,7 @@ def _changes(one: Series) -> Iterable[str]:
     for found in one.changes:
         says = "; ".join(f"{what.name}: {what.a} → {what.b}" for what in found.changed[: _MOST // 4])
         provisional = ", provisional: few results" if found.provisional else ""
-        when = f"{one.entries[found.index].time:%Y-%m-%d %H:%M}"
+        when = f"{one.values[found.index].time:%Y-%m-%d %H:%M}"
         yield f"{when} {one.name} {_percent(found.ratio)} %{provisional}. Changed with it: {says or 'nothing that is recorded'}"
 
 

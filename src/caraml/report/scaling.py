@@ -265,20 +265,20 @@ def histories(root: Path, records: Sequence[Record], metric: str = "throughput")
     if not keys:
         return [], []
     series = history(attempts([root], keys), metric)
-    told = sorted((one for one in series if len(one.entries) >= FEWEST_ATTEMPTS), key=lambda one: not one.changes)
+    told = sorted((one for one in series if len(one.records) >= FEWEST_ATTEMPTS), key=lambda one: not one.changes)
     lines = repeated(records, ())
     means = labels([line.mean for line in lines])
     named = {run.key: means[line.mean.key] for line in lines for run in line.runs}
-    return first_figures([_history(one, named[one.entries[-1].key]) for one in told])
+    return first_figures([_history(one, named[one.records[-1].key]) for one in told])
 
 
 def _history(series: Series, label: str) -> ReportFigure:
-    factor, unit = counted(max(entry.value for entry in series.entries), series.unit)
-    times = [1000 * entry.time.timestamp() for entry in series.entries]
-    values = [Metric(value=one.value, unit=series.unit, low=one.low, high=one.high) for one in series.entries]
+    factor, unit = counted(max(one.value for one in series.values), series.unit)
+    times = [1000 * one.time.timestamp() for one in series.values]
+    values = [record.metrics[series.metric] for record in series.records]
     texts = [written(series.metric, value) for value in values]
-    days = [f"{entry.time:%Y-%m-%d %H:%M}" for entry in series.entries]
-    of = keys(one.key for one in series.entries[-1:])  # all are attempts at one point
+    days = [f"{one.time:%Y-%m-%d %H:%M}" for one in series.values]
+    of = keys(series.records[-1:])  # all are attempts at one point
     points = [marker(time, value, factor, f"{day}: {text}", of) for time, value, day, text in zip(times, values, days, texts, strict=True)]
     levels = [{"x": times[index], "y": level / factor} for begin, end, level in series.levels() for index in (begin, end)]
     title = f"{series.metric.replace('_', ' ').capitalize()} over time: {label}"
@@ -287,8 +287,8 @@ def _history(series: Series, label: str) -> ReportFigure:
         change.index: f"{100 * (change.ratio - 1):+.1f} %" + (", provisional" if change.provisional else "") for change in series.changes
     }
     rows = [
-        [day, str(entry.attempt), text, changes.get(index, ""), printable(entry.software)]
-        for index, (entry, day, text) in enumerate(zip(series.entries, days, texts, strict=True))
+        [day, str(record.attempt), text, changes.get(index, ""), printable(record.point.software)]
+        for index, (record, day, text) in enumerate(zip(series.records, days, texts, strict=True))
     ]
     note = "The dashed line is the level between changes. " + (
         _change_text(series) or f"No change{f': {series.note}' if series.note else ''}."
@@ -300,6 +300,6 @@ def _change_text(series: Series) -> str:
     texts = []
     for change in series.changes:
         why = "; ".join(f"{one.name} {one.a} → {one.b}" for one in change.changed[:4])
-        when = series.entries[change.index].time
+        when = series.values[change.index].time
         texts.append(f"{when:%Y-%m-%d}: {100 * (change.ratio - 1):+.1f} %{f', together with {printable(why)}' if why else ''}.")
     return " ".join(texts)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from caraml.analysis.grouping import Axes, axes, by_way, counting, disturbances, grouped, unstated_size, valid, ways, without
+from caraml.analysis.grouping import Axes, axes, by_way, counting, disturbances, grouped, told_apart, unstated_size, valid, ways, without
 from caraml.analysis.scaling import KEPT, PLACEMENT, batch_of, families_of, kind_of, left_out, micro_batch
 from caraml.base.format import count, printable
 from caraml.metrics.definitions import METRICS
@@ -39,31 +39,17 @@ def works(records: Sequence[Record]) -> dict[str, list[Record]]:
     named: dict[str, list[Record]] = {}
     position = {id(record): number for number, record in enumerate(records)}
     lanes = {name: _lanes(group) for name, group in found.items()}
-    telling = {benchmark: _telling([name for name in found if name[0] == benchmark]) for benchmark in {name[0] for name in found}}
-    for name, group in found.items():
-        benchmark = name[0]
-        others = [lanes[other] for other in found if other[0] != benchmark and other[1:] == name[1:]]
-        words = printable(" ".join([benchmark, *telling[benchmark](*name[1:])]))
+    details = [
+        {"workload": workload, "mode": mode} | {f"params.{key}": str(value) for key, value in json.loads(params).items()}
+        for _, workload, params, mode in found
+    ]
+    for (name, group), words in zip(found.items(), map(printable, told_apart([name[0] for name in found], details)), strict=True):
+        others = [lanes[other] for other in found if other[0] != name[0] and other[1:] == name[1:]]
         same = sum(other == words or other.startswith(f"{words} (") for other in named)  # `1` and `"1"`, say
         named[f"{words} ({same + 1})" if words in named else words] = sorted(
             [*group, *_meeting(lanes[name], others)], key=lambda one: position[id(one)]
         )
     return named
-
-
-def _telling(names: Sequence[Work]) -> Callable[[str, str, str], Iterator[str]]:
-    """What tells works of one benchmark apart: workload, mode, and ``name=value`` of parameters that differ."""
-    _, workloads, params, modes = zip(*names, strict=True)
-    loaded = {text: json.loads(text) for text in params}
-    keys = sorted({key for one in loaded.values() for key in one})
-    differing = [key for key in keys if len({json.dumps(one.get(key)) for one in loaded.values()}) > 1]
-
-    def words(workload: str, of: str, mode: str) -> Iterator[str]:
-        yield from ([workload] if len({*workloads}) > 1 else [])
-        yield from ([mode] if len({*modes}) > 1 else [])
-        yield from (f"{key}={loaded[of][key]}" for key in differing if key in loaded[of])
-
-    return words
 
 
 Lanes = dict[tuple[object, object], list[Record]]
