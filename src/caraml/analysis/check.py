@@ -14,12 +14,12 @@ worse, by the more lenient ``SCREEN``, is measured once more: twice the runs sho
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from caraml.analysis.baseline import AcceptedPoint, Baseline, WorkRuns, surroundings, why_not
-from caraml.analysis.compare import family
+from caraml.analysis.compare import family, loss_of
 from caraml.analysis.estimate import Estimate, Value, sessions_of, smallest_change, time_of, values
 from caraml.analysis.grouping import Difference, compare_facts, valid
 from caraml.analysis.run_variation import ratios
@@ -30,6 +30,7 @@ from caraml.power.model import METHOD_VERSION
 from caraml.results.record import Record
 
 CheckVerdict: TypeAlias = Literal["worse", "undecided", "better", "same", "not judged"]
+"""The worst first."""
 FlagPolicy: TypeAlias = Literal["strict", "warn", "ignore"]
 
 ALPHA = 0.01
@@ -65,13 +66,7 @@ class CheckedMetric:
     @property
     def loss(self) -> float:
         """How much worse it is, as a share: of the rate what is missing, of times and energies what they have more."""
-        return self.loss_of(self.ratio)
-
-    def loss_of(self, ratio: Estimate | None) -> float:
-        """The same of another ratio of this number; 0 of none."""
-        if ratio is None:
-            return 0.0
-        return 1 - ratio.value if METRICS[self.metric].better == "higher" else ratio.value - 1
+        return loss_of(self.ratio, METRICS[self.metric].better)
 
 
 @dataclass(frozen=True)
@@ -92,6 +87,10 @@ class CheckedPoint:
         return next((one for one in self.metrics if one.verdict == self.verdict), next(iter(self.metrics), None))
 
 
+def _worst(found: Iterable[CheckVerdict]) -> CheckVerdict:
+    return min(found, key=get_args(CheckVerdict).index, default="undecided")
+
+
 @dataclass(frozen=True)
 class SuiteCheck:
     """All points of a suite against a baseline."""
@@ -105,10 +104,9 @@ class SuiteCheck:
 
     @property
     def verdict(self) -> CheckVerdict:
-        """The worst of the points'."""
-        found = {one.verdict for one in self.points}
-        order: tuple[CheckVerdict, ...] = ("worse", "undecided", "better", "same")
-        return next((one for one in order if one in found), "undecided")
+        """The worst of the points'; undecided where none is judged."""
+        found = _worst(one.verdict for one in self.points)
+        return found if found != "not judged" else "undecided"
 
     @property
     def exit_code(self) -> ExitCode:
@@ -159,7 +157,7 @@ def _again(before: CheckedPoint, after: CheckedPoint) -> bool:
         return after.failed
     first = before.headline
     second = next((one for one in after.metrics if first is not None and one.metric == first.metric), None)
-    return first is not None and second is not None and second.loss_of(second.now) >= first.loss_of(first.ratio) / 2
+    return first is not None and second is not None and loss_of(second.now, METRICS[second.metric].better) >= first.loss / 2
 
 
 def judged(
@@ -331,9 +329,7 @@ def _point(work: WorkRuns, usable: Sequence[Record], numbers: Sequence[CheckedMe
         others = ", and the others with them" if len(flagged) < len(good) and not usable else ""
         became = f"left out{others}" if flags == "strict" else "used all the same"
         notes.append(f"{len(flagged)} of {len(good)} runs flagged {names}: {became}")
-    found = {one.verdict for one in numbers}
-    order: tuple[CheckVerdict, ...] = ("worse", "undecided", "better", "same", "not judged")
-    verdict = next((one for one in order if one in found), "undecided") if usable else "undecided"
+    verdict = _worst(one.verdict for one in numbers) if usable else "undecided"
     notes += [f"{title_of(one.metric)}: {one.reason}" for one in numbers if one.reason]
     return CheckedPoint(work.label, verdict, tuple(numbers), tuple(notes), work.keys)
 

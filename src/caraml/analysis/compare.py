@@ -46,6 +46,13 @@ UNDIRECTED = {"neither": "neither direction is better", "unknown": "direction un
 """Why there is a difference of two numbers and no verdict, by the direction of their metric."""
 
 
+def loss_of(ratio: Estimate | None, better: Direction) -> float:
+    """How much worse a ratio is than 1: 0.05 for 5 % less of what should be high, or 5 % more of what should be low; 0 of none."""
+    if ratio is None:
+        return 0.0
+    return 1 - ratio.value if better == "higher" else ratio.value - 1
+
+
 @dataclass(frozen=True)
 class Change:
     """One metric of one pair."""
@@ -72,10 +79,8 @@ class Change:
 
     @property
     def harm(self) -> float:
-        """How much B is worse, as a share of A: 0.05 for 5 % less of what should be high, or 5 % more of what should be low."""
-        if self.ratio is None:
-            return 0.0
-        return 1 - self.ratio.value if self.better == "higher" else self.ratio.value - 1
+        """How much B is worse, as a share of A."""
+        return loss_of(self.ratio, self.better)
 
 
 @dataclass(frozen=True)
@@ -286,14 +291,16 @@ def _incomparable(metric: str, pair: _Matched, a: Estimate | None, b: Estimate |
             found = records[0].metrics.get(metric)
             return f"{letter} has none: {(found.reason if found else None) or 'not measured'}"
     everyone = (*pair.a, *pair.b)
-    known = [record.metrics[metric] for record in everyone if record.value(metric) is not None]
-    for what, kinds in (
-        ("of different energy boundaries", {one.scope for one in known}),
-        ("measured by different methods", {_method(record) for record in everyone}),
-    ):
+    methods = {"" if "published" in one.environment else str(one.method_version) for one in everyone}  # theirs are left to the reader
+    for what, kinds in (("of different energy boundaries", _scopes(everyone, metric)), ("measured by different methods", sorted(methods))):
         if len(kinds) > 1:
-            return f"{what}: {', '.join(sorted(str(kind) for kind in kinds))}"
+            return f"{what}: {', '.join(kinds)}"
     return None
+
+
+def _scopes(records: Iterable[Record], metric: str) -> list[str]:
+    """Energy boundaries of a metric's numbers."""
+    return sorted({str(record.metrics[metric].scope) for record in records if record.value(metric) is not None})
 
 
 def _unfit(pair: _Matched, metric: str) -> str | None:
@@ -306,18 +313,12 @@ def _unfit(pair: _Matched, metric: str) -> str | None:
     if len(units) > 1:
         return f"measured in different units: {', '.join(units)}"
     for records in (pair.a, pair.b):  # a mean of several boundaries is of nothing; one of each side is shown, and not judged
-        scopes = sorted({str(record.metrics[metric].scope) for record in records if record.value(metric) is not None})
-        if len(scopes) > 1:
+        if len(scopes := _scopes(records, metric)) > 1:
             return f"of different energy boundaries: {', '.join(scopes)}"
     for letter, side in (("A", a), ("B", b)):
         if low := sum(value <= 0 for _, value in side):
             return f"{letter} is not above zero in {low} of {count(len(side), 'run')}, so it has no ratio"
     return None
-
-
-def _method(record: Record) -> str:
-    """The method that a number was measured by. Everybody measured as their source says: differences in that are left to the reader."""
-    return "" if "published" in record.environment else str(record.method_version)
 
 
 def family(metric: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import cast, get_args
 
 from pydantic import JsonValue
 
@@ -28,7 +29,6 @@ PREFIX = "reference:"
 _IDS = {"job", "node", "experiment", "jube_id", "jube_wp", "tasks", "cpus", "location", "hardware", "name", "devices_printed"}
 """Parameters that name a run rather than its work."""
 _UNKNOWN = ("precision", "compile", "knobs", "deterministic", "micro_batch")
-_MODES: dict[str, Mode] = {"train": "train", "compute": "compute", "data": "data", "inference": "inference"}
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _record(rows: Sequence[Reference]) -> Record | None:
     """One experiment; ``None`` if it is not of a workload, or none of its numbers is one of our metrics above zero."""
     first = rows[0]
     metrics = {
-        row.metric: Metric(value=row.value, unit=row.unit, scope=_scope(row))
+        row.metric: Metric(value=row.value, unit=row.unit, scope=None if (scope := row.parameters.get("boundary")) is None else str(scope))
         for row in rows
         if row.metric in METRICS and row.value is not None and row.value > 0
     }
@@ -107,13 +107,13 @@ def _record(rows: Sequence[Reference]) -> Record | None:
         benchmark=first.workload,
         workload=first.workload,
         params={name: value for name, value in first.parameters.items() if name not in {*_IDS, "boundary"}},
-        system=first.system or "not stated",
-        device=first.device or "not stated",
+        system=first.system or NOT_STATED,
+        device=first.device or NOT_STATED,
         device_class="gpu",
         software=SOURCES[first.source],
         nodes=nodes,
         devices=max((first.devices or 1) // nodes, 1),
-        mode=_MODES.get(first.mode, "train"),
+        mode=cast("Mode", first.mode) if first.mode in get_args(Mode) else "train",
         global_batch=samples,
         micro_batch=samples,
         repeat=first.run,
@@ -124,8 +124,3 @@ def _record(rows: Sequence[Reference]) -> Record | None:
     return Record(
         key=point.key, attempt=1, point=point, status="ok", started_at="1970-01-01T00:00:00+00:00", metrics=metrics, environment=environment
     )
-
-
-def _scope(row: Reference) -> str | None:
-    boundary = row.parameters.get("boundary")
-    return str(boundary) if boundary is not None else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections import Counter
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
@@ -37,13 +37,8 @@ def _how(point: CheckedPoint) -> str:
     rate = METRICS[one.metric].better == "higher"
     words = {(True, True): "slower", (True, False): "faster", (False, True): "more", (False, False): "less"}[rate, one.loss > 0]
     what = "" if words in ("slower", "faster") else f" {title_of(one.metric).lower()}"
-    return f"{significant(100 * abs(one.ratio.value - 1), 2)} % {words}{what}{_uncertainty(one)}"
-
-
-def _uncertainty(one: CheckedMetric) -> str:
-    if one.ratio is None or not one.ratio.sd:
-        return ""
-    return f" (± {significant(100 * math.expm1(one.ratio.reach), 2)} %)"
+    error = f" (± {significant(100 * math.expm1(one.ratio.reach), 2)} %)" if one.ratio.sd else ""
+    return f"{significant(100 * abs(one.ratio.value - 1), 2)} % {words}{what}{error}"
 
 
 def check_sections(check: SuiteCheck) -> list[Section]:
@@ -116,18 +111,21 @@ def check_junit(check: SuiteCheck, seconds: float, stamp: str) -> bytes:
         seconds: how long the check took.
         stamp: when it began, ISO 8601 without an offset.
     """
-    counts = {"tests": len(check.points), "failures": _number(check, "worse"), "errors": 0}
-    counts["skipped"] = _number(check, "undecided") + _number(check, "not judged")
+    verdicts = Counter(one.verdict for one in check.points)
+    counts = {"tests": len(check.points), "failures": verdicts["worse"], "errors": 0}
+    counts["skipped"] = verdicts["undecided"] + verdicts["not judged"]
     attributes = {name: str(number) for name, number in counts.items()}
     root = Element("testsuites", {"name": "caraml check", **attributes, "time": f"{seconds:.3f}"})
-    heading = {"name": _xml(check.suite), **attributes, "time": f"{seconds:.3f}", "timestamp": stamp, "hostname": _host(check)}
+    host = _xml(check.baseline.machine.get("host") or check.baseline.machine.get("system", ""))
+    heading = {"name": _xml(check.suite), **attributes, "time": f"{seconds:.3f}", "timestamp": stamp, "hostname": host}
     suite = SubElement(root, "testsuite", heading)
     properties = SubElement(suite, "properties")
     for name, value in (("baseline", check.baseline.name), ("accepted_at", check.baseline.accepted_at), ("verdict", check.verdict)):
         SubElement(properties, "property", {"name": name, "value": _xml(value)})
     for point in check.points:
         case = SubElement(suite, "testcase", {"name": _xml(point.label), "classname": _xml(f"caraml.{check.suite}"), "time": "0"})
-        text = _xml("\n".join(_case_lines(point)))
+        numbers = (f"{title_of(one.metric)}: {change(one.ratio)}: {one.verdict}" for one in point.metrics)
+        text = _xml("\n".join([*numbers, *point.notes]))
         message = _xml(f"{point.verdict}: {_how(point)}")
         if point.verdict == "worse":
             SubElement(case, "failure", {"message": message, "type": "worse"}).text = text
@@ -137,18 +135,6 @@ def check_junit(check: SuiteCheck, seconds: float, stamp: str) -> bytes:
             SubElement(case, "system-out").text = text
     indent(root, " ")
     return b'<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="utf-8") + b"\n"
-
-
-def _case_lines(point: CheckedPoint) -> Sequence[str]:
-    return [*(f"{title_of(one.metric)}: {change(one.ratio)}: {one.verdict}" for one in point.metrics), *point.notes]
-
-
-def _number(check: SuiteCheck, verdict: str) -> int:
-    return sum(one.verdict == verdict for one in check.points)
-
-
-def _host(check: SuiteCheck) -> str:
-    return _xml(check.baseline.machine.get("host") or check.baseline.machine.get("system", ""))
 
 
 def _xml(text: str) -> str:
