@@ -118,7 +118,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_968,
+    "analysis": 3_966,
     "base": 2_719,
     "campaign": 1_887,
     "cli": 1_648,
@@ -131,7 +131,7 @@ LINES = {
     "metrics": 1_526,
     "metrics": 1_507,
     "power": 5_074,
-    "reference": 476,
+    "reference": 396,
     "report": 4_882,
     "results": 3_269,
     "suite": 2_849,

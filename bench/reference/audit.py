@@ -15,9 +15,10 @@ from itertools import groupby
 from typing import Literal
 
 from claims import claims
+from spans import Span, exact, printed_span, span_of
 
 from caraml.base.format import significant
-from caraml.reference import Reference, Span, as_printed, exact, load, printed_span
+from caraml.reference import Reference, as_printed, load
 
 Relation = Literal["is", "at most", "at least", "unlike"]
 
@@ -36,7 +37,7 @@ class Check:
     @property
     def holds(self) -> bool:
         """Whether the source agrees with itself."""
-        span = self.printed.span
+        span = span_of(self.printed)
         if self.relation == "at most":
             return span.low <= self.expected.high * (1 + self.tolerance)
         if self.relation == "at least":
@@ -46,7 +47,7 @@ class Check:
     @property
     def difference(self) -> float:
         """Relative distance of the printed number from the recomputed one."""
-        return self.printed.span.middle / self.expected.middle - 1 if self.expected.middle else math.inf
+        return span_of(self.printed).middle / self.expected.middle - 1 if self.expected.middle else math.inf
 
     @property
     def recomputed(self) -> float:
@@ -73,7 +74,7 @@ def checks() -> Iterator[Check]:
     yield from _actions(rows)
     yield from _copies(rows)
     for printed, text, readings, tolerance in claims(rows):
-        fitting = [one for one in readings if printed.span.overlaps(one, tolerance)]
+        fitting = [one for one in readings if span_of(printed).overlaps(one, tolerance)]
         yield Check(printed, text, (fitting or list(readings))[0], "is", tolerance)
 
 
@@ -101,26 +102,28 @@ AT_MOST = [
 def _bounds(e: Experiment) -> Iterator[Check]:
     for small, large in AT_MOST:
         if small in e and large in e:
-            yield Check(e[small], f"at most {large}", e[large].span, "at most")
+            yield Check(e[small], f"at most {large}", span_of(e[large]), "at most")
     if {"max_aggregate_power", "max_device_power"} <= e.keys():
         devices = e["max_device_power"].devices or 1
-        yield Check(e["max_aggregate_power"], "at most max_device_power x devices", e["max_device_power"].span * devices, "at most")
+        yield Check(e["max_aggregate_power"], "at most max_device_power x devices", span_of(e["max_device_power"]) * devices, "at most")
 
 
 def _energy(e: Experiment) -> Iterator[Check]:
     if {"device_energy", "aggregate_power", "runtime"} <= e.keys():
-        window = e["aggregate_power"].span * e["runtime"].span
+        window = span_of(e["aggregate_power"]) * span_of(e["runtime"])
         yield Check(e["device_energy"], "aggregate_power x runtime, within 5 %", window, tolerance=0.05)
     if {"device_energy", "mean_device_power", "runtime"} <= e.keys():
         devices = e["mean_device_power"].devices or 1
-        yield Check(e["device_energy"], "mean_device_power x devices x runtime", e["mean_device_power"].span * e["runtime"].span * devices)
+        yield Check(
+            e["device_energy"], "mean_device_power x devices x runtime", span_of(e["mean_device_power"]) * span_of(e["runtime"]) * devices
+        )
     if {"node_energy", "node_mean_power", "runtime"} <= e.keys():
         nodes = e["node_energy"].nodes or 1
-        yield Check(e["node_energy"], "node_mean_power x nodes x runtime", e["node_mean_power"].span * e["runtime"].span * nodes)
+        yield Check(e["node_energy"], "node_mean_power x nodes x runtime", span_of(e["node_mean_power"]) * span_of(e["runtime"]) * nodes)
     if {"energy_time_product", "node_energy", "runtime"} <= e.keys():
-        yield Check(e["energy_time_product"], "node_energy x runtime", e["node_energy"].span * e["runtime"].span)
+        yield Check(e["energy_time_product"], "node_energy x runtime", span_of(e["node_energy"]) * span_of(e["runtime"]))
     if {"node_apparent_energy", "node_mean_apparent_power", "runtime"} <= e.keys():
-        hours = e["node_mean_apparent_power"].span * e["runtime"].span / 3600
+        hours = span_of(e["node_mean_apparent_power"]) * span_of(e["runtime"]) / 3600
         yield Check(e["node_apparent_energy"], "node_mean_apparent_power x runtime", hours)
 
 
@@ -140,9 +143,9 @@ def _steps(e: Experiment) -> Iterator[Check]:
         return
     epochs, batches = BATCHES[row.workload]
     if row.workload in ("temperature_postprocessing", "radiation_emulation"):
-        yield Check(row, "runtime over batches of all epochs and devices", e["runtime"].span / (epochs * batches))
+        yield Check(row, "runtime over batches of all epochs and devices", span_of(e["runtime"]) / (epochs * batches))
     else:
-        yield Check(row, "epoch_time_mean over batches of a device", e["epoch_time_mean"].span / (batches // (row.devices or 1)))
+        yield Check(row, "epoch_time_mean over batches of a device", span_of(e["epoch_time_mean"]) / (batches // (row.devices or 1)))
 
 
 def _epochs(e: Experiment) -> Iterator[Check]:
@@ -150,14 +153,14 @@ def _epochs(e: Experiment) -> Iterator[Check]:
     if mean is None or training is None or mean.mode not in ("train", "data"):
         return
     if mean.workload == "ensemble_postprocessing":
-        yield Check(mean, "training_time / 3 epochs", training.span / 3)
-        yield Check(e["training_time_less_loading"], "training_time - loading_time", training.span - e["loading_time"].span)
+        yield Check(mean, "training_time / 3 epochs", span_of(training) / 3)
+        yield Check(e["training_time_less_loading"], "training_time - loading_time", span_of(training) - span_of(e["loading_time"]))
     elif mean.workload == "regime_clustering":
-        yield Check(mean, "training_time / epochs, within 50 %", training.span / (50 if mean.system == "e4-a2" else 20), tolerance=0.5)
+        yield Check(mean, "training_time / epochs, within 50 %", span_of(training) / (50 if mean.system == "e4-a2" else 20), tolerance=0.5)
     elif mean.workload in BATCHES:
-        yield Check(mean, "training_time / epochs, within 50 %", training.span / BATCHES[mean.workload][0], tolerance=0.5)
+        yield Check(mean, "training_time / epochs, within 50 %", span_of(training) / BATCHES[mean.workload][0], tolerance=0.5)
     if mean.workload == "temperature_postprocessing":
-        yield Check(e["input_bandwidth"], "329.83 GB over epoch_time_mean", Span(329.825e9, 329.835e9) / mean.span)
+        yield Check(e["input_bandwidth"], "329.83 GB over epoch_time_mean", Span(329.825e9, 329.835e9) / span_of(mean))
 
 
 def _batches(e: Experiment) -> Iterator[Check]:
@@ -169,7 +172,7 @@ def _batches(e: Experiment) -> Iterator[Check]:
     devices = float(whole.parameters.get("devices_printed", whole.devices or 1))
     yield Check(whole, "batch size x #GPUs (IPU: #Replicas)", printed_span(f"{facts['batch_mb']:.2f}") * (1e6 * devices))
     epoch = exact(float(facts["steps_per_execution"]) * float(facts["effective_batch_mb"]) * 1e6)
-    yield Check(rate, "steps x effective batch over epoch_time_min, within 20 %", epoch / e["epoch_time_min"].span, tolerance=0.2)
+    yield Check(rate, "steps x effective batch over epoch_time_min, within 20 %", epoch / span_of(e["epoch_time_min"]), tolerance=0.2)
 
 
 def _ipu(e: Experiment) -> Iterator[Check]:
@@ -179,12 +182,12 @@ def _ipu(e: Experiment) -> Iterator[Check]:
     batch = float(row.parameters["batch"])
     if row.table == "IPU NLP":
         energy = e["epoch_energy_per_device"]
-        yield Check(row, "batch over epoch_energy_per_device", exact(batch * 3600) / energy.span)
-        most = exact(300 * 4 * batch) / e["throughput"].span
+        yield Check(row, "batch over epoch_energy_per_device", exact(batch * 3600) / span_of(energy))
+        most = exact(300 * 4 * batch) / span_of(e["throughput"])
         yield Check(energy, "at most 300 W x time of four batches", most, "at most")
     else:
-        yield Check(row, "1281167 images over epoch_energy", exact(1281167 * 3600) / e["epoch_energy"].span)
-        yield Check(e["epoch_energy"], "at most 300 W x time of 1281167 images", exact(300 * 1281167) / e["throughput"].span, "at most")
+        yield Check(row, "1281167 images over epoch_energy", exact(1281167 * 3600) / span_of(e["epoch_energy"]))
+        yield Check(e["epoch_energy"], "at most 300 W x time of 1281167 images", exact(300 * 1281167) / span_of(e["throughput"]), "at most")
 
 
 def _pearc(e: Experiment) -> Iterator[Check]:
@@ -192,9 +195,9 @@ def _pearc(e: Experiment) -> Iterator[Check]:
     if row is None or row.source != "pearc":
         return
     if row.table == "Table 3":
-        yield Check(e["training_time"], "one epoch of 1281167 images over throughput", exact(1281167) / row.span)
+        yield Check(e["training_time"], "one epoch of 1281167 images over throughput", exact(1281167) / span_of(row))
     if row.table == "Table 4":
-        yield Check(row, "70000 images over epoch_time_second", exact(70000) / e["epoch_time_second"].span)
+        yield Check(row, "70000 images over epoch_time_second", exact(70000) / span_of(e["epoch_time_second"]))
 
 
 RULES: Sequence[Callable[[Experiment], Iterator[Check]]] = (_bounds, _energy, _steps, _epochs, _batches, _ipu, _pearc)
@@ -206,8 +209,8 @@ def _actions(rows: Sequence[Reference]) -> Iterator[Check]:
     found = {(row.table, row.run, row.metric): row for row in rows if row.source == "maelstrom"}
     for run in range(1, 7):
         table, column = ("Table 10", run) if run < 4 else ("Table 11", run - 3)
-        runtime = found[table, column, "runtime"].span
-        action = found[table, column, "node_mean_power"].span * runtime * runtime
+        runtime = span_of(found[table, column, "runtime"])
+        action = span_of(found[table, column, "node_mean_power"]) * runtime * runtime
         yield Check(found["Table 1", run, "energy_time_product"], f"node_mean_power x runtime² of {table}", action)
 
 
@@ -224,7 +227,7 @@ def _copies(rows: Sequence[Reference]) -> Iterator[Check]:
             continue
         first = seen.setdefault(digits, group[0])
         if first.table != group[0].table:
-            yield Check(group[0], f"a row of {len(digits)} runs unlike {first.metric} of {first.table}", first.span, "unlike")
+            yield Check(group[0], f"a row of {len(digits)} runs unlike {first.metric} of {first.table}", span_of(first), "unlike")
 
 
 def audit_text(rows: Sequence[Reference]) -> str:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from caraml.reference import Reference, Span, exact, mean
+from spans import Span, exact, mean, span_of
+
+from caraml.reference import Reference
 
 HOUR = 3600.0
 
@@ -22,7 +24,7 @@ class Book:
         """The metric in the table's runs, in their order; integrals rather than counters."""
         name = f"Table {table}" if isinstance(table, int) else table
         found = [
-            row.span
+            span_of(row)
             for row in self._rows
             if (row.table, row.metric) == (name, metric)
             and row.parameters.get("method") != "counter"
@@ -39,7 +41,7 @@ class Book:
 
     def stated(self, name: str, system: str | None = None) -> Span:
         """A number that the text states under this name, of this machine."""
-        return next(row.span for row in self._rows if row.parameters.get("name") == name and system in (None, row.system))
+        return next(span_of(row) for row in self._rows if row.parameters.get("name") == name and system in (None, row.system))
 
     def count(self, name: str, system: str | None = None) -> float:
         """A stated number that was counted and not rounded."""

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from audit import BATCHES, Check, checks, disagreements, main
 from claims import CLAIMS
+from spans import exact
 
-from caraml.reference import exact, load
+from caraml.reference import load
 
 KNOWN = {
     ("caraml", "batch over epoch_energy_per_device"): 2,

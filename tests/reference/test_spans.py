@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from caraml.reference import Span, exact, mean, printed_span
+from spans import Span, exact, mean, printed_span
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from decimal import Decimal, InvalidOperation
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
@@ -63,15 +61,6 @@ class Reference:
     printed_unit: str
     note: str
     """What is wrong with the printed number or its heading, and how it was read."""
-
-    @property
-    def span(self) -> Span:
-        """All values in ``unit`` that round to the printed digits. Raises ``ValueError`` if there is no number."""
-        if self.value is None:
-            raise ValueError(f"{self.source}, {self.table}: {self.metric} has no value")
-        span = printed_span(self.printed)
-        middle = (span.low + span.high) / 2
-        return span * (self.value / middle) if middle else span
 
 
 FIELDS = tuple(field.name for field in fields(Reference))
@@ -134,75 +123,6 @@ def select(rows: Iterable[Reference] | None = None, **wanted: str | None) -> lis
             raise unknown_name(field, full, known)
         found = [row for row in found if getattr(row, field) == full]
     return list(found)
-
-
-@dataclass(frozen=True)
-class Span:
-    """All values between ``low`` and ``high``, both included."""
-
-    low: float
-    high: float
-
-    def __add__(self, other: Span) -> Span:
-        return Span(self.low + other.low, self.high + other.high)
-
-    def __sub__(self, other: Span) -> Span:
-        return Span(self.low - other.high, self.high - other.low)
-
-    def __mul__(self, other: Span | float) -> Span:
-        ends = [a * b for a in (self.low, self.high) for b in _ends(other)]
-        return Span(min(ends), max(ends))
-
-    def __truediv__(self, other: Span | float) -> Span:
-        ends = _ends(other)
-        if min(ends) <= 0 <= max(ends):
-            raise ZeroDivisionError(f"division by {other}")
-        return self * Span(1 / max(ends), 1 / min(ends))
-
-    @property
-    def middle(self) -> float:
-        """The value halfway."""
-        return (self.low + self.high) / 2
-
-    def overlaps(self, other: Span, relative: float = 0.0) -> bool:
-        """Whether a value of one is within ``relative`` of a value of the other. Float rounding never decides."""
-        slack = max(relative, 1e-9) * max(abs(self.middle), abs(other.middle))
-        return self.low - slack <= other.high and other.low - slack <= self.high
-
-
-def _ends(number: Span | float) -> tuple[float, float]:
-    return (number.low, number.high) if isinstance(number, Span) else (number, number)
-
-
-def printed_span(text: str) -> Span:
-    """Values that round to a printed number: half a unit of its last digit to both sides.
-
-    ``1,234.50``, ``1 234`` and ``5.60E-01`` are understood. A power of ten, ``10⁶``, is a definition and exact.
-
-    Raises ``ValueError`` if there is no number.
-    """
-    if text == "10⁶":
-        return Span(1e6, 1e6)
-    try:
-        number = Decimal(text.replace(",", "").replace(" ", ""))
-    except InvalidOperation as error:
-        raise ValueError(f"{text!r} is not a number") from error
-    exponent = number.as_tuple().exponent
-    if not isinstance(exponent, int):
-        raise ValueError(f"{text!r} is not finite")
-    half = Decimal(5).scaleb(exponent - 1)
-    return Span(float(number - half), float(number + half))
-
-
-def exact(value: float) -> Span:
-    """A count, or a number that was not rounded."""
-    return Span(value, value)
-
-
-def mean(spans: Iterable[Span]) -> Span:
-    """Mean of numbers that were each rounded by themselves."""
-    found = list(spans)
-    return Span(math.fsum(one.low for one in found) / len(found), math.fsum(one.high for one in found) / len(found))
 
 
 Cell = str | int | float | None
