@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -20,13 +18,10 @@ from caraml.analysis.scaling import scaling
 from caraml.analysis.select import sides
 from caraml.base.errors import InputError
 from caraml.cli import app
-from caraml.metrics.model import Metric
-from caraml.results import jube, jube_row
+from caraml.results import jube_row
 from caraml.results.archive import Done, pack, unpack
 from caraml.results.jube import read_table
 from caraml.results.jube_row import energy_of_nodes
-from caraml.results.listing import Listing
-from caraml.results.record import Record
 from caraml.results.selector import last_two
 from caraml.results.store import Store, write_record
 
@@ -134,87 +129,18 @@ def test_a_table_with_newer_numbers_is_the_next_round_of_its_suite(tmp_path: Pat
     assert before == [100, 120] and last == [90, 120]
 
 
-def earlier(store: Store, suite: str, record: Record, **params: str | None) -> str:
-    """Write a record as versions did that knew no digest, and had any row without a number there in the parameters. Return its key."""
-    micro = record.point.global_batch
-    point = record.point.model_copy(
-        update={"suite": suite, "workload": "imported", "system": "unknown", "params": params, "micro_batch": micro}
-    )
+def test_rows_of_an_earlier_version_are_not_mixed_with_others(tmp_path: Path) -> None:
+    """0.1.0 wrote no digest of a row: nobody knows which rows of a table are there already."""
+    lines = ("devices,gbs,Tokens/s", "4,64,100")
+    add(tmp_path, "t", *lines)
+    store = Store(tmp_path / "out")
+    (record,) = store.records("t")
     environment = {name: value for name, value in record.environment.items() if name != "row"}
-    key = point.model_copy(update={"suite": "any"}).key  # it was the same for all tables
-    folder = store.points / f"imported-{key}" / str(1 + len(list(store.points.glob(f"imported-{key}/*"))))
-    folder.mkdir(parents=True)
-    changes = {"key": key, "attempt": int(folder.name), "point": point, "environment": environment}
-    write_record(folder, record.model_copy(update=changes))
-    return key
-
-
-def test_rows_of_an_earlier_version_are_known_and_stay(tmp_path: Path) -> None:
-    lines = ("JobID,devices,gbs,Tokens/s,Loss", "7,4,64,100,2.5", "8,4,64,,", "9,4,64,101,2.6")
-    add(tmp_path, "t", *lines)
-    store = Store(tmp_path / "old" / "out")
-    for record, job in zip(Store(tmp_path / "out").records("t"), "789", strict=True):
-        earlier(store, "t", record, JobID=job, **({"Loss": None} if job == "8" else {}))
-    done = add(tmp_path / "old", "t", *lines)
-    assert (done.records, done.known) == (0, 3) and rates(tmp_path / "old", "t") == [100, None, 101]
-    done = add(tmp_path / "old", "t", *lines[:3], "9,4,64,102,2.6")
-    assert (done.records, done.known) == (1, 2), "a number is another one"
-
-
-def test_a_number_that_another_table_hid_is_taken_once_more(tmp_path: Path) -> None:
-    """Tables of earlier versions shared their points, where only the newest attempt counts."""
-    add(tmp_path, "jan", "gbs,Tokens/s", "64,100")
-    store = Store(tmp_path / "old" / "out")
-    (record,) = Store(tmp_path / "out").records("jan")
-    rate = record.metrics["throughput"]
-    earlier(store, "jan", record)
-    earlier(store, "feb", record.model_copy(update={"metrics": {"throughput": rate.model_copy(update={"value": 90.0})}}))
-    assert add(tmp_path / "old", "feb", "gbs,Tokens/s", "64,90").known == 1
-    assert add(tmp_path / "old", "jan", "gbs,Tokens/s", "64,100").records == 1
-    assert rates(tmp_path / "old", "jan") == [100] and rates(tmp_path / "old", "feb") == [90]
-
-
-def test_what_0_1_0_imported_is_known_and_stays_its_round(tmp_path: Path) -> None:
-    """0.1.0 had systems and devices among the parameters, no unit in round brackets, and `fp32` in the labels."""
-    lines = ("System,Devices,gbs,Tokens/s,Peak_Memory(GiB),Runtime(min),Energy/Device(Wh)", "A100,4,64,100,30,10,2.5")
-    add(tmp_path, "t", *lines)
-    (record,) = Store(tmp_path / "out").records("t")
-    numbers = {"peak_memory_gib": 30.0, "runtime_min": 10.0, "energy_per_device_wh": 2.5}
-    metrics = {name: Metric(value=value, unit="?") for name, value in numbers.items()} | {"throughput": record.metrics["throughput"]}
-    missing = {f"point.{name}": "the table does not say" for name in ("system", "nodes", "devices", "precision")}
-    point = record.point.model_copy(update={"devices": 1, "precision": "fp32"})
-    old = record.model_copy(update={"metrics": metrics, "point": point, "environment": {"missing": missing}})
-    store = Store(tmp_path / "old" / "out")
-    key = earlier(store, "t", old, System="A100", Devices="4")
-    store.remember(Listing(name="t", launcher="import", points=[(key, "t b64 fp32")]))
-    done = add(tmp_path / "old", "t", *lines)
-    assert (done.records, done.known) == (0, 1) and [one.round for one in store.rounds("t")] == [1]
-    assert add(tmp_path / "old", "t", lines[0], lines[1].replace(",30,", ",31,")).records == 1, "a number is another one"
-
-
-def test_what_0_1_0_imported_is_known_without_its_file_of_energy(tmp_path: Path) -> None:
-    """The energy, the largest number of most rows, is in no cell then."""
-    lines = ("devices,gbs,Tokens/s,EnergyFile", "4,64,100,e.csv", "4,64,101,e.csv")
-    (tmp_path / "e.csv").write_text("rank,pynvml:0\n0,11\n")
-    add(tmp_path, "t", *lines)
-    store = Store(tmp_path / "old" / "out")
-    for record in Store(tmp_path / "out").records("t"):
-        earlier(store, "t", record, JobID=str(record.value("throughput")))
-    ours = (f"JobID,{lines[0]}", *(f"{rate}.0,{line}" for rate, line in zip((100, 101), lines[1:], strict=True)))
-    done = add(tmp_path / "old", "t", *ours)
-    assert (done.records, done.known) == (0, 2) and {one.value("run_energy") for one in store.records("t")} == {11 * 3600}
-
-
-def test_rows_are_looked_for_among_those_of_earlier_versions_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each was compared with all."""
-    lines = ("gbs,Tokens/s", *(f"64,{100 + number}" for number in range(50)))
-    add(tmp_path, "t", *lines)
-    store, looked = Store(tmp_path / "old" / "out"), list[object]()
-    for record in Store(tmp_path / "out").records("t"):
-        earlier(store, "t", record, row=record.key)
-    is_of = jube._Said.is_of
-    monkeypatch.setattr(jube._Said, "is_of", lambda *given: looked.append(given) or is_of(*given))
-    assert add(tmp_path / "old", "t", *lines).records == 50 and len(looked) == 50, "none has this parameter"
+    write_record(store.folder(record), record.model_copy(update={"environment": environment}))
+    with pytest.raises(InputError, match="suite 't' has rows that an earlier version imported, which may be the same") as refused:
+        add(tmp_path, "t", *lines)
+    assert refused.value.hint == "caraml import TABLE --suite with another name"
+    assert rates(tmp_path, "t") == [100] and add(tmp_path, "u", *lines).records == 1, "they are read, and are no other suite's"
 
 
 def test_a_row_without_its_file_of_energy_is_known_and_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,26 +159,6 @@ def test_a_row_without_its_file_of_energy_is_known_and_keeps_it(tmp_path: Path, 
     assert [one.value("run_energy") for one in store.records("u")] == [4 * 2.5 * 3600, 4 * 2.6 * 3600], "it was not known"
     (tmp_path / "e.csv").write_text("rank,pynvml:0\n0,12\n")
     assert add(tmp_path, "t", *lines).records == 2, "the file has other numbers"
-
-
-def test_a_row_of_an_earlier_version_is_known_without_its_file_of_energy(tmp_path: Path) -> None:
-    """The energy was part of what a row says: without its file all rows were imported again, as a round without energies."""
-    lines = ("devices,gbs,EnergyFile,Tokens/s", "4,64,e.csv,100", "4,64,e.csv,101", "4,64,f.csv,101", "4,64,g.csv,102")
-    (tmp_path / "e.csv").write_text("rank,pynvml:0\n0,11\n")
-    (tmp_path / "f.csv").write_text("rank,pynvml:0\n0,12\n")
-    add(tmp_path, "t", *lines[:4])
-    store = Store(tmp_path / "out")
-    for record, cells in zip(store.records("t"), lines[1:], strict=False):
-        said = sorted(zip(lines[0].split(","), cells.split(","), strict=True))
-        digest = hashlib.sha256(json.dumps([said, record.value("run_energy")]).encode()).hexdigest()[:16]
-        write_record(store.folder(record), record.model_copy(update={"environment": record.environment | {"row": digest}}))
-    (tmp_path / "e.csv").unlink()
-    (tmp_path / "f.csv").unlink()
-    done = add(tmp_path, "t", *lines)
-    assert (done.records, done.known) == (1, 3), "the last one is new"
-    assert [one.value("run_energy") for one in store.records("t")] == [11 * 3600, 11 * 3600, 12 * 3600, None]
-    (tmp_path / "f.csv").write_text("rank,pynvml:0\n0,13\n")
-    assert add(tmp_path, "t", *lines).records == 1, "the file has other numbers"
 
 
 def test_a_table_in_another_order_is_no_other_round(tmp_path: Path) -> None:

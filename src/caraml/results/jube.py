@@ -19,7 +19,7 @@ from pydantic import JsonValue, ValidationError
 from caraml.base.errors import InputError, in_a_line
 from caraml.metrics.model import Facts
 from caraml.results.archive import Done
-from caraml.results.cells import LONGEST, SEPARATED, UNITS, name_and_unit, number, read_rows
+from caraml.results.cells import LONGEST, SEPARATED, name_and_unit, read_rows
 from caraml.results.columns import Columns, counted, read_columns
 from caraml.results.jube_row import DIGITS, Around, TableRow, read_row, take_energies
 from caraml.results.listing import Listing
@@ -199,98 +199,30 @@ def _record(point: Point, row: TableRow, attempt: int, written: str, source: str
         started_at=written,
         facts=facts,
         metrics=row.metrics,
-        environment={"imported_from": source, "row": row.digest(), "bookkeeping": row.bookkeeping, "missing": missing} | asked,
+        environment={"imported_from": source, "row": row.digest, "bookkeeping": row.bookkeeping, "missing": missing} | asked,
     )
 
 
 def _known(store: Store, suite: str, rows: list[TableRow]) -> dict[int, Record]:
-    """Of those rows that a suite has a record of, by their numbers, the record: the newest of its point, and of no other row."""
+    """Of those rows that a suite has a record of, by their numbers, the record: the newest of its point, and of no other row.
+
+    Raises ``InputError`` for a suite of an earlier version's rows: nothing in them says whether they are the same.
+    """
     listed = {key for listing in store.rounds(suite) for key, _ in listing.points}
     keys = [key for key, name in store.names().items() if name.partition("-")[0].partition("_")[0] == IMPORTED]
     newest = (record for key in keys for record in store.newest(key, 1) if record.point.suite == suite or key in listed)
-    there: dict[JsonValue, list[Record]] = {}
-    energies: dict[float | None, set[float | None]] = {}
+    there: dict[str, list[Record]] = {}
     for record in sorted(newest, key=lambda record: record.point.repeat):
         digest = record.environment.get("row")
-        there.setdefault(digest if isinstance(digest, str) else None, []).append(record)
-        energies.setdefault(record.value("throughput"), set()).add(record.value("run_energy"))
-    earlier, found = _Earlier(there.pop(None, [])), dict[int, Record]()
+        if not isinstance(digest, str):
+            told = f"suite {suite!r} has rows that an earlier version imported, which may be the same"
+            raise InputError(f"{store.root}: {told}", "caraml import TABLE --suite with another name")
+        there.setdefault(digest, []).append(record)
+    found = dict[int, Record]()
     for index, row in enumerate(rows):
-        rate = row.metrics["throughput"].value if "throughput" in row.metrics else None
-        alike = next((there[one] for one in map(row.digest, (None, *energies.get(rate, ()))) if there.get(one)), [])
+        alike = there.get(row.digest, [])
         known = next((one for one in alike if row.energy is None or one.value("run_energy") == row.energy), None)
         if known is not None:
             alike.remove(known)
-        elif (known := earlier.take(row)) is None:
-            continue
-        found[index] = known
+            found[index] = known
     return found
-
-
-class _Earlier:
-    """Records without a digest: versions up to 0.1.0 wrote none, and had other columns among the parameters of a row."""
-
-    def __init__(self, records: list[Record]) -> None:
-        self._records: dict[float | None, list[_Said]] = {}
-        for record in records:
-            said = _Said(record)
-            sure = said.values - {record.value("run_energy")}  # the file of that may be gone
-            self._records.setdefault(max(sure, default=None), []).append(said)
-
-    def take(self, row: TableRow) -> Record | None:
-        """The record of a row, which is that of no other one."""
-        read = _readings(row)
-        values: set[float | None] = {None}.union(*read.values())
-        for alike in (self._records[value] for value in values & self._records.keys()):
-            if (known := next((said for said in alike if said.is_of(row, read, values)), None)) is not None:
-                alike.remove(known)
-                return known.record
-        return None
-
-
-def _readings(row: TableRow) -> dict[str, set[float]]:
-    """What numbers of each cell may stand in a record: it as it is, in CARAML's unit, and what is made of it now."""
-    read = {title: {value} if (value := number(text)) is not None else set[float]() for title, text in row.cells.items()}
-    for title, plain in read.items():
-        unit = name_and_unit(title)[1]
-        plain |= {value * units[unit] for units in UNITS.values() if unit in units for value in plain}
-    for name, metric in row.metrics.items():
-        if metric.value is not None:
-            read.setdefault(row.sources[name], set()).add(metric.value)
-    return read
-
-
-class _Said:
-    """What a record without a digest says of its row."""
-
-    def __init__(self, record: Record) -> None:
-        point, unstated = record.point, record.unstated
-        devices = point.params.get("Devices")
-        told = {"nodes": point.nodes, "global_batch": point.global_batch, "devices": devices if isinstance(devices, int) else point.world}
-        untold = set(unstated) - ({"devices"} if isinstance(devices, int) else set())
-        self.record = record
-        self.counts = {name: value for name, value in told.items() if name not in untold}
-        self.system = point.system if "system" not in unstated else None
-        self.precision = point.precision if "precision" not in unstated else None
-        self.stated = {*self.counts, *({"system", "precision"} - set(unstated))}
-        self.texts = {title: text or "" for title, text in point.params.items() if isinstance(text, str | None)}
-        self.values = {metric.value for metric in record.metrics.values() if metric.value is not None}
-
-    def is_of(self, row: TableRow, read: dict[str, set[float]], values: set[float | None]) -> bool:
-        """Whether all of it is in a row, and all of the row in it: as text, or as a number ``read`` of a cell (``values``: of any)."""
-        system = row.system.name if isinstance(row.system, System) else row.system
-        if any(row.counts.get(name) != value for name, value in self.counts.items()) or self.system not in (None, system):
-            return False
-        if self.precision not in (None, row.precision) or any(row.cells.get(title, "") != text for title, text in self.texts.items()):
-            return False
-        energy = {self.record.value("run_energy")} if row.energy is None else set[float | None]()  # its file may be gone
-        if not self.values <= values | energy or not (row.energy is None or row.energy in self.values):
-            return False
-        return all(self._has(title, read[title]) for title in row.cells if title not in self.texts)
-
-    def _has(self, title: str, read: set[float]) -> bool:
-        """Whether a cell of a row, which is no parameter of it, stands in it."""
-        name = name_and_unit(title)[0]
-        if name in ("system", "precision") or counted(title):
-            return (counted(title) or name) in self.stated
-        return not read or bool(read & self.values)

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
@@ -75,13 +74,10 @@ class TableRow:
         """What its file of energies says [J]; ``None`` without one."""
         return next((metric.value for title, metric in self.energies.items() if name_and_unit(title)[0] == "energyfile"), None)
 
-    def digest(self, energy: float | None = None) -> str:
-        """Hash of what the row says: by it its record is found again, whatever CARAML makes of it. Once, its ``energy`` was part of it."""
-        return hashlib.sha256(f"[{self._said}, {json.dumps(energy)}]".encode()).hexdigest()[:16]
-
-    @cached_property
-    def _said(self) -> str:
-        return json.dumps(sorted(self.cells.items()))
+    @property
+    def digest(self) -> str:
+        """Hash of what the row says: by it its record is found again, whatever CARAML makes of it."""
+        return hashlib.sha256(f"[{json.dumps(sorted(self.cells.items()))}, null]".encode()).hexdigest()[:16]
 
 
 def read_row(cells: dict[str, str], around: Around) -> TableRow:
