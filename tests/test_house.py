@@ -136,7 +136,7 @@ LINES = {
     "results": 3_269,
     "reference": 477,
     "report": 5_002,
-    "results": 3_197,
+    "results": 3_209,
     "suite": 2_849,
     "system": 3_528,
     "verify": 1_061,

@@ -262,7 +262,10 @@ def test_a_column_of_results_is_one_in_every_row(tmp_path: Path) -> None:
         *((f"{name}(s)", "8 16", {name: "s"}) for name in ("wall_time", "time_per_sequence", "duration")),
         ("Time/batch(ms)", "8 16", {"time_per_batch": "ms"}),
         ("Energy/GPUs(Wh)", "8 16", {"energy_per_gpus": "Wh"}),
-        ("my figure[1]", "8 9", {"my_figure": "1"}),
+        ("my figure[1]", "8 9", {}),
+        *((name, "8 16", {}) for name in ("dropout(%)", "bucket(MB)", "delay(ms)", "tokens(B)")),
+        *((name, "8.1 16", {"forward": unit}) for name, unit in (("forward(ms)", "ms"), ("Forward[s]", "s"))),
+        *((f"x({unit})", "8 16", {"x": unit}) for unit in ("kW", "J", "GB/s", "TFLOP/s", "us/token")),
         *(
             (f"{name}(GB)", "8 9", {name: "GB"})
             for name in ("checkpoint_size", "checkpoint_file_size", "resident_set_size", "peak_memory_size", "memory_used", "bytes_written")
@@ -282,8 +285,8 @@ def test_a_column_of_results_is_one_in_every_row(tmp_path: Path) -> None:
         ("my_share(%)", "41% 42%", {"my_share": "%"}),
     ],
 )
-def test_a_column_without_a_unit_is_a_result_if_its_name_says_so(tmp_path: Path, title: str, cells: str, results: dict[str, str]) -> None:
-    """One cell that looks like a number made a result of a column of settings, and repeats of rows that differ in it."""
+def test_a_column_is_a_result_if_its_name_or_its_unit_says_so(tmp_path: Path, title: str, cells: str, results: dict[str, str]) -> None:
+    """A cell that looks like a number, or any unit, made a result of a column of settings, and repeats of rows that differ in it."""
     add(tmp_path, "t", f"system,gbs,Tokens/s,{title}", *(f"A100,64,100,{cell}" for cell in cells.split()))
     records = Store(tmp_path / "out").records("t")
     found = {name: metric.unit for name, metric in records[0].metrics.items() if name != "throughput"}
@@ -293,7 +296,7 @@ def test_a_column_without_a_unit_is_a_result_if_its_name_says_so(tmp_path: Path,
 def test_a_row_without_a_result_says_which_columns_are_none(tmp_path: Path) -> None:
     add(tmp_path, "t", "nodes,copy,note", "1,100.5,x")
     (record,) = Store(tmp_path / "out").records("t")
-    assert record.reason == "imported from t.csv: no number in its row (copy is a parameter, because it has no unit)"
+    assert record.reason == "imported from t.csv: no number in its row (copy is a parameter by its name)"
 
 
 def test_a_batch_of_tokens_is_no_batch_of_samples(tmp_path: Path) -> None:
@@ -470,7 +473,7 @@ def test_what_no_table_says_is_shown_as_not_stated_and_what_it_says_as_its_own(t
 
 def test_what_columns_were_taken_for_is_told_and_the_user_may_say_otherwise(tmp_path: Path) -> None:
     lines = (
-        "JobID,System,gbs,Tokens/s,copy,ppl_note,Iterations,Images/s,Loss,empty",
+        "JobID,System,gbs,Tokens/s,copy,bucket(MB),Iterations,Images/s,Loss,empty",
         "7,A100,64,100,8.5,3,750,,nan,",
         "8,A100,64,101,8.6,3,751,,,",
     )
@@ -478,7 +481,7 @@ def test_what_columns_were_taken_for_is_told_and_the_user_may_say_otherwise(tmp_
     assert done.columns == {
         "results": ["Tokens/s = throughput [token/s]"],
         "settings": ["System", "gbs"],
-        "parameters": ["copy", "ppl_note"],
+        "parameters": ["copy", "bucket(MB) (if it was measured: --result)"],
         "bookkeeping": ["JobID", "Iterations"],
         "left out": ["Images/s (blank)", "Loss (the table has 'nan' here)", "empty (blank)"],
     }
@@ -486,7 +489,7 @@ def test_what_columns_were_taken_for_is_told_and_the_user_may_say_otherwise(tmp_
         add(tmp_path, "t", *lines, results=["copy"])
     assert refused.value.hint == "caraml import TABLE, or --suite with another name"
     asked = add(tmp_path, "u", *lines, results=["copy", "Iterations"], parameters=["Tokens/s"]).columns
-    assert asked["results"] == ["copy = copy [?]", "Iterations = iterations [?]"] and asked["parameters"] == ["Tokens/s", "ppl_note"]
+    assert asked["results"] == ["copy = copy [?]", "Iterations = iterations [?]"] and asked["parameters"][0] == "Tokens/s"
     records = Store(tmp_path / "out").records("u")
     assert [one.value("copy") for one in records] == [8.5, 8.6] and [one.point.params["Tokens/s"] for one in records] == ["100", "101"]
     assert add(tmp_path, "u", *lines, results=["copy", "Iterations"], parameters=["Tokens/s"]).known == 2

@@ -17,19 +17,21 @@ _COUNTED = {"global_batch": "(sample|image|img|sequence)s?", "nodes": "nodes?", 
 """What is counted, as units say it: a batch of tokens is none of samples."""
 _MEASURED = re.compile(
     r"(loss|accuracy|perplexity|score|psnr|ssim|latency|elapsed|(?<!job_)(?<!job)(?<!max_)(?<!min_)(?<!out_)(?<!up_)time|throughput|speedup"
-    r"|flops?|efficiency|util(i[sz]ation)?|(?<!max_)power|energy|overhead|errors?|(peak|used)_?((device|gpu)_)?(mem(ory)?|vram|hbm)"
+    r"|flops?|efficiency|share|util(i[sz]ation)?|(?<!max_)power|energy|overhead|errors?|(peak|used)_?((device|gpu)_)?(mem(ory)?|vram|hbm)"
     r"|(mem(ory)?|vram|hbm)(_peak|(?=_used|_alloc))|bytes_(read|written|sent|received)|(read|written|sent|received)_bytes"
     r"|(^|_)(acc|rss|ppl|bleu|f1|auc|mae|r?mse|[mh]fu|flop_per_s|top_?\d|step_time|(gpu|node|core|device)_hours))"
     r"(_(avg|average|mean|median|std|min|max|total|sum|p\d+|first|last|final|best|train(ing)?|val(idation)?|test|top_?\d|counter"
     r"|used|allocated|reserved|consumed|draw|(epoch|step|iteration)_\d+))*(_per_\w+)?$"
     r"|^(avg|average|mean|median)_(?!pool)|^time_to_|_per_(it|iter|iteration|step|s|sec|second|min|minute|h|hour|j|joule|wh|kwh|watt)($|_)"
 )
-"""Names of columns that are results without a unit: by their last word, so that a ``loss_scale`` and a ``power_limit`` are none."""
+"""Names of columns that are results, also without a unit: by their last word, so that a ``loss_scale`` and a ``power_limit`` are none."""
+_OF_METERS = re.compile(r"[mk]?(w|wh|j|va|vah)|[^/]+/.+|\S*flop/?s?")
+"""Units that make results of columns: rates, power and energy. A setting may be so many %, MB or ms."""
 _UNIT_OF_NAME = re.compile(
     r"(?<!_per)_(ns|us|ms|s|secs?|seconds|min|minutes|h|m?w|kw|watts?|[km]?j|joules?|k?wh|k?va|[kmgt]i?b|gb_?p?s|pct|percent)$"
 )
 _EITHER = re.compile(r"(^|_)(time|duration|seconds|speed|bandwidth|memory|mem)(_used|_total)?$")
-"""Names that a setting has as well: of results where a cell has a fraction."""
+"""Names that a setting has as well: of results where there is a unit, or a cell has a fraction."""
 _MADE = re.compile(
     r"(^|_)(?:(?:checkpoint|ckpt|snapshot|peak|used|allocated|resident|written)_(?:(?:file|total|set|memory|mem)_)?|(?P<either>file|output|log|trace)_)size$"
 )
@@ -82,7 +84,7 @@ class Columns:
 
 
 def read_columns(path: Path, table: list[dict[str, str]], asked: Mapping[str, bool]) -> Columns:
-    """What the columns of a table hold. One without a unit is a result if its name says that something was measured.
+    """What the columns of a table hold. One is a result if its name or its unit says that something was measured.
 
     Args:
         path: for errors.
@@ -109,11 +111,8 @@ def read_columns(path: Path, table: list[dict[str, str]], asked: Mapping[str, bo
             bookkeeping.add(title)
         elif title not in LIMITS and name not in {"system", "precision", *COUNTS} and _measured(name, unit, texts):
             bare = [text.removesuffix(unit or "").rstrip() for text in texts]
-            results += (
-                [title]
-                if any(number(text) is not None or _NUMERAL.fullmatch(text) or (not unit and text[:1].isdigit()) for text in bare)
-                else []
-            )
+            if any(number(text) is not None or _NUMERAL.fullmatch(text) or (not unit and text[:1].isdigit()) for text in bare):
+                results.append(title)
     taken = (title for title in table[0] if asked.get(title) is not False)
     _see_sound(path, table, {title: found for title in taken if (found := _meaning(title, rates.get(title)))})
     _see_points(path, table, [*rates, *results])
@@ -148,9 +147,22 @@ def _measured(name: str, unit: str | None, texts: list[str]) -> bool:
     own, fraction = name if unit else _UNIT_OF_NAME.sub("", name), any("." in text for text in texts)
     if (made := _MADE.search(own)) and (fraction or not made["either"]):
         return True
-    if _ASKED.search(name.partition("_per_")[0]) or _OF_STEP.fullmatch(name):
+    if _asked_for(name) or _OF_STEP.fullmatch(name):
         return False
-    return bool(unit or _MEASURED.search(own)) or (fraction and _EITHER.search(own) is not None)
+    if _MEASURED.search(own) or _OF_METERS.fullmatch((unit or "").lower()):
+        return True
+    either = _EITHER.search(own) is not None
+    return (either and (fraction or bool(unit))) or (fraction and unit in UNITS["s"])
+
+
+def _asked_for(name: str) -> bool:
+    return _ASKED.search(name.partition("_per_")[0]) is not None
+
+
+def unclear(title: str) -> bool:
+    """Whether a parameter has a unit, as results have, and its name does not say that it was set."""
+    name, unit = name_and_unit(title)
+    return bool(unit) and title not in LIMITS and not _asked_for(name)
 
 
 def _names_runs(name: str, texts: list[str]) -> bool:

@@ -20,7 +20,7 @@ from caraml.base.errors import InputError, in_a_line
 from caraml.metrics.model import Facts
 from caraml.results.archive import Done
 from caraml.results.cells import LONGEST, SEPARATED, name_and_unit, read_rows
-from caraml.results.columns import Columns, counted, read_columns
+from caraml.results.columns import Columns, counted, read_columns, unclear
 from caraml.results.jube_row import DIGITS, Around, TableRow, read_row, take_energies
 from caraml.results.listing import Listing
 from caraml.results.record import Record
@@ -106,7 +106,7 @@ def _taken(titles: list[str], rows: list[TableRow]) -> dict[str, list[str]]:
             lost = unread.get(title, [])
             found["results"].append(measured[title] + (f" ({len(lost)} of {len(rows)} not known: {lost[0]:.{_LONG}})" if lost else ""))
         elif any(title in row.params for row in rows):
-            found["parameters"].append(title)
+            found["parameters"].append(f"{title} (if it was measured: --result)" if unclear(title) else title)
         elif any(title in row.bookkeeping for row in rows):
             found["bookkeeping"].append(title)
         elif not blank and (counted(title) or name_and_unit(title)[0] in ("system", "precision")):

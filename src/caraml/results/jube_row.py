@@ -109,8 +109,8 @@ def _unread(said: dict[str, str], columns: Columns) -> list[str]:
     expected = columns.results.keys() | columns.rates.keys()
     if expected:
         return [f"{title} is {text!r}" for title, text in said.items() if title in expected and number(text) is None]
-    unclear = (title for title, text in said.items() if not counted(title) and not name_and_unit(title)[1] and number(text) is not None)
-    return [f"{title} is a parameter, because it has no unit" for title in unclear]
+    numbered = (title for title, text in said.items() if not counted(title) and number(text) is not None)
+    return [f"{title} is a parameter by its name" for title in numbered]
 
 
 def _rate(cells: dict[str, str], rates: dict[str, str]) -> tuple[str, str | None]:
