@@ -11,7 +11,7 @@ from pathlib import Path
 from caraml.base.errors import InputError, unknown_name
 from caraml.metrics.definitions import METRICS as DEFINED
 from caraml.results.cells import COUNTS, LONGEST, RATE, SEPARATED, UNITS, last_digit, listed, name_and_unit, number, number_of, numbers
-from caraml.suite.jube_keys import PRECISIONS
+from caraml.suite.jube_script import PRECISIONS
 
 _COUNTED = {"global_batch": "(sample|image|img|sequence)s?", "nodes": "nodes?", "devices": "(device|[gi]pu|gcd)s?"}
 """What is counted, as units say it: a batch of tokens is none of samples."""

@@ -22,7 +22,7 @@ from caraml.metrics.definitions import METRICS as DEFINED
 from caraml.metrics.model import Metric
 from caraml.results.cells import LONGEST, SEPARATED, UNITS, name_and_unit, number, numbers, read_rows
 from caraml.results.columns import BELOW_ZERO, SIGNED, Columns, counted, counts_of, is_energy, is_tflops, own_unit
-from caraml.suite.jube_keys import PRECISIONS
+from caraml.suite.jube_script import PRECISIONS
 from caraml.suite.model import Stated
 from caraml.system.model import System
 

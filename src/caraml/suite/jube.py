@@ -14,17 +14,17 @@ from typing import Any, get_args
 
 from caraml.base.errors import InputError, in_a_line, unknown_name
 from caraml.base.limits import JUBE_ROWS, too_large
-from caraml.suite.jube_keys import KEYS, NETWORKS, SIZES, WORDS
 from caraml.suite.jube_script import (
     DEPTH,
     GIVE_TAGS,
-    PARTS,
+    KEYS,
+    NETWORKS,
+    SIZES,
+    WORDS,
     Element,
     check_tags,
-    chosen_benchmarks,
     computed,
     everything,
-    given_tags,
     iterations,
     known_tags,
     lineage,
@@ -82,7 +82,7 @@ class _Parameters:
         text = self.filled(element.text, chosen, depth).strip()
         if mode == "python":
             try:
-                text = element.separator.join(computed(part) for part in text.split(PARTS))
+                text = computed(text)
             except InputError as error:
                 raise _UnknownError(f"parameter {name}: {in_a_line(error)}", "write the values into the script") from error
         values = [one.strip() for one in text.split(element.separator)]
@@ -128,17 +128,20 @@ def suite_from_script(path: Path, tags: Sequence[str], name: str | None = None) 
     for tag in tags:
         if tag not in known:
             raise unknown_name(f"tag of {path.name}", tag, known)
-    given = given_tags(path, root, tags)
+    given = frozenset(tags)
     check_tags(path, root, given)
     under_any = {
         id(place): [(one.name, one.all("parameter")) for one in place.inner if one.kind.endswith("set")] for place in everything(root)
     }
     any_benchmark = bool(root.all("benchmark"))
     select(path, root, given)
-    benchmarks = chosen_benchmarks(path, root) if any_benchmark else []
-    whole = (benchmarks or [root])[0]
+    for one in root.all("selection"):
+        raise InputError(f"{path}:{one.line}: found a selection, which is not read", "leave it out, and give its tags by --tag")
+    whole, *others = root.all("benchmark") or [root]
+    if any_benchmark and whole is root:
+        raise InputError(f"{path}: these tags leave no benchmark", f"its tags: {', '.join(sorted(known))}")
     every = [*under_any[id(root)], *(under_any[id(whole)] if whole is not root else [])]
-    notes: list[tuple[int, str]] = [(one.line, f"benchmark {one.name!r}: only the first is read") for one in benchmarks[1:]]
+    notes: list[tuple[int, str]] = [(one.line, f"benchmark {one.name!r}: only the first is read") for one in others]
     steps, parameters, workload = _training(path, root, whole, every, known)
     benchmark = _benchmark(path, steps, parameters, workload, notes)
     notes += _left(root, whole, steps, parameters, {name for name, _ in every})
@@ -198,7 +201,7 @@ def _no_training(path: Path, whole: Element, sets: set[str], tags: set[str]) -> 
 
 
 def _benchmark(path: Path, steps: list[Element], parameters: _Parameters, workload: str, notes: list[tuple[int, str]]) -> dict[str, Any]:
-    rows = _rows(path, steps, parameters, workload, notes)
+    rows = _rows(path, parameters, workload, notes)
     columns = {key: [row[key] for row in rows] for key in rows[0]}
     several = {key: list(dict.fromkeys(values)) for key, values in columns.items() if len(set(values)) > 1}
     product = set(itertools.product(*several.values())) == set(zip(*(columns[key] for key in several), strict=True))
@@ -214,7 +217,7 @@ def _benchmark(path: Path, steps: list[Element], parameters: _Parameters, worklo
     return benchmark | {"params": params}
 
 
-def _rows(path: Path, steps: list[Element], parameters: _Parameters, workload: str, notes: list[tuple[int, str]]) -> list[dict[str, Any]]:
+def _rows(path: Path, parameters: _Parameters, workload: str, notes: list[tuple[int, str]]) -> list[dict[str, Any]]:
     """The values of each combination of swept parameters, by the keys of suites."""
     waiting: list[dict[str, str]] = [{}]
     rows: list[dict[str, Any]] = []
@@ -227,8 +230,6 @@ def _rows(path: Path, steps: list[Element], parameters: _Parameters, workload: s
     while waiting:
         chosen = waiting.pop()
         try:
-            if not all(_active(step, parameters, chosen, notes) for step in steps):
-                continue
             rows.append(_row(parameters, workload, chosen, notes))
         except _SweptError as swept:
             waiting += [{**chosen, swept.name: value} for value in reversed(swept.values)]
@@ -236,8 +237,6 @@ def _rows(path: Path, steps: list[Element], parameters: _Parameters, workload: s
                 raise too_large(path, len(waiting) + len(rows), JUBE_ROWS, "combinations of parameters") from None
             continue
         need(["global_batch"], rows[-1])
-    if not rows:
-        raise InputError(f"{path}:{steps[-1].line}: step {steps[-1].name}: is active for no combination of its parameters")
     known = set[str]().union(*rows)
     need([*SIZES, "precision"], known)
     for size, names in ((size, KEYS[workload][size]) for size in SIZES if size in KEYS[workload] and size not in known):
@@ -253,16 +252,6 @@ def _rows(path: Path, steps: list[Element], parameters: _Parameters, workload: s
         notes.append((parameters.elements["dataset"].line, _TEXT))
     keys = set(itertools.chain(*rows))
     return [row for row in rows if set(row) == keys]  # the others have a value that was named as impossible
-
-
-def _active(step: Element, parameters: _Parameters, chosen: dict[str, str], notes: list[tuple[int, str]]) -> bool:
-    """Whether a step is executed under a choice of the swept parameters; as far as nobody knows, it is."""
-    try:
-        text = parameters.filled(step.active, chosen)
-        return (text if text.lower() in ("true", "false") else computed(text)).lower() not in ("false", "0", "")
-    except (InputError, _UnknownError) as error:
-        notes.append((step.line, f"step {step.name}: active = {short(step.active)}: {in_a_line(error)}"))
-        return True
 
 
 def _row(parameters: _Parameters, workload: str, chosen: dict[str, str], notes: list[tuple[int, str]]) -> dict[str, Any]:
@@ -341,9 +330,9 @@ def _left(root: Element, whole: Element, steps: list[Element], parameters: _Para
             why = why if mode in ("text", "python") else f"{mode} commands are not executed"
             yield element.line, f"parameter {name} = {short(element.text)}: {why}"
     yield from itertools.chain.from_iterable(_left_of_step(one, sets) for one in steps)
-    for do in parameters.commands:
-        if do.active.lower() != "true":
-            yield do.line, f"do: active = {short(do.active)}: is executed here in any case"
+    for one in (*steps, *parameters.commands):
+        if one.active.lower() != "true":
+            yield one.line, f"{one.kind} {one.name}".strip() + f": active = {short(one.active)}: is executed here in any case"
     for include in (one for one in everything(root) if one.kind == "include"):
         yield include.line, f"include {include.attributes.get('from', '')}: {_OTHERS}"
     for one in [*whole.inner, *(root.inner if whole is not root else ())]:

@@ -1,4 +1,5 @@
-"""JUBE scripts (YAML or XML) as elements, each with its line: read as data, nothing in them is executed."""
+"""JUBE scripts (YAML or XML) as elements, each with its line: read as data, nothing in them is executed. And what parameters and words of
+CARAML's two benchmarks are in suites."""
 
 from __future__ import annotations
 
@@ -8,28 +9,79 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from xml.parsers import expat
 
 from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line, unknown_name
 from caraml.base.limits import JUBE, read_text
 from caraml.suite.expression import Condition, Formula
+from caraml.suite.model import Stated
 
 _INNER = {"benchmark", "parameterset", "parameter", "step", "use", "do", "fileset", "prepare", "substituteset", "patternset", "include"}
 _INNER |= {"pattern", "analyser", "analyse", "file", "result", "table", "column", "include-path", "copy", "link", "iofile", "sub"}
 _INNER |= {"selection", "tags", "check_tags"}
 """Keys of JUBE's YAML that are elements; all others are attributes."""
 DEPTH = 40
-PARTS = "\x1f"
-"""Between the formulas of a Python parameter that JUBE joins of several."""
 GIVE_TAGS = "give the tags of `jube run --tag`, or write the number into the script"
-_DUPLICATES = ("replace", "concat", "error")
 _LARGEST_BASE, _LARGEST_EXPONENT = 1_000_000, 64
-_ALIKE = {"separator": ",", "type": "string", "update_mode": "never"}
-"""What JUBE asks to be the same of two parameters that it joins, with its defaults."""
+
+_COMMON = {
+    "nodes": "nodes",
+    "devices": "gpus_per_node replicas taskspernode",
+    "global_batch": "global_batch_size",
+    "micro_batch": "micro_batch_size batch_size_per_device batch_size",
+    "precision": "precision --fp16 --bf16 --use-fp16",
+    "seed": "seed --seed",
+    "params.learning_rate": "lr --lr --learning-rate",
+    "params.data": "dataset",
+}
+SIZES = ("params.layers", "params.width", "params.heads", "params.sequence_length", "params.model")
+"""Without these a suite would take its own, and another model."""
+KEYS = {
+    "gpt": {
+        **_COMMON,
+        "tp": "tp_size",
+        "cp": "cp_size --context-parallel-size",
+        "pp": "pp_size ipus_per_replica",
+        "sp": "--sequence-parallel",
+        "distributed_optimizer": "--use-distributed-optimizer",
+        "params.width": "nhidden --hidden-size",
+        "params.layers": "nlayers --num-layers",
+        "params.heads": "nheads --num-attention-heads",
+        "params.sequence_length": "sequence_length --seq-length",
+        "params.weight_decay": "--weight-decay",
+        "params.clip_norm": "--clip-grad",
+        "params.recompute": "--recompute-granularity",
+        "params.positions": "--position-embedding-type",
+    },
+    "image_classification": {
+        **_COMMON,
+        "compiler": "compiler",
+        "compile": "compiler_mode",
+        "channels_last": "channels_last",
+        "params.model": "tf_model model",
+        "params.workers": "num_workers",
+    },
+}
+"""Keys of suites, and which parameters of the scripts and options of their programs hold them: the first that is there counts."""
+PRECISIONS: dict[str, Stated] = {word: word for word in get_args(Stated)}
+PRECISIONS |= {"--fp16": "fp16", "--bf16": "bf16", "True": "fp16", "False": "fp32", "16.16": "fp16", "32.32": "fp32"}
+"""What the words of the scripts are as precisions of suites."""
+WORDS: dict[str, dict[str, Any]] = {
+    "precision": PRECISIONS,
+    "sp": {"--sequence-parallel": True},
+    "distributed_optimizer": {"--use-distributed-optimizer": True},
+    "channels_last": {"True": True, "False": False},
+    "compiler": {"trace": "off", "aot_eager": "off", "inductor": "default"},
+    "params.recompute": {"selective": "selective", "full": "full"},
+    "params.positions": {"rope": "rotary", "rotary": "rotary"},
+    "params.data": {"OSCAR": "text", "Synthetic": "synthetic", "ImageNet": "images", "ImageNet(synthetic)": "synthetic"}
+    | {"Synthetic(Host)": "synthetic", "Synthetic(Device)": "synthetic-device"},
+}
+"""What the words of the scripts are in suites."""
+NETWORKS = {"resnet50_v2": "resnetv2_50", "resnet50_mlperf_pod4_bs20": "resnet50"}
 
 
 @dataclass
@@ -143,17 +195,6 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-class _TagCondition(Condition):
-    """A tag expression of JUBE's in our operators, and ``^``: either, and not both."""
-
-    allowed = (*Condition.allowed, ast.BitXor)
-
-    def _evaluate(self, node: ast.AST, values: Mapping[str, Any]) -> Any:
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitXor):
-            return self._evaluate(node.left, values) != self._evaluate(node.right, values)
-        return super()._evaluate(node, values)
-
-
 class _Computed(Formula):
     """A Python parameter, which may have powers, of bounded size."""
 
@@ -186,15 +227,15 @@ def words(text: str) -> list[str]:
 
 
 def _holds(where: str, text: str, tags: Collection[str]) -> bool:
-    """Whether a tag expression is true: ``+`` is and, ``|`` or, ``!`` not, ``^`` either; a blank one is. ``where`` it stands."""
+    """Whether a tag expression is true: ``+`` is and, ``|`` or, ``!`` not; a blank one is. ``where`` it stands."""
     asked = re.sub(r"[\w.-]+", lambda found: str(found[0] in tags), text)
     try:
         if "," in asked:
             raise InputError("JUBE's tags of old, which would be a tuple here")
         asked = asked.replace("+", " and ").replace("|", " or ").replace("!", " not ")
-        return not asked.strip() or _TagCondition(asked).holds({})
+        return not asked.strip() or Condition(asked).holds({})
     except InputError as error:
-        raise InputError(f"{where} = {text!r} cannot be read; expected names with + | ! ^ ( )") from error
+        raise InputError(f"{where} = {text!r} cannot be read; expected names with + | ! ( )") from error
 
 
 def select(path: Path, element: Element, tags: frozenset[str]) -> None:
@@ -205,22 +246,11 @@ def select(path: Path, element: Element, tags: frozenset[str]) -> None:
 
 
 def check_tags(path: Path, root: Element, tags: frozenset[str]) -> None:
-    """Raise ``InputError`` where a script refuses to run under these tags, with the tags that are missing or too many."""
-    checks = [check for place in (root, *root.all("tags")) for check in place.all("check_tags")]
-
-    def unmet(given: frozenset[str]) -> list[Element]:
-        return [check for check in checks if not _holds(f"{path}:{check.line}: check_tags", check.text, given)]
-
-    if not (failed := unmet(tags)):
-        return
-    changes = {word: unmet(tags ^ {word}) for check in failed for word in words(check.text)}
-    fewer = [word for word, left in changes.items() if len(left) < len(failed)]
-    more = ", ".join(word for word in fewer if word not in tags)
-    less = ", ".join(word for word in fewer if word in tags)
-    hint = " or ".join([f"one more --tag of: {more}"] * bool(more) + [f"without --tag {less}"] * bool(less))
-    hint = hint or f"its tags: {', '.join(sorted(known_tags(root)))}"
-    found = " ".join(sorted(tags)) or "none"
-    raise InputError(f"{path}:{failed[0].line}: check_tags: found the tags {found}; expected {short(failed[0].text)}", hint)
+    """Raise ``InputError`` where a script refuses to run under these tags."""
+    for check in (check for place in (root, *root.all("tags")) for check in place.all("check_tags")):
+        if not _holds(f"{path}:{check.line}: check_tags", check.text, tags):
+            found = f"found the tags {' '.join(sorted(tags)) or 'none'}; expected {short(check.text)}"
+            raise InputError(f"{path}:{check.line}: check_tags: {found}", f"its tags, for --tag: {', '.join(sorted(known_tags(root)))}")
 
 
 def known_tags(root: Element) -> set[str]:
@@ -228,33 +258,6 @@ def known_tags(root: Element) -> set[str]:
     found = (words(one.attributes.get("tag", "")) + (words(one.text) if one.kind == "check_tags" else []) for one in everything(root))
     described = (one.name for place in root.all("tags") for one in place.all("tag") if one.name)
     return {*itertools.chain.from_iterable(found), *described}
-
-
-def given_tags(path: Path, root: Element, tags: Collection[str]) -> frozenset[str]:
-    """The tags of the command line, and those of the script's selections that hold under them."""
-    own = Element("", 1, inner=deepcopy(root.all("selection")))
-    select(path, own, frozenset(tags))
-    return frozenset(tags) | selected(own, "tag")
-
-
-def selected(root: Element, kind: str) -> set[str]:
-    """Words of a script's own selection: its ``tag``s count as given, ``only`` and ``not`` name benchmarks."""
-    texts = [one.text for selection in root.all("selection") for one in selection.all(kind)]
-    return {word.strip() for text in texts for word in text.split(",") if word.strip()}
-
-
-def chosen_benchmarks(path: Path, root: Element) -> list[Element]:
-    """The benchmarks that a script's own selection leaves, of those that its tags do. Raises ``InputError`` if that is none."""
-    only, others, every = selected(root, "only"), selected(root, "not"), root.all("benchmark")
-    chosen = [one for one in every if (not only or one.name in only) and one.name not in others]
-    if not every:
-        raise InputError(f"{path}: these tags leave no benchmark", f"its tags: {', '.join(sorted(known_tags(root)))}")
-    if not chosen:
-        names = ", ".join(one.name for one in every)
-        asked = f"only {', '.join(sorted(only)) or 'all'} and not {', '.join(sorted(others)) or 'none'}"
-        line = root.all("selection")[0].line
-        raise InputError(f"{path}:{line}: the selection leaves no benchmark: found {asked}, of {names}", "change only and not there")
-    return chosen
 
 
 def lineage(path: Path, whole: Element, step: Element) -> list[Element]:
@@ -297,10 +300,10 @@ def unknown_uses(step: Element, known: Collection[str]) -> list[tuple[int, str]]
 
 
 def used_parameters(path: Path, root: Element, whole: Element, steps: list[Element]) -> dict[str, Element]:
-    """The parameters of the sets that steps use; what becomes of two with one name in a set, ``duplicate`` says, as in JUBE.
+    """The parameters of the sets that steps use; of two with one name in a set the later counts, as in JUBE.
 
-    Raises ``InputError`` where two sets have one name, whatever uses them, where two used sets differ in a parameter, and for anything else
-    in a set: JUBE runs no such script.
+    Raises ``InputError`` where ``duplicate`` asks for something else, and where JUBE runs no such script: two sets have one name, whatever
+    uses them, two used sets differ in a parameter, or anything else is in a set.
     """
     names, sets = used_sets(*steps), dict[str, Element]()
     for one in [*root.all("parameterset"), *(whole.all("parameterset") if whole is not root else [])]:
@@ -309,11 +312,13 @@ def used_parameters(path: Path, root: Element, whole: Element, steps: list[Eleme
             raise InputError(where, "give one of them another name and `use` it too, or write its parameters into the other")
     found: dict[str, Element] = {}
     for one_set in (one for name, one in sets.items() if name in names):
-        of_set = _duplicate(path, one_set, *_DUPLICATES)
         own: dict[str, Element] = {}
         for one in one_set.inner:
+            if (word := one.attributes.get("duplicate", one_set.attributes.get("duplicate", "replace"))) not in ("none", "replace"):
+                found_there = f"{path}:{one.line}: {one.kind} {one.name}: found duplicate {word}, expected replace"
+                raise InputError(found_there, "write all values into one parameter")
             if one.kind == "parameter":
-                own[one.name] = _joined(path, own.get(one.name), one, of_set)
+                own[one.name] = one
             elif one.kind != "include":
                 where = f"{path}:{one.line}: {one.kind} {one.name}: in parameterset {one_set.name}, which has parameters only"
                 raise InputError(where, "write it beside that one, and `use` it too")
@@ -327,40 +332,6 @@ def used_parameters(path: Path, root: Element, whole: Element, steps: list[Eleme
 
 def _parts(parameter: Element) -> list[str]:
     return [part.strip() for part in parameter.text.split(parameter.separator)]
-
-
-def _duplicate(path: Path, element: Element, first: str, *others: str) -> str:
-    word = element.attributes.get("duplicate", first).strip()
-    if word not in (first, *others):
-        raise unknown_name(f"duplicate at {path}:{element.line}: {element.kind} {element.name}:", word, (first, *others))
-    return word
-
-
-def _joined(path: Path, before: Element | None, one: Element, of_set: str) -> Element:
-    """What holds of two parameters with one name. Raises ``InputError`` where JUBE refuses them."""
-    own = _duplicate(path, one, "none", *_DUPLICATES)
-    if before is None:
-        return one
-    where, earlier = f"{path}:{one.line}: parameter {one.name}", f"line {before.line}"
-    if (other := before.attributes.get("duplicate", "none").strip()) != own:
-        raise InputError(f"{where}: found duplicate {own}, and {other} in {earlier}, which JUBE refuses", "write the same at both")
-    word = of_set if own == "none" else own
-    if word == "error":
-        raise InputError(f"{where}: is in {earlier} already, and its duplicate is error: JUBE refuses that", "leave one of them out")
-    if word == "replace" or before.text == one.text:
-        return one
-    for name, usual in _ALIKE.items():
-        here, there = one.attributes.get(name, usual), before.attributes.get(name, usual)
-        if here != there:
-            raise InputError(
-                f"{where}: found {name} {here!r}, and {there!r} in {earlier}, which JUBE does not join", "write the same at both"
-            )
-    parts = [part.strip() for each in (before, one) for part in each.text.split(_between(each))]
-    return replace(one, text=_between(one).join(dict.fromkeys(parts)))
-
-
-def _between(element: Element) -> str:
-    return PARTS if element.attributes.get("mode") == "python" else element.separator
 
 
 def everything(element: Element) -> Iterator[Element]:
