@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -21,10 +21,8 @@ from caraml.launch.base import Job, JobState, Launcher
 from caraml.launch.slurm import SlurmLauncher
 from caraml.metrics.model import Metric
 from caraml.results.record import Record, Status
-from caraml.results.selector import to_retry
 from caraml.results.status import ProgressLine
 from caraml.results.store import Store, read_record, write_record
-from caraml.suite.choice import SuitePart
 from caraml.suite.load import Suite, SuiteFile
 from caraml.suite.model import Point
 from caraml.system.detect import detect
@@ -120,31 +118,6 @@ def test_the_same_command_fills_only_the_holes(tmp_path: Path) -> None:
     run, watcher = campaign(tmp_path, FakeLauncher({}))
     run_campaign(run)
     assert watcher.ran == []
-
-
-def test_a_part_of_a_suite_of_too_many_points_is_a_campaign_and_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("suite.expand", "results.store"):
-        monkeypatch.setattr(f"caraml.{module}.POINTS", 8)
-    table = SUITE[SUITE.index("[[") :]
-    others = (table.replace('"n"', f'"{name}"') + f"seed = {index}\n" for index, name in enumerate("no", 1))
-    text = SUITE.replace('"n"', '"first"') + "".join(others)
-    for chosen, size, launcher, before in (("first", 4, "local", []), ("o", 8, "print", ["local"])):
-        run, _ = campaign(tmp_path, FakeLauncher({4: "failed"}), text=text)
-        records = run_campaign(replace(run, options=Options(part=SuitePart((chosen,)), launcher=launcher)))
-        listing = Store(tmp_path).campaigns()[0]
-        assert (len(records), len(listing.points), listing.round) == (4, size, 1), "parts of one suite are one round"
-        assert listing.launchers == before, "`cancel` asks those of earlier parts, too"
-    ((listing, keys),) = to_retry(tmp_path, (), failed=True, oom=False)
-    assert len(keys) == 2
-    again, watcher = campaign(tmp_path, FakeLauncher({}), text=text)
-    for key in keys:
-        label = dict(listing.points)[key]
-        run_campaign(replace(again, options=Options(only=frozenset([key]), labels=frozenset([label]))))
-    assert watcher.ran == [4, 4] and not to_retry(tmp_path, (), failed=True, oom=False)
-    assert [len(one.points) for one in Store(tmp_path).campaigns()] == [8], "it is no campaign of its own"
-    for chosen, edited, rounds in (("n", text, [8, 4]), ("first", f"{text}# edited", [8, 4, 4])):  # too many together, another suite
-        run_campaign(replace(campaign(tmp_path, FakeLauncher({}), text=edited)[0], options=Options(part=SuitePart((chosen,)))))
-        assert [len(one.points) for one in Store(tmp_path).rounds("s")] == rounds
 
 
 def test_again_measures_again_and_keeps_the_earlier_result(tmp_path: Path) -> None:

@@ -121,21 +121,10 @@ def test_a_need_that_cannot_be_met_is_a_fault(text: str, words: str) -> None:
     assert not any(f"benchmark[{index}]" in str(caught.value) for index in (4, 5)), "they wait for a circle and are in none"
 
 
-def test_needs_set_by_hand_make_no_benchmark_wait_for_itself_that_is_not_chosen() -> None:
-    text = HEAD + GPT.format("a", "") + GPT.format("b", 'needs = "a"') + GPT.format("c", "") + GPT.format("d", "")
-
-    def needs(setting: str, chosen: frozenset[str] | None) -> list[str | None]:
-        file = with_settings(suite_of(parse_toml(text, "s.toml")), [f"needs={setting}"], params_of, chosen)
-        expand(file, Machine("local", "CPU", "cpu", "test", nodes=1, devices_per_node=4), params_of, chosen=chosen)
-        return [benchmark.needs for benchmark in file.suite.benchmark]
-
-    for chosen in (frozenset({"c"}), frozenset[str]()):  # as it is run, and as it is tried again
-        assert needs("a", chosen) == [None, "a", "a", "a"]
-        assert needs("b", chosen) == [None, "a", "b", "b"], "b waits for a, which would wait for b"
-    with pytest.raises(InputError, match=r"--set needs=a: found \"a\", expected no circle: it would wait for itself; concerns a$"):
-        needs("a", frozenset({"a"}))
-    with pytest.raises(InputError, match=r"expected no circle: it would wait for itself; concerns c$"):
-        needs("c", None)
+def test_needs_are_those_of_the_file() -> None:
+    file = suite_of(parse_toml(HEAD + GPT.format("a", "") + GPT.format("b", 'needs = "a"'), "s.toml"))
+    with pytest.raises(InputError, match="no benchmark of suite 'needs' has the key 'needs'"):
+        with_settings(file, ["needs=a"], params_of, None)
 
 
 KEPT = """[[benchmark]]

@@ -354,15 +354,13 @@ def set_for(name: str, text: str, *settings: str) -> Plan:
         refuse_with_all_faults(error, machine(), params_of, options)
 
 
-def test_a_fault_of_the_file_is_told_whatever_is_set_and_chosen() -> None:
-    """As it is without settings, which have no part in it."""
+def test_a_fault_of_the_file_is_told_whatever_is_chosen_unless_something_is_set() -> None:
+    """What is set need not fit the others: whose fault it is then would take another look at all of them."""
     expected = r"^s\.toml:10: benchmark\[1\]\.global_batch: found \[\], expected at least one value to sweep$"
-    for settings in ((), ("seed=1",), ("seed=1", "nodes=1")):
-        with pytest.raises(InputError, match=expected):
-            set_for("n", TWO + "global_batch = []\n", *settings)
-        with pytest.raises(InputError, match=expected):
-            set_for("n", TWO + "global_batch = []\nworld = 1\n", *settings)
-    assert len(set_for("n", TWO + "global_batch = 1\nworld = 1\n", "nodes=1").points) == 1, "a fault of the setting alone"
+    with pytest.raises(InputError, match=expected):
+        set_for("n", TWO + "global_batch = []\n")
+    assert [one.point.benchmark for one in set_for("n", TWO + "global_batch = []\n", "seed=1").points] == ["n"]
+    assert len(set_for("n", TWO + "global_batch = 1\nworld = 1\n", "nodes=1").points) == 1
 
 
 def test_what_is_set_by_hand_may_break_the_form_of_benchmarks_that_are_not_chosen() -> None:
@@ -404,38 +402,25 @@ def test_combinations_that_where_leaves_out_are_counted_of_the_chosen_benchmarks
     assert [set_for(name, text).left_out for name in ("n", "m")] == [1, 2]
 
 
-def test_points_are_counted_of_the_chosen_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the others there are as many as a suite may have, or these alone."""
+def test_points_are_counted_of_all_benchmarks_and_every_fault_is_told_beside_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of benchmarks behind the first that has too many, and of one with too many by itself."""
     monkeypatch.setattr("caraml.suite.expand.POINTS", 5)
     sizes = {"n": [1, 2, 3, 4], "m": [1, 2, 3], "o": [1, 2, 3, 4, 5]}
     heads = (HEAD.replace('"n"', f'"{name}"') + f"global_batch = {sizes[name]}\n" for name in sizes)
     text = "".join(f"{head}seed = {seed}\n" for seed, head in enumerate(heads))
-    with pytest.raises(InputError, match=r"s\.toml:8: benchmark\[1\]: found 7, expected at most 5 points in a suite"):
-        plan(text)
-    for name, size in (("n", 4), ("m", 3), ("o", 5)):
-        found = set_for(name, text)
-        assert Counter(one.point.benchmark for one in found.points) == {name: size} and found.partial
+    for planned in (lambda: plan(text), lambda: set_for("n", text)):
+        with pytest.raises(InputError, match=r"s\.toml:8: benchmark\[1\]: found 7, expected at most 5 points in a suite"):
+            planned()
     monkeypatch.setattr("caraml.suite.expand.POINTS", 12)
     assert Counter(one.point.benchmark for one in set_for("n", text).points) == {"n": 4, "m": 3, "o": 5}
-    monkeypatch.setattr("caraml.suite.expand.POINTS", 5)
-    with pytest.raises(InputError, match=r"benchmark\[2\]\.sweep: found 10, expected at most 5 points, repeats counted"):
-        set_for("n", text + "repeats = 2\n")
-    assert len(set_for("n", text, "repeats=1").points) == 4
-
-
-def test_every_fault_is_told_of_a_suite_that_is_planned_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of benchmarks behind the first that has too many, of those that are chosen, and of one with too many by itself."""
     monkeypatch.setattr("caraml.suite.expand.POINTS", 5)
     wrong = 'global_batch = [1, 2, 3]\nparams = { kind = ["a", "b", "c"] }\nrepeats = 10\n'
     tables = (("n", "global_batch = 1\n"), ("m", "global_batch = [1, 2, 3, 4, 5]\n"), ("o", wrong), ("p", "global_batch = []\n"))
     text = "".join(HEAD.replace('"n"', f'"{name}"') + values for name, values in tables)
     faults = [r"benchmark\[2\]\.params\.kind: found \"c\"", r"benchmark\[2\]\.sweep: found 90", r"benchmark\[3\]\.global_batch: found \[\]"]
-    for name in ("n", "m"):
-        with pytest.raises(InputError) as error:
-            set_for(name, text)
-        assert all(re.search(fault, str(error.value)) for fault in faults), error.value
-    with pytest.raises(InputError, match=r"(?s)^4 faults .*benchmark\[1\]: found 6, expected at most 5 points in a suite"):
+    with pytest.raises(InputError, match=r"(?s)^4 faults .*benchmark\[1\]: found 6, expected at most 5 points in a suite") as error:
         plan(text)
+    assert all(re.search(fault, str(error.value)) for fault in faults), error.value
 
 
 def told(text: str) -> list[str]:
@@ -485,29 +470,19 @@ def test_every_fault_of_values_is_told_beside_those_of_the_sweep() -> None:
         plan(HEAD + 'global_batch = 1\nwhere = ["width > 1", "width > 1 / 0"]\n')
 
 
-def test_a_part_of_a_suite_of_too_many_points_takes_its_own_points_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_too_many_points_only_the_values_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("caraml.suite.expand.POINTS", 72)
     made: list[int] = []
     monkeypatch.setattr("caraml.suite.expand.why_skipped", lambda point, *_: made.append(point.global_batch))
-    text = TWO + f"global_batch = {list(range(1, 9))}\nseed = {list(range(9))}\n"
-    assert [one.point.benchmark for one in set_for("n", text).points] == ["n"]
+    with pytest.raises(InputError, match="at most 72 points in a suite"):
+        plan(TWO + f"global_batch = {list(range(1, 9))}\nseed = {list(range(9))}\n")
     assert len(made) == 1 + 9, "of the other one, no combination more than its longest list has values"
 
 
 def test_what_is_set_is_counted_and_not_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("caraml.suite.expand.POINTS", 5)
-    tables = {name: HEAD.replace('"n"', f'"{name}"') + "global_batch = [1, 2, 3]\n" for name in ("n", "m", "o")}
-
-    def points(more: str = "") -> list[str]:
-        text = "".join(tables.values()) + f"world = 1\n{more}"
-        file, chosen = suite_of(parse_toml('name = "s"\ntitle = "S"\n' + text, "s.toml")), frozenset({"n", "m"})
-        file = with_settings(file, ["global_batch=1", "nodes=1"], params_of, chosen)  # o has `world`, which `nodes` does not fit
-        return [one.point.benchmark for one in expand(file, machine(), params_of, chosen=chosen).points]
-
-    tables["m"] += "seed = 1\n"
-    assert points() == ["n", "m"]
-    with pytest.raises(InputError, match=r"benchmark\[2\]\.params\.kind: found \"c\""):
-        points('params.kind = "c"\n')
+    text = "".join(HEAD.replace('"n"', f'"{name}"') + f"global_batch = [1, 2, 3]\nseed = {seed}\n" for seed, name in enumerate("nmo"))
+    assert [one.point.benchmark for one in set_for("n", text, "global_batch=1").points] == ["n", "m", "o"]
 
 
 def test_what_a_chosen_benchmark_needs_is_chosen_too() -> None:

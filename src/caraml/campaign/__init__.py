@@ -44,8 +44,7 @@ def run_campaign(campaign: Campaign) -> list[Record]:
             raise InputError(f"{what}: the suite, the machine or a version is another now", campaign.command)
     if unknown := dict.fromkeys(sentence for one in work for sentence in lacking(campaign, one.planned)):
         raise InputError("; ".join(unknown), f"export what is missing, or {campaign.command}")
-    if only is None or not plan.partial:  # some points of a campaign that is remembered are no other campaign
-        campaign.store.remember(campaign.listing(points), anew=campaign.again and only is None and whole, part=plan.partial)
+    campaign.store.remember(campaign.listing(points), anew=campaign.again and only is None and whole)
     return CampaignRun(campaign, work, total).records()
 
 

@@ -74,7 +74,7 @@ class Options:
         return frozenset() if self.only is not None else self.part.benchmarks(file)
 
     def wanted(self, file: SuiteFile) -> frozenset[str] | None:
-        """The benchmarks of which every point is to be in the plan, however many the others have; ``None`` for all."""
+        """The benchmarks of which every point is to be in the plan; ``None`` for all."""
         return self.chosen(file) if self.only is None else begun_with(file, self.labels)
 
 
@@ -115,7 +115,7 @@ class Campaign:
         """The points of the suite on this system. Raises ``InputError`` with every fault of the suite."""
         machine = machine_of(self.system, self.options.launcher)
         plan = expand(self.suite, machine, params_of, software_of, self.options.wanted(self.suite))
-        if not plan.partial and not (self.options.only or frozenset()) <= {one.key for one in plan.points}:
+        if not (self.options.only or frozenset()) <= {one.key for one in plan.points}:
             expand(self.suite, machine, params_of, software_of)  # a fault may be why one is missing: it is raised
         if self.options.too_large or self.options.only is not None:  # what is tried again was run before
             return plan

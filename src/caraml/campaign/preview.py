@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.format import count
-from caraml.base.limits import POINTS
 from caraml.campaign.attempt import accepted, files_of, lacking
 from caraml.campaign.campaign import Campaign
 from caraml.campaign.machine import machine_of, shortest
@@ -118,8 +117,6 @@ def preview(campaign: Campaign) -> Preview:
     notes = beforehand(site, options.launcher) if to_run else []
     notes += absent
     notes += [f"includes {path}" for path in campaign.suite.included]
-    if plan.partial:
-        notes.append(f"the suite has more than {POINTS:,} points: benchmarks that are not chosen have no part in this campaign")
     notes += [f"not checked by Slurm: {silent}"] if silent is not None else []
     if campaign.system.nodes is None and any(point.nodes > 1 for point in to_run) and options.launcher != "local":
         most = max(point.nodes for point in to_run)

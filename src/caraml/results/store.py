@@ -17,7 +17,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from caraml.base.errors import InputError, in_a_line
 from caraml.base.files import TRUSTED_FOLDERS, intruder, make_folder, new_folder_beside, who_else, write_file, write_new
-from caraml.base.limits import LARGEST, NAME, POINTS, counted, read_json, too_large
+from caraml.base.limits import LARGEST, NAME, counted, read_json, too_large
 from caraml.base.limits import RECORD as RECORD_BYTES
 from caraml.results.listing import Listing, read_listing, suite_of
 from caraml.results.rows import RECORD, Index, Scalar, attempts
@@ -105,44 +105,32 @@ class Store:
             raise
         return attempt
 
-    def remember(self, listing: Listing, anew: bool = False, part: bool = False) -> None:
+    def remember(self, listing: Listing, anew: bool = False) -> None:
         """Note which points a suite consists of, so that it can be reported and taken up without its file.
 
         The campaign of the same points goes on, unless they are measured ``anew``. Any other is a round of its own, and the one before it
-        is kept under its number. Each ``part`` of one suite that is too large to be listed as a whole joins the parts that were run before.
+        is kept under its number.
         """
         folder = self.root / "suites"
         make_folder(folder)
         path, old = folder / f"{listing.stem}.json", None
         with suppress(InputError):  # damaged: replaced
             old = read_listing(path) if path.exists() else None
-        mine = old is not None and old.mine  # as it is sealed, before a part joins it
-        if part and old is not None and not old.again and (old.text, old.machine) == (listing.text, listing.machine):
-            both = dict(old.points) | dict(listing.points)
-            anew = anew and len(both) == len(listing.points)
-            if not anew and len(both) <= POINTS:
-                before = old.before | self._highest(dict(listing.points).keys() - dict(old.points))
-                listing = listing.model_copy(update={"points": list(both.items())})
-                old = old.model_copy(update={"points": listing.points, "before": before})
         if old is not None and _work(old) == _work(listing) and not anew:
             tags, comment = list(dict.fromkeys([*old.tags, *listing.tags])), listing.comment or old.comment
             goes_on = {"round": old.round, "again": old.again, "before": old.before, "asked_at": old.asked_at or listing.asked_at}
-            told = [name for name in dict.fromkeys([*old.launchers, old.launcher]) if name != listing.launcher] if mine else []
+            told = [name for name in dict.fromkeys([*old.launchers, old.launcher]) if name != listing.launcher] if old.mine else []
             listing = listing.model_copy(update={**goes_on, "tags": tags, "comment": comment, "launchers": told})
         else:
             if old is not None:
                 write_file(folder / f"{listing.stem}@{old.round}.json", old.to_json())
             number = 1 + max((one.round for one in self.rounds(listing.name)), default=0)
-            before = self._highest(key for key, _ in listing.points)
+            names = self.names()
+            highest = {key: max(attempts(self.points / names[key]) or (), default=0) for key, _ in listing.points if key in names}
+            before = {key: number for key, number in highest.items() if number}
             again = anew and listing.launcher != "import"  # rows of a table that are known belong to this round, too
             listing = listing.model_copy(update={"round": number, "again": again, "before": before})
         write_file(path, listing.sealed().to_json())
-
-    def _highest(self, keys: Iterable[str]) -> dict[str, int]:
-        """By key, the highest number of an attempt at each of some points that has one."""
-        names = self.names()
-        there = {key: max(attempts(self.points / names[key]) or (), default=0) for key in keys if key in names}
-        return {key: number for key, number in there.items() if number}
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -18,10 +18,9 @@ from caraml.suite.expand import Plan
 from caraml.suite.expression import Condition, condition_names
 from caraml.suite.load import Benchmark, Suite, SuiteFile, without_values
 from caraml.suite.model import OF_EPOCHS, Machine, Measure
-from caraml.suite.needs import needed_first
 from caraml.suite.sweep import DEFAULTS, NOT_IN_LABELS
 
-_NOT_VALUES = {"name", "workload", "on"}
+_NOT_VALUES = {"name", "workload", "on", "needs"}
 
 
 def with_settings(
@@ -31,7 +30,7 @@ def with_settings(
 
     Keys are those of a benchmark, ``params.NAME`` and ``measure.NAME``; values are TOML, and a bare word is text. Raises ``InputError``
     for a key that none of the ``chosen`` benchmarks has, or none where all are, with the nearest that one has, and for a value that does
-    not fit one of them; what it does not fit else is noted as ``unfit``, and keeps its `needs` where it would wait for itself.
+    not fit one of them; what it does not fit else is noted as ``unfit``.
     """
     if not settings:
         return file
@@ -61,7 +60,6 @@ def with_settings(
                 if _value(override, key) is not None:
                     _put(override, key, value)
     written = file.document.written or file.document
-    _keep_out_of_circles(data["benchmark"], written.data["benchmark"], chosen)
     by_hand = {**file.document.settings, **{setting.partition("=")[0].strip(): setting for setting in settings}}
     told = f" with --set {' '.join(settings)}"
     files = {location: name + told for location, name in file.document.others.items()}
@@ -70,19 +68,6 @@ def with_settings(
     touched_by, settings, values = tuple(map(frozenset, changed)), [*file.settings, *settings], {**values, **file.values}
     file = replace(file, suite=document.validate(Suite), document=document, unfit=unfit)
     return replace(file, changed=touched_by, settings=tuple(settings), values=values)
-
-
-def _keep_out_of_circles(tables: list[dict[str, Any]], as_written: list[dict[str, Any]], chosen: Collection[str] | None) -> None:
-    """Give benchmarks that are not ``chosen`` their `needs` back where that set by hand makes them wait for themselves."""
-    while chosen is not None:
-        needs = [(table["name"], found if isinstance(found := table.get("needs"), str) else None) for table in tables]
-        others = [index for index in needed_first(needs)[1] if tables[index]["name"] not in chosen]
-        changed = [index for index in others if tables[index].get("needs") != as_written[index].get("needs")]
-        if not changed:
-            return
-        for index in changed:
-            del tables[index]["needs"]
-            tables[index] |= {key: value for key, value in as_written[index].items() if key == "needs"}
 
 
 def _kept_out(document: TomlDocument, chosen: Collection[str] | None) -> dict[int, list[str]]:

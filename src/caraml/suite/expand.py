@@ -15,7 +15,7 @@ from caraml.base.limits import COUNT, POINTS
 from caraml.base.toml import expected_of
 from caraml.base.toml_lines import Location
 from caraml.suite.expression import NAMES, Condition, condition_names
-from caraml.suite.load import SuiteFile, suite_of
+from caraml.suite.load import SuiteFile
 from caraml.suite.model import Compile, Knobs, Machine, Measure, Mode, Placement, Point
 from caraml.suite.needs import not_kept, waited_for
 from caraml.suite.placement import uncompiled, why_skipped
@@ -52,8 +52,6 @@ class Plan:
 
     points: list[PlannedPoint]
     left_out: int
-    partial: bool = False
-    """Whether only the chosen benchmarks are in it, since with the others it has more points than a suite may have."""
 
 
 def expand(
@@ -65,62 +63,27 @@ def expand(
 ) -> Plan:
     """Expand every benchmark of a suite. Raises one ``InputError`` that lists every fault of the suite's values.
 
-    Of ``chosen``, names of benchmarks, and of no others the values set by hand must fit, and points and combinations are counted. Others
-    that they do not fit have no points, and none has where all together have more than a suite may have. What is wrong with those as they
-    are written is told.
+    Of ``chosen``, names of benchmarks, and of no others the values set by hand must fit, and combinations are counted. Others that they do
+    not fit have no points.
     """
     faults: list[str] = []
-    parts, partial = _parts(file, machine, params_of, software_of, faults, chosen=chosen)
-    written, unfit = file.document.written, set[int]()
-    if written is not None:
-        unfit = {part.index for part in parts if part.faults and not part.chosen}
-    faults += [fault for part in parts if part.index not in unfit for fault in part.faults]
-    if unfit and written is not None:
-        whole = suite_of(written)
-        among = whole.with_needed(whole.suite.benchmark[index].name for index in unfit)
-        # Nothing is chosen here: a suite may have too many points as it is written, and few as it is set.
-        as_written, _ = _parts(whole, machine, params_of, software_of, [], chosen=(), among=among)
-        faults += [fault for part in as_written if part.index in unfit for fault in part.faults]
+    parts, by_name, number = list[_Expansion](), dict[str, list[PlannedPoint]](), 0
+    elsewhere = replace(machine, packages_here=False)  # where it is not chosen, what is installed does not matter
+    for index in file.needed_first(faults):
+        known = chosen is None or file.suite.benchmark[index].name in chosen
+        part = _Expansion(file, index, machine if known else elsewhere, params_of, software_of, chosen=known)
+        before, over = number, number + part.surely > POINTS  # from there on values are looked at for their faults alone
+        part.expand(by_name.get(part.benchmark.needs or "", ()), only_faults=over)
+        number += part.surely if over else len(part.points)
+        if before <= POINTS < number:
+            faults.append(file.document.fault(("benchmark", index), number, f"at most {POINTS:,} points in a suite"))
+        by_name.setdefault(part.benchmark.name, []).extend(part.points)
+        parts.append(part)
+    faults += [fault for part in parts if part.chosen or not file.settings for fault in part.faults]
     if faults:
         file.document.refuse(faults)
-    points = [one for part in parts if part.chosen or not partial for one in part.points]
-    return Plan(without_unmet(_without_twins(points)), sum(part.excluded for part in parts if part.chosen), partial)
-
-
-def _parts(
-    file: SuiteFile,
-    machine: Machine,
-    params_of: ParamsOf,
-    software_of: SoftwareOf,
-    faults: list[str],
-    *,
-    chosen: Collection[str] | None,
-    among: Collection[str] | None = None,
-) -> tuple[list[_Expansion], bool]:
-    """Each benchmark of those ``among`` which are asked for, after what it needs, and whether they have more points together than a suite
-    may have; faults of `needs`, and too many points of those ``chosen``, are noted. From there on values are looked at for their faults
-    alone."""
-    elsewhere = replace(machine, packages_here=False)  # where it is not chosen, what is installed does not matter
-    parts = []
-    for index in file.needed_first(faults):
-        name = file.suite.benchmark[index].name
-        known = chosen is None or name in chosen
-        if among is None or name in among:
-            parts.append(_Expansion(file, index, machine if known else elsewhere, params_of, software_of, chosen=known))
-    by_name: dict[str, list[PlannedPoint]] = {}
-    number, left, over = 0, sum(part.surely for part in parts if not part.chosen), False
-    for part in sorted(parts, key=lambda part: not part.chosen):  # those chosen need none of the others
-        before = over
-        over = over or number + (part.surely if part.chosen else left) > POINTS
-        part.expand(() if over else by_name.get(part.benchmark.needs or "", ()), only_faults=over)
-        number += part.surely if over else len(part.points)
-        left -= 0 if part.chosen else part.surely
-        over = over or number > POINTS
-        if over and part.chosen and not before:
-            faults.append(file.document.fault(("benchmark", part.index), number, f"at most {POINTS:,} points in a suite"))
-        if not over:
-            by_name.setdefault(part.benchmark.name, []).extend(part.points)
-    return parts, over
+    points = [one for part in parts for one in part.points]
+    return Plan(without_unmet(_without_twins(points)), sum(part.excluded for part in parts if part.chosen))
 
 
 def without_unmet(points: list[PlannedPoint]) -> list[PlannedPoint]:
