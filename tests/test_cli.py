@@ -137,6 +137,8 @@ def test_the_same_run_again_measures_nothing(out: Path) -> None:
         (["data", "prepare", "text", "/no/such", "--out", "x"], "/no/such"),
         (["run", "quick", "--only", "gpt", "--out", "/etc/hosts"], "/etc/hosts: found a file, expected a folder"),
         (["plan", "quick", "--only", "gpt", "--out", "/etc/hosts/x"], "/etc/hosts: found a file, expected a folder"),
+        (["retry", "--failed", "--out", "/etc/hosts"], "/etc/hosts: found a file, expected a folder"),
+        (["doctor", "--out", "/etc/hosts"], "/etc/hosts: found a file, expected a folder"),
         (["report", "--to", "/etc/hosts/x/y.html"], "/etc/hosts: found a file, expected a folder"),
         (["report", "--to", "/etc"], "/etc: found a folder, expected a file"),
         (["report", "--format", "svg", "--to", "/etc/hosts"], "/etc/hosts: found a file, expected a folder"),

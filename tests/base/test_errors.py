@@ -111,3 +111,7 @@ def test_a_folder_of_data_below_a_home_that_there_is_not_is_told_so(chosen: str,
     told = f"CARAML_DATA: found '{chosen}', and nobody knows which folder {chosen[:-2]} is"
     with pytest.raises(EnvironmentUnfitError, match=rf"{told}(?s:.)*export CARAML_DATA=/FOLDER"):
         data_home()
+
+
+def test_a_name_of_two_lines_is_told_in_one() -> None:
+    assert "known: 'a\\nb', c" in str(unknown_name("column", "d", ["a\nb", "c"]))

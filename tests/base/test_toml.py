@@ -244,3 +244,10 @@ def test_names_and_values_as_shown() -> None:
     assert shown(True) == "true"
     assert shown({}) == "a table with no keys"
     assert len(shown("x" * 500)) == 60
+
+
+def test_an_integer_that_toml_does_not_have_is_told_with_its_place() -> None:
+    with pytest.raises(InputError) as refused:
+        parse_toml(f"a = 1\n[[b]]\nc = [1, {1 << 63}]\nd = {(1 << 63) - 1}\ne = 0x{1 << 70:x}\n", "s.toml")
+    words = "found an integer of more than 64 bits, which TOML does not have"
+    assert str(refused.value) == f"2 faults in s.toml\n  s.toml:3: b[0].c[1]: {words}\n  s.toml:5: b[0].e: {words}"

@@ -423,9 +423,9 @@ def test_points_are_counted_of_all_benchmarks_and_every_fault_is_told_beside_too
     assert all(re.search(fault, str(error.value)) for fault in faults), error.value
 
 
-def told(text: str) -> list[str]:
+def told(text: str, head: str = 'name = "s"\ntitl = "S"\n') -> list[str]:
     """The faults of benchmarks, those of their form and those of their values, each from its line on."""
-    document = parse_toml('name = "s"\ntitl = "S"\n' + text, "s.toml")
+    document = parse_toml(head + text, "s.toml")
     with pytest.raises(FaultsError) as form:
         suite_of(document)
     with pytest.raises(FaultsError) as error:
@@ -438,6 +438,25 @@ def test_what_is_wrong_is_told_once_and_where_it_stands() -> None:
         """2: titl: found "S", expected one of the keys name, title, description, include, benchmark (did you mean 'title'?)""",
         "7: benchmark[0].width: found 3, expected it below params: params = { width = ... }",
         """8: benchmark[0].precision[0]: found "fp64", expected 'fp32', 'tf32', 'bf16', 'fp16' or 'fp8' (did you mean 'fp16'?)""",
+    ]
+
+
+def test_a_missing_key_and_wrong_variables_hide_no_other_fault() -> None:
+    """A suite without a title was told of that alone, and of variables one at a time."""
+    table = HEAD.replace('name = "n"\n', "") + "global_batch = 1\nparams = { widht = 3 }\n"
+    faults = told(table, "")
+    assert [fault.partition(", expected")[0] for fault in faults] == [
+        "1: name: found nothing",
+        "1: title: found nothing",
+        "1: benchmark[0].name: found nothing",
+        "4: benchmark[0].params.widht: found 3",
+    ]
+    table = HEAD + 'global_batch = 1\nparams = { env = { A = 1, B = "{", C = "c" } }\nnodes = "x"\n'
+    assert [re.sub(", expected.*", "", fault) for fault in told(table, 'name = "s"\n')] == [
+        "1: title: found nothing",
+        '6: benchmark[0].params.env.A: found "int"',
+        '6: benchmark[0].params.env.B: found "a brace"',
+        '7: benchmark[0].nodes: found "x"',
     ]
 
 

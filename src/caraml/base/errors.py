@@ -110,10 +110,15 @@ def unknown_name(kind: str, word: str, known: Iterable[str]) -> UnknownNameError
     names = sorted(known)
     guess = nearest(word, names)
     suggestion = f"did you mean {guess!r}?" if guess else None
-    listed = ", ".join(names) if len(names) <= _LONGEST_LIST else f"{len(names)} names"
+    listed = in_words(names) if len(names) <= _LONGEST_LIST else f"{len(names)} names"
     error = UnknownNameError(f"unknown {kind} {word!r}; known: {listed or 'none'}", suggestion)
     error.known, error.guess = tuple(names), guess
     return error
+
+
+def in_words(names: Iterable[str]) -> str:
+    """Names in a row, those with ends of lines or other control characters as Python writes them."""
+    return ", ".join(name if name.isprintable() else repr(name) for name in names)
 
 
 def in_a_line(error: Exception) -> str:

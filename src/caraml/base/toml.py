@@ -15,6 +15,7 @@ import json
 import math
 import re
 import tomllib
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -78,9 +79,12 @@ class TomlDocument:
         if (setting := self._set_by_hand(location)) is not None:
             name = self._inside(location[:2]).get("name")
             return f"--set {setting}: found {shown(found)}, expected {expected}{suggestion}{_CONCERNS}{name}"
+        return self.told(location, f"found {shown(found)}, expected {expected}{suggestion}")
+
+    def told(self, location: Location, words: str) -> str:
+        """What is said of a place: ``file:line: key: words``."""
         line, name = self.line(location), self.others.get(self._around(location), self.name)
-        place = f"{name}:{line}" if line else name
-        return f"{place}: {key_name(location)}: found {shown(found)}, expected {expected}{suggestion}"
+        return f"{name}:{line}: {key_name(location)}: {words}" if line else f"{name}: {key_name(location)}: {words}"
 
     def _set_by_hand(self, location: Location) -> str | None:
         """What put the value there, if it was said by hand: for a key of a benchmark, or of one of its overrides."""
@@ -100,7 +104,7 @@ class TomlDocument:
             self.refuse(self.faults(error, model), self._without(error, model))
 
     def _without(self, error: ValidationError, model: type[BaseModel]) -> TomlDocument:
-        """The document without the keys that are wrong, as a whole where they are lists."""
+        """The document without the keys that are wrong, as a whole where they are lists; a text that is missing is its own key."""
         data = copy.deepcopy(self.data)
         for item in error.errors(include_url=False)[:FAULTS]:
             location = _Fault.of(item, model, self.data, ()).location
@@ -109,7 +113,11 @@ class TomlDocument:
             with suppress(KeyError, IndexError, TypeError):
                 for step in location[: names[-1]]:
                     part = part[step]
-                del part[location[names[-1]]]
+                key = str(location[names[-1]])
+                if item["type"] != "missing":
+                    del part[key]
+                elif (owner := _owner(model, item["loc"][:-1])) is not None and owner.model_fields[key].annotation is str:
+                    part[key] = key
         return replace(self, data=data)
 
     def faults(self, error: ValidationError, model: type[BaseModel], prefix: Location = ()) -> list[str]:
@@ -211,7 +219,20 @@ def parse_toml(text: str, name: str) -> TomlDocument:
     except ValueError as error:  # an integer of thousands of digits
         raise InputError(f"{name}: not valid TOML: {error}") from None
     _check_shape(data, name)
-    return TomlDocument(name=name, data=data, lines=key_lines(text), text=text)
+    document = TomlDocument(name=name, data=data, lines=key_lines(text), text=text)
+    places = (location for location, value in _values(data) if isinstance(value, int) and abs(value) >= 1 << 63)
+    if faults := [document.told(location, "found an integer of more than 64 bits, which TOML does not have") for location in places]:
+        document.refuse(faults)
+    return document
+
+
+def _values(part: Any, location: Location = ()) -> Iterator[tuple[Location, Any]]:
+    """Every value that is no table and no array, with its place."""
+    if not isinstance(part, dict | list):
+        yield location, part
+        return
+    for key, value in part.items() if isinstance(part, dict) else enumerate(part):
+        yield from _values(value, (*location, key))
 
 
 def _check_shape(data: dict[str, Any], name: str) -> None:
@@ -226,8 +247,6 @@ def _check_shape(data: dict[str, Any], name: str) -> None:
         if (longest := max(keys, key=len, default="")) and len(longest) > KEY:
             raise too_large(name, len(longest), KEY, f"characters in the key {longest[:20]!r}...")
         inside = [value for part in layer for value in (part.values() if isinstance(part, dict) else part)]
-        if any(isinstance(value, int) and abs(value) >= 1 << 63 for value in inside):
-            raise InputError(f"{name}: found an integer of more than 64 bits, which TOML does not have")
         layer = [value for value in inside if isinstance(value, dict | list)]
         if not layer:
             return

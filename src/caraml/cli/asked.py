@@ -315,16 +315,25 @@ def refuse_with_all_faults(error: FaultsError, machine: Machine, params_of: Para
     """Raise an error of a suite's form with the faults that its values have besides, in the order of their lines."""
     if error.rest is None:
         raise error
-    every = dict.fromkeys(_below_params(fault, error.rest, params_of) for fault in error.faults)
-    try:
-        rest = suite_of(error.rest)
-        expand(rest, machine, params_of, chosen=options.chosen(rest) if error.rest.written is not None else None)
-    except FaultsError as more:
-        known = [_place(fault) for fault in error.faults]
-        known += [f"{_place(fault).rpartition('.')[0]}.{word}".strip(".") for fault in error.faults for word in _MEANT.findall(fault)]
-        lacking = {fault for fault in more.faults if ": found nothing" in fault and any(one.startswith(_place(fault)) for one in known)}
-        every |= dict.fromkeys(fault for fault in more.faults if fault not in lacking)  # what was wrong is not missing
+    every, known, new, last = dict[str, None](), list[str](), list(error.faults), error
+    while new and last.rest is not None:
+        every |= dict.fromkeys(_below_params(fault, last.rest, params_of) for fault in new)
+        known += [_place(fault) for fault in new]
+        known += [f"{_place(fault).rpartition('.')[0]}.{word}".strip(".") for fault in new for word in _MEANT.findall(fault)]
+        try:
+            rest = suite_of(last.rest)
+            expand(rest, machine, params_of, chosen=options.chosen(rest) if last.rest.written is not None else None)
+            new = []
+        except FaultsError as more:
+            last, new = more, [fault for fault in more.faults if not _lacks(fault, known)]
+    every |= dict.fromkeys(new)
     error.rest.refuse(sorted(every, key=lambda fault: int((re.search(r":(\d+): ", fault) or "00")[1])))
+
+
+def _lacks(fault: str, known: Sequence[str]) -> bool:
+    """Whether a fault is of a place whose fault is ``known``, or misses there what was wrong and is left out."""
+    place = _place(fault)
+    return place in known or (": found nothing" in fault and any(one.startswith(place) for one in known))
 
 
 def _below_params(fault: str, document: TomlDocument, params_of: ParamsOf) -> str:

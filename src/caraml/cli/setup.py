@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from errno import ENOTDIR
 from json import dumps
 from pathlib import Path
 from typing import Annotated
@@ -93,6 +94,8 @@ def doctor(
     from caraml.doctor import checks, report
     from caraml.report.tables import checks_table
 
+    if out.is_file():
+        raise NotADirectoryError(ENOTDIR, "not a folder", str(out))
     found = checks(out)
     if json:
         say(dumps(report(found, names), indent=2))

@@ -13,7 +13,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from caraml.base.errors import InputError
+from caraml.base.errors import InputError, in_words
 from caraml.base.format import JOULES_PER_WATT_HOUR, count
 from caraml.base.limits import JUBE, JUBE_CELLS, JUBE_ROWS, KEY, LARGEST, METRICS, read_bytes, too_large
 from caraml.metrics.definitions import METRICS as DEFINED
@@ -137,7 +137,7 @@ def _header(path: Path, header: list[str]) -> list[str]:
         raise too_large(path, longest, KEY, "characters of a title")
     header = [header[0] or "index", *header[1:]]  # pandas writes its index without a name
     if len(set(header)) < len(header) or not all(header):
-        raise InputError(f"{path}:1: expected a header of different names, found {', '.join(header)[:LONGEST]}")
+        raise InputError(f"{path}:1: expected a header of different names, found {in_words(header)[:LONGEST]}")
     return header
 
 

@@ -182,7 +182,10 @@ class Store:
         return read_listing(self.root / "suites" / f"{stem}.json")
 
     def _listed(self) -> list[str]:
-        return sorted(path.stem for path in (self.root / "suites").glob("*.json"))
+        try:
+            return sorted(name.removesuffix(".json") for name in os.listdir(self.root / "suites") if name.endswith(".json"))  # noqa: PTH208
+        except FileNotFoundError:
+            return []
 
     def records(self, suite: str | None = None) -> list[Record]:
         """The newest record of every point, or of every point of one suite in its order."""

@@ -364,18 +364,26 @@ def without_values(document: TomlDocument, data: dict[str, Any]) -> tuple[dict[s
         "suite_folder",
         *(name for _, _, params in _tables(document.data) for name in params),
     }
+    faults = []
     for location, env in _environments(data):
         if not isinstance(env, dict):
-            document.refuse([document.fault(location, type(env).__name__, "a table of variables")])
+            faults.append(document.fault(location, type(env).__name__, "a table of variables"))
+            continue
         for name, template in env.items():
             if not isinstance(template, str):  # told here: the workload's model would show the value
-                document.refuse([document.fault((*location, name), type(template).__name__, "text")])
+                faults.append(document.fault((*location, name), type(template).__name__, "text"))
+                continue
             try:
                 env[name] = hidden(name, template, parameters)
             except ValueError:
-                document.refuse([document.fault((*location, name), "a brace", "{{ or }} for one in a value, {NAME} for a parameter")])
+                faults.append(document.fault((*location, name), "a brace", "{{ or }} for one in a value, {NAME} for a parameter"))
             if env[name] != template:
                 values[env[name]] = template
+    if faults:
+        rest = copy.deepcopy(document.data)
+        for _, _, params in _tables(rest):
+            params.pop("env", None)
+        document.refuse(faults, replace(document, data=rest))
     return data, values
 
 
