@@ -147,6 +147,7 @@ LINES = {
     "results": 3_197,
     "suite": 2_694,
     "results": 3_200,
+    "results": 3_178,
     "suite": 2_702,
     "system": 3_961,
     "verify": 1_061,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from caraml.base.errors import InputError, unknown_name
 from caraml.metrics.definitions import METRICS as DEFINED
@@ -54,6 +55,8 @@ _NAMED = re.compile(r"index|id|(experiment|benchmark)_id|host_?names?|node_?list
 _DATA_PARALLEL = re.compile(r"(^|_)dp($|_)|data_?parallel")
 _OF_DEVICES = re.compile(r"(^|_)n?([gi]pus?|tasks|ranks|processes|replicas?)($|_)|^world_?size$")
 """Names of columns that mostly are the devices, or those of a node."""
+MEASURED = ("rate", "flops", "energy", "result")
+"""Kinds of columns whose cells are numbers that somebody measured."""
 LIMITS = ("Runtime(min)", "exit_duration")
 """Titles of CARAML's scripts for the time after which a run was to end, which is no measurement."""
 _TEXTS = ("system", "precision", "energyfile")
@@ -69,21 +72,22 @@ _ZERO_COMMA = re.compile(r"[+-]?0,\d{3,}")
 _POINT = re.compile(r"[+-]?\d{1,3}\.\d{3}")
 
 
+Kind = Literal["rate", "flops", "energy", "file", "result", "count", "text", "bookkeeping", "parameter"]
+
+
 @dataclass(frozen=True)
-class Columns:
-    """Titles by what their columns hold."""
+class TableColumn:
+    """What a column holds, in every row."""
 
-    rates: dict[str, str]
-    """With what each counts."""
-    results: dict[str, str]
-    """With a name of its own for each."""
-    bookkeeping: set[str]
-    """What tells runs of the same work apart, and what follows from the devices."""
-    asked: Mapping[str, bool]
-    """Of which the user said whether they are results."""
+    title: str
+    kind: Kind
+    """``flops``: of one device; ``energy``: jpwr's, of each device; ``file``: the name of one with energies; ``text``: system or precision;
+    ``bookkeeping``: what tells runs of the same work apart, and what follows from the devices."""
+    name: str
+    """Its own; of a rate what it counts, of a count which of a record's."""
 
 
-def read_columns(path: Path, table: list[dict[str, str]], asked: Mapping[str, bool]) -> Columns:
+def read_columns(path: Path, table: list[dict[str, str]], asked: Mapping[str, bool]) -> list[TableColumn]:
     """What the columns of a table hold. One is a result if its name or its unit says that something was measured.
 
     Args:
@@ -96,27 +100,47 @@ def read_columns(path: Path, table: list[dict[str, str]], asked: Mapping[str, bo
             there, or can be neither.
     """
     _see_askable(path, table, asked)
-    rates, results, bookkeeping = dict[str, str](), list[str](), set[str]()
     counts = [counts_of(cells) for cells in table]
-    for title in table[0]:
-        name, unit = name_and_unit(title)
-        texts = [cells[title] for cells in table]
-        if asked.get(title) is False:
-            continue
-        if item := _rated(name, unit):
-            rates[title] = item
-        elif title in asked:
-            results.append(title)
-        elif not unit and (_names_runs(name, texts) or (name not in COUNTS and _follows(name, texts, counts))):
-            bookkeeping.add(title)
-        elif title not in LIMITS and name not in {"system", "precision", *COUNTS} and _measured(name, unit, texts):
-            bare = [text.removesuffix(unit or "").rstrip() for text in texts]
-            if any(number(text) is not None or _NUMERAL.fullmatch(text) or (not unit and text[:1].isdigit()) for text in bare):
-                results.append(title)
-    taken = (title for title in table[0] if asked.get(title) is not False)
-    _see_sound(path, table, {title: found for title in taken if (found := _meaning(title, rates.get(title)))})
-    _see_points(path, table, [*rates, *results])
-    return Columns(rates, _named(results), bookkeeping, asked)
+    columns = [_column(title, [cells[title] for cells in table], counts, asked.get(title)) for title in table[0]]
+    _see_sound(path, table, {one.title: found for one in columns if (found := _meaning(one))})
+    _see_points(path, table, [one.title for one in columns if one.kind in MEASURED])
+    taken, alike = set[str](), Counter[str]()
+    for index, one in enumerate(columns):  # titles differ, and what is left of them need not
+        name = one.name
+        while one.kind == "result" and name in taken:
+            alike[one.name] += 1
+            name = f"{one.name}_{alike[one.name] + 1}"
+        taken |= {name, f"{name}_in_table"} if one.kind == "result" else set()
+        columns[index] = replace(one, name=name)
+    return columns
+
+
+def _column(title: str, texts: list[str], counts: list[dict[str, int]], asked: bool | None) -> TableColumn:
+    name, unit = name_and_unit(title)
+    kind: Kind = "parameter"
+    if asked is False:
+        pass
+    elif item := _rated(name, unit):
+        kind, name = "rate", item
+    elif name in {"avg_tflops_per_gpu", "tflops_per_gpu"} and (not unit or unit.lower().startswith("tflop")):
+        kind = "flops"
+    elif name == "energyfile":
+        kind = "file"
+    elif is_energy(name, unit):
+        kind = "energy"
+    elif what := counted(title):
+        kind, name = "count", what
+    elif name in ("system", "precision"):
+        kind = "text"
+    elif asked:
+        kind = "result"
+    elif not unit and (_names_runs(name, texts) or (name not in COUNTS and _follows(name, texts, counts))):
+        kind = "bookkeeping"
+    elif title not in LIMITS and name not in COUNTS and _measured(name, unit, texts):
+        bare = [text.removesuffix(unit or "").rstrip() for text in texts]
+        if any(number(text) is not None or _NUMERAL.fullmatch(text) or (not unit and text[:1].isdigit()) for text in bare):
+            kind = "result"
+    return TableColumn(title, kind, name)
 
 
 def _see_askable(path: Path, table: list[dict[str, str]], asked: Mapping[str, bool]) -> None:
@@ -184,11 +208,6 @@ def _rated(name: str, unit: str | None) -> str | None:
     return item if told else None
 
 
-def is_tflops(name: str, unit: str | None) -> bool:
-    """Whether a column holds the TFLOP/s of one device."""
-    return name in {"avg_tflops_per_gpu", "tflops_per_gpu"} and (not unit or unit.lower().startswith("tflop"))
-
-
 def is_energy(name: str, unit: str | None) -> bool:
     """Whether a column holds jpwr's energy of each device."""
     return name in {"energy_per_device", "energy_counter_per_device"} and unit in UNITS["J"]
@@ -230,30 +249,22 @@ def _follows(name: str, texts: list[str], counts: list[dict[str, int]]) -> bool:
     return bool(_OF_DEVICES.search(name)) and found in devices
 
 
-def _named(titles: list[str]) -> dict[str, str]:
-    """A name for each result: titles differ, and what is left of them need not."""
-    found, taken, alike = dict[str, str](), set[str](), Counter[str]()
-    for title in titles:
-        name = plain = name_and_unit(title)[0]
-        while name in taken:
-            alike[plain] += 1
-            name = f"{plain}_{alike[plain] + 1}"
-        taken |= {name, f"{name}_in_table"}
-        found[title] = name
-    return found
-
-
-def _meaning(title: str, item: str | None) -> tuple[str, float] | None:
-    """Which quantity of CARAML's a column says, as a word, and what its unit is in CARAML's; ``item``: what it counts, if it is a rate."""
-    name, unit = name_and_unit(title)
-    if item or is_tflops(name, unit):
-        return (f"{item}/s", 1.0) if item else ("achieved_flops_per_device FLOP/s", 1e12)
-    if (what := counted(title)) or name in _TEXTS:
-        return what or name, 1.0
-    if name not in DEFINED:
-        return (f"{name} J", UNITS["J"][unit or ""]) if is_energy(name, unit) else None
-    own, factor = own_unit(DEFINED[name].unit, unit, None)
-    return (title, 1.0) if factor is None else (f"{name} {own}", factor)
+def _meaning(column: TableColumn) -> tuple[str, float] | None:
+    """Which quantity of CARAML's a column says, as a word, and what its unit is in CARAML's; ``None`` for one of its own."""
+    name, unit = name_and_unit(column.title)
+    match column.kind:
+        case "rate":
+            return f"{column.name}/s", 1.0
+        case "flops":
+            return "achieved_flops_per_device FLOP/s", 1e12
+        case "energy":
+            return f"{name} J", UNITS["J"][unit or ""]
+        case "count" | "text" | "file":
+            return column.name, 1.0
+        case "result" if name in DEFINED:
+            own, factor = own_unit(DEFINED[name].unit, unit, None)
+            return (column.title, 1.0) if factor is None else (f"{name} {own}", factor)
+    return None
 
 
 def _see_sound(path: Path, table: list[dict[str, str]], meanings: dict[str, tuple[str, float]]) -> None:

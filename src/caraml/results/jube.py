@@ -10,7 +10,7 @@ import itertools
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,9 +19,9 @@ from pydantic import JsonValue, ValidationError
 from caraml.base.errors import InputError, in_a_line
 from caraml.metrics.model import Facts
 from caraml.results.archive import Done
-from caraml.results.cells import LONGEST, SEPARATED, name_and_unit, read_rows
-from caraml.results.columns import Columns, counted, read_columns, unclear
-from caraml.results.jube_row import DIGITS, Around, TableRow, read_row, take_energies
+from caraml.results.cells import LONGEST, SEPARATED, read_rows
+from caraml.results.columns import TableColumn, read_columns, unclear
+from caraml.results.jube_row import DIGITS, Around, TableRow, take_energies
 from caraml.results.listing import Listing
 from caraml.results.record import Record
 from caraml.results.store import Store, see_readable, write_record
@@ -62,18 +62,19 @@ def read_table(
     written = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
     table = read_rows(path)
     systems = {word.casefold(): one for one in list_systems() for word in (one.name, *one.aliases)}
-    columns = read_columns(path, table, dict.fromkeys(results, True) | dict.fromkeys(parameters, False))
-    around = Around(columns, systems, path.parent)
-    rows = [read_row(cells, around) for cells in table]
+    asked = dict.fromkeys(results, True) | dict.fromkeys(parameters, False)
+    columns = read_columns(path, table, asked)
+    around = Around(columns, asked, systems, path.parent)
+    rows = [TableRow(cells, around) for cells in table]
     take_energies(rows)
     there = _known(store, name, rows)
     rounds = [record for listing in store.rounds(name) for key, _ in listing.points[:1] for record in store.newest(key, 1)]
-    _see_asked_alike(name, there, columns, table[0].keys(), rounds)
+    _see_asked_alike(name, there, asked, table[0].keys(), rounds)
     points = _points(path, name, rows, there)
     found = {index: (record.key, record.point.label) for index, record in there.items()}
     found |= {index: (point.key, point.label) for index, point in points.items()}
     listed = [found[index] for index in range(len(rows))]
-    done.records, done.known, done.columns = len(points), len(there), _taken(list(table[0]), rows)
+    done.records, done.known, done.columns = len(points), len(there), _taken(columns, rows)
     if not add:
         return done
     listing = Listing(name=name, title=f"imported from {path.name}", asked_at=written, system=UNKNOWN, launcher="import", points=listed)
@@ -85,7 +86,7 @@ def read_table(
     return done
 
 
-def _taken(titles: list[str], rows: list[TableRow]) -> dict[str, list[str]]:
+def _taken(columns: list[TableColumn], rows: list[TableRow]) -> dict[str, list[str]]:
     """Titles by what their columns were taken for: results with their name, unit and the cells that are no number, what was left out with
     the reason."""
     found: dict[str, list[str]] = {kind: [] for kind in ("results", "settings", "parameters", "bookkeeping", "left out")}
@@ -100,7 +101,7 @@ def _taken(titles: list[str], rows: list[TableRow]) -> dict[str, list[str]]:
         for name, title in row.sources.items()
         if row.metrics[name].value is not None
     }
-    for title in titles:
+    for title, kind in ((one.title, one.kind) for one in columns):
         blank = not any(title in row.cells for row in rows)
         if title in measured:
             lost = unread.get(title, [])
@@ -109,7 +110,7 @@ def _taken(titles: list[str], rows: list[TableRow]) -> dict[str, list[str]]:
             found["parameters"].append(f"{title} (if it was measured: --result)" if unclear(title) else title)
         elif any(title in row.bookkeeping for row in rows):
             found["bookkeeping"].append(title)
-        elif not blank and (counted(title) or name_and_unit(title)[0] in ("system", "precision")):
+        elif not blank and kind in ("count", "text"):
             found["settings"].append(title)
         else:
             why = "blank" if blank else unread[title][0] if title in unread else "another column says it"
@@ -117,16 +118,18 @@ def _taken(titles: list[str], rows: list[TableRow]) -> dict[str, list[str]]:
     return {kind: told or ["none"] for kind, told in found.items() if told or kind == "results"}
 
 
-def _see_asked_alike(suite: str, there: dict[int, Record], columns: Columns, titles: Collection[str], rounds: Sequence[Record]) -> None:
+def _see_asked_alike(
+    suite: str, there: dict[int, Record], asked: Mapping[str, bool], titles: Collection[str], rounds: Sequence[Record]
+) -> None:
     """Raise ``InputError`` for rows that are there with other columns among their results: as new ones they would be measured twice. And
     where what was said of a column, in a row of each of the suite's ``rounds``, is not said again: what is a parameter was averaged."""
     for record, known in itertools.chain(((one, True) for one in there.values()), ((one, False) for one in rounds)):
         before = record.environment.get("asked", {})
         said = before.items() if isinstance(before, dict) else ()
-        unsaid = any(title in titles and columns.asked.get(title) != result for title, result in said)
-        if unsaid or (known and before != columns.asked):
-            asked = " ".join(f"--{'result' if result else 'parameter'} {shlex.quote(title)}" for title, result in said)
-            hint = f"caraml import TABLE {asked}".rstrip() + ", or --suite with another name"
+        unsaid = any(title in titles and asked.get(title) != result for title, result in said)
+        if unsaid or (known and before != asked):
+            words = " ".join(f"--{'result' if result else 'parameter'} {shlex.quote(title)}" for title, result in said)
+            hint = f"caraml import TABLE {words}".rstrip() + ", or --suite with another name"
             raise InputError(f"suite {suite!r} has rows imported with other columns as results or parameters", hint)
 
 
@@ -188,7 +191,7 @@ def _record(point: Point, row: TableRow, attempt: int, written: str, source: str
     measured = any(metric.value is not None for metric in row.metrics.values())
     separated = any(map(SEPARATED.fullmatch, row.cells.values()))
     unread = f" ({', '.join(row.unread[:_SHOWN])}{f'; {DIGITS[4:]}' if separated else ''})" if row.unread else ""
-    asked: dict[str, JsonValue] = {"asked": dict(row.asked)} if row.asked else {}
+    asked: dict[str, JsonValue] = {"asked": dict(row.around.asked)} if row.around.asked else {}
     facts = Facts(item=row.item or "item", items_per_sample=1, parameters=None, flops_per_item=None, flops_formula=_NOT_THERE)
     return Record(
         key=point.key,

@@ -21,7 +21,7 @@ from caraml.base.format import JOULES_PER_WATT_HOUR
 from caraml.metrics.definitions import METRICS as DEFINED
 from caraml.metrics.model import Metric
 from caraml.results.cells import LONGEST, SEPARATED, UNITS, name_and_unit, number, numbers, read_rows
-from caraml.results.columns import BELOW_ZERO, SIGNED, Columns, counted, counts_of, is_energy, is_tflops, own_unit
+from caraml.results.columns import BELOW_ZERO, MEASURED, SIGNED, TableColumn, counts_of, own_unit
 from caraml.suite.jube_script import PRECISIONS
 from caraml.suite.model import Stated
 from caraml.system.model import System
@@ -36,7 +36,9 @@ _OF_JPWR = "of the whole program, as jpwr measures it; not of the rate's window"
 class Around:
     """What the rows of a table have in common."""
 
-    columns: Columns
+    columns: list[TableColumn]
+    asked: Mapping[str, bool]
+    """Titles of which the user said whether they are results."""
     systems: dict[str, System]
     """By each of their names, in lower case."""
     folder: Path
@@ -45,118 +47,56 @@ class Around:
     """By the name of a file of energies, that of each node [Wh], or why it is not known."""
 
 
-@dataclass(frozen=True)
 class TableRow:
-    """One row, sorted by what it means."""
+    """One row, sorted by what it means; :func:`take_energies` of all rows follows."""
 
-    cells: dict[str, str]
-    """As the table has them, without those that are blank."""
-    params: dict[str, JsonValue]
-    metrics: dict[str, Metric]
-    item: str | None
-    counts: dict[str, int]
-    """``global_batch``, ``nodes`` and ``devices`` (of all nodes), where the table says them."""
-    system: System | str | None
-    precision: Stated | None
-    bookkeeping: dict[str, JsonValue]
-    """What tells runs of the same work apart, and what follows from the devices."""
-    unread: list[str]
-    """Cells where a number was expected."""
-    sources: dict[str, str]
-    """By a metric's name, the title of the column that it is from."""
-    asked: Mapping[str, JsonValue]
-    """Titles of which the user said whether they are results."""
-    energies: dict[str, Metric]
-    """Of the run [J] by the titles of their columns: that of a file first, then jpwr's, then a counter's."""
-
-    @property
-    def energy(self) -> float | None:
-        """What its file of energies says [J]; ``None`` without one."""
-        return next((metric.value for title, metric in self.energies.items() if name_and_unit(title)[0] == "energyfile"), None)
-
-    @property
-    def digest(self) -> str:
-        """Hash of what the row says: by it its record is found again, whatever CARAML makes of it."""
-        return hashlib.sha256(f"[{json.dumps(sorted(self.cells.items()))}, null]".encode()).hexdigest()[:16]
-
-
-def read_row(cells: dict[str, str], around: Around) -> TableRow:
-    """Sort the cells of a row; :func:`take_energies` of all rows follows."""
-    params, bookkeeping = dict[str, JsonValue](), dict[str, JsonValue]()
-    system: System | str | None = None
-    precision: Stated | None = None
-    counts = counts_of(cells)
-    found = _Found(cells, around, counts)
-    for title, text in cells.items():
-        name = name_and_unit(title)[0]
-        if found.take(title, text) or not text or counted(title) in counts:
-            pass
-        elif name == "system":
-            system = around.systems.get(text.casefold(), text)
-        elif name == "precision" and (stated := PRECISIONS.get(text, PRECISIONS.get(text.lower()))) is not None:
-            precision = stated
-        else:
-            (bookkeeping if title in around.columns.bookkeeping else params)[title] = text
-    said = {title: text for title, text in cells.items() if text}
-    unread, asked = _unread(said, around.columns), around.columns.asked
-    return TableRow(
-        said, params, found.metrics, found.item, counts, system, precision, bookkeeping, unread, found.sources, asked, found.energies
-    )
-
-
-def _unread(said: dict[str, str], columns: Columns) -> list[str]:
-    """Why a row has no number, cell by cell."""
-    expected = columns.results.keys() | columns.rates.keys()
-    if expected:
-        return [f"{title} is {text!r}" for title, text in said.items() if title in expected and number(text) is None]
-    numbered = (title for title, text in said.items() if not counted(title) and number(text) is not None)
-    return [f"{title} is a parameter by its name" for title in numbered]
-
-
-def _rate(cells: dict[str, str], rates: dict[str, str]) -> tuple[str, str | None]:
-    """The title of the row's own rate, and what it counts: a table may have a column for each thing that is counted. Without a number it is
-    what all columns count, or not known."""
-    known = [title for title in rates if (number(cells[title]) or 0) > 0]
-    told = [title for title in rates if cells[title]]
-    alike = (titles for titles in (told, [*rates]) if len({rates[title] for title in titles}) == 1)
-    own = next(iter(known or next(alike, [])), "")
-    return own, rates.get(own)
-
-
-class _Found:
-    """The metrics of a row, and the titles of their columns."""
-
-    def __init__(self, cells: dict[str, str], around: Around, counts: dict[str, int]) -> None:
+    def __init__(self, cells: dict[str, str], around: Around) -> None:
+        self.cells = {title: text for title, text in cells.items() if text}
+        """As the table has them, without those that are blank."""
+        self.params, self.bookkeeping = dict[str, JsonValue](), dict[str, JsonValue]()
         self.metrics = dict[str, Metric]()
         self.sources = dict[str, str]()
-        self._around, self._counts = around, counts
-        self._energies: dict[str, Metric] = {}
-        rates = around.columns.rates
+        """By a metric's name, the title of the column that it is from."""
+        self.counts = counts_of(cells)
+        """``global_batch``, ``nodes`` and ``devices`` (of all nodes), where the table says them."""
+        self.system: System | str | None = None
+        self.precision: Stated | None = None
+        self.around = around
+        rates = {one.title: one.name for one in around.columns if one.kind == "rate"}
         self._rate, self.item = _rate(cells, rates)
         if rates and not self._rate:
             reason = f"the row has a number in none of {', '.join(rates)}"[:LONGEST]
             self.metrics["throughput"] = Metric(value=None, unit="item/s", reason=reason)
+        energies = dict[str, Metric]()
+        for column in around.columns:
+            self._take(column, cells[column.title], energies)
+        self.energies = dict(sorted(energies.items(), key=lambda one: _ENERGIES.index(name_and_unit(one[0])[0])))
+        """Of the run [J] by the titles of their columns: that of a file first, then jpwr's, then a counter's."""
 
-    def take(self, title: str, text: str) -> bool:
-        """Whether a cell is in a column of results; then it is taken."""
-        (name, unit), columns = name_and_unit(title), self._around.columns
-        if columns.asked.get(title) is False:
-            return False
-        if title == self._rate:
-            self._put("throughput", title, _positive(text, f"{self.item}/s"))
-        elif is_tflops(name, unit):
-            self._put("achieved_flops_per_device", title, _positive(text, "FLOP/s", 1e12))
-        elif name == "energyfile" and text:
-            self._energies[title] = _energy_file(Path(text).name, self._around, self._counts.get("nodes"))
-        elif is_energy(name, unit):
-            self._energies[title] = _energy(text, self._counts.get("devices"), UNITS["J"][unit or ""])
-        elif title in columns.results:
-            self._add(title, text, columns.results[title])
-        elif title not in columns.rates:
-            return False
-        elif text and columns.rates[title] != self.item:  # columns of one item say the same
-            self._add(title, text, name)
-        return True
+    def _take(self, column: TableColumn, text: str, energies: dict[str, Metric]) -> None:
+        title, (name, unit) = column.title, name_and_unit(column.title)
+        match column.kind:
+            case "rate" if title == self._rate:
+                self._put("throughput", title, _positive(text, f"{self.item}/s"))
+            case "rate":
+                if text and column.name != self.item:  # columns of one item say the same
+                    self._add(title, text, name)
+            case "flops":
+                self._put("achieved_flops_per_device", title, _positive(text, "FLOP/s", 1e12))
+            case "file" if text:
+                energies[title] = _energy_file(Path(text).name, self.around, self.counts.get("nodes"))
+            case "energy":
+                energies[title] = _energy(text, self.counts.get("devices"), UNITS["J"][unit or ""])
+            case "result":
+                self._add(title, text, column.name)
+            case "count" if column.name in self.counts:
+                pass
+            case "text" if text and name == "system":
+                self.system = self.around.systems.get(text.casefold(), text)
+            case "text" if name == "precision" and (stated := PRECISIONS.get(text, PRECISIONS.get(text.lower()))) is not None:
+                self.precision = stated
+            case kind if text:
+                (self.bookkeeping if kind == "bookkeeping" else self.params)[title] = text
 
     def _put(self, name: str, title: str, metric: Metric) -> None:
         """One that is there with a number stays: columns of one quantity do not differ."""
@@ -179,9 +119,33 @@ class _Found:
         self._put(name, title, Metric(value=value, unit=unit or NO_UNIT, reason=reason if value is not None else _blank(text)))
 
     @property
-    def energies(self) -> dict[str, Metric]:
-        """By the titles of their columns, the one to be believed first."""
-        return dict(sorted(self._energies.items(), key=lambda one: _ENERGIES.index(name_and_unit(one[0])[0])))
+    def energy(self) -> float | None:
+        """What its file of energies says [J]; ``None`` without one."""
+        return next((metric.value for title, metric in self.energies.items() if name_and_unit(title)[0] == "energyfile"), None)
+
+    @property
+    def digest(self) -> str:
+        """Hash of what the row says: by it its record is found again, whatever CARAML makes of it."""
+        return hashlib.sha256(f"[{json.dumps(sorted(self.cells.items()))}, null]".encode()).hexdigest()[:16]
+
+    @property
+    def unread(self) -> list[str]:
+        """Why it has no number, cell by cell."""
+        kinds = {one.title: one.kind for one in self.around.columns}
+        if any(kind in MEASURED for kind in kinds.values()):
+            return [f"{title} is {text!r}" for title, text in self.cells.items() if kinds[title] in MEASURED and number(text) is None]
+        numbered = (title for title, text in self.cells.items() if kinds[title] != "count" and number(text) is not None)
+        return [f"{title} is a parameter by its name" for title in numbered]
+
+
+def _rate(cells: dict[str, str], rates: dict[str, str]) -> tuple[str, str | None]:
+    """The title of the row's own rate, and what it counts: a table may have a column for each thing that is counted. Without a number it is
+    what all columns count, or not known."""
+    known = [title for title in rates if (number(cells[title]) or 0) > 0]
+    told = [title for title in rates if cells[title]]
+    alike = (titles for titles in (told, [*rates]) if len({rates[title] for title in titles}) == 1)
+    own = next(iter(known or next(alike, [])), "")
+    return own, rates.get(own)
 
 
 def take_energies(rows: list[TableRow]) -> None:
