@@ -149,6 +149,8 @@ LINES = {
     "results": 3_200,
     "results": 3_178,
     "suite": 2_702,
+    "results": 3_164,
+    "suite": 2_691,
     "system": 3_961,
     "verify": 1_061,
     "system": 3_961,

@@ -141,7 +141,7 @@ class FoundAttempt:
 def find(store: Store, name: str, me: Runner, launcher: str = "local") -> FoundAttempt:
     """Look at a point. An attempt without a record whose runner is dead is taken over: adopted if its job started, void if not."""
     folder = store.points / name
-    numbers = sorted(attempts(folder) or (), reverse=True)
+    numbers = attempts(folder)
     for number in numbers:
         attempt = folder / str(number)
         if (attempt / RECORD).exists():

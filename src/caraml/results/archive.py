@@ -34,7 +34,7 @@ from caraml.base.packed import zip_of
 from caraml.results.claim import CLAIM, HANDLE
 from caraml.results.listing import Listing, read_listing
 from caraml.results.record import Record
-from caraml.results.rows import write_parquet
+from caraml.results.rows import recorded, write_parquet
 from caraml.results.selector import Selection, select
 from caraml.results.store import POINT, RECORD, Store, attempts, read_record
 
@@ -131,8 +131,8 @@ def _files(found: Selection, keys: Collection[str]) -> Iterator[str]:
     chosen = None if _whole(found) else {(point.key, point.attempt) for point in found.points}
     for key, name in sorted(store.names().items(), key=lambda item: item[1]):
         folder = store.points / name
-        for number in sorted(attempts(folder) or ()) if key in keys else ():
-            if not (folder / str(number) / RECORD).exists() or (chosen is not None and (key, number) not in chosen):
+        for number in sorted(recorded(folder)) if key in keys else ():
+            if chosen is not None and (key, number) not in chosen:
                 continue
             for path in sorted((folder / str(number)).iterdir()):
                 member = f"points/{name}/{number}/{path.name}"
@@ -293,7 +293,7 @@ def _place(unpacked: Path, folder: Path, places: Mapping[Path, Path]) -> Path | 
     """Where an attempt that was unpacked and checked goes in a point's folder; ``None`` if its record is there already,
     or among those whose ``places`` were found before."""
     record = read_record(unpacked / RECORD)
-    there = {number: folder / str(number) for number in attempts(folder) or ()}
+    there = {number: folder / str(number) for number in attempts(folder)}
     numbers = there | {int(target.name): source for target, source in places.items() if target.parent == folder}
     others = (read_record(path / RECORD) for path in numbers.values() if (path / RECORD).exists())
     if any(other.model_copy(update={"attempt": record.attempt}) == record for other in others):

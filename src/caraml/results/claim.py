@@ -142,7 +142,7 @@ def alive(runner: Runner, root: Path) -> bool:
     if runner.place == _place():
         return start_time(runner.pid) == runner.start
     try:
-        return _age(root / RUNNERS / runner.file, root) < SILENCE_SECONDS
+        return _now(root / RUNNERS) - (root / RUNNERS / runner.file).stat().st_mtime < SILENCE_SECONDS
     except OSError:
         return False
 
@@ -154,19 +154,11 @@ def runs_here(runner: Runner, root: Path) -> bool:
         held = list(Path(f"/proc/{runner.pid}/fd").iterdir())
     except OSError:  # neither ours nor there
         return False
-    return (
-        any(_is(path, known) for path in held)
-        and known.st_uid == os.geteuid()
-        and known.st_nlink == 1
-        and start_time(runner.pid) == runner.start
-    )
-
-
-def _is(path: Path, known: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(path.stat(), known)
-    except OSError:  # closed meanwhile
-        return False
+    found = False
+    for path in held:
+        with suppress(OSError):  # closed meanwhile
+            found |= os.path.samestat(path.stat(), known)
+    return found and known.st_uid == os.geteuid() and known.st_nlink == 1 and start_time(runner.pid) == runner.start
 
 
 def recent(attempt: Path, root: Path) -> bool:
@@ -178,13 +170,8 @@ def recent(attempt: Path, root: Path) -> bool:
     return _now(root / RUNNERS) - max(times) < SILENCE_SECONDS
 
 
-def _age(path: Path, root: Path) -> float:
-    """Seconds since a file changed, by the clock of the file system where that can be asked: all hosts share it."""
-    return _now(root / RUNNERS) - path.stat().st_mtime
-
-
 def _now(folder: Path) -> float:
-    """The clock of the file system; in a folder of somebody else, where nothing is written, the clock of this host."""
+    """The clock of the file system, which all hosts share; in a folder of somebody else, where nothing is written, that of this host."""
     if not owned(folder):
         return time.time()
     probe = folder / f".{secrets.token_hex(8)}.now"

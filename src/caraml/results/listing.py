@@ -12,7 +12,7 @@ import json
 import shlex
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line
 from caraml.base.limits import LISTING, read_json
@@ -91,13 +91,9 @@ class Listing(BaseModel):
 
 
 def read_listing(path: Path) -> Listing:
-    """Read a listing, or the bare list of keys that CARAML wrote before it. Raises ``InputError`` for anything else."""
-    content = read_json(path, LISTING)
+    """Read a listing. Raises ``InputError`` for anything else."""
     try:
-        if content.lstrip()[:1] == b"[":
-            listing = Listing(name=suite_of(path.stem), points=[(key, "") for key in TypeAdapter(list[str]).validate_json(content)])
-        else:
-            listing = Listing.model_validate_json(content)
+        listing = Listing.model_validate_json(read_json(path, LISTING))
     except (ValidationError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a list of a suite's points: {in_a_line(error)}", _AGAIN) from error
     if not all(key.isalnum() for key, _ in listing.points):

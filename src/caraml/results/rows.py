@@ -18,7 +18,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,7 +230,7 @@ class Index:
 
     def _look(self, name: str) -> None:
         """Find the newest whole record of a point."""
-        numbers = sorted(attempts(self._points / name) or (), reverse=True)
+        numbers = attempts(self._points / name)
         known = self.entries.get(name)
         for attempt in numbers:
             stamp = self._stamp_if_there(name, attempt)
@@ -249,12 +249,17 @@ class Index:
             self._dirty = True
 
 
-def attempts(folder: Path) -> list[int] | None:
-    """Numbers of a point's attempts; ``None`` when there is no such folder."""
+def attempts(folder: Path) -> list[int]:
+    """Numbers of a point's attempts, the newest first; none when there is no such folder."""
     try:
-        return [int(entry.name) for entry in os.scandir(folder) if _ATTEMPT.fullmatch(entry.name)]
+        return sorted((int(entry.name) for entry in os.scandir(folder) if _ATTEMPT.fullmatch(entry.name)), reverse=True)
     except FileNotFoundError:
-        return None
+        return []
+
+
+def recorded(folder: Path) -> Iterator[int]:
+    """Numbers of a point's attempts that have a record, the newest first."""
+    return (number for number in attempts(folder) if (folder / str(number) / RECORD).exists())
 
 
 _ROWS = 500_000

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from caraml.base.errors import InputError
 from caraml.base.limits import LOG_END, tail
 from caraml.results.listing import Listing, command_of
-from caraml.results.rows import Scalar, row_of
+from caraml.results.rows import Scalar, recorded, row_of
 from caraml.results.status import TO_DO, UNHAPPY, standings
 from caraml.results.store import RECORD, Store, attempts, read_record
 
@@ -100,8 +100,8 @@ class Selection:
         keys = dict.fromkeys(key for suite in suites for listing in self.store.rounds(suite) for key, _ in listing.points)
         names = self.store.names()
         folders = [self.store.points / names[key] for key in keys or [point.key for point in self.points] if key in names]
-        paths = (folder / str(number) / RECORD for folder in folders for number in sorted(attempts(folder) or ()))
-        return [read_record(path) for path in paths if path.exists()]
+        paths = (folder / str(number) / RECORD for folder in folders for number in reversed(list(recorded(folder))))
+        return [read_record(path) for path in paths]
 
     def only(self) -> SelectedPoint:
         """The one point that is named. Raises ``InputError`` when there are several, with their keys."""
@@ -115,7 +115,7 @@ class Selection:
         """Path and last lines of every log of the only point's newest attempt."""
         point = self.only()
         folder = self.store.points / self.store.names().get(point.key, point.key)
-        number = point.attempt or max(attempts(folder) or (), default=0)
+        number = point.attempt or max(attempts(folder), default=0)
         if not number:
             raise InputError(f"{point.label} was not started yet", f"caraml status --out {self.store.root}")
         for log in (folder / str(number) / file for file in _LOGS):
@@ -126,8 +126,7 @@ class Selection:
 
 def newest(folder: Path, above: int, most: int | None) -> int:
     """Number of the newest attempt of a point's folder that has a record, above ``above`` and at most ``most``; 0 if there is none."""
-    numbers = (number for number in sorted(attempts(folder) or (), reverse=True) if number > above and (most is None or number <= most))
-    return next((number for number in numbers if (folder / str(number) / RECORD).exists()), 0)
+    return next((number for number in recorded(folder) if number > above and (most is None or number <= most)), 0)
 
 
 def select(name: str | None, root: Path) -> Selection:
@@ -310,7 +309,7 @@ def _named(points: dict[str, SelectedPoint], text: str) -> list[SelectedPoint]:
 def _attempt(store: Store, point: SelectedPoint, number: int, text: str) -> SelectedPoint:
     folder = store.points / store.names().get(point.key, point.key)
     if not (folder / str(number) / RECORD).exists():
-        known = ", ".join(str(one) for one in sorted(attempts(folder) or ()) if (folder / str(one) / RECORD).exists())
+        known = ", ".join(map(str, sorted(recorded(folder))))
         raise InputError(
             f"{text.rpartition('/')[0]!r} has no attempt {number}; it has {known or 'none'}", "caraml history shows all of them"
         )

@@ -145,7 +145,7 @@ def standings(store: Store, listing: Listing) -> list[Standing]:
 
 def _under_way(store: Store, key: str, label: str, name: str) -> Standing | None:
     """The attempt of a point that has no record yet, if its newest is one and has not been given up."""
-    number = max(attempts(store.points / name) or (), default=0)
+    number = max(attempts(store.points / name), default=0)
     folder = store.points / name / str(number)
     if not number or (folder / RECORD).exists():
         return None

@@ -29,7 +29,7 @@ from caraml.base.files import TRUSTED_FOLDERS, intruder, make_folder, new_folder
 from caraml.base.limits import LARGEST, NAME, counted, read_json, too_large
 from caraml.base.limits import RECORD as RECORD_BYTES
 from caraml.results.listing import Listing, read_listing, suite_of
-from caraml.results.rows import RECORD, Index, Scalar, attempts
+from caraml.results.rows import RECORD, Index, Scalar, attempts, recorded
 from caraml.system.variables import forget
 
 if TYPE_CHECKING:  # building these models takes longer than listing ten thousand records by the index, which does without
@@ -73,7 +73,7 @@ class Store:
         """Make and return the folder of a new attempt at ``point``."""
         name = point.folder_name
         while True:
-            number = max(attempts(self.points / name) or (), default=0) + 1
+            number = max(attempts(self.points / name), default=0) + 1
             folder = self.claim_attempt(point, name, number)
             if folder is not None:
                 return folder
@@ -126,7 +126,7 @@ class Store:
                 write_file(folder / f"{listing.stem}@{old.round}.json", old.to_json())
             number = 1 + max((one.round for one in self.rounds(listing.name)), default=0)
             names = self.names()
-            highest = {key: max(attempts(self.points / names[key]) or (), default=0) for key, _ in listing.points if key in names}
+            highest = {key: max(attempts(self.points / names[key]), default=0) for key, _ in listing.points if key in names}
             before = {key: number for key, number in highest.items() if number}
             again = anew and listing.launcher != "import"  # rows of a table that are known belong to this round, too
             listing = listing.model_copy(update={"round": number, "again": again, "before": before})
@@ -258,8 +258,7 @@ def latest_in(folder: Path) -> Record | None:
 
 def _records_in(folder: Path) -> Iterator[Path]:
     """The files of the whole records in a point's folder, the newest first."""
-    paths = (folder / str(number) / RECORD for number in sorted(attempts(folder) or (), reverse=True))
-    return (path for path in paths if path.exists())
+    return (folder / str(number) / RECORD for number in recorded(folder))
 
 
 def _readable_in(folder: Path) -> Iterator[Record]:

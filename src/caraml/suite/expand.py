@@ -18,7 +18,7 @@ from caraml.suite.expression import NAMES, Condition, condition_names
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import Compile, Knobs, Machine, Measure, Mode, Placement, Point
 from caraml.suite.needs import not_kept, waited_for
-from caraml.suite.placement import uncompiled, why_skipped
+from caraml.suite.placement import why_skipped
 from caraml.suite.sweep import NOT_IN_LABELS, axes_of, combinations, flat, lists_as_values, variant_of
 
 ParamsOf = Callable[[str], type[BaseModel]]
@@ -318,7 +318,7 @@ class _Expansion:
     def _compiled(self, mode: Mode, params: BaseModel) -> Compile:
         """What `compile` is where nobody says: on wherever torch compiles for the device, and the work can be compiled."""
         ours = self._machine.compiles and self.benchmark.workload != "command" and mode != "data"
-        return "default" if ours and uncompiled(params) is None else "off"
+        return "default" if ours and getattr(params, "uncompiled", None) is None else "off"
 
 
 def _told_apart(planned: list[PlannedPoint], asked: dict[str, Any]) -> list[PlannedPoint]:

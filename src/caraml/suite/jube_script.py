@@ -4,7 +4,6 @@ CARAML's two benchmarks are in suites."""
 from __future__ import annotations
 
 import ast
-import itertools
 import math
 import re
 from collections import Counter
@@ -221,11 +220,6 @@ def computed(text: str) -> str:
         raise InputError(f"{short(text)}: {error}") from error
 
 
-def words(text: str) -> list[str]:
-    """The tags that an expression names."""
-    return re.findall(r"[\w.-]+", text)
-
-
 def _holds(where: str, text: str, tags: Collection[str]) -> bool:
     """Whether a tag expression is true: ``+`` is and, ``|`` or, ``!`` not; a blank one is. ``where`` it stands."""
     asked = re.sub(r"[\w.-]+", lambda found: str(found[0] in tags), text)
@@ -255,9 +249,9 @@ def check_tags(path: Path, root: Element, tags: frozenset[str]) -> None:
 
 def known_tags(root: Element) -> set[str]:
     """Every tag that a script asks for, requires or describes."""
-    found = (words(one.attributes.get("tag", "")) + (words(one.text) if one.kind == "check_tags" else []) for one in everything(root))
+    texts = (text for one in everything(root) for text in (one.attributes.get("tag", ""), one.text if one.kind == "check_tags" else ""))
     described = (one.name for place in root.all("tags") for one in place.all("tag") if one.name)
-    return {*itertools.chain.from_iterable(found), *described}
+    return {*(tag for text in texts for tag in re.findall(r"[\w.-]+", text)), *described}
 
 
 def lineage(path: Path, whole: Element, step: Element) -> list[Element]:

@@ -203,11 +203,6 @@ def _too_large(point: Point, machine: Machine) -> str | None:
     return None
 
 
-def uncompiled(params: BaseModel) -> str | None:
-    """Why the work of these parameters cannot be compiled, as they say themselves; ``None`` if it can."""
-    return getattr(params, "uncompiled", None)
-
-
 def _contradiction(point: Point, params: BaseModel) -> str | None:
     """Why no machine of this class of device can run a point, or ``None``."""
     unfit = getattr(params, "unfit", None)  # of a workload that has more to say than a placement must know
@@ -215,7 +210,7 @@ def _contradiction(point: Point, params: BaseModel) -> str | None:
         return str(reason)
     if getattr(params, "own_step", False) and point.accumulation > 1 and point.mode in ("train", "compute"):
         return f"{point.workload} makes its own step over the whole batch: expected micro_batch = {point.global_batch // point.world}"
-    if point.compile != "off" and (reason := uncompiled(params)) is not None:
+    if point.compile != "off" and (reason := getattr(params, "uncompiled", None)) is not None:
         return f'{reason}: expected compile = "off", found {point.compile!r}'
     no_graphs = 'compile = "default" or "max-autotune-no-cudagraphs"'
     if point.cuda_graphs and point.placement.split:
