@@ -396,13 +396,11 @@ def test_precision_fp8_is_that_of_suites(language: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "batch"),
     [
-        ("2**6", 64),
-        ("2**2**3", 256),
+        ("2*(16+16)", 64),
+        ("2**6", r"Python that is more than arithmetic is not computed: 2\*\*6"),
         ("','.join([str(2**i) for i in range(5,9)])", "Python that is more than arithmetic is not computed: ','.join"),
         ("len('ab')", "Python that is more than arithmetic is not computed: len"),
-        ("2**65 % 100", r"found 2 \*\* 65, expected at most 1000000 \*\* 64"),
-        ("10**64**2", r"'.*' cannot be evaluated: ValueError found"),
-        ("10**50*" * 90 + "1", "limit"),
+        ("99999999*" * 600 + "1", "limit"),
         ("2 +", "cannot be read"),
     ],
 )

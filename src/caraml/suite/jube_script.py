@@ -3,11 +3,10 @@ CARAML's two benchmarks are in suites."""
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -24,7 +23,6 @@ _INNER |= {"selection", "tags", "check_tags"}
 """Keys of JUBE's YAML that are elements; all others are attributes."""
 DEPTH = 40
 GIVE_TAGS = "give the tags of `jube run --tag`, or write the number into the script"
-_LARGEST_BASE, _LARGEST_EXPONENT = 1_000_000, 64
 
 _COMMON = {
     "nodes": "nodes",
@@ -194,29 +192,15 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-class _Computed(Formula):
-    """A Python parameter, which may have powers, of bounded size."""
-
-    allowed = (*Formula.allowed, ast.Pow)
-
-    def _evaluate(self, node: ast.AST, values: Mapping[str, Any]) -> Any:
-        if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)):
-            return super()._evaluate(node, values)
-        base, exponent = self._evaluate(node.left, values), self._evaluate(node.right, values)
-        if abs(base) > _LARGEST_BASE or abs(exponent) > _LARGEST_EXPONENT:
-            raise ValueError(f"found {short(f'{base} ** {exponent}')}, expected at most {_LARGEST_BASE} ** {_LARGEST_EXPONENT}")
-        return base**exponent
-
-
 def computed(text: str) -> str:
     """What a Python parameter is worth. Raises ``InputError`` where that is more than arithmetic, tables and conditions."""
     try:
-        return str(_Computed(text).value())
+        return str(Formula(text).value())
     except InputError as error:
         if error.__cause__ is None:  # not of the language; else it could not be evaluated
             raise InputError(f"Python that is more than arithmetic is not computed: {short(text)}") from error
         raise InputError(str(error.args[0]).removeprefix("condition ")) from error
-    except ValueError as error:
+    except ValueError as error:  # a number of thousands of digits
         raise InputError(f"{short(text)}: {error}") from error
 
 
