@@ -148,8 +148,8 @@ class Formula(Condition):
         """What it is worth. Raises ``InputError`` for an unknown name or function, and for an impossible operation."""
         try:
             return self._evaluate(self._tree, values)
-        except (TypeError, ValueError, LookupError, ArithmeticError, MemoryError) as error:
-            raise InputError(f"{self.text!r} cannot be evaluated: {type(error).__name__} {error}") from error
+        except (TypeError, ValueError, LookupError, ArithmeticError, MemoryError, RecursionError) as error:
+            raise InputError(f"{self.text[:60]!r} cannot be evaluated: {type(error).__name__} {error}") from error
 
     def _evaluate(self, node: ast.AST, values: Mapping[str, Any]) -> Any:
         match node:
