@@ -150,7 +150,7 @@ LINES = {
     "results": 3_178,
     "suite": 2_702,
     "results": 3_164,
-    "suite": 2_675,
+    "suite": 2_653,
     "system": 3_961,
     "verify": 1_061,
     "system": 3_961,

@@ -16,7 +16,7 @@ from caraml.base.errors import InputError, nearest
 from caraml.base.toml import TomlDocument
 from caraml.suite.expand import Plan
 from caraml.suite.expression import Condition, condition_names
-from caraml.suite.load import Benchmark, Suite, SuiteFile, without_values
+from caraml.suite.load import Benchmark, Suite, SuiteFile
 from caraml.suite.model import OF_EPOCHS, Machine, Measure
 from caraml.suite.sweep import DEFAULTS, NOT_IN_LABELS
 
@@ -34,7 +34,6 @@ def with_settings(
     """
     if not settings:
         return file
-    settings, values = _without_values(file, settings)
     data = copy.deepcopy(file.document.data)
     models = [params_of(benchmark.workload) for benchmark in file.suite.benchmark]
     changed: list[set[str]] = [set(before) for before in file.changed] or [set() for _ in models]
@@ -65,9 +64,8 @@ def with_settings(
     files = {location: name + told for location, name in file.document.others.items()}
     document = replace(file.document, name=file.document.name + told, data=data, others=files, settings=by_hand, written=written)
     unfit = _kept_out(document, chosen)
-    touched_by, settings, values = tuple(map(frozenset, changed)), [*file.settings, *settings], {**values, **file.values}
-    file = replace(file, suite=document.validate(Suite), document=document, unfit=unfit)
-    return replace(file, changed=touched_by, settings=tuple(settings), values=values)
+    touched_by, settings = tuple(map(frozenset, changed)), (*file.settings, *settings)
+    return replace(file, suite=document.validate(Suite), document=document, unfit=unfit, changed=touched_by, settings=settings)
 
 
 def _kept_out(document: TomlDocument, chosen: Collection[str] | None) -> dict[int, list[str]]:
@@ -84,39 +82,19 @@ def _kept_out(document: TomlDocument, chosen: Collection[str] | None) -> dict[in
     return faults
 
 
-def _without_values(file: SuiteFile, settings: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The settings with references in place of values of ``env``, and those values."""
-    shown: list[str] = []
-    values: dict[str, str] = {}
-    for setting in settings:
-        key, value = _parsed(setting)
-        if key != "params.env":
-            shown.append(setting)
-            continue
-        data, more = without_values(file.document, {"benchmark": [{"params": {"env": value}}]})
-        shown.append(f"{key}={_inline(data['benchmark'][0]['params']['env'])}")
-        values |= more
-    return shown, values
-
-
-def _inline(value: Any) -> str:
-    """Tables and lists of text as TOML in one line."""
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(name)} = {_inline(one)}" for name, one in value.items()) + " }"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_inline, value))}]"
-    return json.dumps(value)
-
-
 def _parsed(setting: str) -> tuple[str, Any]:
     key, equals, text = setting.partition("=")
     key = key.strip()
     if not equals or not key:
         raise InputError(f"--set {setting}: expected key=value", "for example: --set global_batch=8 --set params.preset=4M")
     try:
-        return key, tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return key, text
+    if key == "params.env" and isinstance(value, dict | list):  # the setting itself is not shown
+        found = "--set params.env: variables may hold secrets, and every user of a machine sees its command lines"
+        raise InputError(found, 'write them into the suite: env = { NAME = "$NAME" } takes one that is exported')
+    return key, value
 
 
 def _known(models: Sequence[type[BaseModel]], tables: Sequence[dict[str, Any]]) -> list[str]:

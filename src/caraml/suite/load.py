@@ -243,7 +243,7 @@ def suite_of(document: TomlDocument, included: Sequence[str] = ()) -> SuiteFile:
     """
     if "include" in document.data:
         document.refuse([document.fault(("include",), document.data["include"], "no `include` in a suite that was kept: it is whole")])
-    data, values = without_values(document, document.data)
+    data, values = _without_values(document)
     if values or included:
         import tomli_w  # only suites with hidden values, and those of several files, are written anew
 
@@ -350,13 +350,13 @@ def _plain(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100
 
 
-def without_values(document: TomlDocument, data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def _without_values(document: TomlDocument) -> tuple[dict[str, Any], dict[str, str]]:
     """A suite's content with references in place of the values of ``env``, and the values by their references.
 
     Raises:
         InputError: a value with a brace that is none of a parameter.
     """
-    data, values = copy.deepcopy(data), {}
+    data, values = copy.deepcopy(document.data), {}
     parameters = {
         *Point.model_fields,
         "world",
