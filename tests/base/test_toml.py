@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from caraml.base.errors import ExitCode, InputError
-from caraml.base.toml import key_name, load_toml, parse_toml, shown
+from caraml.base.toml import key_name, parse_toml, read_toml, shown
 from caraml.base.toml_lines import key_lines
 
 
@@ -65,7 +65,7 @@ def faults(text: str, tmp_path: Path) -> str:
     file = tmp_path / "suite.toml"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(InputError) as caught:
-        load_toml(file, Suite)
+        read_toml(file).validate(Suite)
     assert caught.value.exit_code == ExitCode.WRONG_INPUT
     return str(caught.value).replace(f"{tmp_path}/", "")
 
@@ -75,7 +75,7 @@ def test_a_good_file_becomes_the_model(tmp_path: Path) -> None:
     file.write_text(
         'name = "ü"\ncolour = "blue"\nday = 2025-01-02\n[[benchmark]]\nworkload = "gpt"\nbatch = [1, 2]\ntarget = 1\n', encoding="utf-8"
     )
-    suite = load_toml(file, Suite)
+    suite = read_toml(file).validate(Suite)
     assert (suite.name, suite.colour, suite.day) == ("ü", Colour.BLUE, datetime.date(2025, 1, 2))
     assert suite.benchmark == [Benchmark(workload="gpt", batch=(1, 2), target=1.0)]
 
@@ -169,11 +169,11 @@ def test_syntax_errors_have_line_and_column(text: str, start: str, tmp_path: Pat
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "suite.toml").write_bytes(b'name = "\xff"\n')
     with pytest.raises(InputError, match="not UTF-8 at offset 8"):
-        load_toml(tmp_path / "suite.toml", Suite)
+        read_toml(tmp_path / "suite.toml").validate(Suite)
     with pytest.raises(InputError, match=r"(?s)siute.toml: no such file.*did you mean '.*suite.toml'"):
-        load_toml(tmp_path / "siute.toml", Suite)
+        read_toml(tmp_path / "siute.toml").validate(Suite)
     with pytest.raises(InputError, match="cannot be read"):
-        load_toml(tmp_path, Suite)
+        read_toml(tmp_path).validate(Suite)
 
 
 def test_lines_of_everything_toml_can_write() -> None:

@@ -44,7 +44,7 @@ def test_text(out: Path, tmp_path: Path, kind: str, begins: str) -> None:
 @pytest.mark.slow
 def test_a_report_is_headed_by_the_suite_s_own_title(out: Path, tmp_path: Path) -> None:
     store = Store(out)
-    store.remember(store.listing("quick").model_copy(update={"name": "named", "title": "Two models in a hurry"}))
+    store.remember(store.current("quick")[0].model_copy(update={"name": "named", "title": "Two models in a hurry"}))
     for kind, heading in (("html", "<h1>Two models in a hurry</h1>"), ("md", "# Two models in a hurry\n")):
         caraml("report", "named", "--out", out, "--format", kind, "--to", tmp_path / kind)
         assert heading in (tmp_path / kind).read_text(encoding="utf-8")

@@ -65,7 +65,7 @@ def test_a_setting_makes_a_variant_beside_the_suite(lab: Lab) -> None:
     assert lab.rates("quick") == [4, 5, 3] and [record.value("throughput") for record in lab.store.records("quick")] == [4, 5, 3]
     assert lab.rates("quick+global_batch=16") == lab.rates("quick+global") == [3]
     assert [(one.campaign, one.round) for one in lab.store.current("quick")] == [("quick", 3), ("quick+global_batch=16", 2)]
-    assert lab.store.suites() == ["quick"] and lab.store.listing("quick").settings == []
+    assert lab.store.suites() == ["quick"] and lab.store.current("quick")[0].settings == []
 
 
 def test_rounds_by_number_date_and_tag(lab: Lab) -> None:
@@ -77,7 +77,7 @@ def test_rounds_by_number_date_and_tag(lab: Lab) -> None:
 
 def test_what_goes_on_is_the_same_round(lab: Lab) -> None:
     lab.run(lab.point(4), lab.point(8), asked_at="2026-11-23T10:00:00+01:00", tags=["more"], comment="later")
-    newest = lab.store.listing("quick")
+    newest = lab.store.current("quick")[0]
     assert (newest.round, newest.asked_at[:10], newest.tags, newest.comment) == (3, "2026-11-22", ["nightly", "more"], "later")
     lab.run(lab.point(4), lab.point(8), lab.point(32))  # the suite was edited: a round, with the results that there are
     assert lab.rates("quick@4") == [4, 5, 6] and lab.rates("quick@3") == [4, 5] and lab.rates("quick") == [4, 5, 6, 3]
@@ -98,7 +98,7 @@ def test_failed_points_that_are_tried_again_belong_to_their_round(tmp_path: Path
     lab = Lab(tmp_path, make_point)
     for _ in range(2):
         lab.run(lab.point(4), lab.point(8), failing=1)
-    assert lab.store.listing("quick").round == 1 and lab.rates("quick@1") == [1, None]
+    assert lab.store.current("quick")[0].round == 1 and lab.rates("quick@1") == [1, None]
     assert [one.attempt for one in select("quick@1", tmp_path).points] == [1, 2]
 
 

@@ -18,7 +18,7 @@ from caraml.analysis.table import read_power, read_ranks, read_steps
 from caraml.base import limits
 from caraml.base.errors import InputError
 from caraml.base.limits import read_bytes, read_text, tail
-from caraml.base.toml import load_toml, read_toml
+from caraml.base.toml import read_toml
 from caraml.cli import main
 from caraml.power.model import ChannelEnergy
 from caraml.results.listing import read_listing
@@ -128,12 +128,12 @@ TOML_BOMBS = {
 def test_toml_that_asks_for_much(name: str, tmp_path: Path) -> None:
     text, pattern = TOML_BOMBS[name]
     (tmp_path / "suite.toml").write_text(text)
-    taken(lambda: load_toml(tmp_path / "suite.toml", Suite)).refused("suite.toml", pattern)
+    taken(lambda: read_toml(tmp_path / "suite.toml").validate(Suite)).refused("suite.toml", pattern)
 
 
 def test_faults_without_end_are_counted(tmp_path: Path) -> None:
     (tmp_path / "suite.toml").write_text(SUITE + "nodes = [" + "0," * 90_000 + "]\n")
-    found = taken(lambda: load_toml(tmp_path / "suite.toml", Suite))
+    found = taken(lambda: read_toml(tmp_path / "suite.toml").validate(Suite))
     found.within_limits()
     assert found.refusal is not None and found.refusal.startswith("50 faults or more") and found.refusal.count("\n") == 51
 

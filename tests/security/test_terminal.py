@@ -59,7 +59,7 @@ def commands_in(text: str) -> list[str]:
 )
 def test_no_verb_lets_a_record_command_the_terminal(words: list[str], root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "")
-    key = Store(root).listing("evil").points[0][0]
+    key = Store(root).current("evil")[0].points[0][0]
     done = CliRunner().invoke(app, [*(word.format(key=key) for word in words), "--out", str(root)])
     said = done.output + str(done.exception or "")
     assert "\N{REPLACEMENT CHARACTER}" in said or words[0] in ("history", "cancel") or "--json" in words, said

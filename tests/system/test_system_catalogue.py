@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from caraml.base.errors import InputError
-from caraml.base.toml import load_toml
+from caraml.base.toml import read_toml
 from caraml.reference import load
 from caraml.report.tables import system_rows
 from caraml.system import peaks
@@ -96,7 +96,7 @@ def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
     one = '[[device]]\nmodel = "NVIDIA X1"\nsource = "s"\nmemory_bandwidth_bytes_per_s = 1e9\nflops_per_s = { fp32 = 1e12 }\n'
     (tmp_path / "p.toml").write_text(one + one.replace("NVIDIA X1", "x1"))
     with pytest.raises(InputError, match="twice: x1"):
-        load_toml(tmp_path / "p.toml", peaks._Peaks)
+        read_toml(tmp_path / "p.toml").validate(peaks._Peaks)
 
 
 def test_systems_by_name_alias_and_path() -> None:

@@ -1,7 +1,7 @@
 """TOML files checked against a pydantic model, with every fault at once and the line it is on.
 
-``load_toml`` is what most callers need. ``read_toml`` gives the document and its line numbers to callers that check more than one
-model can say: they collect ``document.fault(...)`` and ``document.faults(...)`` and end with ``document.refuse(faults)``.
+``read_toml(path).validate(model)`` is what most callers need. Those that check more than one model can say collect ``document.fault(...)``
+and ``document.faults(...)`` and end with ``document.refuse(faults)``.
 
 TOML already has types, so values are checked strictly: ``"4"`` is no integer and ``1`` is no boolean. An array may fill a tuple or a
 set, a string a path or an enum.
@@ -169,15 +169,6 @@ def checked(name: str, values: dict[str, Any], model: type[Model]) -> Model:
         return TomlDocument(name=name, data=values, lines={(): 0}).validate(model)
     except (TypeError, ValueError) as error:  # what no file can have: an object, a loop
         raise InputError(f"{name}: expected text, numbers, lists and tables only: {error}") from error
-
-
-def load_toml(path: Path | str, model: type[Model]) -> Model:
-    """The TOML file ``path`` as an instance of ``model``.
-
-    Raises:
-        InputError: the file is missing, unreadable, no TOML (with line and column), or breaks the model (every fault at once).
-    """
-    return read_toml(path).validate(model)
 
 
 def read_toml(path: Path | str) -> TomlDocument:

@@ -155,15 +155,9 @@ class Store:
         """Names of the suites that were run into this folder."""
         return sorted(set(map(suite_of, self._listed())))
 
-    def listing(self, suite: str) -> Listing:
-        """The newest campaign of a suite as it is written, or of a variant if it was run with ``--set`` only.
-
-        Raises ``InputError`` for one that was not run into this folder.
-        """
-        return self.current(suite)[0]
-
     def current(self, suite: str) -> list[Listing]:
-        """The newest campaign of a suite as it is written, then of each variant. Raises as :meth:`listing`."""
+        """The newest campaign of a suite as it is written, then of each variant. Raises ``InputError`` for
+        one that was not run into this folder."""
         stems = [stem for stem in self._listed() if suite_of(stem) == suite and "@" not in stem]
         if not stems:
             raise InputError(f"no results of suite {suite!r} below {self.root}", f"caraml run {suite}")

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from caraml.base.errors import nearest
-from caraml.base.toml import FrozenModel, load_toml
+from caraml.base.toml import FrozenModel, read_toml
 from caraml.system.model import DType, Figure, System
 
 CATALOG = Path(__file__).parent / "catalog"
@@ -63,7 +63,7 @@ def entry(model: str) -> PeakEntry | str:
 
 def entries() -> tuple[PeakEntry, ...]:
     """Every device with a data sheet."""
-    return load_toml(CATALOG / "peaks.toml", _Peaks).device
+    return read_toml(CATALOG / "peaks.toml").validate(_Peaks).device
 
 
 def figures(found: PeakEntry) -> dict[DType, Figure]:
