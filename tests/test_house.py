@@ -151,13 +151,15 @@ LINES = {
     "suite": 2_702,
     "results": 3_164,
     "results": 3_158,
-    "suite": 2_653,
+    "suite": 2_649,
     "system": 3_961,
     "verify": 1_061,
     "system": 3_961,
     "verify": 1_032,
     "worker": 2_109,
     "workloads": 8_946,
+    "worker": 2_141,
+    "workloads": 8_945,
 }
 FILES = 234
 FILES = 239

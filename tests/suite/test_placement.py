@@ -87,7 +87,7 @@ def test_devices_that_divide_sequences_work_for_one_copy_and_share_its_parameter
             "cp = 2\ntp = 4\nsp = true\nparams = { sequence_length = 1020, heads = 12 }",
             "tp = 4 does not divide the sequence length (510 of each device)",
         ),
-        ('cp = 2\nparams = { backend = "megatron" }', "cp needs params.backend = 'torch'"),
+        ('cp = 2\nparams = { backend = "megatron" }', "sp and cp need params.backend = 'torch'"),
         ('cp = 2\nattention = "cudnn"', "takes whole sequences only"),
         ('cp = 2\nmode = "inference"', "whole copies only"),
     ],

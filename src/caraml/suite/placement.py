@@ -32,10 +32,8 @@ class ModelShape:
     vocabulary: int
     sequence_length: int
     tied_head: bool
-    shards: bool = True
-    """Whether parameters can be shared by the copies, as `fsdp` and `distributed_optimizer` do."""
-    divides_sequence: bool = True
-    """Whether `sp` and `cp` can be had."""
+    ours: bool = True
+    """Whether it is CARAML's own: only that can share parameters and divide sequences."""
 
 
 def layers_of_stage(layers: int, stage: int, stages: int) -> range:
@@ -66,8 +64,8 @@ def impossible(point: Point, shape: ModelShape | None) -> str | None:
         return f"workload {point.workload!r} is trained in whole copies only"
     if point.mode == "inference":
         return "mode inference runs whole copies only"
-    if (placement.fsdp > 1 or placement.distributed_optimizer) and not shape.shards:
-        return "fsdp and distributed_optimizer need params.backend = 'torch'"
+    if not shape.ours and (placement.fsdp > 1 or placement.distributed_optimizer or placement.sp or placement.cp > 1):
+        return "fsdp, distributed_optimizer, sp and cp need params.backend = 'torch'"
     return (
         _division_reason(point) or _tensor_reason(placement, shape) or _sequence_reason(placement, shape) or _pipeline_reason(point, shape)
     )
@@ -104,8 +102,6 @@ def _tensor_reason(placement: Placement, shape: ModelShape) -> str | None:
 
 def _sequence_reason(placement: Placement, shape: ModelShape) -> str | None:
     tp, cp, length = placement.tp, placement.cp, shape.sequence_length
-    if (placement.sp or cp > 1) and not shape.divides_sequence:
-        return f"{'cp' if cp > 1 else 'sp'} needs params.backend = 'torch'"
     if cp > 1 and length % (2 * cp):  # a piece from its beginning and one from its end for each device
         return f"2 x cp = {2 * cp} does not divide the sequence length ({length})"
     if placement.sp and length // cp % tp:

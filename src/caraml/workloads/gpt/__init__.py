@@ -178,8 +178,7 @@ class Params(FrozenModel):
     def model_shape(self) -> ModelShape:
         """What a placement must know of the model."""
         padded = -(-self.vocab_size // 64) * 64
-        ours = self.backend == "torch"
-        return ModelShape(self.layers, self.heads, padded, self.sequence_length, self.tied_head, shards=ours, divides_sequence=ours)
+        return ModelShape(self.layers, self.heads, padded, self.sequence_length, self.tied_head, self.backend == "torch")
 
     def rate(self, step: int) -> float:
         """Factor of the learning rate at a step from 0: linear warm-up, then a cosine down to a tenth (Brown et al. 2020, appendix B)."""
