@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -42,6 +43,11 @@ def test_exit_codes_come_back(tmp_path: Path) -> None:
     launcher = LocalLauncher()
     assert wait(launcher, *launcher.submit([job(tmp_path, "exit 7")])) == 7
     assert wait(launcher, *launcher.submit([job(tmp_path, "kill -9 $$")])) == -9
+
+
+def test_a_script_has_the_signals_of_a_shell_and_not_those_that_python_ignores(tmp_path: Path) -> None:
+    launcher = LocalLauncher(brief=True)
+    assert wait(launcher, *launcher.submit([job(tmp_path, "kill -PIPE $$")])) == -signal.SIGPIPE
 
 
 def test_cancelling_ends_the_whole_group(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from caraml.base.errors import InputError
 from caraml.base.toml import parse_toml
 from caraml.campaign import Campaign, Options, program, run_campaign
 from caraml.campaign.attempt import PointTask, RunningPoint, record_of_program
-from caraml.campaign.program import Sensors, Shells, ran
+from caraml.campaign.program import Sensors, ran
 from caraml.engine.instruments import CpuTime
 from caraml.launch.launchers import LocalLauncher
 from caraml.metrics.definitions import definition_of
@@ -328,7 +328,7 @@ def test_energy_that_nobody_read_to_the_end_is_null_with_the_reason(tmp_path: Pa
     """A runner was killed, and another one finds that the program has ended."""
     point = make_point(workload="command", params={"argv": ["true"]})
     work = PointTask(0, PlannedPoint(point), point.key, f"command-{point.key}", point.label, Params(argv=["true"]))
-    running = RunningPoint(work, tmp_path / "1", "local:1:", 60.0, Shells())
+    running = RunningPoint(work, tmp_path / "1", "local:1:", 60.0, LocalLauncher())
     record = record_of_program(running, {}, Ran(0, "x", 0.5, at=1.0), None, None)
     energy = record.metrics["energy"]
     assert record.status == "ok" and energy.value is None and "ended before the program did" in (energy.reason or "")
@@ -405,7 +405,7 @@ def test_others_at_work_are_told_also_without_a_worker(tmp_path: Path, make_poin
         everyone = seconds * (os.cpu_count() or 1)
         end = CpuTime(everyone, ours * everyone)
         monkeypatch.setattr("caraml.campaign.attempt.cpu_time_of_children", lambda end=end: end)
-        running = RunningPoint(work, tmp_path / "1", "local:1:", 60.0, Shells(), begun=CpuTime(0.0, 0.0))
+        running = RunningPoint(work, tmp_path / "1", "local:1:", 60.0, LocalLauncher(), begun=CpuTime(0.0, 0.0))
         assert record_of_program(running, {}, Ran(0, "x", seconds, at=1.0), None, None).flags == flags
 
 

@@ -362,7 +362,7 @@ def record_of_program(running: RunningPoint, names: Mapping[str, Any], how: Ran,
         running: the attempt at it.
         names: what its templates may name.
         how: what its script says.
-        resident: the largest resident set of its processes, as the kernel has it [B].
+        resident: the largest resident set of its processes, in the kernel's unit.
         sensor: why no energy was measured, where it was asked for.
     """
     params, point = running.work.light, running.work.point
@@ -383,8 +383,8 @@ def record_of_program(running: RunningPoint, names: Mapping[str, Any], how: Ran,
 def _peak_memory(resident: int | None) -> Metric:
     """The kernel counts in what the process that started a program had at that time."""
     ours = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS
-    if resident is not None and resident > ours:
-        return Metric(value=resident, unit="B")
+    if resident is not None and resident * MAXRSS > ours:
+        return Metric(value=resident * MAXRSS, unit="B")
     hidden = f"at most the {human(ours, 'B')} of what started it, which hide it"
     return Metric(value=None, unit="B", reason=hidden if resident is not None else "another process than this one started it")
 

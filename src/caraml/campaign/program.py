@@ -10,10 +10,9 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from caraml.engine.instruments import Instruments
-from caraml.launch.base import Job, JobState
 from caraml.launch.script import link_to
 from caraml.power.node import node_key
 from caraml.results.claim import GATE, STARTED
@@ -29,13 +27,10 @@ from caraml.results.finish import LOG
 from caraml.results.status import ProgressLine
 from caraml.suite.model import Point
 from caraml.system.variables import PROGRAM, is_reference, loading
-from caraml.worker.command import MAXRSS
 from caraml.worker.command_record import Ran, measured_by, names_of, window_of
 from caraml.worker.nodes import put_together
 from caraml.workloads.command import Params, filled
 
-_PATIENCE = 5.0
-"""Seconds between asking a program to end and ending it."""
 _STEPPED = 0.05
 """Seconds by which the clock and the uptime may differ over a run: the uptime is told in hundredths."""
 
@@ -147,47 +142,3 @@ def ran(folder: str) -> Ran | None:
     if seconds < 0:  # of a script that an earlier version wrote, without the uptime
         return Ran(int(code), started_at, None, doubt="the clock was stepped while the program ran", at=begin)
     return Ran(int(code), started_at, seconds, at=begin)
-
-
-class Shells:
-    """Starts light scripts as a launcher does, with less ado: no Python object and no look into /proc for each."""
-
-    slots = 1
-
-    def __init__(self) -> None:
-        self._bash = shutil.which("bash") or "/bin/bash"
-        self._environment = dict(os.environb)  # of bytes, as the kernel wants them: encoding them anew takes longer than the call
-        self._pids: dict[str, int] = {}
-        self.resident: dict[str, int] = {}
-        """Largest resident set of the processes of scripts that ended [B], by handle; whoever reads it takes it out."""
-
-    def submit(self, jobs: Sequence[Job]) -> list[str]:
-        """Start the scripts. A handle names the process only; the script's announcement has the rest, for whoever comes after us."""
-        handles = []
-        for job in jobs:
-            pid = os.posix_spawn(self._bash, ["bash", str(job.script)], self._environment, setsid=True)
-            handles.append(f"local:{pid}:")
-            self._pids[handles[-1]] = pid
-        return handles
-
-    def poll(self, handles: Sequence[str]) -> dict[str, JobState]:
-        """Running, or ended with its exit code."""
-        return {handle: self._state(handle) for handle in handles}
-
-    def _state(self, handle: str) -> JobState:
-        pid, status, used = os.wait4(self._pids[handle], os.WNOHANG)
-        if not pid:
-            return JobState("running")
-        del self._pids[handle]
-        self.resident[handle] = used.ru_maxrss * MAXRSS
-        return JobState("ended", os.waitstatus_to_exitcode(status))
-
-    def cancel(self, handles: Sequence[str]) -> None:
-        """Ask each to end, with all that it started, then end it."""
-        for handle in handles:
-            for number, patience in ((signal.SIGTERM, _PATIENCE), (signal.SIGKILL, _PATIENCE)):
-                deadline = time.monotonic() + patience
-                if handle in self._pids:
-                    os.killpg(self._pids[handle], number)
-                while handle in self._pids and self._state(handle).state == "running" and time.monotonic() < deadline:
-                    time.sleep(0.02)

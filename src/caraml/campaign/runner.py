@@ -32,10 +32,10 @@ from caraml.campaign.attempt import (
 )
 from caraml.campaign.campaign import Campaign
 from caraml.campaign.machine import Pace, wait_for
-from caraml.campaign.program import Sensors, Shells, ran
+from caraml.campaign.program import Sensors, ran
 from caraml.engine.instruments import why_no_sensor
 from caraml.launch.base import JobState, Launcher
-from caraml.launch.launchers import PrintLauncher, launcher_of, refuse_unasked, set_up, setup_script
+from caraml.launch.launchers import LocalLauncher, PrintLauncher, launcher_of, refuse_unasked, set_up, setup_script
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.claim import BUILT_IN, Heartbeat, kind_of, withdraw
 from caraml.results.record import STOPPED, Record
@@ -64,7 +64,7 @@ class CampaignRun:
         self.of, self.store, self.launcher, self.options = of, of.store, of.launcher, of.options
         self.watcher, self.device, self.say = of.watcher, of.device, of.say
         self._total, self._waiting = total, work
-        self._shells = Shells()
+        self._shells = LocalLauncher(brief=True)
         self._others: dict[str, Launcher] = {}
         """Launchers of jobs that an earlier campaign started in another way."""
         self._running: dict[str, RunningPoint] = {}

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -147,6 +148,7 @@ class PrintLauncher:
 
 _PATIENCE = 5.0
 """Seconds between asking a job to end and ending it."""
+_LOOK_SECONDS = 0.02
 
 
 class LocalLauncher:
@@ -155,16 +157,25 @@ class LocalLauncher:
 
     slots = 1
 
-    def __init__(self) -> None:
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+    def __init__(self, *, brief: bool = False) -> None:
+        """``brief``: handles are ``local:PID:``, without a look into /proc for each of ten thousand short jobs; what their scripts announce
+        has the rest, for whoever comes after us."""
+        self._brief, self._bash = brief, shutil.which("bash") or "/bin/bash"
+        self._codes: dict[str, int | None] = {}
+        """Exit codes of the jobs that were started here; ``None``: it runs."""
+        self.resident: dict[str, int] = {}
+        """Largest resident sets of the processes of those that ended, as the kernel counts; whoever reads one takes it out."""
 
     def submit(self, jobs: Sequence[Job]) -> list[str]:
         """Start the scripts; their output goes where they say."""
+        around, nothing = dict(os.environb), [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
         handles = []
         for job in jobs:
-            child = subprocess.Popen(["bash", str(job.script)], start_new_session=True, stdin=subprocess.DEVNULL)  # noqa: S603, S607 -- the point's script: running it is what was asked for; the bash that its user has
-            handles.append(f"local:{child.pid}:{start_time(child.pid)}:{job.folder.resolve()}")
-            self._children[handles[-1]] = child
+            # Python ignores these signals, and what it starts would.
+            argv, ours = ["bash", str(job.script)], [signal.SIGPIPE, signal.SIGXFSZ]
+            pid = os.posix_spawn(self._bash, argv, around, file_actions=nothing, setsid=True, setsigdef=ours)
+            handles.append(f"local:{pid}:" if self._brief else f"local:{pid}:{start_time(pid)}:{job.folder.resolve()}")
+            self._codes[handles[-1]] = None
         return handles
 
     def poll(self, handles: Sequence[str]) -> dict[str, JobState]:
@@ -172,26 +183,39 @@ class LocalLauncher:
         return {handle: self._state(handle) for handle in handles}
 
     def _state(self, handle: str) -> JobState:
-        child = self._children.get(handle)
-        if child is None:
+        if handle not in self._codes:
             return JobState("running") if _alive(handle) else JobState("lost", reason="its process is gone")
-        code = child.poll()
-        return JobState("running") if code is None else JobState("ended", code)
+        if self._codes[handle] is None:
+            try:
+                pid, status, used = os.wait4(_pid(handle), os.WNOHANG)
+            except ChildProcessError:  # what started us ignores SIGCHLD, so that the kernel keeps no exit codes: the record has the result
+                pid, status, used = _pid(handle), 0, None
+            if not pid:
+                return JobState("running")
+            self._codes[handle] = os.waitstatus_to_exitcode(status)
+            if used is not None:
+                self.resident[handle] = used.ru_maxrss
+        return JobState("ended", self._codes[handle])
 
     def cancel(self, handles: Sequence[str]) -> None:
         """Ask the whole group of each to end, then end it; an interrupt while waiting ends it at once."""
         for handle in handles:
-            child = self._children.get(handle)
-            if child is None and not _alive(handle):
+            if handle not in self._codes and not _alive(handle):
                 continue
             try:
-                if _signal_group(_pid(handle), signal.SIGTERM):
-                    _wait_for_group(handle, child, _PATIENCE)
+                self._end(handle, signal.SIGTERM)
             finally:
-                if _signal_group(_pid(handle), signal.SIGKILL):
-                    _wait_for_group(handle, child, _PATIENCE)
-            if child is not None:
-                child.wait()
+                self._end(handle, signal.SIGKILL)
+            while handle in self._codes and self._state(handle).state == "running":
+                time.sleep(_LOOK_SECONDS)
+
+    def _end(self, handle: str, number: int) -> None:
+        """Send a signal to all processes of a job, and wait for their end, but not for long."""
+        deadline = time.monotonic() + _PATIENCE
+        while _signal_group(_pid(handle), number) and time.monotonic() < deadline:
+            number = 0
+            self._state(handle)  # reaps the leader, which would otherwise keep the group alive as a zombie
+            time.sleep(_LOOK_SECONDS)
 
 
 def _pid(handle: str) -> int:
@@ -226,16 +250,6 @@ def _signal_group(group: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _wait_for_group(handle: str, child: subprocess.Popen[bytes] | None, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if child is not None:
-            child.poll()  # reaps the leader, which would otherwise keep the group alive as a zombie
-        if not _signal_group(_pid(handle), 0):
-            return
-        time.sleep(0.05)
 
 
 def beforehand(site: Site, launcher: str) -> list[str]:
