@@ -39,7 +39,7 @@ def wrapped(runtime: ContainerRuntime, **values: object) -> list[str]:
 
 def test_apptainer_s_command_line() -> None:
     assert wrapped("apptainer", gpus="cuda") == [
-        *("apptainer", "exec", "--nv", "--bind=/data:/in:ro", "--bind=/out"),
+        *("apptainer", "exec", "--nv", "--bind=/data:/in:ro", "--bind=/out:/out"),
         *("--pwd=/out", "--extra", "image.sif", "python3", "-m", "x"),
     ]
     assert wrapped("singularity", gpus="rocm")[:3] == ["singularity", "exec", "--rocm"]
@@ -53,14 +53,14 @@ def test_podman_s_command_line() -> None:
 
 
 def test_without_a_runtime_nothing_is_wrapped() -> None:
-    assert wrap(["a", "b"], "none", None) == ["a", "b"]
+    assert wrap(["a", "b"], "none", None, workdir="/out") == ["a", "b"]
 
 
 def test_what_a_runtime_cannot_do_is_refused() -> None:
     with pytest.raises(InputError, match="read-only"):
         wrapped("charliecloud")
     with pytest.raises(InputError, match="image"):
-        wrap(["a"], "apptainer", None)
+        wrap(["a"], "apptainer", None, workdir="/out")
     with pytest.raises(InputError, match="apptainer"):
         runtime_called("aptainer")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,18 +25,31 @@ PROGRAMS: dict[ContainerRuntime, str] = {
 }
 """The program of each runtime."""
 
-_PODMAN_PASSES = ("SLURM_*", "SLURMD_*", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-
 
 @dataclass(frozen=True)
-class _Inside:
-    """What a runtime is told, the same for all of them."""
+class _Words:
+    """How a runtime is told what to do: words that come first, then GPUs, folders to show and the folder to be in."""
 
-    image: str
-    binds: Sequence[str]
-    workdir: str | None
-    gpus: Gpus | None
-    extra: Sequence[str]
+    first: str
+    bind: str
+    workdir: str
+    gpus: Mapping[Gpus, str]
+    last: tuple[str, ...] = ()
+
+
+_APPTAINER = _Words("exec", "--bind=", "--pwd=", {"cuda": "--nv", "rocm": "--rocm"})
+_WORDS: dict[ContainerRuntime, _Words] = {
+    "apptainer": _APPTAINER,
+    "singularity": _APPTAINER,
+    "podman": _Words(
+        "run --rm --network=host --ipc=host --security-opt=label=disable --entrypoint= --env=SLURM_* --env=SLURMD_* "
+        "--env=CUDA_VISIBLE_DEVICES --env=ROCR_VISIBLE_DEVICES --env=HIP_VISIBLE_DEVICES",
+        "--volume=",
+        "--workdir=",
+        {"cuda": "--device=nvidia.com/gpu=all", "rocm": "--device=/dev/kfd --device=/dev/dri --group-add=keep-groups"},
+    ),
+    "charliecloud": _Words("--env-no-expand", "--bind=", "--cd=", {}, ("--",)),  # libraries of GPUs are in the image already (ch-fromhost)
+}
 
 
 def wrap(
@@ -45,7 +58,7 @@ def wrap(
     image: str | None,
     *,
     binds: Sequence[str] = (),
-    workdir: str | None = None,
+    workdir: str,
     gpus: Gpus | None = None,
     extra: Sequence[str] = (),
 ) -> list[str]:
@@ -61,67 +74,24 @@ def wrap(
         return list(argv)
     if image is None:
         raise _no_image(runtime)
-    return [*_PREFIX[runtime](_Inside(image, binds, workdir, gpus, extra), PROGRAMS[runtime]), *argv]
+    shown = [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
+    if runtime == "bubblewrap":
+        return [*_bubblewrap(image, shown), "--chdir", workdir, *extra, *argv]
+    writable = [bind for bind in shown if runtime == "charliecloud" and bind.endswith(":ro")]
+    if writable:
+        raise InputError(f"container.binds: found {writable[0]!r}, but charliecloud cannot bind read-only", "leave out :ro")
+    words = _WORDS[runtime]
+    start = [PROGRAMS[runtime], *words.first.split(), *(words.gpus.get(gpus, "").split() if gpus else [])]
+    return [*start, *(f"{words.bind}{bind}" for bind in shown), f"{words.workdir}{workdir}", *extra, image, *words.last, *argv]
 
 
-def _apptainer(inside: _Inside, program: str) -> list[str]:
-    gpus = {"cuda": ["--nv"], "rocm": ["--rocm"], None: []}[inside.gpus]
-    return [
-        *(program, "exec", *gpus),
-        *(f"--bind={bind}" for bind in inside.binds),
-        *([f"--pwd={inside.workdir}"] if inside.workdir else []),
-        *(*inside.extra, inside.image),
-    ]
-
-
-def _podman(inside: _Inside, program: str) -> list[str]:
-    gpus = {
-        "cuda": ["--device=nvidia.com/gpu=all"],
-        "rocm": ["--device=/dev/kfd", "--device=/dev/dri", "--group-add=keep-groups"],
-        None: [],
-    }[inside.gpus]
-    return [
-        *(program, "run", "--rm", "--network=host", "--ipc=host", "--security-opt=label=disable", "--entrypoint=", *gpus),
-        *(f"--volume={_both_ends(bind)}" for bind in inside.binds),
-        *(f"--env={name}" for name in _PODMAN_PASSES),
-        *([f"--workdir={inside.workdir}"] if inside.workdir else []),
-        *(*inside.extra, inside.image),
-    ]
-
-
-def _charliecloud(inside: _Inside, program: str) -> list[str]:
-    """GPU libraries have to be in the image already (``ch-fromhost``)."""
-    for bind in inside.binds:
-        if bind.endswith(":ro"):
-            raise InputError(f"container.binds: found {bind!r}, but charliecloud cannot bind read-only", "leave out :ro")
-    return [
-        *(program, "--env-no-expand"),
-        *(f"--bind={_both_ends(bind)}" for bind in inside.binds),
-        *([f"--cd={inside.workdir}"] if inside.workdir else []),
-        *(*inside.extra, inside.image, "--"),
-    ]
-
-
-def _bubblewrap(inside: _Inside, program: str) -> list[str]:
-    argv = [program, "--ro-bind", inside.image, "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", "--ro-bind-try", "/sys", "/sys"]
+def _bubblewrap(image: str, binds: Sequence[str]) -> list[str]:
+    argv = ["bwrap", "--ro-bind", image, "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", "--ro-bind-try", "/sys", "/sys"]
     argv += ["--bind", "/tmp", "/tmp", "--ro-bind-try", "/etc/hosts", "/etc/hosts", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]  # noqa: S108 -- shows the host's folder inside the container
-    for bind in inside.binds:
-        host, place, *mode = _both_ends(bind).split(":")
+    for bind in binds:
+        host, place, *mode = bind.split(":")
         argv += ["--ro-bind" if mode == ["ro"] else "--bind", host, place]
-    return [*argv, *(["--chdir", inside.workdir] if inside.workdir else []), *inside.extra]
-
-
-_PREFIX: dict[ContainerRuntime, Callable[[_Inside, str], list[str]]] = {
-    "apptainer": _apptainer,
-    "singularity": _apptainer,
-    "podman": _podman,
-    "charliecloud": _charliecloud,
-    "bubblewrap": _bubblewrap,
-}
-
-
-def _both_ends(bind: str) -> str:
-    return bind if ":" in bind else f"{bind}:{bind}"
+    return argv
 
 
 def image_of(container: Container) -> str | None:
