@@ -134,7 +134,7 @@ LINES = {
     "cli": 1_649,
     "data": 819,
     "engine": 4_367,
-    "launch": 1_745,
+    "launch": 1_726,
     "metrics": 1_741,
     "power": 4_772,
     "metrics": 1_526,

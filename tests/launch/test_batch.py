@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.launch import batch, queue
 from caraml.launch.base import Job
-from caraml.launch.batch import START_UP_SECONDS, Request, SlurmOptions
+from caraml.launch.batch import START_UP_SECONDS, SlurmOptions
 from caraml.launch.launchers import PrintLauncher, faults, set_up
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.finish import finish
@@ -103,8 +103,8 @@ def test_every_machine_of_the_catalogue_gives_a_sound_script(tmp_path: Path, mak
         assert "\n#SBATCH --nodes=2\n" in text and "srun --nodes=2" in text, system.name
 
 
-def request(timeout: float = 1800, gpu: bool = True, devices: int = 4) -> Request:
-    return Request("name", Path("/out"), 1, devices, 64, timeout, gpu)
+def asked(make_point: MakePoint, scheduler: Scheduler, device_class: str = "gpu") -> list[str]:
+    return batch.resources(make_point(devices=4, global_batch=16, device_class=device_class), Path("/out/attempt"), 64, scheduler)
 
 
 @pytest.mark.parametrize(
@@ -118,31 +118,31 @@ def request(timeout: float = 1800, gpu: bool = True, devices: int = 4) -> Reques
         ({"requeue": False}, "--no-requeue", "--requeue"),
     ],
 )
-def test_options(scheduler: dict[str, Any], expected: str, absent: str) -> None:
-    lines = batch.resources(request(), Scheduler(**scheduler))
+def test_options(scheduler: dict[str, Any], expected: str, absent: str, make_point: MakePoint) -> None:
+    lines = asked(make_point, Scheduler(**scheduler))
     assert expected in lines and not any(line.startswith(absent) for line in lines)
 
 
-def test_a_cpu_job_that_shares_its_node_asks_for_its_cpus() -> None:
-    assert "--cpus-per-task=64" in batch.resources(request(gpu=False), Scheduler(exclusive=False))
+def test_a_cpu_job_that_shares_its_node_asks_for_its_cpus(make_point: MakePoint) -> None:
+    assert "--cpus-per-task=64" in asked(make_point, Scheduler(exclusive=False), "cpu")
 
 
-@given(st.sampled_from(["partition", "account", "qos", "constraint", "reservation", "gres"]), st.text(min_size=1))
-def test_no_value_leaves_its_line(name: str, value: str) -> None:
+@given(name=st.sampled_from(["partition", "account", "qos", "constraint", "reservation", "gres"]), value=st.text(min_size=1))
+def test_no_value_leaves_its_line(make_point: MakePoint, name: str, value: str) -> None:
     """A line break would let the rest of a value become a command of the script."""
     try:
-        lines = batch.resources(request(), Scheduler(**{name: value}))  # type: ignore[arg-type]
+        lines = asked(make_point, Scheduler(**{name: value}))  # type: ignore[arg-type]
     except InputError:
         assert set(value) & set("\n\r\0")
         return
     assert not any(set(line) & set("\n\r\0") for line in lines)
 
 
-def test_extra_lines_are_options() -> None:
+def test_extra_lines_are_options(make_point: MakePoint) -> None:
     with pytest.raises(InputError, match="expected an option"):
-        batch.resources(request(), Scheduler(extra=("rm -rf x",)))
+        asked(make_point, Scheduler(extra=("rm -rf x",)))
     with pytest.raises(InputError, match="expected one line"):
-        batch.resources(request(), Scheduler(extra=("--comment=x\nrm",)))
+        asked(make_point, Scheduler(extra=("--comment=x\nrm",)))
 
 
 def test_the_time_limit_is_the_point_s_with_room_for_warning_and_start() -> None:

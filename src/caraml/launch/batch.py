@@ -11,6 +11,7 @@ from pathlib import Path
 from caraml.base.errors import InputError
 from caraml.base.format import count
 from caraml.launch.base import Job
+from caraml.suite.model import Point
 from caraml.system.model import Scheduler
 
 START_UP_SECONDS = 120
@@ -47,43 +48,35 @@ class SlurmOptions:
     """How long to try again when the controller does not answer."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """What one point's job needs: ``devices`` of each node, ``threads`` (the node's usable CPUs), and the point's own ``timeout`` [s]."""
-
-    name: str
-    folder: Path
-    nodes: int
-    devices: int
-    threads: int
-    timeout: float
-    gpu: bool
+def step_name(folder: Path) -> str:
+    """Name of the job, and of its step, that runs the point of an attempt's folder."""
+    return f"{folder.parent.name}-{folder.name}"
 
 
-def resources(request: Request, scheduler: Scheduler) -> list[str]:
-    """The options of one point's job, as ``sbatch`` takes them.
+def resources(point: Point, folder: Path, threads: int, scheduler: Scheduler) -> list[str]:
+    """The options of one point's job, as ``sbatch`` takes them; ``threads`` are a node's usable CPUs.
 
     Raises:
         InputError: the time is longer than the partition allows, or a value has a line break.
     """
     given = {
-        "job-name": request.name,
-        "output": str(request.folder / SLURM_LOG).replace("%", "%%"),
+        "job-name": step_name(folder),
+        "output": str(folder / SLURM_LOG).replace("%", "%%"),
         "open-mode": "append",
         "partition": scheduler.partition,
         "account": scheduler.account,
         "qos": scheduler.qos,
         "constraint": scheduler.constraint,
         "reservation": scheduler.reservation,
-        "nodes": str(request.nodes),
+        "nodes": str(point.nodes),
         "ntasks-per-node": "1",
-        "cpus-per-task": _cpus(scheduler, request),
-        "time": str(minutes(scheduler, request.timeout)),
+        "cpus-per-task": _cpus(scheduler, point, threads),
+        "time": str(minutes(scheduler, point.measure.timeout_seconds)),
         "signal": f"B:USR1@{scheduler.signal_seconds}",
     }
     lines = [f"--{key}={shlex.quote(_one_line(key, value))}" for key, value in given.items() if value is not None]
     lines += ["--exclusive"] if scheduler.exclusive else []
-    lines += gpus(scheduler, request.devices) if request.gpu else []
+    lines += gpus(scheduler, point.devices) if point.device_class == "gpu" else []
     lines += ["--requeue" if scheduler.requeue else "--no-requeue"]
     return [*lines, *(_extra(line) for line in scheduler.extra)]
 
@@ -115,11 +108,11 @@ def minutes(scheduler: Scheduler, timeout: float) -> int:
     return longest
 
 
-def _cpus(scheduler: Scheduler, request: Request) -> str | None:
+def _cpus(scheduler: Scheduler, point: Point, threads: int) -> str | None:
     """CPUs of a node's one task. An exclusive job has them all; a job with GPUs gets what the site gives by default."""
     if scheduler.cpus_per_device is not None:
-        return str(scheduler.cpus_per_device * request.devices)
-    return None if scheduler.exclusive or request.gpu else str(request.threads)
+        return str(scheduler.cpus_per_device * point.devices)
+    return None if scheduler.exclusive or point.device_class == "gpu" else str(threads)
 
 
 def _one_line(key: str, value: str) -> str:

@@ -274,11 +274,11 @@ def faults(site: Site, points: Iterable[Point], *, away: bool = False) -> list[s
             container.check(site.container)
     except InputError as error:
         found.append(str(error))
-    shapes = {(point.nodes, point.devices, point.measure.timeout_seconds, point.device_class == "gpu") for point in points}
-    for nodes, devices, timeout, gpu in sorted(shapes if site.scheduler else ()):
+    shapes = {(point.nodes, point.devices, point.measure.timeout_seconds, point.device_class): point for point in points}
+    for _, point in sorted(shapes.items()) if site.scheduler is not None else ():
         assert site.scheduler is not None
         try:
-            batch.resources(batch.Request("name", Path("folder"), nodes, devices, 1, timeout, gpu), site.scheduler)
+            batch.resources(point, Path("folder"), 1, site.scheduler)
         except InputError as error:
             found.append(str(error))
     return list(dict.fromkeys(found))
@@ -288,7 +288,10 @@ def setup_script(software: Software, folder: Path) -> Path | None:
     """Write the script of the site's setup lines into ``folder``, without running it; ``None`` where there are none."""
     if not software.setup:
         return None
-    text, unseen = _setup_script(software), of_caller(concealed(software.variables))
+    hidden = concealed(software.variables)
+    lines = ["#!/usr/bin/env bash", "# software.setup of the system, once before the first point."]
+    lines += [*modules(software), *exports(software.variables, hidden), *required(hidden)]
+    text, unseen = "\n".join([*lines, "set -e", *software.setup, ""]), of_caller(hidden)
     named = digest("setup", f"{text}{unseen}") if unseen else hashlib.sha256(text.encode()).hexdigest()
     make_folder(folder)
     script = folder / f"setup-{named[:12]}.sh"
@@ -324,9 +327,3 @@ def set_up(software: Software, folder: Path) -> None:
         if result.returncode:
             raise EnvironmentUnfitError(f"the setup of this machine failed (exit status {result.returncode}): bash {script}", f"read {log}")
         touch(done)
-
-
-def _setup_script(software: Software) -> str:
-    lines, unseen = ["#!/usr/bin/env bash", "# software.setup of the system, once before the first point."], concealed(software.variables)
-    lines += [*modules(software), *exports(software.variables, unseen), *required(unseen)]
-    return "\n".join([*lines, "set -e", *software.setup, ""])

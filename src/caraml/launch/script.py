@@ -11,7 +11,7 @@ from pathlib import Path
 
 from caraml.engine.start import MEET, PEER, SECRET
 from caraml.launch import batch, container
-from caraml.launch.batch import EXIT
+from caraml.launch.batch import EXIT, step_name
 from caraml.results.claim import GATE
 from caraml.results.finish import FAILURE, LOG
 from caraml.results.store import RECORD
@@ -110,11 +110,6 @@ def command_of(point: Point, folder: Path, python: str = sys.executable) -> list
     return [*module, "caraml.engine.start", *nodes, f"--devices={point.devices}", *worker]
 
 
-def step_name(folder: Path) -> str:
-    """Name of the job's step that runs the point of an attempt's folder."""
-    return f"{folder.parent.name}-{folder.name}"
-
-
 @dataclass(frozen=True)
 class Recipe:
     """What the script of a point is made of."""
@@ -170,9 +165,7 @@ exit "$code"
 def _slurm(made: Recipe) -> str:
     point, folder, site, scheduler = made.point, made.folder, made.site, made.site.scheduler
     assert scheduler is not None
-    timeout, gpu = point.measure.timeout_seconds, point.device_class == "gpu"
-    head = batch.resources(batch.Request(step_name(folder), folder, point.nodes, point.devices, made.threads, timeout, gpu), scheduler)
-    heading = "\n".join(batch.PREFIX + line for line in head)
+    heading = "\n".join(batch.PREFIX + line for line in batch.resources(point, folder, made.threads, scheduler))
     finish = f"{shlex.quote(made.python)} -P -m caraml.results.finish {shlex.quote(str(folder))}"
     return f"""#!/usr/bin/env bash
 {heading}
@@ -193,7 +186,7 @@ export -f node
 warned='' ended='' caught='' step=''
 trap 'warned=1 caught=1; {_warning(point)}' USR1
 trap 'ended=1 caught=1; kill "$step"' TERM
-{_srun(point, folder, site, gpu)}bash -c node >>{LOG} 2>&1 &
+{_srun(point, folder, scheduler)}bash -c node >>{LOG} 2>&1 &
 step=$!
 while wait "$step"; code=$?; [ -n "$caught" ] && [ -z "$ended" ]; do caught=''; done
 # Slurm ends the steps of a job and its shell one by one: a step that was killed may have been told first.
@@ -333,17 +326,15 @@ def _remove_meeting_folder(point: Point) -> str:
     return f"rm -rf {_MEET}\n" if _meets(point) else ""
 
 
-def _srun(point: Point, folder: Path, site: Site, gpu: bool) -> str:
+def _srun(point: Point, folder: Path, scheduler: Scheduler) -> str:
     """One task per node, with all CPUs of the job: a step would have one CPU otherwise. A command starts its own steps."""
-    scheduler = site.scheduler
-    assert scheduler is not None
     if point.workload == "command":
         return ""
     options = [f"--nodes={point.nodes}", f"--ntasks={point.nodes}", "--ntasks-per-node=1", "--export=ALL", "--kill-on-bad-exit=1"]
     options += [f"--job-name={step_name(folder)}", Shell('--cpus-per-task="$cpus"')]
     bind = scheduler.cpu_bind if point.knobs.affinity == "auto" else "none"  # one task has the whole node; its processes bind themselves
     options += [f"--cpu-bind={bind}"] if bind else []
-    options += batch.gpus(scheduler, point.devices) if gpu else []
+    options += batch.gpus(scheduler, point.devices) if point.device_class == "gpu" else []
     return folded(["srun", *options, *scheduler.srun_extra]) + " "
 
 
