@@ -39,7 +39,8 @@ from torch.nn import functional as F  # noqa: E402
 
 from caraml.base.files import write_file  # noqa: E402
 from caraml.base.format import human, percent  # noqa: E402
-from caraml.campaign import Campaign, run_point  # noqa: E402
+from caraml.campaign import Campaign  # noqa: E402
+from caraml.campaign.runner import run_point  # noqa: E402
 from caraml.engine.device import AcceleratorDevice, StepTimer, accelerator_type, open_device  # noqa: E402
 from caraml.engine.precision import autocast, set_matmul_precision  # noqa: E402
 from caraml.engine.step import make_step  # noqa: E402

@@ -16,8 +16,9 @@ import pytest
 from caraml.base.errors import EnvironmentUnfitError, ExitCode
 from caraml.base.files import write_file
 from caraml.base.toml import parse_toml
-from caraml.campaign import Campaign, Options, exit_code, run_campaign, runner
-from caraml.launch.base import Job, JobState, Launcher
+from caraml.campaign import Campaign, Options, exit_code, runner
+from caraml.campaign.runner import run_campaign
+from caraml.launch import Job, JobState, Launcher
 from caraml.launch.slurm import SlurmLauncher
 from caraml.metrics.model import Metric
 from caraml.results.record import Record, Status

@@ -10,7 +10,7 @@ import pytest
 from caraml.api import load
 from caraml.base.errors import InputError
 from caraml.base.toml import parse_toml
-from caraml.launch.base import Job
+from caraml.launch import Job
 from caraml.launch.batch import SlurmOptions
 from caraml.launch.launchers import PrintLauncher
 from caraml.launch.slurm import SlurmLauncher

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from caraml.base.errors import EnvironmentUnfitError
-from caraml.launch.base import Job, JobState
+from caraml.launch import Job, JobState
 from caraml.results.store import RECORD
 
 MARGIN_S = 180

@@ -6,8 +6,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from caraml.campaign import run_campaign
-from caraml.launch.base import JobState
+from caraml.campaign.runner import run_campaign
+from caraml.launch import JobState
 from caraml.results.record import Record
 from caraml.results.store import Store, write_record
 from caraml.suite.model import Point

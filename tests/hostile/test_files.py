@@ -18,7 +18,7 @@ from hypothesis import given
 from caraml.analysis.table import query, rows
 from caraml.base.errors import CaramlError
 from caraml.base.limits import database, reading, table
-from caraml.campaign import machine_of
+from caraml.campaign.machine import machine_of
 from caraml.metrics.model import Metric
 from caraml.power.merge import merge_folder
 from caraml.power.sources.csvfile import CsvSource

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
-from caraml.launch import batch, queue
-from caraml.launch.base import Job
+from caraml.launch import Job, batch, queue
 from caraml.launch.batch import START_UP_SECONDS, SlurmOptions
 from caraml.launch.launchers import PrintLauncher, faults, set_up
 from caraml.launch.slurm import SlurmLauncher

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from caraml.launch.base import Job
+from caraml.launch import Job
 from caraml.launch.launchers import LocalLauncher
 from caraml.launch.script import command_of, environment_of
 from caraml.results.finish import LOG

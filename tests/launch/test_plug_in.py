@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from caraml.base.errors import InputError
-from caraml.campaign import Options, run_campaign
+from caraml.campaign import Options
 from caraml.campaign.attempt import note_handle
-from caraml.launch.base import Job, JobState
+from caraml.campaign.runner import run_campaign
+from caraml.launch import Job, JobState
 from caraml.results.claim import STARTED, WITHDRAWN, job_of
 from caraml.results.status import standings
 from caraml.results.store import Store
@@ -24,7 +25,7 @@ from tests.test_campaign_durability import ran, suite, wait_until
 QUEUE = """
 import os, signal, subprocess
 from pathlib import Path
-from caraml.launch.base import JobState
+from caraml.launch import JobState
 from caraml.results.store import RECORD
 
 class Queue:

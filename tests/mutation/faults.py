@@ -874,7 +874,7 @@ FAULTS = [
     ),
     Fault(
         "a point that cannot fit is run",
-        "campaign/campaign.py",
+        "campaign/__init__.py",
         "skip=one.skip or reasons.get(one.key)",
         "skip=one.skip",
         ("tests/test_campaign_verbs.py::test_a_point_that_does_not_fit_is_skipped_with_the_numbers",),

@@ -15,8 +15,7 @@ import pytest
 
 from caraml.campaign import cancel as ending
 from caraml.campaign.cancel import cancel
-from caraml.launch import launchers, queue
-from caraml.launch.base import Job, JobState, State
+from caraml.launch import Job, JobState, State, launchers, queue
 from caraml.results.claim import CLAIM, HANDLE, RUNNERS, STARTED, Runner, handle_of, myself, start_time
 from caraml.results.finish import FAILURE
 from caraml.results.listing import Listing

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from caraml.campaign.machine import HERE
-from caraml.launch.base import Job, JobState
+from caraml.launch import Job, JobState
 from caraml.launch.batch import SlurmOptions
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.record import Record

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from caraml.launch.base import Job
+from caraml.launch import Job
 from caraml.results.finish import LOG
 from caraml.results.record import Record
 from caraml.results.store import RECORD, Store, read_record

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from caraml.launch import queue
-from caraml.launch.base import Job
+from caraml.launch import Job, queue
 from caraml.results.rows import read_table
 from caraml.results.store import Store
 from caraml.suite.model import Measure, Placement

@@ -17,9 +17,10 @@ from caraml.analysis.grouping import axes
 from caraml.analysis.run_variation import mean_metric
 from caraml.base.errors import InputError
 from caraml.base.toml import parse_toml
-from caraml.campaign import Campaign, Options, program, run_campaign
+from caraml.campaign import Campaign, Options, program
 from caraml.campaign.attempt import PointTask, RunningPoint, record_of_program
 from caraml.campaign.program import Sensors, ran
+from caraml.campaign.runner import run_campaign
 from caraml.engine.instruments import CpuTime
 from caraml.launch.launchers import LocalLauncher
 from caraml.metrics.definitions import definition_of

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from caraml.campaign import Campaign, Options, run_campaign
+from caraml.campaign import Campaign, Options
 from caraml.campaign.machine import machine_of
+from caraml.campaign.runner import run_campaign
 from caraml.launch.launchers import LocalLauncher
 from caraml.reference import load
 from caraml.report.progress import LogLines

@@ -9,7 +9,7 @@ import pytest
 
 from caraml.base.errors import InputError
 from caraml.base.toml import parse_toml
-from caraml.campaign import machine_of
+from caraml.campaign.machine import machine_of
 from caraml.suite.choice import with_settings
 from caraml.suite.expand import expand
 from caraml.suite.load import load_suite, suite_of

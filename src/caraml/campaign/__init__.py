@@ -1,4 +1,4 @@
-"""All points of a suite: plan, skip what is done, launch, watch, finish, take up again.
+"""A campaign: a suite on one machine with results in one store, and which of its points are to be run.
 
 A campaign keeps no state of its own: what is done, and who does the rest, stands in the store, so running the same command again fills
 the holes and goes on with jobs that still run.
@@ -6,49 +6,166 @@ the holes and goes on with jobs that still run.
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
 
-from caraml.base.errors import EnvironmentUnfitError, InputError
-from caraml.campaign.attempt import PointTask, lacking
-from caraml.campaign.campaign import Campaign, Options, Watcher, exit_code
-from caraml.campaign.machine import machine_of, refuse_login_node
-from caraml.campaign.runner import CampaignRun
-from caraml.launch.queue import no_cluster
-from caraml.launch.slurm import SlurmLauncher
-from caraml.results.record import Record
-from caraml.suite.expand import PlannedPoint
-
-__all__ = ["Campaign", "Options", "Watcher", "exit_code", "machine_of", "run_campaign", "run_point"]
-
-
-def run_campaign(campaign: Campaign) -> list[Record]:
-    """Run what has no result yet; returns the records of the points, in order (of those that have one, when detached).
-
-    Raises:
-        InputError: nothing can be run, or others could put their programs in the place of the suite's.
-    """
-    if campaign.options.launcher == "local" and not campaign.options.here:
-        refuse_login_node(campaign.command)
-    if isinstance(campaign.launcher, SlurmLauncher) and campaign.options.launcher == "slurm" and (why := no_cluster()) is not None:
-        raise EnvironmentUnfitError(why, "run on a login node of the machine, or take `--launcher print` for the scripts alone")
-    plan, only = campaign.plan(), campaign.options.only
-    chosen = campaign.chosen(plan)
-    campaign.store.make()
-    work = deque(PointTask.of(campaign, index, planned) for index, planned in chosen)
-    points = [(planned.key, planned.point.label) for planned in plan.points]
-    whole, total = len(work) == len(points), len(points)
-    if only is not None:
-        work = deque(one for one in work if one.key in only)
-        if not work:
-            what = f"no point of suite {campaign.suite.suite.name} has a key that was asked for"
-            raise InputError(f"{what}: the suite, the machine or a version is another now", campaign.command)
-    if unknown := dict.fromkeys(sentence for one in work for sentence in lacking(campaign, one.planned)):
-        raise InputError("; ".join(unknown), f"export what is missing, or {campaign.command}")
-    campaign.store.remember(campaign.listing(points), anew=campaign.again and only is None and whole)
-    return CampaignRun(campaign, work, total).records()
+from caraml.base.errors import ExitCode
+from caraml.campaign.machine import DeviceLock, machine_of, too_large
+from caraml.launch import Elsewhere, Launcher
+from caraml.results.finish import now
+from caraml.results.listing import Listing, command_of
+from caraml.results.record import FINAL, Record
+from caraml.results.status import ProgressLine
+from caraml.results.store import Store, latest_in
+from caraml.suite.choice import WHOLE, SuitePart, begun_with
+from caraml.suite.expand import Plan, PlannedPoint, expand, without_unmet
+from caraml.suite.load import CATALOG, SuiteFile
+from caraml.suite.model import Point
+from caraml.system.model import System
+from caraml.workloads import params_of, software_of
+from caraml.workloads.command import Params
 
 
-def run_point(campaign: Campaign, planned: PlannedPoint, index: int, total: int) -> Record:
-    """Give one point its record: the one it has, or a new one."""
-    campaign.store.make()
-    return CampaignRun(campaign, deque([PointTask.of(campaign, index, planned)]), total).records()[0]
+class Watcher(Protocol):
+    """Is told what happens, in the campaign's own thread."""
+
+    def started(self, point: Point, index: int, total: int) -> None:
+        """A point is being launched."""
+
+    def progress(self, point: Point, line: ProgressLine) -> None:
+        """A point said something."""
+
+    def finished(self, record: Record, reused: bool) -> None:
+        """A point has its record; ``reused`` when it had one before."""
+
+    def left(self, text: str) -> None:
+        """How long the whole campaign will take yet, in words, as far as results so far tell."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for besides the suite; kept in the store's listing."""
+
+    file: str = ""
+    settings: tuple[str, ...] = ()
+    launcher: str = "local"
+    tags: tuple[str, ...] = ()
+    comment: str = ""
+    detach: bool = False
+    """Leave as soon as everything is in the launcher's hands."""
+    only: frozenset[str] | None = None
+    """Keys of the only points to run, anew; ``None`` for all that have no result."""
+    labels: frozenset[str] = frozenset()
+    """Labels of those points, where they are known: they begin with the names of their benchmarks."""
+    part: SuitePart = WHOLE
+    """What is to be run of the suite, where that is not all; the rest stays part of the campaign."""
+    imported: str = ""
+    """The archive that the suite came from, or who else wrote it."""
+    elsewhere: Elsewhere | None = None
+    """Where the results will lie on the machine that scripts are printed for."""
+    too_large: bool = False
+    """Run also points whose memory plan does not fit."""
+    no_wait: bool = False
+    """Rather end than wait for other campaigns on this device before the first point."""
+    here: bool = False
+    """Measure on this host although it may be a login node."""
+
+    def chosen(self, file: SuiteFile) -> frozenset[str] | None:
+        """The benchmarks that settings must fit; ``None`` for all. Of what is tried again only the keys are known: it may be any."""
+        return frozenset() if self.only is not None else self.part.benchmarks(file)
+
+    def wanted(self, file: SuiteFile) -> frozenset[str] | None:
+        """The benchmarks of which every point is to be in the plan; ``None`` for all."""
+        return self.chosen(file) if self.only is None else begun_with(file, self.labels)
+
+
+@dataclass
+class Campaign:
+    """A suite on one machine, with results in one store."""
+
+    suite: SuiteFile
+    system: System
+    store: Store
+    launcher: Launcher
+    watcher: Watcher
+    again: bool = False
+    """Measure also what has a result already; earlier results are kept beside."""
+    options: Options = Options()
+    device: DeviceLock | None = None
+    """One at a time on this machine's device; for a launcher that starts jobs here."""
+    say: Callable[[str], None] = lambda text: None
+    """Is told, in a sentence, what the campaign waits for."""
+
+    @property
+    def command(self) -> str:
+        """What runs the suite, for hints."""
+        return command_of(self.options.file, self.suite.suite.name)
+
+    @property
+    def anew(self) -> bool:
+        """Whether what has a result already is measured again."""
+        return self.again or self.options.only is not None
+
+    @cached_property
+    def suite_folder(self) -> str:
+        """From where programs start and paths are meant: the folder of the suite's file, the current one for suites of the catalogue."""
+        folder = Path(self.options.file or self.suite.document.name).resolve().parent
+        return str(Path.cwd() if folder == CATALOG.resolve() else folder)
+
+    def plan(self) -> Plan:
+        """The points of the suite on this system. Raises ``InputError`` with every fault of the suite."""
+        machine = machine_of(self.system, self.options.launcher)
+        plan = expand(self.suite, machine, params_of, software_of, self.options.wanted(self.suite))
+        if not (self.options.only or frozenset()) <= {one.key for one in plan.points}:
+            expand(self.suite, machine, params_of, software_of)  # a fault may be why one is missing: it is raised
+        if self.options.too_large or self.options.only is not None:  # what is tried again was run before
+            return plan
+        reasons = too_large(self.system, [one.point for one in plan.points if one.skip is None and not self._has_run(one)])
+        return replace(plan, points=without_unmet([replace(one, skip=one.skip or reasons.get(one.key)) for one in plan.points]))
+
+    def _has_run(self, planned: PlannedPoint) -> bool:
+        """Whether a point has shown what it needs of memory, or cannot have a memory plan."""
+        if planned.point.workload != "gpt":
+            return True
+        record = latest_in(self.store.points / planned.point.folder_name)
+        return record is not None and (record.status == "ok" or (not self.again and record.status in FINAL and record.status != "skipped"))
+
+    def chosen(self, plan: Plan) -> list[tuple[int, PlannedPoint]]:
+        """The points that are to be run or to be known, and their positions in the plan. Raises ``InputError`` where there are none."""
+        machine = machine_of(self.system, self.options.launcher)
+        keys = self.options.part.keys(self.suite, plan, machine, params_of)
+        return [(index, planned) for index, planned in enumerate(plan.points) if keys is None or planned.key in keys]
+
+    def listing(self, points: Sequence[tuple[str, str]]) -> Listing:
+        """What this campaign was asked for."""
+        options, machine = self.options, machine_of(self.system, self.options.launcher)
+        return Listing(
+            name=self.suite.suite.name,
+            title=self.suite.suite.title,
+            file=options.file,
+            text=self.suite.document.text,
+            settings=list(options.settings),
+            system=self.system.name,
+            launcher=options.launcher,
+            machine=f"{machine.name}: {machine.device}, {machine.software}",
+            tags=list(options.tags),
+            comment=options.comment,
+            asked_at=now(),
+            imported=options.imported,
+            points=list(points),
+        )
+
+    def is_light(self, params: Params) -> bool:
+        """Whether the shell alone runs it here: in the environment of whoever started the campaign, so not where the site has its own."""
+        site = self.system.site
+        bare = site.container.runtime == "none" and not (site.software.modules or site.software.venv or site.software.variables)
+        return bare and self.launcher.slots is not None and params.marks is None
+
+
+def exit_code(records: list[Record]) -> ExitCode:
+    """0 when every point has a result; out of memory is one, a failure is not."""
+    failed = any(record.status in ("failed", "timeout", "invalid", "lost") for record in records)
+    return ExitCode.POINTS_FAILED if failed else ExitCode.OK

@@ -14,10 +14,10 @@ from typing import Any, NoReturn, cast
 from caraml.base.errors import CaramlError, InputError
 from caraml.base.files import write_file, write_new
 from caraml.base.format import count, human
-from caraml.campaign.campaign import Campaign
+from caraml.campaign import Campaign
 from caraml.campaign.program import Sensors, filled_command, references, script
 from caraml.engine.instruments import BUSY_SHARE, CpuTime, cpu_time_of_children, share_of_others
-from caraml.launch.base import Job, JobState, Launcher
+from caraml.launch import Job, JobState, Launcher
 from caraml.launch.script import SCRIPT, Recipe
 from caraml.metrics.definitions import unit_of
 from caraml.metrics.energy import ENERGY_METRICS, POWER_METRICS

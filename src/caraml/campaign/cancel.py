@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from caraml.launch.base import JobState, Launcher
+from caraml.launch import JobState, Launcher
 from caraml.launch.launchers import LocalLauncher, launcher_of
 from caraml.results.claim import BUILT_IN, Runner, away, job_of, kind_of, myself, recent, runs_here, somebody_else, start_time, withdraw
 from caraml.results.finish import FAILURE, Failure, finish, note_failure, now, reason_of

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.format import count
+from caraml.campaign import Campaign
 from caraml.campaign.attempt import accepted, files_of, lacking
-from caraml.campaign.campaign import Campaign
 from caraml.campaign.machine import machine_of, shortest
 from caraml.campaign.program import filled_command, references
 from caraml.launch import queue

@@ -12,9 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from caraml.base.errors import EnvironmentUnfitError
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import write_file
 from caraml.base.format import seconds_text
+from caraml.campaign import Campaign
 from caraml.campaign.attempt import (
     PointTask,
     RunningPoint,
@@ -22,6 +23,7 @@ from caraml.campaign.attempt import (
     find,
     finish_attempt,
     is_printed,
+    lacking,
     note_handle,
     prepare,
     record_of_program,
@@ -30,17 +32,18 @@ from caraml.campaign.attempt import (
     wait_until_visible,
     write_again,
 )
-from caraml.campaign.campaign import Campaign
-from caraml.campaign.machine import Pace, wait_for
+from caraml.campaign.machine import Pace, refuse_login_node, wait_for
 from caraml.campaign.program import Sensors, ran
 from caraml.engine.instruments import why_no_sensor
-from caraml.launch.base import JobState, Launcher
+from caraml.launch import JobState, Launcher
 from caraml.launch.launchers import LocalLauncher, PrintLauncher, launcher_of, refuse_unasked, set_up, setup_script
+from caraml.launch.queue import no_cluster
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.claim import BUILT_IN, Heartbeat, kind_of, withdraw
 from caraml.results.record import STOPPED, Record
 from caraml.results.status import DONE, ProgressLine
 from caraml.results.store import RECORD, latest_in, read_record
+from caraml.suite.expand import PlannedPoint
 from caraml.system.detect import detect
 from caraml.system.environment import environment
 from caraml.worker.command_record import names_of
@@ -400,3 +403,36 @@ class CampaignRun:
     def _surroundings(self) -> dict[str, Any]:
         """System and environment as they were when the first short run ended; asking anew for each would take longer than the run."""
         return {"system": detect().model_dump(mode="json"), "environment": environment()}
+
+
+def run_campaign(campaign: Campaign) -> list[Record]:
+    """Run what has no result yet; returns the records of the points, in order (of those that have one, when detached).
+
+    Raises:
+        InputError: nothing can be run, or others could put their programs in the place of the suite's.
+    """
+    if campaign.options.launcher == "local" and not campaign.options.here:
+        refuse_login_node(campaign.command)
+    if isinstance(campaign.launcher, SlurmLauncher) and campaign.options.launcher == "slurm" and (why := no_cluster()) is not None:
+        raise EnvironmentUnfitError(why, "run on a login node of the machine, or take `--launcher print` for the scripts alone")
+    plan, only = campaign.plan(), campaign.options.only
+    chosen = campaign.chosen(plan)
+    campaign.store.make()
+    work = deque(PointTask.of(campaign, index, planned) for index, planned in chosen)
+    points = [(planned.key, planned.point.label) for planned in plan.points]
+    whole, total = len(work) == len(points), len(points)
+    if only is not None:
+        work = deque(one for one in work if one.key in only)
+        if not work:
+            what = f"no point of suite {campaign.suite.suite.name} has a key that was asked for"
+            raise InputError(f"{what}: the suite, the machine or a version is another now", campaign.command)
+    if unknown := dict.fromkeys(sentence for one in work for sentence in lacking(campaign, one.planned)):
+        raise InputError("; ".join(unknown), f"export what is missing, or {campaign.command}")
+    campaign.store.remember(campaign.listing(points), anew=campaign.again and only is None and whole)
+    return CampaignRun(campaign, work, total).records()
+
+
+def run_point(campaign: Campaign, planned: PlannedPoint, index: int, total: int) -> Record:
+    """Give one point its record: the one it has, or a new one."""
+    campaign.store.make()
+    return CampaignRun(campaign, deque([PointTask.of(campaign, index, planned)]), total).records()[0]

@@ -19,11 +19,12 @@ from caraml.base.errors import InputError, nearest
 from caraml.base.files import open_to_append
 from caraml.base.format import printable
 from caraml.base.toml import FaultsError, TomlDocument, parse_toml
-from caraml.campaign import Campaign, Options, Watcher, exit_code, run_campaign
+from caraml.campaign import Campaign, Options, Watcher, exit_code
 from caraml.campaign.machine import DeviceLock, machine_of, refuse_login_node
 from caraml.campaign.preview import programs
+from caraml.campaign.runner import run_campaign
 from caraml.cli.app import RESULTS, console, say
-from caraml.launch.base import Elsewhere
+from caraml.launch import Elsewhere
 from caraml.launch.batch import SlurmOptions
 from caraml.launch.launchers import default_name, launcher, plug_in
 from caraml.power.source import check_methods, chosen_sources

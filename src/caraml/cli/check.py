@@ -181,7 +181,7 @@ def _share(text: str) -> float:
 
 def _measured(asked: Asked) -> Sequence[Record]:
     """Run, with all words to standard error: the verdict comes first on standard output."""
-    from caraml.campaign import run_campaign
+    from caraml.campaign.runner import run_campaign
     from caraml.report.progress import LogLines
 
     watcher = LogLines(sys.stderr)

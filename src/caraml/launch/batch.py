@@ -10,7 +10,7 @@ from pathlib import Path
 
 from caraml.base.errors import InputError
 from caraml.base.format import count
-from caraml.launch.base import Job
+from caraml.launch import Job
 from caraml.suite.model import Point
 from caraml.system.model import Scheduler
 

@@ -21,8 +21,7 @@ from caraml.base.errors import EnvironmentUnfitError, InputError, unknown_name
 from caraml.base.files import make_folder, open_new, touch, write_file
 from caraml.base.format import count
 from caraml.base.locks import alone
-from caraml.launch import batch, container
-from caraml.launch.base import Elsewhere, Job, JobState, Launcher
+from caraml.launch import Elsewhere, Job, JobState, Launcher, batch, container
 from caraml.launch.batch import SlurmOptions
 from caraml.launch.script import SCRIPT, exports, join, modules
 from caraml.launch.slurm import SlurmLauncher

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from caraml.base.files import make_folder, touch, write_file, write_once
 from caraml.base.limits import tail
-from caraml.launch import batch, queue
-from caraml.launch.base import Elsewhere, Job, JobState
+from caraml.launch import Elsewhere, Job, JobState, batch, queue
 from caraml.launch.batch import CANCELLED, EXIT, SLURM_LOG, SlurmOptions, step_name
 from caraml.launch.script import Shell
 from caraml.results.finish import LOG

@@ -24,12 +24,13 @@ import torch
 from caraml import __version__
 from caraml.base.files import open_new, write_file
 from caraml.base.format import human, percent
-from caraml.campaign import Campaign, Options, Watcher, run_campaign
+from caraml.campaign import Campaign, Options, Watcher
 from caraml.campaign.machine import machine_of
+from caraml.campaign.runner import run_campaign
 from caraml.engine.device import AcceleratorDevice, StepTimer, accelerator_type, open_device
 from caraml.engine.instruments import cpu_time, share_of_others
 from caraml.engine.start import LOOPBACK, MEET, PEER, own_folder
-from caraml.launch.base import Launcher
+from caraml.launch import Launcher
 from caraml.launch.launchers import LocalLauncher
 from caraml.metrics.model import Metric
 from caraml.power import Meter
