@@ -182,12 +182,12 @@ def test_one_at_a_time_on_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     first, second, other = DeviceLock("GPU", "suite a"), DeviceLock("GPU", "suite b"), DeviceLock("another GPU", "suite c")
     assert first.acquire() and other.acquire() and not second.acquire()
     first.runs("local:1:not-its-start")
-    assert "suite a" in second.holder()
+    assert "suite a" in second.queue()
     first.release()
     assert second.acquire()
     child = subprocess.Popen(["sleep", "60"])
     second.runs(f"local:{child.pid}:{start_time(child.pid)}")
-    second.close()  # killed; its job goes on
+    second.release()  # killed; its job goes on
     assert not first.acquire()
     child.kill()
     child.wait()
@@ -219,7 +219,7 @@ def test_who_came_first_has_the_device_first(tmp_path: Path, monkeypatch: pytest
     assert second.queue().endswith("suite d uses; about 1:30"), "as it says itself, of a point without progress"
     fourth.release()
     for lock in (second, third, holder):
-        lock.close()
+        lock.release()
     assert not list(tmp_path.rglob("*.ticket"))
 
 

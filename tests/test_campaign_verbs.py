@@ -356,7 +356,7 @@ def test_no_wait_ends_where_another_campaign_has_the_device(here: Path, monkeypa
     try:
         refused = caraml(here, "run", "verbs.toml", "--no-wait", "--bell")
     finally:
-        lock.close()
+        lock.release()
     assert refused.returncode == 3 and "place 1 in the queue for the device, which process" in refused.stderr, refused.stderr
     assert "suite other into /x uses" in refused.stderr and "leave out --no-wait" in refused.stderr and "\a" in refused.stderr
     done = caraml(here, "run", "verbs.toml", "--no-wait", "--no-report")

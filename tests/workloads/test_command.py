@@ -328,8 +328,8 @@ def test_a_clock_that_is_set_while_a_program_runs_changes_neither_its_time_nor_i
 def test_energy_that_nobody_read_to_the_end_is_null_with_the_reason(tmp_path: Path, make_point: MakePoint) -> None:
     """A runner was killed, and another one finds that the program has ended."""
     point = make_point(workload="command", params={"argv": ["true"]})
-    work = PointTask(0, PlannedPoint(point), point.key, f"command-{point.key}", point.label, Params(argv=["true"]))
-    running = RunningPoint(work, tmp_path / "1", "local:1:", 60.0, LocalLauncher())
+    work = PointTask(0, PlannedPoint(point), point.key, f"command-{point.key}", Params(argv=["true"]))
+    running = RunningPoint(work, tmp_path / "1", "local:1:", LocalLauncher())
     record = record_of_program(running, {}, Ran(0, "x", 0.5, at=1.0), None, None)
     energy = record.metrics["energy"]
     assert record.status == "ok" and energy.value is None and "ended before the program did" in (energy.reason or "")
@@ -401,12 +401,12 @@ def test_others_at_work_are_told_of_a_program(
 def test_others_at_work_are_told_also_without_a_worker(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
     params = Params(argv=["sleep", "1"])
     point = make_point(workload="command", params=params.model_dump(mode="json"))
-    work = PointTask(0, PlannedPoint(point), point.key, f"command-{point.key}", point.label, params)
+    work = PointTask(0, PlannedPoint(point), point.key, f"command-{point.key}", params)
     for ours, seconds, flags in ((0.5, 10.0, ["busy_machine"]), (1.0, 10.0, []), (0.0, 1e-3, [])):  # the last is shorter than a tick
         everyone = seconds * (os.cpu_count() or 1)
         end = CpuTime(everyone, ours * everyone)
         monkeypatch.setattr("caraml.campaign.attempt.cpu_time_of_children", lambda end=end: end)
-        running = RunningPoint(work, tmp_path / "1", "local:1:", 60.0, LocalLauncher(), begun=CpuTime(0.0, 0.0))
+        running = RunningPoint(work, tmp_path / "1", "local:1:", LocalLauncher(), begun=CpuTime(0.0, 0.0))
         assert record_of_program(running, {}, Ran(0, "x", seconds, at=1.0), None, None).flags == flags
 
 
@@ -445,7 +445,7 @@ def test_a_shell_that_knows_no_time_of_day_runs_programs_too(tmp_path: Path, mak
     """Bash before version 5, as on RHEL 8; unset, the variable means nothing to a newer one."""
     params = Params(argv=["sleep", "0.2"], energy=False)
     point = make_point(workload="command", params=params.model_dump(mode="json"))
-    text = program.script(point, params, "old", str(tmp_path), str(tmp_path))
+    text = program.script(point, params, tmp_path, str(tmp_path))
     (path := tmp_path / "run.sh").write_text(text.replace("set -u\n", "set -u\nunset EPOCHREALTIME\n"))
     before = time.time()
     done = subprocess.run(["bash", str(path)], input="\n", capture_output=True, text=True, check=False)

@@ -65,7 +65,6 @@ class PointTask:
     key: str
     name: str
     """Of the point's folder."""
-    label: str
     light: Params | None
     """Parameters of a command that needs no worker."""
     after: tuple[str, ...] = ()
@@ -79,7 +78,7 @@ class PointTask:
         if point.workload == "command":
             params = Params.model_validate(point.params)
             commanded = params if campaign.is_light(params) else None
-        return cls(index, planned, key, f"{point.workload}-{key}", point.label, commanded)
+        return cls(index, planned, key, f"{point.workload}-{key}", commanded)
 
     @property
     def point(self) -> Point:
@@ -99,7 +98,6 @@ class RunningPoint:
     work: PointTask
     folder: Path
     handle: str
-    timeout: float
     launcher: Launcher
     deadline: float | None = None
     reader: ProgressReader | None = field(default=None)
@@ -113,14 +111,14 @@ class RunningPoint:
     @classmethod
     def of(cls, work: PointTask, folder: Path, handle: str, launcher: Launcher) -> RunningPoint:
         """A job that was launched just now, or is taken up."""
-        light, timeout = work.light, work.point.measure.timeout_seconds
+        light = work.light
         begun = cpu_time_of_children() if light is not None and light.energy else None
-        return cls(work, folder, handle, timeout, launcher, reader=ProgressReader(folder) if light is None else None, begun=begun)
+        return cls(work, folder, handle, launcher, reader=ProgressReader(folder) if light is None else None, begun=begun)
 
     def look(self, state: JobState) -> bool:
         """Note when the job began to run; true when its time is over."""
         if self.deadline is None and state.state == "running":
-            self.deadline = time.monotonic() + self.timeout
+            self.deadline = time.monotonic() + self.work.point.measure.timeout_seconds
         return self.deadline is not None and time.monotonic() > self.deadline
 
 
@@ -249,8 +247,7 @@ def files_of(campaign: Campaign, point: Point, folder: Path) -> dict[str, str]:
     params = Params.model_validate(point.params) if point.workload == "command" else None
     elsewhere, suite_folder, site = campaign.options.elsewhere, campaign.suite_folder, campaign.system.site
     if params is not None and campaign.is_light(params):
-        title = f"{point.label}; point {point.key}, attempt {folder.name}"
-        return {SCRIPT: script(point, params, title, str(folder.absolute()), suite_folder, needed=needed_by(campaign, point))}
+        return {SCRIPT: script(point, params, folder.absolute(), suite_folder, needed_by(campaign, point))}
     home = folder.resolve() if elsewhere is None else elsewhere.path(folder)
     files: dict[str, str] = {}
     if params is not None:
@@ -328,8 +325,7 @@ def _first_files(campaign: Campaign, work: PointTask, attempt: Path, runner: Run
     if work.light is None or work.planned.skip is not None:
         return {**files, POINT: point.model_dump_json(indent=1)}
     # Its record will have the point, and nobody else asks.
-    title, needed = f"{work.label}; point {work.key}, attempt {attempt.name}", needed_by(campaign, point)
-    return {**files, SCRIPT: script(point, work.light, title, str(attempt.absolute()), campaign.suite_folder, needed=needed)}
+    return {**files, SCRIPT: script(point, work.light, attempt.absolute(), campaign.suite_folder, needed_by(campaign, point))}
 
 
 def _write_files(campaign: Campaign, point: Point, folder: Path) -> None:

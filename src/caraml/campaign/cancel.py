@@ -73,10 +73,8 @@ def _end_runner(runner: Runner, root: Path) -> str:
 def _theirs(one: Standing) -> str | None:
     """Why a point is left alone: what its folder says is somebody else's word, and may name any process and any job."""
     assert one.folder is not None
-    user = somebody_else(one.folder)
-    if user is None:
-        return None
-    return f"left {one.label} ({one.key}) alone: {one.folder} belongs to user {user}, who alone can end it"
+    user, left = somebody_else(one.folder), f"left {one.label} ({one.key}) alone"
+    return None if user is None else f"{left}: {one.folder} belongs to user {user}, who alone can end it"
 
 
 def _elsewhere(one: Standing, root: Path) -> str | None:

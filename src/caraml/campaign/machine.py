@@ -205,7 +205,7 @@ class DeviceLock:
         if self.ahead() or not self._lock.take():
             self._wait(expected)
             return False
-        if _job_lives(self.holder()):
+        if _job_lives(self._lock.noted()):
             self._lock.give()
             self._wait(expected)
             return False
@@ -245,7 +245,7 @@ class DeviceLock:
 
     def queue(self) -> str:
         """Who has the device, our place among those who wait, and how long that may take as far as it is known."""
-        words, handle, until, *_ = [*self.holder().split("\n"), "", ""]
+        words, handle, until, *_ = [*self._lock.noted().split("\n"), "", ""]
         folder, ahead = handle.split(":", 3)[3:], self.ahead()
         line = ProgressReader(Path(folder[0])).latest() if folder else None
         by_pace = max(float(until) - time.time(), 0.0) if until.isdecimal() else None
@@ -263,15 +263,6 @@ class DeviceLock:
         """Let the others take it."""
         self._leave_queue()
         self._lock.give()
-
-    def holder(self) -> str:
-        """Who has the lock: a line in words, and the handle of the job."""
-        return self._lock.noted()
-
-    def close(self) -> None:
-        """Let the others take it, for good."""
-        self._leave_queue()
-        self._lock.close()
 
 
 def _job_lives(text: str) -> bool:

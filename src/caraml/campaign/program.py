@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from caraml.engine.instruments import Instruments
-from caraml.launch.script import link_to
+from caraml.launch.script import link_to, title
 from caraml.power.node import node_key
 from caraml.results.claim import GATE, STARTED
 from caraml.results.finish import LOG
@@ -47,8 +47,8 @@ def references(params: Params) -> list[str]:
     return [name for name, text in params.env.items() if is_reference(text)]
 
 
-def script(point: Point, params: Params, title: str, folder: str, suite_folder: str, *, needed: Path | None = None) -> str:
-    """The text of ``run.sh``. ``title`` says what it is, ``folder`` is the attempt's, absolute."""
+def script(point: Point, params: Params, folder: Path, suite_folder: str, needed: Path | None = None) -> str:
+    """The text of ``run.sh``; ``folder`` is the attempt's, absolute."""
     argv, env, cwd = filled_command(params, names_of(point, params, folder, suite_folder))
     if argv[0] in _shell_words():  # `time` and `echo` are programs, too: the shell's own are not meant
         found = shutil.which(argv[0], path=env.get("PATH"))
@@ -56,9 +56,9 @@ def script(point: Point, params: Params, title: str, folder: str, suite_folder: 
     exports = "".join(f"export {name}={shlex.quote(text)}\n" for name, text in env.items())
     exports += "".join(f"{line}\n" for line in loading(references(params), PROGRAM, last=True))
     return f"""#!/usr/bin/env bash
-# {" ".join(title.split())}
+{title(point, folder)}
 set -u
-cd {shlex.quote(folder)} || exit
+cd {shlex.quote(str(folder))} || exit
 {GATE}
 {link_to(needed)}{exports}exec 3>>{STARTED} >>{LOG} 2>&1 </dev/null
 cd {shlex.quote(cwd)} || exit

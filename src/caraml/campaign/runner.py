@@ -311,7 +311,8 @@ class CampaignRun:
             elif self.launcher.slots is not None and running.look(state):
                 running.launcher.cancel([handle])
                 del self._running[handle]
-                finish_attempt(running.work, running.folder, 1, "timeout", f"no result after {running.timeout:g} s")
+                limit = running.work.point.measure.timeout_seconds
+                finish_attempt(running.work, running.folder, 1, "timeout", f"no result after {limit:g} s")
                 self._done(running.work, read_record(running.folder / RECORD), running)
         if not self._running and self.device is not None:
             self.device.release()

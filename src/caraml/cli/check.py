@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from caraml.analysis.check import SuiteCheck
     from caraml.cli.asked import Asked
     from caraml.results.record import Record
-    from caraml.results.store import Store
 
 _MOST_ROUNDS = 1000
 _ENOUGH_RUNS, _ENOUGH_TIME = 10, timedelta(days=14)
@@ -190,37 +189,26 @@ def _measured(asked: Asked) -> Sequence[Record]:
 
 
 def _give_results(works: Sequence[WorkRuns], asked: Asked, accepted: Baseline, latest: bool) -> tuple[str, ...]:
-    """Run the suite, or with ``latest`` take the newest results, and give every piece of work its own; returns what to know of them."""
+    """Run the suite, or with ``latest`` take the newest results since the baseline, and give every piece of work its own; returns what to
+    know of them. Raises ``InputError`` where there are none."""
     from caraml.analysis.baseline import accepted_until, add_history
+    from caraml.analysis.estimate import started
     from caraml.results.store import Store
 
     store, since = Store(asked.out), accepted_until(accepted)
     notes: tuple[str, ...] = ()
     if latest:
-        records = _newest(store, sorted(frozenset().union(*(work.keys for work in works))), accepted, since)
-        notes = (_age(records),)
+        keys = sorted(frozenset().union(*(work.keys for work in works)))
+        records: Sequence[Record] = [record for key in keys for record in store.newest(key, 1) if started(record) > since]
+        if not records:
+            what = f"nothing was measured since {accepted.newest_run}, the newest run of baseline {accepted.name!r}, by this version here"
+            raise InputError(what, "leave out --latest")
+        first, last = (f"{choose(map(started, records)):%Y-%m-%d %H:%M} UTC" for choose in (min, max))  # they may be of long ago
+        to = f" to {last}" if last != first else ""
+        notes = (f"nothing was run, and what is worse not measured again: results of {first}{to}",)
     else:
         records = _measured(asked)
     for work in works:
         work.newest = [record for record in records if record.key in work.keys]
     add_history(works, store, since)
     return notes
-
-
-def _newest(store: Store, keys: Sequence[str], accepted: Baseline, since: datetime) -> Sequence[Record]:
-    """The newest record of every point since the baseline. Raises ``InputError`` if there is none."""
-    from caraml.analysis.estimate import started
-
-    records = [record for key in keys for record in store.newest(key, 1) if started(record) > since]
-    if not records:
-        what = f"nothing was measured since {accepted.newest_run}, the newest run of baseline {accepted.name!r}, by this version here"
-        raise InputError(what, "leave out --latest")
-    return records
-
-
-def _age(records: Sequence[Record]) -> str:
-    """When the newest results were measured: they may be of long ago."""
-    from caraml.analysis.estimate import started
-
-    first, last = (f"{choose(map(started, records)):%Y-%m-%d %H:%M} UTC" for choose in (min, max))
-    return f"nothing was run, and what is worse not measured again: results of {first}" + (f" to {last}" if last != first else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,8 +17,6 @@ from caraml.cli.app import NAMES, RESULTS, Out, What, app, chosen, console, say
 
 if TYPE_CHECKING:
     from caraml.report.section import Section
-    from caraml.results.record import Record
-    from caraml.results.store import Store
 
 
 @app.command()
@@ -122,8 +121,14 @@ def report(
         written = write_figures(store, records, to or beside / f"{name}-figures", format.value)
         say(f"{count(len(written), 'figure')} in {written[0].parent}")
         return
+    from caraml.base.files import make_folder, write_file
+    from caraml.report.document import csv_text, markdown
+    from caraml.report.page import page
+
     path = to or beside / f"{name}.{format}"
-    _write_text(store, records, format, path, title)
+    make_folder(path.parent)
+    texts = {Format.HTML: partial(page, store, records, title), Format.MD: partial(markdown, store, records, title)}
+    write_file(path, texts.get(format, partial(csv_text, records))())
     say(path)
 
 
@@ -136,20 +141,6 @@ def _place(out: Path) -> Path:
         raise InputError(f"{theirs}, and this folder to user {here.stat().st_uid}: nothing is written unasked", "caraml report --to FILE")
     say(f"{theirs}: the report goes into {here.absolute()}", err=True)
     return here
-
-
-def _write_text(store: Store, records: list[Record], format: Format, path: Path, title: str) -> None:
-    from caraml.base.files import make_folder, write_file
-    from caraml.report.document import csv_text, markdown
-    from caraml.report.page import page
-
-    make_folder(path.parent)
-    text = {
-        Format.HTML: lambda: page(store, records, title),
-        Format.MD: lambda: markdown(store, records, title),
-        Format.CSV: lambda: csv_text(records),
-    }[format]()
-    write_file(path, text)
 
 
 def _serve(out: Path, port: int | None) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from caraml.base.errors import EnvironmentUnfitError, ExitCode
+from caraml.base.errors import EnvironmentUnfitError, ExitCode, InputError
 from caraml.base.format import count
 from caraml.cli.app import RESULTS, Out, app, console, data_app, list_app, say, system_app, two_columns
 
@@ -160,7 +160,6 @@ def prepare_text(  # noqa: PLR0917 -- options, which nobody gives by position
     gigabytes: Gigabytes = None,
 ) -> None:
     """Tokenise documents into Megatron's indexed format; with --gigabytes, draw them anew until there are as many tokens."""
-    from caraml.base.errors import InputError
     from caraml.data.store import only_writer
     from caraml.workloads.gpt.lookalike import grow_text
     from caraml.workloads.gpt.text import prepare_text as prepare

@@ -150,7 +150,7 @@ class Recipe:
 def _local(made: Recipe) -> str:
     quoted = shlex.quote(str(made.folder))
     return f"""#!/usr/bin/env bash
-{_title(made.point, made.folder)}
+{title(made.point, made.folder)}
 cd {quoted} || exit
 {GATE}{link_to(made.needed)}{_software(made)}
 {folded(_inside(made))} >>{LOG} 2>&1
@@ -165,16 +165,19 @@ exit "$code"
 def _slurm(made: Recipe) -> str:
     point, folder, site, scheduler = made.point, made.folder, made.site, made.site.scheduler
     assert scheduler is not None
+    meets = point.nodes > 1 and point.workload != "command"
+    # A command's worker is no step of the job: the steps are its program's.
+    warning = 'kill -USR1 "$step"' if point.workload == "command" else 'scancel --signal=USR1 "$SLURM_JOB_ID"'
     heading = "\n".join(batch.PREFIX + line for line in batch.resources(point, folder, made.threads, scheduler))
     finish = f"{shlex.quote(made.python)} -P -m caraml.results.finish {shlex.quote(str(folder))}"
     return f"""#!/usr/bin/env bash
 {heading}
-{_title(point, folder)}
+{title(point, folder)}
 : "${{SLURM_JOB_ID:?submit this script with sbatch, or run it inside an allocation}}"
 cd {shlex.quote(str(folder))} || exit
 if [ -e {RECORD} ]; then echo "this attempt has its result already: $PWD/{RECORD}"; exit 0; fi
 {GATE}rm -f {EXIT} {FAILURE}  # left by a run of this job that was cut off
-{link_to(made.needed)}{_software(made)}{_meeting_folder(point, site)}
+{link_to(made.needed)}{_software(made)}{_meeting_folder(site) if meets else ""}
 # What runs on each node. The warning is meant for the worker; the programs around it must survive it.
 node() {{
   trap '' USR1
@@ -184,7 +187,7 @@ export -f node
 
 # Slurm warns with USR1 before the time is over, and ends a job with TERM.
 warned='' ended='' caught='' step=''
-trap 'warned=1 caught=1; {_warning(point)}' USR1
+trap 'warned=1 caught=1; {warning}' USR1
 trap 'ended=1 caught=1; kill "$step"' TERM
 {_srun(point, folder, scheduler)}bash -c node >>{LOG} 2>&1 &
 step=$!
@@ -194,7 +197,7 @@ if [ -z "$ended" ] && [ "$code" -gt 128 ]; then
   case $(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID" 2>/dev/null) in '' | *RUNNING*) ;; *) ended=1 ;; esac
 fi
 [ -z "$ended" ] || sleep 2  # the worker may be writing its record just now
-{_remove_meeting_folder(point)}
+{f"rm -rf {_MEET}" if meets else ""}
 # A worker that measured has written its record; for any other the record says what happened.
 why=()
 if [ ! -e {RECORD} ] && [ -n "$ended" ]; then
@@ -212,9 +215,9 @@ def link_to(needed: Path | None) -> str:
     return "" if needed is None else f"ln -sfn ../../{shlex.quote(needed.parent.name)}/{needed.name} {NEEDED}\n"
 
 
-def _title(point: Point, folder: Path) -> str:
-    label = " ".join(point.label.split())  # in one line: it cannot leave its comment
-    return f"# {label}; point {point.key}, attempt {folder.name}"
+def title(point: Point, folder: Path) -> str:
+    """The comment that says what a script runs, in one line: a label cannot leave it."""
+    return f"# {' '.join(point.label.split())}; point {folder.parent.name}, attempt {folder.name}"
 
 
 def _software(made: Recipe) -> str:
@@ -307,23 +310,13 @@ def _input_binds(made: Recipe) -> list[str]:
     return [f"{one}:{one}:ro" if read_only else one for one in outer]
 
 
-def _meets(point: Point) -> bool:
-    return point.nodes > 1 and point.workload != "command"
-
-
-def _meeting_folder(point: Point, site: Site) -> str:
-    if not _meets(point):
-        return ""
+def _meeting_folder(site: Site) -> str:
     return f"""
 # The ranks of all nodes meet in a folder that only their user can open: it has their secret, and the address of the first.
 rm -rf {_MEET} && mkdir -m 700 {_MEET} && head -c 32 /dev/urandom >{_MEET}/{SECRET} || exit
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 export {MEET}="$PWD/{_MEET}" {PEER}="${{hosts[-1]}}"{join([site.network.address_suffix]) if site.network.address_suffix else ""}
 """
-
-
-def _remove_meeting_folder(point: Point) -> str:
-    return f"rm -rf {_MEET}\n" if _meets(point) else ""
 
 
 def _srun(point: Point, folder: Path, scheduler: Scheduler) -> str:
@@ -336,11 +329,6 @@ def _srun(point: Point, folder: Path, scheduler: Scheduler) -> str:
     options += [f"--cpu-bind={bind}"] if bind else []
     options += batch.gpus(scheduler, point.devices) if point.device_class == "gpu" else []
     return folded(["srun", *options, *scheduler.srun_extra]) + " "
-
-
-def _warning(point: Point) -> str:
-    """Tells the worker that its time is nearly over. A command's worker is no step of the job; the steps are its program's."""
-    return 'kill -USR1 "$step"' if point.workload == "command" else 'scancel --signal=USR1 "$SLURM_JOB_ID"'
 
 
 def _requeue(scheduler: Scheduler) -> str:

@@ -6,6 +6,7 @@ and left no word is ``lost``, with what Slurm says of it.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import time
@@ -74,7 +75,7 @@ class SlurmLauncher:
             groups = [[job] for job in alone] + batch.packs(
                 rest, self.scheduler.model_copy(update={"max_minutes": self._longest()}), self.options.pack
             )
-            return [(group, group[0].script if len(group) == 1 else self._pack(group)) for group in groups]
+            return [(group, self._script(group)) for group in groups]
         if self.options.one_at_a_time:
             return [([job], job.script) for job in jobs]
         kinds: dict[tuple[str, ...], list[Job]] = {}
@@ -84,7 +85,7 @@ class SlurmLauncher:
         limit = queue.array_limit(ask=self._asks) if any(len(alike) > 1 for alike in kinds.values()) else 1
         size = min(self.options.array_size, limit)
         groups = [alike[begin : begin + size] for alike in kinds.values() for begin in range(0, len(alike), size)]
-        return [(group, group[0].script if len(group) == 1 else self._array(group)) for group in groups]
+        return [(group, self._script(group)) for group in groups]
 
     def _longest(self) -> int | None:
         """Minutes after which jobs end here. A site that does not say so may have a limit all the same: a longer job would never start."""
@@ -129,31 +130,27 @@ class SlurmLauncher:
             return number
         return f"{number}+{script.stem}" if script.name.startswith(_PACKED) else f"{number}_{index}"
 
-    def _array(self, group: list[Job]) -> Path:
-        head = batch.alike(group[0].script)
-        return self._write(
-            "array", batch.array_script([self._there(job.folder) for job in group], head, self.options, self._there(self._folder))
-        )
-
-    def _pack(self, group: list[Job]) -> Path:
-        head, warning = batch.shared_head(group, self.scheduler), self.scheduler.signal_seconds
-        limits = {self._there(job.folder): job.timeout for job in group}
-        return self._write(_PACKED, batch.pack_script(limits, head, self.options, self._there(self._folder), warning))
-
-    def _write(self, kind: str, text: str) -> Path:
-        """A file with this text: a script that was submitted is never written over; the same one, printed again, keeps its name."""
+    def _script(self, group: list[Job]) -> Path:
+        """The script to submit for a group of jobs; that of an array or a pack is written: one that was submitted is never written over,
+        the same one, printed again, keeps its name."""
+        if len(group) == 1:
+            return group[0].script
+        logs, limits = self._there(self._folder), {self._there(job.folder): job.timeout for job in group}
+        if self.options.pack > 1:
+            head = batch.shared_head(group, self.scheduler)
+            kind, text = _PACKED, batch.pack_script(limits, head, self.options, logs, self.scheduler.signal_seconds)
+        else:
+            kind, text = "array", batch.array_script(list(limits), batch.alike(group[0].script), self.options, logs)
         make_folder(self._folder)
-        number = 1
-        while True:
+        for number in itertools.count(1):
             path = self._folder / f"{kind}-{number}.sh"
             try:
                 write_once(path, text)
             except FileExistsError:
-                if not self._asks and path.read_text(encoding="utf-8") == text:
-                    return path
-                number += 1
-                continue
-            return path
+                if self._asks or path.read_text(encoding="utf-8") != text:
+                    continue
+            break
+        return path
 
     # -- watching ------------------------------------------------------------------------------------------------------
 
