@@ -135,6 +135,7 @@ LINES = {
     "campaign": 1_824,
     "cli": 1_650,
     "campaign": 1_810,
+    "campaign": 1_795,
     "cli": 1_627,
     "data": 819,
     "engine": 4_367,

@@ -22,22 +22,7 @@ from caraml.launch.script import SCRIPT, Recipe
 from caraml.metrics.definitions import unit_of
 from caraml.metrics.energy import ENERGY_METRICS, POWER_METRICS
 from caraml.metrics.model import Metric
-from caraml.results.claim import (
-    BUILT_IN,
-    CLAIM,
-    HANDLE,
-    STARTED,
-    Runner,
-    alive,
-    away,
-    checked,
-    handle_of,
-    holder,
-    kind_of,
-    recent,
-    take_over,
-    withdraw,
-)
+from caraml.results import claim
 from caraml.results.finish import finish, reason_of, skipped
 from caraml.results.record import FINAL, Record, Status
 from caraml.results.status import ProgressReader
@@ -130,13 +115,13 @@ class FoundAttempt:
     """Its newest whole record."""
     adopted: tuple[Path, str] | None = None
     """Folder and handle of a job whose runner is dead, now claimed by us."""
-    busy: Runner | None = None
+    busy: claim.Runner | None = None
     """Another campaign that works on it now."""
     attempts: int = 0
     """Highest number of an attempt when we looked."""
 
 
-def find(store: Store, name: str, me: Runner, launcher: str = "local") -> FoundAttempt:
+def find(store: Store, name: str, me: claim.Runner, launcher: str = "local") -> FoundAttempt:
     """Look at a point. An attempt without a record whose runner is dead is taken over: adopted if its job started, void if not."""
     folder = store.points / name
     numbers = attempts(folder)
@@ -151,24 +136,24 @@ def find(store: Store, name: str, me: Runner, launcher: str = "local") -> FoundA
     return FoundAttempt(attempts=max(numbers, default=0))
 
 
-def _take(store: Store, attempt: Path, me: Runner, launcher: str) -> FoundAttempt | None:
+def _take(store: Store, attempt: Path, me: claim.Runner, launcher: str) -> FoundAttempt | None:
     """Take over an attempt that has no record; ``None`` when nothing of it will ever come."""
-    number, runner = holder(attempt)
-    if runner is not None and runner != me and alive(runner, store.root):
+    number, runner = claim.holder(attempt)
+    if runner is not None and runner != me and claim.alive(runner, store.root):
         return FoundAttempt(busy=runner)
-    hidden = away(attempt) or (runner if runner is not None and runner.place != me.place else None)
-    if hidden is not None and (handle_of(attempt) or "").startswith("local:") and recent(attempt, store.root):
+    hidden = claim.away(attempt) or (runner if runner is not None and runner.place != me.place else None)
+    if hidden is not None and (claim.handle_of(attempt) or "").startswith("local:") and claim.recent(attempt, store.root):
         return FoundAttempt(busy=hidden)  # its process cannot be seen from here, but its files change
-    if number and runner != me and not take_over(attempt, number, me):
-        return FoundAttempt(busy=holder(attempt)[1] or me)
+    if number and runner != me and not claim.take_over(attempt, number, me):
+        return FoundAttempt(busy=claim.holder(attempt)[1] or me)
     if (attempt / RECORD).exists():  # it ended while we looked
         return FoundAttempt(record=read_record(attempt / RECORD), attempts=int(attempt.name))
-    handle = handle_of(attempt)
+    handle = claim.handle_of(attempt)
     if handle is not None and handle.startswith("print:") and launcher != "print":
         handle = None  # its script was printed: whoever starts it later finds the start taken, unless it was started already
-    if handle is None and not withdraw(attempt):
+    if handle is None and not claim.withdraw(attempt):
         handle = _announced(attempt)
-        if (hidden := away(attempt)) is not None and (handle or "").startswith("local:") and recent(attempt, store.root):
+        if (hidden := claim.away(attempt)) is not None and (handle or "").startswith("local:") and claim.recent(attempt, store.root):
             return FoundAttempt(busy=hidden)
     if handle is None:
         forget(attempt)
@@ -178,18 +163,18 @@ def _take(store: Store, attempt: Path, me: Runner, launcher: str) -> FoundAttemp
 def _announced(attempt: Path) -> str | None:
     """The handle in an announcement that may be being written just now."""
     deadline = time.monotonic() + _ANNOUNCING_SECONDS
-    while not (attempt / STARTED).stat().st_size and time.monotonic() < deadline:
+    while not (attempt / claim.STARTED).stat().st_size and time.monotonic() < deadline:
         time.sleep(0.02)
-    return handle_of(attempt, announced=True)
+    return claim.handle_of(attempt, announced=True)
 
 
 def note_handle(folder: Path, handle: str, launcher: str) -> bool:
     """Keep a job's handle in its attempt's folder, whole or not at all. Not synced: after a power cut there is no job either, or it has
     announced itself. False for a handle by which nobody would find a job of this launcher again: the job's start is taken away."""
-    if launcher not in BUILT_IN and (kind_of(str(handle)) != launcher or checked(str(handle), folder) != handle):
-        withdraw(folder)
+    if launcher not in claim.BUILT_IN and (claim.kind_of(str(handle)) != launcher or claim.checked(str(handle), folder) != handle):
+        claim.withdraw(folder)
         return False
-    write_file(f"{folder}/{HANDLE}", handle, sync="none")
+    write_file(f"{folder}/{claim.HANDLE}", handle, sync="none")
     return True
 
 
@@ -298,7 +283,7 @@ def _hand_to(work: PointTask, folder: Path, campaign: Campaign) -> None:
     hand_over(folder, {SITE: site, PROGRAM: program})
 
 
-def prepare(campaign: Campaign, work: PointTask, number: int, runner: Runner) -> Path | Record | None:
+def prepare(campaign: Campaign, work: PointTask, number: int, runner: claim.Runner) -> Path | Record | None:
     """Make attempt ``number``, claimed by ``runner``, with all that its job needs.
 
     Returns:
@@ -319,9 +304,9 @@ def prepare(campaign: Campaign, work: PointTask, number: int, runner: Runner) ->
     return read_record(folder / RECORD)
 
 
-def _first_files(campaign: Campaign, work: PointTask, attempt: Path, runner: Runner) -> dict[str, str]:
+def _first_files(campaign: Campaign, work: PointTask, attempt: Path, runner: claim.Runner) -> dict[str, str]:
     """Names and texts of the files that are in an attempt's folder from its first moment on."""
-    files, point = {f"{CLAIM}1": str(runner)}, work.point
+    files, point = {f"{claim.CLAIM}1": str(runner)}, work.point
     if work.light is None or work.planned.skip is not None:
         return {**files, POINT: point.model_dump_json(indent=1)}
     # Its record will have the point, and nobody else asks.
@@ -337,12 +322,12 @@ def _write_files(campaign: Campaign, point: Point, folder: Path) -> None:
 
 def is_printed(folder: Path, handle: str) -> bool:
     """Whether an attempt's script was printed and not started."""
-    return handle.startswith("print:") and not (folder / STARTED).exists()
+    return handle.startswith("print:") and not (folder / claim.STARTED).exists()
 
 
 def write_again(campaign: Campaign, point: Point, folder: Path) -> None:
     """Have a printed script say what the suite and the machine's description say now, unless it was edited since it was printed."""
-    if (folder / SCRIPT).stat().st_mtime_ns <= (folder / HANDLE).stat().st_mtime_ns:
+    if (folder / SCRIPT).stat().st_mtime_ns <= (folder / claim.HANDLE).stat().st_mtime_ns:
         _write_files(campaign, point, folder)
     elif (folder / SCRIPT).read_text(encoding="utf-8") != files_of(campaign, point, folder)[SCRIPT]:
         campaign.say(f"{folder / SCRIPT} was edited, and stays as it is")
