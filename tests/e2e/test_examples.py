@@ -140,7 +140,8 @@ def test_the_launcher_runs_a_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "_SCHEDULER_POLL_SECONDS", 0.1)
-    pbs = SimpleNamespace(load=lambda kind: example("launcher/caraml_pbs").PbsLauncher)
+    entry = {"name": "pbs", "package": "caraml-pbs 0.1.0", "point": SimpleNamespace(value="caraml_pbs:PbsLauncher")}
+    pbs = SimpleNamespace(load=lambda kind: example("launcher/caraml_pbs").PbsLauncher, **entry)
     monkeypatch.setattr(launchers, "launcher_plugins", lambda: {"pbs": pbs})
     done = CliRunner().invoke(app, ["run", "counting.toml", "--launcher", "pbs", "--no-report"])
     assert done.exit_code == 0, done.output

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-from caraml.base.errors import InputError
+from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError
+from caraml.base.plugins import Plugin
 from caraml.campaign import Options
 from caraml.campaign.attempt import note_handle
 from caraml.campaign.runner import run_campaign
-from caraml.launch import Job, JobState
+from caraml.launch import Job, JobState, Launcher, launchers
+from caraml.launch.launchers import plug_in
 from caraml.results.claim import STARTED, WITHDRAWN, job_of
 from caraml.results.status import standings
 from caraml.results.store import Store
@@ -118,6 +121,82 @@ def test_a_handle_by_which_nobody_would_find_the_job_is_refused_when_it_is_submi
     assert "JOB is letters" in str(told.value) and set(launcher.asked) == {name.format(folder=attempt) for attempt in attempts}
     assert all((attempt / STARTED).exists() for attempt in attempts), "should they come yet, they end at once"
     assert watcher.ran == [2, 4]
+
+
+def plugged(monkeypatch: pytest.MonkeyPatch, own: object) -> Launcher:
+    """The launcher that ``hq 1.0`` has under its entry point."""
+    monkeypatch.setattr("caraml.tests_hq", own, raising=False)
+    point = EntryPoint("hq", "caraml:tests_hq", "caraml.launchers")
+    monkeypatch.setattr(launchers, "launcher_plugins", lambda: {"hq": Plugin("caraml.launchers", "hq", "hq", "1.0", point)})
+    return plug_in("hq")
+
+
+class Good(Names):
+    """Calls its jobs one after another, or as told."""
+
+    def __init__(self) -> None:
+        super().__init__({}, name="hq:7:{folder}")
+
+
+def needing(folder: Path) -> Good:
+    return Good()
+
+
+class Needing(Good):
+    def __init__(self, queue: str) -> None:
+        super().__init__()
+
+
+class Bare:
+    def submit(self, jobs: Sequence[Job]) -> list[str]:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("own", "error", "words"),
+    [
+        (needing, InputError, "found caraml:tests_hq, a function; expected a class"),
+        (Needing, EnvironmentUnfitError, r"\(caraml:tests_hq\): calling it without arguments failed: TypeError: .*'queue'"),
+        (Bare, InputError, r"\(caraml:tests_hq\): found no slots, no poll, no cancel, expected slots, submit, poll and cancel"),
+        (type("None", (Good,), {"slots": 0}), InputError, "found slots = 0, expected None for a queue, or a number from 1"),
+    ],
+)
+def test_what_is_no_launcher_is_an_error_that_names_the_package(
+    own: object, error: type[CaramlError], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(error, match=f"launcher 'hq' of plug-in hq 1.0.*{words}"):
+        plugged(monkeypatch, own)
+
+
+def one_and(then: object) -> Callable[..., object]:
+    def submit(self: Names, jobs: Sequence[Job]) -> Iterator[object]:
+        yield self.name.format(folder=jobs[0].folder.resolve())
+        if isinstance(then, Exception):
+            raise then
+        yield from [f"hq:8:{job.folder.resolve()}" for job in (*jobs[1:], *jobs)] if then == "more" else ()
+
+    return submit
+
+
+@pytest.mark.parametrize(
+    ("submit", "error", "words", "kept"),
+    [
+        (one_and(OSError("no queue")), EnvironmentUnfitError, "submit failed: OSError: no queue", 1),
+        (one_and("few"), InputError, "found 1 handles from submit, expected one for each of 2 jobs", 1),
+        (one_and("more"), InputError, "found more handles from submit, expected one for each of 2 jobs", 2),
+        (lambda self, jobs: None, EnvironmentUnfitError, "submit failed: TypeError: 'NoneType' object is not iterable", 0),
+    ],
+)
+def test_a_submit_that_fails_is_an_error_and_loses_no_job_that_has_a_handle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, submit: object, error: type[CaramlError], words: str, kept: int
+) -> None:
+    asked, _ = campaign(tmp_path, plugged(monkeypatch, type("Own", (Good,), {"submit": submit})))
+    asked.options = Options(launcher="hq")
+    with pytest.raises(error, match=rf"launcher 'hq' of plug-in hq 1.0 \(caraml:tests_hq\): {words}"):
+        run_campaign(asked)
+    handles = {path.parent: path.read_text() for path in tmp_path.glob("points/*/1/handle")}
+    assert len(handles) == kept and not list(tmp_path.glob("points/*/1/started")), "each may still run, and is found again"
+    assert all(handle.endswith(str(folder)) for folder, handle in handles.items())
 
 
 def test_what_is_no_text_is_no_handle(tmp_path: Path) -> None:

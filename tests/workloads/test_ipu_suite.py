@@ -64,6 +64,7 @@ def test_the_vendor_s_programs_run_and_are_measured(tmp_path: Path, monkeypatch:
         assert record.window.start > 0.5, "the first step compiles, and is not in the window"
         assert record.metrics["throughput"].value == pytest.approx(items / seconds)
         printed = record.metrics["printed_rate"]
+        assert record.definitions["printed_rate"].better == "higher"
         assert (printed.unit, printed.value) == ("sample/s", pytest.approx(batch / 0.3 if item == "token" else items / 0.3))
         assert record.metrics["mean_power"].value == pytest.approx(400.0, rel=0.02)
     assert not records

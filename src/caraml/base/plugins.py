@@ -59,7 +59,8 @@ class Plugin:
                 f"{what} cannot be imported ({self.point.value}): {reason}", f"repair the package, or pip uninstall {self.distribution}"
             ) from error
         if not isinstance(found, kind):
-            raise InputError(f"{what}: found {self.point.value}, a {type(found).__name__}; expected a {kind.__module__}.{kind.__name__}")
+            expected = "class" if kind is type else f"{kind.__module__}.{kind.__name__}"
+            raise InputError(f"{what}: found {self.point.value}, a {type(found).__name__}; expected a {expected}")
         return found
 
 

@@ -15,8 +15,6 @@ from caraml.base.errors import EnvironmentUnfitError, ExitCode, InputError
 from caraml.base.format import count
 from caraml.cli.app import RESULTS, Out, app, console, data_app, list_app, say, system_app, two_columns
 
-_HERE = Path("suite.toml")
-"""Any suite of the current folder, there or not: systems are looked for beside it, as `run` does."""
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -42,7 +40,21 @@ def list_systems() -> None:
     from caraml.report.tables import systems_table
     from caraml.system.catalogue import list_systems as systems
 
-    console().print(systems_table(systems(_HERE)))
+    console().print(systems_table(systems(_suite_here())))
+
+
+def _suite_here() -> Path | None:
+    """Any suite of the current folder, there or not: systems are looked for beside it, as `run` does. ``None``, with a word about it, where
+    others could write to those: what is known besides can be shown."""
+    from caraml.system.catalogue import user_folders
+
+    suite = Path("suite.toml")
+    try:
+        user_folders(suite)
+    except InputError as error:
+        say(f"caraml: left out: {error.line}", err=True)
+        return None
+    return suite
 
 
 @system_app.command("show")
@@ -53,7 +65,7 @@ def system_show(
     from caraml.report.tables import rows_table, system_rows
     from caraml.system.catalogue import load_system
 
-    system = load_system(name, _HERE)
+    system = load_system(name, _suite_here())
     if json:
         say(system.model_dump_json(indent=2))
         return

@@ -12,20 +12,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Any, NoReturn
 
-from caraml.base.errors import EnvironmentUnfitError, InputError, unknown_name
+from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError, unknown_name
 from caraml.base.files import make_folder, open_new, touch, write_file
 from caraml.base.format import count
 from caraml.base.locks import alone
+from caraml.base.plugins import Plugin
 from caraml.launch import Elsewhere, Job, JobState, Launcher, batch, container
 from caraml.launch.batch import SlurmOptions
 from caraml.launch.script import SCRIPT, exports, join, modules
 from caraml.launch.slurm import SlurmLauncher
 from caraml.results.claim import BUILT_IN, HANDLE, job_of, kind_of, launcher_plugins, not_installed, start_time
+from caraml.results.finish import reason_of
 from caraml.results.store import RECORD
 from caraml.suite.model import Point
 from caraml.system.model import Scheduler, Site, Software, System
@@ -79,12 +82,72 @@ def launcher_of(handle: str, root: Path) -> Launcher:
 
 def plug_in(name: str) -> Launcher:
     """A new launcher of the class that another package has under this name. Raises ``InputError`` where none has, and as
-    :meth:`Plugin.load`."""
+    :class:`PlugInLauncher`."""
     others = launcher_plugins()
     if name not in others:
         error = unknown_name("launcher", name, (*BUILT_IN, *others))
         raise error if error.guess else InputError(error.args[0], not_installed(name))
-    return cast(Launcher, others[name].load(type)())
+    return PlugInLauncher(others[name])
+
+
+class PlugInLauncher:
+    """A launcher of another package: whatever that does wrong is an error in which its users find its name.
+
+    Raises:
+        InputError: it is no class, lacks a member, or gives another number of handles than it was given jobs.
+        EnvironmentUnfitError: it cannot be imported, or something in it raised.
+    """
+
+    def __init__(self, plugin: Plugin) -> None:
+        self._what = f"launcher {plugin.name!r} of plug-in {plugin.package} ({plugin.point.value})"
+        made = plugin.load(type)
+        with self._named("calling it without arguments"):
+            self._own: Any = made()
+            lacks = [name for name in ("slots", "submit", "poll", "cancel") if not hasattr(self._own, name)]
+            self.slots = None if lacks else self._own.slots
+        if lacks:
+            raise self._wrong(f"no {', no '.join(lacks)}", "slots, submit, poll and cancel")
+        if self.slots is not None and not (isinstance(self.slots, int) and self.slots > 0):
+            raise self._wrong(f"slots = {self.slots!r}", "None for a queue, or a number from 1")
+
+    def submit(self, jobs: Sequence[Job]) -> Iterator[str]:
+        """Start jobs, or queue them; a handle for each, as it gives them."""
+        given = 0
+        with self._named("submit"):
+            for handle in self._own.submit(jobs):
+                given += 1
+                if given > len(jobs):
+                    break
+                yield handle
+        if given != len(jobs):
+            found = "more" if given > len(jobs) else f"{given:,}"
+            raise self._wrong(f"{found} handles from submit", f"one for each of {count(len(jobs), 'job')}")
+
+    def poll(self, handles: Sequence[str]) -> dict[str, JobState]:
+        """Look at jobs without waiting."""
+        with self._named("poll"):
+            states = self._own.poll(handles)
+            return {handle: states[handle] for handle in handles}
+
+    def cancel(self, handles: Sequence[str]) -> None:
+        """End jobs and everything they started."""
+        with self._named("cancel"):
+            self._own.cancel(handles)
+
+    def _wrong(self, found: str, expected: str) -> InputError:
+        return InputError(f"{self._what}: found {found}, expected {expected}", "repair the package: docs/extend/launcher.md")
+
+    @contextmanager
+    def _named(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except CaramlError:
+            raise
+        except Exception as error:  # a foreign module may raise anything
+            raise EnvironmentUnfitError(
+                f"{self._what}: {doing} failed: {reason_of(error)}",
+                "repair the package, then run the same command again: it finds the jobs that have begun",
+            ) from error
 
 
 def refuse_unasked(jobs: Sequence[tuple[str, Path, str]]) -> NoReturn:
