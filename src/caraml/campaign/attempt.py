@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from typing import Any, NoReturn, cast
 
 from caraml.base.errors import CaramlError, InputError
 from caraml.base.files import write_file, write_new
-from caraml.base.format import count, human
+from caraml.base.format import count
 from caraml.campaign import Campaign
 from caraml.campaign.program import Sensors, filled_command, references, script
 from caraml.engine.instruments import BUSY_SHARE, CpuTime, cpu_time_of_children, share_of_others
@@ -30,7 +29,7 @@ from caraml.results.store import POINT, RECORD, Store, attempts, latest_in, read
 from caraml.suite.expand import PlannedPoint
 from caraml.suite.model import Point
 from caraml.system.variables import PROGRAM, SITE, behind, concealed, forget, hand_over, is_reference, missing, of_caller
-from caraml.worker.command import COMMAND, MAXRSS, Command
+from caraml.worker.command import COMMAND, Command, peak_memory
 from caraml.worker.command_record import NO_ENERGY, Ran, names_of, once, record_of_run
 from caraml.worker.nodes import NO_SHARE
 from caraml.workloads.command import Params, filled
@@ -355,19 +354,10 @@ def record_of_program(running: RunningPoint, names: Mapping[str, Any], how: Ran,
     if params.energy:
         share = share_of_others(running.begun, cpu_time_of_children(), how.seconds or 0.0, os.cpu_count() or 1)
         others = Metric(value=share, unit="1", reason=NO_SHARE if share is None else None)
-        measured |= {"run_time": once(how.seconds, "s"), "peak_host_memory": _peak_memory(resident), "other_cpu_share": others}
+        measured |= {"run_time": once(how.seconds, "s"), "peak_host_memory": peak_memory(resident), "other_cpu_share": others}
         flags = ["busy_machine"] if (share or 0.0) > BUSY_SHARE else []
     how = replace(how, measured={**measured, **how.measured}, flags=flags)
     return record_of_run(point, running.folder, params, names, how)
-
-
-def _peak_memory(resident: int | None) -> Metric:
-    """The kernel counts in what the process that started a program had at that time."""
-    ours = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS
-    if resident is not None and resident * MAXRSS > ours:
-        return Metric(value=resident * MAXRSS, unit="B")
-    hidden = f"at most the {human(ours, 'B')} of what started it, which hide it"
-    return Metric(value=None, unit="B", reason=hidden if resident is not None else "another process than this one started it")
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -274,10 +274,12 @@ class LocalLauncher:
     def _end(self, handle: str, number: int) -> None:
         """Send a signal to all processes of a job, and wait for their end, but not for long."""
         deadline = time.monotonic() + _PATIENCE
-        while _signal_group(_pid(handle), number) and time.monotonic() < deadline:
-            number = 0
-            self._state(handle)  # reaps the leader, which would otherwise keep the group alive as a zombie
-            time.sleep(_LOOK_SECONDS)
+        with suppress(ProcessLookupError):  # they are gone
+            os.killpg(_pid(handle), number)
+            while time.monotonic() < deadline:
+                self._state(handle)  # reaps the leader, which would otherwise keep the group alive as a zombie
+                os.killpg(_pid(handle), 0)
+                time.sleep(_LOOK_SECONDS)
 
 
 def _pid(handle: str) -> int:
@@ -303,15 +305,6 @@ def _runs(pid: int, folder: Path) -> bool:
 def _names(place: Path, word: str, script: Path) -> bool:
     """Whether a word on the command line of a process is this script. It may begin where the script was before it went into its folder."""
     return os.path.realpath(place / word) == str(script) or (place == script.parent and str(script).endswith(f"/{os.path.normpath(word)}"))
-
-
-def _signal_group(group: int, number: int) -> bool:
-    """True while the group has processes."""
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def beforehand(site: Site, launcher: str) -> list[str]:

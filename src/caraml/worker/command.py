@@ -45,7 +45,7 @@ from caraml.workloads.command import Marks, Params
 
 COMMAND = "command.json"
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
-MAXRSS = 1 if sys.platform == "darwin" else 1024
+_MAXRSS = 1 if sys.platform == "darwin" else 1024
 """Bytes of the unit in which the kernel tells a resident set."""
 _BEAT = 1.0
 _MOMENT = 0.1
@@ -226,7 +226,7 @@ class CommandWorker:
     def _see_it_end(self, child: subprocess.Popen[str]) -> None:
         """Without a time limit, with which ``subprocess`` looks every 50 ms only. What it leaves behind may hold its output open."""
         _, status, used = os.wait4(child.pid, 0)
-        self._gone, self._resident = time.monotonic(), used.ru_maxrss * MAXRSS
+        self._gone, self._resident = time.monotonic(), used.ru_maxrss
         child.returncode = os.waitstatus_to_exitcode(status)
 
     def _over(self, marked: _Marked) -> float | None:
@@ -259,7 +259,7 @@ class CommandWorker:
     def _record(self, ran: Ran, begin: float) -> Record:
         flags: list[str] = []
         apart: tuple[float | None, float | None] = (None, None)
-        measured = {"peak_host_memory": self._peak_memory()}
+        measured = {"peak_host_memory": peak_memory(self._resident)}
         extras: dict[str, Any] = {"system": detect().model_dump(mode="json")}
         names = names_of(self.point, self.params, self.folder, self.command.suite_folder)
         window = window_of(self.point, self.params, names, self.folder, ran)
@@ -280,13 +280,6 @@ class CommandWorker:
         ran = replace(ran, measured=measured, extras=extras, flags=flags, apart=apart)
         return record_of_run(self.point, self.folder, self.params, names, ran)
 
-    def _peak_memory(self) -> Metric:
-        """The largest resident set of a process of the program. The kernel counts in what its parent had when it was started."""
-        hidden = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS
-        if self._resident > hidden:
-            return Metric(value=self._resident, unit="B")
-        return Metric(value=None, unit="B", reason=f"at most the {human(hidden, 'B')} of what started it, which hide it")
-
     def _nodes(self, mine: NodeSummary, window: Window, edges: tuple[str, str]) -> Nodes:
         """All nodes of the point; this process is on the first."""
         if "SLURM_JOB_ID" in os.environ:  # what the program starts by srun is no child of this process
@@ -295,6 +288,17 @@ class CommandWorker:
         others = self._others.summaries(edges, {"run": run})
         first = [mine, *others.pop(node_key(), [])]
         return put_together({node_key(): first, **others}, {node_key(): [0]}, window)
+
+
+def peak_memory(resident: int | None) -> Metric:
+    """The largest resident set of a process of a program, in the kernel's unit, which counts in what its parent had when it was started;
+    ``None`` where another process than this one started it."""
+    hidden = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if resident is None:
+        return Metric(value=None, unit="B", reason="another process than this one started it")
+    if resident > hidden:
+        return Metric(value=resident * _MAXRSS, unit="B")
+    return Metric(value=None, unit="B", reason=f"at most the {human(hidden * _MAXRSS, 'B')} of what started it, which hide it")
 
 
 def _doubt(marked: _Marked | None) -> str | None:
