@@ -141,7 +141,7 @@ LINES = {
     "cli": 1_639,
     "data": 819,
     "engine": 4_367,
-    "launch": 1_764,
+    "launch": 1_750,
     "metrics": 1_741,
     "power": 4_772,
     "metrics": 1_526,

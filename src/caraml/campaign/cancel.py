@@ -131,8 +131,8 @@ def _end_foreign(store: Store, kind: str, points: Sequence[Standing]) -> Iterato
 def _once_over(launcher: Launcher, handles: Sequence[str]) -> Mapping[str, JobState]:
     """The states of jobs when all are over, or after a while."""
     deadline = time.monotonic() + _PATIENCE
-    states = launcher.poll(handles)
-    while any(state.state not in _OVER for state in states.values()) and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
+    while True:
         states = launcher.poll(handles)
-    return {handle: states[handle] for handle in handles}
+        if all(state.state in _OVER for state in states.values()) or time.monotonic() > deadline:
+            return {handle: states[handle] for handle in handles}
+        time.sleep(_LOOK_SECONDS)

@@ -95,11 +95,8 @@ def _bubblewrap(image: str, binds: Sequence[str]) -> list[str]:
 
 
 def image_of(container: Container) -> str | None:
-    """The image as a script has to name it (files by their full path); ``None`` without container.
-
-    Raises:
-        InputError: a runtime without an image.
-    """
+    """The image as a script has to name it (files by their full path); ``None`` without container. Raises ``InputError`` for a runtime
+    without an image."""
     if container.runtime == "none":
         return None
     if container.image is None:
@@ -108,11 +105,8 @@ def image_of(container: Container) -> str | None:
 
 
 def check(container: Container) -> None:
-    """Refuse an image that is not there. A runtime that is missing here is no fault: compute nodes may have it.
-
-    Raises:
-        InputError: no image given, or no such file.
-    """
+    """Raise ``InputError`` for an image that is not given or not there. A runtime that is missing here is no fault: compute nodes may have
+    it."""
     image = image_of(container)
     if image is not None and _is_file(container) and not Path(image).exists():
         raise InputError(
@@ -152,11 +146,7 @@ def _podman_digest(image: str) -> str | None:
 
 
 def runtime_called(name: str) -> ContainerRuntime:
-    """The runtime of that name.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The runtime of that name. Raises ``InputError`` where there is none."""
     for runtime in PROGRAMS:
         if runtime == name:
             return runtime

@@ -119,11 +119,7 @@ def call(argv: Sequence[str], text: str | None = None, seconds: float = _CALL_SE
 
 
 def in_queue() -> dict[str, Answer]:
-    """This user's jobs that the controller still remembers, ended ones included; array tasks by ``JOB_TASK``.
-
-    Raises:
-        SilentError: the controller does not answer.
-    """
+    """This user's jobs that Slurm still remembers, ended ones included; array tasks by ``JOB_TASK``. Raises :class:`SilentError`."""
     done = call(["squeue", "--me", "--states=all", "--array", "--noheader", "--format=%i|%T|%r"])
     if done.returncode:
         raise SilentError(complaint(done.stderr))
