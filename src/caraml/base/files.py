@@ -37,16 +37,8 @@ _LONGEST = 200
 
 
 def write_file(path: Name, content: str | bytes, *, mode: int = 0o644, sync: Sync = "folder") -> None:
-    """Write a file, whole or not at all, in place of what has its name. Text is written as UTF-8.
-
-    Args:
-        path: the file; its folder exists.
-        content: all of it.
-        mode: its rights, less those that the process's umask takes away.
-        sync: what must survive a power cut.
-
-    Raises:
-        OSError: naming the file, or its folder where there is no room left.
+    """Write a file, whole or not at all, in place of what has its name. Text is written as UTF-8; ``mode`` are its rights, less those that
+    the process's umask takes away. Raises ``OSError`` naming the file, or its folder where there is no room left.
     """
     with replacing(path, mode=mode, sync=sync) as file:
         file.write(content.encode() if isinstance(content, str) else content)

@@ -182,11 +182,8 @@ def opened(path: Path | str) -> Iterator[tuple[BinaryIO, int]]:
 
 
 def files_below(folder: Path | str, seen: set[tuple[int, int]] | None = None) -> Iterator[str]:
-    """Every plain file below a folder, wherever links lead; pipes, sockets and devices are left out.
-
-    Args:
-        folder: where to begin.
-        seen: the folders that were looked into before, to which those of this one are added.
+    """Every plain file below a folder, wherever links lead; pipes, sockets and devices are left out. Its folders are added to those that
+    were ``seen`` before.
 
     Raises:
         InputError: a folder cannot be read, or links lead into one for the second time: there might be no end.

@@ -63,11 +63,9 @@ class Lock:
     """A lock on a file. The kernel frees it when its holder ends, however that happens."""
 
     def __init__(self, path: Path, *, private: bool = True) -> None:
-        """Open the lock's file.
+        """Open the lock's file, which is made if it is not there, and never emptied.
 
-        Args:
-            path: the file; it is made if it is not there, and never emptied.
-            private: its folder must be one that only this user can enter. Otherwise any folder will do, for what several machines share.
+        With ``private`` its folder must be one that only this user can enter. Otherwise any will do, for what several machines share.
         """
         self.path = path
         self.trouble: str | None = None
@@ -99,10 +97,8 @@ class Lock:
         return descriptor
 
     def take(self, *, wait: bool = False) -> bool:
-        """Take the lock, or go on without where there is none to be had; false while another process of this user holds it.
-
-        Args:
-            wait: wait for the other process rather than return false.
+        """Take the lock, or go on without where there is none to be had; while another process of this user holds it, ``wait`` or return
+        false.
         """
         if self.trouble is not None:
             return True

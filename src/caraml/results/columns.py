@@ -88,12 +88,8 @@ class TableColumn:
 
 
 def read_columns(path: Path, table: list[dict[str, str]], asked: Mapping[str, bool]) -> list[TableColumn]:
-    """What the columns of a table hold. One is a result if its name or its unit says that something was measured.
-
-    Args:
-        path: for errors.
-        table: the cells of each row by their titles.
-        asked: by titles, whether the user takes them for results or for parameters.
+    """What the columns of a table, cells of each row by their titles, hold. One is a result if its name or its unit says that something was
+    measured, or if the user ``asked`` for it as one.
 
     Raises:
         InputError: two columns mean the same quantity and differ, numbers that may have decimal commas, or asked of a column that is not

@@ -40,15 +40,8 @@ _NOT_THERE = "the table does not say"
 def read_table(
     path: Path, root: Path, suite: str | None, *, results: Sequence[str] = (), parameters: Sequence[str] = (), add: bool = True
 ) -> Done:
-    """Add a table's rows to a store. A row that the suite has already is known.
-
-    Args:
-        path: the table.
-        root: folder of the store.
-        suite: name of the suite; default: the file's.
-        results: titles of columns that are results, whatever their names say.
-        parameters: titles of columns that are parameters.
-        add: if false, only see what would be added.
+    """Add a table's rows to a store, as a ``suite`` that is called like the file by default. A row that it has already is known. Without
+    ``add``, only see what would be added. ``results`` and ``parameters``: titles of columns that are that, whatever their names say.
 
     Raises:
         InputError: not a table of text, no header, a row of another length or of what no record can hold, more than is read, two

@@ -81,12 +81,8 @@ class Store:
     def claim_attempt(self, point: Point, name: str, number: int, files: Callable[[Path], Mapping[str, str]] | None = None) -> Path | None:
         """Make attempt ``number`` at ``point``, or return ``None`` if it exists: of several campaigns that try, one gets it.
 
-        Args:
-            point: the point.
-            name: of the point's folder.
-            number: one more than the attempts that the caller has looked at.
-            files: makes names and texts of the files that are in the attempt's folder from its first moment on; ``point.json`` alone
-                without it.
+        ``name`` is that of the point's folder, ``number`` one more than the attempts that the caller has looked at. ``files`` makes names
+        and texts of what is in the attempt's folder from its first moment on; without it that is ``point.json`` alone.
         """
         folder = self.points / name
         attempt = folder / str(number)

@@ -107,15 +107,8 @@ class _Parameters:
 
 
 def suite_from_script(path: Path, tags: Sequence[str], name: str | None = None) -> str:
-    """A suite file with what a JUBE script asks for under these tags.
-
-    Args:
-        path: the script, YAML or XML.
-        tags: as of ``jube run --tag``.
-        name: the suite's; default: the benchmark's.
-
-    Returns:
-        The file's text; comments at its end name what could not be turned, line by line.
+    """A suite file with what a JUBE script asks for under these tags of ``jube run --tag``, called ``name`` or as its benchmark. Comments
+    at its end name what could not be turned, line by line.
 
     Raises:
         InputError: not a script of JUBE, a tag that it does not have, tags under which it refuses to run, or no training of CARAML's in it.

@@ -232,14 +232,9 @@ def load_suite(name: str) -> SuiteFile:
 
 
 def suite_of(document: TomlDocument, included: Sequence[str] = ()) -> SuiteFile:
-    """The suite that a document describes, with references in place of the values of ``env``.
+    """The suite that a document describes, with references in place of the values of ``env``. Raises ``InputError`` with all its faults.
 
-    Args:
-        document: all of it; what it would include is not read here, as its text may be somebody else's.
-        included: names of the files whose benchmarks are in it already.
-
-    Raises:
-        InputError: the document's faults, all of them.
+    What it would include is not read here, as its text may be somebody else's; ``included`` are the files whose benchmarks it has already.
     """
     if "include" in document.data:
         document.refuse([document.fault(("include",), document.data["include"], "no `include` in a suite that was kept: it is whole")])

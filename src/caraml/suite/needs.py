@@ -48,14 +48,11 @@ def reached(names: Iterable[str], edges: Mapping[str, Iterable[str]]) -> set[str
 
 
 def waited_for(point: Point, repeat: int, values: Mapping[str, Any], every: Sequence[tuple[Point, Mapping[str, Any]]]) -> list[Point] | str:
-    """The points that a point waits for: all of the benchmark that it needs or, where it takes files of several, the one that agrees with
-    it in all that is swept there. In words what was expected where that is not one.
+    """The points that a point, without its ``repeat``, waits for: all of the benchmark that it needs or, where it takes files of several,
+    the one that agrees with it in all that is swept there. In words what was expected where that is not one.
 
-    Args:
-        point: without its repeat.
-        repeat: its number.
-        values: of the point, by the names that a sweep has for them.
-        every: the points of the needed benchmark, each with what is swept there.
+    ``values`` are those of the point, by the names that a sweep has for them; ``every``: the points of the needed benchmark, each with what
+    is swept there.
     """
     if len(every) < 2 or not _TAKES.search(json.dumps(point.params)):
         return [one for one, _ in every]
