@@ -61,8 +61,6 @@ class TomlDocument:
     """Names of the files that parts of the content come from, where that is not this one."""
     settings: dict[str, str] = field(default_factory=dict, repr=False)
     """By the key of a benchmark that was set by hand, what was said: its faults are told of that, once for all benchmarks."""
-    written: TomlDocument | None = field(default=None, repr=False)
-    """It as its files say, where something was set by hand."""
 
     def line(self, location: Location) -> int:
         """The line of ``location``; if that is not in the file, the line of the closest table or array around it."""

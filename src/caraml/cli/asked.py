@@ -323,7 +323,7 @@ def refuse_with_all_faults(error: FaultsError, machine: Machine, params_of: Para
         known += [f"{_place(fault).rpartition('.')[0]}.{word}".strip(".") for fault in new for word in _MEANT.findall(fault)]
         try:
             rest = suite_of(last.rest)
-            expand(rest, machine, params_of, chosen=options.chosen(rest) if last.rest.written is not None else None)
+            expand(rest, machine, params_of, chosen=options.chosen(rest) if last.rest.settings else None)
             new = []
         except FaultsError as more:
             last, new = more, [fault for fault in more.faults if not _lacks(fault, known)]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -334,22 +334,15 @@ def _record(scratch: Path, path: Path, folder: str) -> Record:
 def _extract(archive: zipfile.ZipFile, path: Path, name: str, member: _Member, target: Path) -> None:
     """Write one entry, no longer than the manifest says, and with its hash."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    digest, left = hashlib.sha256(), member.bytes
     with archive.open(name) as source, making(target) as file:
-        digest = _copy(source, file, member.bytes)
-    if digest != member.sha256:
+        while left >= 0 and (block := source.read(min(_BLOCK, left + 1))):
+            left -= len(block)
+            digest.update(block)
+            file.write(block)
+    if left < 0 or digest.hexdigest() != member.sha256:
         target.unlink()
         raise InputError(f"{path}: {name} is damaged: its hash is not the one in {MANIFEST}")
-
-
-def _copy(source: IO[bytes], file: IO[bytes], most: int) -> str:
-    digest, left = hashlib.sha256(), most
-    while block := source.read(min(_BLOCK, left + 1)):
-        left -= len(block)
-        if left < 0:
-            return "too long"
-        digest.update(block)
-        file.write(block)
-    return digest.hexdigest()
 
 
 def rows_file(path: Path, folder: Path) -> Path:

@@ -58,27 +58,26 @@ def with_settings(
             for override in table.get("on", {}).values():  # what is asked for by hand goes before every other word
                 if _value(override, key) is not None:
                     _put(override, key, value)
-    written = file.document.written or file.document
     by_hand = {**file.document.settings, **{setting.partition("=")[0].strip(): setting for setting in settings}}
     told = f" with --set {' '.join(settings)}"
     files = {location: name + told for location, name in file.document.others.items()}
-    document = replace(file.document, name=file.document.name + told, data=data, others=files, settings=by_hand, written=written)
-    unfit = _kept_out(document, chosen)
+    document = replace(file.document, name=file.document.name + told, data=data, others=files, settings=by_hand)
+    unfit = _kept_out(document, file.document.data["benchmark"], chosen)
     touched_by, settings = tuple(map(frozenset, changed)), (*file.settings, *settings)
     return replace(file, suite=document.validate(Suite), document=document, unfit=unfit, changed=touched_by, settings=settings)
 
 
-def _kept_out(document: TomlDocument, chosen: Collection[str] | None) -> dict[int, list[str]]:
-    """Put benchmarks that are not ``chosen`` back as they are written where what was set by hand does not fit them; its faults there."""
+def _kept_out(document: TomlDocument, before: list[dict[str, Any]], chosen: Collection[str] | None) -> dict[int, list[str]]:
+    """Put benchmarks that are not ``chosen`` back as they were ``before`` where what was set by hand does not fit; its faults there."""
     faults = {}
     for index, table in enumerate(document.data["benchmark"]):
-        if document.written is None or chosen is None or table["name"] in chosen:
+        if chosen is None or table["name"] in chosen:
             continue
         try:
             Benchmark.model_validate_json(json.dumps(table, default=str), strict=True)
         except ValidationError as error:
             faults[index] = document.faults(error, Benchmark, ("benchmark", index))
-            document.data["benchmark"][index] = document.written.data["benchmark"][index]
+            document.data["benchmark"][index] = before[index]
     return faults
 
 

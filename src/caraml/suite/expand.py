@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -327,13 +328,13 @@ def _told_apart(planned: list[PlannedPoint], asked: dict[str, Any]) -> list[Plan
     if not swept:
         return planned
     labels = [one.point.label for one in planned]
-    values: dict[str, dict[str, set[int]]] = {}
+    values = defaultdict[tuple[str, str], set[int]](set)
     for label, one in zip(labels, planned, strict=True):
         for name in swept:
-            values.setdefault(label, {}).setdefault(name, set()).add(getattr(one.point, name))
+            values[label, name].add(getattr(one.point, name))
     found = []
     for label, one in zip(labels, planned, strict=True):
-        words = [f"{name}={getattr(one.point, name)}" for name, alike in values[label].items() if len(alike) > 1]
+        words = [f"{name}={getattr(one.point, name)}" for name in swept if len(values[label, name]) > 1]
         variant = " ".join(filter(None, [one.point.variant, *words]))
         found.append(replace(one, point=one.point.model_copy(update={"variant": variant})) if words else one)
     return found
