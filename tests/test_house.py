@@ -135,7 +135,7 @@ LINES = {
     "verify": 1_033,
     "worker": 2_113,
     "analysis": 4_066,
-    "base": 2_717,
+    "base": 2_703,
     "campaign": 1_883,
     "cli": 1_661,
     "data": 819,

@@ -26,16 +26,6 @@ class Colour(Enum):
     BLUE = "blue"
 
 
-class Square(Strict):
-    shape: Literal["square"]
-    side: float
-
-
-class Circle(Strict):
-    shape: Literal["circle"]
-    radius: float
-
-
 class Benchmark(Strict):
     workload: str
     sweep: Literal["product", "zip"] = "product"
@@ -52,7 +42,6 @@ class Suite(Strict):
     benchmark: list[Benchmark] = []
     extra: dict[str, Benchmark] = {}
     seeds: Annotated[list[int], Field(min_length=1, max_length=2)] = [0]
-    shapes: list[Annotated[Square | Circle, Field(discriminator="shape")]] = []
 
     @model_validator(mode="after")
     def _not_reserved(self) -> Suite:
@@ -126,14 +115,13 @@ benchmark = [
   { workload = "gpt", batsh = [1] },
   { workload = "gpt", size = "big" },
 ]
-shapes = [{ shape = "square", side = 1 },
-          { shape = "circle", radios = 2 }]
+extra.a = { workload = "gpt", sise = 2 }
 """
     assert faults(text, tmp_path).splitlines()[1:] == [
         "  suite.toml:3: benchmark[0].batsh: found [1], expected one of the keys workload, sweep, batch, size, target"
         " (did you mean 'batch'?)",
         '  suite.toml:4: benchmark[1].size: found "big", expected an integer or an array',
-        "  suite.toml:7: shapes[1].radios: found 2, expected one of the keys shape, radius (did you mean 'radius'?)",
+        "  suite.toml:6: extra.a.sise: found 2, expected one of the keys workload, sweep, batch, size, target (did you mean 'size'?)",
     ]
 
 

@@ -334,7 +334,8 @@ class _Fault:
         location = _in_document(error["loc"], data, kind)
         guess = None
         if kind == "extra_forbidden":
-            names = _field_names(_owner(model, error["loc"][:-1]))
+            owner = _owner(model, error["loc"][:-1])
+            names = list(owner.model_fields) if owner else []
             expected = f"one of the keys {', '.join(names)}" if names else "no such key"
             guess = nearest(str(error["loc"][-1]).lower(), names)
         else:
@@ -349,7 +350,7 @@ class _Fault:
 
 
 def _in_document(loc: tuple[int | str, ...], data: Any, kind: str) -> Location:
-    """A pydantic location without the steps that are not in the document (tags of unions, names of validators)."""
+    """A pydantic location without the steps that are not in the document (types of a union, names of validators)."""
     location: list[int | str] = []
     for position, step in enumerate(loc):
         in_table = isinstance(data, dict) and step in data
@@ -366,32 +367,17 @@ def _owner(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel
     """The model that the table at ``loc`` is checked against, or ``None`` where the types do not tell."""
     annotation: Any = model
     for step in loc:
-        models = _models_in(annotation)
-        holders = [holder for holder in models if step in _field_names(holder)]
-        if holders:
-            fields = holders[0].model_fields
-            annotation = next(info.annotation for name, info in fields.items() if step in (name, info.alias))
-        elif isinstance(annotation, type) and annotation in models:
+        inner = _model_in(annotation)
+        if inner is not None and step in inner.model_fields:
+            annotation = inner.model_fields[str(step)].annotation
+        elif annotation is inner:
             return None
-        # otherwise an index, a key of a mapping or the tag of a union: the models behind it stay the same
-        elif (tagged := [holder for holder in models if holder.__name__ == step]) or (tagged := _tagged(models, step)):
-            annotation = tagged[0]
-    models = _models_in(annotation)
-    return models[0] if len(models) == 1 else None
+        # otherwise an index or a key of a mapping: the model behind it stays the same
+    return _model_in(annotation)
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The pydantic models named anywhere in a type annotation."""
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The pydantic model that a type annotation names: none of ours names two."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for argument in get_args(annotation) for model in _models_in(argument)]
-
-
-def _tagged(models: list[type[BaseModel]], tag: int | str) -> list[type[BaseModel]]:
-    """The members of a discriminated union that have ``tag`` as the only value of some field."""
-    return [model for model in models if any(get_args(info.annotation) == (tag,) for info in model.model_fields.values())]
-
-
-def _field_names(model: type[BaseModel] | None) -> list[str]:
-    """The keys that a model accepts."""
-    return [info.alias or name for name, info in model.model_fields.items()] if model else []
+        return annotation
+    return next((model for argument in get_args(annotation) if (model := _model_in(argument)) is not None), None)
