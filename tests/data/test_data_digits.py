@@ -12,7 +12,7 @@ import torch
 
 from caraml.base.errors import InputError
 from caraml.data.loader import stream
-from caraml.workloads.image_compression.data import _draw, drawn_digits, mnist
+from caraml.workloads.image_compression.training import _draw, drawn_digits, mnist
 
 
 def test_drawn_digits_are_white_on_black_inside_the_image_and_all_different() -> None:

@@ -26,7 +26,7 @@ from caraml.base.errors import CaramlError
 from caraml.data.staging import stage
 from caraml.workloads.image_classification.decode import Damaged, central_crop, decode_crop
 from caraml.workloads.image_classification.packed import LmdbStore, TarStore, write_lmdb
-from caraml.workloads.image_compression.data import mnist
+from caraml.workloads.image_compression.training import mnist
 from tests.hostile.damage import EXAMPLES, FUZZ, NASTY, Edit, damaged, edits, refuses_damage, verdict_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")

@@ -20,13 +20,13 @@ TRIALS = 60
 
 
 def open_radiation(folder: Path) -> Any:
-    from caraml.workloads.radiation_emulation.data import RadiationSamples
+    from caraml.workloads.radiation_emulation.training import RadiationSamples
 
     return RadiationSamples(folder)
 
 
 def open_tweets(folder: Path) -> Any:
-    from caraml.workloads.tweet_rain_classification.data import TweetSamples
+    from caraml.workloads.tweet_rain_classification.training import TweetSamples
 
     return TweetSamples(folder, 16, 100)
 

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,8 @@ from caraml.results.listing import read_listing
 from caraml.results.record import Record
 from caraml.results.store import read_record
 from caraml.suite.load import Suite
-from caraml.workloads.downscaling_gan import data as downscaling
 from caraml.workloads.gpt.tokens import read_index
-from caraml.workloads.temperature_postprocessing import data as temperature
+from caraml.workloads.weather.samples import read_scales
 from tests.conftest import MakePoint
 from tests.security.taken import taken
 
@@ -243,17 +243,15 @@ def test_something_else_in_the_place_of_a_folder_or_file_is_named(
     ids=["long", "deep", "no date", "many times itself"],
 )
 def test_a_normalization_that_asks_for_much_is_refused(text: str, words: str, tmp_path: Path) -> None:
-    path = tmp_path / "norm"
-    for module in (temperature, downscaling):
-        name = temperature.PREDICTORS[0]
-        path.write_text(text.replace("{}", name))
-        found = taken(lambda module=module: module._normalization(path))  # type: ignore[misc]
+    for path in (tmp_path / "scales.yml", tmp_path / "scales.json"):
+        path.write_text(text.replace("{}", "wind"))
+        found = taken(lambda path=path: read_scales(path, ["wind"]))  # type: ignore[misc]
         found.within_limits()
-        assert found.refusal is not None and (words in found.refusal or module is downscaling) and len(found.refusal) < 1000
+        assert found.refusal is not None and (words in found.refusal or path.suffix == ".json") and len(found.refusal) < 1000
 
 
 def test_pipes_are_no_corpus_and_no_normalization(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for read in (read_index, temperature._normalization, downscaling._normalization):
+    for read in (read_index, partial(read_scales, names=["wind"])):
         with pytest.raises(InputError, match="not a plain file"):
             read(tmp_path / "pipe")

@@ -27,7 +27,7 @@ from caraml.workloads.gpt.text import PreparedText, load_tokenizer, prepare_text
 from caraml.workloads.image_classification.decode import central_crop, decode_crop
 from caraml.workloads.image_classification.images import image_folder_dataset
 from caraml.workloads.image_classification.packed import LmdbStore, TarStore
-from caraml.workloads.image_compression.data import mnist
+from caraml.workloads.image_compression.training import mnist
 from caraml.workloads.question_answering.data import read_squad
 from tests.security.taken import taken
 

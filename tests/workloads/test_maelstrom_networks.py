@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from caraml.workloads.atmorep.model import PRESETS, AtmoRep, ensemble_loss
-from caraml.workloads.downscaling_gan.model import Critic, Generator, gradient_penalty
-from caraml.workloads.ensemble_postprocessing.model import EnsembleUNet, corrected, gaussian_crps
-from caraml.workloads.radiation_emulation.model import GRAVITY, HEAT_CAPACITY, RadiationColumn, absorbed_flux
-from caraml.workloads.regime_clustering.model import MemoryBank, RegimeNetwork, cluster_loss, spherical_k_means
-from caraml.workloads.temperature_postprocessing.model import TemperatureUNet, pinball_loss
-from caraml.workloads.tweet_rain_classification.model import TweetClassifier
+from caraml.workloads.atmorep.training import PRESETS, AtmoRep, ensemble_loss
+from caraml.workloads.downscaling_gan.training import Critic, Generator, gradient_penalty
+from caraml.workloads.ensemble_postprocessing.training import EnsembleUNet, corrected, gaussian_crps
+from caraml.workloads.radiation_emulation.training import GRAVITY, HEAT_CAPACITY, RadiationColumn, absorbed_flux
+from caraml.workloads.regime_clustering.training import MemoryBank, RegimeNetwork, cluster_loss, spherical_k_means
+from caraml.workloads.temperature_postprocessing.training import TemperatureUNet, pinball_loss
+from caraml.workloads.tweet_rain_classification.training import TweetClassifier
 
 
 def counted(*models: torch.nn.Module) -> tuple[int, int]:

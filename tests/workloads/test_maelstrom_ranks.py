@@ -16,8 +16,7 @@ from caraml.engine.step import OwnStep
 from caraml.metrics.model import Facts
 from caraml.suite.model import Point
 from caraml.workloads.base import Task
-from caraml.workloads.regime_clustering import clustering_step
-from caraml.workloads.regime_clustering.model import MemoryBank
+from caraml.workloads.regime_clustering.training import MemoryBank, clustering_step
 
 SAMPLES, BATCH, WIDTH, HEADS = 24, 8, 6, [3, 4]
 STEPS = 2 * SAMPLES // BATCH

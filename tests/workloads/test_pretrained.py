@@ -19,10 +19,21 @@ from caraml.workloads import load_workload, make_torchvision_importable
 from caraml.workloads.base import BuildContext, Task
 from caraml.workloads.question_answering import PRESETS, Params, _datasets, _network
 from caraml.workloads.question_answering.data import SquadWindows, default_squad, train_word_pieces
-from caraml.workloads.tweet_rain_classification.data import TweetSamples, piece_ids, pieces_of, write_lookalike
-from caraml.workloads.tweet_rain_classification.model import TINY, VOCABULARY, TweetClassifier, deberta_config, trained
+from caraml.workloads.tweet_rain_classification.training import (
+    SIZES,
+    VOCABULARY,
+    TweetClassifier,
+    TweetSamples,
+    deberta_config,
+    piece_ids,
+    pieces_of,
+    trained,
+    write_lookalike,
+)
 
 IDS = torch.arange(1, 25).reshape(2, 12)
+
+TINY = SIZES["tiny"]
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +125,7 @@ def test_deberta_computes_what_transformers_does_with_the_same_folder(tmp_path: 
         assert torch.equal(model.eval()(IDS), original.eval()(input_ids=IDS, attention_mask=torch.ones_like(IDS)).logits)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "pos_att_type": "p2c|c2p"}))  # as its authors wrote it
-    trained(TweetClassifier(TINY), folder, TINY)
+    trained(TweetClassifier(TINY), folder, SIZES["tiny"])
 
 
 def test_deberta_s_first_training_has_other_heads(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_the_autoencoder_learns_to_reconstruct_digits() -> None:
 
 def test_the_autoencoder_compresses_fourfold_at_the_cost_of_equal_stages() -> None:
     from caraml.workloads.flops import count_flops
-    from caraml.workloads.image_compression.model import CompressionAutoencoder
+    from caraml.workloads.image_compression.training import CompressionAutoencoder
 
     with torch.device("meta"):
         model, image = CompressionAutoencoder(), torch.empty(1, 1, 28, 28)

@@ -6,6 +6,7 @@ that suites can be checked without it.
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -260,6 +261,15 @@ class Workload(Generic[P]):
     that of another kind, ``EnvironmentUnfitError`` for a package that these parameters need and that is not installed."""
     device: Callable[[P], Any] | None = None
     """Makes a device of known speed and known peak in place of the machine's (or returns ``None`` to keep that): for proving the ruler."""
+
+
+def later(module: str, function: str) -> Callable[..., Any]:
+    """A function whose module is imported when it is called: to check a suite needs no torch."""
+
+    def imported(*arguments: Any) -> Any:
+        return getattr(importlib.import_module(module), function)(*arguments)
+
+    return imported
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def open_input(
     ctx: BuildContext[Any],
     application: str,
     files: Callable[[Path, Literal["train", "validation"]], MapDataset],
-    synthetic: Callable[[], MapDataset],
+    synthetic: MapDataset,
 ) -> BatchSource:
     """Open the input that the parameters ask for, held-out batches included if there are any.
 
@@ -52,13 +52,11 @@ def open_input(
         ctx: of the task that is built.
         application: name of the look-alike set, ``"ap1"`` ...
         files: opens the training or validation part of a folder.
-        synthetic: makes the random data set.
+        synthetic: the random data set.
     """
     params: WeatherParams = ctx.params
-    resident = params.data == "synthetic-device"
     if params.data != "files":
-        made = synthetic()
-        return open_source(made, ctx, workers=params.workers, resident=resident)
+        return open_source(synthetic, ctx, workers=params.workers, resident=params.data == "synthetic-device")
     folder = given_path(params.folder) if params.folder else default_weather_folder(application, params.lookalike)
     source = open_source(files(folder, "train"), ctx, workers=params.workers, resident=False)
     return replace(source, validation=lambda: _once(files(folder, "validation"), ctx.micro_batch, ctx.device))
@@ -69,7 +67,7 @@ def check_files(params: WeatherParams, folder: Path) -> None:
     from caraml.workloads.weather.netcdf import NetcdfFiles, find_files
 
     if params.data == "files" and params.folder is not None:
-        data = importlib.import_module(f"{type(params).__module__}.data")
+        data = importlib.import_module(f"{type(params).__module__}.training")
         NetcdfFiles(find_files(folder / params.folder, getattr(data, "PATTERN", "*.nc"))[:1], data.LAYOUT)
 
 
@@ -116,7 +114,7 @@ def prepare_weather(application: str, out: Path, size: str = "tiny", seed: int =
     _refuse_unknown(application, size)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out}: found files; expected a new or empty folder")
-    build_folder(out, lambda folder: _write(application, folder, size, seed))
+    build_folder(out, lambda folder: _lookalike(application)(folder, size, seed))
     return _prepared(out)
 
 
@@ -194,14 +192,10 @@ def _refuse_unknown(application: str, size: str) -> None:
 def default_weather_folder(application: str, size: Size) -> Path:
     """The look-alike set of an application in the folder of prepared data, made on first use."""
     key = {"kind": f"weather-{application}", "size": size, "version": _LOOKALIKE_VERSION}
-    return prepared_once(key, lambda folder: _write(application, folder, size, 0))
-
-
-def _write(application: str, folder: Path, size: str, seed: int) -> None:
-    _lookalike(application)(folder, size, seed)
+    return prepared_once(key, lambda folder: _lookalike(application)(folder, size, 0))
 
 
 def _lookalike(application: str) -> Callable[..., None]:
     """What writes the files of an application."""
-    writer: Callable[..., None] = importlib.import_module(f"caraml.workloads.{_WORKLOADS[application]}.data").write_lookalike
+    writer: Callable[..., None] = importlib.import_module(f"caraml.workloads.{_WORKLOADS[application]}.training").write_lookalike
     return writer

@@ -1,19 +1,24 @@
-"""What the data sets of all weather applications share: provenance, missing values, a cache, and samples made of nothing."""
+"""What the data sets of all weather applications share: provenance, missing values, scales, and a cache."""
 
 from __future__ import annotations
 
+import bisect
+import json
+import reprlib
 import shutil
 from abc import abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import yaml
 
-from caraml.base.errors import EnvironmentUnfitError, InputError
+from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line
 from caraml.base.format import count
-from caraml.data.loader import Synthetic
+from caraml.base.limits import LINE, read_text
 from caraml.workloads.weather.netcdf import NetcdfFiles
 
 Split = Literal["train", "validation"]
@@ -31,14 +36,21 @@ class WeatherSamples(torch.utils.data.Dataset[Sample]):
 
     application: str
     files: NetcdfFiles
+    ends: list[int]
+    """Samples up to the end of each file."""
 
-    @abstractmethod
     def __len__(self) -> int:
         """The number of samples in an epoch."""
+        return self.ends[-1]
 
     @abstractmethod
     def __getitem__(self, position: int) -> Sample:
         """Sample ``position``: tensors whose shapes the data set's class states."""
+
+    def place(self, position: int) -> tuple[int, int]:
+        """Of sample ``position``, the number of its file and its own number there."""
+        number = bisect.bisect_right(self.ends, position)
+        return number, position - (self.ends[number - 1] if number else 0)
 
     def describe(self) -> dict[str, Any]:
         """The provenance of a record: kind, folder, files, samples, bytes, and missing values among a few samples."""
@@ -121,12 +133,20 @@ class Cached(torch.utils.data.Dataset[Sample]):
         return {**self._samples.describe(), "cached": True}
 
 
-class SyntheticSamples(Synthetic):
-    """Synthetic samples of tensors like those of the real files, whatever arrays and numbers are drawn."""
-
-    def __getitem__(self, position: int) -> Sample:
-        """Sample ``position``."""
-        return tuple(map(torch.as_tensor, super().__getitem__(position)))
+def read_scales(path: Path, names: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """Mean and standard deviation of each variable, from a JSON or YAML file that has ``[mean, standard deviation]`` of each by name."""
+    try:
+        text = read_text(path, LINE)
+        table = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: not readable: {in_a_line(error)}", "it holds [mean, standard deviation] of each variable") from error
+    scales = {}
+    for name in names:
+        pair = table.get(name) if isinstance(table, dict) else None
+        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(value, int | float) for value in pair) and pair[1] > 0):
+            raise InputError(f"{path}: {name}: found {reprlib.repr(pair):.100}; expected [mean, standard deviation above 0]")
+        scales[name] = (pair[0], pair[1])
+    return scales
 
 
 Array = npt.NDArray[np.float32]

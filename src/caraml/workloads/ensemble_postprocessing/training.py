@@ -1,18 +1,35 @@
-"""Ensemble forecasts on a global grid and the analysis that came true, from the NetCDF files of ENS-10."""
+"""Ensemble forecasts on a global grid and the analysis that came true, from the NetCDF files of ENS-10, and a U-Net that corrects a
+forecast: mean and spread of a Gaussian at every grid point.
+
+The network of MAELSTROM's fourth application (deliverable D3.7, section 4.7; ENS-10, arXiv 2206.14786): 633,698 parameters.
+"""
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 from caraml.base.errors import InputError
+from caraml.data.loader import Synthetic
+from caraml.workloads.base import BuildContext, Task, counted_facts
+from caraml.workloads.ensemble_postprocessing import Params
+from caraml.workloads.flops import forward_and_training_flops
+from caraml.workloads.weather import open_input
 from caraml.workloads.weather.netcdf import FloatArray, Layout, NetcdfFiles, write_netcdf
 from caraml.workloads.weather.samples import Sample, Split, WeatherSamples, complete, smooth, without_gaps
 
+SAMPLES_WITHOUT_FILES = 1889
+"""Samples in an epoch of random data: as many as the report's training set has."""
 VARIABLES = ("Z", "T", "Q", "W", "D", "U", "V")
+CHANNELS = 2 * len(VARIABLES)
+"""Of each variable, ensemble mean and ensemble standard deviation."""
 LEVEL = 50000
 """Pressure of the level that is read and forecast [Pa]."""
 GRID = (361, 720)
@@ -59,7 +76,7 @@ class EnsembleSamples(WeatherSamples):
     def __getitem__(self, position: int) -> Sample:
         """Sample ``position``: one time."""
         time = self._times[position]
-        fields = np.empty((2 * len(VARIABLES), *self.grid), np.float32)
+        fields = np.empty((CHANNELS, *self.grid), np.float32)
         for index, name in enumerate(VARIABLES):
             for kind in range(2):
                 fields[2 * index + kind] = self._inputs.read(kind, name, (time, self._input_level[kind]))
@@ -100,7 +117,7 @@ class EnsembleSamples(WeatherSamples):
 
 def synthetic_forecast(rng: np.random.Generator, grid: tuple[int, int]) -> tuple[Any, ...]:
     """Standard normal fields and analysis, as normalised files would have them; ensemble of mean 0 and spread 1."""
-    fields = rng.standard_normal((2 * len(VARIABLES), *grid), dtype=np.float32)
+    fields = rng.standard_normal((CHANNELS, *grid), dtype=np.float32)
     return fields, np.zeros(grid, np.float32), np.ones(grid, np.float32), rng.standard_normal(grid, dtype=np.float32)
 
 
@@ -127,3 +144,106 @@ def write_lookalike(folder: Path, size: str, seed: int) -> None:
             variables = {key: (_DIMENSIONS, field.astype(np.float32)) for key, field in fields.items()}
             write_netcdf(folder / name, lengths, {**variables, **coordinates}, chunks=dict.fromkeys(VARIABLES, chunk))
     write_netcdf(folder / _ANALYSIS, lengths, {"Z": (_DIMENSIONS, truth.astype(np.float32)), **coordinates}, chunks={"Z": chunk})
+
+
+_WIDTH = 32
+_LOG_SPREAD_LIMIT = 5.0
+"""The spread is at most e^5 times the ensemble's and at least e^-5: beyond, exp would overflow in the first steps."""
+
+
+class EnsembleUNet(nn.Module):
+    """Fields (B, 14, H, W) to (B, 2, H, W): correction of the mean and logarithm of the spread's factor; H and W of at least 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        w0, w1, w2 = _WIDTH, 2 * _WIDTH, 4 * _WIDTH
+        self.encoder0, self.encoder1, self.encoder2 = _pair(CHANNELS, w0, w0), _pair(w0, w1, w1), _pair(w1, w2, w2)
+        self.decoder2, self.decoder1, self.decoder0 = _pair(w2, w2, w1), _pair(2 * w1, w1, w0), _pair(2 * w0, w0, w0)
+        self.head = nn.Conv2d(w0, 2, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Channel 0: correction of the mean in ensemble spreads; channel 1: logarithm of the factor on the spread."""
+        fine = self.encoder0(x)  # (B, 32, H, W)
+        middle = self.encoder1(F.max_pool2d(fine, 2))  # (B, 64, H/2, W/2)
+        x = self.decoder2(self.encoder2(F.max_pool2d(middle, 2)))  # (B, 64, H/4, W/4)
+        x = self.decoder1(_joined(middle, x))  # (B, 32, H/2, W/2)
+        return self.head(self.decoder0(_joined(fine, x)))  # (B, 2, H, W)
+
+
+def _pair(inputs: int, middle: int, outputs: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for before, after in ((inputs, middle), (middle, outputs)):
+        layers += [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers)
+
+
+def _joined(skip: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Both side by side, ``x`` at twice its size; where pooling dropped an odd row or column, the first one is repeated."""
+    x = F.interpolate(x, scale_factor=2, mode="bilinear")
+    rows, columns = skip.shape[2] - x.shape[2], skip.shape[3] - x.shape[3]
+    if rows or columns:
+        x = F.pad(x, (columns, 0, rows, 0), mode="replicate")
+    return torch.cat([skip, x], 1)
+
+
+def corrected(output: torch.Tensor, mean: torch.Tensor, spread: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation of the corrected forecast; an output of zeros leaves the ensemble as it is.
+
+    Args:
+        output: of the network, (B, 2, H, W).
+        mean: of the ensemble, (B, H, W), in the variable's unit.
+        spread: standard deviation of the ensemble, (B, H, W), in the same unit.
+    """
+    shift, log_factor = output.float().unbind(1)  # (B, H, W) each
+    return mean + shift * spread, spread * log_factor.clamp(-_LOG_SPREAD_LIMIT, _LOG_SPREAD_LIMIT).exp()
+
+
+def gaussian_crps(mean: torch.Tensor, std: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """Continuous ranked probability score of Gaussian forecasts, the mean over all points, in the unit of ``truth``.
+
+    Closed form of Gneiting et al., Monthly Weather Review 133 (2005), equation 5: with z = (truth - mean) / std,
+    ``std * (z * (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi))``.
+    """
+    z = (truth - mean) / std
+    centred_cdf = torch.erf(z / math.sqrt(2))  # 2 Phi(z) - 1
+    density = torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
+    return (std * (z * centred_cdf + 2 * density - 1 / math.sqrt(math.pi))).mean()
+
+
+def build(ctx: BuildContext[Params]) -> Task:
+    """Build the network, Adam, and the stream of ``[fields (B, 14, H, W), mean, spread, analysis (B, H, W)]``."""
+    params = ctx.params
+    grid = (params.rows or GRID[0], params.columns or GRID[1])
+
+    def files(folder: Any, split: Any) -> EnsembleSamples:
+        nonlocal grid
+        samples = EnsembleSamples(folder, split, grid if params.rows and params.columns else None)
+        grid = samples.grid
+        return samples
+
+    made = Synthetic("ap4", partial(synthetic_forecast, grid=grid), SAMPLES_WITHOUT_FILES, ctx.seed)
+    with ctx.phase("data"):
+        given = open_input(ctx, "ap4", files, made)
+    torch.manual_seed(ctx.seed)
+    model = EnsembleUNet().to(ctx.device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=params.learning_rate, fused=ctx.fused)
+    facts = counted_facts("forecast", model, given, _flops(grid), bytes_per_sample=4 * CHANNELS * grid[0] * grid[1])
+
+    def loss(net: torch.nn.Module, batch: Any) -> torch.Tensor:
+        fields, mean, spread, analysis = batch
+        return gaussian_crps(*corrected(net(fields), mean, spread), analysis)
+
+    return given.task(model, optimizer, loss, facts, predict=lambda net, batch: corrected(net(batch[0]), *batch[1:3]))
+
+
+def _flops(grid: tuple[int, int]) -> tuple[float, float]:
+    """FLOPs of one forecast: forward, and forward with backward."""
+    with torch.device("meta"):
+        model, fields = EnsembleUNet(), torch.empty(1, CHANNELS, *grid)
+        return forward_and_training_flops(lambda: model(fields).sum(), 1)
+
+
+def check(params: Params, folder: Path) -> None:
+    """See that the five files are there, with their variables."""
+    if params.data == "files" and params.folder is not None:
+        EnsembleSamples(folder / params.folder)

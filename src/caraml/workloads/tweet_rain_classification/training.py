@@ -1,24 +1,38 @@
-"""Short texts with the rain that fell where they were written, from NetCDF files."""
+"""Short texts with the rain that fell where they were written, from NetCDF files, and DeBERTa-v3-small as a classifier of them.
+
+The network of MAELSTROM's second application (deliverable D3.7, section 4.3): 141,896,450 parameters, random or trained before. The
+architecture (He et al., arXiv 2111.09543) is that of the ``transformers`` library; its sizes stand here, so that nothing is fetched.
+"""
 
 from __future__ import annotations
 
 import re
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from caraml.base.errors import InputError
 from caraml.base.format import count
-from caraml.workloads.pretrained import find_tokenizer
+from caraml.data.loader import Synthetic
+from caraml.workloads import make_torchvision_importable
+from caraml.workloads.base import BuildContext, Task, counted_facts, given_path
+from caraml.workloads.flops import forward_and_training_flops
+from caraml.workloads.pretrained import find_tokenizer, load_weights, read_config
+from caraml.workloads.tweet_rain_classification import Params
+from caraml.workloads.weather import check_files, open_input
 from caraml.workloads.weather.netcdf import Layout, NetcdfFiles, find_files, write_netcdf
 from caraml.workloads.weather.samples import Sample, Split, WeatherSamples, complete
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+SAMPLES_WITHOUT_FILES = 148_000
+"""Texts in an epoch of random data: as many as the report's training set has."""
 LAYOUT = Layout({"text_normalized": ("index",), "tp_h": ("index",)}, {})
 RAINING_ABOVE = 1e-8
 """Precipitation of the hour [m] above which a text counts as written in rain."""
@@ -130,3 +144,116 @@ def _stratified(labels: np.ndarray[Any, Any], split: Split) -> np.ndarray[Any, A
         cut = round(_TRAINING_SHARE * len(indices))
         chosen.append(indices[:cut] if split == "train" else indices[cut:])
     return np.sort(np.concatenate(chosen))
+
+
+VOCABULARY = 128_100
+LABELS = 2
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {"hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 3072},
+    "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128},
+}
+"""By preset: the published ones, and some for machines that cannot train these; the vocabulary stays."""
+
+_DECIDES = [
+    *("vocab_size", "hidden_act", "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "relative_attention", "share_att_key"),
+    *("max_relative_positions", "position_buckets", "norm_rel_ebd", "pos_att_type", "position_biased_input"),
+]
+"""What computes something else with another value."""
+
+
+def deberta_config(sizes: dict[str, Any]) -> Any:
+    """The ``transformers`` configuration of DeBERTa-v3 with these sizes."""
+    from transformers import DebertaV2Config
+
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        **sizes,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 0,
+        "initializer_range": 0.02,
+        "layer_norm_eps": 1e-7,
+        "relative_attention": True,
+        "max_relative_positions": -1,
+        "position_buckets": 256,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_biased_input": False,
+        "pad_token_id": 0,
+        "pooler_dropout": 0.0,
+        "pooler_hidden_act": "gelu",
+        "pooler_hidden_size": sizes["hidden_size"],
+        "cls_dropout": 0.1,
+        "num_labels": LABELS,
+    }
+    return DebertaV2Config(**settings)
+
+
+class TweetClassifier(torch.nn.Module):
+    """Token ids int64 (B, T), 0 where there is no token, to scores (B, 2) of "dry" and "raining"."""
+
+    def __init__(self, sizes: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        make_torchvision_importable()  # transformers imports it, needed or not
+        from transformers import DebertaV2ForSequenceClassification
+
+        self.network = DebertaV2ForSequenceClassification(deberta_config(sizes or SIZES["small"]))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Scores before the softmax."""
+        return self.network(input_ids=tokens, attention_mask=(tokens != 0).long()).logits
+
+
+def check_config(folder: Path, sizes: dict[str, Any]) -> None:
+    """Raise ``InputError`` for the folder of another network."""
+    ours, names = deberta_config(sizes).to_dict(), [*sizes, *_DECIDES]
+    read_config(folder, "deberta-v2", {name: ours[name] for name in names}, SIZES)
+
+
+def trained(model: TweetClassifier, folder: Path, sizes: dict[str, Any]) -> None:
+    """Fill the network with the weights of a folder; its head stays as it was drawn. Raises ``InputError`` for those of another network."""
+    check_config(folder, sizes)
+    load_weights(model.network, folder, head=("pooler.", "classifier."))
+
+
+def build(ctx: BuildContext[Params]) -> Task:
+    """Build the network, AdamW, and the stream of ``[tokens (B, T), labels (B,)]``, int64."""
+    params, sizes = ctx.params, SIZES[ctx.params.preset]
+    pieces = None
+    if params.weights is not None:
+        check_config(given_path(params.weights), sizes)
+        pieces = pieces_of(given_path(params.weights), VOCABULARY)
+    made = Synthetic("ap2", partial(synthetic_tweet, tokens=params.tokens, vocabulary=VOCABULARY), SAMPLES_WITHOUT_FILES, ctx.seed)
+    with ctx.phase("data"):
+        given = open_input(ctx, "ap2", lambda folder, split: TweetSamples(folder, params.tokens, VOCABULARY, split, pieces), made)
+    torch.manual_seed(ctx.seed)
+    model = TweetClassifier(sizes)
+    if params.weights is not None:
+        trained(model, given_path(params.weights), sizes)
+    model = model.to(ctx.device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=params.learning_rate, weight_decay=params.weight_decay, fused=ctx.fused)
+    facts = counted_facts("text", model, given, _flops(params), bytes_per_sample=8 * params.tokens)
+
+    def loss(net: torch.nn.Module, batch: Any) -> torch.Tensor:
+        tokens, labels = batch
+        return F.cross_entropy(net(tokens).float(), labels)
+
+    return given.task(model, optimizer, loss, facts, predict=lambda net, batch: net(batch[0]))
+
+
+def _flops(params: Params) -> tuple[float, float]:
+    """FLOPs of one text: forward, and forward with backward. Dropout and masks count nothing."""
+    with torch.device("meta"):
+        model = TweetClassifier(SIZES[params.preset])
+        tokens = torch.ones(2, params.tokens, dtype=torch.int64)
+        return forward_and_training_flops(lambda: model(tokens).sum(), 2)
+
+
+def check(params: Params, folder: Path) -> None:
+    """See that the weights are a DeBERTa's of the preset's sizes, and that files are of tweets."""
+    if params.weights is not None:
+        check_config(folder / params.weights, SIZES[params.preset])
+    check_files(params, folder)

@@ -1,23 +1,35 @@
-"""Patches of forecast fields for temperature post-processing, from NetCDF files of one forecast start each."""
+"""Temperature post-processing: patches of forecast fields from NetCDF files of one forecast start each, and a U-Net that turns them into
+quantiles of the temperature error.
+
+The network of MAELSTROM's first application (deliverable D3.7, section 4.2): 1,314,019 parameters and 6,016 running statistics. All
+convolutions but those after an upsampling see one pixel; only these and the pooling mix neighbours.
+"""
 
 from __future__ import annotations
 
-import bisect
 import itertools
-import reprlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import yaml
+from torch import nn
+from torch.nn import functional as F
 
-from caraml.base.errors import InputError, in_a_line
+from caraml.base.errors import InputError
 from caraml.base.files import write_file
-from caraml.base.limits import LINE, read_text
+from caraml.data.loader import Synthetic
+from caraml.workloads.base import BuildContext, Task, counted_facts
+from caraml.workloads.flops import forward_and_training_flops
+from caraml.workloads.temperature_postprocessing import Params
+from caraml.workloads.weather import open_input
 from caraml.workloads.weather.netcdf import Layout, NetcdfFiles, find_files, write_netcdf
-from caraml.workloads.weather.samples import Sample, Split, WeatherSamples, complete, smooth, split_files, without_gaps
+from caraml.workloads.weather.samples import Sample, Split, WeatherSamples, complete, read_scales, smooth, split_files, without_gaps
 
+SAMPLES_WITHOUT_FILES = 8192
+"""Samples in an epoch of random data: the report's 34 GiB."""
 PREDICTORS = (
     "air_temperature_0.1_2m",
     "air_temperature_0.9_2m",
@@ -29,6 +41,8 @@ PREDICTORS = (
     "y_wind_10m",
 )
 STATIC_PREDICTORS = ("altitude", "analysis_std", "bias_recent", "land_area_fraction", "model_altitude", "model_laf")
+FIELDS = 17
+"""Predictors, static ones, row, column and lead time."""
 FORECAST = PREDICTORS.index("air_temperature_2m")
 LAYOUT = Layout(
     {
@@ -64,7 +78,8 @@ class TemperatureSamples(WeatherSamples):
         """
         self.patch = patch
         self.files = NetcdfFiles(split_files(find_files(folder, "*.nc"), split), LAYOUT)
-        self._mean, self._std = _normalization(folder / NORMALIZATION)
+        scales = read_scales(folder / NORMALIZATION, (*PREDICTORS, *STATIC_PREDICTORS)).values()
+        self._mean, self._std = (np.array(values, np.float32) for values in zip(*scales, strict=True))
         counts = []
         for number, lengths in enumerate(self.files.lengths):
             self._check_names(number)
@@ -75,17 +90,12 @@ class TemperatureSamples(WeatherSamples):
                     "use a smaller patch",
                 )
             counts.append(lengths["leadtime"] * (lengths["y"] // patch) * (lengths["x"] // patch))
-        self._ends = list(itertools.accumulate(counts))
+        self.ends = list(itertools.accumulate(counts))
         self.files.close()
-
-    def __len__(self) -> int:
-        """Patches x lead times, over all files."""
-        return self._ends[-1]
 
     def __getitem__(self, position: int) -> Sample:
         """Sample ``position``: one patch of one lead time."""
-        number = bisect.bisect_right(self._ends, position)
-        index = position - (self._ends[number - 1] if number else 0)
+        number, index = self.place(position)
         lengths, patch = self.files.lengths[number], self.patch
         index, column = divmod(index, lengths["x"] // patch)
         leadtime, row = divmod(index, lengths["y"] // patch)
@@ -108,7 +118,7 @@ class TemperatureSamples(WeatherSamples):
 
 def synthetic_patch(rng: np.random.Generator, patch: int) -> tuple[Any, ...]:
     """A patch of uniform noise and a target of noise."""
-    return rng.random((17, patch, patch), dtype=np.float32), rng.random((1, patch, patch), dtype=np.float32)
+    return rng.random((FIELDS, patch, patch), dtype=np.float32), rng.random((1, patch, patch), dtype=np.float32)
 
 
 def write_lookalike(folder: Path, size: str, seed: int, only: int | None = None) -> None:
@@ -160,18 +170,87 @@ def _write_normalization(path: Path, predictors: Any, static: Any) -> None:
     write_file(path, yaml.safe_dump(table))
 
 
-def _normalization(path: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Means and standard deviations (14,) in the order of the predictors."""
-    try:
-        table = yaml.safe_load(read_text(path, LINE))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise InputError(
-            f"{path}: not readable: {in_a_line(error)}", "it holds `name: [mean, standard deviation]` for each predictor"
-        ) from error
-    pairs = []
-    for name in (*PREDICTORS, *STATIC_PREDICTORS):
-        pair = table.get(name) if isinstance(table, dict) else None
-        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(value, int | float) for value in pair) and pair[1] > 0):
-            raise InputError(f"{path}: {name}: found {reprlib.repr(pair):.100}; expected [mean, standard deviation above 0]")
-        pairs.append(pair)
-    return np.array([mean for mean, _ in pairs], np.float32), np.array([std for _, std in pairs], np.float32)
+QUANTILES = (0.1, 0.5, 0.9)
+LEVELS = 6
+_WIDTH = 16
+
+
+class TemperatureUNet(nn.Module):
+    """Fields (B, 17, H, W) to quantiles (B, 3, H, W); H and W multiples of 32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [_WIDTH * 2**level for level in range(LEVELS)]  # 16 ... 512
+        self.encoder = nn.ModuleList(_pair(before, width) for before, width in zip([FIELDS, *widths], widths, strict=False))
+        ascending = widths[-2::-1]  # 256 ... 16
+        self.narrow = nn.ModuleList(nn.Conv2d(2 * width, width, 1) for width in ascending)
+        self.sharpen = nn.ModuleList(nn.Conv2d(width, width, 2) for width in ascending)
+        self.decoder = nn.ModuleList(_pair(2 * width, width) for width in ascending)
+        self.head = nn.Conv2d(_WIDTH, len(QUANTILES), 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Quantiles of the target, in the order of :data:`QUANTILES`."""
+        skips = []
+        for level, block in enumerate(self.encoder):
+            x = block(F.max_pool2d(x, 2) if level else x)  # (B, 16 * 2^level, H / 2^level, W / 2^level)
+            skips.append(x)
+        skips.pop()
+        for narrow, sharpen, block in zip(self.narrow, self.sharpen, self.decoder, strict=True):
+            x = F.interpolate(F.relu(narrow(x)), scale_factor=2, mode="nearest")  # (B, C, 2h, 2w)
+            x = F.relu(sharpen(F.pad(x, (0, 1, 0, 1))))  # "same" for an even kernel: one column right, one row below
+            x = block(torch.cat([skips.pop(), x], 1))  # (B, C, 2h, 2w)
+        return self.head(x)
+
+
+def _pair(inputs: int, outputs: int) -> nn.Sequential:
+    """Twice: convolution of one pixel, normalisation without scale and shift, ReLU."""
+    layers: list[nn.Module] = []
+    for channels in (inputs, outputs):
+        layers += [nn.Conv2d(channels, outputs, 1), nn.BatchNorm2d(outputs, eps=1e-3, momentum=0.01, affine=False), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def pinball_loss(predicted: torch.Tensor, truth: torch.Tensor, quantiles: tuple[float, ...] = QUANTILES) -> torch.Tensor:
+    """Quantile score, the mean over quantiles and points of ``q * max(e, 0) + (1 - q) * max(-e, 0)``, e = truth - predicted.
+
+    Koenker and Bassett, Econometrica 46 (1978). Its expectation is least where ``predicted`` is the quantile.
+
+    Args:
+        predicted: (B, Q, H, W).
+        truth: (B, 1, H, W), in the same unit.
+        quantiles: Q levels.
+    """
+    error = truth - predicted
+    levels = _levels(quantiles, error)
+    return torch.maximum(levels * error, (levels - 1) * error).mean()
+
+
+def _levels(quantiles: tuple[float, ...], like: torch.Tensor) -> torch.Tensor:
+    """(1, Q, 1, 1), filled on the device: a copy from the host would synchronise every step."""
+    return torch.cat([torch.full((1, 1, 1, 1), level, device=like.device, dtype=like.dtype) for level in quantiles], 1)
+
+
+def build(ctx: BuildContext[Params]) -> Task:
+    """Build the network, Adam, and the stream of ``[fields (B, 17, P, P), target (B, 1, P, P)]``."""
+    params = ctx.params
+    made = Synthetic("ap1", partial(synthetic_patch, patch=params.patch), SAMPLES_WITHOUT_FILES, ctx.seed)
+    with ctx.phase("data"):
+        given = open_input(ctx, "ap1", lambda folder, split: TemperatureSamples(folder, params.patch, split), made)
+    torch.manual_seed(ctx.seed)
+    model = TemperatureUNet().to(ctx.device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=params.learning_rate, fused=ctx.fused)
+    facts = counted_facts("patch", model, given, _flops(params), bytes_per_sample=4 * FIELDS * params.patch**2)
+
+    def loss(net: torch.nn.Module, batch: Any) -> torch.Tensor:
+        fields, target = batch
+        return pinball_loss(net(fields).float(), target)
+
+    return given.task(model, optimizer, loss, facts, predict=lambda net, batch: net(batch[0]))
+
+
+def _flops(params: Params) -> tuple[float, float]:
+    """FLOPs of one patch: forward, and forward with backward."""
+    with torch.device("meta"):
+        model = TemperatureUNet()
+        fields, target = torch.empty(2, FIELDS, params.patch, params.patch), torch.empty(2, 1, params.patch, params.patch)
+        return forward_and_training_flops(lambda: pinball_loss(model(fields), target), 2)
