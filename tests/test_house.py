@@ -151,6 +151,9 @@ LINES = {
     "verify": 1_061,
     "worker": 2_141,
     "workloads": 8_945,
+    "verify": 1_029,
+    "worker": 2_098,
+    "workloads": 8_946,
 }
 FILES = 228
     "workloads": 8_758,

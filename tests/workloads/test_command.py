@@ -295,7 +295,7 @@ def test_a_program_whose_node_alone_has_a_meter_shows_the_node_s_energy(
     known = unknown_energy(record, [record])
     assert known is not None and known[0].endswith("(node)") and " J/image" in known[0]
     assert float(known[0].split()[0]) == pytest.approx(20 * record.window.seconds, rel=0.006), "three digits are shown"
-    assert source(record, "node_energy").startswith("sensor of the whole node; boundary node_ac: pdu.csv")
+    assert source(record, "node_energy").startswith("boundary node_ac: pdu.csv")
 
 
 @pytest.mark.parametrize("runs", [1, 3])

@@ -268,10 +268,10 @@ def prove(out: Path, watcher: Watcher, place: Place | None = None) -> list[Findi
     """
     store, known = Store(out / FOLDER), place or here()
     with _environment({POWER_SOURCES: SOURCE, OVERRIDE: "cpu"}):
-        findings = measure("suite.toml", known.cpus, known, store, watcher)
+        findings = _measured(load_suite(str(HERE / "suite.toml")), known.cpus, known, store, watcher)
         if known.nodes > 1:
             findings += over_nodes(known, store, watcher)
-    findings += measure("real.toml", known.system, known, store, watcher)
+    findings += _measured(load_suite(str(HERE / "real.toml")), known.system, known, store, watcher)
     if known.name == LOCAL:
         findings += machine_findings(detect())
     else:
@@ -297,11 +297,6 @@ def write(path: Path, findings: Sequence[Finding]) -> None:
     write_file(path, json.dumps(content, indent=1, ensure_ascii=False))
 
 
-def measure(suite: str, system: System, place: Place, store: Store, watcher: Watcher) -> list[Finding]:
-    """Findings about every point of one of our suites, measured anew."""
-    return _measured(load_suite(str(HERE / suite)), system, place, store, watcher)
-
-
 def over_nodes(place: Place, store: Store, watcher: Watcher) -> list[Finding]:
     """Findings about work that goes over several nodes with unequal sensors. On this machine alone, processes of it play the nodes."""
     file, system, findings = load_suite(str(HERE / NODES)), place.cpus, []
@@ -322,10 +317,12 @@ def _played(machine: Machine, store: Store, file: SuiteFile) -> list[Record]:
 
 
 def _measured(file: SuiteFile, system: System, place: Place, store: Store, watcher: Watcher) -> list[Finding]:
-    options = Options(launcher=place.name)
-    return _claimed(
-        file, lambda file: run_campaign(Campaign(file, system, store, place.launcher(store.root), watcher, True, options)), store
-    )
+    """Findings about every point of a suite, measured anew."""
+
+    def run(file: SuiteFile) -> list[Record]:
+        return run_campaign(Campaign(file, system, store, place.launcher(store.root), watcher, True, Options(launcher=place.name)))
+
+    return _claimed(file, run, store)
 
 
 def _claimed(file: SuiteFile, run: Callable[[SuiteFile], Iterable[Record]], store: Store) -> list[Finding]:

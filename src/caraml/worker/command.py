@@ -156,7 +156,7 @@ class CommandWorker:
 
     def _edge(self, name: str, together: bool = False) -> float:
         """The window opens or closes, on all nodes; returns when on this one. ``together``: not before the others."""
-        self._others.edge(name)
+        self._others.note("edge", name)
         if together:
             self._others.wait()
         at = self._instruments.edge() if self._instruments is not None else time.monotonic()
@@ -168,7 +168,7 @@ class CommandWorker:
 
         ``at`` is when it was so on this node, if that is over: the others are told as late, and their bounds have it.
         """
-        self._others.mark(name)
+        self._others.note("mark", name)
         if name == "start":
             self._others.wait()
         at = time.monotonic() if at is None else at

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from caraml.engine.instruments import Instruments, NodeSummary
 from caraml.power.merge import displaced
@@ -108,15 +109,11 @@ class OtherNodes:
         """Begin to measure the idle power of every node; returns at once."""
         self._say("idle", f"{seconds}")
 
-    def edge(self, name: str) -> None:
-        """Open or close the window on every node; returns at once."""
-        self._say("edge", name)
-        self._noted(name)
-
-    def mark(self, name: str) -> None:
-        """Note an instant on every node; returns at once."""
-        self._say("mark", name)
-        self._noted(name)
+    def note(self, word: Literal["edge", "mark"], name: str) -> None:
+        """Open or close the window on every node (``edge``), or note an instant there (``mark``); returns at once."""
+        self._say(word, name)
+        now = time.monotonic()
+        self._instants[name] = _Instant(self._number, now, now)
 
     def reached(self, name: str, at: float) -> None:
         """When this node came to an instant that the others were told of."""
@@ -187,10 +184,6 @@ class OtherNodes:
         except OSError:  # they have ended; no answer says so
             pass
 
-    def _noted(self, name: str) -> None:
-        now = time.monotonic()
-        self._instants[name] = _Instant(self._number, now, now)
-
     def _wait(self, number: int, patience: float) -> None:
         """Until every node that counts has answered an instruction, or nothing more can come."""
         if self._steps is None:
@@ -212,7 +205,12 @@ class OtherNodes:
             if node is None or not number.isdecimal():
                 continue  # words of Slurm's, or of a library
             with self._changed:
-                self._heard(node, int(number), text, at)
+                if number == "0":
+                    node.host = text
+                if text.startswith("+"):
+                    node.summary += text[1:]
+                else:
+                    node.answered[int(number)] = at
                 self._changed.notify_all()
         with self._changed:
             self._ended = True
@@ -237,15 +235,6 @@ class OtherNodes:
             for node in self._nodes.values():
                 node.late = node.late or node.host == host
             self._changed.notify_all()
-
-    @staticmethod
-    def _heard(node: _Node, number: int, text: str, at: float) -> None:
-        if number == 0:
-            node.host = text
-        if text.startswith("+"):
-            node.summary += text[1:]
-        else:
-            node.answered[number] = at
 
 
 def _unknown(reason: str) -> NodeSummary:
