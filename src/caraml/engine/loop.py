@@ -67,7 +67,7 @@ class MeasuringLoop:
 
     def __enter__(self) -> MeasuringLoop:
         """Begin with the first step. Collective: every rank measures."""
-        self._begin_first_step(self._after_first_step)
+        self._begin_first_step()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -133,11 +133,11 @@ class MeasuringLoop:
         self._look, self._first_outcome = look, len(self._outcomes)
         self._anchor, self._timer = self._device.now() if at is None else at, StepTimer(self._device)
 
-    def _begin_first_step(self, after: Callable[[], None]) -> None:
+    def _begin_first_step(self) -> None:
         self._enter("first_step")
         self._hooks.progress(Progress("first_step"))
         self._device.synchronize()
-        self._begin(after)
+        self._begin(self._after_first_step)
         self._left = 1
 
     def _end_first_step(self) -> None:
@@ -296,7 +296,7 @@ class EpochLoop(MeasuringLoop):
         self._ranks.barrier()
         self._began, self._ahead = self._device.now(), self._per_epoch
         if self._number == 1:
-            self._begin_first_step(self._after_first_step)
+            self._begin_first_step()
         else:
             self._begin_training()
 

@@ -125,11 +125,6 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
-def gradient_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:
-    """A loss scaler, active for fp16 only."""
-    return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-
-
 def freeze(model: nn.Module, precision: Precision) -> tuple[nn.Module, dict[str, Any]]:
     """A model in evaluation mode for forward passes only, and what a record says of it. The given model is used up.
 

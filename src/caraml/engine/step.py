@@ -13,7 +13,7 @@ import torch
 from caraml.base.errors import InputError
 from caraml.engine.device import CudaGraph
 from caraml.engine.graph import GraphedPasses, Passes, rates_on_device, refusal
-from caraml.engine.precision import autocast, freeze, gradient_scaler
+from caraml.engine.precision import autocast, freeze
 from caraml.engine.ranks import copies, exchange_copies
 from caraml.engine.steps import Batches, Step, StepOutcome, rates
 from caraml.suite.model import Point
@@ -87,7 +87,7 @@ class TrainStep:
     ) -> None:
         self._task, self._point, self._device = task, point, device
         self._batches = Batches(batches)
-        self._scaler = gradient_scaler(point.precision, device)
+        self._scaler = torch.amp.GradScaler(device.type, enabled=point.precision == "fp16")
         self._model = _wrapped(task.model, point, device)
         self._one = torch.ones((), device=device)
         self._run: Passes = self._passes
@@ -165,7 +165,7 @@ class OwnStep:
                 "passes, expected 'default' or 'max-autotune-no-cudagraphs'"
             )
         self._batches, self._point, self._device = Batches(batches), point, device
-        self._scaler = gradient_scaler(point.precision, device)
+        self._scaler = torch.amp.GradScaler(device.type, enabled=point.precision == "fp16")
         self._one = torch.ones((), device=device)
         self._step = task.own_step(self)
 

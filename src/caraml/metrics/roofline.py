@@ -11,18 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from caraml.base.format import human
-from caraml.metrics.model import (
-    Bandwidth,
-    DescribedRun,
-    Facts,
-    Measured,
-    Metric,
-    MetricDefinition,
-    Peak,
-    Window,
-    scaled,
-    unknown,
-)
+from caraml.metrics.model import Bandwidth, DescribedRun, Facts, Measured, Metric, MetricDefinition, Peak, Window, scaled, unknown
 from caraml.system.model import DType
 
 if TYPE_CHECKING:
