@@ -144,7 +144,7 @@ LINES = {
     "metrics": 1_741,
     "engine": 4_195,
     "launch": 1_761,
-    "metrics": 1_496,
+    "metrics": 1_493,
     "power": 5_074,
     "reference": 477,
     "report": 5_002,

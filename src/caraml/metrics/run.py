@@ -91,10 +91,7 @@ DEFINITIONS: dict[str, MetricDefinition] = {
         "Median batch", "s", "lower", "Median batch of the epoch that counts, without its first and its last batch.", step_table
     ),
     "throughput_first_epoch": MetricDefinition(
-        "Rate of first epoch",
-        "{item}/s",
-        "higher",
-        "Items over time of the first epoch's training part, with compilation and start-up.",
+        "Rate of first epoch", "{item}/s", "higher", "Items over time of the first epoch's training part, with compilation and start-up."
     ),
     "throughput_later_epochs": MetricDefinition(
         "Rate of later epochs", "{item}/s", "higher", "Items over time of the training parts of all epochs after the first."

@@ -121,7 +121,8 @@
 /** Everything about one number, a fact a line. */
 function numberText(metrics, point, [name, , , value, uncertainty, scope, source, note]) {
   const lines = [metrics[name][1]];
-  if (value !== null) lines.push(uncertainty, point.window, `source: ${source}`);
+  if (value !== null) lines.push(uncertainty, point.window);
+  if (value !== null && source !== lines[0]) lines.push(`source: ${source}`);
   if (scope) lines.push(`boundary: ${scope}`);
   if (note) lines.push(`note: ${note}`);
   return lines.join("\n");
