@@ -64,29 +64,23 @@ class Estimate:
         """The same of the interval that misses with probability ``alpha``."""
         return min(t_critical(1 - alpha / 2, self.dof) * self.sd, _LARGEST) if self.sd else 0.0
 
-    def p_beyond(self, least: float = 0.0) -> float:
-        """Two-sided probability of a value this far from 1 if the truth differs by at most ``least`` (of the logarithm) and the bound.
-
-        1 where the error is not known.
-        """
-        beyond = abs(math.log(self.value)) - self.bound - least
+    def p_beyond(self) -> float:
+        """Two-sided probability of a value this far from 1 if the truth differs by at most the bound; 1 where the error is not known."""
+        beyond = abs(math.log(self.value)) - self.bound
         if self.sd is None or beyond <= 0:
             return 1.0
         return t_tail(beyond / self.sd, self.dof) if self.sd else 0.0
 
-    def is_within(self, margin: float, alpha: float = 0.05) -> bool:
-        """Whether the truth is shown to differ from 1 by less than ``margin``, the bound included: two one-sided tests (Schuirmann)."""
+    def is_within(self, margin: float) -> bool:
+        """Whether the truth is shown to differ from 1 by less than ``margin``, the bound included: two one-sided tests of 5 %
+        (Schuirmann)."""
         if self.sd is None:
             return False
-        return abs(math.log(self.value)) + self.bound + self.reach_of(2 * alpha) < math.log1p(margin)
+        return abs(math.log(self.value)) + self.bound + self.reach_of(2 * 0.05) < math.log1p(margin)
 
     def for_all_of(self, count: int) -> Estimate:
         """The estimate with an interval that holds together with those of ``count - 1`` others in 95 % of cases (Bonferroni)."""
         return self if not self.sd else replace(self, sd=self.sd * self.reach_of((1 - CONFIDENCE) / count) / self.reach)
-
-    def times(self, other: Estimate) -> Estimate:
-        """The product with an independent estimate."""
-        return Estimate(self.value * other.value, *_added(self, other))
 
     def over(self, other: Estimate) -> Estimate:
         """The quotient by an independent estimate."""

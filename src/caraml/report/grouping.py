@@ -364,9 +364,9 @@ ENERGY = Quantity("energy", "Energy", "J", _energy)
 ACTION = Quantity("energy_time_product", "Action", "J s", _action)
 
 
-def several_boundaries(records: Iterable[Record], name: str = COST.name) -> bool:
+def several_boundaries(records: Iterable[Record]) -> bool:
     """Whether known energies of some records have different boundaries, so that they do not compare."""
-    return len({metric.scope for one in records if (metric := one.metrics.get(name)) is not None and metric.value is not None}) > 1
+    return len({metric.scope for one in records if (metric := one.metrics.get(COST.name)) is not None and metric.value is not None}) > 1
 
 
 def unknown_energy(record: Record, runs: Sequence[Record]) -> tuple[str, str] | None:

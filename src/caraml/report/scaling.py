@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.grouping import told_apart
@@ -36,8 +36,6 @@ from caraml.results.record import Record
 
 MOST_LAWS = 12
 """Families to which laws are fitted, which takes longer than all else; ``caraml scaling`` fits them to any number."""
-_RATE: Basis = "training"
-"""The rate that a device's is told of: items per second of the training part."""
 FEWEST_ATTEMPTS = 3
 """Attempts from which a result over time is worth a figure."""
 
@@ -63,39 +61,25 @@ def _efficiency(name: str, families: Sequence[ScalingFamily]) -> ReportFigure:
     names = _names(families)
     shown, more = first(list(families), MOST_SERIES, "line")
     bases = list(dict.fromkeys(curve.basis for family in shown for curve in family.curves))
-    if len(families) == 1:
-        lines: list[str] = [*bases]
-        panels: list[tuple[str, list[Curve | None]]] = [("efficiency", [*families[0].curves])]
-    else:
-        lines = [names[family.name] for family in shown]
-        panels = [(f"efficiency, {_TOLD.get(basis, basis)}", [family.curve(basis) for family in shown]) for basis in bases]
+    alone: list[Curve | None] = [*families[0].curves] if len(families) == 1 else []
+    lines: list[str] = [*bases] if alone else [names[family.name] for family in shown]
     x = _Across([size for family in shown for curve in family.curves for size in curve.sizes])
     title = f"Scaling efficiency: {name}"
-    drawings = [
-        marks(
-            [
-                [_size_mark(line, curve, at, x) for at in range(len(curve.sizes))] if curve else []
-                for line, curve in zip(lines, curves, strict=True)
-            ],
-            x.axis,
-            Axis(f"{what} [%]", zero=True),
-            title if len(panels) == 1 else f"{what[0].upper()}{what[1:]}: {name}",
-        )
-        for what, curves in panels
-    ]
-    for what, unit, value in _PER_DEVICE:
-        curves = (
-            [*families[0].curves]
-            if len(families) == 1
-            else [family.curve("median batch" if what == "median" else _RATE) for family in shown]
-        )
-        drawings += _per_device(lines, curves, x, name, (what, unit.format(item=families[0].records[0].item), value))
+    told = {f"efficiency, {_TOLD.get(basis, basis)}": [family.curve(basis) for family in shown] for basis in bases}
+    drawings = []
+    for what, curves in ({"efficiency": alone} if alone else told).items():
+        about = title if alone or len(told) == 1 else f"{what[0].upper()}{what[1:]}: {name}"
+        drawings += _panel(lines, curves, x, what=what, about=about, unit="", value=lambda _, size: _metric(size.efficiency))
+    item = families[0].records[0].item
+    for what, basis, unit, value in _PER_DEVICE:
+        curves, about = alone or [family.curve(basis) for family in shown], f"{what[0].upper()}{what[1:]}: {name}"
+        drawings += _panel(lines, curves, x, what=what, about=about, unit=unit.format(item=item), value=value)
     columns = ["family", "rate", "devices", "nodes", "batch", "FLOP/s per device", "speed-up", "efficiency", "law"]
     listed = families[:MOST_SERIES]
     rows = [_size_row(names[one.name], curve, at) for one in listed for curve in one.curves for at in range(len(curve.sizes))]
     note = "Rate over that of the smallest number of devices, times the ratio of devices; the short lines show the 95 % interval."
     laws = families[0].curves[0].laws
-    note += f" {law_text(laws[0])}" if len(families) == 1 and laws else ""
+    note += f" {law_text(laws[0])}" if alone and laws else ""
     return ReportFigure(title, drawings, lines, "mark", columns, rows, note + more)
 
 
@@ -114,53 +98,38 @@ class _Across:
         return size.nodes if self.nodes else size.world
 
 
-def _of_rate(basis: Basis) -> Callable[[Curve, Size], Metric | None]:
+_Value: TypeAlias = Callable[[Curve, Size], Metric | None]
+
+
+def _of_rate(basis: Basis) -> _Value:
     """A curve's rate over its devices, if it is the rate of ``basis``."""
-
-    def value(curve: Curve, size: Size) -> Metric | None:
-        return scaled(_metric(size.mean or size.rate), 1 / size.world, "1") if curve.basis == basis else None
-
-    return value
+    return lambda curve, size: scaled(_metric(size.mean or size.rate), 1 / size.world, "1") if curve.basis == basis else None
 
 
 _TOLD: dict[Basis, str] = {"training": "training part"}
-_PER_DEVICE: tuple[tuple[str, str, Callable[[Curve, Size], Metric | None]], ...] = (
-    ("rate", "{item}/s", _of_rate("training")),
-    ("median", "sample/s", _of_rate("median batch")),
-    ("arithmetic", "FLOP/s", lambda _, size: size.flops),
+_PER_DEVICE: tuple[tuple[str, Basis, str, _Value], ...] = (
+    ("rate per device", "training", "{item}/s", _of_rate("training")),
+    ("rate of the median batch per device", "median batch", "sample/s", _of_rate("median batch")),
+    ("arithmetic of a device", "training", "FLOP/s", lambda _, size: size.flops),
 )
 """What one device does over their number: flat where scaling is perfect. EPICURE has the second of images, the third of language models."""
 
 
-def _per_device(
-    lines: Sequence[str],
-    curves: Sequence[Curve | None],
-    x: _Across,
-    name: str,
-    quantity: tuple[str, str, Callable[[Curve, Size], Metric | None]],
+def _panel(
+    lines: Sequence[str], curves: Sequence[Curve | None], x: _Across, *, what: str, about: str, unit: str, value: _Value
 ) -> list[Drawing]:
-    """A quantity of one device over the number of devices; nothing where no size has it."""
-    what, plain_unit, value = quantity
+    """A number of one device, or a share where there is no unit, over the number of devices; nothing where no size has it."""
     found = [[(size, metric) for size in curve.sizes if (metric := value(curve, size)) is not None] if curve else [] for curve in curves]
     values = [metric.value for one in found for _, metric in one if metric.value is not None]
     if not values:
         return []
-    factor, unit = counted(max(values), plain_unit)
-    series = [
-        [
-            marker(
-                x.place(size),
-                metric,
-                factor,
-                f"{line}, {count(size.world, 'device')}: {plain('', metric.value, plain_unit)} per device",
-                keys(size.keys),
-            )
-            for size, metric in one
-        ]
-        for line, one in zip(lines, found, strict=True)
-    ]
-    title = {"rate": "rate per device", "median": "rate of the median batch per device", "arithmetic": "arithmetic of a device"}[what]
-    return [marks(series, x.axis, Axis(f"{title} [{unit}]", zero=True), f"{title[0].upper()}{title[1:]}: {name}")]
+    factor, written_unit = counted(max(values), unit) if unit else (0.01, "%")
+    series: list[list[dict[str, Any]]] = [[] for _ in lines]
+    for line, one, drawn in zip(lines, found, series, strict=True):
+        for size, metric in one:
+            told = f"{plain('', metric.value, unit)} per device" if unit else written("mfu", metric)
+            drawn.append(marker(x.place(size), metric, factor, f"{line}, {count(size.world, 'device')}: {told}", keys(size.keys)))
+    return [marks(series, x.axis, Axis(f"{what} [{written_unit}]", zero=True), about)]
 
 
 def _names(families: Sequence[ScalingFamily]) -> dict[str, str]:
@@ -168,13 +137,6 @@ def _names(families: Sequence[ScalingFamily]) -> dict[str, str]:
     bases = [f"{device_name(one.records[0].point.device)} {batch_of(one.records[0].point, one.kind)}" for one in families]
     told = told_apart(bases, [one.details for one in families])
     return {one.name: printable(name) for one, name in zip(families, told, strict=True)}
-
-
-def _size_mark(line: str, curve: Curve, index: int, x: _Across) -> dict[str, Any]:
-    size = curve.sizes[index]
-    return marker(
-        x.place(size), _metric(size.efficiency), 0.01, f"{line}, {count(size.world, 'device')}: {_share(size.efficiency)}", keys(size.keys)
-    )
 
 
 def _size_row(name: str, curve: Curve, index: int) -> list[str]:
@@ -259,12 +221,12 @@ def _ratio(cell: Cell) -> str:
     return f"{ratio}, {cell.smallest} → {cell.best} devices"
 
 
-def histories(root: Path, records: Sequence[Record], metric: str = "throughput") -> tuple[list[ReportFigure], list[str]]:
+def histories(root: Path, records: Sequence[Record]) -> tuple[list[ReportFigure], list[str]]:
     """Every attempt at the work of ``records`` over time, where there are several; changes of the level first."""
     keys = {record.key for record in records}
     if not keys:
         return [], []
-    series = history(attempts([root], keys), metric)
+    series = history(attempts([root], keys))
     told = sorted((one for one in series if len(one.records) >= FEWEST_ATTEMPTS), key=lambda one: not one.changes)
     lines = repeated(records, ())
     means = labels([line.mean for line in lines])

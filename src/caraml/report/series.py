@@ -62,11 +62,11 @@ def downsampling_note(lines: Sequence[Line], most: int) -> str:
     )
 
 
-def distribution(values: Sequence[float], limit: int = QUANTILES) -> Points:
-    """The empirical distribution: (value, share of values at or below it), at most ``limit`` + 1 points, both ends kept."""
+def distribution(values: Sequence[float]) -> Points:
+    """The empirical distribution: (value, share of values at or below it), at most ``QUANTILES`` + 1 points, both ends kept."""
     ordered = sorted(values)
     n = len(ordered)
-    ranks = sorted({0, *(round(index * (n - 1) / limit) for index in range(limit + 1))}) if n > limit else range(n)
+    ranks = sorted({0, *(round(index * (n - 1) / QUANTILES) for index in range(QUANTILES + 1))}) if n > QUANTILES else range(n)
     return [(ordered[rank], (rank + 1) / n) for rank in ranks]
 
 
