@@ -139,6 +139,7 @@ LINES = {
     "campaign": 1_883,
     "cli": 1_661,
     "analysis": 3_960,
+    "analysis": 3_941,
     "base": 2_719,
     "campaign": 1_887,
     "cli": 1_650,

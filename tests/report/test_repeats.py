@@ -304,6 +304,7 @@ def test_disturbed_repeats_count_nowhere_where_others_are_there(tmp_path: Path) 
     assert (row.count, row.reason, row.flags) == ("2/3", line.lost, ["module_scope"])
     (choice, _), (of_table, *_) = advise([one for one in [*records, busy] if one.point.system == "b"])[0].choices, [line.mean]
     assert choice.rate == of_table.metrics["throughput"]
+    assert dict(findings(repeated([*records, busy])))["Quality"].endswith("; nothing disturbed them; 1 disturbed run left out")
     sides = [Side(name, tuple(one for one in [*records, busy] if one.point.system == name)) for name in ("a", "b")]
     comparison = compare(*sides)
     (change,) = [one for pair, one in comparison.changes if one.metric == "throughput" and " b16 " in pair.name]

@@ -276,13 +276,11 @@ def observations(
     is of no interest, as only ratios of their means are.
     """
     number = sessions_of(one for group in groups for one in group)
-    by_session: list[dict[int, list[Value]]] = []
-    for group in groups:
-        sessions: dict[int, list[Value]] = {}
+    everywhere = {number[id(one)] for group in groups for one in group}
+    by_session: list[dict[int, list[Value]]] = [{} for _ in groups]
+    for sessions, group in zip(by_session, groups, strict=True):
         for one in group:
             sessions.setdefault(number[id(one)], []).append(one)
-        by_session.append(sessions)
-    everywhere = {session for sessions in by_session for session in sessions}
     several = any(len(sessions) > 1 for sessions in by_session)
     hosts = {one.host for group in groups for one in group}
     assumed = (SESSION_SD if len(hosts) == 1 else SINGLE_RUN_SD) ** 2 if known and not several and len(everywhere) > 1 else 0.0

@@ -103,16 +103,6 @@ class _Learnt:
         dofs = _dof_of(float(self.weights @ (zeta(2, few)[which] + (logs - mean) ** 2)))
         return math.exp((mean - math.log(dofs / 2) + float(digamma(dofs / 2))) / 2), dofs
 
-    @property
-    def typical(self) -> float:
-        """Typical standard deviation of one observation; of two sides, the geometric mean."""
-        return math.exp(float(self.weights @ self.spread))
-
-    @property
-    def ratio(self) -> float:
-        """Standard deviation of the second side over that of the first."""
-        return math.exp(float(self.weights @ self.noisier) / 2)
-
 
 def _dof_of(log_variance: float) -> float:
     """Degrees of freedom of the scaled inverse chi-squared distribution whose logarithm varies by ``log_variance``: inverse trigamma."""
@@ -215,11 +205,12 @@ def _variation(pairs: Sequence[_Pair], metric: str) -> tuple[_Variation, str]:
     if learnt is None:
         assumed = f"{SINGLE_RUN_SD:.1%} from run to run is assumed" if known else "so its run-to-run variation is not known"
         return found, f"nothing was repeated{':' if known else ','} {assumed}"
-    words = f"from repeats: typically {learnt.typical:.2%} from one to the next, {dof} degree{'s' if dof > 1 else ''} of freedom"
+    typical, noisier = math.exp(float(learnt.weights @ learnt.spread)), math.exp(float(learnt.weights @ learnt.noisier) / 2)
+    words = f"from repeats: typically {typical:.2%} from one to the next, {dof} degree{'s' if dof > 1 else ''} of freedom"
     if known and any(any(pair) and not any(cell and cell.dof for cell in pair) for pair in pairs):
         words += f"; {SINGLE_RUN_SD:.1%} from run to run is assumed of work that was run once"
-    if not 0.67 < learnt.ratio < 1.5:
-        words += f"; B varies {learnt.ratio:.1f} times as much as A"
+    if not 0.67 < noisier < 1.5:
+        words += f"; B varies {noisier:.1f} times as much as A"
     words += "; what a session did to all of them cancels" if math.isfinite(common) else ""
     assumed_square = max(cell.sessions for cell in cells)
     if assumed_square:

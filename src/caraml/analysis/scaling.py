@@ -333,12 +333,10 @@ def matrix(solutions: Sequence[Solution], quantity: Quantity, best_by: Quantity 
     devices (other batch sizes, say) count by their best. Energies of different boundaries have neither a ratio nor a best.
     """
     cells = []
-    places: dict[tuple[str, str], list[Solution]] = {}
-    for one in solutions:
-        places.setdefault((one.row, one.column), []).append(one)
-    for (row, column), here in places.items():
-        by: Quantity = best_by or quantity
-        ranked = sorted((one for one in here if one.cost(by) is not None), key=lambda one: _value(one, by))
+    by: Quantity = best_by or quantity
+    for here in grouped(solutions, lambda one: (one.row, one.column)):
+        costs = [(cost.value, one) for one in here if (cost := one.cost(by)) is not None]
+        ranked = [one for _, one in sorted(costs, key=lambda pair: pair[0])]
         if len({one.devices for one in ranked}) < 2:
             continue
         smallest, best = min(one.devices for one in ranked), ranked[0]
@@ -347,9 +345,9 @@ def matrix(solutions: Sequence[Solution], quantity: Quantity, best_by: Quantity 
         ratio = None if ours is None or theirs is None else Estimate(1.0, 0.0) if best is first else ours.over(theirs)
         boundaries = {one.boundary or NOT_STATED for one in (ranked if by == "energy" else (best, first)) if one.energy is not None}
         if quantity == "energy" and len(boundaries) > 1:
-            cells.append(Cell(row, column, None, smallest, best.devices, f"{OTHER_BOUNDARIES}: {', '.join(sorted(boundaries))}"))
+            cells.append(Cell(best.row, best.column, None, smallest, best.devices, f"{OTHER_BOUNDARIES}: {', '.join(sorted(boundaries))}"))
         else:
-            cells.append(Cell(row, column, ratio, smallest, best.devices))
+            cells.append(Cell(best.row, best.column, ratio, smallest, best.devices))
     return cells
 
 
@@ -383,9 +381,3 @@ def _details(record: Record, way: str, but: Sequence[str] = ()) -> Axes:
 def device_name(device: str) -> str:
     """A device without how many of them a node has."""
     return device.rpartition(" x")[0] or device
-
-
-def _value(solution: Solution, quantity: Quantity) -> float:
-    cost = solution.cost(quantity)
-    assert cost is not None
-    return cost.value

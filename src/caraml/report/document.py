@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from caraml.analysis.bottleneck import Partners, bottleneck
-from caraml.analysis.grouping import counting, disturbances
+from caraml.analysis.grouping import counting, disturbances, valid
 from caraml.analysis.run_variation import INTERVAL
 from caraml.analysis.table import Steps, flat_table, raw_file, raw_files, read_steps, to_csv
 from caraml.analysis.table import rows as flat_rows
 from caraml.base.chart import standalone
 from caraml.base.errors import InputError
 from caraml.base.files import make_folder, write_file
-from caraml.base.format import percent, printable
+from caraml.base.format import count, percent, printable
 from caraml.metrics.definitions import title_of
 from caraml.report import figures, published, scaling, times
 from caraml.report import section as text
@@ -174,6 +174,8 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
     imprecise = [line for line in good if "imprecise" in line.mean.flags]
     told += f"; {len(imprecise)} of {len(good)} wider than asked for" if imprecise else ""
     told += f"; {len(disturbed)} of {len(good)} disturbed" if disturbed else "; nothing disturbed them"
+    dropped = sum(len(valid(line.runs)) - len(line.good) for line in good)
+    told += f"; {count(dropped, 'disturbed run')} left out" if dropped else ""
     found = [("Quality", told)]
     for title, quantity, sign in (("Fastest", TOTAL, -1), ("Least energy", COST, 1)):
         best = []

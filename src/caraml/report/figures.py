@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from caraml.analysis.bottleneck import RooflineRow, roofline
-from caraml.analysis.grouping import valid
+from caraml.analysis.grouping import grouped, valid
 from caraml.base.chart import Axis, Drawing, bars, cells, dots, marks, wide_range
 from caraml.base.format import count, prefixed, printable, significant
 from caraml.metrics.definitions import title_of, unit_of
@@ -135,10 +135,7 @@ def _batch(repeats: Sequence[Record]) -> int:
 
 def _by_batch(records: Sequence[Record]) -> list[list[Record]]:
     """Repeats together, by growing batch."""
-    found: dict[int, list[Record]] = {}
-    for record in sorted(records, key=lambda record: record.point.global_batch):
-        found.setdefault(record.point.global_batch, []).append(record)
-    return list(found.values())
+    return sorted(grouped(records, lambda record: record.point.global_batch), key=_batch)
 
 
 def _bars(quantity: Quantity, records: Sequence[Record]) -> list[ReportFigure]:

@@ -171,10 +171,11 @@ def of_works(
 
 def by_boundary(lines: Lines, wanted: Sequence[Quantity]) -> list[tuple[str, Lines, str]]:
     """Lines by the boundary of their energy: what a title says of it, where there are several; the lines; a sentence about the others."""
-    found: dict[str, list[tuple[str, list[Record]]]] = {}
-    for line in lines:
-        boundaries = dict.fromkeys(filter(None, (quantity.boundary(line[1]) for quantity in wanted)))
-        found.setdefault(" and ".join(boundaries) or NOT_STATED, []).append(line)
+
+    def boundary(line: tuple[str, list[Record]]) -> str:
+        return " and ".join(dict.fromkeys(filter(None, (quantity.boundary(line[1]) for quantity in wanted)))) or NOT_STATED
+
+    found = {boundary(part[0]): part for part in grouped(lines, boundary)}
     if len(found) < 2:
         return [("", lines, "")]
     counted = {name: f"{count(len(part), 'point')} ({name})" for name, part in found.items()}
