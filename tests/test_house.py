@@ -119,7 +119,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 3_966,
-    "base": 2_735,
+    "base": 2_738,
     "campaign": 1_781,
     "cli": 1_652,
     "data": 819,

@@ -155,7 +155,7 @@ class Bare:
 @pytest.mark.parametrize(
     ("own", "error", "words"),
     [
-        (needing, InputError, "found caraml:tests_hq, a function; expected a class"),
+        (needing, InputError, "found caraml:tests_hq, a function; expected a class\n  next step: repair"),
         (Needing, EnvironmentUnfitError, r"\(caraml:tests_hq\): calling it without arguments failed: TypeError: .*'queue'"),
         (Bare, InputError, r"\(caraml:tests_hq\): found no slots, no poll, no cancel, expected slots, submit, poll and cancel"),
         (type("None", (Good,), {"slots": 0}), InputError, "found slots = 0, expected None for a queue, or a number from 1"),
@@ -164,7 +164,7 @@ class Bare:
 def test_what_is_no_launcher_is_an_error_that_names_the_package(
     own: object, error: type[CaramlError], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(error, match=f"launcher 'hq' of plug-in hq 1.0.*{words}"):
+    with pytest.raises(error, match=f"(?s)launcher 'hq' of plug-in hq 1.0.*{words}"):
         plugged(monkeypatch, own)
 
 
@@ -182,7 +182,7 @@ def one_and(then: object) -> Callable[..., object]:
     ("submit", "error", "words", "kept"),
     [
         (one_and(OSError("no queue")), EnvironmentUnfitError, "submit failed: OSError: no queue", 1),
-        (one_and("few"), InputError, "found 1 handles from submit, expected one for each of 2 jobs", 1),
+        (one_and("few"), InputError, "found 1 handle from submit, expected one for each of 2 jobs", 1),
         (one_and("more"), InputError, "found more handles from submit, expected one for each of 2 jobs", 2),
         (lambda self, jobs: None, EnvironmentUnfitError, "submit failed: TypeError: 'NoneType' object is not iterable", 0),
     ],

@@ -60,7 +60,10 @@ class Plugin:
             ) from error
         if not isinstance(found, kind):
             expected = "class" if kind is type else f"{kind.__module__}.{kind.__name__}"
-            raise InputError(f"{what}: found {self.point.value}, a {type(found).__name__}; expected a {expected}")
+            raise InputError(
+                f"{what}: found {self.point.value}, a {type(found).__name__}; expected a {expected}",
+                f"repair the package, or pip uninstall {self.distribution}",
+            )
         return found
 
 

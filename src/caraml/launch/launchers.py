@@ -120,8 +120,8 @@ class PlugInLauncher:
                     break
                 yield handle
         if given != len(jobs):
-            found = "more" if given > len(jobs) else f"{given:,}"
-            raise self._wrong(f"{found} handles from submit", f"one for each of {count(len(jobs), 'job')}")
+            found = "more handles" if given > len(jobs) else count(given, "handle")
+            raise self._wrong(f"{found} from submit", f"one for each of {count(len(jobs), 'job')}")
 
     def poll(self, handles: Sequence[str]) -> dict[str, JobState]:
         """Look at jobs without waiting."""
