@@ -52,15 +52,11 @@ def test_podman_s_command_line() -> None:
     assert {"--device=/dev/kfd", "--device=/dev/dri", "--group-add=keep-groups"} <= set(wrapped("podman", gpus="rocm"))
 
 
-def test_without_a_runtime_nothing_is_wrapped() -> None:
-    assert wrap(["a", "b"], "none", None, workdir="/out") == ["a", "b"]
-
-
 def test_what_a_runtime_cannot_do_is_refused() -> None:
     with pytest.raises(InputError, match="read-only"):
         wrapped("charliecloud")
     with pytest.raises(InputError, match="image"):
-        wrap(["a"], "apptainer", None, workdir="/out")
+        image_of(Container(runtime="apptainer"), away=True)
     with pytest.raises(InputError, match="apptainer"):
         runtime_called("aptainer")
 
@@ -138,7 +134,8 @@ def test_a_missing_image_is_refused_by_name(tmp_path: Path) -> None:
 def test_files_are_named_by_their_full_path_and_others_are_left_alone() -> None:
     assert image_of(Container(runtime="apptainer", image="a.sif")) == str(Path.cwd() / "a.sif")
     assert image_of(Container(runtime="podman", image="localhost/caraml")) == "localhost/caraml"
-    assert image_of(Container(image="a.sif")) is None
+    assert image_of(Container(runtime="apptainer", image="a.sif"), away=True) == "a.sif"
+    assert image_of(Container(image="a.sif")) is None, "without a runtime there is none"
 
 
 def test_the_digest_is_the_file_s_and_a_folder_has_none(tmp_path: Path) -> None:

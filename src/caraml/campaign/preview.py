@@ -149,11 +149,8 @@ def _earlier(campaign: Campaign, workloads: set[str]) -> tuple[dict[str, float],
             if len(sizes.get(workload, ())) < 20:  # enough for a median
                 folder = campaign.store.points / f"{workload}-{row['key']}" / str(row["attempt"])
                 sizes.setdefault(workload, []).append(sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file()))
-    return _medians(seconds), _medians(sizes)
-
-
-def _medians(values: dict[str, list[float]]) -> dict[str, float]:
-    return {name: statistics.median(some) for name, some in values.items()}
+    runtimes = {name: statistics.median(some) for name, some in seconds.items()}
+    return runtimes, {name: statistics.median(some) for name, some in sizes.items()}
 
 
 def _scripts(campaign: Campaign, points: Sequence[Point]) -> tuple[dict[str, tuple[int, str]], list[str], str | None]:

@@ -34,7 +34,7 @@ from caraml.results.record import Record
 from caraml.results.store import Store
 from caraml.suite.choice import called, with_settings, words_of
 from caraml.suite.expand import ParamsOf, expand
-from caraml.suite.load import SuiteFile, catalog_suites, load_suite, suite_of
+from caraml.suite.load import catalog_suites, load_suite, suite_of
 from caraml.suite.model import Machine
 from caraml.system.affinity import switched_off
 from caraml.system.catalogue import LOCAL, list_systems, load_system
@@ -93,18 +93,14 @@ class Asked:
             plug_in(name)
         return name
 
-    def suite_file(self) -> SuiteFile:
-        """The suite with the settings in it. Raises ``InputError`` with its faults."""
-        file = load_suite(self.suite) if self.text is None else suite_of(parse_toml(self.text, self.suite))
-        return with_settings(file, self.options.settings, params_of, self.options.chosen(file))
-
     def campaign(self, watcher: Watcher, note: Callable[[str], None]) -> Campaign:
         """The campaign, ready to plan or run."""
         system = self.machine()
         name = self.launcher_name(system)
         check_variables(here=name == "local")
         try:
-            file = self.suite_file()
+            file = load_suite(self.suite) if self.text is None else suite_of(parse_toml(self.text, self.suite))
+            file = with_settings(file, self.options.settings, params_of, self.options.chosen(file))
         except FaultsError as error:
             refuse_with_all_faults(error, machine_of(system, name), params_of, self.options)
         if self.remote is not None and (name != "print" or not self.remote.is_absolute()):

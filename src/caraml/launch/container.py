@@ -55,7 +55,7 @@ _WORDS: dict[ContainerRuntime, _Words] = {
 def wrap(
     argv: Sequence[str],
     runtime: ContainerRuntime,
-    image: str | None,
+    image: str,
     *,
     binds: Sequence[str] = (),
     workdir: str,
@@ -65,15 +65,8 @@ def wrap(
     """The command line that runs ``argv`` inside ``image``.
 
     ``binds`` are ``HOST``, ``HOST:CONTAINER`` or ``HOST:CONTAINER:ro``. Apptainer, Charliecloud and Bubblewrap pass the caller's variables
-    on; Podman passes Slurm's and the choice of GPUs. With runtime ``none`` the answer is ``argv``.
-
-    Raises:
-        InputError: no image, or something that the runtime cannot do.
+    on; Podman passes Slurm's and the choice of GPUs. Raises ``InputError`` for something that the runtime cannot do.
     """
-    if runtime == "none":
-        return list(argv)
-    if image is None:
-        raise _no_image(runtime)
     shown = [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
     if runtime == "bubblewrap":
         return [*_bubblewrap(image, shown), "--chdir", workdir, *extra, *argv]
@@ -94,14 +87,15 @@ def _bubblewrap(image: str, binds: Sequence[str]) -> list[str]:
     return argv
 
 
-def image_of(container: Container) -> str | None:
-    """The image as a script has to name it (files by their full path); ``None`` without container. Raises ``InputError`` for a runtime
-    without an image."""
-    if container.runtime == "none":
+def image_of(container: Container, *, away: bool = False) -> str | None:
+    """The image as a script has to name it: files by their full path, but as they were given where it will run ``away`` from here; ``None``
+    without container. Raises ``InputError`` for a runtime without an image."""
+    image, runtime = container.image, container.runtime
+    if runtime == "none":
         return None
-    if container.image is None:
-        raise _no_image(container.runtime)
-    return str(Path(container.image).expanduser().absolute()) if _is_file(container) else container.image
+    if image is None:
+        raise InputError(f"container.runtime is {runtime!r} and container.image is not given", "name the image, or set runtime = 'none'")
+    return str(Path(image).expanduser().absolute()) if _is_file(container) and not away else image
 
 
 def check(container: Container) -> None:
@@ -118,10 +112,6 @@ def check(container: Container) -> None:
 def _is_file(container: Container) -> bool:
     """Podman names images in its own store; elsewhere a name with a scheme is fetched by the runtime."""
     return container.runtime != "podman" and "://" not in (container.image or "")
-
-
-def _no_image(runtime: ContainerRuntime) -> InputError:
-    return InputError(f"container.runtime is {runtime!r} and container.image is not given", "name the image, or set runtime = 'none'")
 
 
 @cache

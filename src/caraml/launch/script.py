@@ -139,8 +139,7 @@ class Recipe:
     @property
     def image(self) -> str | None:
         """The image as the script names it; files of another machine are left as they were given."""
-        container_ = self.site.container
-        return container_.image if self.away and container_.runtime != "none" else container.image_of(container_)
+        return container.image_of(self.site.container, away=self.away)
 
     def text(self) -> str:
         """The script. Raises ``InputError`` where the site asks for something impossible, such as more time than the partition gives."""
