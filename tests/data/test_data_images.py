@@ -70,7 +70,7 @@ def test_the_same_seed_draws_the_same_images(tmp_path: Path) -> None:
 def test_classes_can_be_told_apart_by_their_mean_colour(image_folder: tuple[Path, ImageFolderFacts]) -> None:
     samples = image_folder_dataset(image_folder[0], 32)
     means = torch.stack([samples[i][0].float().mean((1, 2)) for i in range(len(samples))])
-    labels = torch.tensor([int(label) for label in samples.labels])
+    labels = torch.tensor([int(label) for label in samples.store.labels])
     centres = torch.stack([means[labels == label].mean(0) for label in range(4)])
     assert (torch.cdist(means, centres).argmin(1) == labels).float().mean() > 0.8
 

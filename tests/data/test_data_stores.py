@@ -52,10 +52,10 @@ def content(store: ImageStore) -> set[tuple[str, bytes]]:
 def test_every_form_holds_the_same_images(name: str, form: Form, tmp_path: Path, image_folder: tuple[Path, ImageFolderFacts]) -> None:
     packed = pack_images(image_folder[0], tmp_path / name, images_per_shard=30)
     assert (packed.images, packed.files) == (200, 7 if name == "shards" else 1)
-    opened = open_store(form, tmp_path / name, tmp_path / "local" if form == "archive" else None, nullcontext())
-    assert opened.store.classes == FolderStore(image_folder[0]).classes
-    assert content(opened.store) == content(FolderStore(image_folder[0]))
-    assert opened.store.describe()["kind"] == "images" and opened.store.describe()["bytes"] >= image_folder[1].bytes
+    store, _ = open_store(form, tmp_path / name, tmp_path / "local" if form == "archive" else None, nullcontext())
+    assert store.classes == FolderStore(image_folder[0]).classes
+    assert content(store) == content(FolderStore(image_folder[0]))
+    assert store.describe()["kind"] == "images" and store.describe()["bytes"] >= image_folder[1].bytes
     with pytest.raises(InputError, match="exists already"):
         pack_images(image_folder[0], tmp_path / name)
 
@@ -333,9 +333,9 @@ def test_a_folder_around_the_classes_of_an_archive_is_gone_through(tmp_path: Pat
     with tarfile.open(tmp_path / "wrapped.tar.gz", "w:gz") as archive:
         for path in sorted(image_folder[0].glob("*/0[01].jpg")):
             archive.add(path, arcname=Path("train", "raw", path.relative_to(image_folder[0])))
-    opened = open_store("archive", tmp_path / "wrapped.tar.gz", tmp_path / "local", nullcontext())
-    assert len(opened.store.labels) == 8 and len(opened.store.classes) == 4
-    assert opened.staged is not None and opened.staged.bytes > 0
+    store, staged = open_store("archive", tmp_path / "wrapped.tar.gz", tmp_path / "local", nullcontext())
+    assert len(store.labels) == 8 and len(store.classes) == 4
+    assert staged is not None and staged.bytes > 0
 
 
 @settings(max_examples=40, deadline=None)

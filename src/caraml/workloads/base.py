@@ -343,7 +343,7 @@ def counted_facts(
     *,
     bytes_per_sample: int,
     formula: str = COUNTED,
-    epoch_items: int | None = None,
+    **further: Any,
 ) -> Facts:
     """The facts of a workload that counts one ``item`` per sample and has its FLOPs from torch.
 
@@ -354,7 +354,7 @@ def counted_facts(
         flops: of one item forward, and forward with backward, by :func:`caraml.workloads.flops.forward_and_training_flops`.
         bytes_per_sample: of a sample as it comes to the device.
         formula: how the FLOPs were counted.
-        epoch_items: items of the nominal epoch that energies are scaled to.
+        further: other fields of the facts.
     """
     return Facts(
         item=item,
@@ -365,6 +365,6 @@ def counted_facts(
         flops_formula=formula,
         bytes_per_sample=bytes_per_sample,
         samples_per_epoch=source.samples,
-        epoch_items=epoch_items,
         data=source.description,
+        **further,
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional as F
@@ -21,6 +21,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, shape_wrapper
+
+if TYPE_CHECKING:
+    from caraml.workloads.base import BuildContext
 
 
 def convolution_backward_flops(
@@ -127,6 +130,14 @@ class Traffic:
         """Largest share of a step's bytes that the cache can serve; ``update`` bytes are the optimizer's, in one kernel."""
         moved = accumulation * (micro_batch * self.per_sample + self.besides) + update
         return (accumulation * self.cached(micro_batch, cache) + min(update, cache)) / moved
+
+    def facts(self, ctx: BuildContext[Any], update: float, items_per_sample: int = 1) -> dict[str, Any]:
+        """What a task's facts say of a step's bytes; ``update`` of them are the optimizer's."""
+        return {
+            "traffic_per_item": self.per_sample / items_per_sample,
+            "traffic_per_step": self.besides * ctx.accumulation + update,
+            "cached_traffic_share": self.cached_share(ctx.micro_batch, ctx.accumulation, update, ctx.cache_bytes),
+        }
 
 
 class _KernelCounter(TorchDispatchMode):

@@ -235,17 +235,17 @@ def build(ctx: BuildContext[Params]) -> Task:
 
 
 def _megatron(config: GPTConfig, ctx: BuildContext[Params], layers: range | None = None) -> torch.nn.Module:
-    from caraml.workloads.gpt.megatron_core import MegatronGPT
+    from caraml.workloads.gpt.megatron import MegatronGPT
 
     return MegatronGPT(config, ctx.device, ctx.seed, layers, ctx.tp)
 
 
 def _megatron_division(config: GPTConfig, params: Params, ctx: BuildContext[Params]) -> Division:
-    from caraml.workloads.gpt import megatron_core
+    from caraml.workloads.gpt.megatron import named_layers
 
     return Division(
         stage=lambda index, count: _megatron(config, ctx, layers_of_stage(config.layers, index, count)),
-        layers=megatron_core.named_layers,
+        layers=named_layers,
         tensor_plan=None,
         complete=lambda stage: None,
         initial_value=_division(config, params, ctx).initial_value,
@@ -278,7 +278,7 @@ def _dataset(params: Params, seed: int) -> MapDataset:
         return synthetic_tokens(params.vocab_size, params.sequence_length, seed=seed)
     prefix = given_path(params.corpus) if params.corpus else default_text_corpus(min(params.vocab_size, LARGEST_TRAINED_VOCABULARY)).prefix
     if params.order == "megatron":
-        from caraml.workloads.gpt.megatron_order import MegatronSamples
+        from caraml.workloads.gpt.megatron import MegatronSamples
 
         further: dict[str, Any] = {"seed": seed, "split": params.order_split, "run_samples": params.order_samples}
         return MegatronSamples(IndexedTokens(prefix), params.sequence_length, params.vocab_size, **further)
@@ -293,12 +293,7 @@ def _traffic_facts(config: GPTConfig, ctx: BuildContext[Params]) -> dict[str, fl
 
     if config.recompute != "off" or ctx.divided or ctx.params.backend != "torch":
         return {}
-    moved, update = network_traffic(config), ADAMW * parameter_count(config)
-    return {
-        "traffic_per_item": moved.per_sample / config.sequence_length,
-        "traffic_per_step": moved.besides * ctx.accumulation + update,
-        "cached_traffic_share": moved.cached_share(ctx.micro_batch, ctx.accumulation, update, ctx.cache_bytes),
-    }
+    return network_traffic(config).facts(ctx, ADAMW * parameter_count(config), config.sequence_length)
 
 
 def network_traffic(config: GPTConfig) -> Traffic:

@@ -25,8 +25,7 @@ from pydantic_core import PydanticCustomError
 from caraml.base.errors import InputError, in_a_line, nearest, unknown_name
 from caraml.base.format import count
 from caraml.base.toml import FrozenModel
-from caraml.metrics.model import Facts
-from caraml.workloads.base import BatchSource, BuildContext, Task, Workload, given_path, loader_workers, open_source
+from caraml.workloads.base import BatchSource, BuildContext, Task, Workload, counted_facts, given_path, loader_workers, open_source
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 IMAGENET_IMAGES = 1_281_167
 """Images of ImageNet's training set, the epoch that energies are scaled to (the CARAML slides use this number and 10^6)."""
-FLOPS_FORMULA = "torch's FlopCounterMode over one forward and backward pass: 2 FLOPs per multiply-add of products and convolutions"
 
 
 class Params(FrozenModel):
@@ -167,13 +165,14 @@ def build(ctx: BuildContext[Params]) -> Task:
     import torch
     from torch.nn import functional as F
 
+    from caraml.workloads.flops import SGD_MOMENTUM
     from caraml.workloads.image_classification.images import normalize_images
     from caraml.workloads.image_classification.span_norm import share_batch_norm
 
     params = ctx.params
     if ctx.world % params.bn_span:
         raise InputError(f"bn_span: found {params.bn_span}; expected a divisor of {count(ctx.world, 'device')}")
-    flops = flops_per_image(params), flops_per_image(params, backward=False)  # refuses a size before the data is opened
+    flops = flops_per_image(params)  # refuses a size before the data is opened
     with ctx.phase("data"):
         given = _open(ctx)
     torch.manual_seed(ctx.seed)
@@ -192,6 +191,9 @@ def build(ctx: BuildContext[Params]) -> Task:
         right = (scores.argmax(1) == labels).sum()
         return torch.stack([F.cross_entropy(scores, labels, reduction="sum"), right, right.new_tensor(len(labels))])
 
+    update = SGD_MOMENTUM * sum(parameter.numel() for parameter in model.parameters())
+    moved, size = network_traffic(params).facts(ctx, update), 3 * params.image_size**2
+    facts = counted_facts("image", model, given.source, flops, bytes_per_sample=size, epoch_items=params.epoch_images, **moved)
     held_out, rate = given.held_out, None
     if params.schedule == "goyal":
         batch = ctx.micro_batch * ctx.accumulation * ctx.world
@@ -202,7 +204,7 @@ def build(ctx: BuildContext[Params]) -> Task:
         rate=rate,
         batches=given.source.batches,
         loss=loss,
-        facts=_facts(ctx, model, given.source, flops),
+        facts=facts,
         predict=lambda net, batch: net(normalized(batch[0])),
         validation=None if held_out is None else lambda: held_out,
         judge=judge,
@@ -224,57 +226,28 @@ def _optimizer(model: torch.nn.Module, ctx: BuildContext[Params]) -> torch.optim
     )
 
 
-def _facts(ctx: BuildContext[Params], model: torch.nn.Module, source: BatchSource, flops: tuple[float, float]) -> Facts:
-    from caraml.workloads.flops import SGD_MOMENTUM
-
-    params = ctx.params
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    moved, update = network_traffic(params), SGD_MOMENTUM * parameters
-    return Facts(
-        item="image",
-        items_per_sample=1,
-        parameters=parameters,
-        traffic_per_item=moved.per_sample,
-        traffic_per_step=moved.besides * ctx.accumulation + update,
-        cached_traffic_share=moved.cached_share(ctx.micro_batch, ctx.accumulation, update, ctx.cache_bytes),
-        flops_per_item=flops[0],
-        flops_formula=FLOPS_FORMULA,
-        bytes_per_sample=3 * params.image_size**2,
-        forward_flops_per_item=flops[1],
-        samples_per_epoch=source.samples,
-        epoch_items=params.epoch_images,
-        data=source.description,
-    )
-
-
-def flops_per_image(params: Params, *, backward: bool = True) -> float:
-    """FLOPs of one image, forward and unless told otherwise backward, counted on torch's meta device: nothing is computed or allocated.
+def flops_per_image(params: Params) -> tuple[float, float]:
+    """FLOPs of one image, forward, and forward with backward, counted on torch's meta device: nothing is computed or allocated.
 
     Raises:
         InputError: the network takes no images of this size.
     """
     import torch
-    from torch.utils.flop_counter import FlopCounterMode
 
-    from caraml.workloads.flops import CORRECTIONS
+    from caraml.workloads.flops import forward_and_training_flops
 
     with torch.device("meta"):
         model = _network(params)
         image = torch.empty(1, 3, params.image_size, params.image_size)
     model.eval()  # normalisation layers with one value per channel refuse to train on one image; the FLOPs are the same
-    counter = FlopCounterMode(display=False, custom_mapping=CORRECTIONS)
-    with counter:
-        try:
-            scores = model(image)
-        except (AssertionError, RuntimeError, ValueError) as error:  # as layers of timm and torch say it
-            own: Any = model.default_cfg  # timm's
-            if params.image_size == own["input_size"][-1]:
-                raise
-            found = f"image_size: found {params.image_size}, which {params.model} cannot take: {in_a_line(error)}"
-            raise InputError(found, f"image_size = {own['input_size'][-1]} is its own") from error
-        if backward:
-            scores.sum().backward()
-    return float(counter.get_total_flops())
+    try:
+        return forward_and_training_flops(lambda: model(image).sum(), 1)
+    except (AssertionError, RuntimeError, ValueError) as error:  # as layers of timm and torch say it
+        own: Any = model.default_cfg  # timm's
+        if params.image_size == own["input_size"][-1]:
+            raise
+        found = f"image_size: found {params.image_size}, which {params.model} cannot take: {in_a_line(error)}"
+        raise InputError(found, f"image_size = {own['input_size'][-1]} is its own") from error
 
 
 def network_traffic(params: Params) -> Traffic:
@@ -333,17 +306,16 @@ def _samples(
     params = ctx.params
     form: Form = params.data  # type: ignore[assignment]  # what is left after synthetic data and DALI
     where = given_path(path) if path else default_image_folder(held_out=held_out is not None) if form == "images" else None
-    opened = open_store(form, where, Path(params.stage) if params.stage else None, ctx.phase("staging"))
-    refuse_classes(opened.store.classes, where, params.classes, None if held_out is None else held_out.classes)
+    store, staged = open_store(form, where, Path(params.stage) if params.stage else None, ctx.phase("staging"))
+    refuse_classes(store.classes, where, params.classes, None if held_out is None else held_out.store.classes)
     samples = ImageSamples(
-        opened.store,
+        store,
         params.image_size,
         seed=ctx.seed,
         passes=1 if held_out is not None else params.passes,
         on_damaged=params.on_damaged,
         augmented=held_out is None,
     )
-    staged = opened.staged
     note: dict[str, JsonValue] = {}
     if staged is not None:
         note = {"staged_from": str(where), "staged_bytes": staged.bytes, "staging_seconds": staged.seconds, "staged_before": staged.again}

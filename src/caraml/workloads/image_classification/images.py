@@ -7,13 +7,11 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from caraml.base.errors import InputError
@@ -21,7 +19,7 @@ from caraml.data.loader import Synthetic
 from caraml.data.staging import Staged, stage
 from caraml.system.families import pins
 from caraml.workloads.image_classification.decode import Choose, Damaged, central_crop, decode_crop, random_crop
-from caraml.workloads.image_classification.store import FolderStore, ImageStore, default_image_folder
+from caraml.workloads.image_classification.store import FolderStore, ImageStore
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Mean of ImageNet's training images per channel (red, green, blue), levels from 0 to 1; torchvision's reference values."""
@@ -73,16 +71,6 @@ class ImageSamples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
         self.on_damaged, self.augmented, self.reduced_decoding = on_damaged, augmented, reduced_decoding
         self.damaged: dict[str, str] = {}
         """Damaged files met so far, and why; kept by the process that reads the batches."""
-
-    @property
-    def classes(self) -> list[str]:
-        """Names of the classes."""
-        return self.store.classes
-
-    @property
-    def labels(self) -> npt.NDArray[np.int64]:
-        """Class of each image of the store."""
-        return self.store.labels
 
     def __len__(self) -> int:
         """Samples in an epoch."""
@@ -152,7 +140,7 @@ class ImageSamples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
         return {
             **self.store.describe(),
             "items": len(self.store.labels),
-            "classes": len(self.classes),
+            "classes": len(self.store.classes),
             "size": self.size,
             "passes": self.passes,
             "decoder": f"simplejpeg {version('simplejpeg')}",
@@ -236,20 +224,14 @@ Form = Literal["images", "lmdb", "webdataset", "archive"]
 """``images``: ROOT/CLASS/IMAGE. ``lmdb``: one database. ``webdataset``: tar files read in place. ``archive``: unpacked before use."""
 
 
-@dataclass(frozen=True)
-class OpenStore:
-    """A store, and how it was brought to this node if it was."""
-
-    store: ImageStore
-    staged: Staged | None
-
-
-def open_store(form: Form, path: Path | None, stage_to: Path | None, staging: AbstractContextManager[None]) -> OpenStore:
-    """Open the images at ``path``, on storage of this node if ``stage_to`` names a folder there.
+def open_store(
+    form: Form, path: Path | None, stage_to: Path | None, staging: AbstractContextManager[None]
+) -> tuple[ImageStore, Staged | None]:
+    """Open the images at ``path``, on storage of this node if ``stage_to`` names a folder there; how they were brought there, if they were.
 
     Args:
         form: what ``path`` is.
-        path: ``None`` for the small drawn set, which is an image folder.
+        path: ``None`` where none is given.
         stage_to: a folder on this node, or ``None`` to read where the data lies.
         staging: surrounds the copying, so that it can be timed.
 
@@ -257,9 +239,7 @@ def open_store(form: Form, path: Path | None, stage_to: Path | None, staging: Ab
         InputError: for anything that is wrong with the data as a whole.
     """
     if path is None:
-        if form != "images":
-            raise InputError(f"path: found none; data = {form!r} needs one", "caraml data pack writes one from an image folder")
-        path = default_image_folder()
+        raise InputError(f"path: found none; data = {form!r} needs one", "caraml data pack writes one from an image folder")
     if form == "archive" and stage_to is None:
         raise InputError("stage: found none; data = 'archive' needs a folder to unpack to", "for example stage = '/dev/shm'")
     staged = None
@@ -267,7 +247,7 @@ def open_store(form: Form, path: Path | None, stage_to: Path | None, staging: Ab
         with staging:
             staged = stage(path, stage_to, unpack=form == "archive")
         path = staged.path
-    return OpenStore(_store(form, path), staged)
+    return _store(form, path), staged
 
 
 def _store(form: Form, path: Path) -> ImageStore:

@@ -24,6 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import make_folder, making, replacing, replacing_by_name
@@ -49,9 +50,8 @@ class LmdbStore:
     def __init__(self, path: Path) -> None:
         """Open it and read the classes of all images. Raises ``InputError`` if it is not readable or has another content."""
         self.path = Path(path)
-        meta = self._meta()
-        self.classes: list[str] = meta["classes"]
-        self.labels = np.frombuffer(meta["labels"], dtype=np.int64)
+        images, self.classes = self._described()
+        self.labels = self._labels(images)
 
     @classmethod
     def check(cls, path: Path) -> list[str]:
@@ -82,19 +82,18 @@ class LmdbStore:
     def _unreadable(self, error: Exception) -> InputError:
         return InputError(f"{self.path}: not readable as an LMDB: {error}", "copy it again, or write it anew with `caraml data pack`")
 
-    def _meta(self) -> dict[str, Any]:
-        images, classes = self._described()
+    def _labels(self, images: int) -> npt.NDArray[np.int64]:
         try:
             with self._transaction().cursor() as cursor:
                 labels = np.fromiter((_LABEL.unpack_from(value)[0] for key, value in cursor if key != META), dtype=np.int64)
         except (_lmdb().Error, OSError, struct.error) as error:
             raise self._unreadable(error) from error
         wrong = f"{len(labels)} images; expected {images}" if len(labels) != images else ""
-        if not wrong and not 0 <= labels.min() <= labels.max() < len(classes):
-            wrong = f"classes {labels.min()} to {labels.max()}; expected 0 to {len(classes) - 1}"
+        if not wrong and not 0 <= labels.min() <= labels.max() < len(self.classes):
+            wrong = f"classes {labels.min()} to {labels.max()}; expected 0 to {len(self.classes) - 1}"
         if wrong:
             raise InputError(f"{self.path}: found {wrong}, as its `{META.decode()}` says", "copy it again, or pack the images anew")
-        return {"classes": classes, "labels": labels.tobytes()}
+        return labels
 
     def _content(self) -> str:
         """What a database of another layout has: its first keys and how its first value begins."""
@@ -276,9 +275,8 @@ def _write_index(path: Path, shards: list[Path], folder: Path) -> None:
             f"{path}: found {count(len(without), 'image')} without a class, first {without[0]!r}; expected CLASS/IMAGE, or a .cls beside"
         )
     classes, labels = number_classes(names, path)
-    if all(
-        name.isdecimal() and len(name) < _DIGITS for name in classes
-    ):  # numbers stay what they are, also where some class has no image here
+    # Numbers stay what they are, also where some class has no image here.
+    if all(name.isdecimal() and len(name) < _DIGITS for name in classes):
         labels = np.array([int(name) for name in names], dtype=np.int64)
         if (highest := int(labels.max())) > CLASSES:
             raise too_large(path, highest, CLASSES, "as the number of a class")
