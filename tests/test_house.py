@@ -137,6 +137,11 @@ LINES = {
     "workloads": 8_757,
 }
 FILES = 220
+    "analysis": 4_066,
+    "base": 2_719,
+    "campaign": 1_887,
+    "cli": 1_649,
+    "data": 807,
     "engine": 4_367,
     "launch": 1_761,
     "metrics": 1_741,
@@ -148,7 +153,7 @@ FILES = 220
     "system": 3_961,
     "verify": 1_061,
     "worker": 2_141,
-    "workloads": 8_710,
+    "workloads": 8_686,
 }
 FILES = 231
 

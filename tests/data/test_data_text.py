@@ -65,10 +65,10 @@ def test_tokens_of_a_trained_vocabulary_spell_the_documents(packed: dict[str, Pa
     assert (prepared.documents, prepared.vocab_size) == (40, 300)
     assert prepared.tokens == IndexedTokens(prepared.prefix).index.token_count
     again = prepare_text([packed["folder"]], tmp_path / "again", vocab_size=300)
-    facts, same = prepared.describe(), again.describe()
+    facts, same = prepared.provenance, again.provenance
     assert facts["sha256"] == same["sha256"]
     assert facts["tokenizer_sha256"] == same["tokenizer_sha256"]
-    assert (facts["kind"], facts["items"], same["files"]) == ("text", 40, 40)
+    assert same["files"] == 40
     assert facts["text_bytes"] == sum(len(text.encode()) for text in TEXTS)
     assert facts["bytes"] == (tmp_path / "out" / "oscar.v1.bin").stat().st_size
     json.dumps(facts)
@@ -81,7 +81,7 @@ def test_gpt2_ids_are_those_that_everyone_gets(tmp_path: Path) -> None:
     assert IndexedTokens(prepared.prefix).stream.tolist() == [15496, 995, 11, 262, 886, 13, 50256]
     assert prepared.vocab_size == 50257
     reused = prepare_text([tmp_path / "a.txt"], tmp_path / "reused", tokenizer=prepared.tokenizer)
-    assert reused.describe()["sha256"] == prepared.describe()["sha256"]
+    assert reused.provenance["sha256"] == prepared.provenance["sha256"]
 
 
 def test_a_document_cannot_spell_its_own_end(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ from caraml.data.staging import stage
 from caraml.workloads.gpt.documents import read_documents
 from caraml.workloads.gpt.text import PreparedText, load_tokenizer, prepare_text
 from caraml.workloads.image_classification.decode import central_crop, decode_crop
-from caraml.workloads.image_classification.images import image_folder_dataset
+from caraml.workloads.image_classification.images import ImageSamples
 from caraml.workloads.image_classification.packed import LmdbStore, TarStore
+from caraml.workloads.image_classification.store import FolderStore
 from caraml.workloads.image_compression.training import mnist
 from caraml.workloads.question_answering.data import read_squad
 from tests.security.taken import taken
@@ -306,7 +307,7 @@ def encoded(form: str) -> bytes:
 def test_images_that_ask_for_much_are_refused(content: bytes, words: str, tmp_path: Path) -> None:
     (tmp_path / "class").mkdir()
     (tmp_path / "class" / "a.png").write_bytes(content)
-    taken(lambda: image_folder_dataset(tmp_path, 32)[0]).refused("a.png", words)
+    taken(lambda: ImageSamples(FolderStore(tmp_path), 32)[0]).refused("a.png", words)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "P", "RGB"])
@@ -321,7 +322,7 @@ def test_a_file_without_end_is_no_image(tmp_path: Path) -> None:
     (tmp_path / "class").mkdir()
     with (tmp_path / "class" / "a.jpg").open("wb") as file:
         file.truncate(1 << 40)
-    taken(lambda: image_folder_dataset(tmp_path, 32)[0]).refused("a.jpg", "bytes, at most 67,108,864 are read")
+    taken(lambda: ImageSamples(FolderStore(tmp_path), 32)[0]).refused("a.jpg", "bytes, at most 67,108,864 are read")
     head = tarfile.TarInfo("class/a.jpg")
     head.size = 1 << 40
     with (tmp_path / "a.tar").open("wb") as file:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Sampler
 
 from caraml.base.errors import InputError
@@ -130,16 +131,9 @@ class Stream(Iterator[Batch]):
     """The endless batches of one rank, as :func:`stream` builds them; ``next`` waits for the loader.
 
     Close it, or use it as a context manager, to end its workers. They also end by themselves when this process dies.
-
-    Attributes:
-        batch_size: samples in every batch.
-        batches_per_epoch: whole batches that one epoch gives to this rank.
-        workers: number of worker processes.
     """
 
     def __init__(self, dataset: MapDataset, batches: EndlessBatches, *, workers: int, pin_memory: bool) -> None:
-        self.batch_size = batches.batch_size
-        self.batches_per_epoch = batches.samples_per_rank // batches.unit * (batches.unit // batches.batch_size)
         self.workers = workers
         seed = int(np.random.SeedSequence([batches.seed, batches.rank]).generate_state(1)[0])
         loader: DataLoader[Any] = DataLoader(
@@ -289,13 +283,7 @@ class _Prefetcher(Iterator[Batch]):
 
 def _each_tensor(batch: Batch, action: Callable[[torch.Tensor], Any]) -> Batch:
     """``batch`` with ``action`` done to every tensor in it; other values stay as they are."""
-    if isinstance(batch, torch.Tensor):
-        return action(batch)
-    if isinstance(batch, dict):
-        return {key: _each_tensor(value, action) for key, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        return type(batch)(_each_tensor(value, action) for value in batch)
-    return batch
+    return tree_map_only(torch.Tensor, action, batch)
 
 
 class Synthetic(torch.utils.data.Dataset[Any]):

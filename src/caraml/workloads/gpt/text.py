@@ -15,7 +15,7 @@ import os
 import platform
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,11 +89,6 @@ class PreparedText:
             raise InputError(f"{path}: provenance: found {meta.get('provenance')!r}; expected a table", hint)
         counts = {name: meta[name] for name in ("documents", "tokens", "vocab_size", "end_of_text")}
         return cls(prefix=prefix, tokenizer=tokenizer_path(prefix), provenance=meta["provenance"], **counts)
-
-    def describe(self) -> dict[str, Any]:
-        """The provenance of a record: kind, path, documents, tokens, vocabulary, and where text and tokenizer came from."""
-        facts = asdict(self) | {"prefix": str(self.prefix), "tokenizer": str(self.tokenizer)}
-        return {"kind": "text", "path": facts.pop("prefix"), "items": facts.pop("documents"), **facts.pop("provenance"), **facts}
 
 
 def prepare_text(

@@ -254,23 +254,12 @@ class DaliBatches(Iterator[list[torch.Tensor]]):
 
     def describe(self) -> dict[str, Any]:
         """The provenance of a record."""
-        from importlib.metadata import version
+        from nvidia.dali import __version__
 
-        name = next(name for name in ("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-dali-cuda110") if _installed(name))
         return {
             **self.store.describe(),
             "items": len(self),
             "classes": len(self.store.classes),
             "size": self._size,
-            "decoder": f"{name} {version(name)}",
+            "decoder": f"nvidia-dali {__version__}",
         }
-
-
-def _installed(name: str) -> bool:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        version(name)
-    except PackageNotFoundError:
-        return False
-    return True
