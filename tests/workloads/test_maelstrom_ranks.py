@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.nn import functional as F
 
+from caraml.engine.ranks import Ranks
 from caraml.engine.step import OwnStep
 from caraml.metrics.model import Facts
 from caraml.suite.model import Point
 from caraml.workloads.base import Task
 from caraml.workloads.regime_clustering.training import MemoryBank, clustering_step
 
+ROOT = Path(__file__).parents[2]
 SAMPLES, BATCH, WIDTH, HEADS = 24, 8, 6, [3, 4]
 STEPS = 2 * SAMPLES // BATCH
 FACTS = Facts(item="sample", items_per_sample=1, parameters=1, flops_per_item=None, flops_formula="")
@@ -68,14 +71,18 @@ def cluster(rank: int, world: int) -> dict[str, Any]:
     }
 
 
-def _rank(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    torch.save(cluster(rank, 2), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+def main(folder: Path) -> None:
+    """Of one of the ranks: leave what it has afterwards in the folder."""
+    ranks = Ranks.from_environment(torch.device("cpu"))
+    torch.save(cluster(ranks.rank, ranks.world), folder / f"{ranks.rank}.pt")
+    ranks.leave()
 
 
 def test_clusters_of_two_ranks_are_those_of_one(tmp_path: Path) -> None:
-    mp.spawn(_rank, (str(tmp_path),), nprocs=2)
+    command = [sys.executable, "-m", "caraml.engine.start", "--devices=2", "tests.workloads.test_maelstrom_ranks", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-6000:]
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     alone = cluster(0, 1)
     assert torch.equal(ranks[0]["labels"], ranks[1]["labels"]) and torch.equal(ranks[0]["labels"], alone["labels"])
@@ -85,3 +92,7 @@ def test_clusters_of_two_ranks_are_those_of_one(tmp_path: Path) -> None:
     assert ((ranks[0]["losses"] + ranks[1]["losses"]) / 2).tolist() == pytest.approx(alone["losses"].tolist(), rel=1e-4)
     banks = torch.cat([rank["features"] for rank in ranks], 1)[:, torch.cat([rank["positions"] for rank in ranks]).argsort()]
     assert torch.allclose(banks, alone["features"][:, alone["positions"].argsort()], atol=1e-5)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
