@@ -28,7 +28,7 @@ global_batch = 8
 params = { model = "resnet18", data = "synthetic", image_size = 32, classes = 10, learning_rate = 0.01 }
 """
 MEASURE = """
-measure = { target = 0.5, min_seconds = 0, max_seconds = 200, min_steps = 6, max_steps = 6, idle_seconds = 0, warm_up_max_seconds = 0.5 }
+measure = { target = 0.5, min_seconds = 0, max_seconds = 200, min_steps = 6, max_steps = 6, idle_seconds = 0, warm_up_max_seconds = 0.1 }
 """
 ENDLESS = """
 measure = { min_seconds = 600, max_seconds = 900, idle_seconds = 0, warm_up_max_seconds = 0.5, timeout_seconds = 1200 }

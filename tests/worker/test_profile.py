@@ -33,7 +33,7 @@ from tests.debian import compiler_missing
 from tests.report.record_factory import make_record
 
 ROOT = Path(__file__).parents[2]
-FEW = Measure(target=0.5, min_seconds=0, max_seconds=200, min_steps=6, max_steps=6, idle_seconds=0, warm_up_max_seconds=1)
+FEW = Measure(target=0.5, min_seconds=0, max_seconds=200, min_steps=6, max_steps=6, idle_seconds=0, warm_up_max_seconds=0.1)
 GPT = {"preset": "4M", "width": 32, "layers": 4, "heads": 2, "sequence_length": 32, "vocab_size": 128, "data": "synthetic-device"}
 
 

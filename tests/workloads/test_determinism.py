@@ -12,7 +12,7 @@ from caraml.workloads.image_classification import Params as ImageParams
 from tests.conftest import MakePoint
 from tests.workloads.test_training import gpt, losses, run
 
-BRIEF = Measure(target=0.5, min_seconds=0, max_seconds=60, min_steps=8, max_steps=8, warm_up_max_seconds=1, idle_seconds=0)
+BRIEF = Measure(target=0.5, min_seconds=0, max_seconds=60, min_steps=8, max_steps=8, warm_up_max_seconds=0.1, idle_seconds=0)
 
 
 @pytest.mark.processes

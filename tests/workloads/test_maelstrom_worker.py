@@ -17,7 +17,7 @@ from caraml.workloads.weather import prepare_weather
 from tests.conftest import MakePoint
 from tests.stores import write_script
 
-SHORT = Measure(target=0.5, min_seconds=0.5, max_seconds=20, min_steps=6, max_steps=6, idle_seconds=0, warm_up_max_seconds=2)
+SHORT = Measure(target=0.5, min_seconds=0.5, max_seconds=20, min_steps=6, max_steps=6, idle_seconds=0, warm_up_max_seconds=0.1)
 
 
 def run(root: Path, point: Point) -> tuple[Record, str]:

@@ -21,7 +21,7 @@ from caraml.workloads.image_classification import flops_per_image
 from tests.conftest import MakePoint
 from tests.stores import write_script
 
-SHORT = Measure(target=0.5, min_seconds=1, max_seconds=200, min_steps=30, max_steps=30, idle_seconds=0.3, warm_up_max_seconds=1)
+SHORT = Measure(target=0.5, min_seconds=1, max_seconds=200, min_steps=30, max_steps=30, idle_seconds=0.3, warm_up_max_seconds=0.1)
 TINY_GPT = {"width": 64, "layers": 2, "heads": 2, "sequence_length": 64, "vocab_size": 512, "learning_rate": 3e-3}
 
 

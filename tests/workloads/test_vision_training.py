@@ -299,7 +299,7 @@ def test_what_a_compressed_image_is_worth() -> None:
     ("values", "count"), [({"measure": Measure(epochs=2, idle_seconds=0)}, 40), ({"devices": 2}, 40), ({"mode": "compute"}, None)]
 )
 def test_quality_goes_to_the_record(tmp_path: Path, make_point: MakePoint, values: dict[str, Any], count: int | None) -> None:
-    few = Measure(target=0.5, min_seconds=0, min_steps=4, max_steps=4, idle_seconds=0, warm_up_max_seconds=1)
+    few = Measure(target=0.5, min_seconds=0, min_steps=4, max_steps=4, idle_seconds=0, warm_up_max_seconds=0.1)
     params = CompressionParams(width=4, images=64, held_out=40).model_dump(mode="json")
     point = make_point(workload="image_compression", params=params, global_batch=16, micro_batch=8, **{"measure": few, **values})
     attempt = Store(tmp_path).new_attempt(point)

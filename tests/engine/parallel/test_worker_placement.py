@@ -19,7 +19,7 @@ from caraml.workloads.gpt import Params
 from tests.conftest import MakePoint
 from tests.stores import write_script
 
-SHORT = Measure(target=0.5, min_seconds=0, max_seconds=200, min_steps=6, max_steps=6, idle_seconds=0, warm_up_max_seconds=1)
+SHORT = Measure(target=0.5, min_seconds=0, max_seconds=200, min_steps=6, max_steps=6, idle_seconds=0, warm_up_max_seconds=0.1)
 TINY = {"preset": "4M", "width": 32, "layers": 4, "heads": 2, "sequence_length": 32, "vocab_size": 128, "data": "synthetic-device"}
 
 
