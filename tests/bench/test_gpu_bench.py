@@ -114,7 +114,7 @@ name = "gpt"
 workload = "gpt"
 global_batch = 4
 params = { preset = "4M", width = 16, layers = 1, heads = 1, vocab_size = 64, data = "synthetic-device" }
-measure = { target = 0.5, min_seconds = 0, min_steps = 4, max_seconds = 2, warm_up_max_seconds = 1, idle_seconds = 0 }
+measure = { target = 0.5, min_seconds = 0, min_steps = 4, max_steps = 8, max_seconds = 2, warm_up_max_seconds = 0.1, idle_seconds = 0 }
 [[benchmark]]
 name = "broken"
 workload = "image_classification"
@@ -180,7 +180,7 @@ def test_the_table_shows_what_the_record_says(gpu: ModuleType, make_point: MakeP
 def test_a_worker_needs_only_torch_numpy_and_pydantic(tmp_path: Path, make_point: MakePoint) -> None:
     """The other packages are blocked; the point must still be measured, with its raw numbers as CSV."""
     params = Params.model_validate({"preset": "4M", "width": 16, "layers": 1, "heads": 1, "vocab_size": 64, "data": "synthetic"})
-    measure = Measure(target=0.5, min_seconds=0, min_steps=4, max_seconds=2, warm_up_max_seconds=1, idle_seconds=0)
+    measure = Measure(target=0.5, min_seconds=0, min_steps=4, max_steps=8, max_seconds=2, warm_up_max_seconds=0.1, idle_seconds=0)
     point = make_point(workload="gpt", params=params.model_dump(mode="json"), measure=measure)
     folder = Store(tmp_path).new_attempt(point)
     code = f"{BLOCK}from pathlib import Path\nfrom caraml.worker import training\ntraining.main(Path(sys.argv[1]))\n"

@@ -391,7 +391,7 @@ def test_a_point_trains_on_two_nodes(cluster: Cluster, tmp_path: Path, placement
     """Rank 0 may be on either node; names of the fast network differ from the hosts' own, as on machines that need a suffix."""
     scheduler = Scheduler(exclusive=False, gpus="none", cpus_per_device=1)
     site = Site(scheduler=scheduler, network=Network(interface="lo", address_suffix="i"))
-    policy = Measure(target=0.5, min_seconds=0, min_steps=4, max_seconds=2, warm_up_max_seconds=1, idle_seconds=0)
+    policy = Measure(target=0.5, min_seconds=0, min_steps=4, max_steps=8, max_seconds=2, warm_up_max_seconds=0.1, idle_seconds=0)
     job = real_job(tmp_path, site, nodes=2, measure=policy, placement=placement)
     launcher = make_bench(tmp_path / "bench").launcher()
     assert launcher.check(job.script.read_text()) is None
