@@ -504,6 +504,7 @@ def test_numbers_of_a_jube_table_that_carry_caraml_s_names_are_in_its_units(tmp_
     known = {name: (metric.value, metric.unit) for name, metric in record.metrics.items()}
     assert known == {
         "energy": (500 * 3600, "J"),
+        "energy_per_item": (None, "J/image"),
         "mean_power": (1200, "W"),
         "peak_memory": (3 * 2**30, "B"),
         "mfu": (pytest.approx(0.41), "1"),

@@ -253,11 +253,14 @@ def test_a_column_of_results_is_one_in_every_row(tmp_path: Path) -> None:
             (name, "8 16", {})
             for name in ("grad_acc", "z_loss", "gpu_memory_utilization", "max_power", "mean_pool", "warmup_time", "duration")
         ),
-        *((name, "8 16", {name: "?"}) for name in ("step_time_ms", "peak_memory_gb", "power_draw", "wall_time", "gpu_util", "mem_used")),
-        *(
-            (name, "8 16", {name: "?"})
-            for name in ("latency_ms", "energy_consumed", "gpu_hours", "time_to_train", "val_loss_epoch_3", "ms_per_step")
-        ),
+        *((name, "8 16", {name: "?"}) for name in ("power_draw", "wall_time", "gpu_util", "mem_used")),
+        *((f"{name}_{unit}", "8 16", {name: unit}) for name, unit in (("step_time", "ms"), ("latency", "ms"), ("board_energy", "kWh"))),
+        *((name, "8 16", {name: "TFLOP/s"}) for name in ("tflops", "mean_tflops")),
+        ("peak_memory_gb", "8 16", {"peak_memory": "B"}),
+        *((name, "8 16", {}) for name in ("bucket_mb", "model_b")),
+        ("tokens_s", "8.5 16", {}),
+        ("run_time_s", "8 16", {"run_time": "s"}),
+        *((name, "8 16", {name: "?"}) for name in ("energy_consumed", "gpu_hours", "time_to_train", "val_loss_epoch_3", "ms_per_step")),
         ("duration", "8.1 16.2", {"duration": "?"}),
         *((f"{name}(s)", "8 16", {name: "s"}) for name in ("wall_time", "time_per_sequence", "duration")),
         ("Time/batch(ms)", "8 16", {"time_per_batch": "ms"}),
@@ -291,6 +294,37 @@ def test_a_column_is_a_result_if_its_name_or_its_unit_says_so(tmp_path: Path, ti
     records = Store(tmp_path / "out").records("t")
     found = {name: metric.unit for name, metric in records[0].metrics.items() if name != "throughput"}
     assert found == results and [one.point.params for one in records] == [{} if results else {title: cell} for cell in cells.split()]
+
+
+@pytest.mark.parametrize(
+    ("titles", "cells", "devices", "params"),
+    [
+        ("node,gpus", "1,4", 4, {"node": "1"}),
+        ("nodes,num_gpus", "1,4", 4, {}),
+        ("nodes,gpus", "2,4", None, {"gpus": "4"}),  # of each node, or of both
+        ("devices,GPUs", "8,4", 8, {"GPUs": "4"}),
+        ("gpus", '"0,1"', None, {"gpus": "0,1"}),
+    ],
+)
+def test_gpus_are_devices_where_they_can_be_nothing_else(
+    tmp_path: Path, titles: str, cells: str, devices: int | None, params: dict[str, str]
+) -> None:
+    """A table of four GPUs was one of one device, without a word."""
+    done = add(tmp_path, "t", f"{titles},mbs,tflops,energy_Wh,Tokens/s", f"{cells},8,120.5,20.1,14000", f"{cells},8,121.5,20.1,n/a")
+    record, other = Store(tmp_path / "out").records("t")
+    assert record.point.params == params | {"mbs": "8"} and ("assumed" in done.columns) == (devices is None)
+    assert (record.point.devices, "devices" in record.unstated) == (devices or 1, devices is None)
+    assert (record.value("energy"), record.metrics["tflops"].unit) == (pytest.approx(20.1 * 3600), "TFLOP/s")
+    assert record.value("throughput_per_device") == (devices and 14000 / devices)
+    assert other.status == "ok" and "throughput_per_device" not in other.metrics
+
+
+def test_the_table_of_results_says_why_an_imported_rate_or_energy_is_missing(tmp_path: Path) -> None:
+    """It had a dash, while the record had the energy of the run, and the reasons."""
+    add(tmp_path, "t", "devices,gbs,Energy/Device(Wh),tflops,Tokens/s", "4,64,5.025,120.5,n/a")
+    shown = CliRunner().invoke(app, ["results", "t", "--out", str(tmp_path / "out")]).stdout
+    assert "– [2]" in shown and "– [3]" in shown and "[2] throughput: the table has 'n/a' here" in shown
+    assert "[3] energy per item: the table has an energy (run_energy), and not how many items it was for" in shown
 
 
 def test_a_row_without_a_result_says_which_columns_are_none(tmp_path: Path) -> None:
@@ -413,6 +447,7 @@ def test_a_column_is_caraml_s_metric_in_its_own_unit_alone(tmp_path: Path, title
     add(tmp_path, "t", f"system,{titles}", "A100,8,125")
     (record,) = Store(tmp_path / "out").records("t")
     rate = {"throughput": (8, "token/s")} if titles.startswith("Tokens/s,") else {}
+    rate |= {"throughput_per_device": (value / 8, unit)} if name == "throughput" else {}
     assert {key: (metric.value, metric.unit) for key, metric in record.metrics.items()} == {name: (value, unit)} | rate
 
 
@@ -484,6 +519,7 @@ def test_what_columns_were_taken_for_is_told_and_the_user_may_say_otherwise(tmp_
         "parameters": ["copy", "bucket(MB) (if it was measured: --result)"],
         "bookkeeping": ["JobID", "Iterations"],
         "left out": ["Images/s (blank)", "Loss (the table has 'nan' here)", "empty (blank)"],
+        "assumed": ["one device, as no column Devices says how many"],
     }
     with pytest.raises(InputError, match="suite 't' has rows imported with other columns") as refused:
         add(tmp_path, "t", *lines, results=["copy"])
@@ -534,8 +570,8 @@ def test_a_dry_run_tells_and_adds_nothing(tmp_path: Path) -> None:
     asked = ["import", str(table), "--out", str(tmp_path / "out"), "--parameter", "Tokens/s", "--result", "copy"]
     told = CliRunner().invoke(app, [*asked, "--dry-run"]).stdout
     assert (
-        told
-        == f"results: copy = copy [?]\nsettings: gbs\nparameters: Tokens/s\n{tmp_path / 'out'}: 1 record would be added, 0 known already\n"
+        told == "results: copy = copy [?]\nsettings: gbs\nparameters: Tokens/s\nassumed: one device, as no column Devices says how many\n"
+        f"{tmp_path / 'out'}: 1 record would be added, 0 known already\n"
     )
     assert not (tmp_path / "out").exists()
     assert "1 record added, 0 known" in CliRunner().invoke(app, asked).stdout

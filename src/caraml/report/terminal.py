@@ -143,15 +143,16 @@ def _numbers(line: Repeats, notes: _Notes, apart: bool) -> Iterator[str]:
         yield from [""] * 6
         return
     metrics = record.metrics
-    yield written("throughput", metrics.get("throughput")) + _of_some("throughput", line, notes)
+    yield written("throughput", metrics.get("throughput")) + _of_some("throughput", line, notes) + _absent("throughput", line, notes)
     energy = metrics.get("energy_per_item")
     if unknown := unknown_energy(record, line.good):
         yield f"{unknown[0].replace(', ±', chr(10) + '±')} {notes.mark(unknown[1])}"
     else:
-        note = f" {notes.mark(energy.reason)}" if energy is not None and energy.reason else ""
+        note = f" {notes.mark(energy.reason)}" if energy is not None and energy.value is not None and energy.reason else ""
         if apart and energy is not None:
             note += f" {notes.mark(f'boundary of energy: {energy.scope or NOT_STATED}; others have another one')}"
-        yield written("energy_per_item", energy).replace(", ±", "\n±") + note + _of_some("energy_per_item", line, notes)
+        note += _of_some("energy_per_item", line, notes) + _absent("energy_per_item", line, notes)
+        yield written("energy_per_item", energy).replace(", ±", "\n±") + note
     yield _mfu(record, notes)
     yield plain("step_time_median", record.value("step_time_median"), "s")
     yield _wait(record.value("data_wait_share"))
@@ -162,6 +163,15 @@ def _of_some(name: str, line: Repeats, notes: _Notes) -> str:
     """The mark of a mean that is not of all runs with a result; empty for any other."""
     having = sum(record.value(name) is not None for record in line.good)
     return f" {notes.mark(f'{title_of(name).lower()}: mean of {having} of {len(line.good)} runs')}" if 0 < having < len(line.good) else ""
+
+
+def _absent(name: str, line: Repeats, notes: _Notes) -> str:
+    """The mark of why no run of a line of imported results has a number; empty for any other."""
+    unknown = [metric for record in line.good if record.window is None and (metric := record.metrics.get(name)) is not None]
+    reason = next((metric.reason for metric in unknown if metric.reason), None)
+    if reason is None or any(metric.value is not None for metric in unknown):
+        return ""
+    return f" {notes.mark(f'{title_of(name).lower()}: {reason}')}"
 
 
 def _wait(share: float | None) -> str:

@@ -40,6 +40,9 @@ UNITS = {
 """Units of CARAML's metrics, and what others are in them."""
 _OVER_UNIT = re.compile(r"((?i:.*(?:time|duration|latency|power|energy|memory)))\s+/\s+(\S+)")
 """``Power / W``; a rate is written without spaces."""
+_IN_NAME = re.compile(r"(?i)(.+(?<!_per))_([um]s|(?<=time_)s|(?<=duration_)s|k?wh|k?w|k?j|[mg]i?b)")
+"""A name with its unit: ``energy_Wh``. Not ``tokens_s``, ``_h``, ``_b`` and ``_min``, which mean other things as well, nor ``_mW``."""
+_SPELT = {unit.lower(): unit for units in UNITS.values() for unit in units if unit not in ("mW", "MJ")}
 _RULE = re.compile(r"(?=[^-]*-+-)[\s|+:-]+|\|(\s*:?-:?\s*\|)+")
 
 
@@ -148,6 +151,10 @@ def name_and_unit(title: str) -> tuple[str, str | None]:
     words, unit = (title, "") if opening < 0 else (title[:opening], title[opening + 1 : -1])
     if (found := _OVER_UNIT.fullmatch(title)) and any(found[2] in units for units in UNITS.values()):
         words, unit = found[1], found[2]
+    elif not unit and (found := _IN_NAME.fullmatch(title)):
+        words, unit = found[1], _SPELT.get(found[2].lower(), found[2])
+    elif not unit and re.search(r"(?i)(^|_)tflops$", title):
+        unit = "TFLOP/s"
     return re.sub(r"[^a-z0-9]+", "_", words.lower().replace("/", "_per_")).strip("_") or "column", unit or None
 
 

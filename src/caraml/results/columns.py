@@ -55,6 +55,8 @@ _NAMED = re.compile(r"index|id|(experiment|benchmark)_id|host_?names?|node_?list
 _DATA_PARALLEL = re.compile(r"(^|_)dp($|_)|data_?parallel")
 _OF_DEVICES = re.compile(r"(^|_)n?([gi]pus?|tasks|ranks|processes|replicas?)($|_)|^world_?size$")
 """Names of columns that mostly are the devices, or those of a node."""
+_GPUS = ("gpus", "ngpus", "n_gpus", "num_gpus")
+"""Names of columns that are the devices where no column ``devices`` is: on one node, as they may be those of each."""
 MEASURED = ("rate", "flops", "energy", "result")
 """Kinds of columns whose cells are numbers that somebody measured."""
 LIMITS = ("Runtime(min)", "exit_duration")
@@ -97,7 +99,7 @@ def read_columns(path: Path, table: list[dict[str, str]], asked: Mapping[str, bo
     """
     _see_askable(path, table, asked)
     counts = [counts_of(cells) for cells in table]
-    columns = [_column(title, [cells[title] for cells in table], counts, asked.get(title)) for title in table[0]]
+    columns = [_column(title, table, counts, asked.get(title)) for title in table[0]]
     _see_sound(path, table, {one.title: found for one in columns if (found := _meaning(one))})
     _see_points(path, table, [one.title for one in columns if one.kind in MEASURED])
     taken, alike = set[str](), Counter[str]()
@@ -111,8 +113,9 @@ def read_columns(path: Path, table: list[dict[str, str]], asked: Mapping[str, bo
     return columns
 
 
-def _column(title: str, texts: list[str], counts: list[dict[str, int]], asked: bool | None) -> TableColumn:
+def _column(title: str, table: list[dict[str, str]], counts: list[dict[str, int]], asked: bool | None) -> TableColumn:
     name, unit = name_and_unit(title)
+    texts = [cells[title] for cells in table]
     kind: Kind = "parameter"
     if asked is False:
         pass
@@ -124,7 +127,7 @@ def _column(title: str, texts: list[str], counts: list[dict[str, int]], asked: b
         kind = "file"
     elif is_energy(name, unit):
         kind = "energy"
-    elif what := counted(title):
+    elif what := counted(title, table[0]):
         kind, name = "count", what
     elif name in ("system", "precision"):
         kind = "text"
@@ -144,7 +147,7 @@ def _see_askable(path: Path, table: list[dict[str, str]], asked: Mapping[str, bo
         if title not in table[0]:
             raise unknown_name(f"column of {path.name}:", title, table[0])
         name = name_and_unit(title)[0]
-        if what := counted(title) or (name if name in ("system", "precision") else None):
+        if what := counted(title, table[0]) or (name if name in ("system", "precision") else None):
             raise InputError(f"{path}: {title!r} says the {what} of a run, and is neither a result nor a parameter", "rename the column")
         if result and all(number(cells[title]) is None for cells in table) and not is_energy(*name_and_unit(title)):
             raise InputError(f"{path}: no cell of {title!r} is a number, as of a result: found {table[0][title][:LONGEST]!r}")
@@ -209,17 +212,20 @@ def is_energy(name: str, unit: str | None) -> bool:
     return name in {"energy_per_device", "energy_counter_per_device"} and unit in UNITS["J"]
 
 
-def counted(title: str) -> str | None:
-    """``global_batch``, ``nodes`` or ``devices``, if a column says how many; not where its unit is another one."""
+def counted(title: str, titles: Iterable[str]) -> str | None:
+    """``global_batch``, ``nodes`` or ``devices``, if a column says how many; not where its unit is another one, nor GPUs beside devices."""
     name, unit = name_and_unit(title)
     what = COUNTS.get(name)
+    if name in _GPUS and all(name_and_unit(other)[0] not in ("devices", *_GPUS[: _GPUS.index(name)]) for other in titles):
+        what = "devices"
     return what if what and (not unit or unit in "1#" or re.fullmatch(_COUNTED[what], unit.lower())) else None
 
 
 def counts_of(cells: dict[str, str]) -> dict[str, int]:
     """What a row counts: ``global_batch``, ``nodes`` and ``devices`` (of all nodes), where the table says them."""
-    named = ((counted(title), number_of(text)) for title, text in cells.items())
-    return {name: found for name, found in named if name and found}
+    named = [(counted(title, cells), number_of(text), name_and_unit(title)[0]) for title, text in cells.items()]
+    nodes = next((found for what, found, _ in named if what == "nodes" and found), 1)
+    return {what: found for what, found, name in named if what and found and (nodes == 1 or name not in _GPUS)}
 
 
 def own_unit(defined: str, unit: str | None, item: str | None) -> tuple[str, float | None]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import JsonValue, ValidationError
 
 from caraml.base.errors import InputError, in_a_line
-from caraml.metrics.model import Facts
+from caraml.metrics.model import Facts, Metric, scaled
 from caraml.results.archive import Done
 from caraml.results.cells import LONGEST, SEPARATED, read_rows
 from caraml.results.columns import TableColumn, read_columns, unclear
@@ -108,6 +108,9 @@ def _taken(columns: list[TableColumn], rows: list[TableRow]) -> dict[str, list[s
         else:
             why = "blank" if blank else unread[title][0] if title in unread else "another column says it"
             found["left out"].append(f"{title} ({why if len(why) <= _LONG else f'{why[:_LONG]}...'})")
+    if silent := sum("devices" not in row.counts for row in rows):
+        of_rows = "" if silent == len(rows) else f" in {silent} of {len(rows)} rows"
+        found["assumed"] = [f"one device{of_rows}, as no column Devices says how many"]
     return {kind: told or ["none"] for kind, told in found.items() if told or kind == "results"}
 
 
@@ -194,9 +197,22 @@ def _record(point: Point, row: TableRow, attempt: int, written: str, source: str
         reason=f"imported from {source}{'' if measured else f': no number in its row{unread}'}"[:LONGEST],
         started_at=written,
         facts=facts,
-        metrics=row.metrics,
+        metrics=row.metrics | _following(row),
         environment={"imported_from": source, "row": row.digest, "bookkeeping": row.bookkeeping, "missing": missing} | asked,
     )
+
+
+def _following(row: TableRow) -> dict[str, Metric]:
+    """What follows from a row's numbers, and why its energy per item does not: where no column says either."""
+    found = dict[str, Metric]()
+    rate, devices = row.metrics.get("throughput"), row.counts.get("devices")
+    if rate is not None and rate.value is not None and devices is not None:
+        found["throughput_per_device"] = scaled(rate, 1 / devices, rate.unit)
+    known = [name for name in ("run_energy", "energy") if name in row.metrics and row.metrics[name].value is not None]
+    if known:
+        reason = f"the table has an energy ({known[0]}), and not how many items it was for"
+        found["energy_per_item"] = Metric(value=None, unit=f"J/{row.item or 'item'}", reason=reason)
+    return {name: metric for name, metric in found.items() if name not in row.metrics}
 
 
 def _known(store: Store, suite: str, rows: list[TableRow]) -> dict[int, Record]:
