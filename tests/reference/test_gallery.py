@@ -76,6 +76,19 @@ def test_a_table_of_a_machine_that_nobody_describes_is_listed_as_having_no_comma
     assert not [line for line in text.splitlines() if "`caraml run" in line and re.search(rf"MAELSTROM.*Table[^|]*\b{number}\b", line)]
 
 
+def test_commands_of_maelstrom_s_tables_train_as_many_epochs_as_it_states() -> None:
+    """They ended with a window, while the tables are of whole runs; and those of AP6 on E4 trained the epochs of JSC."""
+    stated = {(row.workload, str(row.parameters["name"])): row.value for row in select(source="maelstrom", metric="epochs")}
+    ap1, ap3, ap5 = (stated[name, "epochs"] for name in ("temperature_postprocessing", "radiation_emulation", "downscaling_gan"))
+    ap6, ap6_e4 = (stated["regime_clustering", name] for name in ("epochs-jsc", "epochs-e4"))
+    tables = {"6 to 11": ap1, "12 to 16": 1, "17 to 21": ap3, "22 to 26": 1, "32 to 34": 3, "35 to 39": ap5, "42 and 43": ap6}
+    text = (ROOT / "docs" / "published.md").read_text(encoding="utf-8")
+    found = dict(re.findall(r"\| MAELSTROM \| Tables? ([^:,]+)[:,].*--set measure.epochs=(\d+)` \|", text))
+    assert {name: float(epochs) for name, epochs in found.items()} == tables | {"44": ap6_e4}
+    commands = [figure.command for figure in published_figures() if "--only ap6" in figure.command]
+    assert commands and all(command.endswith(f"--system e4-a2 --only ap6 --set measure.epochs={ap6_e4:g}") for command in commands)
+
+
 def test_every_figure_has_its_line_and_command_in_the_list_of_published_results() -> None:
     text = (ROOT / "docs" / "published.md").read_text(encoding="utf-8")
     for figure in published_figures():
