@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from caraml.system.files import fields, is_processor_graphics, listing, read, read_int
+from caraml.system.files import ROCM, fields, is_processor_graphics, listing, read, read_int
 from caraml.system.model import DeviceKind, DeviceModel, DType
 
 GROUP = "torch.backends"
@@ -70,7 +70,7 @@ class Family:
     driven: Callable[[TorchBuild], bool]
     """Whether that torch drives them."""
     variables: tuple[str, ...] = ()
-    """Environment variables that hide devices from a process, of families that torch alone can name."""
+    """Environment variables that hide devices from a process."""
     arithmetic: frozenset[DType] = PLAIN
     """Formats that torch computes in on them; with others a point is refused."""
     compiled: bool = False
@@ -223,6 +223,7 @@ CUDA = Family(
     fix="pip install torch --index-url https://download.pytorch.org/whl/cu130, or the index that https://pytorch.org names",
     by_driver=nvidia_gpus,
     driven=lambda build: build.cuda is not None,
+    variables=("CUDA_VISIBLE_DEVICES",),
     arithmetic=PLAIN | {"tf32", "fp8"},
     compiled=True,
 )
@@ -233,6 +234,7 @@ HIP = Family(  # torch calls the device ``cuda``
     fix="pip install torch --index-url https://download.pytorch.org/whl/rocm7.0, or the index that https://pytorch.org names",
     by_driver=amd_gpus,
     driven=lambda build: build.hip is not None,
+    variables=tuple(name for layer in ROCM for name in layer),
     arithmetic=PLAIN | {"tf32", "fp8"},
     compiled=True,
 )
