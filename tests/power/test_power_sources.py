@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -649,6 +650,32 @@ def test_amd_counter_is_accumulator_times_resolution(monkeypatch: pytest.MonkeyP
     assert capsys.readouterr().out == ""  # the library's talk on import does not reach the user
     assert [c.kind for c in channels.values()] == ["energy", "power_instant"]
     assert list(values.values()) == pytest.approx([300, 300], rel=0.01)
+
+
+def test_libraries_that_load_at_the_same_time_leave_the_output_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    output, inside, over = sys.stdout, threading.Event(), threading.Event()
+    amd, gaudi = create("amdsmi"), create("gaudi")
+
+    def opening(source: Source) -> None:
+        with pytest.raises(SourceUnavailable, match="cannot be loaded"):
+            source.open()
+
+    other = threading.Thread(target=opening, args=(amd,))
+
+    def importing(name: str) -> None:  # AMD's begins while Gaudi's is loaded, and ends after it
+        if name == "pyhlml":
+            other.start()
+            assert inside.wait(60)
+        else:
+            inside.set()
+            assert over.wait(60)
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", importing)
+    opening(gaudi)
+    over.set()
+    other.join(60)
+    assert sys.stdout is output
 
 
 def test_a_dual_die_card_is_one_channel_with_two_users(monkeypatch: pytest.MonkeyPatch) -> None:

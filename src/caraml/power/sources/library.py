@@ -37,11 +37,9 @@ WATTS = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*W?\s*$")
 
 
 def _load(name: str, fix: str) -> Any:
-    """The vendor's module, imported late. AMD's prints advice on import, which would land in the middle of a user's output, and raises
-    any of these errors where ROCm is missing or does not fit."""
+    """The vendor's module, imported late. AMD's raises any of these errors where ROCm is missing or does not fit."""
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            return importlib.import_module(name)
+        return importlib.import_module(name)
     except (ImportError, OSError, KeyError, AttributeError) as error:
         raise SourceUnavailable(f"the library {name} cannot be loaded ({type(error).__name__}: {error})", fix) from error
 
@@ -69,7 +67,10 @@ class AmdSmiSource(AskedSensors):
     def open(self) -> None:
         """Load the library, find the packages and probe once what each can tell."""
         self.expect_driver("AMD compute", Path("/dev/kfd"))
-        smi = _load("amdsmi", "install the amdsmi package of this machine's ROCm (in /opt/rocm/share/amd_smi)")
+        # The library prints advice on import, which would land in the middle of a user's output. Sources open at the same time, in threads
+        # of one process: were another one's output held back as well, the two could put it back in the wrong order.
+        with contextlib.redirect_stdout(io.StringIO()):
+            smi = _load("amdsmi", "install the amdsmi package of this machine's ROCm (in /opt/rocm/share/amd_smi)")
         try:
             smi.amdsmi_init()
             self._smi, self.failures = smi, (smi.AmdSmiException, SensorError, KeyError, AttributeError, ValueError, TypeError)
