@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 
-from caraml.reference import Reference
+from caraml.reference import Reference, digits
 
 
 @dataclass(frozen=True)
@@ -49,22 +48,8 @@ def _ends(number: Span | float) -> tuple[float, float]:
 
 
 def printed_span(text: str) -> Span:
-    """Values that round to a printed number: half a unit of its last digit to both sides.
-
-    ``1,234.50``, ``1 234`` and ``5.60E-01`` are understood. A power of ten, ``10⁶``, is a definition and exact.
-
-    Raises ``ValueError`` if there is no number.
-    """
-    if text == "10⁶":
-        return Span(1e6, 1e6)
-    try:
-        number = Decimal(text.replace(",", "").replace(" ", ""))
-    except InvalidOperation as error:
-        raise ValueError(f"{text!r} is not a number") from error
-    exponent = number.as_tuple().exponent
-    if not isinstance(exponent, int):
-        raise ValueError(f"{text!r} is not finite")
-    half = Decimal(5).scaleb(exponent - 1)
+    """Values that round to a printed number: half a unit of its last digit to both sides. Raises ``ValueError`` if there is no number."""
+    number, half = digits(text)
     return Span(float(number - half), float(number + half))
 
 

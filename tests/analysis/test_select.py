@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,29 @@ def test_published_tables_are_a_side(store: Store) -> None:
     one = published("reference:maelstrom/12/1")
     assert [record.value("runtime") for record in one] == [227.9508] and one[0].environment["published"] == "maelstrom, Table 12, run 1"
     assert {record.key for record in one} <= {record.key for record in published("reference:maelstrom/12")}
+
+
+def test_the_rounding_of_printed_digits_is_part_of_every_published_number(store: Store) -> None:
+    """MAELSTROM tables 17 and 18, AP3 without cache: 0.63 and 0.61 GB three times each. Nobody knows the third digit, nor how it varies."""
+    found = compare(
+        select("reference:maelstrom/17", store.root), select("reference:maelstrom/18", store.root), ["peak_memory", "epoch_time_mean"]
+    )
+    pair = next(one for one in found.pairs if one.name.endswith("flags=-nocache method=–"))
+    memory, epoch = pair.changes
+    assert memory.a is not None and memory.ratio is not None and memory.ratio.sd is not None
+    assert memory.a.bound == pytest.approx(0.005 / 0.63, rel=0.01)
+    assert memory.ratio.bound == pytest.approx(0.005 / 0.63 + 0.005 / 0.61, rel=0.01)
+    assert memory.ratio.sd > 0.8 * 0.005 / 0.63 / math.sqrt(3) * math.sqrt(2 / 3)  # a uniform error of each, over three repeats a side
+    assert memory.verdict == "indistinguishable" and epoch.verdict == "better"
+    told = dict(found.variation)
+    assert told["peak_memory"].endswith("at least what their printed digits leave open") and "digits" not in told["epoch_time_mean"]
+
+
+def test_four_printed_digits_leave_nothing_open_that_repeats_would_show() -> None:
+    (record,) = published("reference:maelstrom/12/1")
+    assert record.metrics["runtime"].bound is None  # 227.9508 s
+    (record,) = [one for one in published("reference:maelstrom/17/1") if one.value("peak_memory")]
+    assert record.metrics["peak_memory"].bound == pytest.approx(5e6)
 
 
 def test_what_a_source_does_not_state_is_not_made_up() -> None:

@@ -182,6 +182,8 @@ class Value:
     host: str = ""
     time: datetime = UNKNOWN
     """When the run started; a run of unknown time is a session of its own."""
+    rounding: float = 0.0
+    """How much of ``bound`` comes from few printed digits."""
 
 
 def values(records: Iterable[Record], metric: str, of: Callable[[Record], Metric | None] | None = None) -> list[Value]:
@@ -197,7 +199,9 @@ def values(records: Iterable[Record], metric: str, of: Callable[[Record], Metric
         share = min((one.bound or 0.0) / one.value, 0.99)
         accuracy, sensors = _sensors(record, one.scope) if metric in METRICS and metric.startswith(_ENERGIES) else (0.0, None)
         host = str(record.system.get("hostname") or record.system.get("host") or "")
-        found.append(Value(one.value, error, -math.log1p(-share), accuracy, sensors, host, started(record)))
+        bound = -math.log1p(-share)
+        rounding = bound if "published" in record.environment else 0.0
+        found.append(Value(one.value, error, bound, accuracy, sensors, host, started(record), rounding))
     return found
 
 
@@ -239,6 +243,8 @@ class Observations:
     """Of each observation, the session of the whole comparison in which it was made."""
     most: float = math.inf
     """Degrees of freedom that all groups together have, where what their sessions have in common was taken out."""
+    rounding: float = 0.0
+    """Variance of one observation that rounding to printed digits makes, or hides: a uniform error of each."""
 
     @cached_property
     def mean(self) -> float:
@@ -251,7 +257,7 @@ class Observations:
     @cached_property
     def square(self) -> float:
         """Variance of one observation, at least what rounding makes."""
-        return max(variance(self.logs), SMALLEST_SD**2) if self.dof else 0.0
+        return max(variance(self.logs), SMALLEST_SD**2, self.rounding) if self.dof else 0.0
 
 
 def sessions_of(found: Iterable[Value]) -> dict[int, int]:
@@ -296,7 +302,9 @@ def observations(
             first = [session[0] for session in sessions.values()]
         else:
             logs, first = tuple(math.log(one.value) for one in group), list(group)
-        cells.append(Observations(logs, within, len(errors) == len(group), assumed, tuple(nights[id(one)] for one in first)))
+        rounding = fmean(one.rounding**2 for one in group) / 3
+        known_each = len(errors) == len(group)
+        cells.append(Observations(logs, within, known_each, assumed, tuple(nights[id(one)] for one in first), rounding=rounding))
     return _without_common(cells) if only_ratios and several else cells
 
 

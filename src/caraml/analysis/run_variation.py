@@ -211,6 +211,7 @@ def _variation(pairs: Sequence[_Pair], metric: str) -> tuple[_Variation, str]:
         words += f"; {SINGLE_RUN_SD:.1%} from run to run is assumed of work that was run once"
     if not 0.67 < noisier < 1.5:
         words += f"; B varies {noisier:.1f} times as much as A"
+    words += "; at least what their printed digits leave open" if any(cell.dof and cell.square == cell.rounding for cell in cells) else ""
     words += "; what a session did to all of them cancels" if math.isfinite(common) else ""
     assumed_square = max(cell.sessions for cell in cells)
     if assumed_square:

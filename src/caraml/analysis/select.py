@@ -2,6 +2,7 @@
 
 A published experiment is one column or row of a table. What its source does not state (precision, compile mode, mostly the batch) is not
 made up: the record's ``unstated`` names it, and comparisons say "not stated". Runs of one table with equal parameters count as repeats.
+What rounding to the printed digits may make is the bound of every number, where four digits or fewer leave something open.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import cast, get_args
 
 from pydantic import JsonValue
 
+from caraml.analysis.estimate import SMALLEST_SD
 from caraml.base.errors import InputError
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric
@@ -94,7 +96,12 @@ def _record(rows: Sequence[Reference]) -> Record | None:
     """One experiment; ``None`` if it is not of a workload, or none of its numbers is one of our metrics above zero."""
     first = rows[0]
     metrics = {
-        row.metric: Metric(value=row.value, unit=row.unit, scope=None if (scope := row.parameters.get("boundary")) is None else str(scope))
+        row.metric: Metric(
+            value=row.value,
+            unit=row.unit,
+            bound=row.rounding if row.rounding > SMALLEST_SD * row.value else None,
+            scope=None if (scope := row.parameters.get("boundary")) is None else str(scope),
+        )
         for row in rows
         if row.metric in METRICS and row.value is not None and row.value > 0
     }

@@ -30,7 +30,9 @@ class Metric(FiniteModel):
     low: float | None = Field(None, description="lower end of the 95 % confidence interval: what chance does to the number")
     high: float | None = Field(None, description="upper end")
     bound: float | None = Field(
-        None, description="the number may be off by at most this besides, because its sensor is: no chance, so no repeats make it smaller"
+        None,
+        description="the number may be off by at most this besides, because its sensor is, or as it is printed with few digits: no chance, "
+        "so no repeats make it smaller",
     )
     n: int | None = Field(None, description="number of observations behind the interval")
     scope: str | None = Field(None, description="energy boundary or device that the number speaks of")

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from decimal import Decimal, InvalidOperation
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
@@ -61,6 +62,31 @@ class Reference:
     printed_unit: str
     note: str
     """What is wrong with the printed number or its heading, and how it was read."""
+
+    @property
+    def rounding(self) -> float:
+        """By how much the number may be off because of its printed digits, in ``unit``; 0 without a number, and of a zero."""
+        number, half = digits(self.printed) if self.value else (Decimal(0), Decimal(0))
+        return float(half / number) * self.value if self.value and number else 0.0
+
+
+def digits(printed: str) -> tuple[Decimal, Decimal]:
+    """A printed number, and half a unit of its last digit: what rounds to these digits is not farther away.
+
+    ``1,234.50``, ``1 234`` and ``5.60E-01`` are understood. A power of ten, ``10⁶``, is a definition and exact.
+
+    Raises ``ValueError`` if there is no number.
+    """
+    if printed == "10⁶":
+        return Decimal(10**6), Decimal(0)
+    try:
+        number = Decimal(printed.replace(",", "").replace(" ", ""))
+    except InvalidOperation as error:
+        raise ValueError(f"{printed!r} is not a number") from error
+    exponent = number.as_tuple().exponent
+    if not isinstance(exponent, int):
+        raise ValueError(f"{printed!r} is not finite")
+    return number, Decimal(5).scaleb(exponent - 1)
 
 
 FIELDS = tuple(field.name for field in fields(Reference))

@@ -16,7 +16,7 @@ from caraml.analysis.scaling import OTHER_BOUNDARIES, Cell, Curve, ScalingFamily
 from caraml.base.format import count, prefixed, significant
 from caraml.metrics.definitions import title_of
 from caraml.metrics.model import Metric
-from caraml.report.numbers import written
+from caraml.report.numbers import at_most, written
 from caraml.report.section import Section
 
 _LARGEST = 1e6
@@ -30,7 +30,8 @@ def estimated(estimate: Estimate | None, unit: str) -> str:
         return "–"
     bound = estimate.value * math.expm1(estimate.bound) or None
     # As a rate is written: it may be anything that varies from run to run.
-    return written("throughput", Metric(value=estimate.value, unit=unit, low=estimate.low, high=estimate.high, bound=bound))
+    metric = Metric(value=estimate.value, unit=unit, low=estimate.low, high=estimate.high)
+    return written("throughput", metric) + at_most("throughput", metric.model_copy(update={"bound": bound}))
 
 
 def change(ratio: Estimate | None) -> str:

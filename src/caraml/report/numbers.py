@@ -49,8 +49,16 @@ def written(name: str, metric: Metric | None) -> str:
     factor, unit = _scale(name, metric.value, metric.unit)
     if half_width(metric) is None and not metric.bound and is_known_kind(name):
         return f"{_rounded(metric.value / factor, 3)} ± ? {unit}".rstrip()
-    bound = (metric.bound or 0.0) / factor
-    return _with_interval(name, metric) + (f", ± at most {_rounded(bound, _error_digits(bound))} {unit}".rstrip() if bound else "")
+    return _with_interval(name, metric) + at_most(name, metric)
+
+
+def at_most(name: str, metric: Metric) -> str:
+    """The bound of a metric, to stand behind its number; nothing without one."""
+    if metric.value is None or not metric.bound:
+        return ""
+    factor, unit = _scale(name, metric.value, metric.unit)
+    bound = metric.bound / factor
+    return f", ± at most {_rounded(bound, _error_digits(bound))} {unit}".rstrip()
 
 
 def _with_interval(name: str, metric: Metric) -> str:
