@@ -138,11 +138,11 @@ BATCHES = {
 
 def _steps(e: Experiment) -> Iterator[Check]:
     """AP1 and AP3 divide the runtime by all batches; AP4 and AP5 the epoch by the batches of one device."""
-    row = e.get("step_time_mean")
+    row = e.get("runtime_per_batch", e.get("step_time_mean"))
     if row is None or row.workload not in BATCHES:
         return
     epochs, batches = BATCHES[row.workload]
-    if row.workload in ("temperature_postprocessing", "radiation_emulation"):
+    if row.metric == "runtime_per_batch":
         yield Check(row, "runtime over batches of all epochs and devices", span_of(e["runtime"]) / (epochs * batches))
     else:
         yield Check(row, "epoch_time_mean over batches of a device", span_of(e["epoch_time_mean"]) / (batches // (row.devices or 1)))

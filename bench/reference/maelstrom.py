@@ -36,6 +36,9 @@ COPIED_T18 = "row identical to the integrated energy of Table 18"
 COPIED_T19 = "row identical to that of Table 19"
 COPIED_T38 = "row identical to that of Table 38; above the aggregate of the only device"
 EPOCH_MS = "20 epochs of ms cannot fill the training time; the unit is not ms"
+ONE_DEVICE = "of one device, however many #GPUs says: its mean power x runtime"
+IDLE_TOO = "of all {} devices of the node, the idle ones too"
+OF_A_BATCH = "printed as time of a batch; it is the runtime over the batches of all devices and epochs"
 AS_NODE = "printed as GPU energy; it is the mean power of a node x runtime x nodes"
 
 
@@ -187,6 +190,10 @@ NUMBERS = {
 }
 """Headings of numbers, without their unit: our name, and the unit where none is printed."""
 
+ON_THE_NODE = {35: 4, 36: 4, 37: 8}
+"""Tables of AP5 whose power and energy are of this number of devices, all that the node has, on however many a run is."""
+OF_DEVICES = ("device_energy", "aggregate_power", "max_aggregate_power")
+
 MEANT = {"node_mean_apparent_power": "VA", "node_max_apparent_power": "VA", "node_apparent_energy": "VAh"}
 """Units of what is printed in W and Wh but is apparent power."""
 
@@ -253,10 +260,14 @@ def _number(table: Table, label: str, column: int, cell: str, facts: dict[str, A
     metric, unit, means, notes = _reading(table, label, column)
     if "Counter" in label or "Integrated" in label:
         facts["method"] = "counter" if "Counter" in label else "integral"
+    devices = _devices(table, facts)
+    boundary, told = _boundary(table.number, metric, devices)
+    facts |= {"boundary": boundary} if boundary else {}
+    notes += [told] if told else []
     if table.ap == 6 and facts.get("nodes", 1) > 1 and table.number < 44:
         notes.append("not said whether #GPUs is per node")
     row = Row(
-        *("maelstrom", f"Table {table.number}", column, table.system, SYSTEMS[table.system], _devices(table, facts)),
+        *("maelstrom", f"Table {table.number}", column, table.system, SYSTEMS[table.system], devices),
         *(facts.pop("nodes", 1), AP[table.ap], "data" if "-dl_test" in str(facts.get("flags")) else table.mode, facts, table.note),
     )
     printed = re.sub(r"^\.(?=\d+\.)|(?<=\d) 2$", "", cell)
@@ -284,7 +295,20 @@ def _reading(table: Table, label: str, column: int) -> tuple[str, str, str, list
             notes = [*notes, COPIED_T19]
         case 39, "max_device_power":
             notes = [*notes, COPIED_T38]
+    if metric == "step_time_mean" and table.ap in (1, 3):
+        metric, notes = "runtime_per_batch", [*notes, OF_A_BATCH]
     return metric, unit, means, notes + ([SWAPPED] if table.number == 28 and column > 4 else [])
+
+
+def _boundary(table: int, metric: str, devices: int) -> tuple[str, str]:
+    """What a power or energy is of, where it is not of the run's devices, and what is to be said of that."""
+    if metric == "energy_time_product":
+        return "node", ""
+    if table in (42, 43) and metric == "device_energy" and devices > 1:
+        return "one device", ONE_DEVICE
+    if metric in OF_DEVICES and devices < ON_THE_NODE.get(table, 0):
+        return "devices of the node", IDLE_TOO.format(ON_THE_NODE[table])
+    return "", ""
 
 
 def _heading(label: str) -> tuple[str, str]:

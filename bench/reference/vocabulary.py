@@ -31,6 +31,10 @@ PUBLISHED: dict[str, tuple[str, str]] = {
     "nodes": ("1", "Nodes of a partition or of a run."),
     "ratio": ("1", "One number over another, as a text claims it."),
     "rest_time": ("s", "Runtime without what the run is about."),
+    "runtime_per_batch": (
+        "s",
+        "Runtime over the batches of all epochs and devices: not the time of a step where there are several devices.",
+    ),
     "samples_per_epoch": ("1", "Training samples in one epoch."),
     "scaling_efficiency": ("1", "Rate per device over that at the smallest number of nodes."),
     "share": ("1", "A part of a whole, as a text claims it."),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from run_factory import run
 
-from caraml.analysis.compare import compare
+from caraml.analysis.compare import Change, compare
 from caraml.analysis.grouping import differences
 from caraml.analysis.select import published, select
 from caraml.base.errors import InputError
@@ -89,6 +89,18 @@ def test_the_rounding_of_printed_digits_is_part_of_every_published_number(store:
     assert memory.verdict == "indistinguishable" and epoch.verdict == "better"
     told = dict(found.variation)
     assert told["peak_memory"].endswith("at least what their printed digits leave open") and "digits" not in told["epoch_time_mean"]
+
+
+def test_published_energies_are_compared_within_one_boundary(store: Store) -> None:
+    def change(a: str, b: str, metric: str) -> Change:
+        found = compare(select(f"reference:maelstrom/{a}", store.root), select(f"reference:maelstrom/{b}", store.root), [metric])
+        ((_, only),) = found.changes
+        return only
+
+    actions = change("44/1", "text 4.9.8/1", "energy_time_product")
+    assert actions.ratio is not None and actions.ratio.value == pytest.approx(29952.87 / 23391.89)
+    used = change("35/1", "35/7", "aggregate_power")
+    assert used.ratio is None and used.reason == "of different energy boundaries: devices of the node, not stated"
 
 
 def test_four_printed_digits_leave_nothing_open_that_repeats_would_show() -> None:

@@ -60,6 +60,23 @@ def test_the_known_disagreements_and_no_others(found: list[Check]) -> None:
     assert len(found) == sum(KNOWN.values()) + len(COPIED) + len(claimed) == 183
 
 
+def test_power_and_energy_of_other_devices_than_the_runs_say_so(found: list[Check]) -> None:
+    """Every row that the sources' own numbers show to be of the idle devices too, or of one device, has that boundary and a note."""
+    for rule, boundary, count in (
+        ("at most max_device_power x devices", "devices of the node", 14),
+        ("mean_device_power x devices x runtime", "one device", 8),
+    ):
+        rows = [check.printed for check in found if check.rule == rule]
+        assert [row.parameters.get("boundary") for row in rows] == [boundary] * count
+        assert all(boundary.split()[-1] in row.note for row in rows)
+    whole = [
+        row
+        for row in load()
+        if (row.table, row.devices, row.metric) in {("Table 35", 4, "device_energy"), ("Table 42", 1, "device_energy")}
+    ]
+    assert len(whole) == 4 and all("boundary" not in row.parameters for row in whole)
+
+
 @pytest.mark.parametrize(
     ("table", "run", "metric", "difference"),
     [

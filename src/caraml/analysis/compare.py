@@ -28,7 +28,7 @@ from caraml.base.stats import holm
 from caraml.metrics.definitions import METRICS, definition_of, own_names, see_known
 from caraml.metrics.model import Direction
 from caraml.results.record import Record
-from caraml.suite.model import OF_EPOCHS
+from caraml.suite.model import NOT_STATED, OF_EPOCHS
 
 Verdict = Literal["better", "worse", "same", "indistinguishable", "unknown"]
 ALPHA = 0.05
@@ -300,7 +300,7 @@ def _incomparable(metric: str, pair: _Matched, a: Estimate | None, b: Estimate |
 
 def _scopes(records: Iterable[Record], metric: str) -> list[str]:
     """Energy boundaries of a metric's numbers."""
-    return sorted({str(record.metrics[metric].scope) for record in records if record.value(metric) is not None})
+    return sorted({record.metrics[metric].scope or NOT_STATED for record in records if record.value(metric) is not None})
 
 
 def _unfit(pair: _Matched, metric: str) -> str | None:
