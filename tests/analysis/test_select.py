@@ -12,6 +12,7 @@ from caraml.analysis.compare import Change, compare
 from caraml.analysis.grouping import differences
 from caraml.analysis.select import published, select
 from caraml.base.errors import InputError
+from caraml.report.comparison import comparison_sections
 from caraml.results.record import Record
 from caraml.results.store import Store, write_record
 from tests.stores import remember_suite
@@ -101,6 +102,21 @@ def test_published_energies_are_compared_within_one_boundary(store: Store) -> No
     assert actions.ratio is not None and actions.ratio.value == pytest.approx(29952.87 / 23391.89)
     used = change("35/1", "35/7", "aggregate_power")
     assert used.ratio is None and used.reason == "of different energy boundaries: devices of the node, not stated"
+
+
+def test_published_runtimes_are_compared_and_notes_are_told(store: Store) -> None:
+    """MAELSTROM tables 42 and 43: AP6, one run on each number of devices; the epochs are printed in ms."""
+    found = compare(select("reference:maelstrom/42/3", store.root), select("reference:maelstrom/43/3", store.root))
+    changes = {change.metric: change for _, change in found.changes}
+    runtime = changes["runtime"].ratio
+    assert runtime is not None and runtime.value == pytest.approx(18581.30 / 15031.87) and "training_time" in changes
+    notes = {note.metrics: note for note in found.notes}
+    assert "the unit is not ms" in notes["epoch_time_mean", "epoch_time_first"].note
+    assert notes["device_energy",].note.startswith("of one device") and len(notes["device_energy",].places) == 2
+    text = "\n".join(note for section in comparison_sections(found) for note in section.notes)
+    assert "Device energy of maelstrom, Table 42, run 3; maelstrom, Table 43, run 3: of one device" in text
+    alone = compare(select("reference:maelstrom/42/3", store.root), select("reference:maelstrom/43/3", store.root), ["runtime"])
+    assert alone.notes == (), "only of what is compared"
 
 
 def test_four_printed_digits_leave_nothing_open_that_repeats_would_show() -> None:

@@ -14,7 +14,7 @@ blunt the one that decides.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -110,6 +110,16 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class PublishedNote:
+    """What is wrong with printed numbers, or how they were read."""
+
+    note: str
+    metrics: tuple[str, ...]
+    places: tuple[str, ...]
+    """Source, table and run of each."""
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Everything about two sides."""
 
@@ -133,6 +143,8 @@ class Comparison:
     """Relative change below which numbers are called the same."""
     variation: tuple[tuple[str, str], ...]
     """For each metric, where the run-to-run variation comes from, as a sentence."""
+    notes: tuple[PublishedNote, ...] = ()
+    """What is to be said of published numbers."""
 
     @property
     def changes(self) -> list[tuple[Pair, Change]]:
@@ -190,12 +202,25 @@ def compare(a: Side, b: Side, metrics: Sequence[str] = (), margin: float = MARGI
     )
     unknown = tuple(name for name in ours if name in theirs)
     missing, dropped = (tuple(lost), tuple(unmatched)), sum(pair.left_out for pair in matched)
-    return Comparison(a.name, b.name, tuple(common), unknown, tuple(pairs), *missing, dropped, tests, margin, tuple(sentences))
+    told = tuple(sentences), _notes(matched, dict(sentences))
+    return Comparison(a.name, b.name, tuple(common), unknown, tuple(pairs), *missing, dropped, tests, margin, *told)
+
+
+def _notes(matched: Iterable[_Matched], metrics: Collection[str]) -> tuple[PublishedNote, ...]:
+    """The notes of the published numbers that are compared, each once."""
+    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for record in (one for pair in matched for one in (*pair.a, *pair.b)):
+        notes = record.environment.get("notes")
+        for metric, note in notes.items() if isinstance(notes, dict) else ():
+            if metric in metrics:
+                of, places = found.setdefault(str(note), ({}, {}))
+                of[metric] = places[str(record.environment.get("published"))] = None
+    return tuple(PublishedNote(note, tuple(of), tuple(places)) for note, (of, places) in found.items())
 
 
 def _usual(matched: Sequence[_Matched]) -> Sequence[str]:
     """The usual metrics, and those of a program or plug-in of which one direction is better; where one side has no throughput, as in most
-    published tables, whatever both have that can be better or worse."""
+    published tables, whatever both have that can be better or worse; of published ones alone also their times, which are of whole runs."""
 
     def having(metric: str) -> bool:
         return any(values(pair.a, metric) and values(pair.b, metric) for pair in matched)
@@ -206,7 +231,8 @@ def _usual(matched: Sequence[_Matched]) -> Sequence[str]:
     if having("throughput"):
         only_nodes = having("node_energy_per_item") and not having("energy_per_item")
         return [*(name if name != "energy_per_item" or not only_nodes else "node_energy_per_item" for name in USUAL), *own]
-    return [*(name for name, definition in METRICS.items() if definition.better != "neither" and having(name)), *own] or USUAL
+    whole_runs = all("published" in record.environment for record in records)
+    return [*(name for name, one in METRICS.items() if (whole_runs or one.better != "neither") and having(name)), *own] or USUAL
 
 
 def _match(a: Side, b: Side) -> tuple[list[_Matched], list[Lost], list[Lost]]:

@@ -127,6 +127,7 @@ def _record(rows: Sequence[Reference]) -> Record | None:
     )
     missing = _UNKNOWN if "batch" in point.params else (*_UNKNOWN, "global_batch")
     environment: dict[str, JsonValue] = {"published": f"{first.source}, {first.table}, run {first.run}"}
+    environment["notes"] = {row.metric: row.note for row in rows if row.metric in metrics and row.note}
     environment["missing"] = {f"point.{name}": NOT_STATED for name in missing}
     return Record(
         key=point.key, attempt=1, point=point, status="ok", started_at="1970-01-01T00:00:00+00:00", metrics=metrics, environment=environment

@@ -78,6 +78,8 @@ def comparison_sections(comparison: Comparison, every: bool = False) -> list[Sec
     return sections
 
 
+_NAMED = 3
+"""Metrics and runs of a published note that are named."""
 _MOST = 40
 """Rows of a terminal table beyond which only those that matter are shown."""
 
@@ -104,6 +106,9 @@ def _change_notes(comparison: Comparison, hidden: int) -> Iterable[str]:
         yield f"{reason}: {sum(one.reason == reason for one in changes)} of {len(changes)} numbers"
     if comparison.left_out:
         yield f"left out: {count(comparison.left_out, 'run')} that something disturbed, where others of the same work were not"
+    for note in comparison.notes:
+        of = [_some([title_of(metric) for metric in note.metrics], ", ", "number"), _some(note.places, "; ", "run")]
+        yield f"{' of '.join(of)}: {note.note}"
     yield f"A and B: {INTERVAL}"
     for metric, sentence in comparison.variation:
         yield f"{title_of(metric)}, B against A: {sentence}"
@@ -112,6 +117,11 @@ def _change_notes(comparison: Comparison, hidden: int) -> Iterable[str]:
         'Intervals are of 95 %, each for itself. "Shown from": the smallest change that these runs show in 9 of 10 comparisons. '
         f'"Same": shown to differ by less than {100 * comparison.margin:g} % (two one-sided tests, 5 % each for itself)'
     )
+
+
+def _some(found: Sequence[str], between: str, what: str) -> str:
+    more = len(found) - _NAMED
+    return between.join(found[:_NAMED]) + (f" and {count(more, f'other {what}')}" if more > 0 else "")
 
 
 def gate_lines(gate: Gate, comparison: Comparison) -> tuple[list[str], bool]:
