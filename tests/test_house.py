@@ -118,7 +118,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_962,
+    "analysis": 3_984,
     "base": 2_707,
     "campaign": 1_778,
     "cli": 1_648,
@@ -128,30 +128,13 @@ LINES = {
     "metrics": 1_495,
     "power": 4_773,
     "reference": 422,
-    "report": 4_863,
+    "report": 4_873,
     "results": 3_165,
     "suite": 2_634,
     "system": 3_530,
     "verify": 1_030,
     "worker": 2_102,
     "workloads": 8_685,
-    "analysis": 4_009,
-    "base": 2_735,
-    "campaign": 1_781,
-    "cli": 1_652,
-    "data": 819,
-    "engine": 4_200,
-    "launch": 1_750,
-    "metrics": 1_509,
-    "power": 4_772,
-    "reference": 422,
-    "report": 4_901,
-    "results": 3_158,
-    "suite": 2_649,
-    "system": 3_528,
-    "verify": 1_033,
-    "worker": 2_113,
-    "workloads": 8_945,
 }
 FILES = 219
 
