@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from argparse import ArgumentParser
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from record_factory import broken_record, make_point, make_record
 
+from caraml.base.chart import standalone
 from caraml.campaign.machine import machine_of
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric
@@ -77,6 +79,41 @@ def test_epochs_and_inference_are_those_of_their_tables_and_sections() -> None:
     for name in ("Figure 29", "Figure 33", "Figure 40", "Figure 41", "Figure 45"):
         parts = zip(*(numbers(f"maelstrom {name}", part, 1) for part in ("inference", "loading", "rest")), strict=True)
         assert all(sum(one) == pytest.approx(100) for one in parts), name  # type: ignore[arg-type]
+
+
+def test_parts_that_are_more_than_the_whole_leave_no_rest_to_draw() -> None:
+    """AP2 on one H100: the printed times of training and loading are 92.30 and 7.99 % of the runtime."""
+    figure = FIGURES["maelstrom Figures 19, 20, 22 to 24"]
+    parts = {one.fields["system"]: one for one in experiments(figure) if one.fields["devices"] == 1}["jureca-h100"]
+    shares = {name: parts.number(formula) or 0 for name, formula in figure.panels[0].values.items()}
+    assert shares == {
+        "training": pytest.approx(92.30, abs=0.01),
+        "loading": pytest.approx(7.99, abs=0.01),
+        "rest": pytest.approx(-0.29, abs=0.01),
+    }
+    drawn = draw(figure)
+    assert drawn is not None and "-" not in "".join(
+        text for text in re.findall(r"rest: (\S+)", standalone(drawn.drawings, "", [], "block"))
+    )
+    assert "1 x H100 PCIe, loading: 7.99" in standalone(drawn.drawings, "", [], "block")
+    assert "On one H100" in figure.note and "100.3 %" in figure.note
+    overlap = {
+        name
+        for name, one in FIGURES.items()
+        for panel in one.panels
+        for value in panel.values
+        if one.form == "bars" and any((number or 0) < 0 for number in numbers(name, value, one.panels.index(panel)))
+    }
+    assert overlap == {f"maelstrom {name}" for name in ("Figures 19, 20, 22 to 24", "Figure 29", "Figure 41")}
+    assert all("overlap" in FIGURES[name].note or "more than the runtime" in FIGURES[name].note for name in overlap)
+
+
+def test_the_middle_of_a_printed_range_is_called_that() -> None:
+    """Section 4.7.2 has the ends only: 4220 and 4260 s on GH200, 20807 and 21018 s on A2."""
+    figure = FIGURES["maelstrom Figures 4 to 6"]
+    times = [one.number(figure.panels[1].values[""]) for one in experiments(figure) if one.fields["app"] == "AP4"]
+    assert times == [4240.0, 20912.5]
+    assert "of AP4 the middle of the printed range" in figure.note
 
 
 def test_ipu_tables_are_drawn_with_their_energy() -> None:

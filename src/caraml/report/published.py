@@ -273,11 +273,11 @@ def _bars(figure: PublishedFigure, lines: Sequence[FigureLine]) -> Drawn:
             parts = {value: number for _, value, number in line.numbers(panel)}
             start = 0.0
             for at, value in enumerate(panel.values):
-                length = max(parts.get(value, 0.0), 0.0)  # parts that are measured apart may be more than the whole
-                if value in parts:
+                length = parts.get(value, -1.0)
+                if length >= 0:  # parts that are measured apart may be more than the whole, and leave no rest
                     spoken = f"{line.name}, {value}: {plain('', parts[value], panel.unit)}"
                     segments.append({"row": row, "a": start, "b": start + length, "series": at, "d": spoken, "of": line.of})
-                start += length
+                    start += length
             total = f": {plain('', sum(parts.values()), panel.unit)}" if parts and panel.unit != "%" else ""
             names.append(f"{brief[row]}{total}")
         drawings.append(bars(names, segments, [], panel.axis, f"{figure.title}: {panel.axis}"))
