@@ -13,9 +13,9 @@ from run_factory import metric, repeats, run
 
 from caraml.analysis.estimate import SESSION_SD, SINGLE_RUN_SD, SMALLEST_SD, TYPICAL_SD, Z95, Estimate, Value, values
 from caraml.analysis.grouping import same_work
-from caraml.analysis.run_variation import Array, estimates, estimates_of, mean_metric, ratios
+from caraml.analysis.run_variation import INTERVAL, Array, estimates, estimates_of, mean_metric, ratios
 from caraml.analysis.select import published
-from caraml.base.stats import holm
+from caraml.base.stats import holm, t_critical
 from caraml.metrics.model import Metric
 from caraml.report.numbers import written
 from caraml.results.record import Record
@@ -51,6 +51,16 @@ def test_repeats_replace_the_assumption_more_the_more_there_are() -> None:
     assert many == pytest.approx(0.01, rel=0.05) and few == pytest.approx(0.01, rel=0.35)
     quiet = sd_of(repeats([1000.0, 1000.0, 1000.0], half=1e-4)) * math.sqrt(3)
     assert SMALLEST_SD < quiet < TYPICAL_SD, "three equal runs do not show that runs never vary"
+
+
+def test_the_footer_says_that_two_repeats_do_not_stand_alone() -> None:
+    """Student's t of 14000.5 and 14100.5 alone is 4.5 %; with the published spread beside them it is 2 %."""
+    pair = repeats([14000.5, 14100.5])
+    alone = t_critical(0.975, 1) * math.log(14100.5 / 14000.5) / 2
+    found = mean_metric(pair, "throughput")
+    assert found is not None and found.value is not None and found.low is not None and found.high is not None
+    assert alone == pytest.approx(0.0452, rel=0.01) and math.log(found.high / found.low) / 2 == pytest.approx(0.022, rel=0.02)
+    assert f"published ones, which vary by {TYPICAL_SD:.2%}" in INTERVAL
 
 
 def test_works_that_vary_alike_speak_for_each_other() -> None:

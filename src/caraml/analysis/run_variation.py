@@ -266,7 +266,10 @@ def item_energies(groups: Sequence[Sequence[Record]]) -> list[tuple[Estimate | N
     return [(energy, mean.scope if mean is not None else None) for energy, mean in zip(found, means, strict=True)]
 
 
-INTERVAL = f"intervals: 95 %, between runs; of a single run that of its window with {SINGLE_RUN_SD:.1%} from run to run, which is assumed"
+INTERVAL = (
+    f"intervals: 95 %, between runs, where few repeats count together with published ones, which vary by {TYPICAL_SD:.2%}; "
+    f"of a single run that of its window with {SINGLE_RUN_SD:.1%} from run to run, which is assumed"
+)
 """What is said where intervals of :func:`mean_metric` are shown."""
 
 
