@@ -133,11 +133,11 @@ class Campaign:
         record = latest_in(self.store.points / planned.point.folder_name)
         return record is not None and (record.status == "ok" or (not self.again and record.status in FINAL and record.status != "skipped"))
 
-    def chosen(self, plan: Plan) -> list[tuple[int, PlannedPoint]]:
-        """The points that are to be run or to be known, and their positions in the plan. Raises ``InputError`` where there are none."""
+    def chosen(self, plan: Plan) -> list[PlannedPoint]:
+        """The points that are to be run or to be known. Raises ``InputError`` where there are none."""
         machine = machine_of(self.system, self.options.launcher)
         keys = self.options.part.keys(self.suite, plan, machine, params_of)
-        return [(index, planned) for index, planned in enumerate(plan.points) if keys is None or planned.key in keys]
+        return [planned for planned in plan.points if keys is None or planned.key in keys]
 
     def listing(self, points: Sequence[tuple[str, str]]) -> Listing:
         """What this campaign was asked for."""

@@ -93,7 +93,7 @@ class Preview:
 def preview(campaign: Campaign) -> Preview:
     """Look at what ``run_campaign`` would do. Raises ``InputError`` with every fault of the suite."""
     plan = campaign.plan()
-    chosen = [planned for _, planned in campaign.chosen(plan)]
+    chosen = campaign.chosen(plan)
     known = {planned.key: latest_in(campaign.store.points / planned.point.folder_name) for planned in chosen}
     runtimes, sizes = _earlier(campaign, {planned.point.workload for planned in chosen})
     points = []

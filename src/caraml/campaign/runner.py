@@ -63,7 +63,7 @@ class CampaignRun:
     """Gives every point of a campaign its record."""
 
     def __init__(self, of: Campaign, work: deque[PointTask], total: int) -> None:
-        """``work`` is used up, so that ten thousand points are not kept twice; ``total`` counts the points of the whole suite."""
+        """``work`` is used up, so that ten thousand points are not kept twice; ``total`` counts all points that are to be run."""
         self.of, self.store, self.launcher, self.options = of, of.store, of.launcher, of.options
         self.watcher, self.device, self.say = of.watcher, of.device, of.say
         self._total, self._waiting = total, work
@@ -419,18 +419,18 @@ def run_campaign(campaign: Campaign) -> list[Record]:
     plan, only = campaign.plan(), campaign.options.only
     chosen = campaign.chosen(plan)
     campaign.store.make()
-    work = deque(PointTask.of(campaign, index, planned) for index, planned in chosen)
     points = [(planned.key, planned.point.label) for planned in plan.points]
-    whole, total = len(work) == len(points), len(points)
+    whole = len(chosen) == len(points)
     if only is not None:
-        work = deque(one for one in work if one.key in only)
-        if not work:
+        chosen = [planned for planned in chosen if planned.key in only]
+        if not chosen:
             what = f"no point of suite {campaign.suite.suite.name} has a key that was asked for"
             raise InputError(f"{what}: the suite, the machine or a version is another now", campaign.command)
-    if unknown := dict.fromkeys(sentence for one in work for sentence in lacking(campaign, one.planned)):
+    if unknown := dict.fromkeys(sentence for planned in chosen for sentence in lacking(campaign, planned)):
         raise InputError("; ".join(unknown), f"export what is missing, or {campaign.command}")
     campaign.store.remember(campaign.listing(points), anew=campaign.again and only is None and whole)
-    return CampaignRun(campaign, work, total).records()
+    work = deque(PointTask.of(campaign, index, planned) for index, planned in enumerate(chosen))
+    return CampaignRun(campaign, work, len(work)).records()
 
 
 def run_point(campaign: Campaign, planned: PlannedPoint, index: int, total: int) -> Record:
