@@ -135,6 +135,23 @@ LINES = {
     "verify": 1_030,
     "worker": 2_102,
     "workloads": 8_685,
+    "analysis": 3_966,
+    "base": 2_735,
+    "campaign": 1_781,
+    "cli": 1_652,
+    "data": 819,
+    "engine": 4_200,
+    "launch": 1_750,
+    "metrics": 1_507,
+    "power": 4_772,
+    "reference": 396,
+    "report": 4_892,
+    "results": 3_187,
+    "suite": 2_698,
+    "system": 3_528,
+    "verify": 1_033,
+    "worker": 2_113,
+    "workloads": 8_945,
 }
 FILES = 219
 

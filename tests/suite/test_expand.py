@@ -142,7 +142,25 @@ def test_a_part_of_a_suite_is_named_by_benchmarks_their_words_and_conditions() -
     assert chosen("llm", "117m", "800M", where=("global_batch == 4096", "micro_batch == 4")) == {"gpt-117M b4096", "gpt-800M b4096"}
     assert {name.split()[0] for name in chosen("maelstrom", "ap3")} == {"ap3"}, "a whole name goes before a word of others"
     assert {name.split()[0] for name in chosen("maelstrom", "nocache")} == {"ap3-nocache"}
+    assert chosen("llm", "117M", where=("global_batch == 64", "repeat == 0", '"16" in precision')) == {"gpt-117M b64"}
     assert SuitePart().keys(load_suite("quick"), Plan([], 0), machine(), real_params_of) is None
+
+
+def test_a_repeat_is_chosen_by_its_number_and_a_program_s_parameter_may_be_any_text() -> None:
+    """`repeat` is in records and tables. `mine` is no data set of a workload, and a parameter of a program."""
+    program = """
+[[benchmark]]
+name = "program"
+workload = "command"
+params = { argv = ["true", "{lookalike}"], lookalike = ["mine", "small"] }
+repeats = 2
+"""
+    text = 'name = "s"\ntitle = "S"\n[[benchmark]]\nname = "a"\nworkload = "ap3"\nglobal_batch = 1\nrepeats = 2\n' + program
+    file = suite_of(parse_toml(text, "s.toml"))
+    whole = expand(file, machine("gpu"), real_params_of)
+    part = SuitePart(("program",), ('lookalike == "mine"', "repeat == 1"))
+    keys = part.keys(file, whole, machine("gpu"), real_params_of)
+    assert [one.point.label for one in whole.points if one.key in (keys or ())] == ["program lookalike=mine #2"]
 
 
 def test_what_the_published_figure_of_table_4_draws_as_a_line_is_one_benchmark() -> None:
@@ -159,6 +177,10 @@ def test_what_the_published_figure_of_table_4_draws_as_a_line_is_one_benchmark()
         ((), ("global_bach < 4",), "unknown name 'global_bach'.*did you mean 'global_batch'"),
         ((), ('params.preset == "800M"',), "found 'params.preset', and names have no dots.*write 'preset'"),
         ((), ("mode != inference",), "unknown name 'inference'.*text stands in quotes"),
+        ((), ('mode != "infer"',), "mode is never 'infer'.*did you mean 'inference'"),
+        ((), ('"fp17" == precision',), "precision is never 'fp17'.*did you mean 'fp16'"),
+        ((), ('compile in ["off", "on"]',), "compile is never 'on'.*it is one of default, max-"),
+        ((), ('attention not in ["flush"]',), "attention is never 'flush'.*did you mean 'flash'"),
         ((), ("devices = 1",), "'devices = 1' cannot be read: .*comparisons \\(==, "),
         (("800M",), ("global_batch == 7",), "no point of suite llm is meant by --only 800M --where 'global_batch == 7'"),
     ],

@@ -8,7 +8,8 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,7 +18,7 @@ from caraml.base.toml import TomlDocument
 from caraml.suite.expand import Plan
 from caraml.suite.expression import Condition, condition_names
 from caraml.suite.load import Benchmark, Suite, SuiteFile
-from caraml.suite.model import OF_EPOCHS, Machine, Measure
+from caraml.suite.model import OF_EPOCHS, Knobs, Machine, Measure, Placement, Point
 from caraml.suite.sweep import DEFAULTS, NOT_IN_LABELS
 
 _NOT_VALUES = {"name", "workload", "on", "needs"}
@@ -148,11 +149,14 @@ class SuitePart:
             return None
         benchmarks = {name for asked in self.names for name in _benchmarks(asked, file)} or file.names
         conditions = [Condition(text) for text in self.where]
+        texts = _texts(plan, params_of) if conditions else {}
+        for condition in conditions:
+            condition.see_texts(texts)
         found = frozenset(
             one.key
             for one in plan.points
             if not one.benchmarks.isdisjoint(benchmarks)
-            and all(condition.holds(condition_names(one.point, params_of(one.point.workload), machine)) for condition in conditions)
+            and all(condition.holds(self._names(one.point, params_of(one.point.workload), machine)) for condition in conditions)
         )
         if not found:
             words = [f"--only {name}" for name in self.names] + [f"--where {text!r}" for text in self.where]
@@ -164,8 +168,38 @@ class SuitePart:
                 needed |= set(one.point.needs)
         return found
 
+    @staticmethod
+    def _names(point: Point, model: type[BaseModel], machine: Machine) -> dict[str, Any]:
+        """What a condition by hand may speak of: as one of a suite, and of the repeat, which a suite has only afterwards."""
+        return {"repeat": point.repeat, **condition_names(point, model, machine)}
+
 
 WHOLE = SuitePart()
+
+
+def _texts(plan: Plan, params_of: Callable[[str], type[BaseModel]]) -> dict[str, frozenset[str]]:
+    """The texts that a condition can find under each name of a plan's points that has only some, as ``mode``."""
+    models = {workload: params_of(workload) for workload in {one.point.workload for one in plan.points}}
+    kinds: list[type[BaseModel]] = [*models.values(), Placement, Knobs]
+    found: dict[str, frozenset[str] | None] = {}
+    for model in kinds:
+        for name, field in model.model_fields.items():
+            before, own = found.get(name, frozenset()), _texts_of(field.annotation)
+            found[name] = None if before is None or own is None else before | own
+    for one in plan.points:  # a program has parameters of its own
+        found |= dict.fromkeys(one.point.params.keys() - models[one.point.workload].model_fields.keys())
+    found |= {name: _texts_of(Point.model_fields[name].annotation) for name in ("mode", "precision", "compile", "device_class")}
+    return {name: texts for name, texts in found.items() if texts}
+
+
+def _texts_of(kind: Any) -> frozenset[str] | None:
+    """The texts that values of a type can be; ``None`` for any."""
+    if get_origin(kind) is Literal:
+        return frozenset(value for value in get_args(kind) if isinstance(value, str))
+    if get_origin(kind) in (Union, UnionType):
+        parts = [_texts_of(part) for part in get_args(kind)]
+        return None if None in parts else frozenset().union(*(part for part in parts if part is not None))
+    return frozenset() if kind in (bool, int, float, NoneType) else None
 
 
 def called(asked: str, own: Sequence[str]) -> list[str]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -90,6 +91,21 @@ class Condition:
         """Raise ``InputError`` where it mentions a name that is none of these."""
         for name in sorted(self.names):
             self._lookup(name, dict.fromkeys(known))
+
+    def see_texts(self, known: Mapping[str, Collection[str]]) -> None:
+        """Raise ``InputError`` where a name is compared with a text that it never is; ``known``: all texts of names that have only some."""
+        for node in (node for node in ast.walk(self._tree) if isinstance(node, ast.Compare)):
+            operands = [node.left, *node.comparators]
+            for op, pair in zip(node.ops, pairwise(operands), strict=True):
+                if isinstance(op, ast.In | ast.NotIn) and not isinstance(pair[1], ast.List | ast.Tuple):
+                    continue  # a part of a text
+                names = [one.id for one in pair if isinstance(one, ast.Name) and one.id in known]
+                parts = [part for one in pair for part in (one.elts if isinstance(one, ast.List | ast.Tuple) else [one])]
+                texts = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+                for name, text in ((name, text) for name in names for text in texts if text not in known[name]):
+                    guess = nearest(text, sorted(known[name]))
+                    hint = f"did you mean {guess!r}?" if guess else f"it is one of {', '.join(sorted(known[name]))}"
+                    raise InputError(f"condition {self.text!r}: {name} is never {text!r}", hint)
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         """Whether the condition is true for these values. Raises ``InputError`` for an unknown name or impossible operation."""
