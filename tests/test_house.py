@@ -152,6 +152,7 @@ LINES = {
     "verify": 1_033,
     "worker": 2_113,
     "workloads": 8_945,
+    "workloads": 8_766,
 }
 FILES = 219
 

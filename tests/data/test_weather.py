@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from pathlib import Path
 
 import h5py
@@ -18,8 +20,9 @@ from caraml.workloads.regime_clustering.training import RegimeSamples, random_cr
 from caraml.workloads.temperature_postprocessing.training import FORECAST, TemperatureSamples
 from caraml.workloads.tweet_rain_classification.training import TweetSamples, word_ids
 from caraml.workloads.weather import prepare_weather
+from caraml.workloads.weather import samples as weather_samples
 from caraml.workloads.weather.netcdf import Layout, NetcdfFiles, write_netcdf
-from caraml.workloads.weather.samples import Cached
+from caraml.workloads.weather.samples import Cached, read_scales
 
 GRID = Layout({"t": ("time", "y", "x")}, {"y": 4})
 
@@ -215,3 +218,15 @@ def test_a_file_smaller_than_a_cube_is_named(tmp_path: Path) -> None:
     shapes, sizes = dict.fromkeys(FIELDS, (2, 2, 2)), dict.fromkeys(FIELDS, (3, 9, 18))
     with pytest.raises(InputError, match="found 12 x 24 x 24 on 2 levels; expected at least 6 x 18 x 36 on 2 levels"):
         AtmosphereSamples(folder, shapes, sizes, 2)
+
+
+def test_only_scales_in_yaml_need_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.json").write_text('{"t": [280.0, 10.0]}')
+    (tmp_path / "a.yaml").write_text("t: [280.0, 10.0]\n")
+    (tmp_path / "b.yaml").write_text("t: [280.0, 10.0\n")
+    assert read_scales(tmp_path / "a.yaml", ["t"]) == {"t": (280.0, 10.0)}
+    with pytest.raises(InputError, match=r"b\.yaml: not readable: while parsing a flow sequence"):
+        read_scales(tmp_path / "b.yaml", ["t"])
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    without = runpy.run_path(weather_samples.__file__)
+    assert without["read_scales"](tmp_path / "a.json", ["t"]) == {"t": (280.0, 10.0)}

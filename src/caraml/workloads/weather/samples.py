@@ -14,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-import yaml
 
 from caraml.base.errors import EnvironmentUnfitError, InputError, in_a_line
 from caraml.base.format import count
@@ -137,8 +136,8 @@ def read_scales(path: Path, names: Iterable[str]) -> dict[str, tuple[float, floa
     """Mean and standard deviation of each variable, from a JSON or YAML file that has ``[mean, standard deviation]`` of each by name."""
     try:
         text = read_text(path, LINE)
-        table = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        table = json.loads(text) if path.suffix == ".json" else _from_yaml(text)
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not readable: {in_a_line(error)}", "it holds [mean, standard deviation] of each variable") from error
     scales = {}
     for name in names:
@@ -147,6 +146,16 @@ def read_scales(path: Path, names: Iterable[str]) -> dict[str, tuple[float, floa
             raise InputError(f"{path}: {name}: found {reprlib.repr(pair):.100}; expected [mean, standard deviation above 0]")
         scales[name] = (pair[0], pair[1])
     return scales
+
+
+def _from_yaml(text: str) -> Any:
+    """What a YAML text says. Raises ``ValueError`` for anything else."""
+    import yaml  # only the files of one application are YAML: the others do without
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
 
 
 Array = npt.NDArray[np.float32]
