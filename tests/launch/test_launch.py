@@ -50,6 +50,21 @@ def test_a_script_has_the_signals_of_a_shell_and_not_those_that_python_ignores(t
     assert wait(launcher, *launcher.submit([job(tmp_path, "kill -PIPE $$")])) == -signal.SIGPIPE
 
 
+@pytest.mark.parametrize("brief", [False, True])
+def test_a_script_has_no_file_of_what_started_the_campaign(tmp_path: Path, brief: bool) -> None:
+    """A job that goes on would hold the caller's lock, or keep the pipe open that the caller reads."""
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    os.set_blocking(reading, False)
+    launcher = LocalLauncher(brief=brief)
+    (handle,) = launcher.submit([job(tmp_path, f"while [ ! -e {tmp_path}/go ]; do sleep 0.1; done")])
+    os.close(writing)
+    assert os.read(reading, 1) == b"", "the job has no end of it"
+    (tmp_path / "go").touch()
+    assert wait(launcher, handle) == 0
+    os.close(reading)
+
+
 def test_cancelling_ends_the_whole_group(tmp_path: Path) -> None:
     launcher = LocalLauncher()
     (handle,) = launcher.submit([job(tmp_path, f"trap '' TERM\nsleep 60 & echo $! > {tmp_path}/child\nwait\nsleep 60")])

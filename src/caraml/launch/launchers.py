@@ -223,6 +223,7 @@ class LocalLauncher:
         """``brief``: handles are ``local:PID:``, without a look into /proc for each of ten thousand short jobs; what their scripts announce
         has the rest, for whoever comes after us."""
         self._brief, self._bash = brief, shutil.which("bash") or "/bin/bash"
+        self._closed = [(os.POSIX_SPAWN_CLOSE, number) for number in _inherited()]
         self._codes: dict[str, int | None] = {}
         """Exit codes of the jobs that were started here; ``None``: it runs."""
         self.resident: dict[str, int] = {}
@@ -230,12 +231,12 @@ class LocalLauncher:
 
     def submit(self, jobs: Sequence[Job]) -> list[str]:
         """Start the scripts; their output goes where they say."""
-        around, nothing = dict(os.environb), [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+        around, files = dict(os.environb), [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), *self._closed]
         handles = []
         for job in jobs:
             # Python ignores these signals, and what it starts would.
             argv, ours = ["bash", str(job.script)], [signal.SIGPIPE, signal.SIGXFSZ]
-            pid = os.posix_spawn(self._bash, argv, around, file_actions=nothing, setsid=True, setsigdef=ours)
+            pid = os.posix_spawn(self._bash, argv, around, file_actions=files, setsid=True, setsigdef=ours)
             handles.append(f"local:{pid}:" if self._brief else f"local:{pid}:{start_time(pid)}:{job.folder.resolve()}")
             self._codes[handles[-1]] = None
         return handles
@@ -280,6 +281,14 @@ class LocalLauncher:
                 self._state(handle)  # reaps the leader, which would otherwise keep the group alive as a zombie
                 os.killpg(_pid(handle), 0)
                 time.sleep(_LOOK_SECONDS)
+
+
+def _inherited() -> Iterator[int]:
+    """Descriptors that this process has from what started it: jobs that have them, too, would hold a lock, or keep a pipe open."""
+    for name in [path.name for path in Path("/proc/self/fd").iterdir()]:
+        with suppress(OSError):  # that of the folder, which is closed
+            if int(name) > 2 and os.get_inheritable(int(name)):
+                yield int(name)
 
 
 def _pid(handle: str) -> int:
