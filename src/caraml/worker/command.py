@@ -110,7 +110,7 @@ class CommandWorker:
         self._gone: float | None = None
         """When the program was over; its output, where that is read, may go on."""
         self._resident = 0
-        """Largest resident set of the program and of what it started and waited for [B]."""
+        """Largest resident set of the program and of what it started and waited for, as the kernel counts."""
         self._told: set[int] = set()
         """Signals that came for this process and its program."""
         self._starting = threading.Lock()
