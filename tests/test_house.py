@@ -130,7 +130,7 @@ LINES = {
     "reference": 422,
     "report": 4_873,
     "results": 3_165,
-    "suite": 2_684,
+    "suite": 2_685,
     "system": 3_530,
     "verify": 1_030,
     "worker": 2_102,

@@ -292,7 +292,8 @@ def used_parameters(path: Path, root: Element, whole: Element, steps: list[Eleme
     for one_set in (one for name, one in sets.items() if name in names):
         own: dict[str, Element] = {}
         for one in one_set.inner:
-            if (word := one.attributes.get("duplicate", one_set.attributes.get("duplicate", "replace"))) not in ("none", "replace"):
+            asked = (place.attributes.get("duplicate", "none").strip() for place in (one, one_set))  # none: what the set has counts
+            if (word := next((word for word in asked if word != "none"), "replace")) != "replace":
                 found_there = f"{path}:{one.line}: {one.kind} {one.name}: found duplicate {word}, expected replace"
                 raise InputError(found_there, "write all values into one parameter")
             if one.kind == "parameter":
