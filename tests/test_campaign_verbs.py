@@ -119,6 +119,9 @@ def test_a_label_says_what_a_setting_changed() -> None:
     [
         ("global_bach=8", "did you mean 'global_batch'"),
         ("params.presett=4M", "did you mean 'params.preset'"),
+        ("params.presses=4M", "did you mean 'params.preset'"),
+        ("param.preset=4M", "did you mean 'params.preset'"),
+        ("params.rowing=4M", "has the key 'params.rowing'\n  next step: known: "),
         ("measure.targett=1", "did you mean 'measure.target'"),
         ("workload=gpt", "no benchmark"),
         ("global_batch", "expected key=value"),

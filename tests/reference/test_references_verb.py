@@ -59,6 +59,9 @@ def test_files_hold_every_column() -> None:
 def test_a_wrong_filter_is_told() -> None:
     with pytest.raises(InputError, match="did you mean 'radiation_emulation'"):
         references("--workload", "radiation_emulatoin")
+    with pytest.raises(InputError, match="unknown table 'Table 99'; known: ") as refused:
+        references("--table", "99")
+    assert refused.value.hint == "caraml references lists the tables", "it was Table 9, which has other numbers"
 
 
 def test_sql_sees_the_published_numbers(tmp_path: Path) -> None:

@@ -146,7 +146,9 @@ def select(rows: Iterable[Reference] | None = None, **wanted: str | None) -> lis
         full = f"Table {value}" if field == "table" and re.fullmatch(r"\d+", value) else value
         known = {getattr(row, field) for row in everything} - {""}
         if full not in known:
-            raise unknown_name(field, full, known)
+            error = unknown_name(field, full, known)
+            # A number is spelt like others and means none of them.
+            raise error if full == value else InputError(error.args[0], "caraml references lists the tables")
         found = [row for row in found if getattr(row, field) == full]
     return list(found)
 

@@ -44,8 +44,7 @@ def with_settings(
         if not any(not chosen or table["name"] in chosen for table in touched):
             among = [each for each in zip(models, data["benchmark"], strict=True) if not chosen or each[1]["name"] in chosen]
             known = _known(*zip(*among, strict=True))
-            guess = nearest(key, known)
-            hint = f"did you mean {guess!r}?" if guess else f"known: {', '.join(known)}"
+            hint = _hint(key, known)
             which = f"of suite {file.suite.name!r}" + (f" that is chosen ({', '.join(sorted(chosen))})" if chosen else "")
             raise InputError(f"--set {setting}: no benchmark {which} has the key {key!r}", hint)
         for table, model, names in zip(data["benchmark"], models, changed, strict=True):
@@ -102,6 +101,14 @@ def _known(models: Sequence[type[BaseModel]], tables: Sequence[dict[str, Any]]) 
     params = {f"params.{name}": None for model in models for name in model.model_fields}
     params |= {f"params.{name}": None for table in tables for name in table.get("params", {})}
     return [*own, *params, *(f"measure.{name}" for name in Measure.model_fields)]
+
+
+def _hint(key: str, known: Sequence[str]) -> str:
+    """The key that is spelt most like it, of its table where that is known: all of ``params`` begin alike; else which there are."""
+    table = key[: key.rfind(".") + 1]
+    own = [name for name in known if name.startswith(table)]
+    guess = nearest(key.removeprefix(table), [name.removeprefix(table) for name in own]) if own else nearest(key, known)
+    return f"did you mean {(table if own else '') + guess!r}?" if guess else f"known: {', '.join(own or known)}"
 
 
 def _put(table: dict[str, Any], key: str, value: Any) -> None:
