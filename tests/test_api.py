@@ -105,6 +105,8 @@ def test_every_attempt_by_time(root: Path) -> None:
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         caraml.load(tmp_path / "nothing")
+    with pytest.raises(InputError, match=r"mytab does not exist\n.*caraml.load\(suite='mytab'\) takes the name of a suite"):
+        caraml.load("mytab")
     with pytest.raises(InputError, match="no results below"):
         caraml.load(tmp_path)
     (tmp_path / "a.zip").write_text("")

@@ -247,7 +247,9 @@ def _load(path: Path, suite: str | None, every_attempt: bool) -> Iterator[Result
     selections = [one for one in found if one is not None]
     if not selections:
         what = f"no results{f' of {suite!r}' if suite else ''} below {path}" if path.exists() else f"{path} does not exist"
-        hint = f"caraml import {path} reads an archive into a folder" if path.is_file() else "caraml run quick makes caraml-results"
+        named = f"paths are results folders; caraml.load(suite={str(path)!r}) takes the name of a suite, a tag or a point"
+        made = "caraml run quick makes caraml-results"
+        hint = f"caraml import {path} reads an archive into a folder" if path.is_file() else made if path.exists() or suite else named
         raise InputError(what, hint)
     for selection in selections:
         records = selection.every_attempt() if every_attempt else selection.records()
