@@ -139,7 +139,8 @@ def test_plan_says_what_a_run_would_do_and_does_nothing(here: Path) -> None:
     done = caraml(here, "plan", "verbs.toml", "--scripts")
     assert done.returncode == 0, done.stderr
     assert "3 points: 2 to run, 1 skipped" in done.stdout and "needs 4096 devices" in done.stdout
-    assert "nothing like them has run yet" in done.stdout and "kWh (estimated)" in done.stdout
+    assert "nothing like them has run yet" in done.stdout and "kWh (devices alone, by data sheet)" in done.stdout
+    assert "at most" not in done.stdout, "rated power of devices is no limit of what nodes take"
     assert "sh -c 'echo words of 1; sleep 0; exit 0'" in done.stdout and "caraml-plan-" not in done.stdout
     assert not (here / "caraml-results").exists()
     caraml(here, "run", "verbs.toml", "--no-report")

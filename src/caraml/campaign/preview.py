@@ -1,7 +1,7 @@
 """What a campaign would do: points, time, energy, disk, scripts. Nothing is run and nothing is written below the results.
 
 Time is told from what is certain: the shortest a point's policy allows, the time-out that ends it, and, where points of the same workload
-have run before, what those took. Energy is the devices' rated power over that time, an estimate and called one.
+have run before, what those took. Energy is the devices' rated power over that time, and called that: no limit.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def _bytes(count: int | None) -> str | None:
 
 
 _SHOWN = 40
-_KINDS = {"shortest": "at least", "expected": "as long as earlier points of these workloads took", "timeout": "at most (every time-out)"}
+_KINDS = {"shortest": "shortest time", "expected": "as long as earlier points of these workloads took", "timeout": "every time-out"}
 _SHORT = {"parameters": "params", "gradients": "grads", "optimizer": "optim", "activations": "activ", "communication": "comm"}
 
 
@@ -262,7 +262,7 @@ def _costs(found: Preview, system: System) -> Table:
         energy = "" if total is None else "no rated power known" if kwh is None else significant(kwh)
         rows.append([words, unknown if total is None else significant(total / 3600), energy])
     rows.append(["disk", unknown if found.disk is None else f"{found.disk / 2**20:,.1f} MiB", ""])
-    return plain_table(["", "node-hours", "kWh (estimated)"], rows)
+    return plain_table(["", "node-hours", "kWh (devices alone, by data sheet)"], rows)
 
 
 def _left_out(found: Preview) -> str:
