@@ -10,10 +10,10 @@ from caraml.analysis.history import history
 
 results = caraml.load(*sys.argv[1:], every_attempt=True)
 for series in history(results.records, "throughput"):
-    if len(series.entries) < 2:
+    if len(series.values) < 2:
         continue
-    print(f"{series.name}: {len(series.entries)} attempts, {series.note or f'{len(series.changes)} changes'}")
+    print(f"{series.name}: {len(series.values)} attempts, {series.note or f'{len(series.changes)} changes'}")
     for change in series.changes:
-        when = series.entries[change.index].time
+        when = series.values[change.index].time
         what = ", ".join(f"{difference.name}: {difference.a} to {difference.b}" for difference in change.changed)
         print(f"  {when:%Y-%m-%d}: {100 * (change.ratio - 1):+.1f} %; {what or 'nothing else that was recorded'}")
