@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import time
@@ -155,7 +154,7 @@ def test_a_part_of_a_suite_runs_and_the_rest_stays_to_do(here: Path) -> None:
     assert done.returncode == 0 and "1 point: 1 to run, 2 of the suite not chosen" in done.stdout, done.stdout
     done = caraml(here, "run", "verbs.toml", "--only", "sleep", "--where", "n == 2", "--no-report")
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^point 1 of 1\b", done.stdout, re.MULTILINE), f"it counted what was not chosen: {done.stdout}"
+    assert "point 1 of 1, " in done.stdout, f"it counted what was not chosen: {done.stdout}"
     store = Store(here / "caraml-results")
     assert [record.point.params["n"] for record in store.records()] == [2]
     assert "3 points: 1 ok, 2 to do" in caraml(here, "status", "verbs").stdout
