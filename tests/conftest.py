@@ -58,6 +58,9 @@ def pin_surroundings() -> None:
             del os.environ[name]
     # The cluster that some tests bring up makes this machine a login node for all of them.
     os.environ.update(PINNED, CARAML_PROBE_SECONDS=PROBE_SECONDS, CARAML_HERE="1")
+    # Servers, as Slurm's, lie where the path of many users does not look.
+    path = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    os.environ["PATH"] = os.pathsep.join(dict.fromkeys([*path, "/usr/sbin", "/sbin"]))
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ.update(SHARING)
     time.tzset()

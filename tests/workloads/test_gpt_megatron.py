@@ -24,7 +24,7 @@ from caraml.suite.placement import misfit, why_skipped
 from caraml.workloads import params_of
 from caraml.workloads.base import BuildContext
 from caraml.workloads.gpt import Params, build
-from caraml.workloads.gpt.megatron import MegatronGPT
+from caraml.workloads.gpt.megatron_core import MegatronGPT
 from caraml.workloads.gpt.model import GPT, GPTConfig
 from tests.conftest import MakePoint
 from tests.engine.parallel.test_parity import DEEP, HALF, TOLERANCE, Results, difference, run

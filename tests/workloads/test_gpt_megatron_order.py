@@ -20,7 +20,7 @@ from caraml.suite.model import Machine, Placement
 from caraml.suite.placement import why_skipped
 from caraml.workloads.base import BuildContext
 from caraml.workloads.gpt import Params, build
-from caraml.workloads.gpt.megatron import MegatronSamples
+from caraml.workloads.gpt.megatron_core import MegatronSamples
 from caraml.workloads.gpt.tokens import IndexedTokens, IndexedTokensWriter
 from tests.conftest import MakePoint
 from tests.engine.parallel.test_parity import HALF, TOLERANCE, Results, difference, run

@@ -235,13 +235,13 @@ def build(ctx: BuildContext[Params]) -> Task:
 
 
 def _megatron(config: GPTConfig, ctx: BuildContext[Params], layers: range | None = None) -> torch.nn.Module:
-    from caraml.workloads.gpt.megatron import MegatronGPT
+    from caraml.workloads.gpt.megatron_core import MegatronGPT
 
     return MegatronGPT(config, ctx.device, ctx.seed, layers, ctx.tp)
 
 
 def _megatron_division(config: GPTConfig, params: Params, ctx: BuildContext[Params]) -> Division:
-    from caraml.workloads.gpt.megatron import named_layers
+    from caraml.workloads.gpt.megatron_core import named_layers
 
     return Division(
         stage=lambda index, count: _megatron(config, ctx, layers_of_stage(config.layers, index, count)),
@@ -278,7 +278,7 @@ def _dataset(params: Params, seed: int) -> MapDataset:
         return synthetic_tokens(params.vocab_size, params.sequence_length, seed=seed)
     prefix = given_path(params.corpus) if params.corpus else default_text_corpus(min(params.vocab_size, LARGEST_TRAINED_VOCABULARY)).prefix
     if params.order == "megatron":
-        from caraml.workloads.gpt.megatron import MegatronSamples
+        from caraml.workloads.gpt.megatron_core import MegatronSamples
 
         further: dict[str, Any] = {"seed": seed, "split": params.order_split, "run_samples": params.order_samples}
         return MegatronSamples(IndexedTokens(prefix), params.sequence_length, params.vocab_size, **further)
