@@ -267,7 +267,7 @@ def item_energies(groups: Sequence[Sequence[Record]]) -> list[tuple[Estimate | N
 
 
 INTERVAL = (
-    f"intervals: 95 %, between runs, where few repeats count together with published ones, which vary by {TYPICAL_SD:.2%}; "
+    f"intervals: 95 %, between runs, the spread of few repeats pooled with that of published ones, {TYPICAL_SD:.2%}; "
     f"of a single run that of its window with {SINGLE_RUN_SD:.1%} from run to run, which is assumed"
 )
 """What is said where intervals of :func:`mean_metric` are shown."""
