@@ -392,6 +392,15 @@ def test_the_list_of_sources_names_all_and_their_remedies(capsys: pytest.Capture
     assert all(name in out for name in source_names() if name != "fake")
 
 
+def test_a_list_of_which_nobody_reads_the_rest_ends_quietly() -> None:
+    process = start("sources")
+    assert process.stdout is not None
+    process.stdout.close()  # before it has written anything
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait() == 128 + signal.SIGPIPE
+
+
 def test_a_peak_is_not_rounded_below_its_mean(capsys: pytest.CaptureFixture[str]) -> None:
     total = BoundaryEnergy(energy_j=374.6, bound_j=1.0, mean_w=37.46, peak_w=37.48, valid=True)
     _report(CommandResult([], WindowEnergy("w", 0.0, 10.0, boundaries={"device": total})), [], None)

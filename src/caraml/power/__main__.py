@@ -43,7 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verb = words[0] if words and words[0] in PARSERS else ""
     try:
         given = PARSERS[verb]().parse_args(words[1:] if verb else words)
-        return {"": _run, "watch": lambda given: watch(**vars(given)), "sources": _sources, "merge": _merge}[verb](given)
+        if not verb:
+            return _run(given)
+        code = {"watch": lambda given: watch(**vars(given)), "sources": _sources, "merge": _merge}[verb](given)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever read has left, as ``| head`` does
+        if not verb:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except CaramlError as error:
         print(printable(f"{PROGRAM}: {error}", lines=True), file=sys.stderr)
         return int(error.exit_code)
