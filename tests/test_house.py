@@ -126,7 +126,7 @@ LINES = {
     "engine": 4_195,
     "launch": 1_748,
     "metrics": 1_495,
-    "power": 4_782,
+    "power": 4_783,
     "reference": 424,
     "report": 4_873,
     "results": 3_165,

@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read has left, as ``| head`` does
         if not verb:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with suppress(BrokenPipeError):
+            sys.stdout.close()  # or the interpreter tries again at its end
         return 128 + signal.SIGPIPE
     except CaramlError as error:
         print(printable(f"{PROGRAM}: {error}", lines=True), file=sys.stderr)
