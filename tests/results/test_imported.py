@@ -319,6 +319,15 @@ def test_gpus_are_devices_where_they_can_be_nothing_else(
     assert other.status == "ok" and "throughput_per_device" not in other.metrics
 
 
+def test_a_last_letter_is_a_unit_only_where_it_can_mean_nothing_else(tmp_path: Path) -> None:
+    """Two widths of images were watts, so that their rows were repeats of one work."""
+    done = add(tmp_path, "t", "gbs,img_w,node_j,power_W,energy_J,Tokens/s", "16,224,1,310.5,80.5,14000", "16,448,2,311.5,81.5,14100")
+    assert done.columns["parameters"] == ["img_w", "node_j"]
+    assert done.columns["results"] == ["power_W = power [W]", "energy_J = energy [J]", "Tokens/s = throughput [token/s]"]
+    assert len({record.key for record in Store(tmp_path / "out").records("t")}) == 2
+    assert {record.point.repeat for record in Store(tmp_path / "out").records("t")} == {0}
+
+
 def test_the_table_of_results_says_why_an_imported_rate_or_energy_is_missing(tmp_path: Path) -> None:
     """It had a dash, while the record had the energy of the run, and the reasons."""
     add(tmp_path, "t", "devices,gbs,Energy/Device(Wh),tflops,Tokens/s", "4,64,5.025,120.5,n/a")

@@ -287,7 +287,8 @@ def _metrics(record: Record) -> Table:
             value.append(f"\nboundary: {printable(metric.scope)}", style="not bold dim")
         about, behind = _text(definition_of(name, [record]).definition), printable(source(record, name))
         if metric.value is not None:
-            about.append(f"\nsource: {behind}" * (behind != about.plain) + f"\nover the {_over(record, name)}", style="dim")
+            told = f"\nsource: {behind}" if behind != about.plain else ""  # some definitions are the formula
+            about.append(f"{told}\nover the {_over(record, name)}", style="dim")
         if metric.reason and metric.reason == energy_reason(record):
             about.append("\nwhy not: see Energy below", style="dim")
         elif metric.reason:

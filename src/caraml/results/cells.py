@@ -40,8 +40,9 @@ UNITS = {
 """Units of CARAML's metrics, and what others are in them."""
 _OVER_UNIT = re.compile(r"((?i:.*(?:time|duration|latency|power|energy|memory)))\s+/\s+(\S+)")
 """``Power / W``; a rate is written without spaces."""
-_IN_NAME = re.compile(r"(?i)(.+(?<!_per))_([um]s|(?<=time_)s|(?<=duration_)s|k?wh|k?w|k?j|[mg]i?b)")
-"""A name with its unit: ``energy_Wh``. Not ``tokens_s``, ``_h``, ``_b`` and ``_min``, which mean other things as well, nor ``_mW``."""
+_IN_NAME = re.compile(r"(?i)(.+(?<!_per))_([um]s|(?<=time_)s|(?<=duration_)s|k?wh|(?<=power_)k?w|(?<=energy_)k?j|[mg]i?b)")
+"""A name with its unit: ``energy_Wh``. Not ``tokens_s``, ``img_w``, ``_h``, ``_b`` and ``_min``, which mean other things as well, nor
+``_mW``."""
 _SPELT = {unit.lower(): unit for units in UNITS.values() for unit in units if unit not in ("mW", "MJ")}
 _RULE = re.compile(r"(?=[^-]*-+-)[\s|+:-]+|\|(\s*:?-:?\s*\|)+")
 
