@@ -95,5 +95,5 @@ def _refusal(claims: list[Plugin], built_in: frozenset[str]) -> str | None:
 
 def installed() -> dict[str, str]:
     """Version of every distribution that adds something to CARAML, by its name."""
-    points = [point for group in _WORDS for point in entry_points(group=group)]
-    return {point.dist.name: point.dist.version for point in points if point.dist}
+    points = entry_points()  # of all groups at once: every package's list is read
+    return {point.dist.name: point.dist.version for group in _WORDS for point in points.select(group=group) if point.dist}

@@ -117,7 +117,8 @@ def write_steps(folder: Path, rank: int, rows: Iterable[StepRow], origin: float)
 
 def make_record(ranks: list[RankSummary], known: Known) -> Record:
     """The whole record of a loop that was measured. Writes the table of steps into the attempt's folder."""
-    system, surroundings = detect(), environment() | known.chosen
+    own = ranks[0].node
+    system, surroundings = detect(), (own.environment if own else environment()) | known.chosen
     known = dataclasses.replace(known, facts=_with_damaged(known.facts, ranks))
     measured, point = together(ranks, known), known.point
     nodes = _nodes(ranks, measured.window)
