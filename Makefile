@@ -11,10 +11,12 @@ unexport PYTHONDONTWRITEBYTECODE
 quick: installed
 	$(BIN)/caraml run quick
 
-# Three tests at a time, as many of them wait; then those that measure this machine, one by one. One thread each: the cores are busy anyway.
-test: lint
+# While one core checks types the other reads the tests, so that each worker finds them compiled. Then three tests at a time, as many of them
+# wait, with one thread each: the cores are busy anyway. Then those that measure this machine, with nothing beside them that computes.
+test: installed-test
+	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1 & $(MAKE) --no-print-directory lint; code=$$?; wait; exit $$code
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not exclusive"
-	$(BIN)/python -m pytest -m exclusive
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m exclusive
 
 # Before every commit, in less than a minute: linters, types, and the tests that start no process.
 check: lint

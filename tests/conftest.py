@@ -140,6 +140,13 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, bytes) else None
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Of tests that are few, the files of others are not read: it takes longer than a test."""
+    if config.getoption("markexpr") != "exclusive" or not collection_path.name.startswith("test_") or not collection_path.is_file():
+        return None
+    return b"mark.exclusive" not in collection_path.read_bytes() or None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test whose file, or whose fixture's file, imports what starts processes is one that starts processes."""
