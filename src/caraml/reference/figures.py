@@ -130,7 +130,7 @@ def drawn_names() -> frozenset[str]:
 
 def experiments(figure: PublishedFigure) -> list[Experiment]:
     """The published experiments that a figure shows, in the order of its tables; integrals of power rather than counters."""
-    found = [one for table in figure.tables for one in _runs(figure.source, table, figure.table_batches.get(table, {}))]
+    found = [one for table in figure.tables for one in _runs(figure.source, table, tuple(figure.table_batches.get(table, {}).items()))]
     chosen = [one for one in found if one.holds(figure.where)]
     if figure.repeats != "each":
         chosen = _together(figure, chosen)
@@ -142,8 +142,10 @@ def experiments(figure: PublishedFigure) -> list[Experiment]:
     return chosen
 
 
-def _runs(source: str, table: str, batches: Mapping[str, int]) -> Iterable[Experiment]:
+@cache
+def _runs(source: str, table: str, batches: tuple[tuple[str, int], ...]) -> list[Experiment]:
     groups: dict[object, list[Reference]] = {}
+    found, batch_of = [], dict(batches)
     for row in _tables().get((source, table), ()):
         if row.value is not None and row.system and row.parameters.get("method") != "counter":
             # A text has no runs: what it says of one system belongs together.
@@ -156,13 +158,15 @@ def _runs(source: str, table: str, batches: Mapping[str, int]) -> Iterable[Exper
             name: getattr(first, name) for name in ("source", "table", "run", "system", "device", "devices", "nodes", "workload", "mode")
         }
         fields |= {"app": APPLICATIONS.get(first.workload, first.workload), "flags": _FLAGS.get(fields["flags"], fields["flags"])}
-        if str(first.run) in batches:
-            fields["batch"] = batches[str(first.run)]
+        if str(first.run) in batch_of:
+            fields["batch"] = batch_of[str(first.run)]
         for metric in dict.fromkeys(row.metric for row in rows):  # a text may state both ends of a range
             fields[metric] = statistics.fmean(row.value for row in rows if row.metric == metric and row.value is not None)
         if "node_mean_power" in fields:
             fields.setdefault("node_energy", fields["node_mean_power"] * fields.get("runtime", fields.get("training_time")))
-        yield Experiment(fields, tuple((row.metric, f"{table}, run {row.run}, {row.metric}: {row.note}") for row in rows if row.note))
+        notes = tuple((row.metric, f"{table}, run {row.run}, {row.metric}: {row.note}") for row in rows if row.note)
+        found.append(Experiment(fields, notes))
+    return found
 
 
 @cache

@@ -282,7 +282,9 @@ def write_table(folder: Path, name: str, columns: Sequence[str], rows: Iterable[
         with making(text) as file:
             _write_csv(file, columns, rows)
         with duckdb.connect() as connection:
-            connection.read_csv(str(text), header=True, sample_size=-1).write_parquet(str(parquet), compression="zstd")
+            # Not ``connection.read_csv``, which alone takes three times as long for the steps of a minute.
+            table = connection.sql("SELECT * FROM read_csv(?, header = true, sample_size = -1)", params=[str(text)])
+            table.write_parquet(str(parquet), compression="zstd")
     return f"{name}.parquet"
 
 
