@@ -14,8 +14,8 @@ NOT_THERE = "–"
 
 _FAMILIES, _ENGINE, _WORKER = (
     "tests/system/test_system_families.py",
-    "tests/accelerator/test_engine.py::test_the_engine",
-    "tests/accelerator/test_worker.py::test_a_point_trains_as_on_a_cpu",
+    "tests/accelerator/test_accelerator.py::test_the_engine",
+    "tests/accelerator/test_accelerator.py::test_a_point_trains_as_on_a_cpu",
 )
 _DETECT, _POWER, _PARITY = "tests/system/test_system_detect.py", "tests/power/test_power_sources.py", "tests/engine/parallel/test_parity.py"
 
@@ -37,12 +37,12 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
         "cuda": f"{_DETECT}::test_four_a100",
         "rocm": f"{_DETECT}::test_amd_gpus_by_sys",
         **_all(f"{_FAMILIES}::test_one_that_torch_drives_is_what_torch_says", "xpu", "hpu", "npu"),
-        "other": "tests/accelerator/test_plan.py::test_a_plan_names_the_accelerator",
+        "other": "tests/accelerator/test_accelerator.py::test_a_plan_names_the_accelerator",
     },
     "refused where torch cannot drive it": {
         "cpu": NOT_THERE,
         **_all(f"{_FAMILIES}::test_a_device_that_torch_cannot_drive_is_not_measured_as_a_cpu", "cuda", "rocm", "xpu", "hpu", "npu"),
-        "other": "tests/accelerator/test_plan.py::test_a_plug_in_that_does_not_import_is_told_before_anything_runs",
+        "other": "tests/accelerator/test_accelerator.py::test_a_plug_in_that_does_not_import_is_told_before_anything_runs",
     },
     "step times, window": {
         "cpu": "tests/workloads/test_training.py::test_gpt_learns_text",
@@ -73,7 +73,7 @@ FEATURES: Mapping[str, Mapping[str, str]] = {
     },
     "a device that is lost": {
         "cpu": NOT_THERE,
-        **_all("tests/accelerator/test_worker.py::test_a_device_that_is_lost_in_the_window_takes_nothing_that_was_measured", *GENERAL),
+        **_all("tests/accelerator/test_accelerator.py::test_a_device_that_is_lost_in_the_window_takes_nothing_that_was_measured", *GENERAL),
     },
     "devices hidden by variables": {
         "cpu": NOT_THERE,

@@ -40,8 +40,9 @@ SHARING = {"CARAML_BIND": "off", "OMP_WAIT_POLICY": "passive", "FORK_SERVER_THRE
 process has one: two that wait for each other on busy cores take longer."""
 LONGEST = (
     *("test_docs.py", "engine/parallel/test_parity.py", "slurm/test_slurm.py", "worker/test_profile.py", "engine/test_compiled.py"),
-    *("slurm/test_programs.py", "worker/test_training.py", "worker/test_measure.py"),
+    *("accelerator/test_accelerator.py", "slurm/test_programs.py", "worker/test_training.py", "worker/test_measure.py"),
     *("faults/test_processes.py", "bench/test_gpu_bench.py", "faults/test_surroundings.py", "workloads/test_training.py"),
+    "workloads/test_maelstrom_training.py",
     *("test_collection.py", "security/test_ranks.py", "e2e/test_examples.py", "test_needs.py", "slurm/test_verify.py"),
 )
 """Files that begin first where several run at a time: one of minutes that began last would leave the other cores without work."""

@@ -48,7 +48,7 @@ T_ROOF, T_DOG, T_ERRORS, T_KNOBS = (
 T_MODES = "tests/workloads/test_modes.py::test_a_step_computes_what_its_mode_declares"
 T_PROGRAM = "tests/workloads/test_command.py::test_a_program_on_several_nodes_has_no_energy_but_what_is_known_of_it"
 T_VIEW = f"{T_WORKER}::test_the_slowest_rank_counts_in_everything"
-T_ACCELERATOR = "tests/accelerator/test_engine.py"
+T_ACCELERATOR = "tests/accelerator/test_accelerator.py"
 
 FAULTS = [
     Fault(
@@ -119,7 +119,7 @@ FAULTS = [
         "worker/training.py",
         "                worker.rescue()\n",
         "                pass\n",
-        ("tests/accelerator/test_worker.py::test_a_device_that_is_lost_in_the_window_takes_nothing_that_was_measured",),
+        ("tests/accelerator/test_accelerator.py::test_a_device_that_is_lost_in_the_window_takes_nothing_that_was_measured",),
     ),
     Fault(
         "accelerator: a probe keeps the memory",

@@ -1,8 +1,12 @@
-"""Whole campaigns on the emulated accelerator: every placement trains as on a CPU, and a device that is lost takes nothing with it."""
+"""The emulated accelerator: that it is as a device is, the engine on it by a clock that moves only when somebody waits, whole campaigns, in
+which every placement trains as on a CPU and a device that is lost takes nothing with it, and what the verbs say of it.
+
+One file, as each process that runs tests on it loads torch anew for a fork server with the accelerator."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,6 +19,7 @@ import pytest
 from caraml.results.record import Record
 from caraml.results.rows import read_table
 from caraml.results.store import Store
+from tests.accelerator.conftest import ROOT, Inside
 
 GPT = """
 workload = "gpt"
@@ -145,3 +150,75 @@ def test_a_device_that_is_lost_in_the_window_takes_nothing_that_was_measured(tmp
     )
     assert steps["phase"][0] == "first" and steps["phase"].count("measure") >= 2 and all(seconds > 0 for seconds in steps["seconds"])
     assert steps["step"] == list(range(len(steps["step"]))) and len(next(iter(power.values()))) > 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "training_gives_the_cpu_s_numbers",
+        "random_numbers_are_the_device_s_own",
+        "kernels_take_time_behind_the_host_s_back",
+        "a_full_queue_holds_the_host_up",
+        "memory_of_another_stream_raises_unless_it_was_waited_for",
+        "memory_is_not_given_out_while_another_stream_uses_it",
+        "memory_is_counted_and_limited",
+        "pinned_copies_do_not_wait",
+        "a_lost_device_says_so_ever_after",
+    ],
+)
+def test_the_emulation(inside: Inside, name: str) -> None:
+    inside(name)
+
+
+def test_several_devices(inside: Inside) -> None:
+    inside("devices_are_several", devices=3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a_window_is_exactly_its_steps",
+        "events_are_asked_and_not_waited_for",
+        "the_clock_of_its_events_is_held_against_the_host_s",
+        "events_without_times_are_replaced_by_waiting",
+        "copies_ahead_overlap_and_are_waited_for",
+        "micro_batches_together_are_the_whole_batch",
+        "each_process_has_its_device",
+        "more_processes_than_devices_are_refused",
+        "another_device_than_the_one_asked_for_is_refused",
+        "a_probe_leaves_the_device_as_it_was",
+        "a_full_device_is_called_full",
+        "a_precision_that_the_device_lacks_is_refused",
+        "the_bench_for_accelerators_finds_this_one_right",
+        "a_loop_of_one_s_own_is_measured_on_the_device",
+    ],
+)
+def test_the_engine(inside: Inside, name: str) -> None:
+    inside(name)
+
+
+def test_a_plan_names_the_accelerator(surroundings: dict[str, str], tmp_path: Path) -> None:
+    def said(*words: str) -> str:
+        command = [sys.executable, "-m", "caraml", *words]
+        return subprocess.run(command, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=True).stdout
+
+    system = json.loads(said("system", "detect", "--json"))
+    assert [(device["model"], device["kind"], device["memory_bytes"]) for device in system["devices"]] == [
+        ("Emulated Accelerator", "other", 4_000_000_000)
+    ] * 2
+    assert "gpt b64 bf16" in said("plan", "quick", "--out", str(tmp_path / "out")), "the suite's sizes for accelerators"
+
+
+def test_a_plug_in_that_does_not_import_is_told_before_anything_runs(tmp_path: Path, real_start: None) -> None:
+    plugin = tmp_path / "plugin" / "acme-1.dist-info"
+    plugin.mkdir(parents=True)
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1\n")
+    (plugin / "entry_points.txt").write_text("[torch.backends]\nacme = acme_torch:load\n")
+    (plugin.parent / "acme_torch.py").write_text("raise ImportError('libacme.so.3: cannot open shared object file')\n")
+    places = os.pathsep.join(filter(None, [str(plugin.parent), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "caraml", "plan", "quick", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": places}, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stdout + done.stderr
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "cannot be imported with its plug-in acme_torch" in said and "libacme.so.3" in said
+    assert "export TORCH_DEVICE_BACKEND_AUTOLOAD=0" in said and "Traceback" not in said
