@@ -131,6 +131,8 @@ LINES = {
     "report": 4_874,
     "results": 3_168,
     "suite": 2_692,
+    "results": 3_166,
+    "suite": 2_697,
     "system": 3_530,
     "verify": 1_030,
     "worker": 2_103,

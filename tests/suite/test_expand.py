@@ -509,6 +509,8 @@ def test_every_fault_of_values_is_told_beside_those_of_the_sweep() -> None:
     assert "did you mean 'global_batch'?" in str(error.value)
     with pytest.raises(InputError, match=r"where\[1\]: found \"width > 1 / 0\", expected a condition"):
         plan(HEAD + 'global_batch = 1\nwhere = ["width > 1", "width > 1 / 0"]\n')
+    with pytest.raises(InputError, match=r"where\[0\]: found \"mode != 'infer'\", .*mode is never 'infer'; did you mean 'inference'"):
+        plan(HEAD + "global_batch = 1\nwhere = [\"mode != 'infer'\"]\n")
 
 
 def test_of_too_many_points_only_the_values_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,17 +8,16 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from caraml.base.errors import InputError, nearest
 from caraml.base.toml import TomlDocument
 from caraml.suite.expand import Plan
-from caraml.suite.expression import Condition, condition_names
+from caraml.suite.expression import Condition, condition_names, known_texts
 from caraml.suite.load import Benchmark, Suite, SuiteFile
-from caraml.suite.model import OF_EPOCHS, Knobs, Machine, Measure, Placement, Point
+from caraml.suite.model import OF_EPOCHS, Machine, Measure, Point
 from caraml.suite.sweep import DEFAULTS, NOT_IN_LABELS
 
 _NOT_VALUES = {"name", "workload", "on", "needs"}
@@ -156,7 +155,9 @@ class SuitePart:
             return None
         benchmarks = {name for asked in self.names for name in _benchmarks(asked, file)} or file.names
         conditions = [Condition(text) for text in self.where]
-        texts = _texts(plan, params_of) if conditions else {}
+        models = {one.point.workload: params_of(one.point.workload) for one in plan.points}
+        own = {name for one in plan.points for name in one.point.params.keys() - models[one.point.workload].model_fields}
+        texts = known_texts(models.values(), own) if conditions else {}
         for condition in conditions:
             condition.see_texts(texts)
         found = frozenset(
@@ -182,31 +183,6 @@ class SuitePart:
 
 
 WHOLE = SuitePart()
-
-
-def _texts(plan: Plan, params_of: Callable[[str], type[BaseModel]]) -> dict[str, frozenset[str]]:
-    """The texts that a condition can find under each name of a plan's points that has only some, as ``mode``."""
-    models = {workload: params_of(workload) for workload in {one.point.workload for one in plan.points}}
-    kinds: list[type[BaseModel]] = [*models.values(), Placement, Knobs]
-    found: dict[str, frozenset[str] | None] = {}
-    for model in kinds:
-        for name, field in model.model_fields.items():
-            before, own = found.get(name, frozenset()), _texts_of(field.annotation)
-            found[name] = None if before is None or own is None else before | own
-    for one in plan.points:  # a program has parameters of its own
-        found |= dict.fromkeys(one.point.params.keys() - models[one.point.workload].model_fields.keys())
-    found |= {name: _texts_of(Point.model_fields[name].annotation) for name in ("mode", "precision", "compile", "device_class")}
-    return {name: texts for name, texts in found.items() if texts}
-
-
-def _texts_of(kind: Any) -> frozenset[str] | None:
-    """The texts that values of a type can be; ``None`` for any."""
-    if get_origin(kind) is Literal:
-        return frozenset(value for value in get_args(kind) if isinstance(value, str))
-    if get_origin(kind) in (Union, UnionType):
-        parts = [_texts_of(part) for part in get_args(kind)]
-        return None if None in parts else frozenset().union(*(part for part in parts if part is not None))
-    return frozenset() if kind in (bool, int, float, NoneType) else None
 
 
 def called(asked: str, own: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from caraml.base.errors import InputError, UnknownNameError, nearest
 from caraml.base.limits import COUNT, POINTS
 from caraml.base.toml import expected_of
 from caraml.base.toml_lines import Location
-from caraml.suite.expression import NAMES, Condition, condition_names
+from caraml.suite.expression import NAMES, Condition, condition_names, known_texts
 from caraml.suite.load import SuiteFile
 from caraml.suite.model import Compile, Knobs, Machine, Measure, Mode, Placement, Point
 from caraml.suite.needs import not_kept, waited_for
@@ -186,8 +186,9 @@ class _Expansion:
         for index, text in enumerate(self.benchmark.where):
             try:
                 condition = Condition(text)
-                if model is not None and self.benchmark.workload != "command":
+                if model is not None and self.benchmark.workload != "command":  # a program has parameters of its own
                     condition.know({*NAMES, *Placement.model_fields, *Knobs.model_fields, *model.model_fields})
+                    condition.see_texts(known_texts([model]))
                 conditions.append(condition)
             except InputError as error:
                 self._fault(("where", index), text, self._readable(error))

@@ -11,15 +11,16 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from itertools import pairwise
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import MappingProxyType, NoneType, UnionType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, get_args, get_origin
 
 from caraml.base.errors import InputError, nearest
+from caraml.suite.model import Knobs, Placement, Point
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from caraml.suite.model import Machine, Point
+    from caraml.suite.model import Machine
 
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
@@ -60,6 +61,33 @@ def condition_names(point: Point, model: type[BaseModel], machine: Machine) -> d
 @cache
 def _defaults(model: type[BaseModel]) -> dict[str, Any]:
     return {name: field.get_default(call_default_factory=True) for name, field in model.model_fields.items() if not field.is_required()}
+
+
+def known_texts(models: Iterable[type[BaseModel]], own: Iterable[str] = ()) -> dict[str, frozenset[str]]:
+    """The texts that a condition can find under each name that has only some, as ``mode``; ``own``: parameters of programs, of any text."""
+    found: dict[str, frozenset[str] | None] = {}
+    for model in (*models, Placement, Knobs):
+        for name, texts in _texts_of_fields(model).items():
+            before = found.get(name, frozenset())
+            found[name] = None if before is None or texts is None else before | texts
+    found |= dict.fromkeys(own)
+    found |= {name: _texts_of_fields(Point)[name] for name in ("mode", "precision", "compile", "device_class")}
+    return {name: texts for name, texts in found.items() if texts}
+
+
+@cache
+def _texts_of_fields(model: type[BaseModel]) -> dict[str, frozenset[str] | None]:
+    return {name: _texts_of(field.annotation) for name, field in model.model_fields.items()}
+
+
+def _texts_of(kind: Any) -> frozenset[str] | None:
+    """The texts that values of a type can be; ``None`` for any."""
+    if get_origin(kind) is Literal:
+        return frozenset(value for value in get_args(kind) if isinstance(value, str))
+    if get_origin(kind) in (Union, UnionType):
+        parts = [_texts_of(part) for part in get_args(kind)]
+        return None if None in parts else frozenset().union(*(part for part in parts if part is not None))
+    return frozenset() if kind in (bool, int, float, NoneType) else None
 
 
 class Condition:
