@@ -132,6 +132,7 @@ LINES = {
     "results": 3_168,
     "suite": 2_692,
     "results": 3_166,
+    "results": 3_176,
     "suite": 2_697,
     "system": 3_530,
     "verify": 1_030,

@@ -195,6 +195,15 @@ def test_what_tells_runs_apart_is_no_part_of_their_work(tmp_path: Path) -> None:
     assert family.kind == "strong" and [size.world for size in family.curves[0].sizes] == [4, 8]
 
 
+@pytest.mark.parametrize(("seconds", "unit"), [("0.98", "sample/s"), ("31.52", "token/s"), ("", "token/s")])
+def test_tokens_that_an_iteration_makes_as_many_of_as_its_batch_are_sequences(tmp_path: Path, seconds: str, unit: str) -> None:
+    """The first row of CARAML's IPU table, as its script writes it: 64 / 0.98 s; of 32 tokens each they would take 31.52 s."""
+    add(tmp_path, "t", "System,Devices,GlobalBatchSize,Time/Iteration(s),Tokens/second", f"GC200,4,64,{seconds},64.99")
+    (record,) = Store(tmp_path / "out").records("t")
+    assert (record.metrics["throughput"].value, record.metrics["throughput"].unit) == (64.99, unit)
+    assert record.facts is not None and f"{record.facts.item}/s" == unit
+
+
 @pytest.mark.parametrize(
     ("title", "cells", "work"),
     [

@@ -110,7 +110,17 @@ def read_columns(path: Path, table: list[dict[str, str]], asked: Mapping[str, bo
             name = f"{one.name}_{alike[one.name] + 1}"
         taken |= {name, f"{name}_in_table"} if one.kind == "result" else set()
         columns[index] = replace(one, name=name)
-    return columns
+    return [replace(one, name="sample") if _of_sequences(one, columns, table, counts) else one for one in columns]
+
+
+def _of_sequences(rate: TableColumn, columns: list[TableColumn], table: list[dict[str, str]], counts: list[dict[str, int]]) -> bool:
+    """Whether a rate of tokens counts sequences, as the IPU program of CARAML's scripts does: an iteration then takes the batch over it."""
+    time = next((one.title for one in columns if one.kind == "result" and name_and_unit(one.title) == ("time_per_iteration", "s")), None)
+    if time is None or (rate.kind, rate.name) != ("rate", "token"):
+        return False
+    rows = ((number(cells[rate.title]), number(cells[time]), one.get("global_batch")) for cells, one in zip(table, counts, strict=True))
+    shares = [items * seconds / batch for items, seconds, batch in rows if items and seconds and batch]
+    return bool(shares) and all(0.8 < share < 1.25 for share in shares)
 
 
 def _column(title: str, table: list[dict[str, str]], counts: list[dict[str, int]], asked: bool | None) -> TableColumn:
