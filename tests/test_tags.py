@@ -53,6 +53,8 @@ def test_other_words_name_the_campaign(capsys: pytest.CaptureFixture[str]) -> No
         ("llm", ("800M", "xyz"), "--tag xyz: no system.*caraml list systems"),
         ("llm", ("13B", "JEDI"), "--tag 13B: no benchmark of suite 'llm' has this size.*caraml run llm-large --tag 13B JEDI"),
         ("vision", ("container", "H100"), "--tag container: images are not made by `run`.*caraml container build containers/cuda.def"),
+        ("llm", ("800M A100",), "--tag 800M A100: found several tags in one word.*--tag 800M A100$"),
+        ("llm", ("13B,A100,synthetic",), "several tags in one word.*--tag 13B A100 synthetic$"),
         ("llm", ("A100", "H100"), "one system: found A100 and H100"),
     ],
 )
@@ -64,7 +66,7 @@ def test_a_tag_that_there_is_not_gets_the_nearest_name_or_the_right_command(suit
 def test_words_without_the_option_and_scripts_of_jube_get_the_command() -> None:
     with pytest.raises(InputError, match=r"(?s)found '800M A100' after the suite.*caraml run llm --tag 800M A100"):
         by_tags(Asked("llm", Path("r")), None, ["800M", "A100"])
-    with pytest.raises(InputError, match=r"(?s)found a script of JUBE.*suite 'llm' has the same work: caraml run llm"):
+    with pytest.raises(InputError, match=r"(?s)found a script of JUBE.*caraml import --jube llm_training/.*suite 'llm', .*caraml run llm"):
         load_suite("llm_training/llm_benchmark_nvidia_amd.yaml")
 
 

@@ -230,20 +230,8 @@ def by_tags(asked: Asked, tags: Sequence[str] | None, more: Sequence[str] | None
             continue  # of what the other words choose
         elif called(word, file.names):
             chosen["--only"].append(word)
-        elif word == "container":
-            hint = "caraml container build containers/cuda.def caraml-cuda.sif (AMD: rocm.def), then its name in the system's file"
-            raise InputError(f"--tag {word}: images are not made by `run`", hint)
-        elif _SIZE.fullmatch(word) and (others := [name for name in catalog_suites() if called(word, load_suite(name).names)]):
-            nearby = max(others, key=lambda name: name.startswith(asked.suite.partition("-")[0]))
-            hint = f"caraml run {nearby} --tag {' '.join(words)}"
-            raise InputError(f"--tag {word}: no benchmark of suite {asked.suite!r} has this size", hint)
-        elif (guess := nearest(word.casefold(), known, _ALIKE)) is not None or more:
-            hint = (
-                f"did you mean {known[guess]!r}? A word to find the campaign by must be less like a name"
-                if guess
-                else f"caraml list systems; to name the campaign only: --tag {word}, with a --tag of its own"
-            )
-            raise InputError(f"--tag {word}: no system, and no benchmark of suite {asked.suite!r}, is called so", hint)
+        else:
+            _see_tag(word, words, asked.suite, known, apart=not more)
     only = [*asked.options.part.names, *chosen["--only"]]
     meant_here = {name for word in only or [""] for name in (called(word, file.names) if word else file.names)}
     if _SYNTHETIC in words and any(one.workload != "command" and one.name in meant_here for one in file.suite.benchmark):
@@ -257,6 +245,27 @@ def by_tags(asked: Asked, tags: Sequence[str] | None, more: Sequence[str] | None
     options, part = asked.options, replace(asked.options.part, names=only)
     options = replace(options, part=part, settings=(*options.settings, *chosen["--set"]), tags=tuple(words))
     return replace(asked, system=next(iter(system.values()), asked.system), options=options)
+
+
+def _see_tag(word: str, words: list[str], suite: str, known: dict[str, str], *, apart: bool) -> None:
+    """Raise ``InputError`` for a tag that chooses nothing and is no name of a campaign; ``known``: what chooses, by it in lower case."""
+    parts = re.split(r"[\s,+|]+", word)
+    if word == "container":
+        hint = "caraml container build containers/cuda.def caraml-cuda.sif (AMD: rocm.def), then its name in the system's file"
+        raise InputError(f"--tag {word}: images are not made by `run`", hint)
+    if _SIZE.fullmatch(word) and (others := [name for name in catalog_suites() if called(word, load_suite(name).names)]):
+        nearby = max(others, key=lambda name: name.startswith(suite.partition("-")[0]))
+        hint = f"caraml run {nearby} --tag {' '.join(words)}"
+        raise InputError(f"--tag {word}: no benchmark of suite {suite!r} has this size", hint)
+    if len(parts) > 1 and all(part.casefold() in known or _SIZE.fullmatch(part) for part in parts):
+        raise InputError(f"--tag {word}: found several tags in one word", f"--tag {' '.join(parts)}")
+    if (guess := nearest(word.casefold(), known, _ALIKE)) is not None or not apart:
+        hint = (
+            f"did you mean {known[guess]!r}? A word to find the campaign by must be less like a name"
+            if guess
+            else f"caraml list systems; to name the campaign only: --tag {word}, with a --tag of its own"
+        )
+        raise InputError(f"--tag {word}: no system, and no benchmark of suite {suite!r}, is called so", hint)
 
 
 def check_variables(here: bool) -> None:

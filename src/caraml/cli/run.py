@@ -333,7 +333,7 @@ def import_(  # noqa: PLR0917 -- options, which nobody gives by position
         given = " ".join(more_tags)
         raise InputError(f"found {given!r} after the file, expected options", f"caraml import --jube {file} --tag {given}")
     if tags and not jube:
-        raise InputError("--tag is of --jube: it chooses in a script of JUBE")
+        raise InputError("--tag is of --jube: it chooses in a script of JUBE", f"caraml import --jube {file} --tag {' '.join(tags)}")
     if (result or parameter or dry_run) and (jube or file.suffix not in _TABLES):
         raise InputError(f"{file}: --result, --parameter and --dry-run are of a table of results ({', '.join(_TABLES)})")
     if jube:

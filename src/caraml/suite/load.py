@@ -198,11 +198,8 @@ def load_suite(name: str) -> SuiteFile:
     path = Path(name)
     if path.suffix in {".yaml", ".yml", ".xml"}:
         same = _OF_JUBE.get(path.stem)
-        hint = (
-            f"suite {same!r} has the same work: caraml run {same}, with the same --tag"
-            if same
-            else f"caraml import --jube {name} > mine.toml"
-        )
+        nearby = f"; or suite {same!r}, its models with settings of CARAML's: caraml run {same}, with the same --tag" if same else ""
+        hint = f"caraml import --jube {name} > mine.toml, with the same --tag{nearby}"
         raise InputError(f"{name}: found a script of JUBE, expected a suite", hint)
     path = CATALOG / f"{name}.toml" if _is_name(name) else path
     if name and not path.is_file() and Path(name).is_dir():
