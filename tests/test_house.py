@@ -133,6 +133,7 @@ LINES = {
     "suite": 2_692,
     "results": 3_166,
     "results": 3_176,
+    "results": 3_180,
     "suite": 2_694,
     "system": 3_530,
     "verify": 1_030,

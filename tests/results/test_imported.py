@@ -323,6 +323,8 @@ def test_gpus_are_devices_where_they_can_be_nothing_else(
     record, other = Store(tmp_path / "out").records("t")
     assert record.point.params == params | {"mbs": "8"} and ("assumed" in done.columns) == (devices is None)
     assert (record.point.devices, "devices" in record.unstated) == (devices or 1, devices is None)
+    several = "one device of each node, as no column Devices says how many of all nodes (gpus may be those of each)"
+    assert (done.columns.get("assumed") == [several]) == (cells == "2,4")
     assert (record.value("energy"), record.metrics["tflops"].unit) == (pytest.approx(20.1 * 3600), "TFLOP/s")
     assert record.value("throughput_per_device") == (devices and 14000 / devices)
     assert other.status == "ok" and "throughput_per_device" not in other.metrics

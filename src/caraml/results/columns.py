@@ -55,7 +55,7 @@ _NAMED = re.compile(r"index|id|(experiment|benchmark)_id|host_?names?|node_?list
 _DATA_PARALLEL = re.compile(r"(^|_)dp($|_)|data_?parallel")
 _OF_DEVICES = re.compile(r"(^|_)n?([gi]pus?|tasks|ranks|processes|replicas?)($|_)|^world_?size$")
 """Names of columns that mostly are the devices, or those of a node."""
-_GPUS = ("gpus", "ngpus", "n_gpus", "num_gpus")
+GPUS = ("gpus", "ngpus", "n_gpus", "num_gpus")
 """Names of columns that are the devices where no column ``devices`` is: on one node, as they may be those of each."""
 MEASURED = ("rate", "flops", "energy", "result")
 """Kinds of columns whose cells are numbers that somebody measured."""
@@ -226,7 +226,7 @@ def counted(title: str, titles: Iterable[str]) -> str | None:
     """``global_batch``, ``nodes`` or ``devices``, if a column says how many; not where its unit is another one, nor GPUs beside devices."""
     name, unit = name_and_unit(title)
     what = COUNTS.get(name)
-    if name in _GPUS and all(name_and_unit(other)[0] not in ("devices", *_GPUS[: _GPUS.index(name)]) for other in titles):
+    if name in GPUS and all(name_and_unit(other)[0] not in ("devices", *GPUS[: GPUS.index(name)]) for other in titles):
         what = "devices"
     return what if what and (not unit or unit in "1#" or re.fullmatch(_COUNTED[what], unit.lower())) else None
 
@@ -235,7 +235,7 @@ def counts_of(cells: dict[str, str]) -> dict[str, int]:
     """What a row counts: ``global_batch``, ``nodes`` and ``devices`` (of all nodes), where the table says them."""
     named = [(counted(title, cells), number_of(text), name_and_unit(title)[0]) for title, text in cells.items()]
     nodes = next((found for what, found, _ in named if what == "nodes" and found), 1)
-    return {what: found for what, found, name in named if what and found and (nodes == 1 or name not in _GPUS)}
+    return {what: found for what, found, name in named if what and found and (nodes == 1 or name not in GPUS)}
 
 
 def own_unit(defined: str, unit: str | None, item: str | None) -> tuple[str, float | None]:

@@ -19,8 +19,8 @@ from pydantic import JsonValue, ValidationError
 from caraml.base.errors import InputError, in_a_line
 from caraml.metrics.model import Facts, Metric, scaled
 from caraml.results.archive import Done
-from caraml.results.cells import LONGEST, SEPARATED, read_rows
-from caraml.results.columns import TableColumn, read_columns, unclear
+from caraml.results.cells import LONGEST, SEPARATED, name_and_unit, read_rows
+from caraml.results.columns import GPUS, TableColumn, read_columns, unclear
 from caraml.results.jube_row import DIGITS, Around, TableRow, take_energies
 from caraml.results.listing import Listing
 from caraml.results.record import Record
@@ -108,9 +108,13 @@ def _taken(columns: list[TableColumn], rows: list[TableRow]) -> dict[str, list[s
         else:
             why = "blank" if blank else unread[title][0] if title in unread else "another column says it"
             found["left out"].append(f"{title} ({why if len(why) <= _LONG else f'{why[:_LONG]}...'})")
-    if silent := sum("devices" not in row.counts for row in rows):
-        of_rows = "" if silent == len(rows) else f" in {silent} of {len(rows)} rows"
-        found["assumed"] = [f"one device{of_rows}, as no column Devices says how many"]
+    if silent := [row for row in rows if "devices" not in row.counts]:
+        of_rows = "" if len(silent) == len(rows) else f" in {len(silent)} of {len(rows)} rows"
+        several = [row for row in silent if row.counts.get("nodes", 1) > 1]
+        gpus = next((title for row in several for title in row.params if name_and_unit(title)[0] in GPUS), None)
+        unclear_gpus = f" of all nodes ({gpus} may be those of each)" if gpus else ""
+        each = " of each node" if several else ""
+        found["assumed"] = [f"one device{each}{of_rows}, as no column Devices says how many{unclear_gpus}"]
     return {kind: told or ["none"] for kind, told in found.items() if told or kind == "results"}
 
 
