@@ -157,6 +157,7 @@ def test_inputs_that_are_missing_or_empty_are_told(tmp_path: Path) -> None:
         ({"vocab.json": '{"a": 4294967296}', "merges.txt": ""}, "id of 'a'"),
         ({"vocab.json": '{"a": 0}', "merges.txt": "#version: 0.2\na b"}, "line 2: found 'a b'"),
         ({"vocab.json": '{"a": 0}', "merges.txt": ""}, "found no end-of-text token"),
+        ({"gpt2-vocab.json": '{"a": 0}', "gpt2-merges.txt": ""}, "found no end-of-text token"),  # as in CARAML's repository
     ],
 )
 def test_a_damaged_tokenizer_is_told(files: dict[str, str], message: str, tmp_path: Path) -> None:

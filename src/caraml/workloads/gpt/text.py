@@ -234,7 +234,8 @@ def default_text_corpus(vocab_size: int = DEFAULT_VOCAB_SIZE) -> PreparedText:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a ``tokenizer.json``, or of a folder with one or with ``vocab.json`` and ``merges.txt``.
+    """The tokenizer of a ``tokenizer.json``, or of a folder with one or with ``vocab.json`` and ``merges.txt``, which Megatron-LM's users
+    have as ``gpt2-vocab.json`` and ``gpt2-merges.txt``.
 
     Raises:
         InputError: if there is none, or it cannot be read.
@@ -242,7 +243,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     single = path / "tokenizer.json" if path.is_dir() else path
-    vocab, merges = path / "vocab.json", path / "merges.txt"
+    named = "" if (path / "vocab.json").is_file() else "gpt2-"
+    vocab, merges = path / f"{named}vocab.json", path / f"{named}merges.txt"
     if single.is_file():
         content = _tokenizer_json(single)
         try:
