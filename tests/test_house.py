@@ -134,7 +134,7 @@ LINES = {
     "results": 3_166,
     "results": 3_176,
     "results": 3_180,
-    "suite": 2_694,
+    "suite": 2_696,
     "system": 3_530,
     "verify": 1_030,
     "worker": 2_103,

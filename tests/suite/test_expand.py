@@ -176,6 +176,7 @@ def test_what_the_published_figure_of_table_4_draws_as_a_line_is_one_benchmark()
         (("80M",), (), "--only 80M: no benchmark of suite 'llm'.*did you mean '800M'"),
         ((), ("global_bach < 4",), "unknown name 'global_bach'.*did you mean 'global_batch'"),
         ((), ('params.preset == "800M"',), "found 'params.preset', and names have no dots.*write 'preset'"),
+        ((), ('workload == "gpt"',), "unknown name 'workload'.*--only chooses benchmarks"),
         ((), ("mode != inference",), "unknown name 'inference'.*text stands in quotes"),
         ((), ('mode != "infer"',), "mode is never 'infer'.*did you mean 'inference'"),
         ((), ('"fp17" == precision',), "precision is never 'fp17'.*did you mean 'fp16'"),

@@ -176,6 +176,8 @@ class Condition:
     def _lookup(self, name: str, values: Mapping[str, Any]) -> Any:
         if name not in values:
             guess = _MEANT.get(name.lower().replace("_", "")) or nearest(name, values)
+            if name in ("benchmark", "workload"):
+                raise InputError(f"condition {self.text!r}: unknown name {name!r}", "--only chooses benchmarks, by their names")
             hint = f"did you mean {guess!r}?" if guess else f"text stands in quotes; known names: {', '.join(sorted(values))}"
             raise InputError(f"condition {self.text!r}: unknown name {name!r}", hint)
         return values[name]
