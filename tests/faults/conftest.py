@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ import pytest
 
 from caraml.results.record import Record
 from caraml.results.store import RECORD, read_record
+from tests.conftest import STARTS
 
 DEADLINE = 120.0
 """Seconds for anything to happen; only a broken test waits that long."""
+FORKED = str(STARTS / "server.py")
+"""In the command line of a process that the fork server made, whatever it runs; its output goes where that of its program does."""
 
 
 class Victim:
@@ -41,12 +45,14 @@ class Victim:
         path.write_text("\n".join(lines))
         return path
 
-    def start(self, suite: Path, **environment: str) -> subprocess.Popen[str]:
-        """Start the campaign; what it prints can be read from the process."""
+    def start(self, suite: Path, *, fresh: bool = False, **environment: str) -> subprocess.Popen[str]:
+        """Start the campaign; what it prints can be read from the process. If ``fresh``, without the fork server: its processes are each
+        other's children, as they are for users."""
         settings = {"XDG_RUNTIME_DIR": str(self._folder), "CARAML_POWER": "fake:constant", "CARAML_DEVICE": "cpu"}
+        around = {name: value for name, value in os.environ.items() if not (fresh and name == "FORK_SERVER")}
         process = subprocess.Popen(
             [sys.executable, "-m", "caraml", "run", str(suite), "--out", str(self.out), "--even-if-too-large"],
-            env={**os.environ, **settings, **environment},
+            env={**around, **settings, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -54,9 +60,9 @@ class Victim:
         self._started.append(process)
         return process
 
-    def run(self, suite: Path, **environment: str) -> tuple[int, str]:
+    def run(self, suite: Path, *, fresh: bool = False, **environment: str) -> tuple[int, str]:
         """Run the campaign to its end: exit code, and what it printed."""
-        process = self.start(suite, **environment)
+        process = self.start(suite, fresh=fresh, **environment)
         said, _ = process.communicate(timeout=DEADLINE)
         return process.returncode, said
 
@@ -79,8 +85,15 @@ class Victim:
         return sorted(found, key=lambda record: record.point.benchmark)
 
     def workers(self) -> list[int]:
-        """Process numbers of this campaign's workers, lowest first: the ranks of a point in no special order."""
-        return [pid for pid, words in self._processes() if "caraml.worker" in words and "caraml.engine.start" not in words]
+        """Process numbers of this campaign's workers, lowest first: the ranks of a point in no special order.
+
+        Of workers that the fork server made, and not of the processes that wait for them.
+        """
+        found = self._processes()
+        waiting = [pid for pid, words in found if "caraml.worker" in words and "caraml.engine.start" not in words]
+        forked = [pid for pid, words in found if FORKED in words]
+        starting = {parent_of(pid) for pid in waiting}
+        return [pid for pid in forked if pid not in starting] or waiting
 
     def left(self) -> list[tuple[int, str]]:
         """Processes that still have to do with this campaign's points."""
@@ -107,9 +120,10 @@ class Victim:
             try:
                 words = (entry / "cmdline").read_text().split("\0")
                 dead = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+                output = str((entry / "fd" / "1").readlink())
             except OSError:
                 continue
-            if not dead and any(points in word for word in words):
+            if not dead and any(points in word for word in [*words, output]):
                 found.append((int(entry.name), words))
         return sorted(found)
 
@@ -119,6 +133,13 @@ class Victim:
         if not progress.exists() or json.loads(point.read_text())["benchmark"] != benchmark:
             return False
         return any(f'"phase":"{phase}"' in line.replace(" ", "") for line in progress.read_text().splitlines())
+
+
+def parent_of(pid: int) -> int:
+    """Number of the process that started another; 0 where that has ended."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def until(condition: Callable[[], Any], what: str, say: Callable[[], str] = str) -> Any:

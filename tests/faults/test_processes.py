@@ -1,4 +1,7 @@
-"""Processes that are killed, stopped, or told to end: a right status, a right exit code, no orphans, and nothing lost that was there."""
+"""Processes that are killed, stopped, or told to end: a right status, a right exit code, no orphans, and nothing lost that was there.
+
+Of each kind, one test meets processes that are each other's children, as they are for users; the others those of the fork server.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from caraml.engine.watchdog import SILENCE
 from caraml.system.variables import PATIENCE
 from tests.faults.conftest import Victim
 
-pytestmark = pytest.mark.usefixtures("real_start")  # signals meet processes that are each other's children, as they are for users
 SHORT = {"params": {"device": "asynchronous", "step_seconds": 0.02}}
 LONG = {**SHORT, "measure": {"min_seconds": 60, "max_seconds": 90}}
 TWO_RANKS = {**LONG, "devices": 2}
@@ -34,7 +36,7 @@ def test_a_killed_worker_is_a_failed_point_and_the_next_one_is_measured(victim: 
 
 
 def test_a_killed_rank_takes_the_others_with_it(victim: Victim) -> None:
-    runner = victim.start(victim.suite(TWO_RANKS))
+    runner = victim.start(victim.suite(TWO_RANKS), fresh=True)
     folder = victim.wait_for("measure")
     os.kill(victim.workers()[-1], signal.SIGKILL)
     runner.communicate(timeout=120)
@@ -65,7 +67,7 @@ def test_input_that_hangs_is_named_by_the_watchdog(victim: Victim) -> None:
 
 def test_a_killed_runner_loses_nothing(victim: Victim) -> None:
     suite = victim.suite(SHORT, {**SHORT, "global_batch": 8})
-    runner = victim.start(suite)
+    runner = victim.start(suite, fresh=True)
     folder = victim.wait_for("measure")
     runner.kill()
     runner.wait()
@@ -76,10 +78,10 @@ def test_a_killed_runner_loses_nothing(victim: Victim) -> None:
     assert len(victim.attempts()) == 2, "what has a result is not measured again"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_runner_that_is_told_to_end_ends_its_point_and_can_go_on(victim: Victim, number: signal.Signals, code: int) -> None:
+@pytest.mark.parametrize(("number", "code", "fresh"), [(signal.SIGTERM, 143, True), (signal.SIGINT, 130, False)])
+def test_a_runner_that_is_told_to_end_ends_its_point_and_can_go_on(victim: Victim, number: signal.Signals, code: int, fresh: bool) -> None:
     suite = victim.suite(SHORT, {**LONG, "global_batch": 8})
-    runner = victim.start(suite)
+    runner = victim.start(suite, fresh=fresh)
     folder = victim.wait_for("measure", "p1")
     runner.send_signal(number)
     said, _ = runner.communicate(timeout=120)
@@ -90,7 +92,7 @@ def test_a_runner_that_is_told_to_end_ends_its_point_and_can_go_on(victim: Victi
 
 
 def test_an_impatient_user_gets_out_at_once_and_leaves_nothing_behind(victim: Victim) -> None:
-    runner = victim.start(victim.suite({**LONG, "devices": 2}))
+    runner = victim.start(victim.suite({**LONG, "devices": 2}), fresh=True)
     victim.wait_for("measure")
     for pid in victim.workers():
         os.kill(pid, signal.SIGSTOP)  # such a worker cannot obey, so that the second interrupt comes while the first is being seen to

@@ -61,19 +61,17 @@ def memory_group(megabytes: int) -> Iterator[Path]:
 HUGE = {"global_batch": 512, "micro_batch": 512, "params": {"preset": "4M", "data": "synthetic-device"}, "mode": "compute"}
 
 
-@pytest.mark.usefixtures("real_start")
 def test_a_point_that_is_too_large_ends_before_the_memory_does(victim: Victim) -> None:
-    code, said = victim.run(victim.suite(HUGE, workload="gpt"), CARAML_MEMORY_GIB="2")
+    code, said = victim.run(victim.suite(HUGE, workload="gpt"), fresh=True, CARAML_MEMORY_GIB="2")
     (record,) = victim.records()
     assert (code, record.status) == (0, "oom"), said
     assert "the worker may take 2.00 GiB" in (record.reason or "") and "CARAML_MEMORY_GIB" in (record.reason or "")
 
 
-@pytest.mark.usefixtures("real_start")
 def test_a_point_that_the_kernel_kills_for_its_memory_is_out_of_memory(victim: Victim) -> None:
     suite = victim.suite(HUGE, workload="gpt")
     with memory_group(700) as group:
-        runner = victim.start(suite, CARAML_MEMORY_GIB="off")
+        runner = victim.start(suite, fresh=True, CARAML_MEMORY_GIB="off")
         (group / "cgroup.procs").write_text(str(runner.pid))
         said, _ = runner.communicate(timeout=120)
         (record,) = victim.records()
@@ -135,7 +133,6 @@ time.time_ns = lambda: _true_ns() + int(float(_shift.read_text() or 0) * 1e9)
 """
 
 
-@pytest.mark.usefixtures("real_start")
 def test_a_clock_that_is_set_back_and_forth_changes_no_number(victim: Victim, tmp_path: Path) -> None:
     customs = tmp_path / "customs"  # Python runs sitecustomize before anything else: every process of the campaign gets this wall clock
     customs.mkdir()
@@ -143,7 +140,7 @@ def test_a_clock_that_is_set_back_and_forth_changes_no_number(victim: Victim, tm
     set_clock = customs / "shift"
     set_clock.write_text("0")
     path = os.pathsep.join(filter(None, [str(customs), os.environ.get("PYTHONPATH")]))
-    runner = victim.start(victim.suite(SHORT, seconds=4.0), PYTHONPATH=path)
+    runner = victim.start(victim.suite(SHORT, seconds=4.0), fresh=True, PYTHONPATH=path)
     victim.wait_for("measure")
     for seconds in ("3600", "-3600"):
         set_clock.write_text(seconds)
@@ -180,7 +177,6 @@ def loaders_of(worker: int) -> list[int]:
     return found
 
 
-@pytest.mark.usefixtures("real_start")
 def test_a_loader_worker_that_dies_ends_the_point_and_is_named(victim: Victim) -> None:
     reading = {
         "global_batch": 1,
