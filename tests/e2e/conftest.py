@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import PROBE_SECONDS
+
 ROOT = Path(__file__).parents[2]
 
 _WATCH = """
@@ -52,6 +54,7 @@ class Installation:
             "VIRTUAL_ENV": str(self.folder),
             "COLUMNS": "120",
             "CARAML_HERE": "1",
+            "CARAML_PROBE_SECONDS": PROBE_SECONDS,
         }
         command = [str(self.folder / "bin" / str(words[0])), *map(str, words[1:])]
         done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
