@@ -205,6 +205,9 @@ def test_staging_copies_once_and_says_what_it_took(tmp_path: Path, image_folder:
     file = stage(tmp_path / "set.lmdb", local, unpack=False)
     assert file.path.read_bytes() == (tmp_path / "set.lmdb").read_bytes()
     assert len(unstage(local)) == 2 and not first.path.exists()
+    for wrong in (tmp_path / "set.lmdb", tmp_path / "nowhere"):
+        with pytest.raises(InputError, match=r"no (such )?folder"):
+            unstage(wrong)
 
 
 def test_processes_of_a_node_stage_once(tmp_path: Path, image_folder: tuple[Path, ImageFolderFacts]) -> None:

@@ -182,10 +182,10 @@ def test_values_of_overrides_stand_nowhere() -> None:
     clean({"run": done.output, **whatever_shows_results()})
 
 
-@pytest.mark.parametrize("value", ['{ ONE = "t0k" }', '[{ ONE = "t0k" }]'])
-def test_values_are_not_set_on_a_command_line(value: str) -> None:
+@pytest.mark.parametrize("setting", ['={ ONE = "t0k" }', '=[{ ONE = "t0k" }]', "=ONE=t0k", '="t0k"', ".ONE=t0k", '.NEW="t0k"'])
+def test_values_are_not_set_on_a_command_line(setting: str) -> None:
     suite('{ ONE = "1" }')
-    said = str(caraml("run", "s.toml", "--set", f"params.env={value}").exception)
+    said = str(caraml("run", "s.toml", "--set", f"params.env{setting}").exception)
     assert "--set params.env: variables may hold secrets" in said and "t0k" not in said
 
 

@@ -85,7 +85,9 @@ def stage(source: Path, to: Path, *, unpack: bool) -> Staged:
 
 
 def unstage(to: Path) -> list[Path]:
-    """Remove everything that was staged into ``to``; returns what was removed."""
+    """Remove everything that was staged into ``to``; returns what was removed. Raises ``InputError`` if ``to`` is no folder."""
+    if not to.is_dir():
+        raise InputError(f"{to}: {'no folder' if to.exists() else 'no such folder'}", "give the folder that the data was staged to")
     own = user_folder(to)
     found = sorted(folder for folder in _own_folder(to).iterdir() if (folder / _NOTE).is_file()) if own.exists() else []
     for folder in found:

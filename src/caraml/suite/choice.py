@@ -85,14 +85,13 @@ def _parsed(setting: str) -> tuple[str, Any]:
     key = key.strip()
     if not equals or not key:
         raise InputError(f"--set {setting}: expected key=value", "for example: --set global_batch=8 --set params.preset=4M")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, text
-    if key == "params.env" and isinstance(value, dict | list):  # the setting itself is not shown
+    if f"{key}.".startswith("params.env."):  # the setting itself is not shown
         found = "--set params.env: variables may hold secrets, and every user of a machine sees its command lines"
         raise InputError(found, 'write them into the suite: env = { NAME = "$NAME" } takes one that is exported')
-    return key, value
+    try:
+        return key, tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, text
 
 
 def _known(models: Sequence[type[BaseModel]], tables: Sequence[dict[str, Any]]) -> list[str]:
