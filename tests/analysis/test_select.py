@@ -81,7 +81,7 @@ def test_the_rounding_of_printed_digits_is_part_of_every_published_number(store:
     found = compare(
         select("reference:maelstrom/17", store.root), select("reference:maelstrom/18", store.root), ["peak_memory", "epoch_time_mean"]
     )
-    pair = next(one for one in found.pairs if one.name.endswith("flags=-nocache method=–"))
+    pair = next(one for one in found.pairs if one.name.endswith("flags=-nocache without method"))
     memory, epoch = pair.changes
     assert memory.a is not None and memory.ratio is not None and memory.ratio.sd is not None
     assert memory.a.bound == pytest.approx(0.005 / 0.63, rel=0.01)

@@ -148,8 +148,8 @@ def told_apart(bases: Sequence[str], details: Sequence[Mapping[str, str]], plain
             differing[base] = [name for name in differing[base] if name == "machine"]
     named = []
     for base, own in zip(bases, details, strict=True):
-        words = [(name.removeprefix("params."), own.get(name, NONE), name in plain) for name in differing[base]]
-        named.append(" ".join([base, *(value if alone else f"{name}={value}" for name, value, alone in words)]))
+        words = [(name.removeprefix("params."), own.get(name), name in plain) for name in differing[base]]
+        named.append(" ".join([base, *(_detail(*one) for one in words)]))
     seen: Counter[str] = Counter()
     found: dict[object, str] = {}
     for name, own in zip(named, details, strict=True):
@@ -158,6 +158,12 @@ def told_apart(bases: Sequence[str], details: Sequence[Mapping[str, str]], plain
             seen[name] += 1
             found[thing] = name if seen[name] == 1 else f"{name} ({seen[name]})"
     return [found[name, tuple(sorted(own.items()))] for name, own in zip(named, details, strict=True)]
+
+
+def _detail(name: str, value: str | None, plain: bool) -> str:
+    if value is None:
+        return f"without {name}"
+    return value if plain else f"{name}={value}"
 
 
 def ways(point: Point) -> list[str]:
