@@ -108,6 +108,13 @@ def test_parts_that_are_more_than_the_whole_leave_no_rest_to_draw() -> None:
     assert all("overlap" in FIGURES[name].note or "more than the runtime" in FIGURES[name].note for name in overlap)
 
 
+def test_batches_of_the_vendor_s_program_are_one_line() -> None:
+    figure = FIGURES["caraml IPU NLP"]
+    drawn = draw(figure, results_of(figure.command))
+    assert drawn is not None and [name for name in drawn.legend if name.startswith("yours")] == ["yours: gpt-117M jureca-ipu"]
+    assert len([row for row in drawn.rows if row[0].startswith("yours") and row[1] == "rate [sequences/s]"]) == 9
+
+
 def test_the_middle_of_a_printed_range_is_called_that() -> None:
     """Section 4.7.2 has the ends only: 4220 and 4260 s on GH200, 20807 and 21018 s on A2."""
     figure = FIGURES["maelstrom Figures 4 to 6"]

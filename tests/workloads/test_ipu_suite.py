@@ -19,7 +19,9 @@ from caraml.suite.choice import with_settings
 from caraml.suite.expand import expand
 from caraml.suite.load import load_suite
 from caraml.system.catalogue import load_system
+from caraml.worker.command_record import names_of
 from caraml.workloads import params_of
+from caraml.workloads.command import Params as CommandParams
 
 FAKES = Path(__file__).parents[1] / "fakes"
 pytestmark = pytest.mark.processes
@@ -78,7 +80,8 @@ def test_the_batches_are_those_of_both_tables() -> None:
         assert {point.global_batch for point in points if point.benchmark == benchmark} == published
     for point in points:
         if point.benchmark == "gpt-117M":
-            assert (point.params["accumulation"], point.params["tokens"]) == (point.global_batch // 4, 3 * point.global_batch * 1024)
+            argv = names_of(point, CommandParams.model_validate(point.params), "", "")
+            assert argv["accumulation"] == point.global_batch // 4 and point.params["tokens"] == 3 * point.global_batch * 1024
         else:
             assert point.global_batch % (point.devices * point.micro_batch) == 0
             assert point.params["images"] == 1_281_167 // point.global_batch * point.global_batch

@@ -24,7 +24,7 @@ from caraml.workloads.base import BuildContext, Workload
 Value = bool | int | float | str
 Take = Literal["last", "first", "mean", "median", "sum", "min", "max"]
 
-POINT_NAMES = ("nodes", "devices", "world", "mode", "precision", "global_batch", "micro_batch", "seed", "repeat")
+POINT_NAMES = ("nodes", "devices", "world", "mode", "precision", "global_batch", "micro_batch", "accumulation", "seed", "repeat")
 """What a template may name besides the parameters."""
 FOLDERS = ("folder", "suite_folder")
 """The attempt's own folder, and the folder of the suite file."""
