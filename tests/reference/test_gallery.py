@@ -30,6 +30,10 @@ def texts(path: Path) -> list[str]:
     return re.findall(r">([^<>]+)</t(?:ext|span)>", path.read_text(encoding="utf-8"))
 
 
+def tips(path: Path) -> list[str]:
+    return re.findall(r'data-tip="([^"]+)"', path.read_text(encoding="utf-8"))
+
+
 def test_the_committed_page_is_what_the_script_writes(drawn: Path) -> None:
     assert (drawn / "gallery.md").read_text(encoding="utf-8") == (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
     files = {path.name for path in (drawn / "gallery").iterdir()}
@@ -37,6 +41,7 @@ def test_the_committed_page_is_what_the_script_writes(drawn: Path) -> None:
     assert files == set(re.findall(r"\(gallery/(\S+)\)", (drawn / "gallery.md").read_text(encoding="utf-8")))
     for name in files:  # a newer drawing library may move a point, but not change what is written
         assert texts(drawn / "gallery" / name) == texts(ROOT / "docs" / "gallery" / name), name
+        assert tips(drawn / "gallery" / name) == tips(ROOT / "docs" / "gallery" / name), name
     assert sum((ROOT / "docs" / "gallery" / name).stat().st_size for name in files) < 1.5e6
 
 

@@ -178,7 +178,10 @@ def _own_lines(figure: PublishedFigure, records: Sequence[Record]) -> list[Figur
     if not figure.x:
         labelled = labels(records)
         several = len({machine(record.point) for record in records}) > 1
-        names = [f"{labelled[one.key]}{f' {machine(one.point)}' if several else ''}" for one in records]
+        names = [labelled[one.key] for one in records]
+        if several:  # some labels have it, as nothing else tells them apart
+            named = [(name, machine(one.point)) for name, one in zip(names, records, strict=True)]
+            names = [name if name.endswith(f" {where}") else f"{name} {where}" for name, where in named]
         return [_own_line(figure, name, [one]) for name, one in zip(names, records, strict=True)]
 
     def place(record: Record) -> float:
