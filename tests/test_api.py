@@ -102,11 +102,14 @@ def test_every_attempt_by_time(root: Path) -> None:
     assert times == sorted(times)
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+def test_what_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="does not exist"):
         caraml.load(tmp_path / "nothing")
     with pytest.raises(InputError, match=r"mytab does not exist\n.*caraml.load\(suite='mytab'\) takes the name of a suite"):
         caraml.load("mytab")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"caraml-results does not exist\n.*caraml run quick makes caraml-results"):
+        caraml.load()
     with pytest.raises(InputError, match="no results below"):
         caraml.load(tmp_path)
     (tmp_path / "a.zip").write_text("")
@@ -133,6 +136,7 @@ def test_tables_of_other_packages(tmp_path: Path, package: str, monkeypatch: pyt
     if importlib.util.find_spec(package) is not None:
         table = getattr(found, f"to_{package}")()
         assert table["throughput"][0] == found[0].value("throughput")
+        assert found[0].value("energy_per_item") is None and "float64" in str(table["energy_per_item"].dtype).lower()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentUnfitError, match=rf"pip install '?(caraml\[)?{package}"):
         getattr(found, f"to_{package}")()

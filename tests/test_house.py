@@ -135,7 +135,7 @@ LINES = {
     "suite": 2_696,
     "reference": 424,
     "report": 4_877,
-    "results": 3_166,
+    "results": 3_169,
     "suite": 2_691,
     "system": 3_530,
     "verify": 1_030,

@@ -202,11 +202,14 @@ class Results(Sequence[Result]):
                 raise InputError(f"the query is wrong: {error}", "columns of records: results.rows[0].keys()") from error
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The rows as a pandas table. Raises ``EnvironmentUnfitError`` where pandas is not installed."""
+        """The rows as a pandas table; NaN for an unknown number. Raises ``EnvironmentUnfitError`` where pandas is not installed."""
         need_tables("pandas")
         import pandas
 
-        return pandas.DataFrame(self.rows, columns=list(COLUMNS))
+        from caraml.results.rows import TYPES
+
+        frame = pandas.DataFrame(self.rows, columns=list(COLUMNS))
+        return frame.astype({name: float for name in COLUMNS if TYPES[name] == "DOUBLE"})  # also where no result has a number
 
     def to_polars(self) -> polars.DataFrame:
         """The rows as a polars table. Raises ``EnvironmentUnfitError`` where polars is not installed."""
@@ -248,8 +251,9 @@ def _load(path: Path, suite: str | None, every_attempt: bool) -> Iterator[Result
     if not selections:
         what = f"no results{f' of {suite!r}' if suite else ''} below {path}" if path.exists() else f"{path} does not exist"
         named = f"paths are results folders; caraml.load(suite={str(path)!r}) takes the name of a suite, a tag or a point"
-        made = "caraml run quick makes caraml-results"
-        hint = f"caraml import {path} reads an archive into a folder" if path.is_file() else made if path.exists() or suite else named
+        made, default = "caraml run quick makes caraml-results", path == Path("caraml-results")
+        hint = f"caraml import {path} reads an archive into a folder" if path.is_file() else named
+        hint = made if path.is_dir() or suite or default else hint
         raise InputError(what, hint)
     for selection in selections:
         records = selection.every_attempt() if every_attempt else selection.records()

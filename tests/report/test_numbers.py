@@ -81,6 +81,11 @@ def test_labels_tell_points_apart() -> None:
         ({"params": {"b": 1}}, {"params": {"b": 1}, "mode": "inference"}, ["train", "inference"]),
         ({"params": {"b": 1}}, {"params": {"b": 1}, "compile": "default"}, ["compile off", "compile default"]),
         ({"workload": "gpt", "params": {"layers": 4}}, {"workload": "gpt", "params": {}}, ["layers=4", "without layers"]),
+        (
+            {"workload": "gpt", "params": {"weights": "a"}},
+            {"workload": "gpt", "params": {"weights": None}},
+            ["weights=a", "without weights"],
+        ),
         ({"workload": "imported", "params": {"batch": "8"}}, {"workload": "imported", "params": {"batch": "16"}}, ["batch=8", "batch=16"]),
         ({"workload": "gpt"}, {"workload": "gpt", "measure": {"epochs": 3}}, ["a window", "epochs=3"]),
         ({"workload": "gpt"}, {"workload": "gpt", "measure": {"max_seconds": 90.0}}, ["max_seconds=60.0", "max_seconds=90.0"]),

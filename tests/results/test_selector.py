@@ -136,6 +136,9 @@ def test_two_suites_with_the_same_label(lab: Lab) -> None:
     with pytest.raises(InputError, match="2 points are meant by 'gpt b4 fp32'") as caught:
         select("gpt b4 fp32", lab.store.root).only()
     assert all(word in str(caught.value) for word in (lab.point(4).key, "twin", "quick", "give one of the keys"))
+    lab.run(lab.point(4, params={"width": 7}, system="jedi", device="GH200 x4"), suite="twin")
+    with pytest.raises(InputError, match="  jedi: GH200 x4\n"):
+        select("gpt b4 fp32", lab.store.root).only()
 
 
 @pytest.mark.parametrize(

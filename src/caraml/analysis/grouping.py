@@ -148,7 +148,7 @@ def told_apart(bases: Sequence[str], details: Sequence[Mapping[str, str]], plain
             differing[base] = [name for name in differing[base] if name == "machine"]
     named = []
     for base, own in zip(bases, details, strict=True):
-        words = [(name.removeprefix("params."), own.get(name), name in plain) for name in differing[base]]
+        words = [(name.removeprefix("params."), own.get(name, NONE), name in plain) for name in differing[base]]
         named.append(" ".join([base, *(_detail(*one) for one in words)]))
     seen: Counter[str] = Counter()
     found: dict[object, str] = {}
@@ -160,8 +160,8 @@ def told_apart(bases: Sequence[str], details: Sequence[Mapping[str, str]], plain
     return [found[name, tuple(sorted(own.items()))] for name, own in zip(named, details, strict=True)]
 
 
-def _detail(name: str, value: str | None, plain: bool) -> str:
-    if value is None:
+def _detail(name: str, value: str, plain: bool) -> str:
+    if value == NONE:
         return f"without {name}"
     return value if plain else f"{name}={value}"
 

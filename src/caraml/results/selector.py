@@ -108,7 +108,10 @@ class Selection:
         if len(self.points) == 1:
             return self.points[0]
         suites = {key: listing.campaign for listing in self.store.campaigns() for key, _ in listing.points}
-        lines = "".join(f"\n  {one.key}  {one.label}  {suites.get(one.key, '')}".rstrip() for one in self.points[:_LISTED])
+        listed = self.points[:_LISTED]
+        ran = {row["key"]: f"  {row['system']}: {row['device']}" for row in self.store.rows()}
+        ran = ran if len({ran.get(one.key, "") for one in listed}) > 1 else {}  # on one machine nobody needs its name
+        lines = "".join(f"\n  {one.key}  {one.label}  {suites.get(one.key, '')}{ran.get(one.key, '')}".rstrip() for one in listed)
         raise InputError(f"{len(self.points)} points are meant by {self.name!r} below {self.store.root}:{lines}", "give one of the keys")
 
     def logs(self, lines: int) -> Iterator[tuple[str, str]]:
