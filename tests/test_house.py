@@ -118,7 +118,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 3_993,
+    "analysis": 4_019,
     "base": 2_707,
     "campaign": 1_778,
     "cli": 1_657,
@@ -134,7 +134,7 @@ LINES = {
     "results": 3_182,
     "suite": 2_696,
     "reference": 424,
-    "report": 4_877,
+    "report": 4_879,
     "results": 3_169,
     "suite": 2_691,
     "system": 3_530,

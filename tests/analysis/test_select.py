@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from run_factory import run
 
 from caraml.analysis.compare import Change, compare
 from caraml.analysis.grouping import differences
-from caraml.analysis.select import published, select
+from caraml.analysis.select import published, select, sides
 from caraml.base.errors import InputError
 from caraml.report.comparison import comparison_sections
 from caraml.results.record import Record
@@ -140,3 +141,26 @@ def test_published_names_are_checked() -> None:
         published("reference:maelstorm")
     with pytest.raises(InputError, match="no published experiment"):
         published("reference:maelstrom/12/77")
+
+
+def test_runs_of_both_sides_are_not_set_against_themselves(tmp_path: Path) -> None:
+    """A suite that was run again with one more point, or of which one point was measured anew."""
+    before, after = Store(tmp_path / "before"), Store(tmp_path / "after")
+    for batch in (16, 32):
+        for repeat in range(3):
+            keep(before, run(1000 + repeat, global_batch=batch, repeat=repeat))
+    shutil.copytree(before.root, after.root)
+    with pytest.raises(InputError, match="are the same runs"):
+        sides(str(before.root), str(after.root), tmp_path)
+    keep(after, run(1000, global_batch=64))
+    keep(after, run(1000, repeat=3))
+    with pytest.raises(InputError, match=r"every run of '.*before' that could be set against '.*after' is one of its runs"):
+        sides(str(before.root), str(after.root), tmp_path)
+    for side in (before, after):
+        keep(side, run(1000, global_batch=32, repeat=1, started_at=f"2026-11-0{len(side.root.name)}T12:00:00+00:00"))
+    a, b = sides(str(before.root), str(after.root), tmp_path)
+    assert [record.point.label for record in a.records] == ["gpt-mini b32 fp32 #2"]
+    assert {record.point.label for record in b.records} == {"gpt-mini b32 fp32 #2", "gpt-mini b64 fp32"}
+    found = compare(a, b)
+    assert [(pair.name, *map(len, pair.keys)) for pair in found.pairs] == [("gpt-mini b32 fp32", 1, 1)] and found.shared == 5
+    assert "left out: 5 runs that A and B have in common" in [note for one in comparison_sections(found) for note in one.notes]

@@ -145,6 +145,8 @@ class Comparison:
     """For each metric, where the run-to-run variation comes from, as a sentence."""
     notes: tuple[PublishedNote, ...] = ()
     """What is to be said of published numbers."""
+    shared: int = 0
+    """Runs that are on both sides, and not compared with themselves."""
 
     @property
     def changes(self) -> list[tuple[Pair, Change]]:
@@ -203,7 +205,7 @@ def compare(a: Side, b: Side, metrics: Sequence[str] = (), margin: float = MARGI
     unknown = tuple(name for name in ours if name in theirs)
     missing, dropped = (tuple(lost), tuple(unmatched)), sum(pair.left_out for pair in matched)
     told = tuple(sentences), _notes(matched, dict(sentences))
-    return Comparison(a.name, b.name, tuple(common), unknown, tuple(pairs), *missing, dropped, tests, margin, *told)
+    return Comparison(a.name, b.name, tuple(common), unknown, tuple(pairs), *missing, dropped, tests, margin, *told, a.shared)
 
 
 def _notes(matched: Iterable[_Matched], metrics: Collection[str]) -> tuple[PublishedNote, ...]:
