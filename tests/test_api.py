@@ -93,6 +93,8 @@ def test_sql_sees_what_was_loaded_and_no_more(results: Results) -> None:
     assert ok.sql("SELECT max(value) > 0 AS yes FROM power") == [{"yes": True}]
     with pytest.raises(InputError, match="the query is wrong"):
         ok.sql("SELECT nothing FROM nowhere")
+    with pytest.raises(InputError, match="the query is empty"):
+        ok.sql("-- nothing")
 
 
 def test_every_attempt_by_time(root: Path) -> None:

@@ -195,6 +195,8 @@ class Results(Sequence[Result]):
 
         with self.to_duckdb(named_in(query)) as connection:
             try:
+                if not connection.extract_statements(query):
+                    raise InputError("the query is empty", "for example SELECT label, throughput FROM records")
                 found = connection.execute(query)
                 names = [column[0] for column in found.description or []]
                 return [dict(zip(names, line, strict=True)) for line in found.fetchall()]
