@@ -124,6 +124,7 @@ LINES = {
     "cli": 1_657,
     "data": 807,
     "cli": 1_648,
+    "cli": 1_652,
     "data": 809,
     "engine": 4_195,
     "launch": 1_748,

@@ -56,6 +56,12 @@ def test_files_hold_every_column() -> None:
     assert json.loads(content[0]["parameters"]) == {"batch": 512}
 
 
+@pytest.mark.parametrize("verb", ["references", "results"])
+def test_two_forms_are_not_one_answer(verb: str) -> None:
+    said = CliRunner().invoke(app, [verb, "--csv", "--json"]).exception
+    assert isinstance(said, InputError) and "--csv and --json do not go together" in str(said)
+
+
 def test_a_wrong_filter_is_told() -> None:
     with pytest.raises(InputError, match="did you mean 'radiation_emulation'"):
         references("--workload", "radiation_emulatoin")

@@ -54,6 +54,8 @@ def results(  # noqa: PLR0917 -- options, which nobody gives by position
 
     lines: Sequence[Sequence[Any]]
     column_units: dict[str, str] | None = None
+    if csv and json:
+        raise InputError("--csv and --json do not go together", "give one of them")
     if sql is not None:
         if what is not None:
             raise InputError("a name and --sql do not go together", "select by suite in the query: where suite = '...'")
@@ -276,6 +278,8 @@ def references(
     from caraml.analysis.table import to_csv, to_json
     from caraml.reference import full_lines, load, overview, rows_text, select
 
+    if csv and json:
+        raise InputError("--csv and --json do not go together", "give one of them")
     wanted = {"source": source, "table": table, "system": system, "workload": workload, "metric": metric, "mode": mode}
     every = load()
     if system is not None and system not in {row.system for row in every}:  # another name of the same machine
