@@ -14,7 +14,8 @@ quick: installed
 # While one core checks types the other reads the tests, so that each worker finds them compiled. Then three tests at a time, as many of them
 # wait, with one thread each: the cores are busy anyway. Then those that measure this machine, with nothing beside them that computes.
 test: installed-test
-	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1 & $(MAKE) --no-print-directory lint; code=$$?; wait; exit $$code
+	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1 & reading=$$!; \
+	$(MAKE) --no-print-directory lint || { code=$$?; kill $$reading; exit $$code; }; wait
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not exclusive"
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m exclusive
 

@@ -180,10 +180,15 @@ def pytest_configure(config: pytest.Config) -> None:
     _need_programs_in(tempfile.gettempdir())
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background: what tests start would ignore it, too
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "not processes" not in config.getoption("markexpr"):
+    marks, shared = config.getoption("markexpr"), SHARING
+    if marks == "exclusive":  # what these start is bound, and waits, as it does for users
+        shared = {}
+        for name in SHARING:
+            os.environ.pop(name, None)
+    if "not processes" not in marks:
         server = ExitStack()
         if config.getoption("numprocesses", None):
-            server.enter_context(fork_server(**SHARING))
+            server.enter_context(fork_server(**shared))
         config.add_cleanup(server.close)
     _ = platform.uname().processor  # asks a program, once: otherwise in the first test that imports what wants to know
     sys.addaudithook(_refuse_processes)

@@ -118,7 +118,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_019,
+    "analysis": 4_011,
     "base": 2_707,
     "campaign": 1_778,
     "cli": 1_661,
@@ -129,7 +129,7 @@ LINES = {
     "power": 4_783,
     "reference": 428,
     "report": 4_879,
-    "results": 3_185,
+    "results": 3_187,
     "suite": 2_695,
     "system": 3_530,
     "verify": 1_030,

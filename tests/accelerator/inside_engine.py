@@ -1,4 +1,4 @@
-"""What CARAML does on the emulated accelerator: run in processes of their own by ``test_engine.py``."""
+"""What CARAML does on the emulated accelerator: run in processes of their own by ``test_accelerator.py``."""
 
 from __future__ import annotations
 

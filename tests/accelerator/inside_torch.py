@@ -1,4 +1,4 @@
-"""What the emulated accelerator does: run in processes of their own by ``test_emulation.py``."""
+"""What the emulated accelerator does: run in processes of their own by ``test_accelerator.py``."""
 
 from __future__ import annotations
 

@@ -183,7 +183,8 @@ def test_the_environment_is_looked_at() -> None:
     gpu = {"power_limit_w": 700.0, "sm_clock_max_mhz": 1980, "ecc": True, "mig": False, "pcie_generation": 5, "pcie_width": 16}
     before = {"versions": {"driver": "535.1", "torch": "2.11"}, "gpus": [gpu], "variables": {"NCCL_ALGO": "Ring"}}
     after = {"versions": {"driver": "550.2", "torch": "2.11"}, "gpus": [{**gpu, "power_limit_w": 500.0}]}
-    a, b = run(1000, environment=before), run(900, environment=after, flags=["throttled"])
+    later = "2026-10-02T12:00:00+00:00"
+    a, b = run(1000, environment=before), run(900, environment=after, flags=["throttled"], started_at=later)
     found = {one.name: (one.a, one.b) for one in against([a], [b]).differences}
     assert found == {
         "driver": ("535.1", "550.2"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from run_factory import run
 
-from caraml.analysis.compare import Change, compare
+from caraml.analysis.compare import Change, Comparison, compare
 from caraml.analysis.grouping import differences
 from caraml.analysis.select import published, select, sides
 from caraml.base.errors import InputError
@@ -144,23 +144,33 @@ def test_published_names_are_checked() -> None:
 
 
 def test_runs_of_both_sides_are_not_set_against_themselves(tmp_path: Path) -> None:
-    """A suite that was run again with one more point, or of which one point was measured anew."""
+    """A suite that was run again with another batch and more repeats, or of which one point was measured anew."""
     before, after = Store(tmp_path / "before"), Store(tmp_path / "after")
-    for batch in (16, 32):
-        for repeat in range(3):
-            keep(before, run(1000 + repeat, global_batch=batch, repeat=repeat))
+
+    def compared() -> Comparison:
+        return compare(*sides(str(before.root), str(after.root), tmp_path))
+
+    def pairs() -> list[tuple[str, int, int]]:
+        return [(pair.name, *map(len, pair.keys)) for pair in compared().pairs]
+
+    for repeat in range(3):
+        keep(before, run(1000 + repeat, global_batch=32, repeat=repeat))
     shutil.copytree(before.root, after.root)
-    with pytest.raises(InputError, match="are the same runs"):
-        sides(str(before.root), str(after.root), tmp_path)
+    with pytest.raises(InputError, match=r"are the same runs\n"):
+        compared()
+    keep(before, run(1000, global_batch=16))
     keep(after, run(1000, global_batch=64))
-    keep(after, run(1000, repeat=3))
-    with pytest.raises(InputError, match=r"every run of '.*before' that could be set against '.*after' is one of its runs"):
-        sides(str(before.root), str(after.root), tmp_path)
-    for side in (before, after):
-        keep(side, run(1000, global_batch=32, repeat=1, started_at=f"2026-11-0{len(side.root.name)}T12:00:00+00:00"))
-    a, b = sides(str(before.root), str(after.root), tmp_path)
-    assert [record.point.label for record in a.records] == ["gpt-mini b32 fp32 #2"]
-    assert {record.point.label for record in b.records} == {"gpt-mini b32 fp32 #2", "gpt-mini b64 fp32"}
-    found = compare(a, b)
-    assert [(pair.name, *map(len, pair.keys)) for pair in found.pairs] == [("gpt-mini b32 fp32", 1, 1)] and found.shared == 5
-    assert "left out: 5 runs that A and B have in common" in [note for one in comparison_sections(found) for note in one.notes]
+    with pytest.raises(InputError, match="are the same runs, where they are of the same work"):
+        compared()  # one batch each besides is no other side of a comparison: there is a third that both have
+    keep(after, run(1100, global_batch=32, repeat=3))
+    keep(after, run(1101, global_batch=32, repeat=4))
+    assert pairs() == [("gpt-mini b32 fp32", 3, 2)], "new repeats against the old ones"
+    keep(after, run(1000, status="failed", global_batch=32, repeat=5))
+    assert pairs() == [("gpt-mini b32 fp32", 3, 2)]
+    keep(before, run(1000, global_batch=32, repeat=6))
+    found = compared()
+    assert pairs() == [("gpt-mini b32 fp32", 1, 2)] and found.shared == 3
+    assert {(one.name, one.side) for one in found.unmatched} == {("gpt-mini b16 fp32", "B"), ("gpt-mini b64 fp32", "A")}
+    assert "not set against themselves: 3 runs that A and B have in common" in [
+        note for one in comparison_sections(found) for note in one.notes
+    ]

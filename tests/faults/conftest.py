@@ -120,9 +120,11 @@ class Victim:
             try:
                 words = (entry / "cmdline").read_text().split("\0")
                 dead = (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-                output = str((entry / "fd" / "1").readlink())
             except OSError:
                 continue
+            output = ""
+            with suppress(OSError):  # what closed its output may still be one of ours
+                output = str((entry / "fd" / "1").readlink())
             if not dead and any(points in word for word in [*words, output]):
                 found.append((int(entry.name), words))
         return sorted(found)

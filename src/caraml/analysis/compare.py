@@ -146,7 +146,7 @@ class Comparison:
     notes: tuple[PublishedNote, ...] = ()
     """What is to be said of published numbers."""
     shared: int = 0
-    """Runs that are on both sides, and not compared with themselves."""
+    """Runs that both sides have, which are not compared with themselves."""
 
     @property
     def changes(self) -> list[tuple[Pair, Change]]:
@@ -171,7 +171,10 @@ def compare(a: Side, b: Side, metrics: Sequence[str] = (), margin: float = MARGI
     """
     for metric in metrics:
         see_known(metric, (*a.records, *b.records))
-    matched, lost, unmatched = _match(a, b)
+    matched, lost, unmatched, shared = _match(a, b)
+    if not matched and shared:
+        what = f"{a.name!r} and {b.name!r} are the same runs{', where they are of the same work' if unmatched else ''}"
+        raise InputError(what, "caraml run SUITE --again measures anew; caraml compare SUITE sets its last two rounds against each other")
     if not matched:
         raise InputError(_nothing(a, b, lost, unmatched), "compare campaigns of one suite, or two points")
     found: list[list[Change]] = [[] for _ in matched]
@@ -205,7 +208,7 @@ def compare(a: Side, b: Side, metrics: Sequence[str] = (), margin: float = MARGI
     unknown = tuple(name for name in ours if name in theirs)
     missing, dropped = (tuple(lost), tuple(unmatched)), sum(pair.left_out for pair in matched)
     told = tuple(sentences), _notes(matched, dict(sentences))
-    return Comparison(a.name, b.name, tuple(common), unknown, tuple(pairs), *missing, dropped, tests, margin, *told, a.shared)
+    return Comparison(a.name, b.name, tuple(common), unknown, tuple(pairs), *missing, dropped, tests, margin, *told, shared)
 
 
 def _notes(matched: Iterable[_Matched], metrics: Collection[str]) -> tuple[PublishedNote, ...]:
@@ -237,8 +240,8 @@ def _usual(matched: Sequence[_Matched]) -> Sequence[str]:
     return [*(name for name, one in METRICS.items() if (whole_runs or one.better != "neither") and having(name)), *own] or USUAL
 
 
-def _match(a: Side, b: Side) -> tuple[list[_Matched], list[Lost], list[Lost]]:
-    """Pairs of equal work with results, work that lost its result, and work without a partner."""
+def _match(a: Side, b: Side) -> tuple[list[_Matched], list[Lost], list[Lost], int]:
+    """Pairs of equal work with results, work that lost its result, work without a partner, and how many runs both sides have."""
     contrasts, optional = _contrasts(a.records, b.records)
 
     def work(record: Record) -> object:
@@ -250,9 +253,14 @@ def _match(a: Side, b: Side) -> tuple[list[_Matched], list[Lost], list[Lost]]:
     matched: list[_Matched] = []
     lost: list[Lost] = []
     unmatched: list[Lost] = []
+    shared = 0
     for name, group in zip(names(groups), groups, strict=True):
         sides = [[record for record in group if id(record) in known] for known in (ours, theirs)]
-        good = [valid(side) for side in sides]
+        both = set(map(_run, sides[0])) & set(map(_run, sides[1]))
+        shared += len(both)
+        good = _apart([valid(side) for side in sides], both)
+        if both and not all(good):
+            continue
         if all(good):
             ours_counting, theirs_counting = map(counting, good)
             dropped = sum(map(len, good)) - len(ours_counting) - len(theirs_counting)
@@ -263,7 +271,19 @@ def _match(a: Side, b: Side) -> tuple[list[_Matched], list[Lost], list[Lost]]:
                 unmatched.append(Lost(name, letter, _ELSEWHERE if published else "not run"))  # type: ignore[arg-type]
             elif others and not results:
                 lost.append(Lost(name, letter, f"{side[0].status}: {side[0].reason or 'no reason given'}"))  # type: ignore[arg-type]
-    return matched, lost, unmatched
+    return matched, lost, unmatched, shared
+
+
+def _run(record: Record) -> object:
+    """What a run has alone; rows of an imported table have the time of its file, and published ones none."""
+    return record.key, record.attempt, record.started_at, *map(record.environment.get, ("row", "published"))
+
+
+def _apart(sides: list[list[Record]], both: set[object]) -> list[list[Record]]:
+    """Two sides of one work of which no run is on both: set against itself it shows nothing. ``both``: runs that would be; they stay on a
+    side that has no others while the other has."""
+    own = [[record for record in side if _run(record) not in both] for side in sides]
+    return [mine or (side if others else []) for mine, side, others in zip(own, sides, reversed(own), strict=True)]
 
 
 def _contrasts(a: Iterable[Record], b: Iterable[Record]) -> tuple[set[str], set[str]]:

@@ -8,7 +8,7 @@ What rounding to the printed digits may make is the bound of every number, where
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import cast, get_args
@@ -16,7 +16,6 @@ from typing import cast, get_args
 from pydantic import JsonValue
 
 from caraml.analysis.estimate import SMALLEST_SD
-from caraml.analysis.grouping import work_of
 from caraml.base.errors import InputError
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Metric
@@ -40,8 +39,6 @@ class Side:
 
     name: str
     records: tuple[Record, ...]
-    shared: int = 0
-    """How many others the other side has as well."""
 
 
 def select(name: str, root: Path) -> Side:
@@ -52,36 +49,11 @@ def select(name: str, root: Path) -> Side:
 def sides(a: str, b: str | None, root: Path) -> tuple[Side, Side]:
     """Both sides of a comparison; of a suite alone its last two rounds. Raises ``InputError`` if there are none."""
     if b is not None:
-        return _apart(select(a, root), select(b, root))
+        return select(a, root), select(b, root)
     if a.startswith(PREFIX):
         raise InputError(f"{a} is one result, and a comparison needs two", "caraml references lists what there is")
     before, last = last_two(a, root)
-    return _apart(_side(before), _side(last))
-
-
-def _apart(a: Side, b: Side) -> tuple[Side, Side]:
-    """Both without the runs that both have: set against itself a run shows nothing. What one side has besides of their work stays only
-    where the other side has such runs, too. Raises ``InputError`` where nothing is left on a side."""
-    runs = [{_run(record) for record in side.records} for side in (a, b)]
-    if runs[0] == runs[1]:
-        raise InputError(f"{a.name!r} and {b.name!r} are the same runs", "caraml compare SUITE sets its last two rounds against each other")
-    shared = runs[0] & runs[1]
-    if not shared or a.name.startswith(PREFIX) or b.name.startswith(PREFIX):
-        return a, b
-    own = [[record for record in side.records if _run(record) not in shared] for side in (a, b)]
-    settled = {work_of(record) for record in a.records if _run(record) in shared}
-    ours, theirs = ({work_of(record) for record in found} for found in own)
-    settled -= ours & theirs
-    kept = [tuple(record for record in found if work_of(record) not in settled) for found in own]
-    for side, other, found in ((a, b, kept[0]), (b, a, kept[1])):
-        if not found:
-            what = f"every run of {side.name!r} that could be set against {other.name!r} is one of its runs"
-            raise InputError(what, "caraml run SUITE --again measures anew what has a result")
-    return replace(a, records=kept[0], shared=len(shared)), replace(b, records=kept[1], shared=len(shared))
-
-
-def _run(record: Record) -> tuple[str, int, str]:
-    return record.key, record.attempt, record.started_at
+    return _side(before), _side(last)
 
 
 def _side(found: Selection) -> Side:

@@ -105,7 +105,7 @@ def _change_notes(comparison: Comparison, hidden: int) -> Iterable[str]:
     for reason in dict.fromkeys(one.reason for one in changes if one.reason):
         yield f"{reason}: {sum(one.reason == reason for one in changes)} of {len(changes)} numbers"
     if comparison.shared:
-        yield f"left out: {count(comparison.shared, 'run')} that A and B have in common"
+        yield f"not set against themselves: {count(comparison.shared, 'run')} that A and B have in common"
     if comparison.left_out:
         yield f"left out: {count(comparison.left_out, 'run')} that something disturbed, where others of the same work were not"
     for note in comparison.notes:
