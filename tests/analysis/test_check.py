@@ -202,6 +202,23 @@ def test_a_worse_point_is_measured_again_and_counts_if_it_is_found_twice() -> No
     assert len(asked) == 2 and asked[0] == works(baseline, [])[0].keys, "only the point in doubt"
 
 
+def test_the_last_nights_are_the_last_also_where_nodes_take_turns() -> None:
+    def on(nodes: Sequence[int], first: int, *factors: float) -> list[Record]:
+        made = [
+            (node, one) for node, day, factor in zip(nodes, range(first, 30), factors, strict=False) for one in night(day, {16: factor})
+        ]
+        return [one.model_copy(update={"system": {"hostname": f"node{node}"}}) for node, one in made]
+
+    rough = (0.9955, 1.004, 1.0, 1.005, 0.996)
+    baseline = accept(on([7] * 5, 1, *rough), "nightly", "rough")
+    before, slow = on([9, 8, 7, 6, 5], 6, *rough), on([4, 3, 2, 1], 11, 0.978, 0.983, 0.979, 0.981)
+    last = on([0], 15, 0.985)
+    found = judged(works(baseline, last, [*before, *slow]))[0]
+    assert (found.verdict, found.metrics[0].nights, found.metrics[0].runs[1]) == ("worse", 5, 5)
+    two = [*last, *(one.model_copy(update={"attempt": 16, "system": {"hostname": "node5"}}) for one in last)]
+    assert judged(works(baseline, two))[0].metrics[0].nights == 1, "two nodes in one night"
+
+
 def test_nights_before_the_last_ones_tell_how_much_runs_vary() -> None:
     usual = (0.996, 1.004, 1.001)
     baseline = accept([one for day, factor in enumerate(usual, start=1) for one in night(day, {16: factor, 32: factor})], "nightly", "good")

@@ -146,6 +146,20 @@ def test_work_that_b_never_ran_fails_the_gate_and_what_a_never_ran_does_not() ->
     assert " b32 " in lost and lost.endswith(": not run")
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_result_that_b_lost_is_told_beside_runs_of_both_sides(others: int) -> None:
+    """One point was measured again and failed, a repeat of it failed before; of the rest both sides have the same runs, or others."""
+    kept, gone, later = run(1000), run(1000, global_batch=32), "2026-10-02T12:00:00+00:00"
+    broken = broken_record(gone.point, "oom", "no memory left")
+    before = broken_record(make_point(global_batch=32, micro_batch=32, repeat=1), "failed", "no driver")
+    a = [kept, gone, before, *[run(1000, global_batch=64)] * others]
+    b = [kept.model_copy(), broken, before.model_copy(), *[run(1000, global_batch=64, started_at=later)] * others]
+    found = against(a, b)
+    assert [(one.name, one.side) for one in found.lost] == [("gpt-mini b32 fp32", "B")] and found.shared == 1
+    assert len(found.pairs) == others and len(parse_gate("worse").lost(found)) == 1
+    assert comparison_sections(found)[-1].rows == (("gpt-mini b32 fp32", "B", "oom: no memory left"),)
+
+
 def test_nothing_in_common_is_an_error_that_says_what_there_is() -> None:
     with pytest.raises(InputError, match=r"no work in common: A has .*b16"):
         against([run(1), run(1, precision="bf16")], [run(1, global_batch=32), run(1, global_batch=64)])

@@ -111,6 +111,13 @@ def test_every_attempt_of_every_folder_counts(tmp_path: Path) -> None:
         attempts([tmp_path / "three"])
 
 
+def test_a_copy_of_a_result_is_no_other_result() -> None:
+    """Folders of which one is an older copy of the other, or was put together from several: numbers of attempts differ."""
+    records = nights([900, 905, 898, 902, 901, 904])
+    (series,) = history([*records, *(one.model_copy(update={"attempt": one.attempt + 6}) for one in records)])
+    assert len(series.records) == len(records)
+
+
 @given(st.integers(5, 30), st.integers(3, 28), st.floats(0.1, 2.0))
 def test_a_large_change_is_found_where_it_is(n: int, at: int, size: float) -> None:
     if at > n - 2:

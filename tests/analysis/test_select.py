@@ -174,3 +174,14 @@ def test_runs_of_both_sides_are_not_set_against_themselves(tmp_path: Path) -> No
     assert "not set against themselves: 3 runs that A and B have in common" in [
         note for one in comparison_sections(found) for note in one.notes
     ]
+
+
+def test_a_run_is_known_by_any_number(tmp_path: Path) -> None:
+    """Where the results of two users were put together, the second one's have other numbers."""
+    mine, together = Store(tmp_path / "mine"), Store(tmp_path / "together")
+    for rate, store in ((1000, mine), (900, together), (1000, together)):
+        keep(store, run(rate, started_at=f"2026-10-01T12:00:00.{rate:04}+00:00"))
+    with pytest.raises(InputError, match="are the same runs"):
+        compare(*sides(str(mine.root), str(together.root), tmp_path))
+    (pair,) = compare(*sides(str(mine.root), f"{together.root}:{run(1).key}/1", tmp_path)).pairs
+    assert [len(keys) for keys in pair.keys] == [1, 1]

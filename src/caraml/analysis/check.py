@@ -256,7 +256,7 @@ class _Number:
     def _said(self, one: Estimate | None, verdict: CheckVerdict, reason: str | None = None) -> CheckedMetric:
         accepted, new, earlier, _ = self.runs
         new = (*earlier, *new) if one is self.lately and one is not None else new
-        nights = len(set(sessions_of(new).values()))
+        nights = len(set(sessions_of(new, anywhere=True).values()))
         return CheckedMetric(self.metric, "", one, (len(accepted), len(new)), nights, verdict, reason, self.now)
 
 
@@ -291,7 +291,7 @@ def _runs_of(newest: Sequence[Record], work: WorkRuns, metric: str, flags: FlagP
     now = values(filter(comparable, newest), metric)
     counted = [one for one in work.earlier if flags != "strict" or not _doubtful(one, work.accepted)]
     earlier = values(filter(comparable, counted), metric)
-    session = sessions_of([*earlier, *now])
+    session = sessions_of([*earlier, *now], anywhere=True)  # of a cluster each run may have a node of its own
     last = set(sorted(set(session.values()))[-nights:] if nights > 1 else ())
     return then, now, [one for one in earlier if session[id(one)] in last], [one for one in earlier if session[id(one)] not in last]
 

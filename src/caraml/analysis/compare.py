@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from caraml.analysis.estimate import Estimate, smallest_change, values
-from caraml.analysis.grouping import Difference, axes_of, counting, differences, grouped, names, valid, without
+from caraml.analysis.grouping import Difference, axes_of, counting, differences, grouped, names, run_of, valid, without
 from caraml.analysis.run_variation import Means, ratios
 from caraml.analysis.select import Side
 from caraml.base.errors import InputError
@@ -146,7 +146,7 @@ class Comparison:
     notes: tuple[PublishedNote, ...] = ()
     """What is to be said of published numbers."""
     shared: int = 0
-    """Runs that both sides have, which are not compared with themselves."""
+    """Runs with a result that both sides have, which are not compared with themselves."""
 
     @property
     def changes(self) -> list[tuple[Pair, Change]]:
@@ -172,10 +172,11 @@ def compare(a: Side, b: Side, metrics: Sequence[str] = (), margin: float = MARGI
     for metric in metrics:
         see_known(metric, (*a.records, *b.records))
     matched, lost, unmatched, shared = _match(a, b)
-    if not matched and shared:
+    lost_in_b = any(one.side == "B" for one in lost)
+    if not matched and shared and not lost_in_b:
         what = f"{a.name!r} and {b.name!r} are the same runs{', where they are of the same work' if unmatched else ''}"
         raise InputError(what, "caraml run SUITE --again measures anew; caraml compare SUITE sets its last two rounds against each other")
-    if not matched:
+    if not matched and not lost_in_b:
         raise InputError(_nothing(a, b, lost, unmatched), "compare campaigns of one suite, or two points")
     found: list[list[Change]] = [[] for _ in matched]
     sentences = []
@@ -190,7 +191,7 @@ def compare(a: Side, b: Side, metrics: Sequence[str] = (), margin: float = MARGI
             if first or second or unfit[index]:
                 found[index].append(_change(metric, pair, (len(first), len(second)), means[index]))
     everywhere = [differences(pair.a, pair.b) for pair in matched]
-    common = [one for one in everywhere[0] if all(one in other for other in everywhere)]
+    common = [one for one in (everywhere or [[]])[0] if all(one in other for other in everywhere)]
     pairs = [
         Pair(
             pair.name,
@@ -241,7 +242,7 @@ def _usual(matched: Sequence[_Matched]) -> Sequence[str]:
 
 
 def _match(a: Side, b: Side) -> tuple[list[_Matched], list[Lost], list[Lost], int]:
-    """Pairs of equal work with results, work that lost its result, work without a partner, and how many runs both sides have."""
+    """Pairs of equal work with results, work that lost its result, work without a partner, and how many results both sides have."""
     contrasts, optional = _contrasts(a.records, b.records)
 
     def work(record: Record) -> object:
@@ -256,33 +257,29 @@ def _match(a: Side, b: Side) -> tuple[list[_Matched], list[Lost], list[Lost], in
     shared = 0
     for name, group in zip(names(groups), groups, strict=True):
         sides = [[record for record in group if id(record) in known] for known in (ours, theirs)]
-        both = set(map(_run, sides[0])) & set(map(_run, sides[1]))
+        results = [valid(side) for side in sides]
+        both = set(map(run_of, results[0])) & set(map(run_of, results[1]))
         shared += len(both)
-        good = _apart([valid(side) for side in sides], both)
+        good = _apart(results, both)
         if both and not all(good):
             continue
         if all(good):
             ours_counting, theirs_counting = map(counting, good)
             dropped = sum(map(len, good)) - len(ours_counting) - len(theirs_counting)
             matched.append(_Matched(name, ours_counting, theirs_counting, dropped))
-        for letter, side, results, others in (("A", sides[0], good[0], good[1]), ("B", sides[1], good[1], good[0])):
+        for letter, side, own, others in (("A", sides[0], good[0], good[1]), ("B", sides[1], good[1], good[0])):
             if others and not side:
                 published = all("published" in record.environment for record in others)
                 unmatched.append(Lost(name, letter, _ELSEWHERE if published else "not run"))  # type: ignore[arg-type]
-            elif others and not results:
+            elif others and not own:
                 lost.append(Lost(name, letter, f"{side[0].status}: {side[0].reason or 'no reason given'}"))  # type: ignore[arg-type]
     return matched, lost, unmatched, shared
-
-
-def _run(record: Record) -> object:
-    """What a run has alone; rows of an imported table have the time of its file, and published ones none."""
-    return record.key, record.attempt, record.started_at, *map(record.environment.get, ("row", "published"))
 
 
 def _apart(sides: list[list[Record]], both: set[object]) -> list[list[Record]]:
     """Two sides of one work of which no run is on both: set against itself it shows nothing. ``both``: runs that would be; they stay on a
     side that has no others while the other has."""
-    own = [[record for record in side if _run(record) not in both] for side in sides]
+    own = [[record for record in side if run_of(record) not in both] for side in sides]
     return [mine or (side if others else []) for mine, side, others in zip(own, sides, reversed(own), strict=True)]
 
 

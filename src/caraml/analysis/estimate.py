@@ -260,14 +260,14 @@ class Observations:
         return max(variance(self.logs), SMALLEST_SD**2, self.rounding) if self.dof else 0.0
 
 
-def sessions_of(found: Iterable[Value]) -> dict[int, int]:
-    """A number of the session of every value, by its ``id``."""
-    ordered = sorted(found, key=lambda one: (one.time == UNKNOWN, one.host, one.time))
+def sessions_of(found: Iterable[Value], *, anywhere: bool = False) -> dict[int, int]:
+    """A number of the session of every value, by its ``id``; ``anywhere``: whatever the machine, so that numbers grow with time."""
+    ordered = sorted(found, key=lambda one: (one.time == UNKNOWN, "" if anywhere else one.host, one.time))
     numbers: dict[int, int] = {}
     last: Value | None = None
     number = 0
     for one in ordered:
-        timed = last is not None and last.host == one.host and UNKNOWN not in (last.time, one.time)
+        timed = last is not None and (anywhere or last.host == one.host) and UNKNOWN not in (last.time, one.time)
         number += last is None or not timed or one.time - last.time >= SESSION_PAUSE
         numbers[id(one)], last = number, one
     return numbers

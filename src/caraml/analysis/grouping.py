@@ -64,6 +64,13 @@ def same_work(records: Iterable[Record]) -> list[list[Record]]:
     return grouped(records, work_of)
 
 
+def run_of(record: Record) -> object:
+    """What a run has alone, and its copies with it: not its number, which is another one where folders were put together. Rows of a table
+    have the time of its file, and published runs none."""
+    where = record.system.get("hostname"), *map(record.environment.get, ("row", "published"))
+    return record.key, record.started_at, record.value("throughput"), *map(str, where)
+
+
 def work_of(record: Record) -> object:
     """What repeats agree in: every axis."""
     return without(axes_of(record), ())

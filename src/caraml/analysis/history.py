@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from caraml.analysis.estimate import SMALLEST_SD, UNKNOWN, Estimate, Value, started, values
-from caraml.analysis.grouping import Difference, axes_of, compare_facts, facts, grouped, names, told_apart, valid, without
+from caraml.analysis.grouping import Difference, axes_of, compare_facts, facts, grouped, names, run_of, told_apart, valid, without
 from caraml.analysis.run_variation import mean_of
 from caraml.base.errors import InputError
 from caraml.metrics.definitions import definition_of, see_known
@@ -117,7 +117,8 @@ def history(records: Sequence[Record], metric: str = "throughput") -> list[Serie
     """A series for each work and system among ``records``, which may hold many attempts at a point, and for each unit and boundary of an
     energy. Raises ``InputError`` for an unknown metric. Only results above zero are on a series, as levels are compared by their ratio."""
     see_known(metric, records)
-    usable = sorted((one for one in valid(records) if values([one], metric) and started(one) != UNKNOWN), key=started)
+    found = (one for one in valid(records) if values([one], metric) and started(one) != UNKNOWN)
+    usable = sorted({run_of(one): one for one in found}.values(), key=started)  # a folder may have copies of what is in another
     of_sensors = definition_of(metric, records).sensor
 
     def kind(record: Record) -> tuple[str, str]:

@@ -56,7 +56,9 @@ def comparison_sections(comparison: Comparison, every: bool = False) -> list[Sec
     """What differs, then every change; of many pairs only those with a verdict, unless ``every`` is asked for."""
     title = f"A: {comparison.a}   B: {comparison.b}"
     unknown = (f"stated of neither side, so it may differ: {', '.join(comparison.unknown)}",) if comparison.unknown else ()
-    sections = [_differences("What differs", comparison.differences, (title, *unknown))]
+    sections = [Section("", notes=(title,))]
+    if comparison.pairs:
+        sections = [_differences("What differs", comparison.differences, (title, *unknown))]
     local = [(pair.name, one) for pair in comparison.pairs for one in pair.differences]
     if local:
         found = tuple((name, one.name, one.a, one.b, one.why) for name, one in local[:_MOST])
@@ -71,7 +73,8 @@ def comparison_sections(comparison: Comparison, every: bool = False) -> list[Sec
         if rows:
             runs = f"runs of A: {len(pair.keys[0])}, of B: {len(pair.keys[1])}"
             sections.append(Section(f"{pair.name} ({runs})", ("metric", "A", "B", "B against A", "shown from", "verdict"), rows))
-    sections.append(Section("Verdict", notes=tuple(_change_notes(comparison, hidden))))
+    said = tuple(_change_notes(comparison, hidden)) if comparison.pairs else ("no work has a result of its own on both sides",)
+    sections.append(Section("Verdict", notes=said))
     if comparison.lost or comparison.unmatched:
         missing = tuple((one.name, one.side, one.reason) for one in (*comparison.lost, *comparison.unmatched))
         sections.append(Section("No result on one side", ("work", "side", "why"), missing))
