@@ -104,7 +104,7 @@ def test_a_record_that_is_new_beside_others_gets_a_number_of_its_own(archive: Pa
     store, point = Store(tmp_path / "new"), make_point(workload="gpt")
     write_record(store.new_attempt(point), Record(key=point.key, attempt=1, point=point, status="oom", started_at="x"))
     done = unpack(archive, tmp_path / "new")
-    assert (done.records, done.known) == (2, 0)
+    assert (done.records, done.known, done.ahead) == (2, 0, 2)
     folders = sorted((tmp_path / "new" / "points").glob("*/*/record.json"))
     found = {folder.parent.name: json.loads(folder.read_text()) for folder in folders}
     assert {name: record["attempt"] for name, record in found.items()} == {"1": 1, "2": 2, "3": 3}

@@ -70,6 +70,8 @@ class Done:
     bytes: int = 0
     known: int = 0
     """Records that the store had already."""
+    ahead: int = 0
+    """Records of an archive at points that the store had: they are the newest attempts there."""
     columns: dict[str, list[str]] = field(default_factory=dict)
     """Of a table: its columns by what they were taken for."""
 
@@ -226,6 +228,7 @@ def _unpack(archive: zipfile.ZipFile, path: Path, store: Store) -> Done:
             done.records, done.known = done.records + (target is not None), done.known + (target is None)
             if target is not None:
                 places[target] = scratch / folder / number
+                done.ahead += 0 < max(attempts(target.parent), default=0) < int(target.name)
         known = set(store.suites())  # the campaigns of a suite that is there already are not mixed with others
         listings = {store.root / "suites" / f"{stem}.json": scratch / f"{stem}.json" for _, stem, suite in suites if suite not in known}
         _rename(places | listings)
