@@ -118,7 +118,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_016,
+    "analysis": 4_026,
     "base": 2_707,
     "campaign": 1_778,
     "cli": 1_663,
@@ -128,7 +128,7 @@ LINES = {
     "metrics": 1_495,
     "power": 4_783,
     "reference": 428,
-    "report": 4_882,
+    "report": 4_884,
     "results": 3_190,
     "suite": 2_695,
     "system": 3_530,

@@ -103,6 +103,9 @@ def test_energies_are_ranked_within_one_boundary_only() -> None:
     assert mixed.no_energy.startswith("without energy: b16: the runs measured different things: J/token (device)")
     (still,) = advise([run(1000, energy=1.0), run(500, global_batch=32, more=of_nodes(0.0))])
     assert still.no_energy == "without energy: b32: none above zero was measured"
+    others = advise([*sweep({8: 500.0, 16: 900.0}, JOULES), *sweep({32: 1300.0})])
+    told = [note for section in advice_sections([still, *others]) for note in section.notes if "without energy" in note]
+    assert told == [f"no advice for energy: {still.no_energy}", "without energy: b32: no sensor"], "the two others have one"
     (step,) = advise([run(1000, energy=1.0, global_batch=64), run(1900, devices=2, global_batch=64, more=of_nodes(3.0))])[0].steps
     assert step.energy is None and step.time.value == pytest.approx(1000 / 1900)
 
@@ -133,6 +136,14 @@ def test_saturation_is_where_the_rate_stops_growing() -> None:
     assert (found.batch, found.low, found.high, found.best_batch, found.largest) == (64, 64, 64, 128, 128)
     (vague,) = advise([run(rate, global_batch=batch) for batch, rate in RATES.items()])[0].saturation
     assert vague.low <= vague.batch <= vague.high and vague.low < vague.high, "single runs leave it open"
+
+
+def test_a_dip_on_the_way_to_the_best_batch_is_not_within_a_few_per_cent_of_it() -> None:
+    (advice,) = advise(sweep({8: 500.0, 16: 970.0, 32: 900.0, 64: 1000.0, 128: 960.0, 256: 800.0}))
+    (found,) = advice.saturation
+    assert (found.low, found.batch, found.high, found.best_batch, found.falls) == (64, 64, 64, 64, 256)
+    (section,) = [one for one in advice_sections([advice]) if any("within 5 %" in note for note in one.notes)]
+    assert "fp32: the rate is within 5 % of the best (batch 64) from batch 64 on; with batch 256 it is below that again" in section.notes
 
 
 def test_more_devices_are_priced() -> None:

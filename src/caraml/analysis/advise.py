@@ -12,7 +12,7 @@ Runs that something disturbed do not count where the same choice has others; a c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -102,12 +102,14 @@ class Saturation:
     best_batch: int
     within: float
     batch: int
-    """Smallest batch whose estimated rate is within ``within`` of the best."""
+    """Smallest batch from which on to the best the estimated rates are within ``within`` of that."""
     low: int
     high: int
-    """Batches between which it lies: below ``low`` each is proven slower, from ``high`` on one is proven as fast."""
+    """Batches between which it lies: the last below ``low`` is proven slower, from ``high`` on each to the best is proven as fast."""
     largest: int
     """Largest batch with a result. Where ``batch`` is this one, the rate was still growing."""
+    falls: int | None
+    """Smallest batch above the best whose rate is below that again; ``None`` without any."""
 
 
 @dataclass(frozen=True)
@@ -284,14 +286,22 @@ def _saturations(choices: Sequence[Choice], within: float) -> list[Saturation]:
             batch: Estimate(1.0, 0.0) if one is best else best.time.over(one.time).for_all_of(tests)
             for batch, one in sorted(fastest.items())
         }
-        least = 1 - within
-        batch = next(batch for batch, rate in rates.items() if rate.value >= least)
-        low = next(batch for batch, rate in rates.items() if rate.high is None or rate.high >= least)
-        high = next(batch for batch, rate in rates.items() if rate.low is not None and rate.low >= least)
+        least, most = 1 - within, best.point.global_batch
+        rising = {batch: rate for batch, rate in rates.items() if batch <= most}
+        batch = _from_on({batch: rate.value < least for batch, rate in rising.items()})
+        low = _from_on({batch: rate.high is not None and rate.high < least for batch, rate in rising.items()})
+        high = _from_on({batch: rate.low is None or rate.low < least for batch, rate in rising.items()})
+        falls = next((batch for batch, rate in rates.items() if batch > most and rate.value < least), None)
         devices = f"{point.nodes}x{point.devices}" if point.world > 1 else ""
         words = [point.arithmetic, "" if point.compile == "off" else point.compile, point.knobs.label, devices]
-        found.append(Saturation(" ".join(filter(None, words)), best.point.global_batch, within, batch, low, high, max(fastest)))
+        found.append(Saturation(" ".join(filter(None, words)), most, within, batch, low, high, max(fastest), falls))
     return found
+
+
+def _from_on(slower: Mapping[int, bool]) -> int:
+    """The smallest batch above all that are slower."""
+    last = max((batch for batch, one in slower.items() if one), default=0)
+    return min(batch for batch in slower if batch > last)
 
 
 def _steps(records: Sequence[Record]) -> list[Step]:

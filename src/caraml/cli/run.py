@@ -357,6 +357,4 @@ def import_(  # noqa: PLR0917 -- options, which nobody gives by position
         done = unpack(file, out)
     say(f"{out}: {count(done.records, 'record')} {'would be ' * dry_run}added, {done.known:,} known already")
     if done.ahead:
-        say(
-            f"{done.ahead:,} of them are now the newest attempts at points that were there: suites and their last rounds show them, whenever they ran"
-        )
+        say(f"{done.ahead:,} of them are now the newest attempts at points that were there; suites and last rounds show them, whenever run")

@@ -301,10 +301,12 @@ def _advice(one: Advice) -> Iterable[Section]:
     if len(parts) > 1:
         listed = "; ".join(f"{part[0].boundary}: {', '.join(choice.name for choice in part)}" for part in parts)
         notes.append(f"{OTHER_BOUNDARIES} are not compared: {listed}")
-    notes += [f"no advice for energy: {one.no_energy}"] if one.no_energy else []
+    others = any(best.goal == "energy" for best in one.best)
+    notes += [one.no_energy if others else f"no advice for energy: {one.no_energy}"] if one.no_energy else []
     for found in one.saturation:
         where = f"batch {found.batch}" if found.low == found.high else f"batch {found.batch} (between {found.low} and {found.high})"
         growing = "; the rate still grew at the largest batch" if found.batch == found.largest else ""
+        growing = growing if found.falls is None else f"; with batch {found.falls} it is below that again"
         notes.append(
             f"{found.name}: the rate is within {100 * found.within:g} % of the best (batch {found.best_batch}) from {where} on{growing}"
         )
