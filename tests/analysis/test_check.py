@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
@@ -326,6 +327,8 @@ def test_history_is_what_was_measured_since_the_baseline(tmp_path: Path) -> None
     (damaged / "record.json").write_text("{")
     add_history(found, store, accepted_until(baseline))
     assert [[record.attempt for record in work.earlier] for work in found] == [[8], [8]], "what is damaged costs itself and no more"
+    ahead = baseline.model_copy(update={"newest_run": "2999-10-05T02:00:00+00:00", "accepted_at": "2026-10-08T12:00:00+02:00"})
+    assert accepted_until(ahead) == datetime(2026, 10, 8, 10, tzinfo=UTC), "the clock was wrong in an accepted night"
     with pytest.raises(InputError, match="newest_run: found yesterday, expected a time"):
         accepted_until(baseline.model_copy(update={"newest_run": "yesterday"}))
 
