@@ -129,7 +129,7 @@ LINES = {
     "power": 4_783,
     "reference": 428,
     "report": 4_884,
-    "results": 3_190,
+    "results": 3_204,
     "suite": 2_695,
     "system": 3_530,
     "verify": 1_030,

@@ -30,8 +30,10 @@ from caraml.report.grouping import families, repeated
 from caraml.results import archive as module
 from caraml.results.archive import MANIFEST, pack, unpack
 from caraml.results.jube import read_table
+from caraml.results.listing import Listing
 from caraml.results.record import Record
 from caraml.results.rows import row_of
+from caraml.results.selector import select
 from caraml.results.store import Store, write_record
 from tests.conftest import MakePoint
 from tests.security.taken import taken
@@ -109,6 +111,21 @@ def test_a_record_that_is_new_beside_others_gets_a_number_of_its_own(archive: Pa
     found = {folder.parent.name: json.loads(folder.read_text()) for folder in folders}
     assert {name: record["attempt"] for name, record in found.items()} == {"1": 1, "2": 2, "3": 3}
     assert [found[name]["status"] for name in ("1", "2", "3")] == ["oom", "ok", "ok"] and unpack(archive, tmp_path / "new").known == 2
+
+
+def test_rounds_keep_their_attempts_also_where_these_get_other_numbers(tmp_path: Path, make_point: MakePoint) -> None:
+    """Two suites with one point: in a folder that has the one, the rounds of the other."""
+    point, mine, theirs = make_point(workload="gpt"), Store(tmp_path / "mine"), Store(tmp_path / "theirs")
+    for store, suite, days in ((mine, "quick", ("01", "02", "03")), (theirs, "nightly", ("11", "12"))):
+        for day in days:
+            store.remember(Listing(name=suite, points=[(point.key, "")]), anew=True)
+            folder = store.new_attempt(point)
+            write_record(folder, Record(key=point.key, attempt=int(folder.name), point=point, status="ok", started_at=f"2026-10-{day}"))
+    pack(theirs.root, "nightly", tmp_path / "theirs.zip")
+    done = unpack(tmp_path / "theirs.zip", mine.root)
+    assert (done.records, done.known, done.ahead) == (2, 0, 2) and unpack(tmp_path / "theirs.zip", mine.root).known == 2
+    names = ("nightly@1", "nightly@2", "quick@1", "quick@2")
+    assert [select(name, mine.root).records()[0].started_at[-2:] for name in names] == ["11", "12", "01", "02"]
 
 
 def grown(path: Path) -> None:

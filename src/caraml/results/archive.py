@@ -214,21 +214,30 @@ def _unpack(archive: zipfile.ZipFile, path: Path, store: Store) -> Done:
     scratch = new_folder_beside(store.points, 0o700)
     try:
         _need_room(path, scratch, manifest)
+        said = {}
         for name, stem, _ in suites:
             _extract(archive, path, name, manifest.files[name], scratch / f"{stem}.json")
-            listing = read_listing(scratch / f"{stem}.json")  # what it says of its own origin is the author's word
-            write_file(scratch / f"{stem}.json", listing.model_copy(update={"imported": path.name, "seal": ""}).to_json(), sync="none")
+            said[stem] = read_listing(scratch / f"{stem}.json")
         for (folder, number), names in by_attempt.items():
             for name in names:
                 _extract(archive, path, name, manifest.files[name], scratch / folder / number / name.rpartition("/")[2])
             _record(scratch / folder / number, path, folder)
         places: dict[Path, Path] = {}
+        numbers: dict[str, dict[int, int]] = defaultdict(dict)
         for folder, number in sorted(by_attempt, key=lambda item: (item[0], int(item[1]))):
             target = _place(scratch / folder / number, store.points / folder, places)
-            done.records, done.known = done.records + (target is not None), done.known + (target is None)
-            if target is not None:
-                places[target] = scratch / folder / number
-                done.ahead += 0 < max(attempts(target.parent), default=0) < int(target.name)
+            numbers[folder.rpartition("-")[2]][int(number)] = int(target.name)
+            if target in places or target.exists():
+                done.known += 1
+                continue
+            done.records += 1
+            done.ahead += 0 < max(attempts(target.parent), default=0) < int(target.name)
+            places[target] = scratch / folder / number
+        for stem, listing in said.items():
+            before = {key: _number_here(number, numbers[key]) for key, number in listing.before.items()}
+            # What it says of its own origin is the author's word.
+            here = listing.model_copy(update={"imported": path.name, "seal": "", "before": before})
+            write_file(scratch / f"{stem}.json", here.to_json(), sync="none")
         known = set(store.suites())  # the campaigns of a suite that is there already are not mixed with others
         listings = {store.root / "suites" / f"{stem}.json": scratch / f"{stem}.json" for _, stem, suite in suites if suite not in known}
         _rename(places | listings)
@@ -292,19 +301,24 @@ def _most(name: str) -> int:
     return LISTING if name.startswith("suites/") else RECORD_BYTES if name.endswith(f"/{RECORD}") else MEMBER
 
 
-def _place(unpacked: Path, folder: Path, places: Mapping[Path, Path]) -> Path | None:
-    """Where an attempt that was unpacked and checked goes in a point's folder; ``None`` if its record is there already,
-    or among those whose ``places`` were found before."""
+def _place(unpacked: Path, folder: Path, places: Mapping[Path, Path]) -> Path:
+    """Where an attempt that was unpacked and checked goes in a point's folder, or is: as a record that is there already, or among those
+    whose ``places`` were found before."""
     record = read_record(unpacked / RECORD)
     there = {number: folder / str(number) for number in attempts(folder)}
     numbers = there | {int(target.name): source for target, source in places.items() if target.parent == folder}
-    others = (read_record(path / RECORD) for path in numbers.values() if (path / RECORD).exists())
-    if any(other.model_copy(update={"attempt": record.attempt}) == record for other in others):
-        return None
+    for number, path in numbers.items():
+        if (path / RECORD).exists() and read_record(path / RECORD).model_copy(update={"attempt": record.attempt}) == record:
+            return folder / str(number)
     number = record.attempt if record.attempt not in numbers and 0 < record.attempt <= NUMBER_KEPT else max(numbers, default=0) + 1
     if number != record.attempt:
         write_file(unpacked / RECORD, record.model_copy(update={"attempt": number}).model_dump_json(indent=1), sync="none")
     return folder / str(number)
+
+
+def _number_here(before: int, numbers: Mapping[int, int]) -> int:
+    """The highest number that attempts up to ``before`` have in this store, by the ``numbers`` that those of an archive got."""
+    return max((new for old, new in numbers.items() if old <= before), default=min(numbers.values(), default=before + 1) - 1)
 
 
 def _rename(sources: Mapping[Path, Path]) -> None:
