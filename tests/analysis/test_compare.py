@@ -153,11 +153,17 @@ def test_a_result_that_b_lost_is_told_beside_runs_of_both_sides(others: int) -> 
     broken = broken_record(gone.point, "oom", "no memory left")
     before = broken_record(make_point(global_batch=32, micro_batch=32, repeat=1), "failed", "no driver")
     a = [kept, gone, before, *[run(1000, global_batch=64)] * others]
-    b = [kept.model_copy(), broken, before.model_copy(), *[run(1000, global_batch=64, started_at=later)] * others]
+    b = [kept, broken, before.model_copy(), *[run(1000, global_batch=64, started_at=later)] * others]
     found = against(a, b)
     assert [(one.name, one.side) for one in found.lost] == [("gpt-mini b32 fp32", "B")] and found.shared == 1
     assert len(found.pairs) == others and len(parse_gate("worse").lost(found)) == 1
     assert comparison_sections(found)[-1].rows == (("gpt-mini b32 fp32", "B", "oom: no memory left"),)
+
+
+def test_a_record_of_both_sides_counts_once() -> None:
+    old, new = repeats(RATES), run(1001, repeat=3)
+    (pair,) = against(old, [*old, new]).pairs
+    assert [len(keys) for keys in pair.keys] == [3, 1]
 
 
 def test_nothing_in_common_is_an_error_that_says_what_there_is() -> None:

@@ -249,7 +249,7 @@ def _match(a: Side, b: Side) -> tuple[list[_Matched], list[Lost], list[Lost], in
         found = axes_of(record)
         return without(found, contrasts), frozenset(optional & found.keys())
 
-    groups = grouped((*a.records, *b.records), work)
+    groups = grouped({id(record): record for record in (*a.records, *b.records)}.values(), work)
     ours, theirs = set(map(id, a.records)), set(map(id, b.records))
     matched: list[_Matched] = []
     lost: list[Lost] = []
