@@ -26,6 +26,7 @@ from caraml.analysis.baseline import (
     place,
     read_baseline,
     refuse_other_machine,
+    surroundings,
     who_wrote,
     works_of,
     write_baseline,
@@ -312,6 +313,18 @@ def test_another_version_of_the_software_is_the_same_work_and_is_said() -> None:
     points = judged(works_of([PlannedPoint(one.point) for one in newest], baseline)[0])
     assert len(points) == 2
     assert [(one.name, one.b) for one in changed_since(baseline, newest)] == [("software", "caraml 0.2.0, torch 3")]
+
+
+def test_what_varied_in_the_accepted_runs_has_not_changed_since() -> None:
+    def on(node: str, day: int, driver: str) -> list[Record]:
+        state = {"system": {"hostname": node}, "environment": {"versions": {"driver": driver}}}
+        return [one.model_copy(update=state) for one in night(day)]
+
+    nights = [on(f"node{day}", day, "1") for day in range(1, 6)]
+    baseline = accepted().model_copy(update={"facts": surroundings([one for records in nights for one in records])})
+    assert changed_since(baseline, on("node3", 9, "1")) == ()
+    (found,) = changed_since(baseline, [*on("node3", 9, "1"), *on("node4", 9, "2")])
+    assert (found.name, found.a, found.b) == ("driver", "1", "several values")
 
 
 def test_history_is_what_was_measured_since_the_baseline(tmp_path: Path) -> None:

@@ -200,6 +200,10 @@ def refuse_other_machine(baseline: Baseline, machine: Mapping[str, str]) -> None
         )
 
 
+SEVERAL = "several values"
+"""Of a fact that is not the same in all runs."""
+
+
 # -- accept --------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -281,10 +285,11 @@ def _kind(record: Record, metric: str) -> tuple[str, str | None]:
 
 
 def surroundings(records: Sequence[Record]) -> dict[str, str]:
-    """Facts that all records agree in and that are no part of the work: driver, versions, settings."""
+    """Facts that are no part of the work: driver, versions, settings; ``SEVERAL`` of one in which the records do not agree."""
     found = [facts(record) for record in records]
     own = {name for record in records for name in axes(record.point)} - {"software"}
-    return {name: value for name, value in found[0].items() if name not in own and all(one.get(name) == value for one in found)}
+    told = {name: {one.get(name) for one in found} for one in found for name in one if name not in own}
+    return {name: str(values.pop()) if len(values) == 1 else SEVERAL for name, values in told.items()}
 
 
 def failed_repeats(records: Iterable[Record]) -> list[str]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
-from caraml.analysis.baseline import AcceptedPoint, Baseline, WorkRuns, surroundings, why_not
+from caraml.analysis.baseline import SEVERAL, AcceptedPoint, Baseline, WorkRuns, surroundings, why_not
 from caraml.analysis.compare import family, loss_of
 from caraml.analysis.estimate import Estimate, Value, sessions_of, smallest_change, time_of, values
 from caraml.analysis.grouping import Difference, compare_facts, valid
@@ -335,6 +335,7 @@ def _point(work: WorkRuns, usable: Sequence[Record], numbers: Sequence[CheckedMe
 
 
 def changed_since(baseline: Baseline, records: Sequence[Record]) -> tuple[Difference, ...]:
-    """What differs between now and then besides the numbers."""
+    """What differs between now and then besides the numbers, of what all accepted runs had in common."""
     good = valid(records)
-    return tuple(compare_facts([baseline.facts], [surroundings(good)])) if good else ()
+    found = compare_facts([baseline.facts], [surroundings(good)]) if good else []
+    return tuple(one for one in found if one.a != SEVERAL)
