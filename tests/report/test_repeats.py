@@ -201,7 +201,9 @@ def test_a_row_without_a_batch_has_no_place_over_the_batch() -> None:
 def test_a_row_without_a_batch_meets_no_batch_of_one() -> None:
     untold, told = run(1, slower=0.5, environment=NO_BATCH), [run(1), run(16)]
     assert len(history([*told, untold])) == 3 and len(repeated([*told, untold])) == 3
-    comparison = compare(Side("told", tuple(told)), Side("untold", (untold, run(16).model_copy(update={"attempt": 2}))))
+    comparison = compare(
+        Side("told", tuple(told)), Side("untold", (untold, run(16).model_copy(update={"started_at": "2026-11-01T12:00:00+00:00"})))
+    )
     assert [len(pair.keys[0]) for pair in comparison.pairs] == [1] and len(comparison.unmatched) == 2
     assert Partners([*told, untold]).larger_batch(told[0]) == (16, told[1].value("throughput_per_device"))
     assert Partners([*told, run(32, environment=NO_BATCH)]).larger_batch(told[1]) is None and Partners(told).larger_batch(untold) is None
