@@ -118,7 +118,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_034,
+    "analysis": 4_035,
     "base": 2_707,
     "campaign": 1_778,
     "cli": 1_663,

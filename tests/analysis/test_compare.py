@@ -85,8 +85,12 @@ def test_single_runs_show_only_what_repeats_of_others_never_did() -> None:
 
 
 def test_one_run_without_an_interval_gives_no_verdict() -> None:
-    change = only(against([run(1000, half=None)], [run(300, half=None, software="new")]))
+    found = against([run(1000, half=None)], [run(300, half=None, software="new")], "throughput")
+    change = only(found)
     assert change.verdict == "unknown" and change.smallest is None and "repeats" in (change.reason or "")
+    assert found.variation == (("throughput", "nothing was repeated, so its run-to-run variation is not known"),)
+    (with_one,) = against([run(1000, half=None)], [run(300, software="new")], "throughput").variation
+    assert with_one[1] == "nothing was repeated: 2.3% from run to run is assumed"
 
 
 def test_what_differs_everywhere_is_what_is_compared() -> None:

@@ -203,8 +203,9 @@ def _variation(pairs: Sequence[_Pair], metric: str) -> tuple[_Variation, str]:
     learnt = _learn(pairs, known) if dof else None
     found = _Variation(learnt, known, len(pairs), most_dof(cells))
     if learnt is None:
-        assumed = f"{SINGLE_RUN_SD:.1%} from run to run is assumed" if known else "so its run-to-run variation is not known"
-        return found, f"nothing was repeated{':' if known else ','} {assumed}"
+        if known and any(cell.known for cell in cells):
+            return found, f"nothing was repeated: {SINGLE_RUN_SD:.1%} from run to run is assumed"
+        return found, "nothing was repeated, so its run-to-run variation is not known"
     typical, noisier = math.exp(float(learnt.weights @ learnt.spread)), math.exp(float(learnt.weights @ learnt.noisier) / 2)
     words = f"from repeats: typically {typical:.2%} from one to the next, {dof} degree{'s' if dof > 1 else ''} of freedom"
     if known and any(any(pair) and not any(cell and cell.dof for cell in pair) for pair in pairs):
