@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -35,8 +37,8 @@ from caraml.suite.load import Suite, SuiteFile
 from caraml.suite.model import COMMAND_KEYS, Measure, Point
 from caraml.system.detect import detect
 from caraml.worker.command import COMMAND, Command, CommandWorker
-from caraml.worker.command_record import Ran
-from caraml.workloads.command import Params, filled
+from caraml.worker.command_record import Ran, read_metrics
+from caraml.workloads.command import MetricSpec, Params, filled
 from tests.conftest import MakePoint
 
 METRIC = 'metrics = { x = { pattern = "x=(.*)", unit = "s" } }'
@@ -163,6 +165,10 @@ seconds = {{ file = "{{folder}}/t.csv", column = "seconds", unit = "s", take = "
         (f'params = {{ argv = ["echo", "x=nan"], energy = false, {METRIC} }}', "invalid", "NaN"),
         (f'params = {{ argv = ["echo", "x=fast"], energy = false, {METRIC} }}', "invalid", "no number"),
         ('params = { argv = ["true"], energy = false, items = "many" }', "invalid", "expected a number"),
+        ('params = { argv = ["true"], energy = false, items = "2.7" }', "invalid", "items: found 2.7, expected a whole number"),
+        ('params = { argv = ["true"], energy = false, items = "inf" }', "invalid", "items: found inf, expected a whole number"),
+        (f'params = {{ argv = ["echo", "x=1e120"], energy = false, {METRIC} }}', "invalid", "found 1e+120, expected"),
+        ('params = { argv = ["sh", "-c", "echo gone; exit 255"], energy = false }', "failed", "program ended with exit status 255: gone"),
         ('params = { argv = ["echo", "B"], marks = { begin = "^B", end = "^E" } }', "invalid", "mark `end`"),
         ('params = { argv = ["sh", "-c", "kill -9 $$"] }', "failed", "SIGKILL"),
         ('params = { argv = ["sleep", "30"] }\nmeasure = { idle_seconds = 0, timeout_seconds = 2 }', "timeout", "no result after 2 s"),
@@ -173,6 +179,42 @@ def test_what_goes_wrong_is_said(tmp_path: Path, body: str, status: str, words: 
     monkeypatch.setenv("CARAML_POWER", "fake:constant")  # then there are sensors, unless `energy = false`
     (record,) = run(tmp_path, body)
     assert record.status == status and words in (record.reason or ""), record.reason
+
+
+@pytest.mark.parametrize("take", ["mean", "sum", "median"])
+def test_numbers_that_are_too_large_together_are_told(tmp_path: Path, take: str) -> None:
+    (tmp_path / "worker.log").write_text("x=1e308\nx=1e308\n")
+    specs = {"x": MetricSpec.model_validate({"pattern": "x=(.*)", "unit": "1", "take": take})}
+    numbers, faults = read_metrics(specs, tmp_path, {})
+    assert numbers["x"].value is None and "1e+100" in faults[0]
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [("a, seconds\n1, 2.5\n", None), ("\ufeffseconds,a\n2.5,1\n", None), (f"a,seconds\n{'x' * 200_000},2\n", "field limit")],
+)
+def test_csv_as_spreadsheets_write_it_is_read_and_what_is_none_is_told(tmp_path: Path, table: str, words: str | None) -> None:
+    (tmp_path / "t.csv").write_text(table, encoding="utf-8")
+    specs = {"s": MetricSpec.model_validate({"file": "t.csv", "column": "seconds", "unit": "s"})}
+    numbers, faults = read_metrics(specs, tmp_path, {})
+    assert numbers["s"].value == 2.5 and not faults if words is None else words in faults[0]
+
+
+def test_a_file_of_the_attempt_is_found_in_results_of_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    metric = '{ file = "{folder}/t.csv", column = "s", unit = "s" }'
+    program = r"""argv = ["sh", "-c", "printf 's\\n4\\n' >$0", "{folder}/t.csv"], energy = false"""
+    (record,) = run(Path(), f"params = {{ {program}, metrics = {{ t = {metric} }} }}")
+    assert record.value("t") == 4.0, record.reason
+
+
+@pytest.mark.parametrize(
+    ("params", "fault"),
+    [({"argv": ["{x:04d}"], "x": 0.5}, "{x:04d}"), ({"argv": ["{mode:d}"]}, "{mode:d}"), ({"argv": ["a"], "items": 0}, "items from 1")],
+)
+def test_what_no_run_could_use_is_refused_before_it(params: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(fault)):
+        Params.model_validate(params)
 
 
 def test_the_window_lies_between_the_marks(tmp_path: Path) -> None:

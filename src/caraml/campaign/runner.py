@@ -341,7 +341,7 @@ class CampaignRun:
             running.sensors.over()
         how = ran(str(folder)) if work.light is not None else None
         if work.light is not None and how is not None:
-            names = names_of(work.point, work.light, folder, self.of.suite_folder)
+            names = names_of(work.point, work.light, folder.absolute(), self.of.suite_folder)
             resident, sensor = self._shells.resident.pop(running.handle, None), self._no_sensor if work.light.energy else None
             record = record_of_program(running, names, replace(how, extras=self._surroundings), resident, sensor)
             write_file(f"{folder}/{RECORD}", record.__pydantic_serializer__.to_json(record, indent=1), sync="file")

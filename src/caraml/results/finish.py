@@ -119,7 +119,7 @@ def skipped(folder: Path, point: Point, reason: str) -> None:
 def death(folder: Path, exit_code: int, who: str = "worker") -> str:
     """What can be said of a process that left no word: its signal or exit status, and the end of its log."""
     number = exit_code - 128 if exit_code > 128 else -exit_code if exit_code < 0 else 0
-    if number:
+    if 0 < number < signal.NSIG:  # above, a program's own status: 255 of many that give -1
         try:
             how = f"killed by {signal.Signals(number).name}"
         except ValueError:

@@ -15,7 +15,7 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from caraml.base.errors import InputError
-from caraml.base.limits import OUTPUT, SECONDS, limited, read_bytes
+from caraml.base.limits import COUNT, LARGEST, OUTPUT, SECONDS, limited, read_bytes
 from caraml.engine.instruments import on_clock
 from caraml.metrics.definitions import own_definitions, unit_of
 from caraml.metrics.energy import energies, powers
@@ -92,7 +92,9 @@ def items_of(params: Params, names: Mapping[str, Any], numbers: Mapping[str, Met
             value = float(filled(params.items, names))
         except ValueError:
             return f"items: found {filled(params.items, names)!r}, expected a number, a template of one, or the name of a metric"
-    return int(value) if value > 0 else f"items: found {value:g}, expected more than 0"
+    if 1 <= value <= COUNT and value == int(value):
+        return int(value)
+    return f"items: found {value:g}, expected a whole number from 1 to {COUNT:.0e}"
 
 
 def window_of(point: Point, params: Params, names: Mapping[str, Any], folder: Path, ran: Ran) -> Window | None:
@@ -173,12 +175,11 @@ def read_metrics(specs: Mapping[str, MetricSpec], folder: Path, names: Mapping[s
     faults = []
     for name, spec in specs.items():
         values, fault = _values(spec, folder, names)
-        if not fault and not all(math.isfinite(value) for value in values):
-            fault = "found NaN or infinity"
+        value, fault = (None, fault) if fault else _taken(spec.take, values)
         if fault:
             faults.append(f"metric {name!r}: {fault}")
         numbers[name] = Metric(
-            value=None if fault else _TAKES[spec.take](values),
+            value=value,
             unit=spec.unit,
             n=None if fault else len(values),
             reason=fault or (f"{spec.take} of {len(values)} values" if len(values) > 1 else None),
@@ -186,12 +187,25 @@ def read_metrics(specs: Mapping[str, MetricSpec], folder: Path, names: Mapping[s
     return numbers, faults
 
 
+def _taken(take: Take, values: Sequence[float]) -> tuple[float | None, str | None]:
+    """What counts of the values, or why that is no number of a record."""
+    if not all(math.isfinite(value) for value in values):
+        return None, "found NaN or infinity"
+    try:
+        value = _TAKES[take](values)
+    except OverflowError:
+        value = math.inf
+    if value and not 1 / LARGEST < abs(value) < LARGEST:
+        return None, f"found {value:g}, expected 0 or a size between {1 / LARGEST:g} and {LARGEST:g}"
+    return value, None
+
+
 def _values(spec: MetricSpec, folder: Path, names: Mapping[str, Any]) -> tuple[list[float], str | None]:
     """The values of a number in the order in which they stand, or why there are none."""
     path = folder / (LOG if spec.file is None else filled(spec.file, names))
     where = "the output" if spec.file is None else str(path)
     try:
-        text = read_bytes(path, OUTPUT).decode("utf-8", errors="replace")
+        text = read_bytes(path, OUTPUT).decode("utf-8-sig", errors="replace")
     except OSError as error:
         return [], f"{path}: {error.strerror}"
     except InputError as error:
@@ -210,7 +224,11 @@ def _values(spec: MetricSpec, folder: Path, names: Mapping[str, Any]) -> tuple[l
     else:
         assert spec.column is not None
         what = f"column {spec.column!r}"
-        found = [row[spec.column] for row in csv.DictReader(text.splitlines()) if row.get(spec.column) not in (None, "")]
+        try:
+            rows = csv.DictReader(text.splitlines(), skipinitialspace=True)
+            found = [row[spec.column] for row in rows if row.get(spec.column) not in (None, "")]
+        except csv.Error as error:
+            return [], f"{path}: {error}"
     values = []
     for value in found:
         try:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from caraml.base.errors import InputError, nearest
-from caraml.base.limits import PATTERN
+from caraml.base.limits import COUNT, PATTERN
 from caraml.base.toml import FrozenModel
 from caraml.metrics.definitions import check_stated
 from caraml.metrics.model import StatedMetric
@@ -98,6 +98,9 @@ class Params(BaseModel):
     @model_validator(mode="after")
     def _whole(self) -> Params:
         _check_templates(tuple(self.templates()), tuple(self.__pydantic_extra__), tuple(type(self).model_fields))
+        _check_formats(tuple(self.templates()), self.__pydantic_extra__)
+        if isinstance(self.items, int) and not 1 <= self.items <= COUNT:
+            raise ValueError(f"items from 1 to {COUNT:.0e}, but found {self.items}")
         check_stated(self.metrics, self.item)
         return self
 
@@ -124,6 +127,18 @@ def _check_templates(templates: tuple[str, ...], parameters: tuple[str, ...], ow
             guess = nearest(name, own)
             hint = f"did you mean {guess!r}?" if guess else f"put {{{name}}} where it belongs"
             raise ValueError(f"parameters that a template uses, but {name!r} stands in none ({hint})")
+
+
+def _check_formats(templates: tuple[str, ...], parameters: Mapping[str, Value]) -> None:
+    """Raise ``ValueError`` for a format that what is named does not have, such as ``{x:04d}`` of 0.5."""
+    values = {**dict.fromkeys(POINT_NAMES, 1), **dict.fromkeys(("mode", "precision", *FOLDERS), ""), **parameters}
+    for text in templates:
+        for _, name, form in fields(text):
+            if form and name is not None:
+                try:
+                    format(values[name], form)
+                except ValueError as error:
+                    raise ValueError(f"a format for {values[name]!r}, but found {{{name}:{form}}}: {error}") from None
 
 
 @lru_cache(maxsize=1024)
