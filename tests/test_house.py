@@ -119,7 +119,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 4_035,
-    "base": 2_707,
+    "base": 2_708,
     "campaign": 1_778,
     "cli": 1_663,
     "data": 809,
@@ -133,7 +133,7 @@ LINES = {
     "suite": 2_695,
     "system": 3_530,
     "verify": 1_030,
-    "worker": 2_121,
+    "worker": 2_157,
     "workloads": 8_711,
 }
 FILES = 219

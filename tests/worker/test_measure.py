@@ -125,6 +125,19 @@ def test_a_loop_that_breaks_leaves_its_reason_and_its_error(tmp_path: Path) -> N
     assert only(tmp_path / "oom").status == "oom"
 
 
+def test_what_was_measured_before_a_loop_breaks_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CARAML_POWER", "fake:constant")
+    with pytest.raises(KeyboardInterrupt), caraml.measure("interrupted", out=tmp_path, policy=QUICK) as m:
+        for _ in range(20):
+            time.sleep(0.01)
+            m.step(1)
+        raise KeyboardInterrupt
+    record, folder = only(tmp_path), Store(tmp_path).folder(only(tmp_path))
+    steps = read_table(folder / record.files["steps"])
+    assert record.status == "failed" and len(steps["seconds"]) >= 10 and min(steps["seconds"]) > 0.01
+    assert read_table(folder / record.files["power"])["value"]
+
+
 def test_what_was_measured_is_not_lost_by_what_breaks_later(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), caraml.measure("late", out=tmp_path, policy=QUICK) as m:
         while m.step(1):
@@ -228,6 +241,9 @@ def test_nothing_is_recorded_that_nobody_said(tmp_path: Path) -> None:
     Console(file=file, width=100).print(record_view(record))
     point, _, window = file.getvalue().partition("Numbers")[0].partition("Window")
     assert "fused_optimizer" not in point and "fp32" not in point and "samples" not in window and "items over 1 device" in window
+    reasons = {name: record.metrics[name].reason for name in ("loss_first", "loss_validation", "saving_time", "mfu")}
+    assert "m.step() is told no loss" in reasons.values() and all("mode" not in str(reason) for reason in reasons.values())
+    assert reasons["mfu"] == "caraml.measure(flops_per_item=...) was not given"
     told = measured(tmp_path, precision="bf16")
     assert told.point.label == "loop bf16" and "precision" not in told.unstated and row_of(told)["precision"] == "bf16"
 
@@ -298,6 +314,9 @@ def test_items_may_be_whole_numbers_of_numpy_s(tmp_path: Path) -> None:
         ({"item": ""}, "item: found"),
         ({"flops_per_item": -1}, "flops_per_item: found -1, expected greater than 0"),
         ({"flops_per_item": float("nan")}, "flops_per_item: found nan"),
+        ({"flops_per_item": 1e300}, "flops_per_item: found 1e\\+300, expected less than"),
+        ({"params": {"name": "b"}}, "params: .*another key than 'name'"),
+        ({"params": {"rate": float("nan")}}, "params: .*finite numbers"),
         ({"parameters": 1.5}, "parameters: found 1.5, expected an integer"),
         ({"policy": {"target": 0.1}}, "policy: found a table(.|\n)*caraml.Policy"),
         ({"policy": Measure(epochs=3)}, "epochs"),
@@ -307,6 +326,14 @@ def test_wrong_arguments_are_told_before_anything_runs(tmp_path: Path, told: dic
     with pytest.raises(InputError, match=words), caraml.measure("wrong", out=tmp_path / "none", **told):
         pass
     assert not (tmp_path / "none").exists()
+
+
+def test_an_empty_variable_names_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CARAML_RESULTS", "")
+    with caraml.measure("empty", policy=QUICK) as m:
+        m.step(1)
+    assert only(tmp_path / "caraml-results") == m.record
 
 
 def test_results_that_cannot_be_written_are_told_before_the_training(tmp_path: Path) -> None:
@@ -320,6 +347,8 @@ def test_a_policy_s_faults_name_the_key_and_the_nearest() -> None:
         caraml.Policy(targett=1)  # type: ignore[call-arg]
     with pytest.raises(InputError, match="target: found 7, expected less than 1"):
         caraml.Policy(target=7)
+    with pytest.raises(InputError, match=r"caraml.Policy: found a table with min_seconds, max_seconds, expected max_seconds of at least"):
+        caraml.Policy(min_seconds=9, max_seconds=1)
     assert caraml.Policy(target=0.5) == Measure(target=0.5)
 
 

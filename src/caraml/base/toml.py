@@ -82,7 +82,8 @@ class TomlDocument:
     def told(self, location: Location, words: str) -> str:
         """What is said of a place: ``file:line: key: words``."""
         line, name = self.line(location), self.others.get(self._around(location), self.name)
-        return f"{name}:{line}: {key_name(location)}: {words}" if line else f"{name}: {key_name(location)}: {words}"
+        where = f"{name}:{line}" if line else name
+        return f"{where}: {key_name(location)}: {words}" if line or location else f"{where}: {words}"
 
     def _set_by_hand(self, location: Location) -> str | None:
         """What put the value there, if it was said by hand: for a key of a benchmark, or of one of its overrides."""

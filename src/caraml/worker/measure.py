@@ -6,11 +6,12 @@ The owner calls ``step`` at the end of each step. Under torchrun every rank does
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from numbers import Integral
@@ -18,13 +19,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from caraml import __version__
-from caraml.base.errors import EnvironmentUnfitError, InputError, is_out_of_memory
+from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError, is_out_of_memory
 from caraml.base.files import make_folder
 from caraml.base.format import count, human, percent
-from caraml.base.limits import NAME
+from caraml.base.limits import COUNT, NAME
 from caraml.base.toml import checked, shown
 from caraml.engine.device import AcceleratorDevice, CpuDevice, CudaDevice, Device, accelerator_type, gpus, sensors_of
 from caraml.engine.instruments import Instruments, quiet_baseline
@@ -33,14 +34,16 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.metrics.model import Facts, Metric, Peak
 from caraml.power.node import node_key
+from caraml.power.store import ROW
 from caraml.results.finish import now, reason_of
 from caraml.results.record import Record, Status
+from caraml.results.rows import write_table
 from caraml.results.store import Store, write_record
 from caraml.suite.model import NOT_STATED, OF_EPOCHS, OWN_LOOP, Measure, Point, Stated
 from caraml.system import families
 from caraml.system.detect import detect
 from caraml.system.environment import environment
-from caraml.worker.record import Known, PhaseLog, gathered, make_record, write_readings
+from caraml.worker.record import Known, PhaseLog, gathered, make_record, write_readings, write_steps
 
 RESULTS = "CARAML_RESULTS"
 """Environment variable: folder of the results, instead of `caraml-results` below the current one; `--out` goes before it."""
@@ -56,6 +59,13 @@ _UNSTATED = {
     "micro_batch": "m.step() is told items, not samples",
 }
 """Fields of a point that a loop of one's own leaves open, and why."""
+_UNTOLD = {
+    **dict.fromkeys(("loss_first", "loss_last"), "m.step() is told no loss"),
+    **dict.fromkeys(("loss_validation", "saving_time"), "what the loop validates and saves is its own"),
+    **dict.fromkeys(("achieved_flops_per_device", "mfu", "mfu_measured", "hfu"), "caraml.measure(flops_per_item=...) was not given"),
+}
+"""Metrics that nobody told the numbers of, and why; those of FLOPs only where none were given."""
+_MOST_FLOPS = 1e30
 
 
 class _Told(BaseModel):
@@ -67,8 +77,20 @@ class _Told(BaseModel):
     item: str = Field(min_length=1, max_length=NAME)
     params: dict[str, JsonValue] | None
     precision: Stated | None
-    flops_per_item: float | None = Field(gt=0)
-    parameters: int | None = Field(gt=0)
+    flops_per_item: float | None = Field(gt=0, lt=_MOST_FLOPS)
+    parameters: int | None = Field(gt=0, le=COUNT)
+
+    @field_validator("params")
+    @classmethod
+    def _tell_loops_apart(cls, params: dict[str, JsonValue] | None) -> dict[str, JsonValue] | None:
+        """A record has no NaN: it would be read as null, and so would another."""
+        if "name" in (params or {}):
+            raise ValueError("another key than 'name', which has the name of the loop")
+        try:
+            json.dumps(params, allow_nan=False)
+        except ValueError:
+            raise ValueError("finite numbers") from None
+        return params
 
 
 @dataclass(frozen=True)
@@ -177,6 +199,9 @@ class OwnLoop:
         for name in ("peak_memory", "peak_host_memory"):
             if record.value(name) is None and (reported or name == "peak_host_memory"):
                 record.metrics[name] = Metric(value=None, unit="B", reason="this process had used as much before the loop began")
+        for name, reason in _UNTOLD.items():
+            if record.value(name) is None and (name.startswith(("loss", "saving")) or self._facts.flops_per_item is None):
+                record.metrics[name] = record.metrics[name].model_copy(update={"reason": reason})
         self._keep(record, known.folder)
 
     def _fail(self, status: Status, reason: str) -> None:
@@ -196,8 +221,19 @@ class OwnLoop:
             facts=self._facts,
             system=detect().model_dump(mode="json"),
             environment={**surroundings, "missing": missing},
+            files=self._rescued(folder),
         )
         self._keep(record, folder)
+
+    def _rescued(self, folder: Path) -> dict[str, str]:
+        """Write what rank 0 measured before a failure, which is what is to be told: that of writing is not."""
+        files = {}
+        with suppress(OSError, CaramlError):
+            if rows := self._loop.so_far():
+                files["steps"] = write_steps(folder, 0, rows, self._origin)
+            if self._instruments is not None and self._instruments.meter.channels:
+                files["power"] = write_table(folder, "power", ROW, self._instruments.meter.rows(self._origin))
+        return files
 
     def _peaks(self) -> tuple[int | None, int | None]:
         """Highest memory of the device and of the process so far."""
@@ -257,7 +293,7 @@ def measure(
     policy = _policy(policy)
     ranks = _ranks()
     place = _place(ranks)
-    folder = _writable(Path(out if out is not None else os.environ.get(RESULTS, "caraml-results")), ranks)
+    folder = _writable(Path(out if out is not None else os.environ.get(RESULTS) or "caraml-results"), ranks)
     system = detect()
     point = Point(
         suite="own",
