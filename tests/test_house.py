@@ -119,14 +119,14 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 4_035,
-    "base": 2_708,
+    "base": 2_713,
     "campaign": 1_778,
     "cli": 1_663,
     "data": 809,
     "engine": 4_195,
     "launch": 1_748,
     "metrics": 1_495,
-    "power": 4_783,
+    "power": 4_801,
     "reference": 428,
     "report": 4_884,
     "results": 3_204,
@@ -134,7 +134,7 @@ LINES = {
     "system": 3_530,
     "verify": 1_030,
     "worker": 2_157,
-    "workloads": 8_711,
+    "workloads": 8_717,
 }
 FILES = 219
 

@@ -32,6 +32,7 @@ class Params(BaseModel):
     width: int = 8
 
 WORKLOAD = Workload(title="a net", params=Params, build=lambda ctx: None)
+UNCHECKED = Workload(title="a net", params=dict, build=lambda ctx: None)
 """
 
 WATTS = """
@@ -114,8 +115,9 @@ def test_no_plug_in_decides_a_point_of_a_workload_of_caraml(install: Install) ->
     assert planned("gpt").points[0].point.key == before.key
 
 
-def test_a_plug_in_that_does_not_import_is_named_and_harms_no_other(install: Install) -> None:
-    install("caraml-broken", "plug_broken", "import no_such_library", "caraml.workloads", {"broken": "plug_broken:WORKLOAD"})
+@pytest.mark.parametrize("text", ["import no_such_library", "raise SystemExit('no_such_library')"])
+def test_a_plug_in_that_does_not_import_is_named_and_harms_no_other(install: Install, text: str) -> None:
+    install("caraml-broken", "plug_broken", text, "caraml.workloads", {"broken": "plug_broken:WORKLOAD"})
     install("caraml-net", "plug_net", NET, "caraml.workloads", {"net": "plug_net:WORKLOAD"})
     with pytest.raises(EnvironmentUnfitError, match=r"plug-in caraml-broken 1\.0 cannot be imported.*no_such_library"):
         load_workload("broken")
@@ -151,6 +153,7 @@ def test_a_name_of_two_plug_ins_is_refused(install: Install) -> None:
         ("Net-1", "plug_net:WORKLOAD", "small letters"),
         ("net", "plug_net:Params", "expected a caraml.workloads.base.Workload"),
         ("net", "plug_net:MISSING", "has no attribute 'MISSING'"),
+        ("net", "plug_net:UNCHECKED", "params: found <class 'dict'>, expected a model of pydantic"),
     ],
 )
 def test_what_is_no_workload_is_refused(install: Install, name: str, target: str, message: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,7 +74,36 @@ def test_a_sensor_that_stops_leaves_no_number_but_its_part(fault: str) -> None:
     if fault == "fails":
         assert "GPU is lost" in (energy.reason or "")
     if fault == "raises":
-        assert any("bus error" in r for r in meter.reasons)
+        assert any("bus error" in r for r in meter.reasons) and "bus error" in (energy.reason or "")
+
+
+class Odd(FakeSource):
+    """A source whose channels, or whose readings, are none."""
+
+    def __init__(self, value: float = 100.0, **described: Any) -> None:
+        super().__init__(Constant(), update_period_s=0.01)
+        self.answered, self.description = value, described
+
+    def channels(self) -> list[Channel]:
+        return [replace(channel, **self.description) for channel in super().channels()]
+
+    def read(self) -> list[Reading]:
+        return [replace(reading, value=self.answered) for reading in super().read()]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_answer_that_is_no_number_is_no_reading(value: float) -> None:
+    with Meter([Odd(value)], interval=0.03) as meter, meter.window("w") as window:
+        time.sleep(0.5)
+    assert window.energy.boundaries["device"].energy_j is None and f"answered {value}" in (window.energy.reason or "")
+    assert json.loads(json.dumps(window.energy.to_dict(), allow_nan=False))
+
+
+@pytest.mark.parametrize(("key", "found"), [("kind", "watts"), ("boundary", "socket")])
+def test_a_channel_of_no_known_kind_or_boundary_is_a_reason(key: str, found: str) -> None:
+    with Meter([Odd(**{key: found})], interval=0.03) as meter, meter.window("w") as window:
+        time.sleep(0.2)
+    assert not meter.channels and f"{key}: found '{found}', expected one of " in (window.energy.reason or "")
 
 
 def test_one_failed_read_costs_nothing() -> None:

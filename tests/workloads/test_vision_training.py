@@ -352,6 +352,8 @@ def test_a_quality_gives_nothing_but_what_it_announced(name: str, unit: str) -> 
     assert Quality(("sharpness",), lambda most: right, stated).measured(1) == right
     with pytest.raises(InputError, match=f"found '{name}' in '{unit}'"):
         Quality(("sharpness",), lambda most: right | {name: Metric(value=1e9, unit=unit)}, stated).measured(1)
+    with pytest.raises(InputError, match=r"found 1e\+300 for 'sharpness'"):  # no reader would take the record
+        Quality(("sharpness",), lambda most: {"sharpness": right["sharpness"].model_copy(update={"value": 1e300})}, stated).measured(1)
 
 
 def test_epochs_go_all_the_way_to_the_record(folder: Path, tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,11 @@ LOG_END = 4 * _MiB
 """Bytes of the end of a log that is shown."""
 
 
+def is_measurable(value: float) -> bool:
+    """Whether a number has a size that a record may have: not NaN either."""
+    return value == 0 or 1 / LARGEST < abs(value) < LARGEST
+
+
 def read_bytes(path: Path | str, most: int = RECORD) -> bytes:
     """A whole file, of at most so many bytes.
 

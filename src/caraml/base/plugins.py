@@ -53,7 +53,7 @@ class Plugin:
             raise InputError(f"{what} is refused: {self.refusal}", f"pip uninstall {self.distribution}, or rename its entry point")
         try:
             found = self.point.load()
-        except Exception as error:  # a foreign module may raise anything; it must not take the others down
+        except (Exception, SystemExit) as error:  # a foreign module may raise anything; it must not take the others down
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise EnvironmentUnfitError(
                 f"{what} cannot be imported ({self.point.value}): {reason}", f"repair the package, or pip uninstall {self.distribution}"

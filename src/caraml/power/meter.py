@@ -232,15 +232,15 @@ class Meter:
         """Every channel with its readings in the window and some way beyond."""
         found = []
         for channel in self.channels:
-            interval = self._sampler(channel).interval
-            margin = max(10 * channel.update_period_s, 2 * channel.mean_window_s, 4 * interval)
+            sampler = self._sampler(channel)
+            margin = max(10 * channel.update_period_s, 2 * channel.mean_window_s, 4 * sampler.interval)
             found.append(
                 ChannelReadings(
                     channel,
                     self.store.series(channel.id, start - margin, end + margin),
                     self.store.missed(channel, start, end),
-                    self.store.last_error(channel.id),
-                    interval,
+                    self.store.last_error(channel.id) or sampler.failure,
+                    sampler.interval,
                 )
             )
         return found

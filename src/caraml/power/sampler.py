@@ -9,10 +9,11 @@ What can be measured here is found out by reading every source for a moment.
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -20,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from caraml.base.errors import CaramlError
-from caraml.power.model import Channel, Reading
+from caraml.power.model import BOUNDARIES, UNITS, Channel, Reading
 from caraml.power.source import Source, SourceUnavailable, chosen_sources, create, entries
 from caraml.power.store import ReadingStore
 
@@ -119,7 +120,7 @@ class Sampler:
     def _run(self) -> None:
         try:
             self._source.open()
-            self.channels = [replace(c, source=self.name) for c in self._source.channels()]
+            self.channels = [replace(c, source=self.name) for c in described(self._source.channels())]
             self.left_out = list(getattr(self._source, "left_out", ()))
             self._store.register(self.channels)
             self._read()
@@ -192,18 +193,35 @@ class Sampler:
     def _read(self) -> list[Reading]:
         self._reading_since = time.monotonic()
         try:
-            readings: list[Reading] = self._source.read()
+            readings: list[Reading] = [_finite(reading) for reading in self._source.read()]
         finally:
             self._reading_since = None
         self._rounds += 1
         found = self._source.channels()
         if len(found) > len(self.channels):
             known = {channel.id for channel in self.channels}
-            new = [replace(c, source=self.name) for c in found if c.id not in known]
+            new = [replace(c, source=self.name) for c in described(found) if c.id not in known]
             self.channels = [*self.channels, *new]
             self._store.register(new)
         self._store.add(readings)
         return readings
+
+
+def described(channels: Iterable[Channel]) -> Iterator[Channel]:
+    """The channels as they are. Raises ``SourceUnavailable`` for a kind or boundary that there is not: its energy would stand nowhere."""
+    for channel in channels:
+        for what, found, known in (("kind", channel.kind, tuple(UNITS)), ("boundary", channel.boundary, BOUNDARIES)):
+            if found not in known:
+                wrong = f"channel {channel.id!r}: {what}: found {found!r}, expected one of {', '.join(known)}"
+                raise SourceUnavailable(wrong, "repair the source", "unreadable")
+        yield channel
+
+
+def _finite(reading: Reading) -> Reading:
+    """The reading, without its value if that is NaN or infinite."""
+    if reading.value is None or math.isfinite(reading.value):
+        return reading
+    return replace(reading, value=None, error=f"the sensor answered {reading.value}")
 
 
 class PeriodWatch:
@@ -279,7 +297,7 @@ def _observed(source: Source, seconds: float, timeout: float = 5.0) -> dict[str,
     def ask() -> None:
         try:
             source.open()
-            watch = PeriodWatch(c.id for c in source.channels())
+            watch = PeriodWatch(c.id for c in described(source.channels()))
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 watch.feed(source.read())

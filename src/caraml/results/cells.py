@@ -15,7 +15,7 @@ from pathlib import Path
 
 from caraml.base.errors import InputError, in_words
 from caraml.base.format import JOULES_PER_WATT_HOUR, count
-from caraml.base.limits import JUBE, JUBE_CELLS, JUBE_ROWS, KEY, LARGEST, METRICS, read_bytes, too_large
+from caraml.base.limits import JUBE, JUBE_CELLS, JUBE_ROWS, KEY, METRICS, is_measurable, read_bytes, too_large
 from caraml.metrics.definitions import METRICS as DEFINED
 
 LONGEST = 1000
@@ -162,7 +162,7 @@ def name_and_unit(title: str) -> tuple[str, str | None]:
 def number(text: str) -> float | None:
     """The finite number that a cell is; none beyond what a record can hold, as of hashes like ``1e151``."""
     value = _finite(text)
-    return value if value is None or not value or 1 / LARGEST < abs(value) < LARGEST else None
+    return value if value is None or is_measurable(value) else None
 
 
 def numbers(text: str) -> list[float | None]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from caraml.base.errors import InputError, in_a_line
 from caraml.base.files import TRUSTED_FOLDERS, intruder, make_folder, new_folder_beside, who_else, write_file, write_new
-from caraml.base.limits import LARGEST, NAME, counted, read_json, too_large
+from caraml.base.limits import NAME, counted, is_measurable, read_json, too_large
 from caraml.base.limits import RECORD as RECORD_BYTES
 from caraml.results.listing import Listing, read_listing, suite_of
 from caraml.results.rows import RECORD, Index, Scalar, attempts, recorded
@@ -285,7 +285,7 @@ def _look_at_channels(record: dict[str, Any]) -> None:
 def _number(text: str) -> float:
     """A number of a record. Raises ``ValueError`` for one whose products or inverse are none."""
     value = float(text)
-    if value and not 1 / LARGEST < abs(value) < LARGEST:
+    if not is_measurable(value):
         raise ValueError(f"found {text:.40}, which nobody measured")
     return value
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from caraml.base.errors import InputError
-from caraml.base.limits import COUNT, LARGEST, OUTPUT, SECONDS, limited, read_bytes
+from caraml.base.limits import COUNT, LARGEST, OUTPUT, SECONDS, is_measurable, limited, read_bytes
 from caraml.engine.instruments import on_clock
 from caraml.metrics.definitions import own_definitions, unit_of
 from caraml.metrics.energy import energies, powers
@@ -195,7 +195,7 @@ def _taken(take: Take, values: Sequence[float]) -> tuple[float | None, str | Non
         value = _TAKES[take](values)
     except OverflowError:
         value = math.inf
-    if value and not 1 / LARGEST < abs(value) < LARGEST:
+    if not is_measurable(value):
         return None, f"found {value:g}, expected 0 or a size between {1 / LARGEST:g} and {LARGEST:g}"
     return value, None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from caraml.base.errors import CaramlError, EnvironmentUnfitError, unknown_name
+from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError, unknown_name
 from caraml.base.plugins import Plugin, plugins
 from caraml.suite.model import WORKLOAD_ALIASES
 from caraml.workloads.base import Workload
@@ -59,7 +59,10 @@ def load_workload(name: str) -> Workload:
     others = workload_plugins()
     if name not in others:
         raise unknown_name("workload", name, [*WORKLOADS, *WORKLOAD_ALIASES, *others])
-    return others[name].load(Workload)
+    found = others[name].load(Workload)
+    if not (isinstance(found.params, type) and issubclass(found.params, BaseModel)):
+        raise InputError(f"workload {name!r} of plug-in {others[name].package}: params: found {found.params}, expected a model of pydantic")
+    return found
 
 
 def software_of(name: str) -> str | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from pydantic import BaseModel
 
 from caraml.base.errors import InputError
+from caraml.base.limits import LARGEST, is_measurable
 from caraml.metrics.model import Facts, Metric, StatedMetric
 from caraml.suite.model import Knobs
 
@@ -201,6 +202,8 @@ class Quality:
         for name, one in found.items():
             if name not in announced or one.unit != announced[name].unit:
                 raise InputError(f"quality: found {name!r} in {one.unit!r}, which is none of the workload's names and units")
+            if one.value is not None and not is_measurable(one.value):
+                raise InputError(f"quality: found {one.value:g} for {name!r}, expected 0 or a size between {1 / LARGEST:g} and {LARGEST:g}")
         return found
 
 
