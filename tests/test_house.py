@@ -124,7 +124,7 @@ LINES = {
     "cli": 1_663,
     "data": 809,
     "engine": 4_195,
-    "launch": 1_748,
+    "launch": 1_752,
     "metrics": 1_495,
     "power": 4_801,
     "reference": 428,

@@ -199,6 +199,14 @@ def test_a_submit_that_fails_is_an_error_and_loses_no_job_that_has_a_handle(
     assert all(handle.endswith(str(folder)) for folder, handle in handles.items())
 
 
+@pytest.mark.parametrize("state", ["ended", JobState("done"), None])  # type: ignore[arg-type] -- a plug-in's may be anything
+def test_a_state_that_there_is_not_is_an_error(monkeypatch: pytest.MonkeyPatch, state: object) -> None:
+    """The campaign waited for ever for a job that was `done`."""
+    asked = plugged(monkeypatch, type("Own", (Good,), {"poll": lambda self, handles: dict.fromkeys(handles, state)}))
+    with pytest.raises(InputError, match=r"found .* from poll, expected a JobState of waiting, running, ended, lost"):
+        asked.poll(["hq:1:/folder"])
+
+
 def test_what_is_no_text_is_no_handle(tmp_path: Path) -> None:
     assert not note_handle(tmp_path, None, "hq") and (tmp_path / STARTED).exists()  # type: ignore[arg-type] -- a submit that returns nothing
 

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError, unknown_name
 from caraml.base.files import make_folder, open_new, touch, write_file
 from caraml.base.format import count
 from caraml.base.locks import alone
 from caraml.base.plugins import Plugin
-from caraml.launch import Elsewhere, Job, JobState, Launcher, batch, container
+from caraml.launch import Elsewhere, Job, JobState, Launcher, State, batch, container
 from caraml.launch.batch import SlurmOptions
 from caraml.launch.script import SCRIPT, exports, join, modules
 from caraml.launch.slurm import SlurmLauncher
@@ -85,7 +85,7 @@ def plug_in(name: str) -> Launcher:
     :class:`PlugInLauncher`."""
     others = launcher_plugins()
     if name not in others:
-        error = unknown_name("launcher", name, (*BUILT_IN, *others))
+        error = unknown_name("launcher", name, dict.fromkeys((*BUILT_IN, *others)))
         raise error if error.guess else InputError(error.args[0], not_installed(name))
     return PlugInLauncher(others[name])
 
@@ -126,8 +126,12 @@ class PlugInLauncher:
     def poll(self, handles: Sequence[str]) -> dict[str, JobState]:
         """Look at jobs without waiting."""
         with self._named("poll"):
-            states = self._own.poll(handles)
-            return {handle: states[handle] for handle in handles}
+            given = self._own.poll(handles)
+            states: dict[str, JobState] = {handle: given[handle] for handle in handles}
+        for state in states.values():
+            if not isinstance(state, JobState) or state.state not in get_args(State):
+                raise self._wrong(f"{state!r} from poll", f"a JobState of {', '.join(get_args(State))}")
+        return states
 
     def cancel(self, handles: Sequence[str]) -> None:
         """End jobs and everything they started."""
