@@ -26,7 +26,7 @@ from caraml.power.result import power_frame
 from caraml.power.store import ROW
 from caraml.results.record import Node
 from caraml.results.rows import write_table
-from caraml.results.store import Store
+from caraml.results.store import Store, write_record
 
 RECIPES = sorted((Path(__file__).parents[1] / "examples" / "recipes").glob("*.py"))
 
@@ -237,6 +237,18 @@ def test_recipes_run(recipe: Path, root: Path) -> None:
     done = subprocess.run([sys.executable, recipe, root / "first"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert EXPECTED[recipe.stem] in done.stdout
+
+
+@pytest.mark.parametrize("script", [*RECIPES, RECIPES[0].parents[1] / "metric.py"], ids=lambda path: path.stem)
+def test_scripts_take_programs_and_loops_of_one_s_own(script: Path, tmp_path: Path) -> None:
+    """A program has no table of steps; a loop of one's own may not state its precision."""
+    store = Store(tmp_path)
+    own = make_record(make_point(workload="own_loop", precision="not stated", params={"name": "mine"}))
+    save(store, own.model_copy(update={"environment": {"missing": {"point.precision": "nobody said it"}}}))
+    program = make_record(make_point(workload="command", params={"argv": ["true"]}))
+    write_record(store.new_attempt(program.point), program)
+    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_recipe_is_documented() -> None:

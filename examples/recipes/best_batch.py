@@ -8,9 +8,11 @@ import sys
 import caraml
 
 results = caraml.load(*sys.argv[1:]).where(status="ok")
-families = {(r.point.benchmark, r.point.system, r.point.device, r.point.world, r.point.precision) for r in results}
-for benchmark, system, device, world, precision in sorted(families):
-    ours = results.where(benchmark=benchmark, system=system, device=device, world=world, precision=precision)
+families = {}
+for result in results:
+    point = result.point
+    families.setdefault((point.benchmark, point.system, point.device, point.world, point.precision), []).append(result)
+for (benchmark, _, device, world, precision), ours in sorted(families.items()):
     fastest = max(ours, key=lambda result: result.value("throughput"))
     print(f"{benchmark} on {world} of {device}, {precision}: fastest with batch {fastest.point.global_batch}", end="")
     known = [result for result in ours if result.value("energy_per_item") is not None]
