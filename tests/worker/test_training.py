@@ -8,7 +8,7 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn, cast
 
 import pytest
 
@@ -247,6 +247,14 @@ def test_a_run_begins_when_the_last_node_knows_its_limits(tmp_path: Path, make_p
 
     Meeting(2).run(work)
     assert seen == [False]
+
+
+def test_a_task_that_does_not_close_costs_no_measurement(capfd: pytest.CaptureFixture[str]) -> None:
+    def close() -> NoReturn:
+        raise OSError("the loader is gone")
+
+    Worker._close(cast(Any, SimpleNamespace(close=close)))
+    assert "OSError: the loader is gone" in capfd.readouterr().err
 
 
 def test_idle_gpus_are_no_sensors_of_a_cpu_s_point(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:

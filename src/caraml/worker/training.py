@@ -100,7 +100,7 @@ class Worker:
             ranks.know_each_other()  # in the groups of its placement, too
             self._known = self._facts(task, device.torch_device, limits)
         with ExitStack() as opened:
-            opened.callback(task.close)
+            opened.callback(self._close, task)
             if device.torch_device.type == "cpu" and self._own_device is None:
                 self._products = Products(self.point, ranks)
                 self._known.chosen["matmul"] = self._products.told
@@ -329,6 +329,14 @@ class Worker:
                 checkpoint.save(*self._parts(task), Path(task.save_to) if task.save_to else None, self.folder, ranks)
             else:
                 save_model(task.model, self.folder)
+
+    @staticmethod
+    def _close(task: Task) -> None:
+        """End what the task holds. What fails there, whatever a workload raises, costs no measurement: the log has it."""
+        try:
+            task.close()
+        except Exception:  # noqa: BLE001
+            traceback.print_exc()
 
     @contextmanager
     def _as_reasons(self, kind: type[Exception]) -> Iterator[None]:

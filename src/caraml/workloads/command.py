@@ -90,7 +90,9 @@ class Params(BaseModel):
     env: dict[str, str] = Field({}, description="environment variables, each a template")
     cwd: str = Field("{suite_folder}", description="where the program starts, a template")
     item: str = Field("run", description="what is counted")
-    items: int | str = Field(1, description="how many of them the window does: a number, or a template that gives one, or a metric's name")
+    items: int | str = Field(
+        1, description="how many of them the window does: a whole number, or a template that gives one, or a metric's name"
+    )
     metrics: dict[str, MetricSpec] = Field({}, description="the program's numbers, by name")
     marks: Marks | None = Field(None, description="lines between which the window lies; without them it is the whole run")
     energy: bool = Field(True, description="read the power sensors; without, thousands of short runs cost next to nothing")
