@@ -284,6 +284,15 @@ def test_killed_at_random_instants(tmp_path: Path, metered: bool) -> None:
     assert found["right"], json.dumps(found, indent=1)
 
 
+def test_results_that_are_moved_while_a_campaign_runs(tmp_path: Path) -> None:
+    command = suite(tmp_path, 2, f"[ -e {tmp_path}/moved ] || mv {tmp_path}/out {tmp_path}/moved")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and "out is gone: moved or removed while the campaign ran" in done.stderr, done.stderr
+    command[-1] = str(tmp_path / "moved")
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    assert ran(tmp_path) == Counter({"0": 1, "1": 1})
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_disk_stops_the_campaign_and_keeps_whole_records(tmp_path: Path) -> None:
     small, page = tmp_path / "small", os.sysconf("SC_PAGE_SIZE")

@@ -101,6 +101,11 @@ class CampaignRun:
             if self._foreign:
                 refuse_unasked(self._foreign)
         except OSError as error:
+            if not self.store.root.exists():
+                raise EnvironmentUnfitError(
+                    f"{self.store.root} is gone: moved or removed while the campaign ran",
+                    "jobs of a scheduler go on; where the folder was moved, give its new name by --out and run the same command again",
+                ) from error
             if error.errno not in _FULL:
                 raise
             raise EnvironmentUnfitError(
