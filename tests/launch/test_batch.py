@@ -217,19 +217,24 @@ def test_print_shows_commands_and_starts_nothing(tmp_path: Path, make_point: Mak
 
 def test_accounting_is_asked_for_what_the_queue_forgot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins for squeue and sacct; the lines are of the form that the real ones print."""
-    programs = {"squeue": "12_0|RUNNING|None", "sacct": "7|CANCELLED by 1000|None\n8|OUT_OF_MEMORY|OutOfMemory\n9|COMPLETED|None"}
+    programs = {
+        "squeue": "12_0|RUNNING|None\n5|PREEMPTED|None",
+        "sacct": "7|CANCELLED by 1000|None\n8|OUT_OF_MEMORY|OutOfMemory\n9|COMPLETED|None",
+    }
     for name, lines in programs.items():
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{lines}'\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     times = iter(range(100))
     launcher = SlurmLauncher(Scheduler(), tmp_path, SlurmOptions(grace_seconds=3), clock=lambda: float(next(times)))
-    handles = [f"slurm:{job}:{tmp_path / job}" for job in ("12_0", "7", "8")]
+    handles = [f"slurm:{job}:{tmp_path / job}" for job in ("12_0", "7", "8", "5")]
     first = launcher.poll(handles)
-    assert [first[handle].state for handle in handles] == ["waiting", "running", "running"], "its files may still be on their way"
+    assert [first[handle].state for handle in handles] == ["waiting", *["running"] * 3], "its files may still be on their way"
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho '12_0|RUNNING|None'\n")
     launcher.poll(handles)
     last = launcher.poll(handles)
-    assert [last[handle].state for handle in handles] == ["waiting", "lost", "lost"]
+    assert [last[handle].state for handle in handles] == ["waiting", *["lost"] * 3]
+    assert last[handles[3]].reason == "job 5: PREEMPTED", "what was said while it was known"
     assert last[handles[1]].reason == "job 7: CANCELLED by 1000" and last[handles[2]].reason == "job 8: OUT_OF_MEMORY (OutOfMemory)"
 
 

@@ -53,6 +53,8 @@ class SlurmLauncher:
         self.scheduler, self.options, self._folder, self._clock = scheduler, options or SlurmOptions(), folder.resolve(), clock
         self._asks, self._there = asks, elsewhere.path if elsewhere is not None else Path.resolve
         self._missing_since: dict[str, float] = {}
+        self._last_words: dict[str, queue.Answer] = {}
+        """What Slurm said of jobs that are over; it may forget them before their files had time to appear."""
 
     # -- submitting ----------------------------------------------------------------------------------------------------
 
@@ -194,10 +196,14 @@ class SlurmLauncher:
         folder = _folder(handle)
         if answer is not None and answer.standing != "over":
             self._missing_since.pop(handle, None)
+            self._last_words.pop(handle, None)
             if answer.standing == "waiting" or not (folder / LOG).exists():  # in a pack, its turn has not come yet
                 return JobState("waiting", reason=answer.reason)
             return JobState("running")
         since = self._missing_since.setdefault(handle, self._clock())
+        if answer is not None:
+            self._last_words[handle] = answer
+        answer = self._last_words.get(handle)
         if (folder / RECORD).exists():
             return JobState("ended", 0)
         if self._clock() - since < self.options.grace_seconds:
