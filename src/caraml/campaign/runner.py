@@ -38,7 +38,7 @@ from caraml.engine.instruments import why_no_sensor
 from caraml.launch import JobState, Launcher
 from caraml.launch.launchers import LocalLauncher, PrintLauncher, launcher_of, refuse_unasked, set_up, setup_script
 from caraml.launch.queue import no_cluster
-from caraml.launch.slurm import SlurmLauncher
+from caraml.launch.slurm import SlurmLauncher, is_refused
 from caraml.results.claim import BUILT_IN, Heartbeat, kind_of, withdraw
 from caraml.results.record import STOPPED, Record
 from caraml.results.status import DONE, ProgressLine
@@ -130,6 +130,7 @@ class CampaignRun:
             while self._waiting or self._running or self._busy:
                 self._launch()
                 if self.options.detach and not self._waiting:
+                    self._see_refused()
                     return
                 self._look()
                 self._look_at_busy()
@@ -321,6 +322,13 @@ class CampaignRun:
                 self._done(running.work, read_record(running.folder / RECORD), running)
         if not self._running and self.device is not None:
             self.device.release()
+
+    def _see_refused(self) -> None:
+        """Before a campaign is left: jobs that Slurm refused are nobody's to watch."""
+        for handle, running in list(self._running.items()):
+            if is_refused(handle):
+                del self._running[handle]
+                self._ensure_record(running, running.launcher.poll([handle])[handle])
 
     def _tell_queue(self, handles: Sequence[str]) -> None:
         """Say what the jobs wait for that a scheduler has not started, when that has changed."""

@@ -17,7 +17,7 @@ import typer
 
 from caraml.base.errors import InputError, nearest
 from caraml.base.files import open_to_append
-from caraml.base.format import printable
+from caraml.base.format import count, printable
 from caraml.base.toml import FaultsError, TomlDocument, parse_toml
 from caraml.campaign import Campaign, Options, Watcher, exit_code
 from caraml.campaign.machine import DeviceLock, machine_of, refuse_login_node
@@ -157,8 +157,12 @@ class Asked:
             say(f"nothing was started: {moved}{self._status(campaign)} says which points have a result", err=True)
             return 0
         if campaign.options.detach:
-            say(f"the jobs are in other hands now; {self._status(campaign)}, or the same command, finds them")
-            return 0
+            failed = [record for record in records if record.status in ("failed", "lost")]  # just now: none of these is taken as a result
+            if failed:
+                say(f"{count(len(failed), 'point')} did not get into the queue, for the reasons above")
+            jobs = "jobs that did" if failed else "the jobs"
+            say(f"{jobs} are in other hands now; {self._status(campaign)}, or the same command, finds them")
+            return exit_code(failed)
         if report:
             show_results(campaign.store, records, campaign.suite.suite.name, campaign.suite.suite.title)
         return exit_code(records)

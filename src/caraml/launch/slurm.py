@@ -243,6 +243,11 @@ class SlurmLauncher:
             queue.call(["scancel", "--quiet", "--", *alone[begin : begin + _IDS_PER_CALL]])
 
 
+def is_refused(handle: str) -> bool:
+    """Whether ``sbatch`` refused the script of a handle, so that there is no job."""
+    return handle.startswith(f"slurm:{REFUSED}:")
+
+
 def _steps(job: str, folders: Sequence[Path]) -> list[str]:
     """Steps of a job that run one of these points now; a step is called after its point. One that is being started is waited for."""
     names = {step_name(folder) for folder in folders}

@@ -173,6 +173,7 @@ _WATCH_SECONDS = 2.0
 _LONGEST_REASON = 200
 _SLURM_SECONDS = (10.0, 60.0)
 """How long Slurm is waited for, which need not be there, and how often its whole queue is looked at."""
+_NOT_WAITING = "it waits in no queue: it begins just now, or is over; if this stays, the same `caraml run` sees to it"
 _QUIET = ("ok", "skipped", TO_DO)
 
 
@@ -195,7 +196,7 @@ def listings(root: Path, what: str | None) -> Campaigns:
         return campaigns
     turns, silent = _turns(int(time.monotonic() / _SLURM_SECONDS[1]))
     return [
-        (one, [replace(each, reason=silent or turns.get(_job(each))) if _waits(each) else each for each in points])
+        (one, [replace(each, reason=silent or turns.get(_job(each), _NOT_WAITING)) if _waits(each) else each for each in points])
         for one, points in campaigns
     ]
 
