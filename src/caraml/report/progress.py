@@ -173,7 +173,7 @@ _WATCH_SECONDS = 2.0
 _LONGEST_REASON = 200
 _SLURM_SECONDS = (10.0, 60.0)
 """How long Slurm is waited for, which need not be there, and how often its whole queue is looked at."""
-_NOT_WAITING = "it waits in no queue: it begins just now, or is over; if this stays, the same `caraml run` sees to it"
+_NOT_WAITING = "its job waits no longer: it has begun, maybe with other points of it, or is over, which the same `caraml run` finds out"
 _QUIET = ("ok", "skipped", TO_DO)
 
 
