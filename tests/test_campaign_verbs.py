@@ -181,6 +181,19 @@ def test_status_logs_tags_and_retry(here: Path) -> None:
     assert caraml(here, "retry").returncode == 2
 
 
+def test_points_are_tried_again_on_the_machine_of_a_file(here: Path) -> None:
+    (here / "machine.toml").write_text(caraml(here, "system", "detect").stdout.replace('name = "', 'name = "nobodys-', 1))
+    done = caraml(here, "run", "verbs.toml", "--system", "machine.toml", "--set", "params.code=3", "--no-report")
+    assert done.returncode == 1, done.stderr
+    (here / "below").mkdir()
+    again = caraml(here / "below", "retry", "--failed", "--out", "../caraml-results")
+    store = Store(here / "caraml-results")
+    assert sorted(record.attempt for record in store.records("verbs")) == [1, 2, 2], again.stderr
+    (here / "machine.toml").unlink()
+    again = caraml(here, "retry", "--failed")
+    assert again.returncode == 2 and "machine.toml" in again.stderr, "never silently by another description of this name"
+
+
 def test_what_was_chosen_is_tried_again_though_its_settings_do_not_fit_the_rest(here: Path) -> None:
     with (here / "verbs.toml").open("a") as file:
         file.write('[[benchmark]]\nname = "world"\nworkload = "command"\nworld = 1\nparams = { argv = ["true"], energy = false }\n')

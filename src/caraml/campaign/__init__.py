@@ -50,6 +50,7 @@ class Options:
     """What was asked for besides the suite; kept in the store's listing."""
 
     file: str = ""
+    system_file: str = ""
     settings: tuple[str, ...] = ()
     launcher: str = "local"
     tags: tuple[str, ...] = ()
@@ -149,6 +150,7 @@ class Campaign:
             text=self.suite.document.text,
             settings=list(options.settings),
             system=self.system.name,
+            system_file=options.system_file,
             launcher=options.launcher,
             machine=f"{machine.name}: {machine.device}, {machine.software}",
             tags=list(options.tags),

@@ -37,7 +37,7 @@ from caraml.suite.expand import ParamsOf, expand
 from caraml.suite.load import catalog_suites, load_suite, suite_of
 from caraml.suite.model import Machine
 from caraml.system.affinity import switched_off
-from caraml.system.catalogue import LOCAL, list_systems, load_system
+from caraml.system.catalogue import LOCAL, list_systems, load_system, names_file
 from caraml.system.host import memory_asked
 from caraml.system.model import System
 from caraml.system.variables import PATIENCE, PROBE, seconds_asked
@@ -126,6 +126,7 @@ class Asked:
             replace(
                 self.options,
                 file=str(Path(self.suite if self.text is not None else file.document.name.partition(" with --set")[0]).resolve()),
+                system_file=str(Path(self.system).resolve()) if names_file(self.system) else "",
                 settings=file.settings,
                 launcher=name,
                 detach=name == "print" or (self.options.detach and made.slots is None),

@@ -288,7 +288,8 @@ def retry(  # noqa: PLR0917 -- options, which nobody gives by position
             imported=listing.stranger(),
             here=here,
         )
-        asked = Asked(listing.file, out, listing.system, listing.launcher, options=options, text=listing.text or None, trust=trust)
+        system = listing.system if listing.stranger() else listing.system_file or listing.system  # no file that others name
+        asked = Asked(listing.file, out, system, listing.launcher, options=options, text=listing.text or None, trust=trust)
         codes.append(asked.run())
     if not codes:
         say("nothing to try again")

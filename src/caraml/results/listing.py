@@ -38,6 +38,7 @@ class Listing(BaseModel):
     text: str = Field("", description="the suite file itself, with what it includes, so that it can be run again without it")
     settings: list[str] = Field([], description="`--set` values")
     system: str = "local"
+    system_file: str = Field("", description="path of the description that was asked for, if by its file")
     launcher: str = "local"
     launchers: list[str] = Field([], description="those that it was told to use before, while it went on")
     machine: str = Field("", description="what computes, with its software")

@@ -56,6 +56,11 @@ def load_system(name_or_path: str | Path, beside: Path | None = None) -> System:
     return described(name_or_path, beside).system
 
 
+def names_file(text: str) -> bool:
+    """Whether text that stands for a system is a path."""
+    return text.endswith(".toml") or "/" in text
+
+
 def described(name_or_path: str | Path, beside: Path | None = None) -> Described:
     """Like :func:`load_system`, with the files that the description comes from; ``local`` has none.
 
@@ -63,7 +68,7 @@ def described(name_or_path: str | Path, beside: Path | None = None) -> Described
         InputError: no such name, or a file with faults.
     """
     text = str(name_or_path)
-    if isinstance(name_or_path, Path) or text.endswith(".toml") or "/" in text:
+    if isinstance(name_or_path, Path) or names_file(text):
         return _described(Path(text), _known(beside, before=Path(text)))
     known = _known(beside)
     found = _by_name(text, known)
