@@ -344,7 +344,7 @@ def test_status_says_what_a_point_waits_for_in_the_queue(here: Path) -> None:
     assert left.returncode == 0, left.stderr
     waits = [line for line in caraml(here, "status", **surroundings).stdout.splitlines() if "queued" in line and "slurm:" in line]
     assert len(waits) == 2 and "(Priority); place 1 of 1 by priority; expected to start 2030-01-02 03:04:05" in waits[0], waits
-    assert "its job waits no longer: it has begun, maybe with other points of it, or is over" in waits[1], waits
+    assert "no job of yours waits here for it: it has begun, maybe with other points of it, or is over" in waits[1], waits
     (here / "squeue").write_text("#!/bin/sh\necho 'squeue: error: down' >&2; exit 1\n")
     assert "why it waits is unknown: Slurm does not answer (down)" in caraml(here, "status", **surroundings).stdout
 

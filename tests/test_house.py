@@ -118,7 +118,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_035,
+    "analysis": 4_036,
     "base": 2_713,
     "campaign": 1_793,
     "cli": 1_669,
@@ -128,12 +128,12 @@ LINES = {
     "metrics": 1_495,
     "power": 4_801,
     "reference": 428,
-    "report": 4_885,
+    "report": 4_888,
     "results": 3_205,
     "suite": 2_695,
     "system": 3_535,
     "verify": 1_030,
-    "worker": 2_165,
+    "worker": 2_166,
     "workloads": 8_719,
 }
 FILES = 219

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -359,7 +359,7 @@ def accepted_until(baseline: Baseline) -> datetime:
     found, accepted = time_of(baseline.newest_run), time_of(baseline.accepted_at)
     if found == UNKNOWN:
         raise InputError(f"baseline {baseline.name!r}: newest_run: found {baseline.newest_run:.40}, expected a time", "accept it anew")
-    if found > datetime.now(UTC) and accepted != UNKNOWN:  # a clock was ahead, and no night would come after that run
+    if accepted != UNKNOWN and found - accepted > timedelta(hours=1):  # its clock was ahead, and no night would come after it
         return accepted
     return found
 

@@ -338,4 +338,5 @@ def changed_since(baseline: Baseline, records: Sequence[Record]) -> tuple[Differ
     """What differs between now and then besides the numbers, of what all accepted runs had in common."""
     good = valid(records)
     found = compare_facts([baseline.facts], [surroundings(good)]) if good else []
-    return tuple(one for one in found if one.a != SEVERAL)
+    new = {one.name for one in found if one.b == SEVERAL and one.name not in baseline.facts}  # which earlier versions left out
+    return tuple(one for one in found if one.a != SEVERAL and one.name not in new)

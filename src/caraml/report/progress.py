@@ -173,7 +173,9 @@ _WATCH_SECONDS = 2.0
 _LONGEST_REASON = 200
 _SLURM_SECONDS = (10.0, 60.0)
 """How long Slurm is waited for, which need not be there, and how often its whole queue is looked at."""
-_NOT_WAITING = "its job waits no longer: it has begun, maybe with other points of it, or is over, which the same `caraml run` finds out"
+_NOT_WAITING = (
+    "no job of yours waits here for it: it has begun, maybe with other points of it, or is over, which the same `caraml run` finds out"
+)
 _QUIET = ("ok", "skipped", TO_DO)
 
 
@@ -195,10 +197,11 @@ def listings(root: Path, what: str | None) -> Campaigns:
     if shutil.which("squeue") is None or not any(map(_waits, (each for _, points in campaigns for each in points))):
         return campaigns
     turns, silent = _turns(int(time.monotonic() / _SLURM_SECONDS[1]))
-    return [
-        (one, [replace(each, reason=silent or turns.get(_job(each), _NOT_WAITING)) if _waits(each) else each for each in points])
-        for one, points in campaigns
-    ]
+
+    def told(one: Standing, otherwise: str | None) -> Standing:
+        return replace(one, reason=silent or turns.get(_job(one), otherwise)) if _waits(one) else one
+
+    return [(one, [told(each, None if one.stranger() else _NOT_WAITING) for each in points]) for one, points in campaigns]
 
 
 def _waits(one: Standing) -> bool:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
 
 from caraml import __version__
-from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError, is_out_of_memory
+from caraml.base.errors import EnvironmentUnfitError, InputError, is_out_of_memory
 from caraml.base.files import make_folder
 from caraml.base.format import count, human, percent
 from caraml.base.limits import COUNT, NAME
@@ -228,9 +228,10 @@ class OwnLoop:
     def _rescued(self, folder: Path) -> dict[str, str]:
         """Write what rank 0 measured before a failure, which is what is to be told: that of writing is not."""
         files = {}
-        with suppress(OSError, CaramlError):
+        with suppress(Exception):
             if rows := self._loop.so_far():
                 files["steps"] = write_steps(folder, 0, rows, self._origin)
+        with suppress(Exception):
             if self._instruments is not None and self._instruments.meter.channels:
                 files["power"] = write_table(folder, "power", ROW, self._instruments.meter.rows(self._origin))
         return files

@@ -139,7 +139,7 @@ def _check_formats(templates: tuple[str, ...], parameters: Mapping[str, Value]) 
             if form and name is not None:
                 try:
                     format(values[name], form)
-                except ValueError as error:
+                except (ValueError, TypeError, OverflowError) as error:
                     raise ValueError(f"a format for {values[name]!r}, but found {{{name}:{form}}}: {error}") from None
 
 
