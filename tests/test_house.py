@@ -118,7 +118,7 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_036,
+    "analysis": 4_037,
     "base": 2_713,
     "campaign": 1_793,
     "cli": 1_669,

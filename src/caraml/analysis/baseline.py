@@ -288,7 +288,8 @@ def surroundings(records: Sequence[Record]) -> dict[str, str]:
     """Facts that are no part of the work: driver, versions, settings; ``SEVERAL`` of one in which the records do not agree."""
     found = [facts(record) for record in records]
     own = {name for record in records for name in axes(record.point)} - {"software"}
-    told = {name: {one.get(name) for one in found} for one in found for name in one if name not in own}
+    every = dict.fromkeys(name for one in found for name in one if name not in own)
+    told = {name: {one.get(name) for one in found} for name in every}
     return {name: str(values.pop()) if len(values) == 1 else SEVERAL for name, values in told.items()}
 
 
