@@ -172,7 +172,8 @@ def test_status_logs_tags_and_retry(here: Path) -> None:
     two = caraml(here, "logs", "sleep")
     assert two.returncode == 2 and "2 points are meant by 'sleep'" in two.stderr
     (here / "verbs.toml").unlink()
-    again = caraml(here, "retry", "sleep pause=0 code=3 n=2")  # the suite is remembered, settings included
+    again = caraml(here, "retry", "sleep pause=0 code=3 n=2", "--pack", "2")  # the suite is remembered, settings included
+    assert "--pack: no effect, since launcher local makes no jobs" in again.stderr
     store = Store(here / "caraml-results")
     assert again.returncode == 1 and sorted(record.attempt for record in store.records("verbs")) == [1, 1, 2], again.stdout + again.stderr
     assert caraml(here, "retry", "--failed").returncode == 1

@@ -172,8 +172,9 @@ def test_a_failed_point_exits_with_1(tmp_path: Path) -> None:
 
 def test_data_preparation_and_detection(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("hello world, hello world\n" * 50)
-    done = caraml("data", "prepare", "text", tmp_path / "a.txt", "--out", tmp_path / "corpus", "--vocab-size", "300")
-    assert done.returncode == 0 and "1 document, " in done.stdout and (tmp_path / "corpus.bin").exists()
+    done = caraml("data", "prepare", "text", tmp_path / "a.txt", "--out", tmp_path / "corpus", "--vocab-size", "300", "--documents", "5")
+    assert done.returncode == 0 and (tmp_path / "corpus.bin").exists()
+    assert "1 document, " in done.stdout and "; the input has no more" in done.stdout
     done = caraml("data", "prepare", "images", "--out", tmp_path / "images", "--classes", "2", "--per-class", "3")
     assert done.returncode == 0 and "6 images in 2 classes" in done.stdout
     assert json.loads(caraml("system", "detect", "--json").stdout)["name"] == "local"

@@ -361,7 +361,8 @@ def test_a_campaign_is_left_and_taken_up_again(bench: Bench) -> None:
     assert {(one.status, one.attempt) for one in found if one is not None} == {("ok", 1)}
     (bench.root / "machine.toml").write_text(MACHINE.replace('"main"', '"man"'))
     refused = caraml("run", *words, "--detach", "--again")
-    assert refused.returncode == 1 and "2 points did not get into the queue" in refused.stdout, refused.stdout + refused.stderr
+    told = ("2 points did not get into the queue", "no job waits or runs; caraml status")
+    assert refused.returncode == 1 and all(text in refused.stdout for text in told), refused.stdout + refused.stderr
     assert "2 lost" in (said := caraml("status").stdout) and "sbatch refused" in said, said
     (bench.root / "machine.toml").write_text(MACHINE)
     refused = caraml("plan", "suite.toml", "--system", "./machine.toml", "--launcher", "slurm", "--set", "measure.timeout_seconds=7200")

@@ -161,8 +161,11 @@ class Asked:
             failed = [record for record in records if record.status in ("failed", "lost")]  # just now: none of these is taken as a result
             if failed:
                 say(f"{count(len(failed), 'point')} did not get into the queue, for the reasons above")
-            jobs = "jobs that did" if failed else "the jobs"
-            say(f"{jobs} are in other hands now; {self._status(campaign)}, or the same command, finds them")
+            if len(records) == len(campaign.chosen(campaign.plan())):
+                say(f"no job waits or runs; {self._status(campaign)} says what came of the points")
+            else:
+                jobs = "jobs that did" if failed else "the jobs"
+                say(f"{jobs} are in other hands now; {self._status(campaign)}, or the same command, finds them")
             return exit_code(failed)
         if report:
             show_results(campaign.store, records, campaign.suite.suite.name, campaign.suite.suite.title)

@@ -268,15 +268,19 @@ def retry(  # noqa: PLR0917 -- options, which nobody gives by position
     failed: Annotated[bool, typer.Option("--failed", help="Every point that failed, was lost, timed out or was invalid.")] = False,
     oom: Annotated[bool, typer.Option("--oom", help="Every point that ran out of memory.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Run what somebody else's suite says without asking.")] = False,
-    here: Annotated[bool, typer.Option("--here", help="Measure on this host although it looks like a login node.")] = False,
+    one_at_a_time: OneAtATime = False,
+    pack: Pack = 1,
+    throttle: Throttle = None,
+    here: Here = False,
 ) -> None:
     """Measure points again whose result you do not accept; the earlier attempts are kept. Of an imported suite it says what would run, and
     asks."""
     from caraml.campaign import Options
     from caraml.cli.asked import Asked
+    from caraml.launch.batch import SlurmOptions
     from caraml.results.selector import to_retry
 
-    codes = []
+    codes, slurm = [], SlurmOptions(throttle, one_at_a_time, pack)
     for listing, keys in to_retry(out, tuple(points or ()), failed, oom):
         taken = frozenset(keys)
         options = Options(
@@ -289,7 +293,7 @@ def retry(  # noqa: PLR0917 -- options, which nobody gives by position
             here=here,
         )
         system = listing.system if listing.stranger() else listing.system_file or listing.system  # no file that others name
-        asked = Asked(listing.file, out, system, listing.launcher, options=options, text=listing.text or None, trust=trust)
+        asked = Asked(listing.file, out, system, listing.launcher, options=options, slurm=slurm, text=listing.text or None, trust=trust)
         codes.append(asked.run())
     if not codes:
         say("nothing to try again")

@@ -186,7 +186,8 @@ def prepare_text(  # noqa: PLR0917 -- options, which nobody gives by position
         done = prepare(inputs, out, tokenizer=tokenizer, vocab_size=vocab_size, text_key=text_key, **limits)
     else:
         raise InputError("inputs: found none, expected files or folders", "without any, --gigabytes N draws the standard library's sources")
-    say(f"{done.prefix}: {count(done.documents, 'document')}, {count(done.tokens, 'token')}, vocabulary {done.vocab_size:,}")
+    fewer = "; the input has no more" if documents and done.documents < documents and not tokens else ""
+    say(f"{done.prefix}: {count(done.documents, 'document')}, {count(done.tokens, 'token')}, vocabulary {done.vocab_size:,}{fewer}")
 
 
 @prepare_app.command("images")
