@@ -5,15 +5,18 @@ Runs as ``python -m caraml.worker.command FOLDER``; FOLDER holds ``point.json`` 
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import re
 import resource
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -106,7 +109,7 @@ class CommandWorker:
         self._progress = ProgressWriter(folder, time.monotonic())
         self._instruments: Instruments | None = None
         self._others = OtherNodes(0)
-        self._child: subprocess.Popen[str] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
         self._gone: float | None = None
         """When the program was over; its output, where that is read, may go on."""
         self._resident = 0
@@ -196,8 +199,6 @@ class CommandWorker:
                     stdin=subprocess.DEVNULL,
                     stdout=pipe,
                     stderr=subprocess.STDOUT if pipe else None,
-                    text=True,
-                    errors="replace",
                 )
                 for number in self._told:
                     self._send(number)
@@ -209,7 +210,7 @@ class CommandWorker:
         if marked is not None:
             assert self._child.stdout is not None
             try:
-                for line in self._child.stdout:
+                for line in self._lines(self._child.stdout.fileno(), marked):
                     marked.line(line)
                     print(line, end="", flush=True)
             except InputError:
@@ -223,7 +224,19 @@ class CommandWorker:
         code = self._child.returncode
         return (128 - code if code < 0 else code), marked
 
-    def _see_it_end(self, child: subprocess.Popen[str]) -> None:
+    def _lines(self, output: int, marked: _Marked) -> Iterator[str]:
+        """Lines of the program's output until that is closed or, where both marks have come, a moment after the program has ended: what it
+        leaves behind may hold its output open for ever."""
+        decoder, rest, data = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True), "", b"-"
+        while data and (self._gone is None or marked.end is None or time.monotonic() < self._gone + _BEAT):
+            if select.select([output], [], [], _BEAT)[0]:
+                data = os.read(output, 1 << 16)
+                *lines, rest = (rest + decoder.decode(data, final=not data)).split("\n")
+                yield from (f"{line}\n" for line in lines)
+        if rest:
+            yield rest
+
+    def _see_it_end(self, child: subprocess.Popen[bytes]) -> None:
         """Without a time limit, with which ``subprocess`` looks every 50 ms only. What it leaves behind may hold its output open."""
         _, status, used = os.wait4(child.pid, 0)
         self._gone, self._resident = time.monotonic(), used.ru_maxrss
