@@ -158,6 +158,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if "PYTEST_XDIST_WORKER" in os.environ:
         turns = {Path(__file__).parent / name: turn for turn, name in enumerate(LONGEST)}
         items.sort(key=lambda item: turns.get(item.path, len(turns)))  # all workers alike, and in the order of collection otherwise
+    for item in items:  # of those that run by themselves, one takes a minute, and all others together less
+        if item.get_closest_marker("exclusive") and item.path.name != LONGEST[0]:
+            item.add_marker(pytest.mark.xdist_group("short"))
     starting: dict[int, bool] = {}
     for item in items:
         fixtures = [fixture.func for known in item._fixtureinfo.name2fixturedefs.values() for fixture in known]  # type: ignore[attr-defined]

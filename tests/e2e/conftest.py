@@ -61,9 +61,10 @@ class Installation:
         assert done.returncode == exit_code, f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
         return done.stdout + done.stderr
 
-    def install(self, project: Path) -> None:
-        """Install a wheel, or the project in a folder, without its requirements and without a network."""
-        pip("--python", str(self.folder / "bin" / "python"), "install", "--no-deps", "--no-index", "--no-build-isolation", str(project))
+    def install(self, *projects: Path) -> None:
+        """Install wheels, or projects in folders, without their requirements and without a network; what is not run is not compiled."""
+        options = ("--no-compile", "--no-deps", "--no-index", "--no-build-isolation")
+        pip("--python", str(self.folder / "bin" / "python"), "install", *options, *map(str, projects))
 
     def opened_in_checkout(self) -> list[str]:
         """Files of the checkout that processes of this environment have opened."""

@@ -64,11 +64,9 @@ def example(name: str) -> ModuleType:
 def plugged(installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Installation:
     """The environment with the template packages in it."""
     folder = tmp_path_factory.mktemp("plug-ins")
-    for name in ("workload", "power_source", "launcher"):
-        shutil.copytree(EXAMPLES / name, folder / name)
-        pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(folder), str(folder / name))
-    for wheel in folder.glob("*.whl"):
-        installation.install(wheel)
+    projects = [str(shutil.copytree(EXAMPLES / name, folder / name)) for name in ("workload", "power_source", "launcher")]
+    pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(folder), *projects)
+    installation.install(*folder.glob("*.whl"))
     return installation
 
 

@@ -65,7 +65,7 @@ _CHILD_SECONDS = 60.0
 def machine_findings(system: System) -> list[Finding]:
     """Every check of this machine."""
     state = environment()
-    return [_clock(), _mark(system), *_sampler_and_neighbours(system), _governor(state), _binding(system), *_gpu_findings(system, state)]
+    return [_clock(), _mark(system), *_sampler_and_other_work(system), _governor(state), _binding(system), *_gpu_findings(system, state)]
 
 
 def _noted(claim: str, truth: str, measured: str, holds: bool) -> Finding:
@@ -98,7 +98,7 @@ def _mark(system: System) -> Finding:
     return _noted("cost of timing a step", f"below {human(DEAREST_MARK, 's')}", human(each, "s"), each < DEAREST_MARK)
 
 
-def _sampler_and_neighbours(system: System) -> list[Finding]:
+def _sampler_and_other_work(system: System) -> list[Finding]:
     """A sampler alone in a quiet process: its rhythm, its cost, and what others did meanwhile."""
     before, cpu = cpu_time([os.getpid()]), time.process_time()
     with Meter([SOURCE]) as meter:
