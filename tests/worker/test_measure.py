@@ -69,6 +69,7 @@ def test_rate_and_energy_are_those_of_the_window(tmp_path: Path, monkeypatch: py
     assert record.value("mean_power") == pytest.approx(Constant().watts, abs=record.metrics["mean_power"].bound) and record.files["power"]
     run_energy, run_time = record.metrics["run_energy"], record.value("run_time")
     assert run_time is not None and run_time > record.window.end - record.phases[0].end - 0.01, "from the first step on"
+    assert record.value("runtime") == pytest.approx(run_time), "neither the baseline before it nor the writing after it"
     assert run_energy.value == pytest.approx(Constant().watts * run_time, abs=run_energy.bound)
     steps = read_table(Store(tmp_path).folder(record) / record.files["steps"])
     assert steps["phase"][0] == "first" and steps["phase"].count("measure") == record.window.steps

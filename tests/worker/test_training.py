@@ -170,6 +170,7 @@ def test_known_watts(tmp_path: Path, make_point: MakePoint) -> None:
     assert record.window.seconds < phases["measure"].end - phases["build"].start < run_time < record.value("runtime")  # type: ignore[operator]
     assert record.idle is not None and "drift" in record.idle.channels[0].bound_parts, "idle power was measured before and after"
     assert run_time < phases["idle_after"].start - phases["build"].start + 0.1, "what comes after is not of the run"
+    assert record.value("runtime") == pytest.approx(run_time + phases["start"].end, abs=0.5), "two idle baselines of a second are not of it"
     mean = record.value("run_energy") / run_time  # type: ignore[operator]
     assert 100 < mean < 500 and record.metrics["action"].value is None and record.metrics["action"].reason
 

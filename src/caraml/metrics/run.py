@@ -21,7 +21,10 @@ INPUT_BOUND_SHARE = 0.1
 
 DEFINITIONS: dict[str, MetricDefinition] = {
     "runtime": MetricDefinition(
-        "Total runtime", "s", "neither", "From the start of the worker until its model is saved; of a command, the program's run."
+        "Total runtime",
+        "s",
+        "neither",
+        "From the start of the worker until its model is saved, without idle baseline and probes; of a command, the program's run.",
     ),
     "training_time": MetricDefinition("Training", "s", "neither", "All steps: the first one, warm-up and window."),
     "loading_time": MetricDefinition(

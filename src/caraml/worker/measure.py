@@ -185,7 +185,7 @@ class OwnLoop:
         files = write_readings(ranks, everyone, self._instruments, folder, self._origin)
         probed = Peak(value=None, dtype=point.precision, reason=_NO_PEAK)
         known = Known(folder, point, self._facts, self._origin, self._started_at, probed, files=files, tells_wait=False)
-        known.runtime, known.phases = time.monotonic() - self._origin, self._log.phases
+        known.runtime, known.phases = run[1] - run[0], self._log.phases
         try:
             if ranks.rank == 0:
                 self._write(everyone, known, missing, reported)

@@ -89,6 +89,7 @@ class Worker:
         """Measure and write the record; returns it on rank 0, ``None`` elsewhere."""
         with self.log.phase("start"):
             device, ranks = self._open()
+        starting = time.monotonic() - self.origin
         with self.log.phase("idle"):
             quiet_baseline(ranks, self._instruments, self.point.measure.idle_seconds)
         limits = self._limits(device)
@@ -121,7 +122,7 @@ class Worker:
             with self.log.phase("save"):
                 everyone = gathered(ranks, mine, self._instruments, run)
                 files = write_readings(ranks, everyone, self._instruments, self.folder, self.origin)
-                self._known = replace(self._known, files=files, runtime=time.monotonic() - self.origin, phases=self.log.phases)
+                self._known = replace(self._known, files=files, runtime=starting + run[1] - run_began, phases=self.log.phases)
                 record = make_record(everyone, self._known) if ranks.rank == 0 else None
             if tracer is not None:
                 record = self._traced(ranks, task, tracer, step, record)
