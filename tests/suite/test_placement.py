@@ -61,6 +61,18 @@ def test_accumulation_fixed_is_weak_scaling_and_world_fills_nodes() -> None:
     assert {planned.point.accumulation for planned in points} == {3}
 
 
+def test_world_is_the_number_of_devices_on_nodes_of_any_size() -> None:
+    points = plan("world = [2, 3, 4, 8, 9, 7]\naccumulation = 1", nodes=8, devices=3)
+    assert [(p.point.world, p.point.nodes, p.point.devices) for p in points] == [
+        (2, 1, 2),
+        (3, 1, 3),
+        (4, 2, 2),
+        (8, 4, 2),
+        (9, 3, 3),
+        (7, 7, 1),
+    ]
+
+
 def test_fsdp_all_is_every_copy() -> None:
     (planned,) = plan('global_batch = 16\ntp = 2\nfsdp = "all"')
     assert planned.point.placement.fsdp == 4 and planned.point.placement.label(planned.point.dp) == "fsdp4 tp2"

@@ -342,13 +342,13 @@ def _told_apart(planned: list[PlannedPoint], asked: dict[str, Any]) -> list[Plan
 
 
 def _extent(values: dict[str, Any], machine: Machine) -> tuple[int, int]:
-    """Nodes, and devices of each. Of ``world`` devices as many as there are go on a node; a remainder is a node more, which is one too
-    many for a placement and refused there."""
+    """Nodes, and devices of each. ``world`` devices are equally many on each node: the most that a node has and that divide them."""
     devices = machine.devices_per_node if values["devices"] == "all" else values["devices"]
     if "world" not in values:
         return values["nodes"], devices
-    devices = min(machine.devices_per_node, values["world"])
-    return math.ceil(values["world"] / devices), devices
+    world = values["world"]
+    devices = next(each for each in range(min(machine.devices_per_node, world), 0, -1) if world % each == 0)
+    return world // devices, devices
 
 
 def _without_twins(points: list[PlannedPoint]) -> list[PlannedPoint]:

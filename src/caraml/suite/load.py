@@ -46,7 +46,9 @@ class _Asked(FrozenModel):
     devices: Count | Literal["all"] | list[Count | Literal["all"]] | None = Field(
         None, description="devices per node, one process each; `all`: every device of the machine"
     )
-    world: Count | list[Count] | None = Field(None, description="devices in all, instead of `nodes`; as many as there are go on a node")
+    world: Count | list[Count] | None = Field(
+        None, description="devices in all, instead of `nodes`; equally many on each node, as many as it has and divide them"
+    )
     tp: Count | list[Count] | None = None
     sp: bool | list[bool] | None = None
     cp: Count | list[Count] | None = None
