@@ -47,6 +47,11 @@ def test_a_machine_is_found_by_any_of_its_names() -> None:
         references("--system", "LUMI-C")
 
 
+def test_filters_that_no_number_meets_together_are_refused() -> None:
+    with pytest.raises(InputError, match="no published number has all of --source 'caraml' --table '2'"):
+        references("--source", "caraml", "--table", "2")
+
+
 def test_files_hold_every_column() -> None:
     rows = list(csv.DictReader(io.StringIO(references("--source", "pearc", "--csv"))))
     assert tuple(rows[0]) == FIELDS

@@ -291,6 +291,9 @@ def references(
         if wanted["system"] is None:
             raise InputError(f"no source has a number of {machines[0].name}", "caraml references says which tables there are")
     rows = select(every, **wanted)
+    if not rows:  # each of these is the value of some row
+        asked = " ".join(f"--{name} '{value}'" for name, value in wanted.items() if value is not None)
+        raise InputError(f"no published number has all of {asked}", "caraml references says which tables each source has")
     if csv or json:
         columns, lines = full_lines(rows)
         say((to_csv if csv else to_json)(columns, lines), nl=False)
