@@ -123,6 +123,7 @@ LINES = {
     "campaign": 1_793,
     "cli": 1_677,
     "cli": 1_672,
+    "cli": 1_676,
     "data": 809,
     "engine": 4_195,
     "launch": 1_763,
@@ -136,7 +137,7 @@ LINES = {
     "verify": 1_030,
     "worker": 2_179,
     "worker": 2_167,
-    "workloads": 8_719,
+    "workloads": 8_727,
 }
 FILES = 219
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import shutil
 import subprocess
@@ -147,6 +148,12 @@ def test_tiny_imagenet_is_read_as_it_is_unpacked(tmp_path: Path, image_folder: t
     assert content(FolderStore(Path(train))) | content(FolderStore(Path(held_out))) == content(given)
     assert len(FolderStore(Path(held_out)).labels) == 50
     assert _parts(str(root / "train")) == (str(root / "train"), None)
+    forms: tuple[tuple[str, Form], ...] = (("a.lmdb", "lmdb"), ("a.tar", "webdataset"), ("b.zip", "archive"))
+    for part, (name, form) in itertools.product((train, held_out), forms):  # packed, each image keeps its class
+        packed = tmp_path / Path(part).name / name
+        pack_images(Path(part), packed)
+        store, _ = open_store(form, packed, tmp_path / "local", nullcontext())
+        assert store.classes == given.classes and content(store) == content(FolderStore(Path(part)))
     (root / "val" / "val_annotations.txt").write_text(lines[0] + "../../etc\tn1\n")
     with pytest.raises(InputError, match=r"val_annotations\.txt:2: found '\.\./\.\./etc.*expected IMAGE, a tab and CLASS"):
         FolderStore(root / "val")
@@ -171,6 +178,16 @@ def test_the_form_of_a_path_follows_from_its_ending(given: str, form: str) -> No
         Params.model_validate({"data": given, "path": "/other"})
     with pytest.raises(ValueError, match=r"'images', 'lmdb'.* or the path of a set with a / in it: \./lmbd for a folder"):
         Params.model_validate({"data": "lmbd"})
+
+
+def test_the_two_parts_of_a_set_are_no_classes(tmp_path: Path, image_folder: tuple[Path, ImageFolderFacts]) -> None:
+    """Packed together they were a set of two classes, the held-out images among those that are trained on."""
+    for part in ("train", "val"):
+        shutil.copytree(image_folder[0], tmp_path / "set" / part)
+    with pytest.raises(InputError, match=r"found train and val, the two parts of a set") as refused:
+        pack_images(tmp_path / "set", tmp_path / "set.lmdb")
+    assert refused.value.hint == str(tmp_path / "set" / "train") and not (tmp_path / "set.lmdb").exists()
+    assert pack_images(tmp_path / "set" / "train", tmp_path / "set.lmdb").images == image_folder[1].images
 
 
 def test_broken_shards_are_named(tmp_path: Path) -> None:

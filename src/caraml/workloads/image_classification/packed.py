@@ -362,16 +362,22 @@ def pack_images(root: Path, out: Path, images_per_shard: int = 10_000) -> Packed
     return Packed(len(store.labels), len(files), sum(path.stat().st_size for path in files))
 
 
+def _member(store: FolderStore, root: Path, position: int) -> str:
+    """``CLASS/IMAGE``; of an image in another folder than its class's, as TinyImageNet has them, with its number as name."""
+    inside, label = Path(store.name(position)).relative_to(root), store.classes[store.labels[position]]
+    return str(inside) if inside.parts[:-1] == (label,) else f"{label}/{position:08}{inside.suffix.lower()}"
+
+
 def _write_archive(store: FolderStore, root: Path, out: Path, ending: str) -> None:
-    names = [store.name(position) for position in range(len(store.labels))]
+    members = [(store.name(position), _member(store, root, position)) for position in range(len(store.labels))]
     if ending == ".tar":
         with replacing(out) as file, tarfile.open(fileobj=file, mode="w") as tar:
-            for name in names:
-                tar.add(name, arcname=Path(name).relative_to(root), recursive=False)
+            for name, inside in members:
+                tar.add(name, arcname=inside, recursive=False)
     elif ending == ".zip":
         with replacing(out) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # JPEGs do not shrink any further
-            for name in names:
-                archive.write(name, Path(name).relative_to(root))
+            for name, inside in members:
+                archive.write(name, inside)
     else:
         tool = shutil.which("mksquashfs")
         if tool is None:

@@ -301,6 +301,8 @@ class FolderStore:
             paths, names = _annotated(annotated)
             classes, labels = number_classes(names, annotated)
             return classes, (paths, labels)
+        if {"train", "val"} <= {*classes} and any(entry.is_dir() for entry in os.scandir(root / "train")):
+            raise InputError(f"{root}: found train and val, the two parts of a set, expected the classes of one", f"{root / 'train'}")
         if not classes:
             raise InputError(f"{root}: no image folder (found no folder of a class in it)", _HINT)
         return classes, None
