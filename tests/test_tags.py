@@ -56,6 +56,7 @@ def test_other_words_name_the_campaign(capsys: pytest.CaptureFixture[str]) -> No
         ("llm", ("800M A100",), "--tag 800M A100: found several tags in one word.*--tag 800M A100$"),
         ("llm", ("13B,A100,synthetic",), "several tags in one word.*--tag 13B A100 synthetic$"),
         ("llm", ("A100", "H100"), "one system: found A100 and H100"),
+        ("A100", ("800M", "llm", "synthetic"), "found 'A100' where the suite stands.*caraml run llm --tag 800M A100 synthetic$"),
     ],
 )
 def test_a_tag_that_there_is_not_gets_the_nearest_name_or_the_right_command(suite: str, words: tuple[str, ...], told: str) -> None:

@@ -227,6 +227,10 @@ def by_tags(asked: Asked, tags: Sequence[str] | None, more: Sequence[str] | None
         raise InputError(f"found {given!r} after the suite, expected options", f"caraml run {asked.suite} --tag {given}")
     if not words:
         return asked
+    suites = catalog_suites()
+    if asked.suite not in suites and (meant_first := next((word for word in more or () if word in suites), None)):
+        order = " ".join(word for word in (*(tags or ()), asked.suite, *(more or ())) if word != meant_first)
+        raise InputError(f"found {asked.suite!r} where the suite stands, before its tags", f"caraml run {meant_first} --tag {order}")
     file = load_suite(asked.suite)
     systems = {name.casefold(): (name, one.name) for one in list_systems(asked.beside) for name in (one.name, *one.aliases)}
     known = {word.casefold(): word for word in [*words_of(file.names), _SYNTHETIC]} | {key: name for key, (name, _) in systems.items()}
