@@ -372,12 +372,12 @@ def _write_archive(store: FolderStore, root: Path, out: Path, ending: str) -> No
     members = [(store.name(position), _member(store, root, position)) for position in range(len(store.labels))]
     if ending == ".tar":
         with replacing(out) as file, tarfile.open(fileobj=file, mode="w") as tar:
-            for name, inside in members:
-                tar.add(name, arcname=inside, recursive=False)
+            for name, member in members:
+                tar.add(name, arcname=member, recursive=False)
     elif ending == ".zip":
         with replacing(out) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:  # JPEGs do not shrink any further
-            for name, inside in members:
-                archive.write(name, inside)
+            for name, member in members:
+                archive.write(name, member)
     else:
         tool = shutil.which("mksquashfs")
         if tool is None:
