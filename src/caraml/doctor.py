@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -32,8 +32,7 @@ from caraml.system.detect import detect
 from caraml.system.environment import environment
 from caraml.system.families.family import AUTOLOAD, CUDA, TorchBuild, amd_gpus
 from caraml.system.model import UNITS, DType, System
-from caraml.workloads import workload_plugins
-from caraml.workloads.base import Workload
+from caraml.workloads import workload_of, workload_plugins
 
 if TYPE_CHECKING:
     from caraml.system.limits import Look
@@ -364,17 +363,22 @@ def _sensor(source: dict[str, Any]) -> Check:
 
 def plugin_checks() -> list[Check]:
     """One finding per plug-in: that it can be used, or why not."""
-    groups: tuple[tuple[Mapping[str, Plugin], type[Any]], ...] = (
-        (workload_plugins(), Workload),
-        (source_plugins(), SourceEntry),
-        (launcher_plugins(), type),
+    from caraml.launch.launchers import PlugInLauncher
+
+    def a_launcher(plugin: Plugin) -> str:
+        PlugInLauncher(plugin)
+        return "a launcher"
+
+    groups: tuple[tuple[Mapping[str, Plugin], Callable[[Plugin], str]], ...] = (
+        (workload_plugins(), lambda plugin: workload_of(plugin).title),
+        (source_plugins(), lambda plugin: plugin.load(SourceEntry).title),
+        (launcher_plugins(), a_launcher),
     )
     checked = []
-    for plugin, kind in ((plugin, kind) for group, kind in groups for plugin in group.values()):
+    for plugin, title in ((plugin, title) for group, title in groups for plugin in group.values()):
         name = f"plug-in: {plugin.name} ({plugin.package})"
         try:
-            found = plugin.load(kind)
-            checked.append(Check(name, "ok", "a launcher" if kind is type else found.title))
+            checked.append(Check(name, "ok", title(plugin)))
         except CaramlError as error:
             checked.append(Check(name, "warn", error.args[0], error.hint))
     return checked

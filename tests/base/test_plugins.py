@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -14,6 +15,7 @@ from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.toml import parse_toml
 from caraml.cli.app import app
 from caraml.doctor import plugin_checks
+from caraml.metrics.model import Facts
 from caraml.power import Meter, source_names
 from caraml.power.source import BUILT_IN, create
 from caraml.suite.expand import Plan, expand
@@ -21,6 +23,7 @@ from caraml.suite.load import Suite, SuiteFile
 from caraml.suite.model import Machine
 from caraml.system.environment import environment
 from caraml.workloads import WORKLOADS, load_workload, params_of, software_of
+from caraml.workloads.base import Task, checked
 
 Install = Callable[..., None]
 
@@ -33,6 +36,8 @@ class Params(BaseModel):
 
 WORKLOAD = Workload(title="a net", params=Params, build=lambda ctx: None)
 UNCHECKED = Workload(title="a net", params=dict, build=lambda ctx: None)
+UNBUILT = Workload(title="a net", params=Params, build=None)
+UNTITLED = Workload(title=3, params=Params, build=lambda ctx: None)
 """
 
 WATTS = """
@@ -154,12 +159,40 @@ def test_a_name_of_two_plug_ins_is_refused(install: Install) -> None:
         ("net", "plug_net:Params", "expected a caraml.workloads.base.Workload"),
         ("net", "plug_net:MISSING", "has no attribute 'MISSING'"),
         ("net", "plug_net:UNCHECKED", "params: found <class 'dict'>, expected a model of pydantic"),
+        ("net", "plug_net:UNBUILT", "build: found None, expected a function"),
+        ("net", "plug_net:UNTITLED", "title: found 3, expected text"),
     ],
 )
-def test_what_is_no_workload_is_refused(install: Install, name: str, target: str, message: str) -> None:
+def test_what_is_no_workload_is_refused_and_the_doctor_says_so(install: Install, name: str, target: str, message: str) -> None:
     install("caraml-net", "plug_net", NET, "caraml.workloads", {name: target})
     with pytest.raises((InputError, EnvironmentUnfitError), match=message):
         load_workload(name)
+    (check,) = plugin_checks()
+    assert check.status == "warn" and "plug-in caraml-net 1.0" in check.found and "caraml-net" in str(check.fix)
+    assert CliRunner().invoke(app, ["list", "workloads"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (None, "build: found NoneType, expected a caraml.workloads.base.Task"),
+        ({}, r"build: facts: found dict, expected a caraml.metrics.model.Facts"),
+        ({"flops_per_item": -1.0}, "build: facts: flops_per_item: found -1, expected 0 or more"),
+        ({"items_per_sample": 0}, "build: facts: items_per_sample: found 0, expected 1 or more"),
+    ],
+)
+def test_a_task_is_refused_whose_numbers_would_be_false(task: dict[str, Any] | None, message: str) -> None:
+    stated: dict[str, Any] = {"item": "row", "items_per_sample": 1, "parameters": 3, "flops_per_item": 2.0, "flops_formula": "by hand"}
+    nothing: Any = None
+    built = None if task is None else Task(nothing, nothing, iter(()), nothing, Facts(**stated | task) if task else task)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=message):
+        checked(built, "net")
+
+
+def test_the_doctor_looks_into_launchers(install: Install) -> None:
+    install("caraml-queue", "plug_queue", "class Queue:\n    slots = None\n", "caraml.launchers", {"queue": "plug_queue:Queue"})
+    (check,) = plugin_checks()
+    assert check.status == "warn" and "no submit, no poll, no cancel" in check.found and "caraml-queue 1.0" in check.found
 
 
 @pytest.mark.processes
@@ -180,8 +213,17 @@ def test_a_power_source_is_found_and_measured_by_itself(install: Install) -> Non
         (WATTS.replace("return Watts()", "raise OSError('no port')"), "plug_watts:SOURCE", "OSError: no port"),
         (WATTS.replace('name = "watts"', 'name = "volts"'), "plug_watts:SOURCE", "the source's name is 'volts', expected 'watts'"),
         (WATTS, "plug_watts:create", "expected a caraml.power.source.SourceEntry"),
+        (WATTS.replace('"an outlet"', "3"), "plug_watts:SOURCE", "title: found 3, expected text"),
+        (WATTS.replace("return Watts()", "return None"), "plug_watts:SOURCE", "found NoneType without open, channels, read, close"),
+        (WATTS.replace("def close", "def shut"), "plug_watts:SOURCE", "found Watts without close"),
+        (WATTS.replace("min_interval_s = 0.0", "pass"), "plug_watts:SOURCE", "no attribute 'min_interval_s'"),
+        (
+            WATTS.replace("min_interval_s = 0.0", "min_interval_s = None"),
+            "plug_watts:SOURCE",
+            "min_interval_s: found None, expected seconds",
+        ),
     ],
-    ids=["import", "creation", "name", "type"],
+    ids=["import", "creation", "name", "type", "title", "nothing", "method", "no interval", "interval"],
 )
 def test_a_power_source_that_does_not_work_says_so_and_the_others_are_read(install: Install, text: str, target: str, reason: str) -> None:
     install("caraml-watts", "plug_watts", text, "caraml.power_sources", {"watts": target})

@@ -99,11 +99,70 @@ def test_an_answer_that_is_no_number_is_no_reading(value: float) -> None:
     assert json.loads(json.dumps(window.energy.to_dict(), allow_nan=False))
 
 
-@pytest.mark.parametrize(("key", "found"), [("kind", "watts"), ("boundary", "socket")])
-def test_a_channel_of_no_known_kind_or_boundary_is_a_reason(key: str, found: str) -> None:
-    with Meter([Odd(**{key: found})], interval=0.03) as meter, meter.window("w") as window:
+@pytest.mark.parametrize(
+    ("key", "found", "expected"),
+    [
+        ("kind", "watts", "one of "),
+        ("boundary", "socket", "one of "),
+        ("label", None, "text"),
+        ("accuracy", float("nan"), "a number from 0 on"),
+        ("update_period_s", "10 ms", "a number from 0 on"),
+        ("duty", None, "a number from 0 on"),
+        ("max_power_w", -1.0, "a number from 0 on"),
+    ],
+)
+def test_a_channel_of_which_no_energy_can_be_told_is_a_reason(key: str, found: Any, expected: str) -> None:
+    """And not an error after the measurement, which would cost all the others theirs."""
+    with Meter([Odd(**{key: found}), FakeSource(Constant(), name="other")], interval=0.03) as meter, meter.window("w") as window:
+        time.sleep(0.5)
+    assert [channel.source for channel in meter.channels] == ["other", "other"] and window.energy.valid
+    assert f"{key}: found {found!r}, expected {expected}" in meter.reasons[0]
+    assert json.loads(json.dumps(window.energy.to_dict(), allow_nan=False))
+
+
+class Twins(Odd):
+    """Two devices under one id, of which only one would count."""
+
+    def channels(self) -> list[Channel]:
+        return [replace(channel, id="twin", domain=f"device {i}") for i, channel in enumerate(FakeSource.channels(self))]
+
+
+def test_two_channels_of_one_id_are_a_reason() -> None:
+    with Meter([Twins()], interval=0.03) as meter, meter.window("w") as window:
         time.sleep(0.2)
-    assert not meter.channels and f"{key}: found '{found}', expected one of " in (window.energy.reason or "")
+    assert not meter.channels and "channel 'twin': a second one of this id" in (window.energy.reason or "")
+
+
+class Empty(FakeSource):
+    def channels(self) -> list[Channel]:
+        return []
+
+    def read(self) -> list[Reading]:
+        return []
+
+
+def test_a_source_without_a_sensor_is_named() -> None:
+    with Meter([Empty(Constant())], interval=0.03) as meter, meter.window("w") as window:
+        time.sleep(0.2)
+    assert window.energy.reason == "no power sensor: fake: it opened, and has no sensor"
+
+
+class Feeding(FakeSource):
+    """A sensor of power alone that is connected the wrong way round."""
+
+    def channels(self) -> list[Channel]:
+        return [channel for channel in super().channels() if channel.kind != "energy"]
+
+    def read(self) -> list[Reading]:
+        known = {channel.id for channel in self.channels()}
+        return [replace(reading, value=-5.0) for reading in super().read() if reading.channel in known]
+
+
+def test_nothing_draws_less_than_nothing() -> None:
+    with Meter([Feeding(Constant())], interval=0.03) as meter, meter.window("w") as window:
+        time.sleep(1.0)
+    device = window.energy.boundaries["device"]
+    assert device.energy_j is None and not window.energy.valid and "the sensor showed -5 W on average" in (device.reason or "")
 
 
 def test_one_failed_read_costs_nothing() -> None:

@@ -350,6 +350,12 @@ def test_a_quality_gives_nothing_but_what_it_announced(name: str, unit: str) -> 
     stated = {"sharpness": StatedMetric(unit="1/mm")}
     right = {"sharpness": Metric(value=3.0, unit="1/mm")}
     assert Quality(("sharpness",), lambda most: right, stated).measured(1) == right
+    (left_out,) = Quality(("sharpness",), lambda most: {}, stated).measured(1).values()
+    assert left_out.value is None and "gave no number" in str(left_out.reason)
+    with pytest.raises(InputError, match="found float for 'sharpness', expected a"):
+        Quality(("sharpness",), lambda most: {"sharpness": 3.0}, stated).measured(1)  # type: ignore[dict-item]
+    with pytest.raises(InputError, match="measure gave NoneType"):
+        Quality(("sharpness",), lambda most: None, stated).measured(1)  # type: ignore[arg-type, return-value]
     with pytest.raises(InputError, match=f"found '{name}' in '{unit}'"):
         Quality(("sharpness",), lambda most: right | {name: Metric(value=1e9, unit=unit)}, stated).measured(1)
     with pytest.raises(InputError, match=r"found 1e\+300 for 'sharpness'"):  # no reader would take the record

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Literal, TypeVar
@@ -45,7 +45,7 @@ class Plugin:
         """The object that the entry point names.
 
         Raises:
-            InputError: the plug-in was refused, or the object is not of this ``kind``.
+            InputError: the plug-in was refused, or the object is not of this ``kind``, or a text of it is none.
             EnvironmentUnfitError: the plug-in cannot be imported.
         """
         what = f"{_WORDS[self.group]} {self.name!r} of plug-in {self.package}"
@@ -60,11 +60,16 @@ class Plugin:
             ) from error
         if not isinstance(found, kind):
             expected = "class" if kind is type else f"{kind.__module__}.{kind.__name__}"
-            raise InputError(
-                f"{what}: found {self.point.value}, a {type(found).__name__}; expected a {expected}",
-                f"repair the package, or pip uninstall {self.distribution}",
-            )
+            raise self.wrong(f"found {self.point.value}, a {type(found).__name__}; expected a {expected}")
+        for field in fields(found) if is_dataclass(found) and not isinstance(found, type) else ():
+            if field.type == "str" and not isinstance(value := getattr(found, field.name), str):
+                raise self.wrong(f"{field.name}: found {value!r}, expected text")
         return found
+
+    def wrong(self, fault: str) -> InputError:
+        """The error for something that the plug-in gives, with its name and the next step."""
+        what = f"{_WORDS[self.group]} {self.name!r} of plug-in {self.package}"
+        return InputError(f"{what}: {fault}", f"repair the package, or pip uninstall {self.distribution}")
 
 
 def plugins(group: Group, built_in: Iterable[str]) -> dict[str, Plugin]:

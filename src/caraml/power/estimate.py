@@ -345,6 +345,9 @@ def power_energy(series: ReadingSeries, channel: Channel, start: float, end: flo
         swing = max(around[1] - around[0], HIDDEN_SWING / 2 * high)
         estimate.parts["sampling"] = max(estimate.parts["sampling"], swing * duration)
     _power_defects(estimate, dated, channel, (start, end), interval=interval)
+    if estimate.energy_j < 0:
+        estimate.reason = f"the sensor showed {estimate.energy_j / duration:.3g} W on average, and nothing draws less than 0"
+        estimate.energy_j, estimate.peak_w, estimate.parts = None, None, {}
     return estimate
 
 

@@ -226,6 +226,7 @@ class Meter:
         """As ``reasons``, but kinds of sensor that the machine simply does not have are only named, at the end."""
         absent = [s.name for s in self._samplers if s.absent] if self._automatic else []
         reasons = [reason for reason in self.reasons if not any(reason.startswith(f"{name}: ") for name in absent)]
+        reasons += [f"{s.name}: it opened, and has no sensor" for s in self._samplers if s.failure is None and not s.channels]
         return [*reasons, f"not on this machine: {', '.join(absent)}"] if absent else reasons
 
     def _measured(self, start: float, end: float) -> list[ChannelReadings]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
+from numbers import Real
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -207,14 +208,37 @@ class Sampler:
         return readings
 
 
+NUMBERS = ("resolution", "update_period_s", "mean_window_s", "spacing_s", "wrap_j", "max_power_w", "duty", "accuracy")
+"""Numbers of a channel that energies and bounds are made of."""
+
+
 def described(channels: Iterable[Channel]) -> Iterator[Channel]:
-    """The channels as they are. Raises ``SourceUnavailable`` for a kind or boundary that there is not: its energy would stand nowhere."""
+    """The channels as they are. Raises ``SourceUnavailable`` for one of which no energy could be told: of a kind or boundary that there is
+    not, with a text or number that is none, or with the name of another."""
+    seen: set[str] = set()
     for channel in channels:
-        for what, found, known in (("kind", channel.kind, tuple(UNITS)), ("boundary", channel.boundary, BOUNDARIES)):
-            if found not in known:
-                wrong = f"channel {channel.id!r}: {what}: found {found!r}, expected one of {', '.join(known)}"
-                raise SourceUnavailable(wrong, "repair the source", "unreadable")
+        if fault := _fault(channel) or (f"channel {channel.id!r}: a second one of this id" if channel.id in seen else None):
+            raise SourceUnavailable(fault, "repair the source", "unreadable")
+        seen.add(channel.id)
         yield channel
+
+
+def _fault(channel: object) -> str | None:
+    """What of a channel is not as it has to be, in words."""
+    if not isinstance(channel, Channel):
+        return f"channels: found {channel!r}, expected a caraml.power.Channel"
+    of = f"channel {channel.id!r}:"
+    for what in ("id", "label", "domain", "hardware"):
+        if not isinstance(text := getattr(channel, what), str):
+            return f"{of} {what}: found {text!r}, expected text"
+    for what, found, known in (("kind", channel.kind, tuple(UNITS)), ("boundary", channel.boundary, BOUNDARIES)):
+        if found not in known:
+            return f"{of} {what}: found {found!r}, expected one of {', '.join(known)}"
+    for what in NUMBERS:
+        number, left_out = getattr(channel, what), what in ("wrap_j", "max_power_w")
+        if not (isinstance(number, Real) and 0 <= float(number) < math.inf) and not (left_out and number is None):
+            return f"{of} {what}: found {number!r}, expected a number from 0 on"
+    return None
 
 
 def _finite(reading: Reading) -> Reading:
@@ -310,7 +334,8 @@ def _observed(source: Source, seconds: float, timeout: float = 5.0) -> dict[str,
         except Exception as error:  # noqa: BLE001 - thread boundary: a vendor library may raise anything; it is reported
             problem.append(SourceUnavailable(f"{type(error).__name__}: {error}"))
         finally:
-            source.close()
+            with suppress(Exception):  # what it measured counts; a measurement that closes it says what fails
+                source.close()
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()

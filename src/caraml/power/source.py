@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -159,13 +161,24 @@ def create(name: str, devices: Sequence[str] | None = None, automatic: bool = Fa
         return _Unusable(base, error.args[0], error.hint)
     try:
         source = _make(entry, argument, devices, automatic)
+        fault = _fault(source, base)
     except CaramlError:
         raise  # what the user wrote after the colon
     except Exception as error:  # noqa: BLE001 -- a foreign module may raise anything; the other sources are read all the same
-        return _Unusable(base, f"plug-in {plugin.package}: {type(error).__name__}: {error}", None)
-    if source.name != base:
-        return _Unusable(base, f"plug-in {plugin.package}: the source's name is {source.name!r}, expected {base!r}", None)
-    return source
+        fault = f"{type(error).__name__}: {error}"
+    return _Unusable(base, f"plug-in {plugin.package}: {fault}", None) if fault else source
+
+
+def _fault(source: Source, name: str) -> str | None:
+    """What of a plug-in's source is not as it has to be, in words."""
+    lacks = [member for member in ("open", "channels", "read", "close") if not callable(getattr(source, member, None))]
+    if lacks:
+        return f"found {type(source).__name__} without {', '.join(lacks)}; expected a source with open, channels, read and close"
+    if source.name != name:
+        return f"the source's name is {source.name!r}, expected {name!r}"
+    if not (isinstance(source.min_interval_s, Real) and 0 <= source.min_interval_s < math.inf):
+        return f"min_interval_s: found {source.min_interval_s!r}, expected seconds, 0 or more"
+    return None
 
 
 def create_all(sources: Sequence[str | Source], devices: Sequence[str] | None = None, automatic: bool = False) -> list[Source]:

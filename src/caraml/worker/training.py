@@ -56,7 +56,7 @@ from caraml.system import affinity
 from caraml.system.host import MEMORY, limit_memory
 from caraml.worker.record import Known, PhaseLog, gathered, make_record, process_start, write_readings, write_steps
 from caraml.workloads import load_workload, software_of
-from caraml.workloads.base import BuildContext, Task
+from caraml.workloads.base import BuildContext, Task, checked
 
 if TYPE_CHECKING:
     from caraml.engine.afterwards import Tracer
@@ -195,7 +195,7 @@ class Worker:
             tp=point.placement.tp,
             knobs=point.knobs,
         )
-        task = self._workload.build(context)
+        task = checked(self._workload.build(context), point.workload)
         if point.precision == "fp8":
             compute_in_fp8(task.model)
         if mesh is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
-from caraml.base.errors import CaramlError, EnvironmentUnfitError, InputError, unknown_name
+from caraml.base.errors import CaramlError, EnvironmentUnfitError, unknown_name
 from caraml.base.plugins import Plugin, plugins
 from caraml.suite.model import WORKLOAD_ALIASES
 from caraml.workloads.base import Workload
@@ -59,9 +59,16 @@ def load_workload(name: str) -> Workload:
     others = workload_plugins()
     if name not in others:
         raise unknown_name("workload", name, [*WORKLOADS, *WORKLOAD_ALIASES, *others])
-    found = others[name].load(Workload)
+    return workload_of(others[name])
+
+
+def workload_of(plugin: Plugin) -> Workload:
+    """The workload of a plug-in. Raises as :func:`load_workload`."""
+    found = plugin.load(Workload)
     if not (isinstance(found.params, type) and issubclass(found.params, BaseModel)):
-        raise InputError(f"workload {name!r} of plug-in {others[name].package}: params: found {found.params}, expected a model of pydantic")
+        raise plugin.wrong(f"params: found {found.params}, expected a model of pydantic")
+    if not callable(found.build):
+        raise plugin.wrong(f"build: found {found.build!r}, expected a function of a BuildContext")
     return found
 
 
@@ -76,7 +83,7 @@ def titles() -> dict[str, str]:
     found = dict(WORKLOADS)
     for plugin in workload_plugins().values():
         try:
-            found.setdefault(plugin.name, f"{plugin.load(Workload).title} ({plugin.package})")
+            found.setdefault(plugin.name, f"{workload_of(plugin).title} ({plugin.package})")
         except CaramlError as error:
             found[f"{plugin.name} (plug-in)"] = error.args[0]
     return found

@@ -198,13 +198,17 @@ class Quality:
     def measured(self, most: int | None) -> dict[str, Metric]:
         """The metrics on at most so many batches. Raises ``InputError`` for one of another name or unit than was said."""
         found = self.measure(most)
-        announced = self.unknown(None)
+        announced = self.unknown("the workload's quality.measure gave no number for it")
+        if not isinstance(found, Mapping):
+            raise InputError(f"quality: measure gave {type(found).__name__}, expected a Metric by name")
         for name, one in found.items():
+            if not isinstance(one, Metric):
+                raise InputError(f"quality: found {type(one).__name__} for {name!r}, expected a caraml.metrics.model.Metric")
             if name not in announced or one.unit != announced[name].unit:
                 raise InputError(f"quality: found {name!r} in {one.unit!r}, which is none of the workload's names and units")
             if one.value is not None and not is_measurable(one.value):
                 raise InputError(f"quality: found {one.value:g} for {name!r}, expected 0 or a size between {1 / LARGEST:g} and {LARGEST:g}")
-        return found
+        return {**announced, **found}
 
 
 @dataclass
@@ -248,6 +252,21 @@ class Task:
     """Folder for a checkpoint of model and optimizer after the last step."""
     close: Callable[[], None] = field(default=lambda: None)
     """Ends loader workers and whatever else the task holds."""
+
+
+def checked(task: object, name: str) -> Task:
+    """What ``build`` of the workload ``name`` returned. Raises ``InputError`` if it is no task, or its facts would make numbers false."""
+    for place, found, kind in (("", task, Task), ("facts: ", getattr(task, "facts", None), Facts)):
+        if not isinstance(found, kind):
+            fault = f"{place}found {type(found).__name__}, expected a {kind.__module__}.{kind.__name__}"
+            raise InputError(f"workload {name!r}: build: {fault}", "repair the workload: docs/extend/workload.md")
+    assert isinstance(task, Task)
+    for key, number in task.facts.model_dump(exclude={"data"}).items():
+        least = 1 if key == "items_per_sample" else 0
+        if isinstance(number, int | float) and number < least:
+            fault = f"{key}: found {number:g}, expected {least} or more"
+            raise InputError(f"workload {name!r}: build: facts: {fault}", "repair the workload: docs/extend/workload.md")
+    return task
 
 
 @dataclass(frozen=True)
