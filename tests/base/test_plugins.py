@@ -211,6 +211,7 @@ def test_a_power_source_is_found_and_measured_by_itself(install: Install) -> Non
     [
         ("import no_such_library", "plug_watts:SOURCE", "no_such_library"),
         (WATTS.replace("return Watts()", "raise OSError('no port')"), "plug_watts:SOURCE", "OSError: no port"),
+        (WATTS.replace("return Watts()", "raise SystemExit('no port')"), "plug_watts:SOURCE", "SystemExit: no port"),
         (WATTS.replace('name = "watts"', 'name = "volts"'), "plug_watts:SOURCE", "the source's name is 'volts', expected 'watts'"),
         (WATTS, "plug_watts:create", "expected a caraml.power.source.SourceEntry"),
         (WATTS.replace('"an outlet"', "3"), "plug_watts:SOURCE", "title: found 3, expected text"),
@@ -223,7 +224,7 @@ def test_a_power_source_is_found_and_measured_by_itself(install: Install) -> Non
             "min_interval_s: found None, expected seconds",
         ),
     ],
-    ids=["import", "creation", "name", "type", "title", "nothing", "method", "no interval", "interval"],
+    ids=["import", "creation", "exit", "name", "type", "title", "nothing", "method", "no interval", "interval"],
 )
 def test_a_power_source_that_does_not_work_says_so_and_the_others_are_read(install: Install, text: str, target: str, reason: str) -> None:
     install("caraml-watts", "plug_watts", text, "caraml.power_sources", {"watts": target})

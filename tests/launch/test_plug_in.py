@@ -171,7 +171,7 @@ def test_what_is_no_launcher_is_an_error_that_names_the_package(
 def one_and(then: object) -> Callable[..., object]:
     def submit(self: Names, jobs: Sequence[Job]) -> Iterator[object]:
         yield self.name.format(folder=jobs[0].folder.resolve())
-        if isinstance(then, Exception):
+        if isinstance(then, BaseException):
             raise then
         yield from [f"hq:8:{job.folder.resolve()}" for job in (*jobs[1:], *jobs)] if then == "more" else ()
 
@@ -182,6 +182,7 @@ def one_and(then: object) -> Callable[..., object]:
     ("submit", "error", "words", "kept"),
     [
         (one_and(OSError("no queue")), EnvironmentUnfitError, "submit failed: OSError: no queue", 1),
+        (one_and(SystemExit("no queue")), EnvironmentUnfitError, "submit failed: SystemExit: no queue", 1),
         (one_and("few"), InputError, "found 1 handle from submit, expected one for each of 2 jobs", 1),
         (one_and("more"), InputError, "found more handles from submit, expected one for each of 2 jobs", 2),
         (lambda self, jobs: None, EnvironmentUnfitError, "submit failed: TypeError: 'NoneType' object is not iterable", 0),

@@ -32,6 +32,8 @@ class Faulty(FakeSource):
             raise SourceUnavailable("the card is gone", "plug it in")
         if self.fault == "crash at open":
             raise RuntimeError("driver says no")
+        if self.fault == "exit at open":
+            raise SystemExit("driver ends")
         super().open()
 
     def read(self) -> list[Reading]:
@@ -173,7 +175,7 @@ def test_one_failed_read_costs_nothing() -> None:
     assert energy.channels[0].missed >= 1
 
 
-@pytest.mark.parametrize(("fault", "words"), [("open", "plug it in"), ("crash at open", "driver says no")])
+@pytest.mark.parametrize(("fault", "words"), [("open", "plug it in"), ("crash at open", "driver says no"), ("exit at open", "driver ends")])
 def test_a_sensor_that_does_not_open_is_a_reason(fault: str, words: str) -> None:
     meter, energy, extra = measured(fault, 0.1)
     assert extra < PATIENCE_S

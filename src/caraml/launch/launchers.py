@@ -147,7 +147,7 @@ class PlugInLauncher:
             yield
         except CaramlError:
             raise
-        except Exception as error:  # a foreign module may raise anything
+        except (Exception, SystemExit) as error:  # a foreign module may raise anything
             raise EnvironmentUnfitError(
                 f"{self._what}: {doing} failed: {reason_of(error)}",
                 "repair the package, then run the same command again: it finds the jobs that have begun",

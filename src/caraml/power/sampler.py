@@ -131,7 +131,7 @@ class Sampler:
         except CaramlError as error:
             hint = f"; fix: {error.hint}" if error.hint else ""
             self.problem, self.failure = error, f"{self.name}: {error.args[0]}{hint}"
-        except Exception as error:  # noqa: BLE001 - thread boundary: a vendor library may raise anything; it is reported
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - thread boundary: a vendor library may raise anything
             self.failure = f"{self.name}: {type(error).__name__}: {error}"
         finally:
             self._opened.set()

@@ -164,7 +164,7 @@ def create(name: str, devices: Sequence[str] | None = None, automatic: bool = Fa
         fault = _fault(source, base)
     except CaramlError:
         raise  # what the user wrote after the colon
-    except Exception as error:  # noqa: BLE001 -- a foreign module may raise anything; the other sources are read all the same
+    except (Exception, SystemExit) as error:  # noqa: BLE001 -- a foreign module may raise anything; the others are read
         fault = f"{type(error).__name__}: {error}"
     return _Unusable(base, f"plug-in {plugin.package}: {fault}", None) if fault else source
 
