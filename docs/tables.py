@@ -217,8 +217,10 @@ def limits() -> str:
     rows = []
     for node, after in itertools.pairwise(block):
         if isinstance(node, ast.Assign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            names = [name.id for name in ast.walk(node.targets[0]) if isinstance(name, ast.Name)]
-            values = ", ".join(f"{getattr(limits, name):,.0f}" for name in names)
+            names = [name.id for name in ast.walk(node.targets[0]) if isinstance(name, ast.Name) and not name.id.startswith("_")]
+            values = ", ".join(f"{value:,}" if isinstance(value := getattr(limits, name), int) else f"{value:g}" for name in names)
+            if not names:  # how the limits are kept, which nobody meets
+                continue
             rows.append([", ".join(f"`{name}`" for name in names), values, plain(str(after.value.value))])
     return table(["limit", "value", "of"], rows)
 

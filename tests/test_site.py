@@ -24,6 +24,7 @@ from caraml.power.model import BLOCKING, ENERGY_FLAGS
 from caraml.results.record import FLAGS, STATUSES, Costly, Fingerprint, Profile, Record
 from caraml.suite.load import Benchmark, Suite, catalog_suites
 from caraml.suite.model import Knobs, Measure, Placement
+from caraml.system.families.family import FAMILIES
 from caraml.system.model import Affinity, Container, Cpu, DeviceModel, Figure, Link, Network, Scheduler, Site, Software, System
 from caraml.workloads import WORKLOADS, load_workload
 
@@ -182,6 +183,20 @@ def test_every_variable_of_caraml_is_explained(tables: ModuleType) -> None:
         name for path in (ROOT / "src").rglob("*.py") for name in re.findall(r'"(CARAML_[A-Z_]+[A-Z])"', path.read_text(encoding="utf-8"))
     }
     assert set(first_cells(tables.TABLES["variables"]())) == used
+
+
+def test_every_variable_of_others_that_is_obeyed_is_explained() -> None:
+    page = (ROOT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
+    read = {name for text in sources for name in re.findall(r'environ\.get\("([A-Z_]+)"', text)}
+    masks = {name for family in FAMILIES for name in family.variables}
+    by_launchers = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURMD_NODENAME"}
+    assert {name for name in (read | masks) - by_launchers if f"`{name}`" not in page} == set()
+
+
+def test_limits_are_the_numbers_of_the_code(tables: ModuleType) -> None:
+    text = tables.TABLES["limits"]()
+    assert "| `LARGEST` | 1e+100 |" in text and "| `KEY` | 200 |" in text and "`_" not in text
 
 
 def test_every_verb_and_option_is_in_the_table_of_commands(tables: ModuleType) -> None:
