@@ -117,6 +117,26 @@ def test_an_environment_of_an_old_python_is_called_one_and_made_anew(checkout: P
     assert make(checkout) == (0, [])
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_an_environment_of_another_folder_becomes_that_of_this_one(checkout: Path, copied: bool) -> None:
+    """The tests of a copy would be those of the folder that it was copied from."""
+    program(checkout, "python3", NEW)
+    assert make(checkout) == (0, [])
+    there = checkout / "another place"
+    if copied:
+        (there / ".venv").mkdir(parents=True)
+    files = {"pyvenv.cfg": "command = /usr/bin/python3 -m venv {}/.venv\n", "bin/mypy": "#!{}/.venv/bin/python\n"}
+    files["lib/python3.11/site-packages/_editable_impl_caraml.pth"] = "{}/src"
+    for name, text in files.items():
+        (checkout / ".venv" / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / ".venv" / name).write_text(text.format(there))
+    assert make(checkout) == (0, [f"make: .venv was made in {there}: its commands are made those of this folder"])
+    assert {name: (checkout / ".venv" / name).read_text() for name in files} == {
+        name: text.format(checkout) for name, text in files.items()
+    }
+    assert make(checkout) == (0, [])
+
+
 def test_a_link_to_an_environment_that_is_gone_is_made_anew(checkout: Path) -> None:
     program(checkout, "python3", NEW)
     (checkout / ".venv").symlink_to("/no/such/folder")
