@@ -135,6 +135,7 @@ LINES = {
     "report": 4_888,
     "results": 3_205,
     "suite": 2_697,
+    "suite": 2_696,
     "system": 3_535,
     "verify": 1_030,
     "worker": 2_179,

@@ -237,6 +237,13 @@ def test_every_fault_is_reported_with_its_line() -> None:
         assert expected in message, f"{expected!r} not in:\n{message}"
 
 
+def test_a_key_of_a_table_within_params_is_one_of_its_own() -> None:
+    text = '[[benchmark]]\nname = "a"\nworkload = "command"\nparams = { argv = ["x"], metrics.m = { key = "k", unti = "s", unit = "s" } }\n'
+    document = parse_toml('name = "s"\ntitle = "S"\n' + text, "s.toml")
+    with pytest.raises(InputError, match=r"metrics\.m\.unti: found .*, expected one of the keys unit, better, .*did you mean 'unit'"):
+        expand(SuiteFile(document.validate(Suite), document), machine(), real_params_of)
+
+
 def test_structural_faults_come_all_at_once() -> None:
     text = '[[benchmark]]\nname = "a"\nworkload = "net"\nglobal_batch = "8"\nprecison = "bf16"\ncompile = "of"\n'
     with pytest.raises(InputError) as caught:

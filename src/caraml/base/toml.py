@@ -115,7 +115,7 @@ class TomlDocument:
                 key = str(location[names[-1]])
                 if item["type"] != "missing":
                     del part[key]
-                elif (owner := _owner(model, item["loc"][:-1])) is not None and owner.model_fields[key].annotation is str:
+                elif (owner := owner_of(model, item["loc"][:-1])) is not None and owner.model_fields[key].annotation is str:
                     part[key] = key
         return replace(self, data=data)
 
@@ -335,7 +335,7 @@ class _Fault:
         location = _in_document(error["loc"], data, kind)
         guess = None
         if kind == "extra_forbidden":
-            owner = _owner(model, error["loc"][:-1])
+            owner = owner_of(model, error["loc"][:-1])
             names = list(owner.model_fields) if owner else []
             expected = f"one of the keys {', '.join(names)}" if names else "no such key"
             guess = nearest(str(error["loc"][-1]).lower(), names)
@@ -364,7 +364,7 @@ def _in_document(loc: tuple[int | str, ...], data: Any, kind: str) -> Location:
     return tuple(location)
 
 
-def _owner(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel] | None:
+def owner_of(model: type[BaseModel], loc: tuple[int | str, ...]) -> type[BaseModel] | None:
     """The model that the table at ``loc`` is checked against, or ``None`` where the types do not tell."""
     annotation: Any = model
     for step in loc:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from caraml.base.errors import InputError, UnknownNameError, nearest
 from caraml.base.limits import COUNT, POINTS
-from caraml.base.toml import expected_of
+from caraml.base.toml import expected_of, owner_of
 from caraml.base.toml_lines import Location
 from caraml.suite.expression import NAMES, Condition, condition_names, known_texts
 from caraml.suite.load import SuiteFile
@@ -270,7 +270,8 @@ class _Expansion:
             location, found = self._where_stands(f"params.{name}" if name else "params"), fault["input"]
             if fault["type"] == "extra_forbidden":
                 found = self._asked.get(f"params.{name}", found)  # all that is swept: none of it has a place
-                expected, guess = f"one of the keys {', '.join(model.model_fields)}", nearest(name, model.model_fields)
+                names = list((owner_of(model, fault["loc"][:-1]) or model).model_fields)
+                expected, guess = f"one of the keys {', '.join(names)}", nearest(str(fault["loc"][-1]), names)
             else:
                 expected, guess = expected_of(fault)
             self._fault(location, None if fault["type"] == "missing" else found, expected, guess)
