@@ -1,4 +1,4 @@
-"""Suite ``caraml-ipu``: the arguments of the vendor's programs, and what is read of what they say, against stand-ins."""
+"""Suites for IPUs: the arguments of the vendor's programs, and what is read of what they say, against stand-ins."""
 
 from __future__ import annotations
 
@@ -27,21 +27,28 @@ FAKES = Path(__file__).parents[1] / "fakes"
 pytestmark = pytest.mark.processes
 
 
-def run(tmp_path: Path, smallest: set[int]) -> list[Record]:
+PROGRAMS = {
+    "nlp/gpt2/pytorch/train_gpt2.py": "gpt",
+    "vision/cnns/tensorflow2/train.py": "resnet50",
+    "vision/cnns/pytorch/train/train.py": "cnns",
+}
+
+
+def run(tmp_path: Path, smallest: set[int], suite: str = "caraml-ipu", system: str = "jureca-ipu") -> list[Record]:
     """The points of the smallest batches, with a checkout whose programs are the stand-ins."""
-    for name, program in (("nlp/gpt2/pytorch/train_gpt2.py", "gpt"), ("vision/cnns/tensorflow2/train.py", "resnet50")):
+    for name, program in PROGRAMS.items():
         place = tmp_path / "examples" / name
         place.parent.mkdir(parents=True)
         start = f"import runpy, sys\nsys.argv.insert(1, {program!r})\n"
         place.write_text(f"{start}runpy.run_path({str(FAKES / 'ipu' / 'programs.py')!r}, run_name='__main__')\n")
     settings = (f"params.examples={tmp_path / 'examples'}", f"params.python={sys.executable}", "measure.idle_seconds=0")
-    file = with_settings(load_suite("caraml-ipu"), settings, params_of)
-    system = load_system("jureca-ipu")
-    points = expand(file, machine_of(system, "local"), params_of).points
+    file = with_settings(load_suite(suite), settings, params_of)
+    machine = load_system(system)
+    points = expand(file, machine_of(machine, "local"), params_of).points
     only = frozenset(one.key or one.point.key for one in points if one.point.global_batch in smallest)
     with (tmp_path / "said").open("w") as said:
-        options = Options(file="caraml-ipu", only=only)
-        return run_campaign(Campaign(file, system, Store(tmp_path / "out"), LocalLauncher(), LogLines(said), options=options))
+        options = Options(file=suite, only=only)
+        return run_campaign(Campaign(file, machine, Store(tmp_path / "out"), LocalLauncher(), LogLines(said), options=options))
 
 
 def test_the_vendor_s_programs_run_and_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +92,27 @@ def test_the_batches_are_those_of_both_tables() -> None:
         else:
             assert point.global_batch % (point.devices * point.micro_batch) == 0
             assert point.params["images"] == 1_281_167 // point.global_batch * point.global_batch
+
+
+def test_pearc_s_first_table_has_its_devices_and_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = {
+        (row.devices, row.parameters["instances"])
+        for row in load()
+        if (row.source, row.table, row.parameters.get("epoch")) == ("pearc", "Table 1", 2)
+    }
+    points = [one.point for one in expand(load_suite("pearc22-ipu"), machine_of(load_system("ipu-pod16")), params_of).points]
+    assert {(point.world, point.params["instances"]) for point in points} == published and len(points) == 6
+    assert {1_281_167 // point.global_batch * point.global_batch for point in points} == {points[0].params["images"]}
+    (start := tmp_path / "bin" / "poprun").parent.mkdir()
+    start.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKES / "ipu" / "programs.py"}" poprun "$@"\n')
+    start.chmod(0o755)
+    monkeypatch.setenv("PATH", str(start.parent), prepend=":")
+    (record,) = run(tmp_path, {2 * 18 * 57}, "pearc22-ipu", "ipu-pod16")
+    assert record.status == "ok" and record.window is not None, record.reason
+    seconds = record.window.end - record.window.start
+    assert record.window.start > 0.5, "the first epoch compiles, and is not in the window"
+    assert record.window.items == 1_280_448 and record.metrics["throughput"].value == pytest.approx(1_280_448 / seconds)
+    assert record.metrics["printed_rate"].value == pytest.approx(1_280_448 / 0.3, rel=1e-6)
 
 
 @pytest.mark.parametrize("system", ["ipu-pod64", "jureca-ipu"])

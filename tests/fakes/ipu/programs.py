@@ -1,12 +1,13 @@
-"""Stands in for the two programs of graphcore/examples that suite ``caraml-ipu`` runs: the same arguments, the same words, no IPU.
+"""Stands in for the programs of graphcore/examples that the suites for IPUs run: the same arguments, the same words, no IPU.
 
-``python programs.py gpt|resnet50 ARGUMENTS``. An argument that the program does not have ends it, as it does there.
+``python programs.py gpt|resnet50|cnns ARGUMENTS``. An argument that the program does not have ends it, as it does there.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import time
 
@@ -66,5 +67,36 @@ def resnet50(arguments: list[str]) -> None:
         logger.info(f"batch {batches}: {['loss: 6.9 ', f'throughput: {images / STEP} samples/sec']}")
 
 
+def cnns(arguments: list[str]) -> None:
+    """``vision/cnns/pytorch/train/train.py``, as ``poprun`` starts it; ``REPLICAS`` stands for what that tells it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", choices=("resnet50", "resnet50-pod4", "resnet50-pod64"), required=True)
+    parser.add_argument("--imagenet-data-path", required=True)
+    parser.add_argument("--validation-mode", choices=("none", "during", "after"), required=True)
+    for name in ("micro-batch-size", "gradient-accumulation", "epoch", "dataloader-worker", "dataloader-rebatch-size"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    args = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO)
+    update = int(os.environ["REPLICAS"]) * args.micro_batch_size * args.gradient_accumulation
+    for epoch in range(1, args.epoch + 1):
+        logging.info(f"Epoch {epoch}/{args.epoch}")
+        length = STEP if epoch > 1 else 2 * STEP
+        time.sleep(length)
+        logging.info(f"Epoch {epoch}")
+        logging.info("loss: 6.9000,")
+        logging.info(f"throughput: {IMAGES // update * update / length:0.1f} samples/sec")
+
+
+def poprun(arguments: list[str]) -> None:
+    """Starts the program once; the real one starts it ``--num-instances`` times."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--num-instances", type=int, required=True)
+    parser.add_argument("--num-replicas", type=int, required=True)
+    parser.add_argument("program", nargs=argparse.REMAINDER)
+    args = parser.parse_args(arguments)
+    assert args.num_replicas % args.num_instances == 0
+    os.execvpe(args.program[0], args.program, {**os.environ, "REPLICAS": str(args.num_replicas)})
+
+
 if __name__ == "__main__":
-    {"gpt": gpt, "resnet50": resnet50}[sys.argv[1]](sys.argv[2:])
+    {"gpt": gpt, "resnet50": resnet50, "cnns": cnns, "poprun": poprun}[sys.argv[1]](sys.argv[2:])
