@@ -135,6 +135,8 @@ LINES = {
     "verify": 1_030,
     "worker": 2_180,
     "workloads": 8_753,
+    "worker": 2_167,
+    "workloads": 8_729,
 }
 FILES = 219
 

@@ -99,6 +99,9 @@ def test_the_index_of_shards_is_found_again_and_follows_their_change(tmp_path: P
 def test_unreadable_databases_are_named_before_any_worker_starts(tmp_path: Path, image_folder: tuple[Path, ImageFolderFacts]) -> None:
     import lmdb
 
+    with pytest.raises(InputError, match=r"a folder without data\.mdb, expected an LMDB") as refused:
+        LmdbStore(image_folder[0])
+    assert "caraml data pack FOLDER" in (refused.value.hint or "")
     with pytest.raises(InputError, match="no such LMDB"):
         LmdbStore(tmp_path / "gone.lmdb")
     (tmp_path / "text.lmdb").write_bytes(b"not a database " * 1000)

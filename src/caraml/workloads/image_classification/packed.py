@@ -40,6 +40,7 @@ _LABEL = struct.Struct("<i")
 _KEY = struct.Struct(">q")
 _PER_TRANSACTION = 1000
 _DATA = "data.mdb"
+_PACK = "caraml data pack FOLDER --out NAME.lmdb writes one from the image files"
 _environments: dict[str, tuple[int, Any, Any]] = {}
 """Open databases by path: the process that opened it, the environment and its read transaction. LMDB allows one per process and path."""
 
@@ -71,7 +72,7 @@ class LmdbStore:
             if not isinstance(images, int) or not isinstance(classes, list) or not images or meta.get("format") != FORMAT:
                 raise InputError(
                     f"{self.path}: an LMDB, but not one of images: {self._content()}; expected a key `{META.decode()}` of format {FORMAT}",
-                    "caraml data pack FOLDER --out NAME.lmdb writes one from the image files",
+                    _PACK,
                 )
             if (entries := _environments[str(self.path.absolute())][1].stat()["entries"]) > IMAGES:
                 raise too_large(self.path, entries, IMAGES, "images")
@@ -111,7 +112,8 @@ class LmdbStore:
             if environment is not None:
                 environment.close()
             if not self._file().is_file():
-                raise InputError(f"{self.path}: no such LMDB")
+                found, hint = ("a folder without data.mdb, expected an LMDB", _PACK) if self.path.is_dir() else ("no such LMDB", None)
+                raise InputError(f"{self.path}: {found}", hint)
             if not self._file().stat().st_size:
                 raise InputError(f"{self.path}: found 0 bytes, expected an LMDB", "the copy is incomplete: copy it again")
             # No lock: nobody writes. No read-ahead: images are read in random order.
