@@ -248,6 +248,9 @@ def test_earlier_results_tell_the_time_that_is_left_before_a_point_has_ended(mak
     assert pace.left([(known, 2.0)]) == (8.0, False) and pace.expected(new) is None
     pace.ended(known, 7.0)
     assert pace.expected(known) == 7.0, "what it takes now counts more than what it took"
+    steps = {"runtime": 21.0, "time_to_first_step": 12.0, "training_time": 15.0, "first_step_time": 2.0}
+    training = make_point(benchmark="c", workload="gpt")
+    assert Pace([training], [{"workload": "gpt", "benchmark": "c", "status": "ok", **steps}]).expected(training) == 25.0
 
 
 def test_two_campaigns_on_one_folder_share_the_work(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
-from typing import cast
 
 from caraml import __version__
 from caraml.base.errors import InputError
@@ -38,6 +37,15 @@ _TICKET_SECONDS = 10.0
 """A ticket with which nobody has asked for so long does not count."""
 
 
+def life_of(row: Mapping[str, Scalar]) -> float | None:
+    """How long a point took [s], by its row of results: at least its runtime, which has no idle baselines and probes, and until the end of
+    its steps, which has those before them. ``None`` if neither is known."""
+    steps = [value for name in ("time_to_first_step", "training_time", "first_step_time") if isinstance(value := row.get(name), float)]
+    ends = [steps[0] + steps[1] - steps[2]] if len(steps) == 3 else []
+    runtime = row.get("runtime")
+    return max([*ends, *([runtime] if isinstance(runtime, float) else [])], default=None)
+
+
 class Pace:
     """How long points take here, and what that makes of those that are left."""
 
@@ -51,8 +59,8 @@ class Pace:
             self._least[kind] = min(shortest(point), self._least.get(kind, math.inf))
         took: dict[tuple[str, ...], list[float]] = {}
         for row in earlier:
-            if row["status"] == "ok" and isinstance(row.get("runtime"), float):
-                took.setdefault((str(row["workload"]), str(row["benchmark"])), []).append(cast(float, row["runtime"]))
+            if row["status"] == "ok" and (seconds := life_of(row)) is not None:
+                took.setdefault((str(row["workload"]), str(row["benchmark"])), []).append(seconds)
         self._earlier = {kind: statistics.median(some) for kind, some in took.items()}
         self._took: dict[tuple[str, ...], tuple[float, int]] = {}
 
