@@ -18,15 +18,18 @@ from pydantic import BaseModel
 
 from caraml.base.errors import ExitCode
 from caraml.cli.app import app
+from caraml.launch import Job
 from caraml.metrics.definitions import METRICS
 from caraml.metrics.model import Bandwidth, Facts, Metric, OwnMetric, Peak, Phase, Window
-from caraml.power.model import BLOCKING, ENERGY_FLAGS
+from caraml.power.model import BLOCKING, ENERGY_FLAGS, Channel
+from caraml.power.source import SourceEntry
 from caraml.results.record import FLAGS, STATUSES, Costly, Fingerprint, Profile, Record
 from caraml.suite.load import Benchmark, Suite, catalog_suites
 from caraml.suite.model import Knobs, Measure, Placement
 from caraml.system.families.family import FAMILIES
 from caraml.system.model import Affinity, Container, Cpu, DeviceModel, Figure, Link, Network, Scheduler, Site, Software, System
 from caraml.workloads import WORKLOADS, load_workload
+from caraml.workloads.base import BuildContext, Quality, Task, Workload
 
 ROOT = Path(__file__).parents[1]
 RECORD: tuple[type[BaseModel], ...] = (Record, Metric, OwnMetric, Window, Phase, Facts, Peak, Bandwidth, Fingerprint, Profile, Costly)
@@ -218,3 +221,13 @@ def test_types_and_defaults_are_put_into_words(tables: ModuleType) -> None:
     )
     assert "| `target` | number > 0 < 1 | `0.01` |" in tables.TABLES["measure"]()
     assert "| `width` | integer ≥ 8 | by `preset` |" in tables.TABLES["workloads"]()
+
+
+def test_the_pages_about_extending_name_all_that_a_plug_in_can_give() -> None:
+    """What the engine fills in, and what only a model of CARAML's can say, stands in the code."""
+    within = {"own_device", "divided", "attention", "division", "start_from", "save_to", "awaited"}
+    pages = {"workload": (Workload, Task, BuildContext, Quality, Facts), "power-source": (SourceEntry, Channel), "launcher": (Job,)}
+    for page, models in pages.items():
+        text = (ROOT / "docs" / "extend" / f"{page}.md").read_text(encoding="utf-8")
+        names = {name for model in models for name in (model.model_fields if issubclass(model, BaseModel) else model.__dataclass_fields__)}
+        assert {name for name in names - within if not re.search(rf"\b{name}\b", text)} == set(), page

@@ -15,7 +15,7 @@ from caraml.power.energy import ChannelReadings, domain_energy, window_energy
 from caraml.power.estimate import counter_energy, power_energy, unwrap
 from caraml.power.model import Channel, WindowEnergy
 from caraml.power.signals import Constant, Square, Telegraph
-from caraml.power.store import ReadingSeries
+from caraml.power.store import ReadingSeries, silent
 
 WINDOW = (10.0, 20.0)
 RAPL = channel("energy", update_period_s=0.001, resolution=61e-6, wrap_j=262143.0, max_power_w=400.0, boundary="cpu")
@@ -233,3 +233,12 @@ def test_a_part_is_not_added_to_its_whole(seed: int) -> None:
     assert whole.energy_j is not None
     assert part.energy_j is not None
     assert part.energy_j <= whole.energy_j + (whole.bound_j or 0.0)
+
+
+def test_a_sensor_is_silent_for_no_longer_than_the_window() -> None:
+    series = ReadingSeries()
+    for at in (0.0, 1.0):
+        series.add(at, at, 5.0)
+    assert silent(series, 0.5, 1.0) is None
+    assert silent(series, 0.5, 3.0) == "the sensor was silent for the last 2 s of the window"
+    assert silent(series, 9.0, 10.0) == "the sensor was silent for the last 1 s of the window"

@@ -77,7 +77,7 @@ class Sampler:
     def wait_open(self, timeout: float) -> None:
         """Wait for the first readings or the failure to open, which it has after ``timeout`` [s] as well."""
         if not self._opened.wait(timeout):
-            self.failure = f"{self.name}: did not open within {timeout:g} s"
+            self.failure = f"{self.name}: did not open within {timeout:.3g} s, its first reading included"
 
     @property
     def absent(self) -> bool:

@@ -96,7 +96,7 @@ def silent(series: ReadingSeries, start: float, end: float) -> str | None:
     if series.t[0] > start:
         return f"the first reading came {series.t[0] - start:.3g} s after the start of the window"
     if series.t[-1] < end:
-        return f"the sensor was silent for the last {end - series.t[-1]:.3g} s of the window"
+        return f"the sensor was silent for the last {end - max(series.t[-1], start):.3g} s of the window"
     return None
 
 
