@@ -12,8 +12,9 @@ from typing import Any, Literal, NoReturn, cast
 
 import pytest
 
+from caraml.base.errors import InputError
 from caraml.engine.ranks import Ranks
-from caraml.engine.steps import RankSummary, StepRow, StepTable
+from caraml.engine.steps import Batches, RankSummary, StepRow, StepTable
 from caraml.launch.script import environment_of
 from caraml.metrics.model import Facts, Peak
 from caraml.results.finish import finish
@@ -256,6 +257,22 @@ def test_a_task_that_does_not_close_costs_no_measurement(capfd: pytest.CaptureFi
 
     Worker._close(cast(Any, SimpleNamespace(close=close)))
     assert "OSError: the loader is gone" in capfd.readouterr().err
+
+
+def test_a_failure_in_a_plug_in_names_it(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(tmp_path, make_point())
+    with worker.log.phase("build"):
+        pass
+    assert worker.where == " (in phase build)"
+    monkeypatch.setattr("caraml.worker.training.software_of", lambda name: "caraml-net 1.0")
+    assert worker.where == " (in phase build of plug-in caraml-net 1.0)"
+
+
+def test_batches_that_end_are_said_to_end() -> None:
+    batches = Batches(iter([1]))
+    assert batches.take() == 1
+    with pytest.raises(InputError, match="came to an end"):
+        batches.take()
 
 
 def test_idle_gpus_are_no_sensors_of_a_cpu_s_point(tmp_path: Path, make_point: MakePoint, monkeypatch: pytest.MonkeyPatch) -> None:

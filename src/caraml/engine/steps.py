@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from caraml.base.errors import InputError
 from caraml.engine.instruments import NodeSummary
 from caraml.power.node import node_key
 
@@ -147,9 +148,12 @@ class Batches:
         self._source, self._waited = source, 0.0
 
     def take(self) -> Any:
-        """The next one."""
+        """The next one. Raises ``InputError`` where there is none."""
         begin = time.monotonic()
-        batch = next(self._source)
+        try:
+            batch = next(self._source)
+        except StopIteration:
+            raise InputError("the workload's batches came to an end; expected endless ones", "docs/extend/workload.md") from None
         self._waited += time.monotonic() - begin
         return batch
 

@@ -339,6 +339,15 @@ class Worker:
         except Exception:  # noqa: BLE001
             traceback.print_exc()
 
+    @property
+    def where(self) -> str:
+        """The phase in which something failed, and the plug-in whose work it is, in brackets."""
+        plug_in = None
+        with suppress(LookupError):  # it is not installed here
+            plug_in = software_of(self.point.workload)
+        whose = f" of plug-in {plug_in}" if plug_in else ""
+        return f" (in phase {self.log.phases[-1].name}{whose})" if self.log.phases else ""
+
     @contextmanager
     def _as_reasons(self, kind: type[Exception]) -> Iterator[None]:
         """What fails after the window becomes the reason why something is not known."""
@@ -379,11 +388,10 @@ def main(folder: Path) -> None:
         limit = limit_memory(point.devices) if point.device_class == "cpu" else None
         worker.run()
     except BaseException as error:
-        where = f" (in phase {worker.log.phases[-1].name})" if worker.log.phases else ""
         full = is_out_of_memory(error) or (limit is not None and _NO_STACK in str(error))
         of = f"; the worker may take {human(limit, 'B')} ({MEMORY} sets another limit)" if full and limit else ""
         trace = f"rank {worker.rank}: {traceback.format_exc()}"
-        if worker.note("oom" if full else "failed", reason_of(error) + where + of, trace) and not worker.measured:
+        if worker.note("oom" if full else "failed", reason_of(error) + worker.where + of, trace) and not worker.measured:
             with suppress(OSError, CaramlError):  # the failure is what is to be told
                 worker.rescue()
         raise
