@@ -127,6 +127,8 @@ LINES = {
     "launch": 1_763,
     "metrics": 1_498,
     "power": 4_843,
+    "metrics": 1_495,
+    "power": 4_847,
     "reference": 428,
     "report": 4_888,
     "results": 3_205,

@@ -135,6 +135,24 @@ def test_two_channels_of_one_id_are_a_reason() -> None:
     assert not meter.channels and "channel 'twin': a second one of this id" in (window.energy.reason or "")
 
 
+class Same(Odd):
+    """One device, whatever the source is called."""
+
+    def channels(self) -> list[Channel]:
+        return [replace(FakeSource.channels(self)[1], id="same")]
+
+    def read(self) -> list[Reading]:
+        return [replace(FakeSource.read(self)[1], channel="same")]
+
+
+def test_a_channel_with_the_id_of_another_source_is_a_reason() -> None:
+    sources = Same(), Same()
+    sources[1].name = "other"
+    with Meter(list(sources), interval=0.03) as meter, meter.window("w") as window:
+        time.sleep(0.5)
+    assert len(meter.channels) == 1 and "channel 'same': source '" in meter.reasons[0] and window.energy.valid, window.energy
+
+
 class Empty(FakeSource):
     def channels(self) -> list[Channel]:
         return []

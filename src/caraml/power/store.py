@@ -131,9 +131,13 @@ class ReadingStore:
         self._listeners.append(listener)
 
     def register(self, channels: Iterable[Channel]) -> None:
-        """Announce channels before their first reading."""
+        """Announce channels before their first reading. Raises ``ValueError`` for the id of another source's: readings are kept by it."""
         with self._grown:
-            for channel in channels:
+            new = list(channels)
+            for channel in new:
+                if (known := self.channels.get(channel.id, channel)).source != channel.source:
+                    raise ValueError(f"channel {channel.id!r}: source {known.source!r} has one of this id")
+            for channel in new:
                 self.channels[channel.id] = channel
                 self._columns.setdefault(channel.id, Column())
             self._grown.notify_all()
