@@ -126,8 +126,6 @@ LINES = {
     "engine": 4_199,
     "launch": 1_763,
     "metrics": 1_498,
-    "power": 4_843,
-    "metrics": 1_495,
     "power": 4_847,
     "reference": 428,
     "report": 4_888,
@@ -135,10 +133,8 @@ LINES = {
     "suite": 2_698,
     "system": 3_535,
     "verify": 1_030,
-    "worker": 2_180,
+    "worker": 2_188,
     "workloads": 8_755,
-    "worker": 2_174,
-    "workloads": 8_745,
 }
 FILES = 219
 
