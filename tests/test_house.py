@@ -120,7 +120,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 4_037,
     "base": 2_718,
-    "campaign": 1_801,
+    "campaign": 1_806,
     "cli": 1_684,
     "data": 809,
     "engine": 4_199,
@@ -134,7 +134,7 @@ LINES = {
     "system": 3_535,
     "verify": 1_030,
     "worker": 2_188,
-    "workloads": 8_755,
+    "workloads": 8_753,
 }
 FILES = 219
 

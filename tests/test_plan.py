@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from contextlib import nullcontext
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from caraml.base.errors import InputError
+from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.cli import app
 from caraml.suite.model import WORKLOAD_ALIASES
 from caraml.workloads import load_workload
@@ -154,3 +155,14 @@ def test_plan_says_that_megatron_is_missing(name: str, tmp_path: Path, monkeypat
     monkeypatch.setattr("caraml.workloads.gpt.find_spec", lambda name: None)
     code, text = planned(tmp_path, "gpt", params)
     assert code == 0 and text.count(f"params.{name} = 'megatron' needs megatron-core, not installed here") == 1
+
+
+def test_only_what_is_chosen_needs_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *more: None if name == "transformers" else found(name, *more))
+    one = CliRunner().invoke(app, ["plan", "pearc22", "--only", "figure 1"])
+    assert one.exit_code == 0 and "figure 1 resnet50" in one.output, one.output
+    other = CliRunner().invoke(app, ["plan", "pearc22", "--only", "bert"])
+    assert isinstance(other.exception, EnvironmentUnfitError) and "needs transformers, not installed here" in str(other.exception)
+    assert CliRunner().invoke(app, ["plan", "pearc22", "--only", "bert", "--launcher", "print"]).exit_code == 0

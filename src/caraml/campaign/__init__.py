@@ -25,7 +25,7 @@ from caraml.suite.expand import Plan, PlannedPoint, expand, without_unmet
 from caraml.suite.load import CATALOG, SuiteFile
 from caraml.suite.model import Point
 from caraml.system.model import System
-from caraml.workloads import params_of, software_of
+from caraml.workloads import params_of, see_packages, software_of
 from caraml.workloads.command import Params
 
 
@@ -135,10 +135,15 @@ class Campaign:
         return record is not None and (record.status == "ok" or (not self.again and record.status in FINAL and record.status != "skipped"))
 
     def chosen(self, plan: Plan) -> list[PlannedPoint]:
-        """The points that are to be run or to be known. Raises ``InputError`` where there are none."""
-        machine = machine_of(self.system, self.options.launcher)
+        """The points that are to be run or to be known. Raises ``InputError`` where there are none, and ``EnvironmentUnfitError`` where
+        one of them would run here and a package is missing."""
+        machine, only = machine_of(self.system, self.options.launcher), self.options.only
         keys = self.options.part.keys(self.suite, plan, machine, params_of)
-        return [planned for planned in plan.points if keys is None or planned.key in keys]
+        found = [planned for planned in plan.points if keys is None or planned.key in keys]
+        to_run = [one for one in found if machine.packages_here and one.skip is None and (only is None or one.key in only)]
+        for workload in dict.fromkeys(one.point.workload for one in to_run):
+            see_packages(workload)
+        return found
 
     def listing(self, points: Sequence[tuple[str, str]]) -> Listing:
         """What this campaign was asked for."""

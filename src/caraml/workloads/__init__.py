@@ -90,17 +90,15 @@ def titles() -> dict[str, str]:
 
 
 def params_of(name: str) -> type[BaseModel]:
-    """The parameter model of a workload; needs no torch.
+    """The parameter model of a workload; needs no torch. Raises ``InputError`` for an unknown workload."""
+    return load_workload(name).params
 
-    Raises:
-        InputError: an unknown workload.
-        EnvironmentUnfitError: a package that the workload needs is not installed.
-    """
-    workload = load_workload(name)
-    missing = [package for package in workload.packages if importlib.util.find_spec(package) is None]
+
+def see_packages(name: str) -> None:
+    """Raise ``EnvironmentUnfitError`` where a package that a workload needs is not installed."""
+    missing = [package for package in load_workload(name).packages if importlib.util.find_spec(package) is None]
     if missing:
         raise EnvironmentUnfitError(f"workload {name!r} needs {' and '.join(missing)}, not installed here", how_to_install(missing))
-    return workload.params
 
 
 def how_to_install(packages: list[str]) -> str:
