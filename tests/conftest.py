@@ -159,7 +159,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         turns = {Path(__file__).parent / name: turn for turn, name in enumerate(LONGEST)}
         items.sort(key=lambda item: turns.get(item.path, len(turns)))  # all workers alike, and in the order of collection otherwise
     for item in items:  # of those that run by themselves, one takes a minute, and all others together less
-        if item.get_closest_marker("exclusive") and item.path.name != LONGEST[0]:
+        if item.get_closest_marker("exclusive") and item.path.name != "test_docs.py":
             item.add_marker(pytest.mark.xdist_group("short"))
     starting: dict[int, bool] = {}
     for item in items:

@@ -119,13 +119,13 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 4_037,
-    "base": 2_718,
+    "base": 2_722,
     "campaign": 1_806,
     "cli": 1_684,
     "data": 809,
     "engine": 4_199,
     "launch": 1_763,
-    "metrics": 1_498,
+    "metrics": 1_499,
     "power": 4_847,
     "reference": 428,
     "report": 4_888,
@@ -133,7 +133,7 @@ LINES = {
     "suite": 2_698,
     "system": 3_535,
     "verify": 1_030,
-    "worker": 2_188,
+    "worker": 2_192,
     "workloads": 8_753,
 }
 FILES = 219

@@ -122,7 +122,7 @@ def test_an_environment_of_another_folder_becomes_that_of_this_one(checkout: Pat
     """The tests of a copy would be those of the folder that it was copied from."""
     program(checkout, "python3", NEW)
     assert make(checkout) == (0, [])
-    there = checkout / "another place"
+    there = checkout / "another [place] of R&D"
     if copied:
         (there / ".venv").mkdir(parents=True)
     files = {"pyvenv.cfg": "command = /usr/bin/python3 -m venv {}/.venv\n", "bin/mypy": "#!{}/.venv/bin/python\n"}

@@ -226,14 +226,15 @@ def test_the_window_lies_between_the_marks(tmp_path: Path) -> None:
 
 
 def test_what_a_program_leaves_behind_is_no_part_of_its_run(tmp_path: Path) -> None:
-    """It holds the output open, where the marks are looked for, for longer than the point may take; the last line has no end."""
-    program = "echo go; sleep 0.3; echo end; printf 'the last'; sleep 100 & exit 0"
+    """It holds the output open, where the marks are looked for, for longer than the point may take. A line comes in parts, the last without
+    its end."""
+    program = "echo go; head -c 200000 /dev/zero | tr '\\\\0' x; sleep 0.3; echo; echo end; printf 'the last'; sleep 100 & exit 0"
     params = f'params = {{ argv = ["sh", "-c", "{program}"], marks = {{ begin = "^go$", end = "^end$" }} }}'
     (record,) = run(tmp_path, f"{params}\nmeasure = {{ timeout_seconds = 50 }}")
     assert record.status == "ok" and record.window is not None, record.reason
     assert record.window.seconds <= (record.value("runtime") or 0) < 10
     (log,) = tmp_path.rglob("worker.log")
-    assert "the last" in log.read_text()
+    assert log.read_text().endswith(f"go\n{'x' * 200_000}\nend\nthe last")
 
 
 def test_a_window_too_short_for_its_marks_is_flagged(tmp_path: Path) -> None:

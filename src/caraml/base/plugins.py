@@ -41,6 +41,11 @@ class Plugin:
         """The distribution with its version, such as ``caraml-lstm 0.1.0``."""
         return f"{self.distribution} {self.version}"
 
+    @property
+    def what(self) -> str:
+        """What it is, in words: ``workload 'lstm' of plug-in caraml-lstm 0.1.0``."""
+        return f"{_WORDS[self.group]} {self.name!r} of plug-in {self.package}"
+
     def load(self, kind: type[T]) -> T:
         """The object that the entry point names.
 
@@ -48,15 +53,15 @@ class Plugin:
             InputError: the plug-in was refused, or the object is not of this ``kind``, or a text of it is none.
             EnvironmentUnfitError: the plug-in cannot be imported.
         """
-        what = f"{_WORDS[self.group]} {self.name!r} of plug-in {self.package}"
         if self.refusal is not None:
-            raise InputError(f"{what} is refused: {self.refusal}", f"pip uninstall {self.distribution}, or rename its entry point")
+            raise InputError(f"{self.what} is refused: {self.refusal}", f"pip uninstall {self.distribution}, or rename its entry point")
         try:
             found = self.point.load()
         except (Exception, SystemExit) as error:  # a foreign module may raise anything; it must not take the others down
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise EnvironmentUnfitError(
-                f"{what} cannot be imported ({self.point.value}): {reason}", f"repair the package, or pip uninstall {self.distribution}"
+                f"{self.what} cannot be imported ({self.point.value}): {reason}",
+                f"repair the package, or pip uninstall {self.distribution}",
             ) from error
         if not isinstance(found, kind):
             expected = "class" if kind is type else f"{kind.__module__}.{kind.__name__}"
@@ -68,8 +73,7 @@ class Plugin:
 
     def wrong(self, fault: str) -> InputError:
         """The error for something that the plug-in gives, with its name and the next step."""
-        what = f"{_WORDS[self.group]} {self.name!r} of plug-in {self.package}"
-        return InputError(f"{what}: {fault}", f"repair the package, or pip uninstall {self.distribution}")
+        return InputError(f"{self.what}: {fault}", f"repair the package, or pip uninstall {self.distribution}")
 
 
 def plugins(group: Group, built_in: Iterable[str]) -> dict[str, Plugin]:

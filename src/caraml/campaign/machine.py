@@ -37,7 +37,7 @@ _TICKET_SECONDS = 10.0
 """A ticket with which nobody has asked for so long does not count."""
 
 
-def life_of(row: Mapping[str, Scalar]) -> float | None:
+def time_taken(row: Mapping[str, Scalar]) -> float | None:
     """How long a point took [s], by its row of results: at least its runtime, which has no idle baselines and probes, and until the end of
     its steps, which has those before them. ``None`` if neither is known."""
     steps = [value for name in ("time_to_first_step", "training_time", "first_step_time") if isinstance(value := row.get(name), float)]
@@ -59,7 +59,7 @@ class Pace:
             self._least[kind] = min(shortest(point), self._least.get(kind, math.inf))
         took: dict[tuple[str, ...], list[float]] = {}
         for row in earlier:
-            if row["status"] == "ok" and (seconds := life_of(row)) is not None:
+            if row["status"] == "ok" and (seconds := time_taken(row)) is not None:
                 took.setdefault((str(row["workload"]), str(row["benchmark"])), []).append(seconds)
         self._earlier = {kind: statistics.median(some) for kind, some in took.items()}
         self._took: dict[tuple[str, ...], tuple[float, int]] = {}

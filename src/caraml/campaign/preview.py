@@ -19,7 +19,7 @@ from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.format import count
 from caraml.campaign import Campaign
 from caraml.campaign.attempt import accepted, files_of, lacking
-from caraml.campaign.machine import life_of, machine_of, shortest
+from caraml.campaign.machine import machine_of, shortest, time_taken
 from caraml.campaign.program import filled_command, references
 from caraml.launch import queue
 from caraml.launch.launchers import beforehand, faults
@@ -144,7 +144,7 @@ def _earlier(campaign: Campaign, workloads: set[str]) -> tuple[dict[str, float],
     sizes: dict[str, list[float]] = {}
     for row in campaign.store.rows():
         workload = str(row["workload"])
-        if workload in workloads and row.get("device") == campaign.system.identity and (took := life_of(row)) is not None:
+        if workload in workloads and row.get("device") == campaign.system.identity and (took := time_taken(row)) is not None:
             seconds.setdefault(workload, []).append(took)
             if len(sizes.get(workload, ())) < 20:  # enough for a median
                 folder = campaign.store.points / f"{workload}-{row['key']}" / str(row["attempt"])

@@ -24,7 +24,8 @@ DEFINITIONS: dict[str, MetricDefinition] = {
         "Total runtime",
         "s",
         "neither",
-        "From the start of the worker until its model is saved, without idle baseline and probes; of a command, the program's run.",
+        "From the start of the worker until its model is saved, without idle baseline and probes; of a loop of your own, the loop; "
+        "of a command, the program's run.",
     ),
     "training_time": MetricDefinition("Training", "s", "neither", "All steps: the first one, warm-up and window."),
     "loading_time": MetricDefinition(

@@ -208,7 +208,7 @@ class Sampler:
         return readings
 
 
-NUMBERS = ("resolution", "update_period_s", "mean_window_s", "spacing_s", "wrap_j", "max_power_w", "duty", "accuracy")
+_NUMBERS = ("resolution", "update_period_s", "mean_window_s", "spacing_s", "wrap_j", "max_power_w", "duty", "accuracy")
 """Numbers of a channel that energies and bounds are made of."""
 
 
@@ -234,7 +234,7 @@ def _fault(channel: object) -> str | None:
     for what, found, known in (("kind", channel.kind, tuple(UNITS)), ("boundary", channel.boundary, BOUNDARIES)):
         if found not in known:
             return f"{of} {what}: found {found!r}, expected one of {', '.join(known)}"
-    for what in NUMBERS:
+    for what in _NUMBERS:
         number, left_out = getattr(channel, what), what in ("wrap_j", "max_power_w")
         if not (isinstance(number, Real) and 0 <= float(number) < math.inf) and not (left_out and number is None):
             return f"{of} {what}: found {number!r}, expected a number from 0 on"
@@ -331,7 +331,7 @@ def _observed(source: Source, seconds: float, timeout: float = 5.0) -> dict[str,
             problem.append(error)
         except CaramlError as error:
             problem.append(SourceUnavailable(error.args[0], error.hint, "unreadable"))
-        except Exception as error:  # noqa: BLE001 - thread boundary: a vendor library may raise anything; it is reported
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - thread boundary: a vendor library may raise anything
             problem.append(SourceUnavailable(f"{type(error).__name__}: {error}"))
         finally:
             with suppress(Exception):  # what it measured counts; a measurement that closes it says what fails

@@ -227,14 +227,18 @@ class CommandWorker:
     def _lines(self, output: int, marked: _Marked) -> Iterator[str]:
         """Lines of the program's output until that is closed or, where both marks have come, a moment after the program has ended: what it
         leaves behind may hold its output open for ever."""
-        decoder, rest, data = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True), "", b"-"
+        decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
+        begun, data = list[str](), b"-"  # of a line that has not ended, what there is
         while data and (self._gone is None or marked.end is None or time.monotonic() < self._gone + _BEAT):
             if select.select([output], [], [], _BEAT)[0]:
                 data = os.read(output, 1 << 16)
-                *lines, rest = (rest + decoder.decode(data, final=not data)).split("\n")
-                yield from (f"{line}\n" for line in lines)
-        if rest:
-            yield rest
+                *ended, last = decoder.decode(data, final=not data).split("\n")
+                for text in ended:
+                    yield "".join((*begun, text, "\n"))
+                    begun.clear()
+                begun.append(last)
+        if any(begun):
+            yield "".join(begun)
 
     def _see_it_end(self, child: subprocess.Popen[bytes]) -> None:
         """Without a time limit, with which ``subprocess`` looks every 50 ms only. What it leaves behind may hold its output open."""
