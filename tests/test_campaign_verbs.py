@@ -17,6 +17,8 @@ from caraml.campaign import Campaign, Options
 from caraml.campaign.machine import DeviceLock
 from caraml.launch.launchers import LocalLauncher
 from caraml.report.progress import LogLines
+from caraml.results.claim import handle_of
+from caraml.results.status import PROGRESS
 from caraml.results.store import Store
 from caraml.suite.choice import with_settings
 from caraml.suite.expand import expand
@@ -346,6 +348,10 @@ def test_status_says_what_a_point_waits_for_in_the_queue(here: Path) -> None:
     waits = [line for line in caraml(here, "status", **surroundings).stdout.splitlines() if "queued" in line and "slurm:" in line]
     assert len(waits) == 2 and "(Priority); place 1 of 1 by priority; expected to start 2030-01-02 03:04:05" in waits[0], waits
     assert "no job of yours waits here for it: it has begun, maybe with other points of it, or is over" in waits[1], waits
+    (began,) = [folder for folder in (here / "caraml-results" / "points").glob("*/1") if "slurm:7_0:" in (handle_of(folder) or "")]
+    (began / PROGRESS).write_text('{"t": 3.0, "phase": "measure"}\n')
+    again = caraml(here, "status", **surroundings).stdout
+    assert "(Priority); place 1 of 1" in again and "measure" not in again, "it was put back into the queue"
     (here / "squeue").write_text("#!/bin/sh\necho 'squeue: error: down' >&2; exit 1\n")
     assert "why it waits is unknown: Slurm does not answer (down)" in caraml(here, "status", **surroundings).stdout
 

@@ -320,6 +320,9 @@ def test_what_rests_on_disturbed_runs_is_said() -> None:
         for figure in draw(records)[0]:
             assert "Something disturbed every run of b b16 (busy_machine)." in figure.note, figure.title
     assert "; 1 of 4 disturbed" in dict(findings(repeated(records)))["Quality"]
+    limit = [one.model_copy(update={"flags": ["disturbed_probe"]}) for one in records[:1]]
+    told = dict(findings(repeated([*limit, records[1]])))["Quality"]
+    assert told.endswith("; nothing disturbed them; the search for the limit was disturbed in 1 of 2")
     (alone,) = over_batch(records[2:3])[0]
     assert "Something disturbed" in alone.note and "disturbed" not in over_batch(records[:2])[0][0].note
     many = [

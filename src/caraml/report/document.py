@@ -174,6 +174,8 @@ def findings(lines: Sequence[Repeats]) -> list[tuple[str, str]]:
     imprecise = [line for line in good if "imprecise" in line.mean.flags]
     told += f"; {len(imprecise)} of {len(good)} wider than asked for" if imprecise else ""
     told += f"; {len(disturbed)} of {len(good)} disturbed" if disturbed else "; nothing disturbed them"
+    searched = sum("disturbed_probe" in line.mean.flags for line in good)
+    told += f"; the search for the limit was disturbed in {searched} of {len(good)}" if searched else ""
     dropped = sum(len(valid(line.runs)) - len(line.good) for line in good)
     told += f"; {count(dropped, 'disturbed run')} left out" if dropped else ""
     found = [("Quality", told)]

@@ -194,18 +194,23 @@ def listings(root: Path, what: str | None) -> Campaigns:
     campaigns = [
         (one, [_as_found(store, each, chosen) for each in standings(store, one) if what is None or each.key in chosen]) for one in listed
     ]
-    if shutil.which("squeue") is None or not any(map(_waits, (each for _, points in campaigns for each in points))):
+    if shutil.which("squeue") is None or not any(_in_slurm(each) for _, points in campaigns for each in points):
         return campaigns
     turns, silent = _turns(int(time.monotonic() / _SLURM_SECONDS[1]))
 
     def told(one: Standing, otherwise: str | None) -> Standing:
-        return replace(one, reason=silent or turns.get(_job(one), otherwise)) if _waits(one) else one
+        if not _in_slurm(one):
+            return one
+        turn = turns.get(_job(one))
+        if one.state != "queued":  # a job that was put back into the queue waits again, whatever it said before
+            return one if turn is None else replace(one, state="queued", reason=turn, line=None)
+        return replace(one, reason=silent or turn or otherwise)
 
     return [(one, [told(each, None if one.stranger() else _NOT_WAITING) for each in points]) for one, points in campaigns]
 
 
-def _waits(one: Standing) -> bool:
-    return one.state == "queued" and (one.handle or "").startswith("slurm:")
+def _in_slurm(one: Standing) -> bool:
+    return one.state in OPEN and (one.handle or "").startswith("slurm:")
 
 
 def _job(one: Standing) -> str:
