@@ -18,7 +18,7 @@ READ = $(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1
 test: installed-test
 	@$(READ) & reading=$$!; $(MAKE) --no-print-directory lint || { code=$$?; kill $$reading; exit $$code; }; $(READ) $(wildcard tests/[s-z]*); wait
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not exclusive"
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -m exclusive
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope -m exclusive
 
 # Before every commit, in less than a minute: linters, types, and the tests that start no process.
 check: lint

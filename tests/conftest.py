@@ -158,9 +158,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if "PYTEST_XDIST_WORKER" in os.environ:
         turns = {Path(__file__).parent / name: turn for turn, name in enumerate(LONGEST)}
         items.sort(key=lambda item: turns.get(item.path, len(turns)))  # all workers alike, and in the order of collection otherwise
-    for item in items:  # of those that run by themselves, one takes a minute, and all others together less
-        if item.get_closest_marker("exclusive") and item.path.name != "test_docs.py":
-            item.add_marker(pytest.mark.xdist_group("short"))
     starting: dict[int, bool] = {}
     for item in items:
         fixtures = [fixture.func for known in item._fixtureinfo.name2fixturedefs.values() for fixture in known]  # type: ignore[attr-defined]
@@ -170,6 +167,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 starting[id(file)] = file is not globals() and _starts_processes(file)
         if any(starting[id(file)] for file in files):
             item.add_marker("processes")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of the tests that run by themselves, that of a page takes most of a minute: one worker has it, another all that are left.
+
+    pytest 9.2 keeps a test's id where pytest-xdist 3.8 does not look: its own groups (``xdist_group``) change nothing.
+    """
+    if config.getoption("markexpr") != "exclusive":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    scheduling = LoadScopeScheduling(config, log)
+    scheduling._split_scope = lambda nodeid: nodeid.startswith("tests/test_docs.py")  # type: ignore[assignment, method-assign, return-value]
+    return scheduling
 
 
 def _starts_processes(file: dict[str, Any]) -> bool:

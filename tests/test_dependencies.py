@@ -8,6 +8,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -125,13 +126,16 @@ def _names(node: ast.AST) -> Iterable[str]:
     return []
 
 
+@cache
+def _names_in(path: Path) -> set[str]:
+    return {name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for name in _names(node)}
+
+
 def imported(*folders: str) -> set[str]:
     """Top-level modules that the files of these folders import, wherever in a file, less Python's own and the folders' own."""
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     own = {path.parent.name if path.name == "__init__.py" else path.stem for path in files} | {*folders, "caraml"}
-    names = {
-        name.split(".")[0] for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for name in _names(node)
-    }
+    names = {name.split(".")[0] for path in files for name in _names_in(path)}
     return names - own - sys.stdlib_module_names
 
 

@@ -146,7 +146,7 @@ def a_point(**values: Any) -> Point:
 def real_point(**values: Any) -> Point:
     """A training of a few milliseconds per step."""
     params = {"preset": "4M", "width": 16, "layers": 1, "heads": 1, "sequence_length": 8, "vocab_size": 64, "data": "synthetic"}
-    return a_point(workload="gpt", params=params, **values)
+    return a_point(**{"workload": "gpt", "params": params, **values})
 
 
 def real_job(root: Path, site: Site, **values: Any) -> Job:

@@ -73,12 +73,13 @@ dist.destroy_process_group()
 
 def own_loops(out: Path, nodes: list[str], sources: list[str], monkeypatch: pytest.MonkeyPatch) -> list[subprocess.CompletedProcess[str]]:
     """A loop of one's own on ranks of these nodes, each with sensors of its own."""
-    children = []
+    children, program = [], out / "own_loop.py"
+    program.write_text(OWN_LOOP)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     for rank, (node, source) in enumerate(zip(nodes, sources, strict=True)):
         monkeypatch.setenv(NODE, node)
         monkeypatch.setenv(POWER_SOURCES, source)
-        argv = [sys.executable, "-c", OWN_LOOP, str(rank), str(len(nodes)), str(out)]
+        argv = [sys.executable, str(program), str(rank), str(len(nodes)), str(out)]
         children.append(subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     said = [child.communicate(timeout=300) for child in children]
     return [subprocess.CompletedProcess(child.args, child.returncode, *words) for child, words in zip(children, said, strict=True)]
