@@ -179,10 +179,20 @@ def test_statistics_are_not_sent_in_every_step_and_agreed_on_before_validation(
     make_point: MakePoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, Any] = {}
-    monkeypatch.setattr("caraml.engine.ranks.DistributedDataParallel", lambda model, **options: asked.update(options) or model)
-    task = built("image_classification", 2)
-    make_step(task, make_point(workload="image_classification", devices=2, global_batch=4, micro_batch=2), CPU)
-    assert asked["broadcast_buffers"] is False
+
+    def of_now(model: torch.nn.Module, forward_sync_buffers: bool | None = None, **options: Any) -> torch.nn.Module:
+        asked.update(forward_sync_buffers=forward_sync_buffers)
+        return model
+
+    def of_torch_2_12(model: torch.nn.Module, broadcast_buffers: bool | None = None, **options: Any) -> torch.nn.Module:
+        asked.update(broadcast_buffers=broadcast_buffers)
+        return model
+
+    for wrapper in (of_now, of_torch_2_12):
+        monkeypatch.setattr("caraml.engine.ranks.DistributedDataParallel", wrapper)
+        task = built("image_classification", 2)
+        make_step(task, make_point(workload="image_classification", devices=2, global_batch=4, micro_batch=2), CPU)
+    assert asked == {"forward_sync_buffers": False, "broadcast_buffers": False}
 
     def validated(ranks: ThreadRanks) -> list[float]:
         own = built("image_classification", 2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hmac
+import inspect
 import json
 import os
 import pickle
@@ -134,7 +135,9 @@ def copies(model: nn.Module, device: torch.device, group: dist.ProcessGroup | No
     that tensor parallelism divides go through FSDP."""
     ids = None if device.type == "cpu" else [device.index]
     # Buffers are not sent with every forward pass: running statistics are averaged before anything is validated by them.
-    return DistributedDataParallel(model, device_ids=ids, process_group=group, gradient_as_bucket_view=True, broadcast_buffers=False)
+    name = "forward_sync_buffers"  # from torch 2.13 on, which warns of the name before
+    own = {name if name in inspect.signature(DistributedDataParallel).parameters else "broadcast_buffers": False}
+    return DistributedDataParallel(model, device_ids=ids, process_group=group, gradient_as_bucket_view=True, **own)  # type: ignore[arg-type]
 
 
 def exchange_copies(model: nn.Module, last: bool) -> AbstractContextManager[None]:
