@@ -9,6 +9,7 @@ import re
 import secrets
 import shutil
 import sys
+import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -187,11 +188,13 @@ class _PlanUnpickler(_Unpickler):
 
 @contextmanager
 def _plans_between_ranks() -> Iterator[None]:
-    """Torch pickles the plans of a checkpoint from rank to rank: nothing else is taken."""
+    """Torch pickles the plans of a checkpoint from rank to rank: nothing else is taken. One process alone need not be told that it is."""
     torch_s = dist.distributed_c10d
     before, torch_s._unpickler = torch_s._unpickler, _PlanUnpickler
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            yield
     finally:
         torch_s._unpickler = before
 
