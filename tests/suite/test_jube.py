@@ -129,6 +129,10 @@ def test_tags_choose_and_parameters_are_computed(language: Path, tmp_path: Path)
             "recompute": "selective", "positions": "rotary",
         },
     }  # fmt: skip
+    one = LANGUAGE.replace('_: "64,128,256"', "_: 16")  # four on each of four devices at once, and still four in a larger batch
+    language.write_text(one)
+    assert benchmark(suite_from_script(language, ["800M", "A100"]), tmp_path)["micro_batch"] == 4
+    language.write_text(LANGUAGE)
     line = LANGUAGE.splitlines().index("      - {name: dataset, _: OSCAR}") + 1
     told = suite_from_script(language, ["800M", "A100"])
     assert f"llm.yaml:{line}: the text is not fetched; until params.corpus names it" in told and "tied_head" not in told

@@ -235,7 +235,8 @@ def _rows(path: Path, parameters: _Parameters, workload: str, notes: list[tuple[
     for size, names in ((size, KEYS[workload][size]) for size in SIZES if size in KEYS[workload] and size not in known):
         what = f"the model of this batch has no {size.removeprefix('params.')}: found no {names.replace(' ', ' and no ')}"
         raise InputError(f"{path}:{line}: {what}", "write it into a parameter of the script")
-    if rounded := _settle(rows):
+    shares = [one.text for name, one in parameters.elements.items() if name in KEYS[workload]["micro_batch"].split()]
+    if rounded := _settle(rows, any("global_batch" in text for text in shares)):
         notes.append(
             (line, f"{rounded} of {len(rows)} points: JUBE rounds the batch of a device and runs another one; here they are skipped")
         )
@@ -286,8 +287,9 @@ def _value(key: str, text: str) -> Any:
     return NETWORKS.get(text, text) if key in ("params.model", "compile") else None
 
 
-def _settle(rows: list[dict[str, Any]]) -> int:
-    """Make the keys of all rows agree as suites ask; of how many the batch was rounded to fit the devices."""
+def _settle(rows: list[dict[str, Any]], divided: bool) -> int:
+    """Make the keys of all rows agree as suites ask; of how many the batch was rounded to fit the devices. A batch of a
+    device that is the whole one ``divided`` is left out, as a suite divides by itself; one that is stated stays if the other is edited."""
     whole, rounded = 0, 0
     for row in rows:
         compiled, mode = row.pop("compiler", None), row.pop("compile", "default")
@@ -300,7 +302,7 @@ def _settle(rows: list[dict[str, Any]]) -> int:
         copies = max(row.get("nodes", 1) * row.get("devices", 1) // (row.get("tp", 1) * row.get("cp", 1) * row.get("pp", 1)), 1)
         share = row.get("micro_batch") == row["global_batch"] // copies
         whole, rounded = whole + share, rounded + (share and row["global_batch"] % copies > 0)
-    same = {"micro_batch"} if whole == len(rows) else set()  # which a suite takes by itself
+    same = {"micro_batch"} if whole == len(rows) and (divided or len({row.get("micro_batch") for row in rows}) > 1) else set()
     same |= {"sp"} if not any(row.get("sp") for row in rows) else set()
     for row in rows:
         for key in same & set(row):
