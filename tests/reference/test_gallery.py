@@ -90,6 +90,9 @@ def test_commands_of_maelstrom_s_tables_train_as_many_epochs_as_it_states() -> N
     text = (ROOT / "docs" / "published.md").read_text(encoding="utf-8")
     found = dict(re.findall(r"\| MAELSTROM \| Tables? ([^:,]+)[:,].*--set measure.epochs=(\d+)` \|", text))
     assert {name: float(epochs) for name, epochs in found.items()} == tables | {"44": ap6_e4}
+    without = {app: stated[name, "non-io-epochs"] for app, name in (("ap1", "temperature_postprocessing"), ("ap5", "downscaling_gan"))}
+    found = dict(re.findall(r"caraml run maelstrom-nonio \S+ \S+ --only (\w+) --set measure.epochs=(\d+) --set measure.timeout", text))
+    assert {app: float(epochs) for app, epochs in found.items()} == without
     commands = [figure.command for figure in published_figures() if "--only ap6" in figure.command]
     assert commands and all(command.endswith(f"--system e4-a2 --only ap6 --set measure.epochs={ap6_e4:g}") for command in commands)
 
