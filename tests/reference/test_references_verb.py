@@ -47,6 +47,10 @@ def test_a_machine_is_found_by_any_of_its_names() -> None:
         references("--system", "LUMI-C")
 
 
+def test_a_workload_is_found_by_its_short_name() -> None:
+    assert references("--workload", "AP3", "--csv") == references("--workload", "radiation_emulation", "--csv")
+
+
 def test_filters_that_no_number_meets_together_are_refused() -> None:
     with pytest.raises(InputError, match="no published number has all of --source 'caraml' --table '2'"):
         references("--source", "caraml", "--table", "2")

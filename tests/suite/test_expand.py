@@ -192,6 +192,15 @@ def test_a_part_that_there_is_not_gets_the_nearest_name(names: tuple[str, ...], 
     assert re.search(words, f"{caught.value} {caught.value.hint}", re.DOTALL)
 
 
+def test_words_of_a_name_that_are_misspelt_get_as_many() -> None:
+    with pytest.raises(InputError) as caught:
+        chosen("pearc22", "tabel 4 device")
+    assert caught.value.hint == "did you mean 'table 4 devices'?"
+    with pytest.raises(InputError) as caught:
+        chosen("pearc22", "tabel 4")
+    assert caught.value.hint == "did you mean 'table 4'?"
+
+
 def test_impossible_points_are_kept_with_their_reason() -> None:
     found = plan(HEAD + "global_batch = [6, 8]\ndevices = [2, 8]\nmicro_batch = 4\n").points
     reasons = {(p.point.global_batch, p.point.devices): p.skip for p in found}

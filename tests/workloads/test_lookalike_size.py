@@ -99,8 +99,9 @@ def test_a_set_that_cannot_be_is_refused_and_leaves_nothing(
 
 def test_what_is_there_counts_and_other_files_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.txt").touch()
-    with pytest.raises(CaramlError, match="found files; expected a new or empty folder, or what the same command began"):
+    with pytest.raises(CaramlError, match="found files; expected a new or empty folder, or what the same command began") as refused:
         grow_weather("ap5", tmp_path, SIZE, "tiny")
+    assert refused.value.hint == "give another --out"
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, int(SIZE * 1e9) - 1))
     with pytest.raises(CaramlError, match=r"0\.1 GB free on its disk, expected the 0\.1 GB"):

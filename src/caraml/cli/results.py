@@ -268,7 +268,7 @@ def references(
     source: Annotated[str | None, typer.Option(help="caraml, maelstrom, pearc or epicure.")] = None,
     table: Annotated[str | None, typer.Option(help='Table of the source: 17, or a name such as "text 4.3.1".')] = None,
     system: Annotated[str | None, typer.Option(help="Machine, for example jureca-a100.")] = None,
-    workload: Annotated[str | None, typer.Option(help="Workload, for example radiation_emulation.")] = None,
+    workload: Annotated[str | None, typer.Option(help="Workload, for example radiation_emulation or ap3.")] = None,
     metric: Annotated[str | None, typer.Option(help="Metric, for example throughput.")] = None,
     mode: Annotated[str | None, typer.Option(help="train, compute, data or inference.")] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values, every column.")] = False,

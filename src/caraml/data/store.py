@@ -190,7 +190,7 @@ def begin(out: Path, marks: Path, plan: Mapping[str, Any], there: int) -> None:
     begun = (marks / _PLAN).read_text(encoding="utf-8") if (marks / _PLAN).is_file() else None
     if begun != text and out.exists() and (not out.is_dir() or any(out.iterdir())):
         room = "a free name" if out.is_file() else "a new or empty folder"
-        raise InputError(f"{out}: found {begun or 'files'}; expected {room}, or what the same command began: {text}")
+        raise InputError(f"{out}: found {begun or 'files'}; expected {room}, or what the same command began: {text}", "give another --out")
     make_parent(out)
     wanted, free = plan["gigabytes"] * 1e9 - there, shutil.disk_usage(out.parent).free
     if wanted > free:

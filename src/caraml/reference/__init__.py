@@ -17,6 +17,7 @@ from types import MappingProxyType
 
 from caraml.base.errors import InputError, unknown_name
 from caraml.base.format import count, human
+from caraml.suite.model import WORKLOAD_ALIASES
 
 SOURCES: Mapping[str, str] = MappingProxyType(
     {
@@ -144,6 +145,7 @@ def select(rows: Iterable[Reference] | None = None, **wanted: str | None) -> lis
         if value is None:
             continue
         full = f"Table {value}" if field == "table" and re.fullmatch(r"\d+", value) else value
+        full = WORKLOAD_ALIASES.get(value.lower(), value) if field == "workload" else full
         known = {getattr(row, field) for row in everything} - {""}
         if full not in known:
             error = unknown_name(field, full, known)

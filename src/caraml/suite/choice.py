@@ -207,7 +207,9 @@ def _benchmarks(asked: str, file: SuiteFile) -> list[str]:
     """The benchmarks that are called so. Raises ``InputError`` where there is none."""
     own, found = file.names, called(asked, file.names)
     if not found:
-        guess = nearest(asked, [*own, *words_of(own)])
+        count = len(asked.split())
+        several = [" ".join(words[at : at + count]) for words in map(str.split, own) for at in range(len(words))]
+        guess = nearest(asked, [*own, *(several if count > 1 else words_of(own))])  # as many words as were asked for
         raise InputError(
             f"--only {asked}: no benchmark of suite {file.suite.name!r} has this name",
             f"did you mean {guess!r}?" if guess else f"known: {', '.join(own)}",
