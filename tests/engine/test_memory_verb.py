@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from caraml.cli.run import (
     plan,  # noqa: F401
 )
 from caraml.engine.memory import MemoryPlan, Planned
+from caraml.system.peaks import CATALOG
 
 
 def invoke(*arguments: str, verb: str = "memory") -> str:
@@ -44,7 +46,10 @@ def test_the_points_of_a_suite_whatever_the_number_of_nodes() -> None:
 @pytest.mark.slow
 def test_a_plan_says_what_its_points_need(tmp_path: Path) -> None:
     options = ("--launcher", "print", "--out", str(tmp_path))
-    strong = invoke("llm-strong", "--system", "jedi", *options, verb="plan")
+    assert "7 to run, 5 skipped" in invoke("llm-strong", "--system", "jedi", *options, verb="plan")
+    uncounted = tmp_path / "mine.toml"
+    uncounted.write_text(re.sub(r"(?m)^(nodes|aliases) = .*\n", "", (CATALOG / "jedi.toml").read_text()).replace('"jedi"', '"mine"'))
+    strong = invoke("llm-strong", "--system", str(uncounted), *options, verb="plan")
     assert "12 to run" in strong, "how many nodes there are is not known, which is no reason to leave a point out"
     assert "comm" in strong and "fits: peak up to 90 % of the 89.4 GiB" in strong and "do not fit" not in strong
     here = invoke("llm-strong", "--system", "jedi", "--launcher", "local", "--out", str(tmp_path), verb="plan")

@@ -113,20 +113,21 @@ def test_systems_by_name_alias_and_path() -> None:
 
 
 TAGS = {
-    "A100": "jureca-a100",
-    "H100": "jureca-h100",
-    "WAIH100": "westai-h100",
-    "GH200": "jureca-gh200",
-    "JEDI": "jedi",
-    "MI250": "jureca-mi250",
-    "GC200": "jureca-ipu",
+    "A100": ("jureca-a100", 192),
+    "H100": ("jureca-h100", 1),
+    "WAIH100": ("westai-h100", 16),
+    "GH200": ("jureca-gh200", 1),
+    "JEDI": ("jedi", 44),
+    "MI250": ("jureca-mi250", 2),
+    "GC200": ("jureca-ipu", 1),
 }
-"""CARAML's tags for the machines that it was tested on."""
+"""CARAML's tags for the machines that it was tested on, and how many nodes its scripts say are available."""
 
 
-@pytest.mark.parametrize(("tag", "name"), TAGS.items())
-def test_the_tags_that_users_know(tag: str, name: str) -> None:
-    assert load_system(tag).name == name
+@pytest.mark.parametrize(("tag", "name", "nodes"), [(tag, *of) for tag, of in TAGS.items()])
+def test_the_tags_that_users_know(tag: str, name: str, nodes: int) -> None:
+    """Without the number of nodes points of more than there are were planned, and jobs waited for them for ever."""
+    assert (load_system(tag).name, load_system(tag).nodes) == (name, nodes)
 
 
 CATALOGUE = [path for path in sorted(peaks.CATALOG.glob("*.toml")) if path.name != "peaks.toml"]

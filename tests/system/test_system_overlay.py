@@ -70,7 +70,7 @@ def test_fields_override_one_by_one(config: Path) -> None:
     assert changed.devices[0].memory_bytes == 96_000_000_000
     assert changed.sources["devices.tdp_w"] == "nvidia-smi"
     assert changed.sources["devices.memory_bytes"].startswith("CARAML slides")
-    assert "site.scheduler.max_minutes" not in changed.missing and "nodes" in changed.missing
+    assert "site.scheduler.max_minutes" not in changed.missing and "affinity" in changed.missing
     assert changed.aliases == ("JEDI",) and changed.links and changed.peak
 
 
