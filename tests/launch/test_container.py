@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,17 @@ PACKAGES = {"bubblewrap": ("bubblewrap",), "charliecloud": ("charliecloud",), "p
 def wrapped(runtime: ContainerRuntime, **values: object) -> list[str]:
     given: dict[str, object] = {"binds": ["/data:/in:ro", "/out"], "workdir": "/out", "extra": ["--extra"]}
     return wrap(["python3", "-m", "x"], runtime, "image.sif", **{**given, **values})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "rocm"])
+def test_an_image_is_made_of_one_version_with_a_torch_that_is_new_enough(name: str) -> None:
+    """Of `latest` the same file makes another image every month."""
+    found = re.search(r"^From: (\S+):(\S+)$", (ROOT / "containers" / f"{name}.def").read_text(), re.MULTILINE)
+    assert found is not None and re.search(r"\d\.\d", found[2])
+    needed = re.search(r'"torch>=(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text())
+    assert needed is not None
+    torch = re.search(r"(?:^|_release_)(\d+)\.(\d+)\.\d", found[2])
+    assert name == "cpu" or (torch is not None and tuple(map(int, torch.groups())) >= tuple(map(int, needed.groups())))
 
 
 def test_apptainer_s_command_line() -> None:
