@@ -50,6 +50,7 @@ def test_other_words_name_the_campaign(capsys: pytest.CaptureFixture[str]) -> No
         ("llm", ("80OM", "A100"), "--tag 80OM: no system, and no benchmark of suite 'llm'.*did you mean '800M'"),
         ("llm", ("800M", "A10O"), "--tag A10O.*did you mean 'A100'"),
         ("vision", ("sinthetic",), "--tag sinthetic.*did you mean 'synthetic'"),
+        ("maelstrom", ("ap9", "MI250"), "--tag ap9: no system.*did you mean 'ap[1-6]'"),
         ("llm", ("800M", "xyz"), "--tag xyz: no system.*caraml list systems"),
         ("llm", ("13B", "JEDI"), "--tag 13B: no benchmark of suite 'llm' has this size.*caraml run llm-large --tag 13B JEDI"),
         ("vision", ("container", "H100"), "--tag container: images are not made by `run`.*caraml container build containers/cuda.def"),

@@ -271,7 +271,7 @@ def _see_tag(word: str, words: list[str], suite: str, known: dict[str, str], *, 
         raise InputError(f"--tag {word}: no benchmark of suite {suite!r} has this size", hint)
     if len(parts) > 1 and all(part.casefold() in known or _SIZE.fullmatch(part) for part in parts):
         raise InputError(f"--tag {word}: found several tags in one word", f"--tag {' '.join(parts)}")
-    if (guess := nearest(word.casefold(), known, _ALIKE)) is not None or not apart:
+    if (guess := nearest(word.casefold(), known, *[_ALIKE] * apart)) is not None or not apart:  # alone it may name a campaign
         hint = (
             f"did you mean {known[guess]!r}? A word to find the campaign by must be less like a name"
             if guess
