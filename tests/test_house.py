@@ -131,7 +131,7 @@ LINES = {
     "report": 4_895,
     "reference": 430,
     "report": 4_888,
-    "results": 3_205,
+    "results": 3_206,
     "suite": 2_702,
     "system": 3_535,
     "verify": 1_030,

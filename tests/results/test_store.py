@@ -14,7 +14,7 @@ import pytest
 from caraml.base.errors import InputError
 from caraml.base.files import write_file
 from caraml.metrics.model import Metric
-from caraml.results.finish import Failure, finish, note_failure, skipped
+from caraml.results.finish import Failure, finish, note_failure, reason_of, skipped
 from caraml.results.record import Record
 from caraml.results.rows import read_table, write_table
 from caraml.results.status import ProgressReader, ProgressWriter
@@ -218,3 +218,12 @@ def test_a_damaged_failure_stops_nobody_from_finishing_an_attempt(tmp_path: Path
     (other / "point.json").write_text("{}")
     with pytest.raises(InputError, match=r"point\.json: not a point"):
         finish(other, 1)
+
+
+def test_the_reason_of_a_failure_keeps_the_next_step() -> None:
+    """The weights of another network are a long list, behind which it was cut off."""
+    assert reason_of(InputError("found " + "x" * 500, "look here")).endswith("xxx; next step: look here")
+    assert reason_of(InputError("found", "look " * 200)).startswith("found; next step: look look")
+    assert reason_of(ValueError("y" * 500)) == ("ValueError: " + "y" * 500)[:400]
+    for error in (InputError("x" * 500, "look here"), InputError("x" * 500, "z" * 500)):
+        assert len(reason_of(error)) == 400

@@ -64,7 +64,8 @@ def reason_of(error: BaseException) -> str:
     else:
         behind = f", because {type(error.__cause__).__name__}: {error.__cause__}" if error.__cause__ is not None else ""
         words = f"{type(error).__name__}: {error}{behind}"
-    return " ".join(words.split())[:_LONGEST_REASON]  # the log has it all
+    words, step, hint = " ".join(words.split()).partition("; next step: ")  # which is kept of what is too long: the log has the rest
+    return (words[: max(_LONGEST_REASON - len(step + hint), _LONGEST_REASON // 2)] + step + hint)[:_LONGEST_REASON]
 
 
 def now() -> str:

@@ -28,7 +28,7 @@ _ROOM = 1 << 30
 """Bytes of what a file of weights may have besides: the heads of the first training."""
 _OLD = {".gamma": ".weight", ".beta": ".bias"}
 """Endings of names in checkpoints that were converted from TensorFlow."""
-_MOST_NAMED = 4
+_MOST_NAMED = 2
 _AS_TENSORS = "write them as model.safetensors, with save_pretrained(FOLDER) where the model comes from"
 
 
