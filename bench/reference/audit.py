@@ -120,8 +120,8 @@ def _energy(e: Experiment) -> Iterator[Check]:
     if {"node_energy", "node_mean_power", "runtime"} <= e.keys():
         nodes = e["node_energy"].nodes or 1
         yield Check(e["node_energy"], "node_mean_power x nodes x runtime", span_of(e["node_mean_power"]) * span_of(e["runtime"]) * nodes)
-    if {"energy_time_product", "node_energy", "runtime"} <= e.keys():
-        yield Check(e["energy_time_product"], "node_energy x runtime", span_of(e["node_energy"]) * span_of(e["runtime"]))
+    if {"action", "node_energy", "runtime"} <= e.keys():
+        yield Check(e["action"], "node_energy x runtime", span_of(e["node_energy"]) * span_of(e["runtime"]))
     if {"node_apparent_energy", "node_mean_apparent_power", "runtime"} <= e.keys():
         hours = span_of(e["node_mean_apparent_power"]) * span_of(e["runtime"]) / 3600
         yield Check(e["node_apparent_energy"], "node_mean_apparent_power x runtime", hours)
@@ -211,7 +211,7 @@ def _actions(rows: Sequence[Reference]) -> Iterator[Check]:
         table, column = ("Table 10", run) if run < 4 else ("Table 11", run - 3)
         runtime = span_of(found[table, column, "runtime"])
         action = span_of(found[table, column, "node_mean_power"]) * runtime * runtime
-        yield Check(found["Table 1", run, "energy_time_product"], f"node_mean_power x runtime² of {table}", action)
+        yield Check(found["Table 1", run, "action"], f"node_mean_power x runtime² of {table}", action)
 
 
 def _copies(rows: Sequence[Reference]) -> Iterator[Check]:

@@ -73,7 +73,7 @@ def _shares(parts: list[Span], wholes: list[Span]) -> Span:
 
 def _from_action(b: Book, table: int, times: list[Span], start: int) -> list[Span]:
     """Energy of the node from Action and runtime."""
-    actions = b.spans(table, "energy_time_product")[start : start + len(times)]
+    actions = b.spans(table, "action")[start : start + len(times)]
     return [action / time for action, time in zip(actions, times, strict=True)]
 
 
@@ -158,8 +158,8 @@ MAELSTROM: dict[str, Callable[[Book], Reading]] = {
     "ap2-a2-device-energy": lambda b: b.mean(16, "device_energy"),
     "ap2-a2-node-energy": lambda b: mean(_ap2_node(b, "a2")),
     "ap2-a2-share": lambda b: _shares(b.spans(16, "device_energy"), _ap2_node(b, "a2")),
-    "ap2-gh200-action": lambda b: mean(b.spans(2, "energy_time_product")[3:]),
-    "ap2-a2-action": lambda b: mean(b.spans(2, "energy_time_product")[:3]),
+    "ap2-gh200-action": lambda b: mean(b.spans(2, "action")[3:]),
+    "ap2-a2-action": lambda b: mean(b.spans(2, "action")[:3]),
     "ap3-a100-cache": lambda b: exact(1) - b.mean(17, "training_time", flags="") / b.mean(17, "training_time", flags="-nocache"),
     "ap3-a100-device-energy": lambda b: b.mean(17, "device_energy", flags=""),
     "ap3-a100-nocache-energy": lambda b: b.mean(17, "device_energy", flags="-nocache") / b.mean(17, "device_energy", flags="") - exact(1),
@@ -179,8 +179,8 @@ MAELSTROM: dict[str, Callable[[Book], Reading]] = {
     "ap4-a2-runtime-low": lambda b: _lowest(b.spans(34, "runtime")),
     "ap4-gh200-node-energy": lambda b: mean(_ap4_node(b, "gh200", 2)),
     "ap4-a2-node-energy": lambda b: mean(_ap4_node(b, "a2", 0)),
-    "ap4-gh200-action": lambda b: mean(b.spans(4, "energy_time_product")[2:]),
-    "ap4-a2-action": lambda b: mean(b.spans(4, "energy_time_product")[:2]),
+    "ap4-gh200-action": lambda b: mean(b.spans(4, "action")[2:]),
+    "ap4-a2-action": lambda b: mean(b.spans(4, "action")[:2]),
     "ap5-a100-epoch": lambda b: b.mean(35, "epoch_time_mean", 1),
     "ap5-a100-first-epoch": lambda b: b.mean(35, "epoch_time_first", 1),
     "ap5-batch-high": lambda b: b.stated("ap5-batch-gh200"),

@@ -186,7 +186,7 @@ NUMBERS = {
     "avg. apparent power": ("node_mean_apparent_power", "VA"),
     "max apparent power - full node": ("node_max_apparent_power", "VA"),
     "system total va": ("node_apparent_energy", "Wh"),
-    "action": ("energy_time_product", "MJs"),
+    "action": ("action", "MJs"),
 }
 """Headings of numbers, without their unit: our name, and the unit where none is printed."""
 
@@ -229,7 +229,7 @@ def _actions(found: dict[str, list[list[str]]]) -> Iterator[list[str]]:
                 parameters={"experiment": int(experiment), "boundary": "node"},
             )
             note = "printed as MJ/s; energy times time is MJ s" if unit == "MJ/s" else ""
-            yield row.number("energy_time_product", printed, unit, note=note)
+            yield row.number("action", printed, unit, note=note)
 
 
 def _mended(number_of_table: int, lines: list[list[str]]) -> list[list[str]]:
@@ -302,7 +302,7 @@ def _reading(table: Table, label: str, column: int) -> tuple[str, str, str, list
 
 def _boundary(table: int, metric: str, devices: int) -> tuple[str, str]:
     """What a power or energy is of, where it is not of the run's devices, and what is to be said of that."""
-    if metric == "energy_time_product":
+    if metric == "action":
         return "node", ""
     if table in (42, 43) and metric == "device_energy" and devices > 1:
         return "one device", ONE_DEVICE

@@ -152,8 +152,8 @@ ap2-a2-device-energy | e4-a2 1 1 ap2 train | device_energy 17.70 Wh
 ap2-a2-node-energy | e4-a2 1 1 ap2 train | node_energy 133.57 Wh | | mean of experiments 0 to 2
 ap2-a2-share | e4-a2 1 1 ap2 train | device_energy_share 13.29 %
 @ energy comparison findings are reinforced @ text 4.3.2
-ap2-gh200-action | e4-gh200 1 1 ap2 train | energy_time_product 40.95 MJs | boundary=node
-ap2-a2-action | e4-a2 1 1 ap2 train | energy_time_product 592.64 MJs | boundary=node
+ap2-gh200-action | e4-gh200 1 1 ap2 train | action 40.95 MJs | boundary=node
+ap2-a2-action | e4-a2 1 1 ap2 train | action 592.64 MJs | boundary=node
 @ ### 4.4.2.1 Training @ text 4.4.2
 ap3-a100-cache | jureca-a100 1 1 ap3 train | share 25.5 % | | training time saved by the cache
 @ GPU Energy Consumption has been measured @ text 4.4.2
@@ -186,8 +186,8 @@ ap4-a2-device-energy | e4-a2 1 1 ap4 train | device_energy 120.05 Wh | | called 
 ap4-gh200-node-energy | e4-gh200 1 1 ap4 train | node_energy 286.958 Wh | | called a power
 ap4-a2-node-energy | e4-a2 1 1 ap4 train | node_energy 1676.182 Wh | | called a power
 @ Examining the Action metric shown @ text 4.7.2
-ap4-gh200-action | e4-gh200 1 1 ap4 train | energy_time_product 4380.11 MJ/s | boundary=node | printed as MJ/s
-ap4-a2-action | e4-a2 1 1 ap4 train | energy_time_product 126193.56 MJ/s | boundary=node | printed as MJ/s
+ap4-gh200-action | e4-gh200 1 1 ap4 train | action 4380.11 MJ/s | boundary=node | printed as MJ/s
+ap4-a2-action | e4-a2 1 1 ap4 train | action 126193.56 MJ/s | boundary=node | printed as MJ/s
 @ #### 4.8.1.1 Changes @ text 4.8.1
 ap5-a100-epoch | jureca-a100 1 1 ap5 train | epoch_time_mean 865 s
 @ #### 4.8.1.3 Results @ text 4.8.1
@@ -245,29 +245,29 @@ ap5-loading-a2 | e4-a2 1 1 ap5 train | share 0.2 %
 a2-1x1-runtime | e4-a2 1 1 ap6 train | runtime 8959.40 s | run=1 experiment=0
 a2-1x1-device | e4-a2 1 1 ap6 train | device_energy 75.55 Wh | run=1 experiment=0
 a2-1x1-node | e4-a2 1 1 ap6 train | node_energy 928.66 Wh | run=1 experiment=0
-a2-1x1-action | e4-a2 1 1 ap6 train | energy_time_product 29952.87 MJ/s | run=1 experiment=0 boundary=node | printed as MJ/s
+a2-1x1-action | e4-a2 1 1 ap6 train | action 29952.87 MJ/s | run=1 experiment=0 boundary=node | printed as MJ/s
 a2-1x2-runtime | e4-a2 2 1 ap6 train | runtime 4711.49 s | run=2 experiment=1
 a2-1x2-device | e4-a2 2 1 ap6 train | device_energy 84.43 Wh | run=2 experiment=1
 a2-1x2-node | e4-a2 2 1 ap6 train | node_energy 588.65 Wh | run=2 experiment=1
-a2-1x2-action | e4-a2 2 1 ap6 train | energy_time_product 9984.34 MJ/s | run=2 experiment=1 boundary=node | printed as MJ/s
+a2-1x2-action | e4-a2 2 1 ap6 train | action 9984.34 MJ/s | run=2 experiment=1 boundary=node | printed as MJ/s
 @ 2 Nodes, 2 GPUs (Experiment 2) @ text 4.9.8
 a2-2x1-device | e4-a2 2 2 ap6 train | device_energy 83.20 Wh | run=3 experiment=2
 a2-2x1-node | e4-a2 2 2 ap6 train | node_energy 1055.62 Wh | run=3 experiment=2
-a2-2x1-action | e4-a2 2 2 ap6 train | energy_time_product 19079.84 MJ/s | run=3 experiment=2 boundary=node | printed as MJ/s
+a2-2x1-action | e4-a2 2 2 ap6 train | action 19079.84 MJ/s | run=3 experiment=2 boundary=node | printed as MJ/s
 @ 2 Nodes, 4 GPUs (Experiment 3) @ text 4.9.8
 a2-2x2-runtime | e4-a2 4 2 ap6 train | runtime 2533.19 s | run=4 experiment=3
 a2-2x2-device | e4-a2 4 2 ap6 train | device_energy 86.42 Wh | run=4 experiment=3
 a2-2x2-node | e4-a2 4 2 ap6 train | node_energy 636.29 Wh | run=4 experiment=3
-a2-2x2-action | e4-a2 4 2 ap6 train | energy_time_product 5802.69 MJ/s | run=4 experiment=3 boundary=node | printed as MJ/s
+a2-2x2-action | e4-a2 4 2 ap6 train | action 5802.69 MJ/s | run=4 experiment=3 boundary=node | printed as MJ/s
 @ ### **GH200 Hardware Configurations @ text 4.9.8
 gh200-1x1-runtime | e4-gh200 1 1 ap6 train | runtime 6682.52 s | run=5 experiment=0
 gh200-1x1-device | e4-gh200 1 1 ap6 train | device_energy 202.85 Wh | run=5 experiment=0
 gh200-1x1-node | e4-gh200 1 1 ap6 train | node_energy 590.41 Wh | run=5 experiment=0
-gh200-1x1-action | e4-gh200 1 1 ap6 train | energy_time_product 14203.63 MJs | run=5 experiment=0 boundary=node
+gh200-1x1-action | e4-gh200 1 1 ap6 train | action 14203.63 MJs | run=5 experiment=0 boundary=node
 gh200-2x1-runtime | e4-gh200 2 2 ap6 train | runtime 3629.93 s | run=6 experiment=1
 gh200-2x1-device | e4-gh200 2 2 ap6 train | device_energy 214.86 Wh | run=6 experiment=1
 gh200-2x1-node | e4-gh200 2 2 ap6 train | node_energy 636.73 Wh | run=6 experiment=1
-gh200-2x1-action | e4-gh200 2 2 ap6 train | energy_time_product 8320.57 MJs | run=6 experiment=1 boundary=node
+gh200-2x1-action | e4-gh200 2 2 ap6 train | action 8320.57 MJs | run=6 experiment=1 boundary=node
 @ ### **4.9.9 Conclusion @ text 4.9.9
 ap6-a2-performance | e4-a2 1 1 ap6 train | ratio 75 %
 ap6-a2-energy | e4-a2 1 1 ap6 train | ratio 37.2 %

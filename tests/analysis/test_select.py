@@ -99,7 +99,7 @@ def test_published_energies_are_compared_within_one_boundary(store: Store) -> No
         ((_, only),) = found.changes
         return only
 
-    actions = change("44/1", "text 4.9.8/1", "energy_time_product")
+    actions = change("44/1", "text 4.9.8/1", "action")
     assert actions.ratio is not None and actions.ratio.value == pytest.approx(29952.87 / 23391.89)
     used = change("35/1", "35/7", "aggregate_power")
     assert used.ratio is None and used.reason == "of different energy boundaries: devices of the node, not stated"

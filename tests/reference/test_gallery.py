@@ -60,7 +60,7 @@ def test_scaling_matches_what_the_report_says_of_its_figure(drawn: Path) -> None
     shown = texts(drawn / "gallery" / "maelstrom-figures-1-and-2.svg")
     assert "0.9, 1 → 4" in shown  # AP2 on H100
     actions = texts(drawn / "gallery" / "maelstrom-figure-77.svg")
-    published = [row.value or 0 for row in select(table="text 4.9.8", metric="energy_time_product")]
+    published = [row.value or 0 for row in select(table="text 4.9.8", metric="action")]
     assert len(published) == 6
     assert all(any(text.endswith(f": {plain('', action / 1e6, 'MJ s')}") for text in actions) for action in published)
 

@@ -47,6 +47,13 @@ def test_a_machine_is_found_by_any_of_its_names() -> None:
         references("--system", "LUMI-C")
 
 
+def test_action_is_called_as_ours_is() -> None:
+    """Energy of the nodes times the whole run's time; ``energy_time_product`` is of devices and the window."""
+    assert references("--metric", "action", "--csv").count(",action,") == 39
+    with pytest.raises(InputError, match="unknown metric 'energy_time_product'"):
+        references("--metric", "energy_time_product")
+
+
 def test_a_workload_is_found_by_its_short_name() -> None:
     assert references("--workload", "AP3", "--csv") == references("--workload", "radiation_emulation", "--csv")
 
