@@ -119,7 +119,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 4_037,
-    "base": 2_722,
+    "base": 2_731,
     "campaign": 1_806,
     "cli": 1_684,
     "data": 809,
@@ -134,7 +134,7 @@ LINES = {
     "system": 3_535,
     "verify": 1_030,
     "worker": 2_192,
-    "workloads": 8_753,
+    "workloads": 8_828,
 }
 FILES = 219
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from caraml.base import files
 from caraml.base.errors import InputError
+from caraml.base.files import write_at
 from caraml.campaign.attempt import note_handle
 from caraml.cli import app
 from caraml.power.result import ResultFolder
@@ -64,6 +65,7 @@ ACTIONS: dict[str, tuple[list[str], Action]] = {
     ),
     "remember a suite": (["suites/.s.json.PID.tmp"], lambda root, point: Store(root).remember(Listing(name="s", points=[(point.key, "")]))),
     "pack": ([".all.zip.tmp"], lambda root, point: _packed(root, point)),  # noqa: PLW0108 -- defined below
+    "write a part": (["part.bin"], lambda root, point: _tried(lambda: write_at(root / "part.bin", 0, b"part"))),
     "measure a command": (["readings.csv", ".energy.json.PID"], lambda root, point: ResultFolder(root, "csv", None)),
 }
 

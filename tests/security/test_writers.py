@@ -20,8 +20,6 @@ EXCEPTIONS = {
     ("results/rows.py", "write_parquet"): "into a temporary folder, 0700, or what `replacing_by_name` gave",
     ("cli/check.py", "os.open"): "the null device, where the rest of the output goes when its reader has left",
     ("system/host.py", "write_text"): "a switch of the kernel for this process, below /proc",
-    ("workloads/gpt/lookalike.py", "os.open"): "a part of a file at its place, beside others who write theirs; through no link",
-    ("workloads/gpt/lookalike.py", "fdopen"): "as above",
     ("results/archive.py", "open"): "a member of an archive, whose file `replacing` opened",
 }
 """File and call, and why it may."""

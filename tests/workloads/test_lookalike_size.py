@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
@@ -24,6 +25,7 @@ from caraml.base.locks import Lock
 from caraml.cli import app
 from caraml.data.store import only_writer, refuse_unfinished
 from caraml.workloads.downscaling_gan.training import DownscalingSamples
+from caraml.workloads.ensemble_postprocessing import training as ensemble
 from caraml.workloads.gpt.lookalike import grow_text
 from caraml.workloads.gpt.tokens import IndexedTokens, TokenSamples
 from caraml.workloads.image_classification.store import FolderStore, grow_image_folder
@@ -82,7 +84,7 @@ def test_a_set_is_as_large_as_asked_and_goes_on_after_a_kill(tmp_path: Path, rea
     [
         ("ap7", 1.0, "tiny", "did you mean 'ap"),
         ("ap2", 1.0, "tiny", "all of its texts are read into memory"),
-        ("ap4", 1.0, "tiny", "a set of it is a fixed number of files"),
+        ("ap4", 1.0, "small", "which is 8 parts of 120,602,880 bytes; expected 50 or more.*--gigabytes 6.04 or more, or less with"),
         ("ap5", 1.0, "large", "unknown size 'large'"),
         ("ap5", 0.001, "tiny", "which is 0 files of .* expected 50 or more.*--gigabytes 0.11 or more"),
         ("ap5", float("nan"), "tiny", "found nan, expected a number"),
@@ -172,6 +174,34 @@ def test_a_set_of_weather_that_is_not_whole_is_refused_with_its_command(tmp_path
     for number in range(1, 55):  # of an earlier version, which had no last mark, and noted the size of the first file only
         (marks / str(number)).touch()
     refuse_unfinished(marks, tmp_path)
+
+
+def test_a_set_of_so_many_files_grows_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AP4 has five files of all times: processes write times of their own into them."""
+    monkeypatch.setattr("caraml.data.store.ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(2))
+    monkeypatch.setitem(ensemble._SIZES, "tiny", (20, 9, 14))
+    out, marks, size = tmp_path / "set", tmp_path / "set" / ".lookalike", 60.3 * ensemble.part_bytes("tiny") / 1e9
+    made = grow_weather("ap4", out, size, "tiny")
+    assert made.files == 5 and 0.99 * size < made.bytes / 1e9 < 1.01 * size + 5e-5, "the headers are a few kilobytes"
+    whole, samples = contents(out), ensemble.EnsembleSamples(out)
+    assert len(samples) == 216 and len(ensemble.EnsembleSamples(out, "validation")) == 24
+    fields = np.stack([sample[0].numpy() for sample in samples])  # type: ignore[attr-defined]
+    assert fields.mean() == pytest.approx(0, abs=0.05) and fields.std() == pytest.approx(1, abs=0.05), "normalised over all times"
+    assert len({field.tobytes() for field in fields}) == 216, "each time is another"
+    assert samples.describe()["bytes"] == made.bytes  # closes them
+    for name in ("done", "7", "59"):  # as where writers were killed
+        (marks / name).unlink()
+    with h5py.File(out / "ENS10_pl_mean.nc", "r+") as file:
+        file["U"][28:32] = 0.0
+        file["V"][-1] = 0.0
+    (out / "ERA5_z500.nc").unlink()
+    with pytest.raises(CaramlError, match="look-alike data set that is not whole") as refused:
+        ensemble.EnsembleSamples(out)
+    assert f"caraml data prepare weather ap4 --gigabytes {size:g}" in str(refused.value.hint)
+    for number in range(60):
+        (marks / str(number)).unlink(missing_ok=True)
+    grow_weather("ap4", out, size, "tiny")
+    assert contents(out) == whole
 
 
 def test_a_given_corpus_is_left_alone(tmp_path: Path) -> None:

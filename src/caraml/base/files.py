@@ -155,6 +155,15 @@ def open_to_append(path: Name, *, mode: int = 0o644) -> BinaryIO:
         return cast(BinaryIO, os.fdopen(descriptor, "ab"))
 
 
+def write_at(path: Name, place: int, content: bytes) -> None:
+    """Write a part of a file, made if it is not there, beside other processes that write theirs. Raises ``OSError`` for a link."""
+    with _told(os.fspath(path)):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        with os.fdopen(descriptor, "wb") as file:
+            file.seek(place)
+            file.write(content)
+
+
 def touch(path: Name) -> None:
     """Set a file's time to now, or make it. A link is touched itself, not what it points to."""
     with _told(os.fspath(path)):

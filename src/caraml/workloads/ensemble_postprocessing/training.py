@@ -7,17 +7,21 @@ The network of MAELSTROM's fourth application (deliverable D3.7, section 4.7; EN
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from caraml.base.errors import InputError
+from caraml.base.files import write_at
 from caraml.data.loader import Synthetic
+from caraml.data.store import MARKS, refuse_unfinished
 from caraml.workloads.base import BuildContext, Task, counted_facts
 from caraml.workloads.ensemble_postprocessing import Params
 from caraml.workloads.flops import forward_and_training_flops
@@ -41,6 +45,11 @@ _VALIDATION_SHARE = 10
 """One in so many times, the last ones, is held out."""
 _SIZES = {"tiny": (20, 37, 72), "small": (8, *GRID)}
 """Times, rows, columns; an odd number of rows on purpose."""
+_PART_TIMES = {"tiny": 4, "small": 2}
+"""Times of a part of a set of any size."""
+_EXCESS = (0.124, 0.018)
+"""Mean and standard deviation of spreads, in those of the variable: 0.1 and 0.03 times the size of a standard normal number, which is
+0.8 with a deviation of 0.6."""
 
 
 class EnsembleSamples(WeatherSamples):
@@ -58,6 +67,7 @@ class EnsembleSamples(WeatherSamples):
         Raises:
             InputError: as :class:`NetcdfFiles`; files of different lengths, or without the level, or of another grid than ``grid``.
         """
+        refuse_unfinished(folder / MARKS, folder)
         inputs = Layout(dict.fromkeys(VARIABLES, _DIMENSIONS) | {"plev": ("plev",)}, {})
         only_z = Layout({"Z": _DIMENSIONS, "plev": ("plev",)}, {})
         self._inputs = NetcdfFiles([folder / name for name in _INPUTS], inputs)
@@ -121,29 +131,75 @@ def synthetic_forecast(rng: np.random.Generator, grid: tuple[int, int]) -> tuple
     return fields, np.zeros(grid, np.float32), np.ones(grid, np.float32), rng.standard_normal(grid, dtype=np.float32)
 
 
-def write_lookalike(folder: Path, size: str, seed: int) -> None:
-    """Write an ensemble that is biased by temperature and wind and too sure of itself, and the analysis."""
-    times, rows, columns = _SIZES[size]
-    rng, shape, levels = np.random.default_rng(seed), (times, 2, rows, columns), np.array([50000, 85000], np.int32)
-    scale = {"Z": (54000, 900), "T": (255, 8), "Q": (1e-3, 5e-4), "W": (0, 0.3), "D": (0, 2e-5), "U": (8, 8), "V": (0, 6)}
-    anomaly = {name: smooth(rng, shape, 6) for name in VARIABLES}
-    mean = {name: (scale[name][0] + scale[name][1] * anomaly[name]).astype(np.float32) for name in VARIABLES}
-    std = {name: (scale[name][1] * (0.1 + 0.03 * np.abs(smooth(rng, shape)))).astype(np.float32) for name in VARIABLES}
-    error = 0.6 * anomaly["T"] - 0.4 * anomaly["U"] + 0.3 * smooth(rng, shape, 2)  # in spreads of the ensemble, twice
-    truth = mean["Z"] + 2 * std["Z"] * error
-    lengths = {"time": times, "plev": 2, "lat": rows, "lon": columns}
+def write_lookalike(folder: Path, size: str, seed: int, number: int | None = None) -> None:
+    """Write an ensemble that is biased by temperature and wind and too sure of itself, and the analysis.
+
+    With a ``number``, the times of that part of a set into the files of :func:`write_room`.
+    """
+    if number is None:
+        times = _SIZES[size][0]
+        for name, fields in _fields(np.random.default_rng(seed), _SIZES[size]).items():
+            _write_file(folder / name, size, times, fields)
+        return
+    times = _PART_TIMES[size]
+    for name, fields in _fields(np.random.default_rng([seed, number]), (times, *_SIZES[size][1:]), of_all=True).items():
+        with h5py.File(folder / name, locking=False) as file:
+            places = {key: file[key].id.get_offset() for key in fields}
+        for key, field in fields.items():
+            write_at(folder / name, places[key] + number * field.nbytes, field.astype("<f4").tobytes())
+
+
+def part_bytes(size: str) -> int:
+    """Bytes of a part of a set of any size: some times of all five files."""
+    _, rows, columns = _SIZES[size]
+    return _PART_TIMES[size] * 2 * (4 * len(VARIABLES) + 1) * rows * columns * 4
+
+
+def write_room(folder: Path, size: str, parts: int) -> None:
+    """Write the five files without their values, which lie one after another: processes write their times side by side."""
+    times = parts * _PART_TIMES[size]
+    for name in (*_FORECAST, *_INPUTS, _ANALYSIS):
+        if not (folder / name).exists():
+            _write_file(folder / name, size, times, dict.fromkeys(("Z",) if name == _ANALYSIS else VARIABLES))
+
+
+def _write_file(path: Path, size: str, times: int, fields: Mapping[str, FloatArray | None]) -> None:
+    _, rows, columns = _SIZES[size]
     coordinates: dict[str, tuple[tuple[str, ...], Any]] = {
-        "plev": (("plev",), levels),
+        "plev": (("plev",), np.array([50000, 85000], np.int32)),
         "lat": (("lat",), np.linspace(90, -90, rows, dtype=np.float32)),
         "lon": (("lon",), np.linspace(0, 360, columns, endpoint=False, dtype=np.float32)),
     }
-    chunk = (1, 1, rows, columns)
-    for values, raw, normalized in ((mean, _FORECAST[0], _INPUTS[0]), (std, _FORECAST[1], _INPUTS[1])):
-        scaled = {name: (field - field.mean(0)) / (field.std(0) + 0.1) for name, field in values.items()}
-        for name, fields in ((raw, values), (normalized, scaled)):
-            variables = {key: (_DIMENSIONS, field.astype(np.float32)) for key, field in fields.items()}
-            write_netcdf(folder / name, lengths, {**variables, **coordinates}, chunks=dict.fromkeys(VARIABLES, chunk))
-    write_netcdf(folder / _ANALYSIS, lengths, {"Z": (_DIMENSIONS, truth.astype(np.float32)), **coordinates}, chunks={"Z": chunk})
+    lengths = {"time": times, "plev": 2, "lat": rows, "lon": columns}
+    variables = {key: (_DIMENSIONS, field) for key, field in fields.items()}
+    write_netcdf(path, lengths, {**variables, **coordinates}, chunks=dict.fromkeys(VARIABLES, (1, 1, rows, columns)))
+
+
+def _fields(rng: np.random.Generator, sizes: tuple[int, int, int], of_all: bool = False) -> dict[str, dict[str, FloatArray]]:
+    """Variables of every file, (time, level, row, column). They are normalised over these times, or as those ``of_all`` parts would be."""
+    times, *grid = sizes
+    shape = (times, 2, *grid)
+    scale = {"Z": (54000, 900), "T": (255, 8), "Q": (1e-3, 5e-4), "W": (0, 0.3), "D": (0, 2e-5), "U": (8, 8), "V": (0, 6)}
+    anomaly = {name: smooth(rng, shape, 6) for name in VARIABLES}
+    excess = {name: 0.1 + 0.03 * np.abs(smooth(rng, shape)) for name in VARIABLES}
+    mean = {name: (scale[name][0] + scale[name][1] * anomaly[name]).astype(np.float32) for name in VARIABLES}
+    std = {name: (scale[name][1] * excess[name]).astype(np.float32) for name in VARIABLES}
+    error = 0.6 * anomaly["T"] - 0.4 * anomaly["U"] + 0.3 * smooth(rng, shape, 2)  # in spreads of the ensemble, twice
+    truth = mean["Z"] + 2 * std["Z"] * error
+    if of_all:
+        scaled_mean, scaled_std = anomaly, {name: (values - _EXCESS[0]) / _EXCESS[1] for name, values in excess.items()}
+    else:
+        scaled_mean, scaled_std = (
+            {name: (field - field.mean(0)) / (field.std(0) + 0.1) for name, field in values.items()} for values in (mean, std)
+        )
+    found: dict[str, dict[str, Any]] = {
+        _FORECAST[0]: mean,
+        _FORECAST[1]: std,
+        _INPUTS[0]: scaled_mean,
+        _INPUTS[1]: scaled_std,
+        _ANALYSIS: {"Z": truth},
+    }
+    return {name: {key: field.astype(np.float32) for key, field in fields.items()} for name, fields in found.items()}
 
 
 _WIDTH = 32

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from caraml.base.files import replacing, write_file
+from caraml.base.files import replacing, write_at, write_file
 from caraml.data.store import Tell, begin, finish, grow, marks_beside
 from caraml.workloads.gpt.text import META_SCHEMA, PreparedText, default_text_corpus, meta_path, prepare_text, tokenizer_path
 from caraml.workloads.gpt.tokens import IndexedTokens, bin_path, idx_path, write_index
@@ -82,8 +81,5 @@ def _write_part(base: Path, out: Path, end_of_text: int, number: int) -> int:
     corpus = IndexedTokens(base)
     part = np.concatenate([corpus[int(document)][:length] for document, length in zip(*_drawn(corpus, number), strict=True)])
     part[-1] = end_of_text
-    descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    with os.fdopen(descriptor, "wb") as file:
-        file.seek(number * part.nbytes)
-        file.write(part.tobytes())
+    write_at(out, number * part.nbytes, part.tobytes())
     return part.nbytes

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import Field
@@ -90,10 +91,11 @@ _WORKLOADS = {**WORKLOAD_ALIASES, "atmorep": "atmorep"}
 """Applications by the names of their look-alike sets: those with a short name are the weather applications AP1 to AP6."""
 _LOOKALIKE_VERSION = 1
 """Raised when a generator changes what it writes."""
-_WHOLE = {"ap2": "all of its texts are read into memory", "ap4": "a set of it is a fixed number of files"}
-"""Applications whose sets cannot have any number of files, and why."""
+_WHOLE = {"ap2": "all of its texts are read into memory"}
+"""Applications whose sets do not grow, and why."""
 _FEWEST = 50
-"""Files of a set of a given size, all as large as one another: then the size is right within 1 %."""
+"""Parts of a set of a given size, all as large as one another: then the size is right within 1 %. A part is a file, or, of applications
+whose sets are so many files, some times of all."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def grow_weather(  # noqa: PLR0917 -- as prepare_weather, with a size and somebo
 ) -> PreparedWeather:
     """Write look-alike files of ``gigabytes`` (1e9 bytes) in all into ``out``, several at a time; the same call goes on after an end.
 
-    Every file has another content, and as many samples as a file of ``size``. ``tell`` gets the files that are done, and all.
+    Every part has another content, and samples as those of ``size``. ``tell`` gets the parts that are done, and all.
 
     Raises:
         InputError: an unknown application or size, one whose sets do not grow, too few files, or other files in ``out``.
@@ -139,22 +141,29 @@ def grow_weather(  # noqa: PLR0917 -- as prepare_weather, with a size and somebo
         raise InputError(f"{application}: found --gigabytes {gigabytes:g}, expected none: {_WHOLE[application]}", "leave out --gigabytes")
     marks = out / MARKS
     plan = {"application": application, "gigabytes": gigabytes, "size": size, "seed": seed, "version": _LOOKALIKE_VERSION}
-    begin(out, marks, plan, sum(path.stat().st_size for path in out.glob("*.nc")))
+    begin(out, marks, plan, sum(path.stat().st_blocks * 512 for path in out.glob("*.nc")))
     for left in out.glob(".*.tmp"):  # by a writer that was killed
         shutil.rmtree(left, ignore_errors=True)
-    if not (marks / "0").exists():
-        _write_first(application, out, size, seed)
-    each = int((marks / "0").read_text(encoding="utf-8"))
-    files = round(gigabytes * 1e9 / each)
-    if files < _FEWEST:
+    data = _data(application)
+    in_parts = hasattr(data, "write_room")
+    if in_parts:
+        each, what = data.part_bytes(size), "part"
+    else:
+        if not (marks / "0").exists():
+            _write_first(application, out, size, seed)
+        each, what = int((marks / "0").read_text(encoding="utf-8")), "file"
+    parts = round(gigabytes * 1e9 / each)
+    if parts < _FEWEST:
         shutil.rmtree(out)
         least = f"--gigabytes {math.ceil(_FEWEST * each / 1e7) / 100:g} or more"
         smaller = ", or less with --size tiny" if size != "tiny" else ""
         raise InputError(
-            f"--gigabytes: found {gigabytes:g}, which is {count(files, 'file')} of {each:,} bytes; expected {_FEWEST} or more",
+            f"--gigabytes: found {gigabytes:g}, which is {count(parts, what)} of {each:,} bytes; expected {_FEWEST} or more",
             least + smaller,
         )
-    grow(marks, gigabytes, partial(_write_one, application, out, each, (size, seed)), tell)
+    if in_parts:
+        data.write_room(out, size, parts)
+    grow(marks, parts * each / 1e9, partial(_write_one, application, out, each, (size, seed)), tell)
     finish(marks)
     return _prepared(out)
 
@@ -197,5 +206,9 @@ def default_weather_folder(application: str, size: Size) -> Path:
 
 def _lookalike(application: str) -> Callable[..., None]:
     """What writes the files of an application."""
-    writer: Callable[..., None] = importlib.import_module(f"caraml.workloads.{_WORKLOADS[application]}.training").write_lookalike
+    writer: Callable[..., None] = _data(application).write_lookalike
     return writer
+
+
+def _data(application: str) -> ModuleType:
+    return importlib.import_module(f"caraml.workloads.{_WORKLOADS[application]}.training")

@@ -273,10 +273,20 @@ def write_netcdf(
     chunks: Mapping[str, tuple[int, ...]] | None = None,
     attributes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Write one file: dimensions, and variables as ``name: (dimensions, values)``; strings become NetCDF strings."""
+    """Write one file: dimensions, and variables as ``name: (dimensions, values)``; strings become NetCDF strings.
+
+    Of values that are ``None``, room for as many float32 in one piece.
+    """
     with replacing_by_name(path, sync="none") as inside, h5netcdf.File(inside, "w") as file:
         file.dimensions = dict(lengths)
         for name, (dimensions, values) in variables.items():
+            if values is None:
+                shape = tuple(lengths[one] for one in dimensions)
+                stored = file.create_variable(name, dimensions, np.dtype("<f4"))
+                stored[tuple(length - 1 for length in shape)] = (
+                    0.0  # takes its place in the file, which is as large as all of it from now on
+                )
+                continue
             array = np.asarray(values)
             if array.dtype.kind == "U":
                 array = array.astype(object)
