@@ -14,11 +14,11 @@ quick: installed
 READ = $(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1
 
 # While one core checks types the other reads the tests, and then both do, so that each worker finds them compiled. Then three tests at a time,
-# as many of them wait, with one thread each: the cores are busy anyway. Then those that measure this machine, with nothing beside them that computes.
+# one of which is of those that wait, with one thread each: the cores are busy anyway. Then those that measure this machine, with nothing beside them that computes.
 test: installed-test
 	@$(READ) & reading=$$!; $(MAKE) --no-print-directory lint || { code=$$?; kill $$reading; exit $$code; }; $(READ) $(wildcard tests/[s-z]*); wait
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not exclusive"
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope -m exclusive
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m exclusive
 
 # Before every commit, in less than a minute: linters, types, and the tests that start no process.
 check: lint

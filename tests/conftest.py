@@ -38,12 +38,23 @@ and ``tests/system`` searches as long as users do."""
 SHARING = {"CARAML_BIND": "off", "OMP_WAIT_POLICY": "passive", "FORK_SERVER_THREADS": "1"}
 """Where several tests run at a time: what they start is not all bound to the same cores, threads that wait let others work, and a forked
 process has one: two that wait for each other on busy cores take longer."""
+WAITING = (
+    *("slurm/test_slurm.py", "faults/test_processes.py", "slurm/test_programs.py", "workloads/test_command.py", "slurm/test_verify.py"),
+    *("test_campaign_durability.py", "report/test_browser.py", "power/test_power_command.py", "launch/test_plug_in.py", "test_campaign.py"),
+    *("power/test_power_docs.py", "report/test_accessible.py"),
+)
+"""Files whose tests wait for most of their time. One process begins with them, and leaves the cores to the others."""
 LONGEST = (
-    *("test_docs.py", "engine/parallel/test_parity.py", "slurm/test_slurm.py", "worker/test_profile.py", "engine/test_compiled.py"),
-    *("accelerator/test_accelerator.py", "slurm/test_programs.py", "worker/test_training.py", "worker/test_measure.py"),
-    *("faults/test_processes.py", "bench/test_gpu_bench.py", "faults/test_surroundings.py", "workloads/test_training.py"),
-    "workloads/test_maelstrom_training.py",
-    *("test_collection.py", "security/test_ranks.py", "e2e/test_examples.py", "test_needs.py", "slurm/test_verify.py"),
+    *("test_docs.py", "engine/parallel/test_parity.py", "engine/test_compiled.py", "accelerator/test_accelerator.py"),
+    *("workloads/test_maelstrom_training.py", "security/test_data_bombs.py", "worker/test_measure.py", "faults/test_surroundings.py"),
+    *(
+        "worker/test_profile.py",
+        "worker/test_training.py",
+        "bench/test_gpu_bench.py",
+        "workloads/test_training.py",
+        "security/test_bombs.py",
+    ),
+    *("test_collection.py", "security/test_ranks.py", "e2e/test_examples.py", "test_needs.py", *WAITING),
 )
 """Files that begin first where several run at a time: one of minutes that began last would leave the other cores without work."""
 COLLECTED = pytest.StashKey[list[str]]()
@@ -171,17 +182,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of the tests that run by themselves, that of a page takes most of a minute: one worker has it, another all that are left.
+    """Files in turn, one at a time to each process; see :data:`WAITING`."""
+    from xdist.scheduler import LoadFileScheduling
 
-    pytest 9.2 keeps a test's id where pytest-xdist 3.8 does not look: its own groups (``xdist_group``) change nothing.
-    """
-    if config.getoption("markexpr") != "exclusive":
-        return None
-    from xdist.scheduler import LoadScopeScheduling
+    alone = config.getoption("markexpr") == "exclusive"
 
-    scheduling = LoadScopeScheduling(config, log)
-    scheduling._split_scope = lambda nodeid: nodeid.startswith("tests/test_docs.py")  # type: ignore[assignment, method-assign, return-value]
-    return scheduling
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            """Of the tests that run by themselves, that of a page takes most of a minute, and all others together less."""
+            file = super()._split_scope(nodeid)
+            return "others" if alone and not file.endswith("test_docs.py") else file
+
+        def _assign_work_unit(self, node: Any) -> None:
+            waits = node is self.nodes[0]
+            chosen = (file for file in self.workqueue if (file.removeprefix("tests/") in WAITING) is waits)
+            self.workqueue.move_to_end(next(chosen, next(iter(self.workqueue))), last=False)
+            super()._assign_work_unit(node)
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def _starts_processes(file: dict[str, Any]) -> bool:

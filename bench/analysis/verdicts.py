@@ -15,7 +15,6 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 from noise import Array, Shape, ar1, fgn, lognormal, outliers, student, white
-from scipy.stats import t as student_t
 
 from caraml.analysis.advise import differs, pairs_of
 from caraml.analysis.compare import FAMILIES, MARGIN, family
@@ -23,7 +22,7 @@ from caraml.analysis.estimate import TYPICAL_SD, Estimate, Value
 from caraml.analysis.history import FIRM, change_points
 from caraml.analysis.laws import Law, fit
 from caraml.analysis.run_variation import estimates_of, ratios
-from caraml.base.stats import holm
+from caraml.base.stats import holm, t_tail
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 RUN = timedelta(minutes=10)
@@ -134,7 +133,7 @@ def best_known(model: str, logs: Sequence[tuple[Array, Array]]) -> list[bool]:
         dof = max(len(a) + len(b) - 2, 0)
         squares = float(((a - a.mean()) ** 2).sum() + ((b - b.mean()) ** 2).sum())
         error = math.sqrt((prior * sd**2 + squares) / (prior + dof) * (1 / len(a) + 1 / len(b)))
-        p_values.append(float(2 * student_t.sf(abs(b.mean() - a.mean()) / error, prior + dof)))
+        p_values.append(t_tail((b.mean() - a.mean()) / error, prior + dof))
     return [p < FAMILIES["throughput"] and b.mean() < a.mean() for p, (a, b) in zip(holm(p_values), logs, strict=True)]
 
 

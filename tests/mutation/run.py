@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 LONGEST = 300.0
 """Seconds that the tests of one fault may take; a fault that makes them hang is caught, too."""
 AT_A_TIME = 2
-LOADED = ["torch.distributed", "pytest", "hypothesis", "numpy", "scipy.stats", "pydantic", "duckdb", "typer", "rich.live", "jinja2"]
+LOADED = ["torch.distributed", "pytest", "hypothesis", "numpy", "scipy.special", "pydantic", "duckdb", "typer", "rich.live", "jinja2"]
 """Libraries that a process has before it runs the tests of a fault; nothing of this project."""
 
 
