@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from caraml.base.toml import parse_toml
 from caraml.campaign import Campaign, Options
 from caraml.campaign.machine import DeviceLock
 from caraml.launch.launchers import LocalLauncher
+from caraml.report import progress
 from caraml.report.progress import LogLines
 from caraml.results.claim import handle_of
 from caraml.results.status import PROGRESS
@@ -335,7 +337,7 @@ def test_a_point_that_does_not_fit_is_skipped_with_the_numbers(here: Path) -> No
     assert "1 to run" in caraml(here, "plan", "large.toml", "--even-if-too-large", CARAML_DEVICE="cpu").stdout
 
 
-def test_status_says_what_a_point_waits_for_in_the_queue(here: Path) -> None:
+def test_status_says_what_a_point_waits_for_in_the_queue(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = {"sbatch": "echo 7", "squeue": "echo '7_0|main|5|2030-01-02T03:04:05|Priority'", "sinfo": "echo 'main*'", "scontrol": ":"}
     for name, line in programs.items():
         (here / name).write_text(f"#!/bin/sh\n{line}\n")
@@ -349,7 +351,17 @@ def test_status_says_what_a_point_waits_for_in_the_queue(here: Path) -> None:
     assert len(waits) == 2 and "(Priority); place 1 of 1 by priority; expected to start 2030-01-02 03:04:05" in waits[0], waits
     assert "no job of yours waits here for it: it has begun, maybe with other points of it, or is over" in waits[1], waits
     (began,) = [folder for folder in (here / "caraml-results" / "points").glob("*/1") if "slurm:7_0:" in (handle_of(folder) or "")]
+    monkeypatch.setenv("PATH", surroundings["PATH"])
+    monkeypatch.setattr(progress, "_turns", lru_cache(maxsize=1)(progress._turns.__wrapped__))  # what other tests have asked is not known
+
+    def states() -> list[str]:  # as `status --watch` does, in one process
+        return [one.state for _, points in progress.listings(here / "caraml-results", None) for one in points if one.folder is not None]
+
+    queued, listed = states(), (here / "squeue").read_text()
     (began / PROGRESS).write_text('{"t": 3.0, "phase": "measure"}\n')
+    (here / "squeue").write_text("#!/bin/sh\n")
+    assert queued == ["queued", "queued"] and sorted(states()) == ["left", "queued"], "it has begun since the queue was looked at"
+    (here / "squeue").write_text(listed)
     again = caraml(here, "status", **surroundings).stdout
     assert "(Priority); place 1 of 1" in again and "measure" not in again, "it was put back into the queue"
     (here / "squeue").write_text("#!/bin/sh\necho 'squeue: error: down' >&2; exit 1\n")

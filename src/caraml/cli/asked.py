@@ -272,11 +272,11 @@ def _see_tag(word: str, words: list[str], suite: str, known: dict[str, str], *, 
     if len(parts) > 1 and all(part.casefold() in known or _SIZE.fullmatch(part) for part in parts):
         raise InputError(f"--tag {word}: found several tags in one word", f"--tag {' '.join(parts)}")
     if (guess := nearest(word.casefold(), known, *[_ALIKE] * apart)) is not None or not apart:  # alone it may name a campaign
-        hint = (
-            f"did you mean {known[guess]!r}? A word to find the campaign by must be less like a name"
-            if guess
-            else f"caraml list systems; to name the campaign only: --tag {word}, with a --tag of its own"
-        )
+        hint = f"did you mean {known[guess]!r}?" if guess else "caraml list systems;"
+        if nearest(word.casefold(), known, _ALIKE) is None:
+            hint += f" to name the campaign only: --tag {word}, with a --tag of its own"
+        else:
+            hint += " a word to find the campaign by must be less like a name"
         raise InputError(f"--tag {word}: no system, and no benchmark of suite {suite!r}, is called so", hint)
 
 

@@ -175,10 +175,10 @@ def only_writer(out: Path) -> Iterator[None]:
         lock.close(remove=taken)
 
 
-def begin(out: Path, marks: Path, plan: Mapping[str, Any], there: int) -> None:
+def begin(out: Path, marks: Path, plan: Mapping[str, Any]) -> None:
     """Prepare ``out``, a folder or file, for a set, or for going on with it.
 
-    ``plan``: all that was asked for; ``there``: bytes of it that are written.
+    ``plan``: all that was asked for.
 
     Raises:
         InputError: something else is there, or the size is no number.
@@ -192,6 +192,7 @@ def begin(out: Path, marks: Path, plan: Mapping[str, Any], there: int) -> None:
         room = "a free name" if out.is_file() else "a new or empty folder"
         raise InputError(f"{out}: found {begun or 'files'}; expected {room}, or what the same command began: {text}", "give another --out")
     make_parent(out)
+    there = sum(_sizes(marks).values()) if marks.is_dir() else 0
     wanted, free = plan["gigabytes"] * 1e9 - there, shutil.disk_usage(out.parent).free
     if wanted > free:
         raise EnvironmentUnfitError(

@@ -196,7 +196,8 @@ def listings(root: Path, what: str | None) -> Campaigns:
     ]
     if shutil.which("squeue") is None or not any(_in_slurm(each) for _, points in campaigns for each in points):
         return campaigns
-    turns, silent = _turns(int(time.monotonic() / _SLURM_SECONDS[1]))
+    begun = frozenset(_job(each) for _, points in campaigns for each in points if _in_slurm(each) and each.state != "queued")
+    turns, silent = _turns(int(time.monotonic() / _SLURM_SECONDS[1]), begun)
 
     def told(one: Standing, otherwise: str | None) -> Standing:
         if not _in_slurm(one):
@@ -219,9 +220,9 @@ def _job(one: Standing) -> str:
 
 
 @lru_cache(maxsize=1)
-def _turns(minute: int) -> tuple[dict[str, str], str | None]:
-    """What Slurm says in this minute of this user's jobs that wait, by number; or why it says nothing."""
-    del minute
+def _turns(minute: int, begun: frozenset[str]) -> tuple[dict[str, str], str | None]:
+    """What Slurm says of this user's jobs that wait, by number, or why it says nothing. Asked each minute, and when a job has begun."""
+    del minute, begun
     from caraml.launch import queue
 
     try:

@@ -235,8 +235,8 @@ def _rows(path: Path, parameters: _Parameters, workload: str, notes: list[tuple[
     for size, names in ((size, KEYS[workload][size]) for size in SIZES if size in KEYS[workload] and size not in known):
         what = f"the model of this batch has no {size.removeprefix('params.')}: found no {names.replace(' ', ' and no ')}"
         raise InputError(f"{path}:{line}: {what}", "write it into a parameter of the script")
-    shares = [one.text for name, one in parameters.elements.items() if name in KEYS[workload]["micro_batch"].split()]
-    if rounded := _settle(rows, any("global_batch" in text for text in shares)):
+    share = next((parameters.elements[name].text for name in KEYS[workload]["micro_batch"].split() if name in parameters.elements), "")
+    if rounded := _settle(rows, "global_batch" in share):
         notes.append(
             (line, f"{rounded} of {len(rows)} points: JUBE rounds the batch of a device and runs another one; here they are skipped")
         )

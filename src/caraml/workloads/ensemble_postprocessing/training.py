@@ -155,12 +155,13 @@ def part_bytes(size: str) -> int:
     return _PART_TIMES[size] * 2 * (4 * len(VARIABLES) + 1) * rows * columns * 4
 
 
-def write_room(folder: Path, size: str, parts: int) -> None:
-    """Write the five files without their values, which lie one after another: processes write their times side by side."""
-    times = parts * _PART_TIMES[size]
-    for name in (*_FORECAST, *_INPUTS, _ANALYSIS):
-        if not (folder / name).exists():
-            _write_file(folder / name, size, times, dict.fromkeys(("Z",) if name == _ANALYSIS else VARIABLES))
+def write_room(folder: Path, size: str, parts: int) -> bool:
+    """Write those of the five files that are not there, without their values: processes write their times side by side. Whether any was."""
+    missing = [name for name in (*_FORECAST, *_INPUTS, _ANALYSIS) if not (folder / name).exists()]
+    for name in missing:
+        names = ("Z",) if name == _ANALYSIS else VARIABLES
+        _write_file(folder / name, size, parts * _PART_TIMES[size], dict.fromkeys(names))
+    return bool(missing)
 
 
 def _write_file(path: Path, size: str, times: int, fields: Mapping[str, FloatArray | None]) -> None:

@@ -44,7 +44,7 @@ def grow_text(  # noqa: PLR0917 -- as prepare_text, with a size and somebody to 
         **{"kind": "text", "inputs": [str(path) for path in inputs], "gigabytes": gigabytes, "version": _LOOKALIKE_VERSION},
         **{"tokenizer": str(tokenizer) if tokenizer else None, "vocab_size": vocab_size, "text_key": text_key},
     }
-    begin(tokens, marks, plan, tokens.stat().st_blocks * 512 if tokens.exists() else 0)
+    begin(tokens, marks, plan)
     if not inputs:
         base = default_text_corpus(vocab_size)
     elif idx_path(marks / "base").exists():

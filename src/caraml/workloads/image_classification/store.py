@@ -89,7 +89,7 @@ def grow_image_folder(root: Path, gigabytes: float, classes: int, seed: int = 0,
     """
     marks = root / MARKS
     plan = {"kind": "images", "gigabytes": gigabytes, "classes": classes, "seed": seed, "version": _GENERATOR_VERSION}
-    begin(root, marks, plan, sum(path.stat().st_size for path in root.glob("class_*/*.jpg")))
+    begin(root, marks, plan)
     for left in root.glob("class_*/.*.tmp"):  # by a writer that was killed
         left.unlink(missing_ok=True)
     sizes = grow(marks, gigabytes, partial(_write_block, root, classes, seed), tell, alike=False)

@@ -141,7 +141,7 @@ def grow_weather(  # noqa: PLR0917 -- as prepare_weather, with a size and somebo
         raise InputError(f"{application}: found --gigabytes {gigabytes:g}, expected none: {_WHOLE[application]}", "leave out --gigabytes")
     marks = out / MARKS
     plan = {"application": application, "gigabytes": gigabytes, "size": size, "seed": seed, "version": _LOOKALIKE_VERSION}
-    begin(out, marks, plan, sum(path.stat().st_blocks * 512 for path in out.glob("*.nc")))
+    begin(out, marks, plan)
     for left in out.glob(".*.tmp"):  # by a writer that was killed
         shutil.rmtree(left, ignore_errors=True)
     data = _data(application)
@@ -161,8 +161,9 @@ def grow_weather(  # noqa: PLR0917 -- as prepare_weather, with a size and somebo
             f"--gigabytes: found {gigabytes:g}, which is {count(parts, what)} of {each:,} bytes; expected {_FEWEST} or more",
             least + smaller,
         )
-    if in_parts:
-        data.write_room(out, size, parts)
+    if in_parts and data.write_room(out, size, parts):
+        for mark in marks.glob("[0-9]*"):  # of values of files that are gone
+            mark.unlink()
     grow(marks, parts * each / 1e9, partial(_write_one, application, out, each, (size, seed)), tell)
     finish(marks)
     return _prepared(out)
