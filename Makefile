@@ -14,7 +14,8 @@ quick: installed
 READ = $(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1
 
 # While one core checks types the other reads the tests, and then both do, so that each worker finds them compiled. Then three tests at a time,
-# one of which is of those that wait, with one thread each: the cores are busy anyway. Then those that measure this machine, with nothing beside them that computes.
+# one of which is of those that wait, with one thread each: the cores are busy anyway. Then those that measure this machine, with nothing beside
+# them that computes.
 test: installed-test
 	@$(READ) & reading=$$!; $(MAKE) --no-print-directory lint || { code=$$?; kill $$reading; exit $$code; }; $(READ) $(wildcard tests/[s-z]*); wait
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder -m "not exclusive"

@@ -60,10 +60,8 @@ def slow(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Slow:
     assert bench.site.scheduler is not None
     minute = {"partition": "short", "max_minutes": 1, "signal_seconds": 25, "extra": ("--nodelist=sn2",)}
     policy = Measure(target=1e-6, min_seconds=280, max_seconds=300, warm_up_max_seconds=1, idle_seconds=0, timeout_seconds=50)
-    waits = {
-        "workload": "known",
-        "params": {"device": "asynchronous", "step_seconds": 0.02},
-    }  # most of the time, and leaves the cores to others
+    # It waits for most of the time, and leaves the cores to others.
+    waits = {"workload": "known", "params": {"device": "asynchronous", "step_seconds": 0.02}}
     heeding = real_job(bench.root, Site(scheduler=bench.site.scheduler.model_copy(update=minute)), measure=policy, **waits)
     deaf = bench.job("trap '' TERM; sleep 300 & wait; sleep 300", minute, timeout=50)
     return bench, [heeding, deaf], bench.launcher().submit([heeding, deaf])
