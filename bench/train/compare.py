@@ -39,6 +39,7 @@ KNOBS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "fused_optimizer": (False, ("gpt", "image_classification", "question_answering")),
     "channels_last": (False, ("image_classification",)),
     "matmul": ("mkl", ("gpt", "question_answering")),
+    "dropout_masks": ("torch", ("question_answering",)),
 }
 """CARAML's knobs: the value that takes its gain away, and the workloads that it means anything for."""
 

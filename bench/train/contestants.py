@@ -58,9 +58,9 @@ class Spec:
 def caraml_step(spec: Spec) -> Callable[[], object]:
     """What its worker would call in a loop. Images lie on the device already, as those of the peers do."""
     from caraml.engine.device import open_device
-    from caraml.engine.matmul import Products
     from caraml.engine.precision import check_precision, set_deterministic, set_matmul_precision
     from caraml.engine.ranks import Ranks
+    from caraml.engine.replacement import Masks, Products
     from caraml.engine.step import make_step
     from caraml.workloads import load_workload
     from caraml.workloads.base import BuildContext
@@ -83,7 +83,9 @@ def caraml_step(spec: Spec) -> Callable[[], object]:
         knobs=point.knobs,
     )
     step = make_step(workload.build(context), point, device)
-    return Products(point, Ranks()).around(step, lambda name: nullcontext()) if device.type == "cpu" else step
+    for kind in (Products, Masks) if device.type == "cpu" else ():
+        step = kind(point, Ranks()).around(step, lambda name: nullcontext())
+    return step
 
 
 def point_of(spec: Spec) -> Any:

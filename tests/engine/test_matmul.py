@@ -14,16 +14,16 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from caraml.base.errors import EnvironmentUnfitError, InputError
-from caraml.engine import matmul
-from caraml.engine.matmul import OVERHEAD, Key, Products, choice
+from caraml.engine import replacement
 from caraml.engine.ranks import Ranks
+from caraml.engine.replacement import OVERHEAD, Key, Products, choice
 from caraml.engine.step import make_step
 from caraml.engine.steps import StepOutcome
 from caraml.suite.model import Knobs
 from tests.conftest import MakePoint
 from tests.suite.test_knobs import CPU, GPT, built, plan
 
-pytestmark = pytest.mark.skipif(not matmul._has_onednn(), reason="this build of torch has no linear layers of oneDNN")
+pytestmark = pytest.mark.skipif(not replacement._has_onednn(), reason="this build of torch has no linear layers of oneDNN")
 WIDE: Key = ((64, 32), (32, 96), True, True, False, False)
 TALL: Key = ((96, 64), (64, 32), False, True, False, False)
 
@@ -32,8 +32,8 @@ class Counting:
     """How often oneDNN was called."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls, self._own = 0, matmul._by_onednn
-        monkeypatch.setattr(matmul, "_by_onednn", self._count)
+        self.calls, self._own = 0, replacement._by_onednn
+        monkeypatch.setattr(replacement, "_by_onednn", self._count)
 
     def _count(self, *given: Any) -> torch.Tensor:
         self.calls += 1
@@ -167,7 +167,7 @@ class Clock(TorchDispatchMode):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
         super().__init__()
-        self.now, self._rng, self._by_onednn = 0.0, rng, matmul._by_onednn
+        self.now, self._rng, self._by_onednn = 0.0, rng, replacement._by_onednn
         self.rates = {
             (library, left, right): 10 ** rng.uniform(9, 11)
             for library in ("own", "other")
@@ -175,8 +175,8 @@ class Clock(TorchDispatchMode):
             for right in (True, False)
         }
         self.disturbed = True
-        monkeypatch.setattr(matmul, "time", SimpleNamespace(perf_counter=lambda: self.now))
-        monkeypatch.setattr(matmul, "_by_onednn", self._onednn)
+        monkeypatch.setattr(replacement, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(replacement, "_by_onednn", self._onednn)
         self.best = 0.0
         """What the products would have taken by the better library of each."""
         self._taken = 0
@@ -211,7 +211,7 @@ def test_a_step_is_never_slower_than_with_the_better_library(products: Any, monk
     better one, of both for all products and of each product. They are large enough to be cut."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    monkeypatch.setattr(matmul, "_ENOUGH", 2.0 * 48**3 / torch.get_num_threads())
+    monkeypatch.setattr(replacement, "_ENOUGH", 2.0 * 48**3 / torch.get_num_threads())
     layers = [(rng.randint(16, 96), rng.randint(16, 96), rng.randint(16, 96)) for _ in range(4)]
     weights = [torch.randn(outer, inner, requires_grad=True) for _, inner, outer in layers]
     inputs = [torch.randn(rows, inner, requires_grad=True) for rows, inner, _ in layers]
@@ -246,7 +246,7 @@ def test_a_large_transpose_is_copied_in_parts(products: Any, monkeypatch: pytest
         return own(a, *rest)
 
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", SimpleNamespace(default=linear))
-    monkeypatch.setattr(matmul, "_COPIED", 20 * 33)
+    monkeypatch.setattr(replacement, "_COPIED", 20 * 33)
     slopes, hidden = torch.randn(33, 50), torch.randn(33, 7)
     once(products("onednn"), lambda: None)
     assert torch.allclose(slopes.t() @ hidden, torch.einsum("ji,jk->ik", slopes, hidden), atol=1e-4)
@@ -274,7 +274,7 @@ def test_a_training_has_the_same_losses_and_parameters(
 
 
 def injected(monkeypatch: pytest.MonkeyPatch, times: dict[Key, tuple[float, float]]) -> None:
-    monkeypatch.setattr(matmul, "seconds_of", lambda key: times[key])
+    monkeypatch.setattr(replacement, "product_seconds", lambda key: times[key])
 
 
 def test_auto_takes_for_each_product_the_library_that_was_faster(products: Any, onednn: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,20 +340,20 @@ def test_auto_asks_no_clock_where_it_must_not(products: Any, monkeypatch: pytest
     injected(monkeypatch, {})
     own = products("auto", **point)
     own.around(lambda: StepOutcome(torch.randn(64, 32) @ torch.randn(32, 96), 0.0), lambda name: nullcontext())()
-    assert why in own.told["why"] and own.told["library"] == matmul.blas()
+    assert why in own.told["why"] and own.told["library"] == replacement.blas()
 
 
 def test_both_libraries_are_timed_on_the_product_itself() -> None:
-    own, other = matmul.seconds_of(TALL)
+    own, other = replacement.product_seconds(TALL)
     assert 0 < own < 1 and 0 < other < 1
-    assert matmul._cut(TALL) == TALL
+    assert replacement._cut(TALL) == TALL
     huge: Key = ((2**16, 4096), (4096, 4096), True, False, True, False)
-    (m, k), (same, n), *rest = matmul._cut(huge)
-    assert k == same and 2.0 * m * k * n <= matmul._ENOUGH * torch.get_num_threads() and rest == list(huge[2:])
+    (m, k), (same, n), *rest = replacement._cut(huge)
+    assert k == same and 2.0 * m * k * n <= replacement._ENOUGH * torch.get_num_threads() and rest == list(huge[2:])
 
 
 def test_a_torch_without_the_library_says_so(products: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul, "_has_onednn", lambda: False)
+    monkeypatch.setattr(replacement, "_has_onednn", lambda: False)
     with pytest.raises(EnvironmentUnfitError, match="matmul: found 'onednn'"):
         products("onednn")
     own = products("auto")

@@ -34,6 +34,7 @@ T_WORKER, T_METRICS, T_STATS, T_EXPAND = (
 T_NODES = "tests/worker/test_nodes.py"
 T_EDGES = "tests/engine/test_edges.py"
 T_PARITY = "tests/engine/parallel/test_parity.py"
+T_DROPOUT = "tests/engine/test_dropout.py"
 T_MATMUL = "tests/engine/test_matmul.py"
 T_GRAPH = "tests/engine/test_graph.py"
 KERNELS, PROBE, LIMITS, ROOFLINE = "system/kernels.py", "system/probe.py", "system/limits.py", "metrics/roofline.py"
@@ -477,21 +478,35 @@ FAULTS = [
     ),
     Fault(
         "the slower library multiplies",
-        "engine/matmul.py",
-        "if other < _WORTH * own)",
-        "if own < _WORTH * other)",
+        "engine/replacement.py",
+        "if other < WORTH * own)",
+        "if own < WORTH * other)",
         (f"{T_MATMUL}::test_auto_takes_for_each_product_the_library_that_was_faster",),
     ),
     Fault(
         "each rank chooses its library by its own times",
-        "engine/matmul.py",
-        "self._ranks.gather({json.dumps(key): [calls, *seconds_of(key)] for key, calls in self._calls.items()})",
-        "[{json.dumps(key): [calls, *seconds_of(key)] for key, calls in self._calls.items()}]",
+        "engine/replacement.py",
+        "self._ranks.gather({json.dumps(key): [calls, *product_seconds(key)] for key, calls in self._calls.items()})",
+        "[{json.dumps(key): [calls, *product_seconds(key)] for key, calls in self._calls.items()}]",
         (f"{T_MATMUL}::test_all_ranks_choose_alike",),
     ),
     Fault(
+        "dropout drops one number in 2**8 more",
+        "engine/replacement.py",
+        "below = min(round(p * 2**32) - 2**31, 2**31 - 1)",
+        "below = min(round(p * 2**32) - 2**31 - 2**24, 2**31 - 1)",
+        (f"{T_DROPOUT}::test_the_probability_is_met_to_the_32nd_bit",),
+    ),
+    Fault(
+        "the parts of a large mask are drawn once",
+        "engine/replacement.py",
+        "        words.random_(-(2**63), None, generator=generator)",
+        "        words.random_(-(2**63), None, generator=generator) if start == 0 else None",
+        (f"{T_DROPOUT}::test_as_many_ones_as_asked_and_independent_of_each_other",),
+    ),
+    Fault(
         "a bias is left out by oneDNN",
-        "engine/matmul.py",
+        "engine/replacement.py",
         'return linear(a, b.t(), bias, "none", [], "")',
         'return linear(a, b.t(), None, "none", [], "")',
         (f"{T_MATMUL}::test_a_layer_and_its_gradients_are_those_of_torch",),

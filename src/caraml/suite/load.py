@@ -20,6 +20,7 @@ from caraml.suite.model import (
     Binding,
     Compile,
     Count,
+    DropoutMasks,
     Matmul,
     Measure,
     Mode,
@@ -78,6 +79,7 @@ class _Asked(FrozenModel):
     convolution_search: bool | list[bool] | None = None
     half_residual: bool | list[bool] | None = None
     matmul: Matmul | list[Matmul] | None = None
+    dropout_masks: DropoutMasks | list[DropoutMasks] | None = None
     frozen_weights: bool | list[bool] | None = None
     step_graph: StepGraph | list[StepGraph] | None = None
     affinity: Binding | list[Binding] | None = None

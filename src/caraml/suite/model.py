@@ -21,10 +21,11 @@ from caraml.system.model import DeviceClass
 
 Attention = Literal["auto", "flash", "cudnn", "efficient", "math"]
 Matmul = Literal["auto", "mkl", "onednn"]
+DropoutMasks = Literal["auto", "torch", "words"]
 Binding = Literal["auto", "compact", "spread", "none"]
 StepGraph = Literal["auto", "on", "off"]
 
-_OF_CPUS = ("keep_freed_memory", "matmul")
+_OF_CPUS = ("keep_freed_memory", "matmul", "dropout_masks")
 _OF_GPUS = ("convolution_search", "step_graph")
 """Knobs without an effect elsewhere."""
 
@@ -116,6 +117,10 @@ class Knobs(FrozenModel):
     )
     matmul: Matmul = Field(
         "auto", description="CPUs: library of fp32 matrix products, torch's BLAS or oneDNN; `auto`: the faster by the point's own products"
+    )
+    dropout_masks: DropoutMasks = Field(
+        "auto",
+        description="CPUs: who draws the masks of dropout, torch number by number, or CARAML from random `words`; `auto`: the faster",
     )
     frozen_weights: bool = Field(
         True,

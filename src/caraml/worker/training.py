@@ -27,7 +27,6 @@ from caraml.engine.afterwards import quality, save_model, validate, validation_l
 from caraml.engine.device import CpuDevice, Device, open_device, sensors_of
 from caraml.engine.instruments import Instruments, quiet_baseline
 from caraml.engine.loop import EpochLoop, Hooks, MeasuringLoop, Progress
-from caraml.engine.matmul import Products
 from caraml.engine.precision import (
     ARITHMETIC,
     attention_kernel,
@@ -39,6 +38,7 @@ from caraml.engine.precision import (
     set_matmul_precision,
 )
 from caraml.engine.ranks import Ranks
+from caraml.engine.replacement import Masks, Products, Replacement
 from caraml.engine.step import Watch, make_step
 from caraml.engine.steps import RankSummary, Step
 from caraml.engine.watchdog import Watchdog, die_with_parent
@@ -79,7 +79,7 @@ class Worker:
         self._instruments: Instruments | None = None
         self._hurried = False
         self._own_device: Any = None
-        self._products: Products | None = None
+        self._replacements: list[Replacement] = []
         self._divided: Divided | None = None
         self._measuring: MeasuringLoop | None = None
         self.measured = False
@@ -103,9 +103,10 @@ class Worker:
         with ExitStack() as opened:
             opened.callback(self._close, task)
             if device.torch_device.type == "cpu" and self._own_device is None:
-                self._products = Products(self.point, ranks)
-                self._known.chosen["matmul"] = self._products.told
-                opened.callback(self._products.close)
+                self._replacements = [Products(self.point, ranks), Masks(self.point, ranks)]
+                self._known.chosen |= {one.knob: one.told for one in self._replacements}
+                for one in self._replacements:
+                    opened.callback(one.close)
             with Watchdog(ranks, self._give_up) as watchdog:
                 tracer, step = self._step(task, device, watchdog.watch)
                 self._measuring = self._loop(device, ranks, task, watchdog)
@@ -232,7 +233,9 @@ class Worker:
             looked_after = watch
             watch = lambda batches: tracer.watch(looked_after(batches))  # noqa: E731
         step = make_step(task, self.point, device.torch_device, self._divided, watch, told=self._known.chosen)
-        return tracer, step if self._products is None else self._products.around(step, self.log.phase)
+        for one in self._replacements:
+            step = one.around(step, self.log.phase)
+        return tracer, step
 
     def _loop(self, device: Device, ranks: Ranks, task: Task, watchdog: Watchdog) -> MeasuringLoop:
         """The loop that the measuring policy asks for: over a span of time, or over epochs."""

@@ -1,0 +1,388 @@
+"""Operators of torch whose kernel for CPUs is replaced where another is faster, below autograd and everything else that calls them.
+
+Whoever calls them, forward or backward, eager or compiled, under autocast, DDP, FSDP, tensor parallelism or recomputation, calls the same
+operators on the same parameters as before.
+
+Products: torch takes fp32 matrix products from its BLAS (MKL on x86), and from oneDNN only convolutions and formats of 16 bits; on some
+CPUs oneDNN multiplies more than twice as fast. Products of batches (`bmm`) and those inside attention stay as they are.
+
+Masks of dropout: torch draws every number of a mask by itself (`bernoulli_`), which takes a tenth of a BERT's step on two cores. Here its
+generator fills words of 64 bits, and each half of them is compared with the probability, which is met to 2**-32. Seeds, recomputation and
+generators given by hand work as before; only the numbers drawn are others. torch divides its way among threads, and the words of a process
+come from one generator: which is faster depends on the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from caraml.base.errors import EnvironmentUnfitError
+from caraml.base.format import human
+from caraml.engine.ranks import Ranks
+from caraml.engine.steps import Step, StepOutcome
+from caraml.suite.model import Point
+from caraml.system.kernels import blas
+
+WORTH = 0.98
+"""Share of torch's time below which the other kernel is taken: of two that are as fast as each other, torch's own is kept."""
+_TRIALS = 4
+
+Seconds = tuple[float, float]
+"""Of the same work by torch's kernel, and by the other."""
+
+Key = tuple[Any, ...]
+"""What a product's time depends on: both shapes, whether each operand is contiguous (else it is a transpose), whether a bias is added, and
+whether the result goes into memory that is there already."""
+OVERHEAD = 5e-6
+"""Seconds that the detour through Python adds to every call [measured on two CPUs: 4.2 to 4.6 µs]."""
+_ENOUGH = 2e9
+"""FLOPs per thread of a product that is timed: of a larger one the longest side is cut, which changes both libraries' rates little."""
+_COPIED = 2**23
+"""Numbers of a transposed left operand that are copied at a time: oneDNN's layer takes no transpose there, and a copy of the slopes of all
+logits would be the largest array of a step."""
+_MOST_TOLD = 24
+_OPERATORS = ("mm", "addmm", "mm.out", "addmm.out")
+
+_FEWEST = 2**12
+"""Numbers of a mask below which the detour through Python outweighs what it saves."""
+_AT_ONCE = 2**17
+"""Numbers that are drawn at a time: their words (512 KiB) stay in the cache of a core, whatever the size of the mask."""
+
+
+class Replacement:
+    """Who computes some operators of this process: as a knob asks for by name, or `auto`, whoever is faster by what the first step called.
+
+    ``told`` is what a record says of it. What a call's time depends on is its key: a subclass says what that is.
+    """
+
+    knob: str
+    """Its name in a point, in the record, and of the phase in which both kernels are timed."""
+    other: str
+    """The knob's value that asks for the other kernel."""
+
+    def __init__(self, point: Point, ranks: Ranks, own: str, other: str) -> None:
+        """``own`` and ``other`` are torch's kernel and ours in words."""
+        self._point, self._ranks, self._words = point, ranks, other
+        self._asked: str = getattr(point.knobs, self.knob)
+        self._library: torch.library.Library | None = None
+        self._calls: dict[Any, int] = {}
+        self.told: dict[str, Any] = {"asked": self._asked, "library": own, "why": "asked for by name"}
+
+    def kernels(self, takes: Callable[[Any], bool]) -> Mapping[str, Callable[..., torch.Tensor]]:
+        """By operator, a kernel that computes the calls whose key it ``takes``, and hands all others to torch's own."""
+        raise NotImplementedError
+
+    def able(self, key: Any) -> bool:
+        """Whether the other kernel can compute a call of this key."""
+        return True
+
+    def settled(self) -> str | None:
+        """Why `auto` is torch's kernel without a look at the clock, or ``None``."""
+        return "deterministic: a choice by time may differ between runs" if self._point.deterministic else None
+
+    def choose(self) -> None:
+        """Time what was called both ways, and install the other kernel where it is faster. Collective: all ranks choose alike."""
+        raise NotImplementedError
+
+    def around(self, step: Step, phase: Callable[[str], AbstractContextManager[None]]) -> Step:
+        """The same step with its kernels as asked: `auto` notes what the first step calls, and then times both kernels in ``phase``."""
+        if self._asked == self.other:
+            self.install(self.able)
+            self.told["library"] = self._words
+        if self._asked != "auto":
+            return step
+        settled = self.settled()
+        if settled is not None:
+            self.told["why"] = settled
+            return step
+        self.install(self._noted)
+        todo = [phase]
+
+        def first_then_chosen() -> StepOutcome:
+            outcome = step()
+            if todo:
+                with todo.pop()(self.knob):
+                    self.close()
+                    self.choose()
+            return outcome
+
+        return first_then_chosen
+
+    def _noted(self, key: Any) -> bool:
+        if self.able(key):
+            self._calls[key] = self._calls.get(key, 0) + 1
+        return False
+
+    def install(self, takes: Callable[[Any], bool]) -> None:
+        """Have the calls whose key it ``takes`` computed by the other kernel."""
+        library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that a kernel is replaced
+            for name, kernel in self.kernels(takes).items():
+                # the compiler takes the Python of a kernel for a part of the model where that runs eagerly
+                wanted = kernel if self._point.compile == "off" else torch.compiler.disable(kernel)
+                library.impl(name, wanted, "CPU", with_keyset=True)
+        self._library = library
+
+    def close(self) -> None:
+        """Give the operators back to torch."""
+        self._library = None  # torch withdraws kernels with the object that brought them
+
+
+def times_of(own: Callable[[], object], other: Callable[[], object]) -> Seconds:
+    """Seconds of the same work both ways: the fastest of a few turns each, which others disturb least. The first turns do not count."""
+    turns = [(_once(own), _once(other)) for _ in range(_TRIALS + 1)][1:]
+    return min(turn[0] for turn in turns), min(turn[1] for turn in turns)
+
+
+def _once(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+# -- matrix products ---------------------------------------------------------------------------------------------------
+
+
+class Products(Replacement):
+    """Who computes the fp32 products of this process."""
+
+    knob, other = "matmul", "onednn"
+
+    def __init__(self, point: Point, ranks: Ranks) -> None:
+        super().__init__(point, ranks, own=blas(), other="oneDNN")
+        if self._asked == "onednn" and not _has_onednn():
+            raise EnvironmentUnfitError("matmul: found 'onednn', and this build of torch has none of its linear layers", 'matmul = "mkl"')
+
+    def settled(self) -> str | None:
+        """Nothing to choose without oneDNN, or where nothing is multiplied."""
+        if not _has_onednn():
+            return "this build of torch has none of oneDNN's linear layers"
+        return super().settled() or ("mode data multiplies nothing" if self._point.mode == "data" else None)
+
+    def able(self, key: Key) -> bool:
+        """Whether these are matrices that fit and have more than one row and column: vectors are not worth a library's preparations."""
+        left, right = key[0], key[1]
+        return len(left) == len(right) == 2 and left[1] == right[0] and min(*left, *right) > 1
+
+    def kernels(self, takes: Callable[[Key], bool]) -> dict[str, Callable[..., torch.Tensor]]:
+        """Of fp32 products, with or without a bias, and into memory that is there already."""
+        return {name: _kernel(name, takes) for name in _OPERATORS}
+
+    def choose(self) -> None:
+        """Each kind by the faster library, if all together outweigh the detours."""
+        found = self._ranks.gather({json.dumps(key): [calls, *product_seconds(key)] for key, calls in self._calls.items()})
+        calls, times = dict[Key, int](), dict[Key, Seconds]()
+        for text in dict.fromkeys(text for theirs in found for text in theirs):
+            numbers = [theirs[text] for theirs in found if text in theirs]
+            count, own, other = (sum(column) for column in zip(*numbers, strict=True))
+            key = _from_json(text)
+            calls[key], times[key] = count, (own / len(numbers), other / len(numbers))
+        chosen, why = choice(times, calls)
+        if chosen:
+            self.install(chosen.__contains__)
+        took = blas() if not chosen else "oneDNN" if len(chosen) == len(times) else f"oneDNN and {blas()}"
+        self.told |= {"library": took, "why": why, "products": _in_words(times, calls, chosen)}
+
+
+def choice(times: Mapping[Key, Seconds], calls: Mapping[Key, int]) -> tuple[frozenset[Key], str]:
+    """The products that oneDNN shall compute, by the seconds of each and how often a step calls it; and why, in words."""
+    if not times:
+        return frozenset(), "the first step multiplied no fp32 matrices"
+    faster = frozenset(key for key, (own, other) in times.items() if other < WORTH * own)
+    before, after = (sum(calls[key] * seconds[key in faster if new else 0] for key, seconds in times.items()) for new in (False, True))
+    detours = OVERHEAD * sum(calls.values())
+    kinds = f"{len(faster)} of {len(times)} kinds"
+    ratio = f"the products of a step, of all ranks, take {human(before, 's')} by {blas()} and {human(after, 's')} with oneDNN for {kinds}"
+    if before - after <= detours:
+        return frozenset(), f"{ratio}, which does not outweigh {human(detours, 's')} of detours"
+    return faster, ratio
+
+
+def product_seconds(key: Key) -> Seconds:
+    """Seconds of a product of this kind by the BLAS and by oneDNN."""
+    own, other = times_of(_operation(key, by_onednn=False), _operation(key, by_onednn=True))
+    scale = _flops(key) / _flops(_cut(key))
+    return scale * own, scale * other
+
+
+def _operation(key: Key, by_onednn: bool) -> Callable[[], object]:
+    left, right, left_straight, right_straight, biased, into = _cut(key)
+    a, b = _operand(left, left_straight), _operand(right, right_straight)
+    bias = torch.randn(right[1]) if biased else None
+    out = torch.empty(left[0], right[1]) if into else None
+    if by_onednn:
+        return lambda: _by_onednn(a, b, bias) if out is None else out.copy_(_by_onednn(a, b, bias))
+    return lambda: torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
+
+
+def _operand(shape: tuple[int, int], straight: bool) -> torch.Tensor:
+    return torch.randn(shape) if straight else torch.randn(shape[::-1]).t()
+
+
+def _cut(key: Key) -> Key:
+    """The same with its longest side halved until it is small enough."""
+    (m, k), (_, n), *rest = key
+    while 2.0 * m * k * n > _ENOUGH * torch.get_num_threads():
+        longest = max(m, k, n)
+        m, k, n = ((side + 1) // 2 if side == longest else side for side in (m, k, n))
+    return (m, k), (k, n), *rest
+
+
+def _flops(key: Key) -> float:
+    return 2.0 * key[0][0] * key[0][1] * key[1][1]
+
+
+def _in_words(times: Mapping[Key, Seconds], calls: Mapping[Key, int], chosen: frozenset[Key]) -> list[dict[str, Any]]:
+    """The products that take longest, for a record."""
+    longest = sorted(times, key=lambda key: -calls[key] * times[key][0])
+    return [
+        {
+            "product": f"{key[0][0]} x {key[0][1]} x {key[1][1]}",
+            "calls": calls[key],
+            "library": "oneDNN" if key in chosen else blas(),
+            "blas_seconds": times[key][0],
+            "onednn_seconds": times[key][1],
+        }
+        for key in longest[:_MOST_TOLD]
+    ]
+
+
+def _from_json(text: str) -> Key:
+    return tuple(tuple(part) if isinstance(part, list) else part for part in json.loads(text))
+
+
+def _has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _by_onednn(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    rows, columns = b.stride()
+    if not ((columns == 1 and rows >= b.shape[1]) or (rows == 1 and columns >= b.shape[0])):
+        b = b.contiguous()  # an expanded operand, say, whose strides are 0
+    linear: Callable[..., torch.Tensor] = torch.ops.mkldnn._linear_pointwise.default
+    if a.is_contiguous() or a.numel() <= _COPIED:
+        return linear(a, b.t(), bias, "none", [], "")
+    out = a.new_empty((a.shape[0], b.shape[1]))
+    rows = max(1, _COPIED // a.shape[1])
+    for start in range(0, len(out), rows):
+        out[start : start + rows] = linear(a[start : start + rows], b.t(), bias, "none", [], "")
+    return out
+
+
+def _kernel(name: str, takes: Callable[[Key], bool]) -> Callable[..., torch.Tensor]:
+    """An operator's kernel that gives oneDNN the fp32 products that it ``takes``, and torch's own kernel all others."""
+    own: Any = torch.library.get_kernel(f"aten::{name}", "CPU")
+    single = torch.float32
+
+    def product(keys: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.dtype is single and b.dtype is single and takes((a.shape, b.shape, a.is_contiguous(), b.is_contiguous(), False, False)):
+            return _by_onednn(a, b, None)
+        return own.call_boxed(keys, a, b)
+
+    def product_into(keys: Any, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        fits = a.dtype is single and b.dtype is single and out.dtype is single and out.shape == (*a.shape[:1], *b.shape[1:])
+        if fits and takes((a.shape, b.shape, a.is_contiguous(), b.is_contiguous(), False, True)):
+            return out.copy_(_by_onednn(a, b, None))
+        return own.call_boxed(keys, a, b, out=out)
+
+    def biased(keys: Any, bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1) -> torch.Tensor:
+        if (
+            _is_bias(bias, b, beta, alpha)
+            and a.dtype is single
+            and b.dtype is single
+            and takes((a.shape, b.shape, a.is_contiguous(), b.is_contiguous(), True, False))
+        ):
+            return _by_onednn(a, b, bias)
+        return own.call_boxed(keys, bias, a, b, beta=beta, alpha=alpha)
+
+    def biased_into(
+        keys: Any, bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float = 1, alpha: float = 1, out: torch.Tensor
+    ) -> torch.Tensor:
+        fits = a.dtype is single and b.dtype is single and out.dtype is single and out.shape == (*a.shape[:1], *b.shape[1:])
+        straight = a.is_contiguous(), b.is_contiguous()
+        if fits and _is_bias(bias, b, beta, alpha) and takes((a.shape, b.shape, *straight, True, True)):
+            return out.copy_(_by_onednn(a, b, bias))
+        return own.call_boxed(keys, bias, a, b, beta=beta, alpha=alpha, out=out)
+
+    kernels: dict[str, Callable[..., torch.Tensor]] = {"mm": product, "mm.out": product_into, "addmm": biased, "addmm.out": biased_into}
+    return kernels[name]
+
+
+def _is_bias(bias: torch.Tensor, b: torch.Tensor, beta: float, alpha: float) -> bool:
+    """Whether what is added is one number per column."""
+    return bias.dim() == 1 and b.dim() == 2 and len(bias) == b.shape[1] and bias.dtype is torch.float32 and beta == 1 and alpha == 1
+
+
+# -- masks of dropout --------------------------------------------------------------------------------------------------
+
+
+class Masks(Replacement):
+    """Who draws the masks of dropout in this process; a call's key is how many numbers a mask has."""
+
+    knob, other = "dropout_masks", "words"
+
+    def __init__(self, point: Point, ranks: Ranks) -> None:
+        super().__init__(point, ranks, own="torch", other="CARAML")
+
+    def settled(self) -> str | None:
+        """Nothing to choose where nothing is dropped, or where the compiler draws."""
+        if self._point.mode in ("data", "inference"):
+            return f"mode {self._point.mode} drops nothing"
+        return super().settled() if self._point.compile == "off" else "compiled: the compiler draws masks by itself"
+
+    def choose(self) -> None:
+        """One way for all masks, by the sum of their times on all ranks."""
+        mine = [0.0, 0.0]
+        for numbers, calls in self._calls.items():
+            both = mask_seconds(numbers)
+            mine = [total + calls * seconds for total, seconds in zip(mine, both, strict=True)]
+        own, other = (sum(times) for times in zip(*self._ranks.gather(mine), strict=True))
+        if not own:
+            self.told["why"] = f"the first step drew no mask of {_FEWEST} numbers or more"
+            return
+        self.told["why"] = f"the masks of a step, of all ranks, take {human(own, 's')} by torch and {human(other, 's')} by words"
+        if other < WORTH * own:
+            self.install(self.able)
+            self.told["library"] = self._words
+
+    def kernels(self, takes: Callable[[int], bool]) -> dict[str, Callable[..., torch.Tensor]]:
+        """Only of contiguous masks that are large enough."""
+        own: Any = torch.library.get_kernel("aten::bernoulli_.float", "CPU")
+
+        def draw(keys: Any, mask: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
+            fits = mask.numel() >= _FEWEST and 0 < p < 1 and mask.is_floating_point() and mask.is_contiguous()
+            if fits and takes(mask.numel()):
+                return by_words(mask, p, generator)
+            drawn: torch.Tensor = own.call_boxed(keys, mask, p, generator=generator)
+            return drawn
+
+        return {"bernoulli_.float": draw}
+
+
+def by_words(mask: torch.Tensor, p: float, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Fill a contiguous tensor with ones, each with probability ``p``, and zeros."""
+    flat = mask.view(-1)
+    words = torch.empty((min(len(flat), _AT_ONCE) + 1) // 2, dtype=torch.int64)
+    below = min(round(p * 2**32) - 2**31, 2**31 - 1)  # this share of the 2**32 equally likely whole numbers from -2**31 on is smaller
+    for start in range(0, len(flat), _AT_ONCE):
+        part = flat[start : start + _AT_ONCE]
+        words.random_(-(2**63), None, generator=generator)  # torch's way to ask for all 64 bits
+        torch.lt(words.view(torch.int32)[: len(part)], below, out=part)
+    return mask
+
+
+def mask_seconds(numbers: int) -> Seconds:
+    """Seconds of one mask by torch and by words; torch's generator is left as it was."""
+    mask, state = torch.empty(numbers), torch.get_rng_state()
+    try:
+        return times_of(lambda: mask.bernoulli_(0.9), lambda: by_words(mask, 0.9))
+    finally:
+        torch.set_rng_state(state)
