@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 
-from caraml.base.signals import on_signals
+from caraml.base.locks import on_signals
 
 
 def test_a_wait_that_no_signal_interrupts_delays_none() -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from caraml.base.errors import CaramlError, InputError
 from caraml.base.files import write_file
 from caraml.base.format import printable
-from caraml.base.signals import on_signals
+from caraml.base.locks import on_signals
 from caraml.power import node
 from caraml.power.merge import merge_folder
 from caraml.power.meter import Meter, channel_power
