@@ -119,7 +119,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 4_037,
-    "base": 2_731,
+    "base": 2_727,
     "campaign": 1_806,
     "cli": 1_684,
     "data": 810,
@@ -136,7 +136,7 @@ LINES = {
     "worker": 2_195,
     "workloads": 8_830,
 }
-FILES = 219
+FILES = 218
 
 
 def test_no_room_outgrows_its_lines() -> None:
