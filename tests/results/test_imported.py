@@ -519,7 +519,7 @@ def test_what_no_table_says_is_shown_as_not_stated_and_what_it_says_as_its_own(t
         assert re.search(rf"\n{name} +not stated *\n", shown), name
     assert re.search(r"\nall of it +not stated *\n", shown) and "source: the table t.csv" in " ".join(shown.split())
     assert re.search(r"t b64 .* 30\.0 *\n", CliRunner().invoke(app, ["results", "t", "--out", str(tmp_path / "out")]).stdout)
-    (row,) = Store(tmp_path / "out").rows("t")
+    (row,) = Store(tmp_path / "out").rows()
     assert "compile" in row and row["compile"] is None and row["seed"] is None
 
 

@@ -178,14 +178,16 @@ class Store:
             return []
 
     def records(self, suite: str | None = None) -> list[Record]:
-        """The newest record of every point, or of every point of one suite in its order."""
-        found = (latest_in(self.points / name) for name in self._names(suite))
+        """The newest record of every point in the order in which they last changed, or of a suite and its variants in their order."""
+        names = self.names()
+        keys = names if suite is None else dict.fromkeys(key for listing in self.current(suite) for key, _ in listing.points)
+        found = (latest_in(self.points / names[key]) for key in keys if key in names)
         return [record for record in found if record is not None]
 
-    def rows(self, suite: str | None = None) -> list[dict[str, Scalar]]:
+    def rows(self) -> list[dict[str, Scalar]]:
         """As :meth:`records`, each as a flat row without its unknown columns; by the index, so that many are read in no time."""
         entries = self.fresh_index().entries
-        return [entries[name].row for name in self._names(suite) if name in entries]
+        return [entries[name].row for name in self.names().values() if name in entries]
 
     def fresh_index(self) -> Index:
         """The index, up to date with the files."""
@@ -194,14 +196,6 @@ class Store:
         self.index.refresh()
         self.index.save()
         return self.index
-
-    def _names(self, suite: str | None) -> list[str]:
-        """Names of points' folders: of a suite and its variants in their order, or all in the order in which they last changed."""
-        if suite is None:
-            return list(self.names().values())
-        of_key = self.names()
-        keys = dict.fromkeys(key for listing in self.current(suite) for key, _ in listing.points)
-        return [of_key[key] for key in keys if key in of_key]
 
     def _folder_of(self, key: str) -> Path | None:
         """Folder of a point. All are listed once, and again for a key that was not there: one listing per key is quadratic."""
