@@ -12,11 +12,11 @@ import torch
 import trees
 from test_power_sources import cray, energy_at_constant_power, opened, use
 
+from caraml.base.locks import NODE
 from caraml.engine.device import CudaDevice, gpus, sensors_of
 from caraml.engine.ranks import Ranks
 from caraml.power import Meter
 from caraml.power.model import HEADLINES
-from caraml.power.node import NODE
 from caraml.power.source import SourceUnavailable, create
 from caraml.system.files import names_device
 from caraml.worker import measure as own_loop

@@ -258,10 +258,8 @@ def test_a_wall_clock_that_is_set_changes_nothing_but_a_flag(monkeypatch: pytest
 
 
 def test_a_machine_that_slept_gives_no_valid_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    from caraml.power import node
-
     slept = [0.0]
-    monkeypatch.setattr(node, "suspended_s", lambda: slept[0])
+    monkeypatch.setattr("caraml.power.meter.suspended_s", lambda: slept[0])
     with Meter([FakeSource(Constant())], interval=0.02) as meter, meter.window("work") as window:
         time.sleep(0.3)
         slept[0] = 60.0

@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 import pytest
 
 from caraml.base.errors import InputError
+from caraml.base.locks import Election, job, rank, world_size
 from caraml.metrics.energy import powers
 from caraml.metrics.model import Metric
 from caraml.power import Meter
 from caraml.power.energy import boundary_energy
 from caraml.power.merge import Part, displaced, merge, over_nodes
 from caraml.power.model import Boundary, Channel, ChannelEnergy, Kind, Reading, WindowEnergy
-from caraml.power.node import Election, job, rank, world_size
 from caraml.power.source import SourceUnavailable, create
 from tests.fakes.power.sensors import channel
 

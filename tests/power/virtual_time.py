@@ -83,7 +83,7 @@ def use_virtual_time(patch: pytest.MonkeyPatch) -> VirtualTime:
     patch.setattr(time, "monotonic", clock.monotonic)
     patch.setattr(time, "time", lambda: 1e9 + clock.monotonic())
     patch.setattr(time, "sleep", clock.sleep)
-    patch.setattr("caraml.power.node.suspended_s", lambda: 0.0)
+    patch.setattr("caraml.power.meter.suspended_s", lambda: 0.0)
     patch.setattr(Sampler, "_rest", rest)
     patch.setattr(ReadingStore, "wait_until", lambda store, ready, timeout: clock.wait(ready, timeout))
     return clock

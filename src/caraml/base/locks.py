@@ -1,4 +1,4 @@
-"""Locks between processes of one user, and signals that are acted on at once.
+"""This node and the processes of one user on it: its name, which of them is which, locks between them, and signals acted on at once.
 
 Locks are on files and in folders that nobody else can open, so that nobody else can hold them. One that cannot be had safely (its folder or
 file belongs to somebody else, it is a link, a pipe, or open to others who hold it) is gone without: :attr:`Lock.trouble` says why, and
@@ -14,7 +14,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from stat import S_ISREG
@@ -25,6 +25,19 @@ from caraml.base.files import intruder, make_folder, new_folder_beside, owned
 _OTHERS = 0o077
 _WRITABLE_BY_OTHERS = 0o022
 _SHARED = Path("/tmp")  # noqa: S108 -- sticky on every machine: only owners rename what is in it
+
+NODE = "CARAML_NODE"
+"""Environment variable: what this node is called instead. Processes of one host that have different ones count as nodes of their own."""
+
+# What mpirun says comes first: inside a Slurm job its daemons are Slurm's tasks, and what those say is inherited.
+RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+LOCAL = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+STEP = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "SLURM_STEP_ID")
+
+SLURM_OWN_STEPS = 0xFFFFFFF0
+"""From here on the numbers of steps are those that Slurm gives to a job's script and to a shell in an allocation."""
 
 
 def user_folder(base: Path) -> Path:
@@ -228,3 +241,70 @@ def on_signals(numbers: Collection[int], act: Callable[[int], object]) -> Iterat
 
 def _nothing(number: int, frame: FrameType | None) -> None:
     """A handler that does nothing; unlike ``SIG_IGN``, programs that are started do not inherit it."""
+
+
+def node_key() -> str:
+    """Host name and boot id: the same for all processes of one node until it restarts."""
+    if os.environ.get(NODE):
+        return os.environ[NODE]
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()}:{boot.read_text().strip() if boot.exists() else 'unknown'}"
+
+
+def _own(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment without what Slurm says by PMIx: jobs and steps inherit it from a shell that srun started, and ``SLURM_*``, which
+    each has of its own, says the same."""
+    if not environment.get("PMIX_NAMESPACE", "").startswith("slurm.pmix."):
+        return environment
+    return {name: value for name, value in environment.items() if not name.startswith("PMIX_")}
+
+
+def _number(names: tuple[str, ...], environment: Mapping[str, str]) -> int | None:
+    found = next((environment[name] for name in names if environment.get(name, "").isdigit()), None)
+    return None if found is None else int(found)
+
+
+def _launched(names: tuple[str, ...], environment: Mapping[str, str]) -> int | None:
+    """What the launcher says. Slurm tells a job's script the tasks of the whole job, but only a step's processes are ranks."""
+    environment = _own(environment)
+    step = environment.get("SLURM_STEP_ID", "")
+    if not (step.isdigit() and int(step) < SLURM_OWN_STEPS) and not any(n in environment for n in RANK if not n.startswith("SLURM_")):
+        names = tuple(name for name in names if not name.startswith("SLURM_"))
+    return _number(names, environment)
+
+
+def rank(environment: Mapping[str, str] = os.environ) -> int | None:
+    """This process's rank, if a launcher started more than one; else ``None``."""
+    return _launched(RANK, environment) if (world_size(environment) or 1) > 1 else None
+
+
+def world_size(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Number of ranks that the launcher started."""
+    return _launched(SIZE, environment)
+
+
+def job(environment: Mapping[str, str] = os.environ) -> str:
+    """Name that all ranks of one launch share, and no other launch has: job and step, else the session."""
+    own = _own(environment)
+    found = [next((own[name] for name in names if own.get(name)), None) for names in (JOB, STEP)]
+    return ".".join(part for part in found if part) or f"session-{os.getsid(0)}"
+
+
+class Election:
+    """At most one process per node and job is elected: the one that gets a lock. It stays elected until it ends.
+
+    Processes that are not elected leave what the whole node shares (processors, memory, the node's supply) to the one
+    that is, so that nothing is counted once per rank.
+    """
+
+    def __init__(self, name: str | None = None, folder: Path | None = None) -> None:
+        safe = "".join(c if c.isalnum() or c in ".-" else "_" for c in name or job())
+        self._lock = Lock((folder or machine_folder()) / f"power-{safe}.lock")
+        self.elected = self._lock.take()
+        self.trouble = self._lock.trouble
+        """Why there was no lock to be had; then the launcher's first rank of the node is elected, or nobody where it counts none."""
+        if self.trouble is not None:
+            self.elected = _number(LOCAL, os.environ) == 0
+
+    def close(self) -> None:
+        self._lock.close(remove=self.elected)

@@ -19,9 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from caraml.base.locks import node_key
 from caraml.engine.instruments import Instruments
 from caraml.launch.script import link_to, title
-from caraml.power.node import node_key
 from caraml.results.claim import GATE, STARTED
 from caraml.results.finish import LOG
 from caraml.results.status import ProgressLine

@@ -14,8 +14,8 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from caraml.base.errors import InputError
+from caraml.base.locks import node_key
 from caraml.engine.instruments import NodeSummary
-from caraml.power.node import node_key
 
 StepPhase = Literal["first", "warm_up", "measure", "after"]
 _PHASES: tuple[StepPhase, ...] = get_args(StepPhase)

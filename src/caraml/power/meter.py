@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ContextDecorator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from caraml.base.errors import InputError
+from caraml.base.locks import node_key
 from caraml.power.energy import ChannelReadings, window_energy
 from caraml.power.model import Channel, WindowEnergy
-from caraml.power.node import ClockLog, node_key
 from caraml.power.sampler import STALLED_S, Sampler
 from caraml.power.source import Source, SourceUnavailable, UnknownDeviceError, chosen_sources, create_all, entries, source_names
 from caraml.power.store import ROW, ReadingStore, Row
@@ -29,6 +31,42 @@ SHORTEST_INTERVAL_S = 0.001
 
 OPEN_TIMEOUT_S = 10.0
 """A driver without persistence mode may take seconds to wake its devices; longer than this is a fault [s]."""
+
+STEP_S, SUSPEND_S = 0.5, 0.05
+"""By how much the wall clock moves at least against the monotonic one when it is set, and the boot clock when the machine sleeps [s]."""
+
+
+def suspended_s() -> float:
+    """Time that the machine has slept since it was started, up to a constant [s]; 0 where the kernel does not tell."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic() if hasattr(time, "CLOCK_BOOTTIME") else 0.0
+
+
+class ClockLog:
+    """Offsets of wall and boot clock against the monotonic one, noted now and then."""
+
+    def __init__(self) -> None:
+        self._t, self._wall, self._boot = array("d"), array("d"), array("d")
+        self.note()
+
+    def note(self) -> None:
+        now = time.monotonic()
+        self._wall.append(time.time() - now)
+        self._boot.append(suspended_s())
+        self._t.append(now)
+
+    def wall(self, t: float) -> float:
+        """Wall time of a monotonic instant [s since 1970], by the comparison before it."""
+        return t + self._wall[max(bisect_right(self._t, t) - 1, 0)]
+
+    def flags(self, start: float, end: float) -> list[str]:
+        """``clock_step`` if the wall clock was set, ``suspended`` if the machine slept, between the two instants."""
+        first, last = max(bisect_right(self._t, start) - 1, 0), min(bisect_right(self._t, end), len(self._t) - 1)
+        found = []
+        for offsets, limit, flag in ((self._wall, STEP_S, "clock_step"), (self._boot, SUSPEND_S, "suspended")):
+            seen = offsets[first : last + 1]
+            if max(seen) - min(seen) > limit:
+                found.append(flag)
+        return found
 
 
 class MeterWindow(ContextDecorator):

@@ -24,6 +24,7 @@ import torch
 from caraml import __version__
 from caraml.base.files import open_new, write_file
 from caraml.base.format import human, percent
+from caraml.base.locks import NODE
 from caraml.campaign import Campaign, Options, Watcher
 from caraml.campaign.machine import machine_of
 from caraml.campaign.runner import run_campaign
@@ -35,7 +36,6 @@ from caraml.launch.launchers import LocalLauncher
 from caraml.metrics.model import Metric
 from caraml.power import Meter
 from caraml.power.model import METHOD_VERSION
-from caraml.power.node import NODE
 from caraml.power.source import POWER_SOURCES
 from caraml.results.finish import LOG, finish
 from caraml.results.record import Record

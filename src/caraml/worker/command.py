@@ -27,12 +27,11 @@ from pydantic import Field
 from caraml.base.errors import CaramlError, InputError
 from caraml.base.format import human
 from caraml.base.limits import SECONDS, limited, read_json
-from caraml.base.locks import on_signals
+from caraml.base.locks import node_key, on_signals
 from caraml.base.toml import FrozenModel
 from caraml.engine.instruments import Instruments, NodeSummary
 from caraml.metrics.energy import energies
 from caraml.metrics.model import Metric, Window
-from caraml.power.node import node_key
 from caraml.results.finish import Failure, death, note_failure, now
 from caraml.results.record import Record
 from caraml.results.status import ProgressWriter

@@ -26,6 +26,7 @@ from caraml.base.errors import EnvironmentUnfitError, InputError, is_out_of_memo
 from caraml.base.files import make_folder
 from caraml.base.format import count, human, percent
 from caraml.base.limits import COUNT, NAME
+from caraml.base.locks import node_key
 from caraml.base.toml import checked, shown
 from caraml.engine.device import AcceleratorDevice, CpuDevice, CudaDevice, Device, accelerator_type, gpus, sensors_of
 from caraml.engine.instruments import Instruments, quiet_baseline
@@ -33,7 +34,6 @@ from caraml.engine.loop import FEWEST_STEPS, Hooks, MeasuringLoop
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.metrics.model import Facts, Metric, Peak
-from caraml.power.node import node_key
 from caraml.power.store import ROW
 from caraml.results.finish import now, reason_of
 from caraml.results.record import Record, Status

@@ -23,10 +23,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from caraml.base.locks import node_key
 from caraml.engine.instruments import Instruments, NodeSummary
 from caraml.power.merge import displaced
 from caraml.power.model import WindowEnergy
-from caraml.power.node import node_key
 
 START_S = 60.0
 """The processes are waited for this long, before the program starts [s]."""
