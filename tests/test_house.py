@@ -119,24 +119,24 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 4_037,
-    "base": 2_727,
+    "base": 2_807,
     "campaign": 1_806,
     "cli": 1_684,
     "data": 810,
     "engine": 4_321,
     "launch": 1_763,
     "metrics": 1_499,
-    "power": 4_847,
+    "power": 4_754,
     "reference": 430,
     "report": 4_896,
     "results": 3_200,
     "suite": 2_709,
     "system": 3_535,
     "verify": 1_030,
-    "worker": 2_195,
+    "worker": 2_194,
     "workloads": 8_830,
 }
-FILES = 218
+FILES = 217
 
 
 def test_no_room_outgrows_its_lines() -> None:
