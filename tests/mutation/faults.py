@@ -20,7 +20,7 @@ class Fault:
 
 
 LOOP, DEVICE, CONTROL, STEP = (f"engine/{name}.py" for name in ("loop", "device", "control", "step"))
-RECORD, INSTRUMENTS, NODES = "worker/record.py", "engine/instruments.py", "worker/nodes.py"
+RECORD, INSTRUMENTS = "worker/record.py", "engine/instruments.py"
 MERGE = "power/merge.py"
 METRICS, ENERGY_METRICS, STATS, MODEL = "metrics/window.py", "metrics/energy.py", "base/stats.py", "suite/model.py"
 T_COVERAGE = "tests/base/test_stats_coverage.py"
@@ -31,7 +31,7 @@ T_WORKER, T_METRICS, T_STATS, T_EXPAND = (
     "tests/base/test_stats.py",
     "tests/suite/test_expand.py",
 )
-T_NODES = "tests/worker/test_nodes.py"
+T_NODES = "tests/engine/test_nodes.py"
 T_EDGES = "tests/engine/test_edges.py"
 T_PARITY = "tests/engine/parallel/test_parity.py"
 T_DROPOUT = "tests/engine/test_dropout.py"
@@ -237,14 +237,14 @@ FAULTS = [
     ),
     Fault(
         "the energy of the first node",
-        NODES,
+        INSTRUMENTS,
         "    energy = over_nodes({name: node.energy for name, node in merged.items()})\n",
         "    energy = first.energy\n",
         (T_NODES,),
     ),
     Fault(
         "the idle power of the first node",
-        NODES,
+        INSTRUMENTS,
         "        idle = over_nodes({name: node.idle or none for name, node in merged.items()})\n",
         "        idle = replace(first.idle or none)\n",
         (T_NODES,),
@@ -269,7 +269,7 @@ FAULTS = [
         MERGE,
         "if abs(factor - 1) < EQUAL:",
         "if factor:",
-        ("tests/worker/test_nodes.py::test_an_idle_window_of_another_length_counts_by_its_power",),
+        ("tests/engine/test_nodes.py::test_an_idle_window_of_another_length_counts_by_its_power",),
     ),
     Fault(
         "processes of one node add its sensors",
@@ -292,10 +292,10 @@ FAULTS = [
         "found) for name in boundaries if (found := self.boundaries.get(name)) and found.energy_j is not None)",
         (T_NODES,),
     ),
-    Fault("nodes that differ are not told", NODES, "any(node.differs for node in self.each)", "False", (T_NODES,)),
+    Fault("nodes that differ are not told", INSTRUMENTS, "any(node.differs for node in self.each)", "False", (T_NODES,)),
     Fault(
         "a node's window is on its own clock",
-        NODES,
+        INSTRUMENTS,
         "energy=_alone(node.energy, node.energy.start - window.start)",
         "energy=_alone(node.energy, 0.0)",
         (T_NODES,),

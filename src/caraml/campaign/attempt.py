@@ -15,7 +15,7 @@ from caraml.base.files import write_file, write_new
 from caraml.base.format import count
 from caraml.campaign import Campaign
 from caraml.campaign.program import Sensors, filled_command, references, script
-from caraml.engine.instruments import BUSY_SHARE, CpuTime, cpu_time_of_children, share_of_others
+from caraml.engine.instruments import BUSY_SHARE, NO_SHARE, CpuTime, cpu_time_of_children, share_of_others
 from caraml.launch import Job, JobState, Launcher
 from caraml.launch.script import SCRIPT, Recipe
 from caraml.metrics.definitions import unit_of
@@ -31,7 +31,6 @@ from caraml.suite.model import Point
 from caraml.system.variables import PROGRAM, SITE, behind, concealed, forget, hand_over, is_reference, missing, of_caller
 from caraml.worker.command import COMMAND, Command, peak_memory
 from caraml.worker.command_record import NO_ENERGY, Ran, names_of, once, record_of_run
-from caraml.worker.nodes import NO_SHARE
 from caraml.workloads.command import Params, filled
 
 _VISIBLE_SECONDS = 10.0

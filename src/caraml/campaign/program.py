@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from caraml.base.locks import node_key
-from caraml.engine.instruments import Instruments
+from caraml.engine.instruments import Instruments, put_together
 from caraml.launch.script import link_to, title
 from caraml.results.claim import GATE, STARTED
 from caraml.results.finish import LOG
@@ -28,7 +28,6 @@ from caraml.results.status import ProgressLine
 from caraml.suite.model import Point
 from caraml.system.variables import PROGRAM, is_reference, loading
 from caraml.worker.command_record import Ran, measured_by, names_of, window_of
-from caraml.worker.nodes import put_together
 from caraml.workloads.command import Params, filled
 
 _STEPPED = 0.05

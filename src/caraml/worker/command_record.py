@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from caraml.base.errors import InputError
 from caraml.base.limits import COUNT, LARGEST, OUTPUT, SECONDS, is_measurable, limited, read_bytes
-from caraml.engine.instruments import on_clock
+from caraml.engine.instruments import Nodes, on_clock
 from caraml.metrics.definitions import own_definitions, unit_of
 from caraml.metrics.energy import energies, powers
 from caraml.metrics.model import Facts, Metric, Phase, Window
@@ -27,7 +27,6 @@ from caraml.results.finish import LOG, death
 from caraml.results.record import Record, Status
 from caraml.results.rows import write_table
 from caraml.suite.model import Point
-from caraml.worker.nodes import Nodes
 from caraml.workloads.command import POINT_NAMES, MetricSpec, Params, Take, filled
 
 SHORT_WINDOW = 0.1

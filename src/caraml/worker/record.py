@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from caraml.engine.control import judge, seen
-from caraml.engine.instruments import Instruments, on_clock
+from caraml.engine.instruments import Instruments, Nodes, on_clock, put_together
 from caraml.engine.precision import ARITHMETIC
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepRow, StepTable
@@ -36,7 +36,6 @@ from caraml.suite.model import Point, Precision
 from caraml.system.detect import detect
 from caraml.system.environment import environment
 from caraml.system.model import System
-from caraml.worker.nodes import Nodes, put_together
 
 FINGERPRINT_STEP = 4
 """Whose loss is the fingerprint: three updates stand in it, and every point has at least as many steps."""

@@ -26,7 +26,6 @@ from typing import Literal
 from caraml.base.locks import node_key
 from caraml.engine.instruments import Instruments, NodeSummary
 from caraml.power.merge import displaced
-from caraml.power.model import WindowEnergy
 
 START_S = 60.0
 """The processes are waited for this long, before the program starts [s]."""
@@ -135,11 +134,11 @@ class OtherNodes:
         self._say("summary", *(f"{name}={','.join(span)}" for name, span in ends.items()))
         self.wait()
         if self.trouble is not None:
-            return {f"node {number + 2} of {self._count + 1}": [_unknown(self.trouble)] for number in range(self._count)}
+            return {f"node {number + 2} of {self._count + 1}": [NodeSummary.unread(self.trouble)] for number in range(self._count)}
         said = {node.host: node for node in self._nodes.values() if node.host and not node.late}
         found: dict[str, list[NodeSummary]] = {}
         for host in self._hosts:
-            key, summary = self._summary(said[host], ends) if host in said else (host, _unknown(self._why_silent(host)))
+            key, summary = self._summary(said[host], ends) if host in said else (host, NodeSummary.unread(self._why_silent(host)))
             found.setdefault(key, []).append(summary)
         return found
 
@@ -149,7 +148,7 @@ class OtherNodes:
             key, data = json.loads(node.summary)
             summary = NodeSummary.from_data(data)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            return node.host, _unknown(f"what reads its sensors is not understood: {type(error).__name__}: {error}"[:_LAST_WORDS])
+            return node.host, NodeSummary.unread(f"what reads its sensors is not understood: {type(error).__name__}: {error}"[:_LAST_WORDS])
         shifts = {name: sum(self._instants[end].apart(node) for end in span) for name, span in ends.items()}
         further = {name: displaced(span, shifts[name]) for name, span in summary.spans.items()}
         return key, replace(summary, energy=displaced(summary.energy, shifts["window"]), spans=further)
@@ -235,10 +234,6 @@ class OtherNodes:
             for node in self._nodes.values():
                 node.late = node.late or node.host == host
             self._changed.notify_all()
-
-
-def _unknown(reason: str) -> NodeSummary:
-    return NodeSummary(WindowEnergy("measure", 0.0, 1.0, flags=["no_source"], reason=reason))
 
 
 def _other_hosts() -> list[str]:

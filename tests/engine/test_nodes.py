@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from caraml.engine.instruments import NodeSummary
+from caraml.engine.instruments import NO_PROCESS, Nodes, NodeSummary, put_together
 from caraml.engine.steps import RankSummary, StepRow, StepTable
 from caraml.metrics.energy import energies
 from caraml.metrics.model import Window
 from caraml.power.energy import boundary_energy, subtract_idle
 from caraml.power.model import Boundary, ChannelEnergy, WindowEnergy
-from caraml.worker.nodes import NO_PROCESS, Nodes, put_together
 
 WINDOW = Window(start=10.0, end=20.0, steps=5, samples=500, items=1000, first_step=1)
 VERSIONS = {"torch": "2.13.0", "driver": "570"}
