@@ -120,10 +120,10 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 4_037,
     "base": 2_807,
-    "campaign": 1_806,
+    "campaign": 1_804,
     "cli": 1_684,
     "data": 810,
-    "engine": 4_321,
+    "engine": 4_445,
     "launch": 1_763,
     "metrics": 1_499,
     "power": 4_754,
@@ -133,10 +133,10 @@ LINES = {
     "suite": 2_709,
     "system": 3_535,
     "verify": 1_030,
-    "worker": 2_194,
+    "worker": 2_060,
     "workloads": 8_830,
 }
-FILES = 217
+FILES = 216
 
 
 def test_no_room_outgrows_its_lines() -> None:
