@@ -14,8 +14,7 @@ from caraml.engine.memory import LiveBytes, kept_and_peaks, memory_plan, planned
 from caraml.engine.ranks import Ranks
 from caraml.suite.model import Placement, Point
 from caraml.suite.placement import ModelShape
-from caraml.workloads.gpt import Params, config_of
-from caraml.workloads.gpt.division import stage_on_meta
+from caraml.workloads.gpt import Params, config_of, stage_on_meta
 from caraml.workloads.gpt.model import CHUNK_BYTES
 from tests.conftest import MakePoint
 from tests.engine.parallel.training import measured_peak, train

@@ -150,12 +150,12 @@ class Division:
 
     stage: Callable[[int, int], torch.nn.Module]
     """Stage i of n on the meta device, parameters named as in the whole model; without a tensor plan on its device, with its own names."""
-    layers: Callable[[torch.nn.Module], dict[str, torch.nn.Module]]
+    layers: Callable[[Any], dict[str, torch.nn.Module]]
     """Layers of a stage by name: what is gathered, and compiled, at a time."""
-    tensor_plan: Callable[[torch.nn.Module, bool], dict[str, ParallelStyle]] | None
+    tensor_plan: Callable[[Any, bool], dict[str, ParallelStyle]] | None
     """What ``parallelize_module`` does to a stage, without and with sequence parallelism; ``None`` where stages are made divided, in plain
     tensors, of which those that are parts have ``tensor_model_parallel = True``."""
-    complete: Callable[[torch.nn.Module], None]
+    complete: Callable[[Any], None]
     """Mends what moving a stage to a device, or dividing its parameters, breaks: shared parameters, tables."""
     initial_value: Callable[[str, Sequence[int], torch.device], torch.Tensor]
     """Where a parameter starts from, by its name and whole shape."""
@@ -163,7 +163,7 @@ class Division:
     """For the parameters of a stage, in lists that one fused update can take."""
     hidden: tuple[int, ...]
     """Shape of one sample's hidden states between two stages."""
-    share_sequence: Callable[[torch.nn.Module, torch.Tensor, Attend], None] | None = None
+    share_sequence: Callable[[Any, torch.Tensor, Attend], None] | None = None
     """Makes a stage that works on some tokens of every sequence, whose places are given, with an attention that knows of the others."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from importlib import metadata
@@ -20,10 +21,11 @@ from caraml.workloads.base import BuildContext, Division, Task, Workload, given_
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.tensor.parallel import ParallelStyle
 
     from caraml.data.loader import MapDataset
     from caraml.workloads.flops import Traffic
-    from caraml.workloads.gpt.model import GPTConfig
+    from caraml.workloads.gpt.model import GPT, GPTConfig
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -243,31 +245,68 @@ def _megatron(config: GPTConfig, ctx: BuildContext[Params], layers: range | None
 def _megatron_division(config: GPTConfig, params: Params, ctx: BuildContext[Params]) -> Division:
     from caraml.workloads.gpt.megatron_core import named_layers
 
-    return Division(
+    return dataclasses.replace(
+        _division(config, params, ctx),
         stage=lambda index, count: _megatron(config, ctx, layers_of_stage(config.layers, index, count)),
         layers=named_layers,
         tensor_plan=None,
         complete=lambda stage: None,
-        initial_value=_division(config, params, ctx).initial_value,
-        optimizer=lambda lists: _optimizer(lists, params, ctx.fused),
-        hidden=(config.sequence_length, config.width),
+        share_sequence=None,
     )
 
 
 def _division(config: GPTConfig, params: Params, ctx: BuildContext[Params]) -> Division:
-    from caraml.workloads.gpt import division
-    from caraml.workloads.gpt.model import initial_value
+    from caraml.workloads.gpt.model import GPT, initial_value
 
     return Division(
-        stage=lambda index, count: division.stage_on_meta(config, index, count),
-        layers=division.named_layers,
-        tensor_plan=division.tensor_plan,
-        complete=division.complete,
+        stage=lambda index, count: stage_on_meta(config, index, count),
+        layers=GPT.named_layers,
+        tensor_plan=tensor_plan,
+        complete=GPT.complete,
         initial_value=lambda name, shape, device: initial_value(config, ctx.seed, name, shape, device),
         optimizer=lambda lists: _optimizer(lists, params, ctx.fused),
         hidden=(config.sequence_length, config.width),
-        share_sequence=division.share_sequence,
+        share_sequence=GPT.share_sequence,
     )
+
+
+def stage_on_meta(config: GPTConfig, stage: int, stages: int) -> GPT:
+    """Stage ``stage`` of ``stages``, without memory."""
+    import torch
+
+    from caraml.workloads.gpt.model import GPT
+
+    with torch.device("meta"):
+        return GPT(config, layers_of_stage(config.layers, stage, stages))
+
+
+def tensor_plan(model: GPT, sequence_parallel: bool) -> dict[str, ParallelStyle]:
+    """Style of every module of a stage that tensor parallelism touches.
+
+    The scheme is Megatron's (Shoeybi et al. 2019, Korthikanti et al. 2022) in the words of torch's ``parallelize_module``: the first matrix
+    of a pair is divided by columns, the second by rows; heads, the MLP's inner width and the vocabulary are what is shared. With sequence
+    parallelism, norms and residual sums run on a part of the sequence.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+
+    outer = Shard(1) if sequence_parallel else Replicate()  # of hidden states between the pairs of matrices: (B, T, C)
+    plan: dict[str, ParallelStyle] = {"embedding": RowwiseParallel(input_layouts=Replicate())}
+    for index, name in enumerate(model.blocks):
+        block = f"blocks.{name}"
+        if sequence_parallel:
+            if index == 0 and model.embedding is not None:  # tokens come whole; from here on everyone has a part of the sequence
+                plan[block] = PrepareModuleInput(
+                    input_layouts=(Replicate(), None), desired_input_layouts=(Shard(1), None), use_local_output=True
+                )
+            plan |= {f"{block}.{norm}": SequenceParallel(use_local_output=True) for norm in ("norm_attention", "norm_mlp")}
+        plan |= {f"{block}.{inward}": ColwiseParallel(input_layouts=outer) for inward in ("attention.qkv", "mlp_up")}
+        plan |= {f"{block}.{outward}": RowwiseParallel(output_layouts=outer) for outward in ("attention.out", "mlp_down")}
+    if sequence_parallel:
+        plan["norm"] = SequenceParallel(use_local_output=True)
+    plan["head"] = ColwiseParallel(input_layouts=outer, output_layouts=Shard(-1), use_local_output=False)
+    held = dict(model.named_modules())
+    return {name: style for name, style in plan.items() if held.get(name) is not None}
 
 
 def _dataset(params: Params, seed: int) -> MapDataset:
@@ -298,8 +337,6 @@ def _traffic_facts(config: GPTConfig, ctx: BuildContext[Params]) -> dict[str, fl
 
 def network_traffic(config: GPTConfig) -> Traffic:
     """What forward and backward pass move. Counted for one and for two layers: every further one moves what the second does."""
-    import dataclasses
-
     import torch
     from torch.nn import functional as F
 

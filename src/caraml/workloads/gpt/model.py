@@ -367,6 +367,17 @@ class GPT(nn.Module):
             for table, values in zip((self.cos, self.sin), rotary_table(*self.cos.shape), strict=True):
                 table.copy_(values)
 
+    def named_layers(self) -> dict[str, nn.Module]:
+        """The layers held."""
+        return {f"blocks.{name}": block for name, block in self.blocks.items()}
+
+    def share_sequence(self, places: Tensor, attend: Attend) -> None:
+        """Work on the tokens at ``places`` of every sequence, with an attention that knows of the others."""
+        self.places = places
+        for block in self.blocks.values():
+            assert isinstance(block, Block)
+            block.attention.attend = attend
+
     def initialise(self, seed: int) -> None:
         """Give every parameter its starting value."""
         for name, parameter in self.named_parameters():
