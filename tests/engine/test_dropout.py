@@ -69,31 +69,29 @@ def stepped(masks: Masks, work: Any = lambda: None, steps: int = 1) -> list[Any]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("p", [1e-3, 0.05, 0.5, 0.9, 1 - 1e-3])
+@pytest.mark.parametrize("p", [2**-8, 0.05, 0.5, 0.9, 1 - 2**-8])
 def test_as_many_ones_as_asked_and_independent_of_each_other(p: float, dtype: torch.dtype) -> None:
-    """Both halves of a word, neighbours, and the ends of the parts in which a large mask is drawn."""
+    """All quarters of a word, neighbours, and the parts in which a large mask is drawn."""
     torch.manual_seed(0)
     at_once = replacement._AT_ONCE
     mask = by_words(torch.empty(8 * at_once + 5, dtype=dtype), p).double()
     assert set(mask.unique().tolist()) <= {0.0, 1.0}
-    for part in (mask, mask[::2], mask[1::2], mask[:at_once], mask[at_once:], mask[-at_once:]):
+    for part in (mask, *(mask[quarter::4] for quarter in range(4)), mask[:at_once], mask[at_once:], mask[-at_once:]):
         assert abs(part.mean() - p).item() < 5 * math.sqrt(p * (1 - p) / len(part))
     for lag in (1, 2, 3, 64, at_once):
         covariance = ((mask[lag:] - p) * (mask[:-lag] - p)).mean()
         assert abs(covariance).item() < 5 * p * (1 - p) / math.sqrt(len(mask) - lag), lag
 
 
-@pytest.mark.parametrize("share", [0.0, 1 / 3, 0.5, 0.9, 1 - 2**-40])
-def test_the_probability_is_met_to_the_32nd_bit(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the last word that gives one and the first that gives zero, of all that there can be."""
-    last = min(round(share * 2**32), 2**32 - 1) - 2**31  # the first of the numbers from -2**31 on that gives zero
-    around = torch.tensor([max(last - 1, -(2**31)), last], dtype=torch.int32).view(torch.int64)
-
-    def fill(self: torch.Tensor, *bounds: Any, generator: Any = None) -> torch.Tensor:
-        return self.copy_(around)
-
-    monkeypatch.setattr(torch.Tensor, "random_", fill)
-    assert by_words(torch.empty(2), share).tolist() == [float(share > 0), 0.0]
+@pytest.mark.parametrize("p", [2**-8, 1 / 3, 0.5, 0.9, 1 - 2**-8])
+def test_the_probability_is_met_exactly_on_average(p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every one of the 2**16 numbers once, at evenly spaced draws of the last bits: the share of ones is ``p``."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.int64)
+    spaced = iter((turn + 0.5) / 1000 for turn in range(1000))
+    monkeypatch.setattr(torch.Tensor, "random_", lambda self, *bounds, generator=None: self.copy_(every))
+    monkeypatch.setattr(torch, "rand", lambda *shape, **how: torch.tensor(next(spaced), dtype=torch.float64))
+    shares = [by_words(torch.empty(2**16, dtype=torch.float64), p).mean().item() for _ in range(1000)]
+    assert sum(shares) / 1000 == pytest.approx(p, abs=2**-16 / 1000) and max(shares) - min(shares) <= 2**-16
 
 
 def test_a_layer_drops_and_its_gradient_drops_the_same(masks: Any, words: Counting) -> None:
@@ -131,6 +129,7 @@ def test_the_same_seed_draws_the_same_and_recomputation_too(masks: Any, words: C
 def test_what_words_cannot_fill_torch_draws(masks: Any, words: Counting) -> None:
     stepped(masks("words"))
     assert torch.empty(NUMBERS).bernoulli_(0.0).sum() == 0 and torch.empty(NUMBERS).bernoulli_(1.0).mean() == 1
+    assert 0 < torch.empty(NUMBERS).bernoulli_(1e-3).mean() < 0.003, "16 bits are few for what is rare"
     assert 0 < torch.empty(100).bernoulli_(0.5).sum() < 100, "a small mask"
     assert 0 < torch.empty(NUMBERS, dtype=torch.int64).bernoulli_(0.5).double().mean() < 1
     every_other = torch.full((NUMBERS, 2), -1.0)

@@ -7,14 +7,15 @@ Products: torch takes fp32 matrix products from its BLAS (MKL on x86), and from 
 CPUs oneDNN multiplies more than twice as fast. Products of batches (`bmm`) and those inside attention stay as they are.
 
 Masks of dropout: torch draws every number of a mask by itself (`bernoulli_`), which takes a tenth of a BERT's step on two cores. Here its
-generator fills words of 64 bits, and each half of them is compared with the probability, which is met to 2**-32. Seeds, recomputation and
-generators given by hand work as before; only the numbers drawn are others. torch divides its way among threads, and the words of a process
-come from one generator: which is faster depends on the machine.
+generator fills words of 64 bits, and each quarter of them is compared with the probability, which is met on average over the parts of a
+mask. Seeds, recomputation and generators given by hand work as before; only the numbers drawn are others. torch divides its way among
+threads, and the words of a process come from one generator: which is faster depends on the machine.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -52,8 +53,10 @@ _OPERATORS = ("mm", "addmm", "mm.out", "addmm.out")
 
 _FEWEST = 2**12
 """Numbers of a mask below which the detour through Python outweighs what it saves."""
+_RAREST = 2**-8
+"""Probability below which 16 bits for each number would be few."""
 _AT_ONCE = 2**17
-"""Numbers that are drawn at a time: their words (512 KiB) stay in the cache of a core, whatever the size of the mask."""
+"""Numbers that are drawn at a time: their words (256 KiB) stay in the cache of a core, whatever the size of the mask."""
 
 
 class Replacement:
@@ -358,7 +361,7 @@ class Masks(Replacement):
         own: Any = torch.library.get_kernel("aten::bernoulli_.float", "CPU")
 
         def draw(keys: Any, mask: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
-            fits = mask.numel() >= _FEWEST and 0 < p < 1 and mask.is_floating_point() and mask.is_contiguous()
+            fits = mask.numel() >= _FEWEST and _RAREST <= p <= 1 - _RAREST and mask.is_floating_point() and mask.is_contiguous()
             if fits and takes(mask.numel()):
                 return by_words(mask, p, generator)
             drawn: torch.Tensor = own.call_boxed(keys, mask, p, generator=generator)
@@ -370,12 +373,13 @@ class Masks(Replacement):
 def by_words(mask: torch.Tensor, p: float, generator: torch.Generator | None = None) -> torch.Tensor:
     """Fill a contiguous tensor with ones, each with probability ``p``, and zeros."""
     flat = mask.view(-1)
-    words = torch.empty((min(len(flat), _AT_ONCE) + 1) // 2, dtype=torch.int64)
-    below = min(round(p * 2**32) - 2**31, 2**31 - 1)  # this share of the 2**32 equally likely whole numbers from -2**31 on is smaller
+    words = torch.empty((min(len(flat), _AT_ONCE) + 3) // 4, dtype=torch.int64)
     for start in range(0, len(flat), _AT_ONCE):
         part = flat[start : start + _AT_ONCE]
         words.random_(-(2**63), None, generator=generator)  # torch's way to ask for all 64 bits
-        torch.lt(words.view(torch.int32)[: len(part)], below, out=part)
+        # Of 2**16 equally likely whole numbers from -2**15 on this many are smaller, or one more: on average exactly the share p.
+        below = math.floor(p * 2**16 + torch.rand((), dtype=torch.float64, generator=generator).item())
+        torch.lt(words.view(torch.int16)[: len(part)], below - 2**15, out=part)
     return mask
 
 
