@@ -7,8 +7,7 @@ from pathlib import Path
 
 from caraml.base.files import write_file
 from caraml.launch.script import SCRIPT, Recipe
-from caraml.results.listing import Listing
-from caraml.results.store import Store
+from caraml.results.store import Listing, Store
 from caraml.suite.model import Point
 from caraml.system.model import DeviceKind, Site
 

@@ -30,11 +30,10 @@ from caraml.report.grouping import families, repeated
 from caraml.results import archive as module
 from caraml.results.archive import MANIFEST, pack, unpack
 from caraml.results.jube import read_table
-from caraml.results.listing import Listing
 from caraml.results.record import Record
 from caraml.results.rows import row_of
 from caraml.results.selector import select
-from caraml.results.store import Store, write_record
+from caraml.results.store import Listing, Store, write_record
 from tests.conftest import MakePoint
 from tests.security.taken import taken
 from tests.stores import remember_suite

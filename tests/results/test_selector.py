@@ -12,10 +12,9 @@ from caraml.base.errors import InputError
 from caraml.metrics.model import Metric
 from caraml.report.progress import listings
 from caraml.results.archive import pack, unpack
-from caraml.results.listing import Listing, read_listing
 from caraml.results.record import Record
 from caraml.results.selector import last_two, select, to_retry
-from caraml.results.store import Store, write_record
+from caraml.results.store import Listing, Store, read_listing, write_record
 from caraml.suite.model import Point
 from tests.conftest import MakePoint
 

@@ -22,9 +22,8 @@ from caraml.base.limits import read_bytes, read_text, tail
 from caraml.base.toml import read_toml
 from caraml.cli import main
 from caraml.power.model import ChannelEnergy
-from caraml.results.listing import read_listing
 from caraml.results.record import Record
-from caraml.results.store import read_record
+from caraml.results.store import read_listing, read_record
 from caraml.suite.load import Suite
 from caraml.workloads.gpt.tokens import read_index
 from caraml.workloads.weather.samples import read_scales

@@ -18,8 +18,7 @@ from caraml.campaign.cancel import cancel
 from caraml.launch import Job, JobState, State, launchers, queue
 from caraml.results.claim import CLAIM, HANDLE, RUNNERS, STARTED, Runner, handle_of, myself, start_time
 from caraml.results.finish import FAILURE
-from caraml.results.listing import Listing
-from caraml.results.store import RECORD, Store, read_record
+from caraml.results.store import RECORD, Listing, Store, read_record
 from tests.conftest import MakePoint
 from tests.security.users import ATTACKER, needs_two_users
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from caraml.base.toml import parse_toml
 from caraml.campaign.machine import machine_of
 from caraml.cli import app
-from caraml.results.listing import Listing, read_listing
+from caraml.results.store import Listing, read_listing
 from caraml.suite.expand import expand
 from caraml.suite.load import suite_of
 from caraml.system.catalogue import load_system

@@ -19,11 +19,10 @@ from caraml.power.result import ResultFolder
 from caraml.results.archive import pack
 from caraml.results.claim import RUNNERS, Runner, alive, myself, take_over
 from caraml.results.finish import Failure, note_failure
-from caraml.results.listing import Listing
 from caraml.results.record import Record
 from caraml.results.rows import write_table
 from caraml.results.status import ProgressWriter
-from caraml.results.store import Store, write_record
+from caraml.results.store import Listing, Store, write_record
 from caraml.suite.model import Point
 from tests.conftest import MakePoint
 from tests.security.users import ATTACKER, as_user, needs_two_users, own_folder

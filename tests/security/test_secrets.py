@@ -24,9 +24,8 @@ from typer.testing import CliRunner, Result
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.toml import parse_toml
 from caraml.cli import app
-from caraml.results.listing import read_listing
 from caraml.results.record import Record
-from caraml.results.store import Store
+from caraml.results.store import Store, read_listing
 from caraml.suite.load import suite_of
 from caraml.system.model import Container, Scheduler
 from caraml.system.variables import FOLDER, digest, hand_over, shown

@@ -11,9 +11,8 @@ from typer.testing import CliRunner
 from caraml.base.format import printable
 from caraml.cli import app, main
 from caraml.metrics.model import Metric
-from caraml.results.listing import Listing
 from caraml.results.record import Record
-from caraml.results.store import Store, write_record
+from caraml.results.store import Listing, Store, write_record
 from tests.conftest import MakePoint
 from tests.security.users import ROOT
 

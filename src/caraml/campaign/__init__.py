@@ -16,10 +16,9 @@ from caraml.base.errors import ExitCode
 from caraml.campaign.machine import DeviceLock, machine_of, too_large
 from caraml.launch import Elsewhere, Launcher
 from caraml.results.finish import now
-from caraml.results.listing import Listing, command_of
 from caraml.results.record import FINAL, Record
 from caraml.results.status import ProgressLine
-from caraml.results.store import Store, latest_in
+from caraml.results.store import Listing, Store, command_of, latest_in
 from caraml.suite.choice import WHOLE, SuitePart, begun_with
 from caraml.suite.expand import Plan, PlannedPoint, expand, without_unmet
 from caraml.suite.load import CATALOG, SuiteFile

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, TextIO
 from caraml.base.errors import InputError
 from caraml.base.format import count, human, percent, printable, seconds_text
 from caraml.results.claim import job_of
-from caraml.results.listing import Listing
 from caraml.results.record import Record
 from caraml.results.rows import Scalar
 from caraml.results.selector import SelectedPoint, select
 from caraml.results.status import OPEN, TO_DO, ProgressLine, Standing, finished, standings, summary
-from caraml.results.store import RECORD, Store, read_record
+from caraml.results.store import RECORD, Listing, Store, read_record
 from caraml.suite.model import Point
 
 if TYPE_CHECKING:

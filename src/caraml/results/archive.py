@@ -32,11 +32,10 @@ from caraml.base.limits import ARCHIVE, DIRECTORY, LISTING, MEMBER, MEMBERS, NUM
 from caraml.base.limits import RECORD as RECORD_BYTES
 from caraml.base.packed import zip_of
 from caraml.results.claim import CLAIM, HANDLE
-from caraml.results.listing import Listing, read_listing
 from caraml.results.record import Record
 from caraml.results.rows import recorded, write_parquet
 from caraml.results.selector import Selection, select
-from caraml.results.store import POINT, RECORD, Store, attempts, read_record
+from caraml.results.store import POINT, RECORD, Listing, Store, attempts, read_listing, read_record
 
 MANIFEST, ROWS = "manifest.json", "records.parquet"
 _MEMBER = re.compile(r"points/([A-Za-z0-9_][A-Za-z0-9_.-]{0,99}-[0-9a-f]{16})/([1-9][0-9]{0,8})/([A-Za-z0-9_][A-Za-z0-9._-]{0,99})")

@@ -22,9 +22,8 @@ from caraml.results.archive import Done
 from caraml.results.cells import LONGEST, SEPARATED, name_and_unit, read_rows
 from caraml.results.columns import GPUS, TableColumn, read_columns, unclear
 from caraml.results.jube_row import DIGITS, Around, TableRow, take_energies
-from caraml.results.listing import Listing
 from caraml.results.record import Record
-from caraml.results.store import Store, see_readable, write_record
+from caraml.results.store import Listing, Store, see_readable, write_record
 from caraml.suite.model import IMPORTED, NOT_STATED, Point
 from caraml.system.catalogue import list_systems
 from caraml.system.model import System

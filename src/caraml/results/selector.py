@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 from caraml.base.errors import InputError
 from caraml.base.limits import LOG_END, tail
-from caraml.results.listing import Listing, command_of
 from caraml.results.rows import Scalar, recorded, row_of
 from caraml.results.status import TO_DO, UNHAPPY, standings
-from caraml.results.store import RECORD, Store, attempts, read_record
+from caraml.results.store import RECORD, Listing, Store, attempts, command_of, read_record
 
 if TYPE_CHECKING:
     from caraml.results.record import Record

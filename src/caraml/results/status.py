@@ -16,8 +16,7 @@ from caraml.base.files import open_to_append
 from caraml.base.format import count
 from caraml.base.limits import LINE, opened
 from caraml.results.claim import BUILT_IN, STARTED, Runner, alive, handle_of, holder, kind_of, launcher_plugins, not_installed
-from caraml.results.listing import Listing
-from caraml.results.store import RECORD, Store, attempts
+from caraml.results.store import RECORD, Listing, Store, attempts
 
 PROGRESS = "progress.jsonl"
 
