@@ -120,23 +120,23 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 4_037,
     "base": 2_807,
-    "campaign": 1_804,
+    "campaign": 1_803,
     "cli": 1_684,
     "data": 810,
-    "engine": 4_445,
+    "engine": 4_449,
     "launch": 1_763,
     "metrics": 1_499,
     "power": 4_754,
     "reference": 430,
-    "report": 4_896,
-    "results": 3_200,
+    "report": 4_895,
+    "results": 3_173,
     "suite": 2_709,
     "system": 3_535,
     "verify": 1_030,
     "worker": 2_060,
     "workloads": 8_813,
 }
-FILES = 215
+FILES = 214
 
 
 def test_no_room_outgrows_its_lines() -> None:
