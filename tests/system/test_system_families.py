@@ -12,7 +12,7 @@ from fake_nvml import FakeGpu, FakeNvml, fake_torch
 
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.system import families
-from caraml.system.detect import detect, device_class, fast_identity
+from caraml.system.detect import detect
 from caraml.system.families import family
 from caraml.system.families.family import TorchBuild
 
@@ -92,7 +92,7 @@ def test_one_that_torch_drives_is_what_torch_says(
     assert (system.identity, system.device_class, system.devices[1].kind) == ("Name by torch x2", "gpu", kind)
     assert system.driver == {"hpu": "1.22", "xpu": "1.2.3", "npu": None}[kind]
     assert (system.devices[1].index, system.devices[1].memory_bytes) == (1, 2**36)
-    assert (device_class(root), fast_identity(root), "devices" in system.missing) == ("gpu", "Name by torch x2", False)
+    assert "devices" not in system.missing
 
 
 def with_accelerator(kind: str, name: str, count: int, **told: object) -> SimpleNamespace:

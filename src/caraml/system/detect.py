@@ -18,9 +18,9 @@ from typing import Any
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.system import families, host, nvml, peaks
 from caraml.system.environment import container
-from caraml.system.families.family import amd_driver, amd_gpus, nvidia_gpus
+from caraml.system.families.family import amd_driver, amd_gpus
 from caraml.system.files import APUS, CUDA, ROCM, ROOT, Masks, let_through, read
-from caraml.system.model import Affinity, Cpu, DeviceClass, DeviceModel, System, cpu_identity, device_identity
+from caraml.system.model import Affinity, Cpu, DeviceModel, System
 from caraml.system.topology import device_affinity
 
 
@@ -42,13 +42,12 @@ def detect(root: Path = ROOT) -> System:
         missing["devices"] = closed
     _explain(missing, cpu, memory)
     kind = container(root, os.environ)
-    identity = cpu_identity(cpu) if not gpus else device_identity([device.model for device in devices])
     near = device_affinity(devices, root) if gpus else "the CPUs compute themselves"
     if isinstance(near, str):
         missing["affinity"] = near
     system = System(
         name="local",
-        title=identity,
+        title="",
         hostname=platform.node() or None,
         nodes=1,
         devices_per_node=len(devices),
@@ -63,32 +62,7 @@ def detect(root: Path = ROOT) -> System:
         missing=missing,
         sources=_of_packages(devices),
     )
-    return peaks.with_sheet(system)
-
-
-def fast_identity(root: Path = ROOT) -> str:
-    """The compute device in a few words, e.g. ``NVIDIA H200 x1`` or ``AMD EPYC 7742, 128 threads``; part of a point's hash.
-
-    Asks the kernel before NVML, whose start can take a second on an idle GPU.
-    """
-    models = _gpu_models(root)
-    return device_identity(models) if models else cpu_identity(host.cpu(root))
-
-
-def device_class(root: Path = ROOT) -> DeviceClass:
-    """``gpu`` if a GPU can be computed on, else ``cpu``; ``CARAML_DEVICE=cpu`` decides it. Without torch."""
-    return "gpu" if _gpu_models(root) else "cpu"
-
-
-def _gpu_models(root: Path) -> list[str]:
-    """The names of the GPUs in use, by the cheapest way that tells them; none if CPUs are to be used."""
-    if families.forced() == "cpu":
-        return []
-    kernel = nvidia_gpus(root).devices if _nvidia_counts(root) else ()
-    # A MIG instance is known to NVML only.
-    if kernel and "MIG-" not in os.environ.get("CUDA_VISIBLE_DEVICES", ""):
-        return [device.model for device in _visible(kernel, CUDA)]
-    return [device.model for device in _gpus(root, {})[0]]
+    return peaks.with_sheet(system.model_copy(update={"title": system.identity}))
 
 
 def _of_packages(devices: Sequence[DeviceModel]) -> dict[str, str]:

@@ -226,17 +226,8 @@ class System(FrozenModel):
     @property
     def identity(self) -> str:
         """Compute devices of one node in a few words, e.g. ``NVIDIA H200 x4`` or ``AMD EPYC 7742, 128 threads``."""
-        if self.device_class == "cpu":
-            return cpu_identity(self.cpu)
-        return device_identity([device.model for device in self.devices])
-
-
-def device_identity(models: list[str]) -> str:
-    """``["A", "A", "B"]`` as ``A x2 + B x1``."""
-    return " + ".join(f"{model} x{models.count(model)}" for model in sorted(set(models)))
-
-
-def cpu_identity(cpu: Cpu) -> str:
-    """A CPU by its model and the threads that may be used, e.g. ``AMD EPYC 7742, 128 threads``."""
-    threads = cpu.usable_threads or cpu.threads
-    return f"{cpu.model}, {threads} thread{'' if threads == 1 else 's'}" if threads else cpu.model
+        if self.device_class != "cpu":
+            models = [device.model for device in self.devices]
+            return " + ".join(f"{model} x{models.count(model)}" for model in sorted(set(models)))
+        threads = self.cpu.usable_threads or self.cpu.threads
+        return f"{self.cpu.model}, {threads} thread{'' if threads == 1 else 's'}" if threads else self.cpu.model
