@@ -131,7 +131,7 @@ LINES = {
     "report": 4_895,
     "results": 3_173,
     "suite": 2_709,
-    "system": 3_535,
+    "system": 3_500,
     "verify": 1_030,
     "worker": 2_060,
     "workloads": 8_813,
