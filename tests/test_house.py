@@ -120,10 +120,10 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 4_037,
     "base": 2_807,
-    "campaign": 1_803,
+    "campaign": 1_802,
     "cli": 1_684,
     "data": 810,
-    "engine": 4_449,
+    "engine": 4_448,
     "launch": 1_763,
     "metrics": 1_499,
     "power": 4_754,
@@ -131,12 +131,12 @@ LINES = {
     "report": 4_895,
     "results": 3_173,
     "suite": 2_709,
-    "system": 3_500,
-    "verify": 1_030,
-    "worker": 2_060,
+    "system": 3_479,
+    "verify": 1_029,
+    "worker": 2_057,
     "workloads": 8_813,
 }
-FILES = 214
+FILES = 213
 
 
 def test_no_room_outgrows_its_lines() -> None:

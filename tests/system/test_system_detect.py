@@ -14,8 +14,7 @@ from fake_machine import Tree, processors
 from fake_nvml import FakeGpu, FakeNvml, fake_torch
 
 from caraml.doctor import _accelerators
-from caraml.system.detect import detect
-from caraml.system.environment import container, environment, git_state, variables
+from caraml.system.detect import container, detect, environment, git_state, variables
 from caraml.system.families import Shown
 from caraml.system.families.family import TorchBuild, amd_gpus, nvidia_gpus
 
@@ -295,9 +294,8 @@ def test_git_state(tmp_path: Path) -> None:
 
 def test_torch_is_not_imported() -> None:
     code = (
-        "import sys; import caraml.system.detect as d, caraml.system.environment as e\n"
-        "import caraml.system.model, caraml.system.catalogue\n"
-        "d.detect(); e.environment(); print('torch' in sys.modules)"
+        "import sys; import caraml.system.model, caraml.system.catalogue; from caraml.system.detect import detect, environment\n"
+        "detect(); environment(); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]

@@ -44,8 +44,7 @@ from caraml.results.record import STOPPED, Record
 from caraml.results.status import DONE, ProgressLine
 from caraml.results.store import RECORD, latest_in, read_record
 from caraml.suite.expand import PlannedPoint
-from caraml.system.detect import detect
-from caraml.system.environment import environment
+from caraml.system.detect import detect, environment
 from caraml.worker.command_record import names_of
 
 _POLL_SECONDS = 0.25

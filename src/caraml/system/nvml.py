@@ -9,12 +9,9 @@ import importlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from caraml.system.files import clean, names_device
-
-if TYPE_CHECKING:  # sensors are read without pydantic
-    from caraml.system.model import DeviceModel
 
 
 @dataclass
@@ -72,27 +69,6 @@ class Nvml:
         """The PCI address of a GPU."""
         bus = getattr(self.ask(key, "nvmlDeviceGetPciInfo", handle), "busId", None)
         return clean(bus) if bus else None
-
-    def device(self, index: int, handle: Any) -> DeviceModel:
-        """One GPU or MIG instance as a ``Device``; what NVML does not tell is ``None`` and named in ``missing``."""
-        from caraml.system.model import DeviceModel
-
-        key = f"devices[{index}]"
-        memory = self.ask(f"{key}.memory_bytes", "nvmlDeviceGetMemoryInfo", handle)
-        tdp_mw = self.ask(f"{key}.tdp_w", "nvmlDeviceGetPowerManagementDefaultLimit", handle)
-        limit_mw = self.ask(f"{key}.power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", handle)
-        capability = self.ask(f"{key}.compute_capability", "nvmlDeviceGetCudaComputeCapability", handle)
-        return DeviceModel(
-            model=self.ask(f"{key}.model", "nvmlDeviceGetName", handle) or "unknown NVIDIA GPU",
-            kind="cuda",
-            index=index,
-            uuid=self.ask(f"{key}.uuid", "nvmlDeviceGetUUID", handle),
-            pci_bus_id=self.pci_bus_id(handle, f"{key}.pci_bus_id"),
-            memory_bytes=int(memory.total) if memory is not None else None,
-            tdp_w=tdp_mw / 1000 if tdp_mw else None,
-            power_limit_w=limit_mw / 1000 if limit_mw else None,
-            compute_capability=f"{capability[0]}.{capability[1]}" if capability else None,
-        )
 
 
 @contextmanager

@@ -44,8 +44,7 @@ from caraml.suite.expand import expand
 from caraml.suite.load import SuiteFile, load_suite
 from caraml.suite.model import Machine, Point
 from caraml.system import affinity, topology
-from caraml.system.detect import detect
-from caraml.system.environment import environment
+from caraml.system.detect import detect, environment
 from caraml.system.families import OVERRIDE
 from caraml.system.model import DeviceModel, System
 from caraml.verify.claims import SOURCE, Finding, Verdict, claims, fact, number, seen_twice, source_of

@@ -41,8 +41,7 @@ from caraml.results.rows import write_table
 from caraml.results.store import Store, write_record
 from caraml.suite.model import NOT_STATED, OF_EPOCHS, OWN_LOOP, Measure, Point, Stated
 from caraml.system import families
-from caraml.system.detect import detect
-from caraml.system.environment import environment
+from caraml.system.detect import detect, environment
 from caraml.worker.record import Known, PhaseLog, gathered, make_record, write_readings, write_steps
 
 RESULTS = "CARAML_RESULTS"

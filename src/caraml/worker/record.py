@@ -33,8 +33,7 @@ from caraml.power.store import ROW
 from caraml.results.record import Fingerprint, Record
 from caraml.results.rows import write_table
 from caraml.suite.model import Point, Precision
-from caraml.system.detect import detect
-from caraml.system.environment import environment
+from caraml.system.detect import detect, environment
 from caraml.system.model import System
 
 FINGERPRINT_STEP = 4
