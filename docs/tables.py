@@ -142,7 +142,7 @@ def plain(docstring: str | None) -> str:
 
 def metrics() -> str:
     """Every metric: name, unit, which direction is better, definition, and what an energy is computed from."""
-    from caraml.metrics.definitions import METRICS
+    from caraml.metrics.model import METRICS
 
     rows = []
     for name, metric in METRICS.items():

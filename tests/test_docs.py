@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from caraml.base.errors import ExitCode
 from caraml.cli import app
-from caraml.metrics.definitions import METRICS
+from caraml.metrics.model import METRICS
 from caraml.results.record import Record
 from caraml.results.rows import read_table
 from caraml.results.store import Store

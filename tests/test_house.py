@@ -118,25 +118,25 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_037,
+    "analysis": 4_033,
     "base": 2_807,
-    "campaign": 1_802,
+    "campaign": 1_801,
     "cli": 1_684,
     "data": 810,
     "engine": 4_448,
     "launch": 1_763,
-    "metrics": 1_499,
+    "metrics": 982,
     "power": 4_754,
     "reference": 430,
-    "report": 4_895,
+    "report": 4_967,
     "results": 3_173,
     "suite": 2_709,
     "system": 3_479,
     "verify": 1_029,
-    "worker": 2_057,
-    "workloads": 8_813,
+    "worker": 2_053,
+    "workloads": 8_903,
 }
-FILES = 213
+FILES = 210
 
 
 def test_no_room_outgrows_its_lines() -> None:

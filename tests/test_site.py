@@ -19,8 +19,7 @@ from pydantic import BaseModel
 from caraml.base.errors import ExitCode
 from caraml.cli.app import app
 from caraml.launch import Job
-from caraml.metrics.definitions import METRICS
-from caraml.metrics.model import Bandwidth, Facts, Metric, OwnMetric, Peak, Phase, Window
+from caraml.metrics.model import METRICS, Bandwidth, Facts, Metric, OwnMetric, Peak, Phase, Window
 from caraml.power.model import BLOCKING, ENERGY_FLAGS, Channel
 from caraml.power.source import SourceEntry
 from caraml.results.record import FLAGS, STATUSES, Costly, Fingerprint, Profile, Record

@@ -16,7 +16,7 @@ from caraml.base.stats import mean_interval, quantile_interval
 from caraml.engine.control import judge, look, seen, steps_until_next_look, warm_up_over
 from caraml.engine.device import CudaDevice
 from caraml.metrics.model import Metric, Peak
-from caraml.metrics.roofline import over
+from caraml.metrics.window import over
 from caraml.suite.model import Measure
 
 DEFAULT = Measure()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from caraml.base.errors import unknown_name
-from caraml.metrics.definitions import METRICS
+from caraml.metrics.model import METRICS
 
 PUBLISHED: dict[str, tuple[str, str]] = {
     "accumulation_steps": ("1", "Micro-batches per replica and weight update."),

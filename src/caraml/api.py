@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from caraml.analysis.table import COLUMNS, Scalar, Steps, Trace, fill_raw, named_in, raw_files, read_power, read_steps, rows, units
 from caraml.base.errors import EnvironmentUnfitError, InputError, unknown_name
-from caraml.metrics.definitions import METRICS, own_names
-from caraml.metrics.model import Metric
+from caraml.metrics.model import METRICS, Metric, own_names
 from caraml.power.result import energy_frame, need_tables, power_frame, write_hdf5
 from caraml.results.record import Record
 from caraml.results.selector import Selection, select
@@ -59,7 +58,7 @@ class Result:
         return self.store.folder(self.record)
 
     def value(self, metric: str) -> float | None:
-        """Value of a metric in the unit of :mod:`caraml.metrics.definitions`, or ``None`` if it is missing or unknown. Raises
+        """Value of a metric in the unit of :mod:`caraml.metrics.model`, or ``None`` if it is missing or unknown. Raises
         ``InputError`` for a name that no metric and no program's number in the results loaded with it has."""
         asked = self.point.params.get("metrics")
         known = {*METRICS, *self.record.metrics, *self.others, *(asked if isinstance(asked, dict) else ())}

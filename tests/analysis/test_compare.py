@@ -18,8 +18,7 @@ from caraml.analysis.estimate import POWER, is_known_kind, smallest_change
 from caraml.analysis.grouping import axes, names
 from caraml.analysis.select import Side
 from caraml.base.errors import InputError, UnknownNameError
-from caraml.metrics.definitions import METRICS
-from caraml.metrics.model import Metric, OwnMetric
+from caraml.metrics.model import METRICS, Metric, OwnMetric
 from caraml.report.comparison import comparison_sections
 from caraml.results.record import Record
 from caraml.suite.model import Placement

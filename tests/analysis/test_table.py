@@ -12,9 +12,8 @@ from record_factory import NO_SENSOR, broken_record, full_store, make_point, mak
 
 from caraml.analysis import table
 from caraml.base.errors import InputError
-from caraml.metrics.definitions import METRICS
 from caraml.metrics.energy import ENERGY_METRICS
-from caraml.metrics.model import Metric
+from caraml.metrics.model import METRICS, Metric
 from caraml.results.store import Store
 
 

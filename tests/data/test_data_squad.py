@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from caraml.base.errors import InputError
-from caraml.metrics.quality import answer_quality
+from caraml.workloads.question_answering import answer_quality
 from caraml.workloads.question_answering.data import (
     LONGEST_ANSWER,
     Question,

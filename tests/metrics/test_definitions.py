@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from caraml.base.errors import UnknownNameError
 from caraml.base.format import count, human, percent, significant
-from caraml.metrics.definitions import METRICS, check_stated, definition_of, see_known, title_of, unit_of
-from caraml.metrics.model import Metric, OwnMetric, StatedMetric
+from caraml.metrics import model
+from caraml.metrics.model import METRICS, Metric, OwnMetric, StatedMetric, check_stated, definition_of, see_known, title_of, unit_of
 from caraml.results.record import Record
 from tests.report.record_factory import make_record
 
@@ -48,9 +50,17 @@ def test_percent() -> None:
     assert percent(None) == "–"
 
 
+UNITS = {"1", "s", "J", "W", "Wh", "VA", "VAh", "B", "FLOP", "dB", "bit", "pixel", "{item}"}
+"""What units are made of, as products (``J s``) and quotients (``FLOP/s``)."""
+
+
 def test_every_metric_has_its_words() -> None:
     for name, definition in METRICS.items():
-        assert definition.title and definition.unit and definition.definition.endswith("."), name
+        assert definition.title and definition.definition.endswith(".") and "  " not in definition.definition, name
+        assert {*re.split("[ /]", definition.unit)} <= UNITS, f"{name}: {definition.unit} is spelt wrongly, or UNITS lacks a part of it"
+        assert definition.better != "unknown", f"{name}: of CARAML's own metrics it is known which direction is better"
+    text = Path(model.__file__).with_name("metrics.toml").read_text(encoding="utf-8")
+    assert len(METRICS) == text.count("title = "), "a name stands under two headings"
     assert unit_of("energy_per_item", "token") == "J/token"
     assert title_of("items_per_watt_hour", "image") == "images per Wh"
 
@@ -74,7 +84,7 @@ def own(unit: str = "GB/s", better: str | None = "higher") -> Record:
 )
 def test_own_metrics_are_what_their_records_say(records: list[Record], unit: str, better: str, words: str, source: str) -> None:
     found = definition_of("triad", records)
-    assert (found.title, found.unit, found.better, found.of(records[0])) == ("triad", unit, better, source) and words in found.definition
+    assert (found.title, found.unit, found.better, found.source) == ("triad", unit, better, source) and words in found.definition
     assert definition_of("throughput", records) is METRICS["throughput"]
     see_known("triad", records)
     with pytest.raises(UnknownNameError, match="unknown metric 'traid'") as refused:

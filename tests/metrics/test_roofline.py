@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from caraml.metrics.model import Bandwidth, Facts, Metric, Peak, Window
-from caraml.metrics.roofline import LIMIT_METRICS, bandwidth_of, fed_bandwidth, limit_flags, limits, peak_of
+from caraml.metrics.window import LIMIT_METRICS, bandwidth_of, fed_bandwidth, limit_flags, limits, peak_of
 from caraml.system.limits import Look
 from tests.system.test_system_limits import limit
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from caraml.metrics.definitions import METRICS, unit_of
-from caraml.metrics.model import Facts, Measured, Phase, Window
+from caraml.metrics.model import METRICS, Facts, Measured, Phase, Window, unit_of
 from caraml.metrics.run import run_metrics, whole_run
 from caraml.power.model import BoundaryEnergy, ChannelEnergy, WindowEnergy
 from tests.report.record_factory import make_point

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from caraml.base.stats import quantile_interval
-from caraml.metrics.definitions import METRICS, unit_of
 from caraml.metrics.energy import ENERGY_METRICS, powers
-from caraml.metrics.model import Facts, Measured, Metric, Peak, Window
-from caraml.metrics.roofline import limit_flags, over
-from caraml.metrics.window import at_mean_items, derive
+from caraml.metrics.model import METRICS, Facts, Measured, Metric, Peak, Window, unit_of
+from caraml.metrics.window import at_mean_items, derive, limit_flags, over
 from caraml.power.model import BoundaryEnergy, WindowEnergy
 from caraml.results.record import Record
 from tests.report.record_factory import make_point, make_record

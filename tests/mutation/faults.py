@@ -37,7 +37,7 @@ T_PARITY = "tests/engine/parallel/test_parity.py"
 T_DROPOUT = "tests/engine/test_dropout.py"
 T_MATMUL = "tests/engine/test_matmul.py"
 T_GRAPH = "tests/engine/test_graph.py"
-KERNELS, PROBE, LIMITS, ROOFLINE = "system/kernels.py", "system/probe.py", "system/limits.py", "metrics/roofline.py"
+KERNELS, PROBE, LIMITS = "system/kernels.py", "system/probe.py", "system/limits.py"
 WATCHDOG = "engine/watchdog.py"
 T_PROBE, T_LIMITS, T_THROTTLE = (f"tests/system/test_system_{name}.py" for name in ("probe", "limits", "throttle"))
 T_ROOF, T_DOG, T_ERRORS, T_KNOBS = (
@@ -520,7 +520,7 @@ FAULTS = [
     ),
     Fault(
         "MFU of all devices over one device's peak",
-        ROOFLINE,
+        METRICS,
         "facts.flops_per_item * window.items / measured.point.world",
         "facts.flops_per_item * window.items",
         (T_METRICS,),
@@ -542,7 +542,7 @@ FAULTS = [
     ),
     Fault(
         "ends of the rate's interval swapped",
-        ROOFLINE,
+        METRICS,
         "low=value / (1 + relative), high=value / (1 - relative)",
         "low=value / (1 - relative), high=value / (1 + relative)",
         (T_METRICS,),
@@ -676,20 +676,20 @@ FAULTS = [
     Fault("the limit of other threads", LIMITS, "on_cpus = (torch.get_num_threads(), processes,", "on_cpus = (processes,", (T_LIMITS,)),
     Fault(
         "a rate above its limit is not flagged",
-        ROOFLINE,
+        METRICS,
         "(metrics[name].value or 0.0) > 1 for",
         "(metrics[name].value or 0.0) > 1e9 for",
         (T_ROOF,),
     ),
     Fault(
         "a rate above its limit is hidden",
-        ROOFLINE,
+        METRICS,
         "value, downs, ups = rate.value / limit,",
         "value, downs, ups = min(rate.value / limit, 1.0),",
         (T_ROOF,),
     ),
-    Fault("a probe has no error", ROOFLINE, "and one.value and one.low and one.high:", "and False:", (T_METRICS,)),
-    Fault("everything comes from the cache", ROOFLINE, "share = facts.cached_traffic_share or 0.0", "share = 1.0", (T_ROOF,)),
+    Fault("a probe has no error", METRICS, "and one.value and one.low and one.high:", "and False:", (T_METRICS,)),
+    Fault("everything comes from the cache", METRICS, "share = facts.cached_traffic_share or 0.0", "share = 1.0", (T_ROOF,)),
     Fault(
         "a cache holds any kernel's data",
         "workloads/flops.py",
@@ -910,17 +910,17 @@ FAULTS = [
     ),
     Fault(
         "a repeated word of an answer is right each time",
-        "metrics/quality.py",
+        "workloads/question_answering/__init__.py",
         "(Counter(words) & Counter(true_words)).total()",
         "sum(word in true_words for word in words)",
-        ("tests/metrics/test_quality.py::test_overlap_of_words",),
+        ("tests/workloads/test_quality.py::test_overlap_of_words",),
     ),
     Fault(
         "luminance counts at every scale of an image",
-        "metrics/quality.py",
+        "workloads/image_compression/training.py",
         "(whole if number == len(weights) else structure)",
         "whole",
-        ("tests/metrics/test_quality.py::test_structural_similarity_is_that_of_the_formulas",),
+        ("tests/workloads/test_quality.py::test_structural_similarity_is_that_of_the_formulas",),
     ),
     Fault(
         "an answer in the question",

@@ -10,7 +10,7 @@ from spans import span_of
 from vocabulary import PUBLISHED, unit_fits
 
 from caraml.base.errors import InputError
-from caraml.metrics.definitions import METRICS
+from caraml.metrics.model import METRICS
 from caraml.reference import FIELDS, SOURCES, load, parse, paths, select
 from caraml.workloads import WORKLOADS
 

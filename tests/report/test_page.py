@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from record_factory import HOSTILE, NO_SENSOR, UNICODE, broken_record, full_store, make_point, make_record, save
 
-from caraml.metrics.definitions import METRICS
-from caraml.metrics.model import Metric
+from caraml.metrics.model import METRICS, Metric
 from caraml.report.document import HEADLINE, findings, headline, markdown
 from caraml.report.grouping import repeated
 from caraml.report.page import page, unpack, write_report

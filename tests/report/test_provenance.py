@@ -11,8 +11,7 @@ import pytest
 from record_factory import make_record
 
 from caraml import power
-from caraml.metrics.definitions import METRICS
-from caraml.metrics.model import Metric
+from caraml.metrics.model import METRICS, Metric
 from caraml.power.model import BLOCKING, ENERGY_FLAGS
 from caraml.report.numbers import flag_meaning, flag_text, source, window_text
 from caraml.results.record import FLAGS

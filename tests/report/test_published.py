@@ -12,8 +12,7 @@ from record_factory import broken_record, make_point, make_record
 
 from caraml.base.chart import standalone
 from caraml.campaign.machine import machine_of
-from caraml.metrics.definitions import METRICS
-from caraml.metrics.model import Metric
+from caraml.metrics.model import METRICS, Metric
 from caraml.reference import SHORT
 from caraml.reference.figures import Experiment, PublishedFigure, drawn_names, experiments, published_figures
 from caraml.report.published import beside, draw

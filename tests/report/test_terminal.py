@@ -11,8 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from caraml.analysis.run_variation import INTERVAL
-from caraml.metrics.definitions import METRICS
-from caraml.metrics.model import Metric, OwnMetric
+from caraml.metrics.model import METRICS, Metric, OwnMetric
 from caraml.report.document import HEADLINE, result_rows
 from caraml.report.grouping import repeated
 from caraml.report.numbers import written

@@ -25,7 +25,7 @@ from caraml.campaign.program import Sensors, ran
 from caraml.campaign.runner import run_campaign
 from caraml.engine.instruments import CpuTime
 from caraml.launch.launchers import LocalLauncher
-from caraml.metrics.definitions import definition_of
+from caraml.metrics.model import definition_of
 from caraml.power.signals import Constant
 from caraml.report.grouping import unknown_energy
 from caraml.report.numbers import source, written

@@ -22,9 +22,7 @@ from caraml.engine.afterwards import validate
 from caraml.engine.ranks import Ranks
 from caraml.engine.step import make_step
 from caraml.engine.steps import RankSummary, StepTable
-from caraml.metrics.definitions import METRICS
-from caraml.metrics.model import Metric, Peak, StatedMetric, unknown
-from caraml.metrics.quality import image_quality
+from caraml.metrics.model import METRICS, Metric, Peak, StatedMetric, unknown
 from caraml.results.rows import read_table
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Measure, Point
@@ -37,6 +35,7 @@ from caraml.workloads.image_classification import _network, flops_per_image, goy
 from caraml.workloads.image_classification.packed import pack_images
 from caraml.workloads.image_classification.store import generate_image_folder
 from caraml.workloads.image_compression import Params as CompressionParams
+from caraml.workloads.image_compression.training import image_quality
 from caraml.workloads.question_answering import Params as QuestionParams
 from caraml.workloads.question_answering import flops_per_item
 from caraml.workloads.question_answering.data import generate_squad
@@ -323,7 +322,7 @@ def test_quality_that_cannot_be_measured_has_the_reason(tmp_path: Path, make_poi
 
     task.quality = Quality(("psnr",), fails)
     probed = Peak(value=None, dtype="fp32", reason="not probed")
-    known = worker._known = Known(tmp_path, worker.point, task.facts, 0.0, "", probed, quality=unknown(METRICS, ["psnr"], "not yet"))
+    known = worker._known = Known(tmp_path, worker.point, task.facts, 0.0, "", probed, quality=unknown(["psnr"], "not yet"))
     worker._validate_and_save(task, torch.device("cpu"), RankSummary(0.0, 1.0, StepTable(), [], 0.0, 0.0, 0, []), Ranks())
     assert known.validation_loss is not None
     assert known.quality["psnr"].value is None and "no room for the windows" in (known.quality["psnr"].reason or "")

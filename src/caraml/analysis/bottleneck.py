@@ -21,7 +21,7 @@ from typing import Literal
 
 from caraml.analysis.grouping import axes_of, counting, same_work, unstated_size, without
 from caraml.base.format import count
-from caraml.metrics.roofline import fed_bandwidth
+from caraml.metrics.window import fed_bandwidth
 from caraml.results.record import Record
 
 Part = Literal["input", "communication", "compute", "memory and overhead"]

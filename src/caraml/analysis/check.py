@@ -25,7 +25,7 @@ from caraml.analysis.grouping import Difference, compare_facts, valid
 from caraml.analysis.run_variation import ratios
 from caraml.base.errors import ExitCode
 from caraml.base.stats import holm
-from caraml.metrics.definitions import METRICS, title_of
+from caraml.metrics.model import METRICS, title_of
 from caraml.power.model import METHOD_VERSION
 from caraml.results.record import Record
 

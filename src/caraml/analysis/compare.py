@@ -25,8 +25,7 @@ from caraml.analysis.select import Side
 from caraml.base.errors import InputError
 from caraml.base.format import count
 from caraml.base.stats import holm
-from caraml.metrics.definitions import METRICS, definition_of, own_names, see_known
-from caraml.metrics.model import Direction
+from caraml.metrics.model import METRICS, Direction, definition_of, own_names, see_known
 from caraml.results.record import Record
 from caraml.suite.model import NOT_STATED, OF_EPOCHS
 

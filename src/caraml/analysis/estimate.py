@@ -21,8 +21,7 @@ from statistics import fmean, variance
 import numpy as np
 
 from caraml.base.stats import t_critical, t_tail
-from caraml.metrics.definitions import METRICS
-from caraml.metrics.model import Metric
+from caraml.metrics.model import METRICS, Metric
 from caraml.results.record import Record
 
 CONFIDENCE = 0.95

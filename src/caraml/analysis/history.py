@@ -28,8 +28,7 @@ from caraml.analysis.estimate import SMALLEST_SD, UNKNOWN, Estimate, Value, star
 from caraml.analysis.grouping import Difference, axes_of, compare_facts, facts, grouped, names, run_of, told_apart, valid, without
 from caraml.analysis.run_variation import mean_of
 from caraml.base.errors import InputError
-from caraml.metrics.definitions import definition_of, see_known
-from caraml.metrics.model import Direction
+from caraml.metrics.model import Direction, definition_of, see_known
 from caraml.results.record import Record
 from caraml.results.store import RECORD, read_record
 from caraml.suite.model import NOT_STATED

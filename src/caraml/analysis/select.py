@@ -17,8 +17,7 @@ from pydantic import JsonValue
 
 from caraml.analysis.estimate import SMALLEST_SD
 from caraml.base.errors import InputError
-from caraml.metrics.definitions import METRICS
-from caraml.metrics.model import Metric
+from caraml.metrics.model import METRICS, Metric
 from caraml.reference import SOURCES, Reference
 from caraml.reference import select as select_rows
 from caraml.results.record import Record

@@ -27,7 +27,7 @@ import numpy as np
 from caraml.base.errors import InputError
 from caraml.base.format import count, printable
 from caraml.base.limits import CHANNEL_NAME, CHANNELS, FLAGS, RANK_ROWS, ROWS, ROWS_SCANNED, STEPS, database, reading, table, too_large
-from caraml.metrics.definitions import unit_of
+from caraml.metrics.model import unit_of
 from caraml.reference import FIELDS, paths
 from caraml.results.rows import COLUMNS, NUMBERS, Scalar, fill, fill_from_parquet, row_of
 from caraml.results.store import Store

@@ -18,9 +18,8 @@ from caraml.campaign.program import Sensors, filled_command, references, script
 from caraml.engine.instruments import BUSY_SHARE, NO_SHARE, CpuTime, cpu_time_of_children, share_of_others
 from caraml.launch import Job, JobState, Launcher
 from caraml.launch.script import SCRIPT, Recipe
-from caraml.metrics.definitions import unit_of
-from caraml.metrics.energy import ENERGY_METRICS, POWER_METRICS
-from caraml.metrics.model import Metric
+from caraml.metrics.energy import ENERGY_METRICS, NO_ENERGY, POWER_METRICS
+from caraml.metrics.model import Metric, unit_of
 from caraml.results import claim
 from caraml.results.finish import finish, reason_of, skipped
 from caraml.results.record import FINAL, Record, Status
@@ -30,7 +29,7 @@ from caraml.suite.expand import PlannedPoint
 from caraml.suite.model import Point
 from caraml.system.variables import PROGRAM, SITE, behind, concealed, forget, hand_over, is_reference, missing, of_caller
 from caraml.worker.command import COMMAND, Command, peak_memory
-from caraml.worker.command_record import NO_ENERGY, Ran, names_of, once, record_of_run
+from caraml.worker.command_record import Ran, names_of, once, record_of_run
 from caraml.workloads.command import Params, filled
 
 _VISIBLE_SECONDS = 10.0

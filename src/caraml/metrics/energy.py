@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from caraml.base.format import JOULES_PER_WATT_HOUR, human
-from caraml.metrics.model import Metric, MetricDefinition, Window, scaled, unknown
+from caraml.metrics.model import Metric, Window, scaled, unknown
 from caraml.power.model import HEADLINES, BoundaryEnergy, WindowEnergy
 
 if TYPE_CHECKING:
@@ -17,58 +16,13 @@ ENERGY_METRICS = (
     "energy", "energy_net", "energy_per_item", "items_per_watt_hour", "mean_power", "idle_power", "energy_time_product", _PER_NODE
 )  # fmt: skip
 """Numbers of the window's headline energy; without a sensor each is null with the same reason."""
+NO_ENERGY = "not asked for: `energy = false`"
+"""Why a program has no energy whose suite wants none."""
 APPARENT_METRICS = ("node_apparent_energy", "node_mean_apparent_power", "node_max_apparent_power", "power_factor")
 POWER_METRICS = ("max_device_power", "max_aggregate_power", "aggregate_power", "device_energy", "node_energy", *APPARENT_METRICS)
 """What :func:`powers` gives."""
 NODE = ("node_dc", "node_ac")
 """Boundaries of whole nodes, in the order in which they are taken."""
-
-_sensed = partial(MetricDefinition, sensor=True)
-
-DEFINITIONS: dict[str, MetricDefinition] = {
-    "energy": _sensed("Energy", "J", "lower", "Energy in exactly the window of the throughput, within the stated boundary."),
-    "energy_net": _sensed("Net energy", "J", "lower", "Energy less idle power times window time."),
-    "energy_per_item": _sensed("Energy per {item}", "J/{item}", "lower", "Energy of the window divided by the items of the window."),
-    "items_per_watt_hour": _sensed("{item}s per Wh", "{item}/Wh", "higher", "Items of the window divided by its energy in watt-hours."),
-    "mean_power": _sensed("Mean power", "W", "lower", "Energy of the window divided by its wall time."),
-    "idle_power": _sensed("Idle power", "W", "lower", "Mean power of the same channels before the work and after it."),
-    "energy_time_product": _sensed(
-        "Energy-delay product", "J s", "lower", "Energy of the window times its wall time; of published rows, MAELSTROM's Action."
-    ),
-    "max_device_power": _sensed("Max device power", "W", "lower", "Highest power of any one device in the window."),
-    "max_aggregate_power": _sensed(
-        "Max aggregate power", "W", "lower", "Sum of the devices' highest powers in the window; they need not have come together."
-    ),
-    "aggregate_power": _sensed("Aggregate power", "W", "lower", "Mean power of all devices together in the window."),
-    "device_energy": _sensed("Device energy", "J", "lower", "Energy of all devices in the window."),
-    "node_energy": _sensed("Node energy", "J", "lower", "Energy of the whole node in the window, where a sensor measures it."),
-    _PER_NODE: _sensed(
-        "Node energy per {item}",
-        "J/{item}",
-        "lower",
-        "Energy of the whole nodes in the window divided by its items. Comparisons show it where no sensor knows the devices' energy.",
-    ),
-    "node_apparent_energy": _sensed(
-        "Apparent energy",
-        "VAh",
-        "lower",
-        "Integral of the whole node's apparent power over the window, where its supply measures it. It is never added to an energy.",
-    ),
-    "node_mean_apparent_power": _sensed(
-        "Apparent power",
-        "VA",
-        "lower",
-        "Mean apparent power of the whole node in the window, where its supply measures it: what supply and wiring must carry.",
-    ),
-    "node_max_apparent_power": _sensed("Max apparent power", "VA", "lower", "Highest apparent power of the whole node in the window."),
-    "power_factor": _sensed("Power factor", "1", "higher", "Mean power of the whole node divided by its mean apparent power."),
-    "energy_per_epoch": _sensed(
-        "Energy per epoch", "Wh", "lower", "Energy per item times the items of a nominal epoch, such as ImageNet's 1,281,167 images."
-    ),
-    "energy_per_epoch_per_device": _sensed(
-        "Epoch energy, per device", "Wh", "lower", "Energy of a nominal epoch divided by the number of devices that share it."
-    ),
-}
 
 
 def joules(energy: WindowEnergy | None, *boundaries: str) -> Metric:
@@ -98,7 +52,7 @@ def energies(
     total = joules(energy, *HEADLINES)
     nodes = {_PER_NODE: _noisy(scaled(joules(energy, *NODE), 1 / window.items, f"J/{item}"), interval)}
     if energy is None or total.value is None or total.scope is None:
-        return {**unknown(DEFINITIONS, ENERGY_METRICS, total.reason, item=item, scope=total.scope), **nodes}
+        return {**unknown(ENERGY_METRICS, total.reason, item=item, scope=total.scope), **nodes}
     per_item = _noisy(scaled(total, 1 / window.items, f"J/{item}"), interval)
     metrics = {
         "energy": total,
@@ -115,7 +69,7 @@ def _idle(total: Metric, boundary: BoundaryEnergy, window: Window, scope: str, i
     if idle is None or baseline is None or baseline.energy_j is None or boundary.energy_j is None or not baseline.valid:
         why = "the idle baseline is not valid" if baseline and baseline.energy_j is not None else "no idle baseline was measured"
         reason = (baseline.reason if baseline is not None else None) or why
-        return unknown(DEFINITIONS, ("idle_power", "energy_net"), reason, scope=scope)
+        return unknown(("idle_power", "energy_net"), reason, scope=scope)
     seconds = idle.end - idle.start
     error = None if baseline.bound_j is None else baseline.bound_j / seconds
     watts = baseline.energy_j / seconds
@@ -159,7 +113,7 @@ def powers(energy: WindowEnergy | None) -> dict[str, Metric]:
     """Highest power of one device and of all together, and the energies of devices and node, side by side."""
     devices, node = joules(energy, "device"), joules(energy, *NODE)
     if energy is None or devices.value is None:
-        found = unknown(DEFINITIONS, ("max_device_power", "max_aggregate_power", "aggregate_power"), devices.reason, scope="device")
+        found = unknown(("max_device_power", "max_aggregate_power", "aggregate_power"), devices.reason, scope="device")
     else:
         device = energy.boundaries["device"]
         peaks = [channel.peak_w for channel in energy.channels if channel.boundary == "device" and channel.peak_w is not None]
@@ -177,7 +131,7 @@ def _apparent(energy: WindowEnergy | None, node: Metric) -> dict[str, Metric]:
     if energy is None or found is None or found.mean_va is None:
         why = found.va_reason if found is not None else None
         why = why or (node.reason if node.value is None else "the node's sensor gives watts only")
-        return unknown(DEFINITIONS, APPARENT_METRICS, why, scope="node_ac")
+        return unknown(APPARENT_METRICS, why, scope="node_ac")
     doubt = f"not valid: {found.reason}" if found.energy_j is not None and not found.valid else None
     mean = Metric(value=found.mean_va, unit="VA", bound=found.bound_va, scope="node_ac", reason=doubt)
     return {

@@ -1,13 +1,21 @@
-"""What a metric is, and what metrics are made of: the window, the facts about the work, the limits of the device."""
+"""What a metric is and what metrics are made of: the window, the facts about the work, the limits of the device. And all metrics by name,
+as tables, the HTML page, ``caraml show`` and the docs take them, so that a number reads the same everywhere.
+
+Those that only a program or a plug-in has are defined by the records that have them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import AfterValidator, Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue, TypeAdapter
 
+from caraml.base.errors import unknown_name
 from caraml.base.toml import FrozenModel
 from caraml.suite.model import Mode, Point
 
@@ -210,49 +218,97 @@ class Measured:
 
 
 class DescribedRun(Protocol):
-    """What the source of a number is told from: a record."""
+    """What says of its metrics what they are: a record."""
 
-    @property
-    def point(self) -> Point: ...
-    @property
-    def item(self) -> str: ...
-    @property
-    def window(self) -> Window | None: ...
-    @property
-    def facts(self) -> Facts | None: ...
     @property
     def metrics(self) -> Mapping[str, Metric]: ...
     @property
     def definitions(self) -> Mapping[str, OwnMetric]: ...
-    @property
-    def files(self) -> Mapping[str, str]: ...
-    @property
-    def peak_datasheet(self) -> Peak | None: ...
-    @property
-    def peak_measured(self) -> Peak | None: ...
-    @property
-    def bandwidth_measured(self) -> Bandwidth | None: ...
-    @property
-    def cache_measured(self) -> Bandwidth | None: ...
 
 
-@dataclass(frozen=True)
-class MetricDefinition:
+class MetricDefinition(FrozenModel):
     """What a metric's name means. In ``title``, ``unit`` and ``definition``, ``{item}`` stands for what the workload counts."""
 
     title: str
     unit: str
     better: Direction
     definition: str
-    source: str | Callable[[DescribedRun], str] = ""
-    """The formula or the measurement behind the number, with the figures of a run, where the definition does not say it already."""
+    source: str = ""
+    """The formula or the measurement behind the number, where the definition does not say it already."""
     sensor: bool = False
     """Whether it needs a power sensor, which then is named after the ``source``."""
     shown: Literal["plain", "percent", "count"] = "plain"
 
-    def of(self, run: DescribedRun) -> str:
-        """The source of the number of a run."""
-        return self.source if isinstance(self.source, str) else self.source(run)
+
+_KINDS = TypeAdapter(dict[str, dict[str, MetricDefinition]]).validate_python(
+    tomllib.loads((files("caraml.metrics") / "metrics.toml").read_text(encoding="utf-8"))
+)
+METRICS: dict[str, MetricDefinition] = {name: one for kind in _KINDS.values() for name, one in kind.items()}
+QUALITY = tuple(_KINDS["quality"])
+"""Those that a workload measures on held-out data, where it has them."""
+_BETTER = {
+    "higher": "Higher is better.",
+    "lower": "Lower is better.",
+    "neither": "Neither direction is better.",
+    "unknown": "Direction unknown: nobody said which is better, or not everybody the same.",
+}
+
+
+def unit_of(metric: str, item: str = "item") -> str:
+    """Unit of a metric for a workload that counts ``item``."""
+    return METRICS[metric].unit.format(item=item)
+
+
+def title_of(metric: str, item: str = "item") -> str:
+    """Heading of a metric for a workload that counts ``item``; the name itself of one that CARAML does not define."""
+    return METRICS[metric].title.format(item=item) if metric in METRICS else metric
+
+
+def definition_of(name: str, records: Iterable[DescribedRun]) -> MetricDefinition:
+    """What a metric's name means: in CARAML, else as the records say that have it. Where these contradict each other, its unit names
+    all units, and its direction is unknown."""
+    if name in METRICS:
+        return METRICS[name]
+    having = [record for record in records if name in record.metrics]
+    said = [record.definitions[name] for record in having if name in record.definitions]
+    units = list(dict.fromkeys(record.metrics[name].unit for record in having))
+    directions = {one.better for one in said} - {"unknown"}
+    better = directions.pop() if len(directions) == 1 else "unknown"
+    words = [*dict.fromkeys(f"{one.definition.rstrip('.')}." for one in said if one.definition), _BETTER[better]]
+    words += [f"It has different units, and only numbers of one unit are averaged or compared: {', '.join(units)}."] * (len(units) > 1)
+    words = words if said or len(units) > 1 else ["This version of CARAML has no definition of this metric, and neither has the record."]
+    source = " or ".join(dict.fromkeys(one.source for one in said)) or "not described"
+    return MetricDefinition(title=name, unit=" or ".join(units), better=better, definition=" ".join(words), source=source)
+
+
+def own_names(records: Iterable[DescribedRun]) -> list[str]:
+    """Metrics of the records that CARAML does not define."""
+    return list(dict.fromkeys(name for record in records for name in record.metrics if name not in METRICS))
+
+
+def see_known(name: str, records: Iterable[DescribedRun]) -> None:
+    """Raise ``InputError``, with the nearest spelling, for a metric that neither CARAML nor one of the records has."""
+    if name not in METRICS and name not in (own := own_names(records)):
+        raise unknown_name("metric", name, [*METRICS, *own])
+
+
+def own_definitions(stated: Mapping[str, StatedMetric], source: str) -> dict[str, OwnMetric]:
+    """What a record keeps of the metrics that CARAML does not define."""
+    own = {name: one for name, one in stated.items() if name not in METRICS}
+    return {name: OwnMetric(unit=one.unit, better=one.better, definition=one.definition, source=source) for name, one in own.items()}
+
+
+def check_stated(stated: Mapping[str, StatedMetric], item: str = "item") -> None:
+    """Raise ``ValueError`` for a name that is none, and for one of CARAML's own metrics with another unit, direction or definition."""
+    for name, one in stated.items():
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+            raise ValueError(f"names of small letters, digits and underscores, but found {name!r}")
+        if name not in METRICS:
+            continue
+        if one.unit != unit_of(name, item):
+            raise ValueError(f"unit {unit_of(name, item)!r} for the metric {name!r}, but found {one.unit!r}")
+        if one.better not in ("unknown", METRICS[name].better) or one.definition:
+            raise ValueError(f"another name: {name!r} is CARAML's {METRICS[name].title!r}, of which {METRICS[name].better} is better")
 
 
 def steps_per_epoch(facts: Facts, point: Point) -> int | None:
@@ -268,13 +324,7 @@ def scaled(metric: Metric, factor: float, unit: str) -> Metric:
     return metric.model_copy(update={"value": metric.value * factor, "unit": unit, **ends})
 
 
-def unknown(definitions: Mapping[str, MetricDefinition], names: Iterable[str], reason: str | None, **more: Any) -> dict[str, Metric]:
+def unknown(names: Iterable[str], reason: str | None, **more: Any) -> dict[str, Metric]:
     """These metrics without a number, and why; ``more``: ``scope``, or the ``item`` of their units."""
     item = more.pop("item", "item")
-    return {name: Metric(value=None, unit=definitions[name].unit.format(item=item), reason=reason, **more) for name in names}
-
-
-def step_table(run: DescribedRun) -> str:
-    """The source of metrics that are made of the window's single steps."""
-    timer = "a chain of device events, read after the window" if run.point.device_class == "gpu" else "the monotonic clock around each step"
-    return f"{run.files.get('steps', 'step table')}, phase measure, slowest rank of each step; timed by {timer}"
+    return {name: Metric(value=None, unit=unit_of(name, item), reason=reason, **more) for name in names}

@@ -1,116 +1,27 @@
 """Metrics of a whole run rather than of its window, as the MAELSTROM report (deliverable D3.7, section 3) lists them for an application;
-and of its epochs: EPICURE's three times (section 5.2), PEARC '22's first and later epochs (Table 1), time and energy to a quality."""
+of its epochs: EPICURE's three times (section 5.2), PEARC '22's first and later epochs (Table 1), time and energy to a quality; and how good
+its model is on held-out data."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median, stdev
+from statistics import fmean, median, stdev
+from typing import Any
 
 from caraml.base.format import count
 from caraml.base.stats import t_critical
 from caraml.metrics.energy import NODE, joules, powers
-from caraml.metrics.model import Epoch, Measured, Metric, MetricDefinition, Phase, scaled, step_table, steps_per_epoch, unknown
+from caraml.metrics.model import METRICS, Epoch, Measured, Metric, Phase, scaled, steps_per_epoch, unit_of, unknown
 from caraml.metrics.window import NOT_TOLD
 from caraml.power.model import HEADLINES, WindowEnergy
 from caraml.suite.model import Point
 
 TRAINING_PHASES = ("first_step", "warm_up", "measure", "after")
+_Z = 1.959964
+"""Quantile of the normal distribution for 95 %."""
 INPUT_BOUND_SHARE = 0.1
 """Share of the window spent waiting for batches above which a run is input-bound: without the wait it would be 11 % faster or more."""
-
-DEFINITIONS: dict[str, MetricDefinition] = {
-    "runtime": MetricDefinition(
-        "Total runtime",
-        "s",
-        "neither",
-        "From the start of the worker until its model is saved, without idle baseline and probes; of a loop of your own, the loop; "
-        "of a command, the program's run.",
-    ),
-    "training_time": MetricDefinition("Training", "s", "neither", "All steps: the first one, warm-up and window."),
-    "loading_time": MetricDefinition(
-        "Loading", "s", "lower", "Preparing the input, and waiting for batches in all steps; the longest wait over ranks."
-    ),
-    "saving_time": MetricDefinition("Saving", "s", "lower", "Writing the model's weights until they are on the disk."),
-    "loading_share": MetricDefinition("Runtime loading", "1", "lower", "Loading time over total runtime.", shown="percent"),
-    "training_share": MetricDefinition(
-        "Runtime training", "1", "higher", "Training time less waits for batches, over total runtime.", shown="percent"
-    ),
-    "rest_share": MetricDefinition(
-        "Runtime rest", "1", "lower", "What is neither loading nor training, over total runtime.", shown="percent"
-    ),
-    "throughput_without_wait": MetricDefinition(
-        "Without input wait",
-        "{item}/s",
-        "higher",
-        "What the throughput would have been without waiting for batches; the run is input-bound where the wait is above 10 %.",
-        "throughput / (1 - data wait)",
-    ),
-    "staging_time": MetricDefinition("Staging", "s", "lower", "Bringing the data to storage of the node, before anything was timed."),
-    "loss_validation": MetricDefinition(
-        "Validation loss",
-        "1",
-        "lower",
-        "Mean loss per held-out sample, after the last step.",
-        "16 held-out batches at most; all of them in a run by epochs",
-    ),
-    "peak_host_memory": MetricDefinition(
-        "Peak host memory",
-        "B",
-        "lower",
-        "Highest resident set of one rank's process; on CPUs from the building of the model on, on GPUs of its whole life.",
-    ),
-    "slowest_rank": MetricDefinition("Slowest rank", "1", "neither", "The rank with the longest mean step in the window."),
-    "rank_imbalance": MetricDefinition(
-        "Rank imbalance",
-        "1",
-        "lower",
-        "By how much the slowest rank's mean step in the window is longer than that of the median rank. Ranks that wait for each other in "
-        "every step differ little.",
-        shown="percent",
-    ),
-    "run_time": MetricDefinition(
-        "Run",
-        "s",
-        "lower",
-        "From the first data until the model is saved, without idle baseline and probes; of a command, the program's run.",
-    ),
-    "run_energy": MetricDefinition("Run energy", "J", "lower", "Energy within the time of the run, of all nodes.", sensor=True),
-    "run_node_energy": MetricDefinition(
-        "Run energy, nodes", "J", "lower", "Energy of whole nodes within the time of the run.", sensor=True
-    ),
-    "action": MetricDefinition(
-        "Action", "J s", "lower", "Energy of whole nodes within the time of the run, times that time (D3.7).", sensor=True
-    ),
-    "epoch_time_mean": MetricDefinition(
-        "Mean epoch", "s", "lower", "Mean over the run's whole epochs; projected from the window if there was none, then said so."
-    ),
-    "epoch_time_min": MetricDefinition("Shortest epoch", "s", "lower", "Shortest of the run's whole epochs."),
-    "epoch_time_max": MetricDefinition("Longest epoch", "s", "lower", "Longest of the run's whole epochs."),
-    "epoch_time_first": MetricDefinition("First epoch", "s", "lower", "First epoch, with the first step and warm-up in it."),
-    "epoch_time": MetricDefinition("Epoch", "s", "lower", "The epoch that counts: training part and validation, the slowest rank's."),
-    "epoch_training_time": MetricDefinition("Epoch, training", "s", "lower", "Training part of the epoch that counts, the slowest rank's."),
-    "epoch_validation_time": MetricDefinition("Epoch, validation", "s", "lower", "Validation pass of the epoch that counts."),
-    "batch_time_median": MetricDefinition(
-        "Median batch", "s", "lower", "Median batch of the epoch that counts, without its first and its last batch.", step_table
-    ),
-    "throughput_first_epoch": MetricDefinition(
-        "Rate of first epoch", "{item}/s", "higher", "Items over time of the first epoch's training part, with compilation and start-up."
-    ),
-    "throughput_later_epochs": MetricDefinition(
-        "Rate of later epochs", "{item}/s", "higher", "Items over time of the training parts of all epochs after the first."
-    ),
-    "accuracy_validation": MetricDefinition(
-        "Accuracy", "1", "higher", "Share of all held-out samples answered right after the last epoch."
-    ),
-    "time_to_solution": MetricDefinition(
-        "Time to solution",
-        "s",
-        "lower",
-        "From the first step to the end of the last validation: of the epochs asked for, or until the quality asked for was reached.",
-    ),
-    "energy_to_solution": MetricDefinition("Energy to solution", "J", "lower", "Energy within the time to solution.", sensor=True),
-}
 
 
 def run_metrics(run: Measured, energy: WindowEnergy | None) -> dict[str, Metric]:
@@ -120,7 +31,7 @@ def run_metrics(run: Measured, energy: WindowEnergy | None) -> dict[str, Metric]
     validation = Metric(value=run.validation_loss, unit="1", reason=run.no_validation if run.validation_loss is None else None)
     wait, shares = run.whole_data_wait, ("loading_share", "training_share", "rest_share")
     if wait is None:
-        loads = unknown(DEFINITIONS, ("loading_time", *shares), NOT_TOLD)
+        loads = unknown(("loading_time", *shares), NOT_TOLD)
     else:
         loading, computing = _total(run.phases, ("data",)) + wait, training - wait
         parts = (loading, computing, run.runtime - loading - computing)
@@ -146,7 +57,7 @@ def whole_run(run: WindowEnergy | None) -> dict[str, Metric]:
     ``run`` goes from the first data until the model is saved. The interpreter's start, the idle baseline and the probes are not in it.
     """
     if run is None:
-        return unknown(DEFINITIONS, ("run_time", "run_energy", "run_node_energy", "action"), "energy was not measured")
+        return unknown(("run_time", "run_energy", "run_node_energy", "action"), "energy was not measured")
     node = joules(run, *NODE)
     return {
         "run_time": Metric(value=run.duration_s, unit="s"),
@@ -159,7 +70,7 @@ def whole_run(run: WindowEnergy | None) -> dict[str, Metric]:
 def rank_metrics(mean_steps: Sequence[float]) -> dict[str, Metric]:
     """The slowest of several ranks and by how much, from each rank's mean step in the window."""
     if len(mean_steps) < 2:
-        return unknown(DEFINITIONS, ("slowest_rank", "rank_imbalance"), "there is only one rank")
+        return unknown(("slowest_rank", "rank_imbalance"), "there is only one rank")
     longest = max(mean_steps)
     return {
         "slowest_rank": Metric(value=mean_steps.index(longest), unit="1"),
@@ -203,12 +114,12 @@ def whole_epochs(run: Measured) -> dict[str, Metric]:
     names = ("epoch_time_mean", "epoch_time_min", "epoch_time_max", "epoch_time_first")
     steps = steps_per_epoch(run.facts, run.point)
     if steps is None:
-        return unknown(DEFINITIONS, names, "the workload has no epochs")
+        return unknown(names, "the workload has no epochs")
     whole = len(run.steps) // steps
     if not whole:
         reason = f"the run had {len(run.steps)} of the {steps} steps of an epoch"
         projected = Metric(value=steps * run.window.seconds / run.window.steps, unit="s", reason=f"projected from the window: {reason}")
-        return {"epoch_time_mean": projected} | unknown(DEFINITIONS, names[1:], reason)
+        return {"epoch_time_mean": projected} | unknown(names[1:], reason)
     times = [sum(run.steps[index * steps : (index + 1) * steps]) for index in range(whole)]
     values = (sum(times) / whole, min(times), max(times), times[0])
     found = {name: Metric(value=value, unit="s", n=whole) for name, value in zip(names, values, strict=True)}
@@ -241,7 +152,7 @@ def _times(row: Epoch, which: str) -> dict[str, Metric]:
     """EPICURE's times of an epoch; unknown for one that was cut short, since its part is the time of nothing."""
     known = {"epoch_time": row.whole, "epoch_training_time": row.training, "epoch_validation_time": row.whole - row.training}
     if not row.entire:
-        return unknown(DEFINITIONS, known, _cut_short(row))
+        return unknown(known, _cut_short(row))
     found = {name: Metric(value=value, unit="s", reason=which) for name, value in known.items()}
     if row.loss is None:
         found["epoch_validation_time"] = Metric(value=None, unit="s", reason="the workload has no held-out data")
@@ -289,3 +200,24 @@ def _to_solution(run: Measured, energy: Metric) -> dict[str, Metric]:
         return {"time_to_solution": Metric(unit="s", **known), "energy_to_solution": Metric(unit="J", **known)}
     asked = None if run.point.measure.to_target else f"{count(epochs, 'epoch')}, as many as were asked for"
     return {"time_to_solution": Metric(value=run.epochs_seconds, unit="s", n=epochs, reason=asked), "energy_to_solution": energy}
+
+
+# -- quality ------------------------------------------------------------------------------------------------------------
+
+
+def mean(name: str, values: Sequence[float], **more: Any) -> Metric:
+    """The metric ``name`` as the mean over held-out samples, with the 95 % interval of that sample: Student's, and Wilson's for a share.
+
+    Samples that are all alike have no spread that would tell how others are: then Student's is not known.
+    """
+    unit = unit_of(name)
+    if not values or not all(map(math.isfinite, values)):
+        reason = "an image was reproduced exactly or not at all, which is no finite number" if values else "no sample was held out"
+        return Metric(value=None, unit=unit, reason=reason)
+    value, n = fmean(values), len(values)
+    centre, half = value, t_critical(0.975, n - 1) * stdev(values) / math.sqrt(n) if n > 1 else 0.0
+    if METRICS[name].shown == "percent" and set(values) <= {0.0, 1.0}:  # Wilson 1927: holds for shares near 0 and 1, too
+        weight = _Z**2 / n
+        centre, half = (value + weight / 2) / (1 + weight), math.sqrt(weight * (value * (1 - value) + weight / 4)) / (1 + weight)
+    ends = {"low": centre - half, "high": centre + half} if half else {}
+    return Metric(value=value, unit=unit, n=n, **ends, **more)

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from caraml.analysis.check import CheckedMetric, CheckedPoint, SuiteCheck
 from caraml.base.format import count, printable, significant
-from caraml.metrics.definitions import METRICS, title_of
+from caraml.metrics.model import METRICS, title_of
 from caraml.report.comparison import change
 from caraml.report.section import Section
 

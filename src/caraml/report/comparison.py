@@ -14,8 +14,7 @@ from caraml.analysis.laws import SMALLEST_SHARE, EfficiencyLimit, Law
 from caraml.analysis.run_variation import INTERVAL
 from caraml.analysis.scaling import OTHER_BOUNDARIES, Cell, Curve, ScalingFamily, StepView
 from caraml.base.format import count, prefixed, significant
-from caraml.metrics.definitions import title_of
-from caraml.metrics.model import Metric
+from caraml.metrics.model import Metric, title_of
 from caraml.report.numbers import at_most, written
 from caraml.report.section import Section
 

@@ -17,7 +17,8 @@ from caraml.base.chart import standalone
 from caraml.base.errors import InputError
 from caraml.base.files import make_folder, write_file
 from caraml.base.format import count, percent, printable
-from caraml.metrics.definitions import title_of
+from caraml.metrics.energy import NO_ENERGY
+from caraml.metrics.model import title_of
 from caraml.report import figures, published, scaling, times
 from caraml.report import section as text
 from caraml.report.grouping import (
@@ -41,7 +42,6 @@ from caraml.report.works import by_boundary, runs_of, works
 from caraml.results.record import Record
 from caraml.results.store import Store
 from caraml.suite.model import NOT_STATED
-from caraml.worker.command_record import NO_ENERGY
 
 HEADLINE = (
     "throughput",

@@ -11,8 +11,7 @@ from caraml.analysis.bottleneck import RooflineRow, roofline
 from caraml.analysis.grouping import grouped, valid
 from caraml.base.chart import Axis, Drawing, bars, cells, dots, marks, wide_range
 from caraml.base.format import count, prefixed, printable, significant
-from caraml.metrics.definitions import title_of, unit_of
-from caraml.metrics.model import Metric
+from caraml.metrics.model import Metric, title_of, unit_of
 from caraml.report.grouping import (
     ACTION,
     COST,

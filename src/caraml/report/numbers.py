@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pydantic import JsonValue
 
 from caraml.analysis.estimate import is_known_kind
 from caraml.base.format import count, human, prefixed, significant
-from caraml.metrics.definitions import METRICS, definition_of
-from caraml.metrics.model import Metric
+from caraml.metrics.energy import NO_ENERGY
+from caraml.metrics.model import METRICS, Metric, Peak, definition_of
 from caraml.power.model import ENERGY_FLAGS, HEADLINES, ChannelEnergy
 from caraml.report.section import Section
 from caraml.results.record import FLAGS, Profile, Record
-from caraml.worker.command_record import NO_ENERGY
 
 PERCENT_FROM = 100.0
 MOST_DECIMALS = 3
@@ -196,7 +195,85 @@ def source(record: Record, name: str) -> str:
     known = definition_of(name, [record])
     metric = record.metrics.get(name)
     boundaries = [metric.scope] if metric is not None and metric.scope else HEADLINES
-    return "; ".join(filter(None, (known.of(record), sensors(record, *boundaries) if known.sensor else ""))) or known.definition
+    told = _SOURCES[name](record) if name in _SOURCES else known.source
+    return "; ".join(filter(None, (told, sensors(record, *boundaries) if known.sensor else ""))) or known.definition
+
+
+def _rate(record: Record) -> str:
+    assert record.window is not None
+    amount = f"{record.window.items:,} {record.item}s / {record.window.seconds:,.3f} s"
+    if record.point.workload == "command":
+        return f"{amount}, of one run of the program"
+    return f"{amount}; the interval is that of the mean step time ({_step_interval(record)})"
+
+
+def _step_interval(record: Record) -> str:
+    """Where the interval of the mean step time comes from; records that do not say what they could see are older."""
+    older = record.window is None or record.window.longest_seen is None
+    return "the wider of batch means and AR(1)" if older else "from the slowest changes of the steps"
+
+
+def _step_table(record: Record) -> str:
+    """The source of metrics that are made of the window's single steps."""
+    gpu = record.point.device_class == "gpu"
+    timer = "a chain of device events, read after the window" if gpu else "the monotonic clock around each step"
+    return f"{record.files.get('steps', 'step table')}, phase measure, slowest rank of each step; timed by {timer}"
+
+
+def _flops(record: Record) -> str:
+    facts = record.facts
+    if facts is None or facts.flops_per_item is None:
+        return "the workload gives no FLOPs"
+    return f"{human(facts.flops_per_item, 'FLOP', 4)} per {facts.item} ({facts.flops_formula}) × throughput per device"
+
+
+def _hardware(record: Record) -> str:
+    flops = record.facts.hardware_flops_per_item if record.facts else None
+    return f"{human(flops, 'FLOP', 4)} per {record.item}" if flops is not None else "not given"
+
+
+def _peak(peak: Peak | None) -> str:
+    if peak is None or peak.value is None:
+        return f"no peak: {peak.reason if peak and peak.reason else 'unknown'}"
+    kinds = "".join(f"; {kernel} {human(rate, 'FLOP/s')}" for kernel, rate in list(peak.by_kernel.items())[1:])
+    return f"FLOP/s per device / {human(peak.value, 'FLOP/s')} for {peak.dtype} ({peak.source or 'source not recorded'}{kinds})"
+
+
+def _stream(record: Record) -> str:
+    found = record.bandwidth_measured
+    if found is None or found.value is None:
+        return f"no bandwidth: {found.reason if found and found.reason else 'not measured'}"
+    text = f"bandwidth {human(found.value, 'B/s')} ({found.source or 'source not recorded'})"
+    cache, share = record.cache_measured, record.facts.cached_traffic_share if record.facts else None
+    if cache is None or cache.value is None or not share:
+        return text
+    return f"{text}; {human(cache.value, 'B/s')} for the {share:.0%} of it that the cache can hold ({cache.source})"
+
+
+def _traffic(record: Record) -> str:
+    facts = record.facts
+    if facts is None or facts.traffic_per_item is None:
+        return "the workload does not estimate its bytes"
+    rest = f" and {human(facts.traffic_per_step, 'B')} per step" if facts.traffic_per_step else ""
+    return f"estimated {facts.traffic_per_item:,.0f} B per {facts.item}{rest}: each kernel reads and writes once, 4 bytes a number"
+
+
+_HELD_OUT = "held-out data after the last step: 16 batches at most, all of it in a run by epochs; the interval is that of the sample"
+_SOURCES: dict[str, Callable[[Record], str]] = {
+    "throughput": _rate,
+    "step_time_mean": lambda record: f"window time / steps; interval: {_step_interval(record)}",
+    **dict.fromkeys(("step_time_median", "step_time_p5", "step_time_p95", "step_time_min", "step_time_max"), _step_table),
+    "batch_time_median": _step_table,
+    "achieved_flops_per_device": _flops,
+    "mfu": lambda record: _peak(record.peak_datasheet),
+    "mfu_measured": lambda record: _peak(record.peak_measured),
+    "hfu": lambda record: f"FLOP/s per device with what is computed again ({_hardware(record)}); {_peak(record.peak_datasheet)}",
+    "memory_traffic": lambda record: f"{_traffic(record)}; times the rates of items and steps per device",
+    "arithmetic_intensity": lambda record: f"FLOPs per item / bytes per item; {_traffic(record)}",
+    "share_of_limit": lambda record: f"{_peak(record.peak_measured)}; {_stream(record)}; {_traffic(record)}",
+    **dict.fromkeys(("psnr", "ssim", "ms_ssim", "exact_match", "f1"), lambda _: _HELD_OUT),
+}
+"""What is behind the numbers of a run, where figures of the run belong into it; of any other metric, its definition says it."""
 
 
 def energy_reason(record: Record) -> str | None:

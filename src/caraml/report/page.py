@@ -16,7 +16,7 @@ from caraml.analysis.run_variation import INTERVAL
 from caraml.base.chart import WIDTH, Drawing, symbol
 from caraml.base.files import make_folder, write_file
 from caraml.base.format import printable
-from caraml.metrics.definitions import METRICS, definition_of, title_of
+from caraml.metrics.model import METRICS, definition_of, title_of
 from caraml.power.model import METHOD_VERSION
 from caraml.report.document import (
     HEADLINE,

@@ -11,9 +11,7 @@ from rich.text import Text
 
 from caraml.analysis.run_variation import INTERVAL
 from caraml.base.format import count, human, printable
-from caraml.metrics.definitions import METRICS, definition_of, title_of
-from caraml.metrics.model import Metric
-from caraml.metrics.quality import DEFINITIONS as QUALITY
+from caraml.metrics.model import METRICS, QUALITY, Metric, definition_of, title_of
 from caraml.power.model import WindowEnergy
 from caraml.report.grouping import Repeats, labels, repeated, several_boundaries, single, unknown_energy
 from caraml.report.numbers import (

@@ -13,8 +13,7 @@ from pydantic import JsonValue
 from caraml.analysis.grouping import Axes, axes, by_way, counting, disturbances, grouped, told_apart, unstated_size, valid, ways, without
 from caraml.analysis.scaling import KEPT, PLACEMENT, batch_of, families_of, kind_of, left_out, micro_batch
 from caraml.base.format import count, printable
-from caraml.metrics.definitions import METRICS
-from caraml.metrics.model import Metric
+from caraml.metrics.model import METRICS, Metric
 from caraml.report.grouping import MOST_FIGURES, Quantity, families, of_runs, placement
 from caraml.report.section import ReportFigure
 from caraml.results.record import Record

@@ -16,7 +16,7 @@ from pathlib import Path
 from caraml.base.errors import InputError, in_words
 from caraml.base.format import JOULES_PER_WATT_HOUR, count
 from caraml.base.limits import JUBE, JUBE_CELLS, JUBE_ROWS, KEY, METRICS, is_measurable, read_bytes, too_large
-from caraml.metrics.definitions import METRICS as DEFINED
+from caraml.metrics.model import METRICS as DEFINED
 
 LONGEST = 1000
 """Characters of a header or a reason that are shown."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from caraml.base.errors import InputError, unknown_name
-from caraml.metrics.definitions import METRICS as DEFINED
+from caraml.metrics.model import METRICS as DEFINED
 from caraml.results.cells import COUNTS, LONGEST, RATE, SEPARATED, UNITS, last_digit, listed, name_and_unit, number, number_of, numbers
 from caraml.suite.jube_script import PRECISIONS
 

@@ -18,7 +18,7 @@ from pydantic import JsonValue
 
 from caraml.base.errors import InputError, in_a_line
 from caraml.base.format import JOULES_PER_WATT_HOUR
-from caraml.metrics.definitions import METRICS as DEFINED
+from caraml.metrics.model import METRICS as DEFINED
 from caraml.metrics.model import Metric
 from caraml.results.cells import LONGEST, SEPARATED, UNITS, name_and_unit, number, numbers, read_rows
 from caraml.results.columns import BELOW_ZERO, MEASURED, SIGNED, TableColumn, counts_of, own_unit

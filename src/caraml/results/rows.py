@@ -1,6 +1,6 @@
 """A record as one flat row: what the index keeps, and what tables and SQL are made of; and tables of raw numbers beside a record.
 
-Column names are the metric names of :mod:`caraml.metrics.definitions`; ``NAME_low`` and ``NAME_high`` are the ends of the interval, and
+Column names are the metric names of :mod:`caraml.metrics.model`; ``NAME_low`` and ``NAME_high`` are the ends of the interval, and
 ``NAME_bound`` is what an energy may be off by besides. The columns are the same for every set of records, so that a query never depends
 on what was measured.
 
@@ -29,8 +29,8 @@ from pydantic_core import from_json, to_json
 from caraml.base.errors import InputError
 from caraml.base.files import making, owned, replacing, replacing_by_name
 from caraml.base.limits import INDEX, MEMBERS, database, read_bytes, reading, table
-from caraml.metrics.definitions import METRICS, own_names
 from caraml.metrics.energy import ENERGY_METRICS
+from caraml.metrics.model import METRICS, own_names
 
 if TYPE_CHECKING:
     import duckdb

@@ -30,7 +30,7 @@ from caraml.base.limits import SECONDS, limited, read_json
 from caraml.base.locks import node_key, on_signals
 from caraml.base.toml import FrozenModel
 from caraml.engine.instruments import Instruments, Nodes, NodeSummary, put_together
-from caraml.metrics.energy import energies
+from caraml.metrics.energy import NO_ENERGY, energies
 from caraml.metrics.model import Metric, Window
 from caraml.results.finish import Failure, death, note_failure, now
 from caraml.results.record import Record
@@ -39,7 +39,7 @@ from caraml.results.store import write_record
 from caraml.suite.model import Point
 from caraml.system.detect import detect, environment
 from caraml.system.variables import PROGRAM, handed_over
-from caraml.worker.command_record import NO_ENERGY, Ran, measured_by, names_of, record_of_run, window_of
+from caraml.worker.command_record import Ran, measured_by, names_of, record_of_run, window_of
 from caraml.worker.remote import OtherNodes
 from caraml.workloads.command import Marks, Params
 

@@ -17,9 +17,8 @@ from pydantic import JsonValue
 from caraml.base.errors import InputError
 from caraml.base.limits import COUNT, LARGEST, OUTPUT, SECONDS, is_measurable, limited, read_bytes
 from caraml.engine.instruments import Nodes, on_clock
-from caraml.metrics.definitions import own_definitions, unit_of
 from caraml.metrics.energy import energies, powers
-from caraml.metrics.model import Facts, Metric, Phase, Window
+from caraml.metrics.model import Facts, Metric, Phase, Window, own_definitions, unit_of
 from caraml.metrics.run import whole_run
 from caraml.power.meter import Meter
 from caraml.power.store import ROW
@@ -32,7 +31,6 @@ from caraml.workloads.command import POINT_NAMES, MetricSpec, Params, Take, fill
 SHORT_WINDOW = 0.1
 """Seconds below which the delay in seeing the marks matters."""
 _LONGEST = 60
-NO_ENERGY = "not asked for: `energy = false`"
 
 _BLANK: Record = cast(Any, Record).model_construct(key="", attempt=0, status="ok", started_at="")
 """What all records of commands are copies of."""

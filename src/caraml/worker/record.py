@@ -25,9 +25,8 @@ from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepRow, StepTable
 from caraml.metrics.energy import joules, nominal_epoch
 from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Epoch, Facts, Measured, Metric, OwnMetric, Peak, Phase, Window, steps_per_epoch
-from caraml.metrics.roofline import limit_flags
 from caraml.metrics.run import epoch_metrics, is_input_bound, run_metrics, whole_run, without_wait
-from caraml.metrics.window import at_mean_items, derive
+from caraml.metrics.window import at_mean_items, derive, limit_flags
 from caraml.power.model import HEADLINES
 from caraml.power.store import ROW
 from caraml.results.record import Fingerprint, Record

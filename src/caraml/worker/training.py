@@ -42,9 +42,8 @@ from caraml.engine.replacement import Masks, Products, Replacement
 from caraml.engine.step import Watch, make_step
 from caraml.engine.steps import RankSummary, Step
 from caraml.engine.watchdog import Watchdog, die_with_parent
-from caraml.metrics.definitions import own_definitions
-from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Peak
-from caraml.metrics.roofline import bandwidth_of, peak_of
+from caraml.metrics.model import ONLY_TRAINED, Bandwidth, Peak, own_definitions
+from caraml.metrics.window import bandwidth_of, peak_of
 from caraml.power.store import ROW
 from caraml.results.finish import MEASURED, Failure, note_failure, note_start, now, reason_of
 from caraml.results.record import Profile, Record, Status

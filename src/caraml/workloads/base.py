@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from caraml.base.errors import InputError
 from caraml.base.limits import LARGEST, is_measurable
-from caraml.metrics.model import Facts, Metric, StatedMetric
+from caraml.metrics.model import METRICS, QUALITY, Facts, Metric, StatedMetric, check_stated
 from caraml.suite.model import Knobs
 
 if TYPE_CHECKING:
@@ -180,20 +180,17 @@ class Quality:
 
     def unknown(self, reason: str | None) -> dict[str, Metric]:
         """The metrics without a number, and why. Raises ``InputError`` for one that is not defined, or that CARAML measures itself."""
-        from caraml.metrics.definitions import METRICS, check_stated
-        from caraml.metrics.quality import DEFINITIONS
-
         try:
             check_stated(self.own)
         except ValueError as error:
             raise InputError(f"quality: expected {error}") from error
         for name in self.names:
-            if name in METRICS and name not in DEFINITIONS:
+            if name in METRICS and name not in QUALITY:
                 raise InputError(f"quality {name!r}: CARAML measures the metric of this name itself", "give it another name")
             if name not in METRICS and name not in self.own:
                 example = f"own={{{name!r}: StatedMetric(unit='1', better='higher')}}"
                 raise InputError(f"quality {name!r}: CARAML has no metric of this name, and it has no unit", example)
-        return {name: Metric(value=None, unit=(self.own.get(name) or DEFINITIONS[name]).unit, reason=reason) for name in self.names}
+        return {name: Metric(value=None, unit=(self.own.get(name) or METRICS[name]).unit, reason=reason) for name in self.names}
 
     def measured(self, most: int | None) -> dict[str, Metric]:
         """The metrics on at most so many batches. Raises ``InputError`` for one of another name or unit than was said."""

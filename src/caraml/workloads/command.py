@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from caraml.base.errors import InputError, nearest
 from caraml.base.limits import COUNT, PATTERN
 from caraml.base.toml import FrozenModel
-from caraml.metrics.definitions import check_stated
-from caraml.metrics.model import StatedMetric
+from caraml.metrics.model import StatedMetric, check_stated
 from caraml.workloads.base import BuildContext, Workload
 
 Value = bool | int | float | str

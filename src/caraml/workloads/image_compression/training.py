@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,8 +31,8 @@ from caraml.base.files import making
 from caraml.base.limits import DIGITS, too_large
 from caraml.base.packed import unpacking
 from caraml.data.store import prepared_once
-from caraml.metrics.model import Metric
-from caraml.metrics.quality import DEFINITIONS, image_quality
+from caraml.metrics.model import Metric, unit_of
+from caraml.metrics.run import mean
 from caraml.workloads.base import BuildContext, Quality, Task, counted_facts, given_path, open_source
 from caraml.workloads.flops import forward_and_training_flops
 from caraml.workloads.image_compression import Params
@@ -230,7 +230,7 @@ def build(ctx: BuildContext[Params]) -> Task:
         scaled = [batch.float().div_(255) for batch in itertools.islice(validation(), most)]
         stored = model.encode(scaled[0])
         bits = 8 * stored.element_size() * stored[0].numel() / scaled[0][0].numel()
-        rate = Metric(value=bits, unit=DEFINITIONS["bits_per_pixel"].unit)
+        rate = Metric(value=bits, unit=unit_of("bits_per_pixel"))
         return {**image_quality((model(images), images) for images in scaled), "bits_per_pixel": rate}
 
     return Task(
@@ -248,3 +248,64 @@ def build(ctx: BuildContext[Params]) -> Task:
 
 def _reconstruct(net: torch.nn.Module, batch: Any) -> torch.Tensor:
     return net(batch.float().div_(255))
+
+
+# -- fidelity -----------------------------------------------------------------------------------------------------------
+
+WINDOW, SIGMA = 11, 1.5
+"""Side and standard deviation of the Gaussian in which images are compared [pixels]: Wang et al. 2004, section III B."""
+SCALE_WEIGHTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
+"""Of MS-SSIM's five scales, the finest first: Wang et al. 2003, section 3.2."""
+_K1, _K2 = 0.01, 0.03
+
+
+def image_quality(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, Metric]:
+    """PSNR, SSIM and MS-SSIM over batches of reconstructed and true images (B, C, H, W), levels from 0 to 1."""
+    found: dict[str, list[float]] = {"psnr": [], "ssim": [], "ms_ssim": []}
+    scales = 0
+    for pair in pairs:
+        images, truth = (batch.cpu().double() for batch in pair)  # squares of small differences need the digits
+        single, multiple, scales = similarity(images, truth)
+        found["psnr"] += psnr(images, truth).tolist()
+        found["ssim"] += single.tolist()
+        found["ms_ssim"] += multiple.tolist()
+    scope = {"ms_ssim": {"scope": f"{scales} of {len(SCALE_WEIGHTS)} scales"}}
+    return {name: mean(name, values, **scope.get(name, {})) for name, values in found.items()}
+
+
+def psnr(images: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """Peak signal-to-noise ratio of each image [dB], (B,); infinite for one that is its truth."""
+    return -10 * (images - truth).square().flatten(1).mean(1).log10()
+
+
+def similarity(images: torch.Tensor, truth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """SSIM and MS-SSIM of each image, (B,), and the number of scales that MS-SSIM has here. The shorter side has 11 pixels or more.
+
+    MS-SSIM is the product, over scales of half the side each, of the mean contrast and structure term to the power of the scale's weight;
+    the coarsest has the luminance term, too. A negative mean, of an image unlike its truth, counts as 0.
+    """
+    fitting = int(math.log2(min(truth.shape[-2:]) / WINDOW)) + 1
+    weights = SCALE_WEIGHTS[:fitting]
+    single, multiple = None, truth.new_ones(len(truth))
+    for number, weight in enumerate(weights, start=1):
+        whole, structure = _compared(images, truth)
+        single = whole if single is None else single
+        multiple = multiple * (whole if number == len(weights) else structure).clamp(min=0) ** (weight / sum(weights))
+        images, truth = F.avg_pool2d(images, 2), F.avg_pool2d(truth, 2)
+    assert single is not None
+    return single, multiple, len(weights)
+
+
+def _compared(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean over all places of the window of SSIM, and of its contrast and structure term alone; (B,) each."""
+    line = torch.exp(-((torch.arange(WINDOW, dtype=x.dtype) - WINDOW // 2) ** 2) / (2 * SIGMA**2))
+    window = torch.outer(line, line) / line.sum() ** 2
+
+    def local(image: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(image.flatten(0, 1).unsqueeze(1), window[None, None]).unflatten(0, image.shape[:2])
+
+    mean_x, mean_y = local(x), local(y)
+    var_x, var_y, cov = local(x * x) - mean_x**2, local(y * y) - mean_y**2, local(x * y) - mean_x * mean_y
+    structure = (2 * cov + _K2**2) / (var_x + var_y + _K2**2)
+    luminance = (2 * mean_x * mean_y + _K1**2) / (mean_x**2 + mean_y**2 + _K1**2)
+    return (luminance * structure).flatten(1).mean(1), structure.flatten(1).mean(1)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +15,7 @@ from caraml.base.errors import InputError
 from caraml.base.limits import VOCABULARY
 from caraml.base.toml import FrozenModel
 from caraml.metrics.model import Metric
-from caraml.metrics.quality import answer_quality
+from caraml.metrics.run import mean
 from caraml.workloads.base import COUNTED, BuildContext, Quality, Task, Workload, counted_facts, given_path, open_source
 from caraml.workloads.pretrained import find_tokenizer, load_weights, read_config
 
@@ -178,6 +182,35 @@ def check(params: Params, folder: Path) -> None:
         _words_of(params, folder / params.weights)
     for path in filter(None, (params.file, params.validation)):
         read_squad(folder / path)
+
+
+# -- answers: the rules of SQuAD's evaluation script, version 2.0 (Rajpurkar et al. 2016, 2018) ------------------------------
+
+
+def answer_quality(answers: Iterable[tuple[str, Sequence[str]]]) -> dict[str, Metric]:
+    """Exact match and F1 over pairs of an answer and the given ones, the best of which counts. No answer is the empty text, and none given
+    means that it is right."""
+    exact, overlap = [], []
+    for found, given in answers:
+        truths = [truth for truth in given if normalized(truth)] or [""]
+        exact.append(max(float(normalized(found) == normalized(truth)) for truth in truths))
+        overlap.append(max(f1(found, truth) for truth in truths))
+    return {"exact_match": mean("exact_match", exact), "f1": mean("f1", overlap)}
+
+
+def normalized(answer: str) -> str:
+    """In lower case, without ASCII punctuation and English articles, words one space apart."""
+    plain = answer.lower().translate(str.maketrans("", "", string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", plain).split())
+
+
+def f1(found: str, truth: str) -> float:
+    """Harmonic mean of precision and recall over words, each as often as it occurs; without a word on one side, whether both have none."""
+    words, true_words = normalized(found).split(), normalized(truth).split()
+    if not words or not true_words:
+        return float(words == true_words)
+    common = (Counter(words) & Counter(true_words)).total()
+    return 2 * common / (len(words) + len(true_words))
 
 
 WORKLOAD = Workload(title="question answering", params=Params, build=build, packages=("transformers",), check=check)

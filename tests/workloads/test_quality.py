@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from caraml.metrics.quality import SCALE_WEIGHTS, answer_quality, f1, image_quality, mean, normalized, psnr, similarity
+from caraml.metrics.run import mean
+from caraml.workloads.image_compression.training import SCALE_WEIGHTS, image_quality, psnr, similarity
+from caraml.workloads.question_answering import answer_quality, f1, normalized
 
 
 def images(side: int, count: int = 2, channels: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
