@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from caraml.base.errors import InputError
-from caraml.system import affinity, topology
-from caraml.system.affinity import SWITCH, plan, switched_off
+from caraml.system import affinity, host
+from caraml.system.affinity import SWITCH, neighbours, plan, switched_off
 from caraml.system.catalogue import load_system
 from caraml.system.detect import detect
 from caraml.system.files import cpu_list, cpu_numbers
+from caraml.system.host import Core, cores, device_affinity
 from caraml.system.model import Affinity, Cpu, DeviceModel, System
-from caraml.system.topology import Core, cores, device_affinity, neighbours
 
 BUSES = ["0000:03:00.0", "0000:44:00.0", "0000:84:00.0", "0000:C4:00.0"]
 
@@ -145,7 +145,7 @@ def test_nobody_knows_where_the_devices_are(tree: Tree) -> None:
 
 def test_nvml_tells_where_sysfs_does_not(nvml: Callable[..., FakeNvml], monkeypatch: pytest.MonkeyPatch) -> None:
     nvml(FakeGpu("A", affinity=[0b1100]), FakeGpu("B", affinity=[0, 0b1]))
-    monkeypatch.setattr(topology, "_by_sys", lambda device, root: frozenset())
+    monkeypatch.setattr(host, "_by_sys", lambda device, root: frozenset())
     assert device_affinity(machine(2).devices) == Affinity(cpus=("2-3", "64"))
 
 

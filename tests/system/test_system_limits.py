@@ -14,7 +14,7 @@ import torch
 from caraml.base.errors import EnvironmentUnfitError, InputError
 from caraml.base.files import cache_home
 from caraml.doctor import limit_checks
-from caraml.system import limits, topology
+from caraml.system import host, limits
 from caraml.system.limits import Look, known, look, looks
 from caraml.system.probe import Limit, Trial
 from caraml.system.variables import PROBE
@@ -223,12 +223,12 @@ def test_limits_are_listed_by_arithmetic_and_library(monkeypatch: pytest.MonkeyP
 
 def test_cpus_of_one_model_in_other_places_have_limits_of_their_own(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Machines that share a home: as many threads, but two of each core, or on two sockets, or with a quota."""
-    core = topology.Core((0,), node=0, socket=0)
+    core = host.Core((0,), node=0, socket=0)
     places = [([core] * 2, None), ([core], None), ([core, dataclasses.replace(core, socket=1)], None), ([core] * 2, 1.5)]
     for found, quota in places:
         limits._share_of_host.cache_clear()
-        monkeypatch.setattr(limits, "cores", lambda *_, found=found: found)
-        monkeypatch.setattr(limits.host, "cgroup_cpus", lambda *_, quota=quota: quota)
+        monkeypatch.setattr(host, "cores", lambda *_, found=found: found)
+        monkeypatch.setattr(host, "cgroup_cpus", lambda *_, quota=quota: quota)
         look("arithmetic", CPU)
     limits._share_of_host.cache_clear()
     assert machine.asked == ["search"] * len(places)

@@ -277,7 +277,7 @@ def test_this_machine_has_limits_that_can_be_measured_again(monkeypatch: pytest.
 def test_who_else_used_the_cpus_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = iter([100.0, 103.0])
     monkeypatch.setattr(probe.host, "busy_seconds", lambda cpus: next(busy))
-    monkeypatch.setattr(probe, "mask", lambda: frozenset({0, 1}))
+    monkeypatch.setattr(probe.host, "mask", lambda: frozenset({0, 1}))
     times = iter([10.0, 12.0])
     monkeypatch.setattr(probe.time, "monotonic", lambda: next(times))
     own = iter([1.0, 2.0])

@@ -23,7 +23,7 @@ from caraml.results.rows import read_table
 from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Knobs, Measure, Point
 from caraml.system.files import cpu_numbers
-from caraml.system.topology import cores
+from caraml.system.host import cores
 from caraml.verify import workload as known
 from caraml.verify.claims import energy_claims
 from caraml.verify.workload import PEAK_FLOPS

@@ -18,12 +18,12 @@ from typing import Any
 
 from caraml.base.errors import InputError
 from caraml.base.format import count
-from caraml.system import topology
+from caraml.system import host
 from caraml.system.catalogue import load_system
 from caraml.system.detect import detect
-from caraml.system.files import ROOT, cpu_list
-from caraml.system.model import System
-from caraml.system.topology import Core, cores, device_affinity, neighbours
+from caraml.system.files import ROOT, cpu_list, cpu_numbers, listing
+from caraml.system.host import Core
+from caraml.system.model import Affinity, System
 
 WANTED = "CARAML_AFFINITY"
 """Environment variable: ``compact``, ``spread`` or ``none``, the ``affinity`` of a point as its script sets it; else it is ``auto``."""
@@ -39,7 +39,7 @@ def plan(processes: int, system: System, allowed: Set[int], root: Path = ROOT) -
     to the same NUMA node get equal blocks of its physical cores; cores of a socket next to no device are divided among the socket's
     devices. The hardware threads of a core stay together.
     """
-    here = cores(allowed, root)
+    here = host.cores(allowed, root)
     if len(here) < processes:
         return [], f"{processes} processes would share {count(len(here), 'core')}"
     homes, source = _homes(processes, system, root)
@@ -53,23 +53,23 @@ def bind(local_rank: int, processes_on_node: int, system: System | str, environ:
     Points of one process keep all CPUs, and a process that its launcher has bound (its mask is not its parent's) is left there.
     ``system`` is this machine, or the name of its description: see :func:`here`; the rules of :data:`WANTED` do without it.
     """
-    wanted, mask = environ.get(WANTED, ""), topology.job_mask()
+    wanted, mask = environ.get(WANTED, ""), host.job_mask()
     done: dict[str, Any] = {"bound": False, "cpus": cpu_list(mask), "numa_nodes": _nodes(mask), "rule": None, "reason": None}
     done["reason"] = _why_not(processes_on_node, mask, environ)
     if done["reason"]:
         if wanted in _RULES and mask:  # its OpenMP has bound the calling thread to the first core, and all that it starts
-            topology.set_mask(mask)
+            host.set_mask(mask)
         return done
     if wanted in _RULES:
-        planned, rule = _RULES[wanted](cores(mask), processes_on_node), _BY_RULE[wanted]
-        rule = rule if planned else f"{processes_on_node} processes would share {count(len(cores(mask)), 'core')}"
+        planned, rule = _RULES[wanted](host.cores(mask), processes_on_node), _BY_RULE[wanted]
+        rule = rule if planned else f"{processes_on_node} processes would share {count(len(host.cores(mask)), 'core')}"
     else:
         planned, rule = plan(processes_on_node, here(system) if isinstance(system, str) else system, mask)
     if not planned:
         return done | {"reason": rule}
     cpus = {cpu for core in planned[local_rank] for cpu in core.cpus}
     try:
-        topology.set_mask(cpus)
+        host.set_mask(cpus)
     except OSError as error:
         return done | {"reason": f"the kernel refuses: {error.strerror}"}
     return done | {"bound": True, "cpus": cpu_list(cpus), "numa_nodes": _nodes(cpus), "rule": rule}
@@ -97,7 +97,7 @@ def as_found() -> dict[str, Any]:
         masks = [cpu_list(os.sched_getaffinity(int(task.name))) for task in Path("/proc/self/task").iterdir()]
         return {"found": cpu_list(os.sched_getaffinity(os.getpid())), "threads": {one: masks.count(one) for one in sorted(set(masks))}}
     except (OSError, AttributeError):  # a thread has ended meanwhile, or the system has no masks
-        return {"found": cpu_list(topology.mask()), "threads": None}
+        return {"found": cpu_list(host.mask()), "threads": None}
 
 
 def where_it_runs(local_rank: int, processes_on_node: int, seconds: float = 0.1) -> dict[str, Any]:
@@ -111,8 +111,8 @@ def where_it_runs(local_rank: int, processes_on_node: int, seconds: float = 0.1)
 
 def usable_cpus(processes_on_node: int) -> int:
     """Logical CPUs for this process alone: its mask once it is bound, before that its share of the mask; at least 1."""
-    usable = len(topology.mask()) or os.cpu_count() or 1
-    return usable if topology.is_bound() else max(1, usable // max(1, processes_on_node))
+    usable = len(host.mask()) or os.cpu_count() or 1
+    return usable if host.is_bound() else max(1, usable // max(1, processes_on_node))
 
 
 def here(name: str) -> System:
@@ -148,14 +148,14 @@ def _why_not(processes: int, mask: Set[int], environ: Mapping[str, str]) -> str 
 
 
 def _nodes(cpus: Set[int]) -> list[int]:
-    return sorted({core.node for core in cores(cpus)})
+    return sorted({core.node for core in host.cores(cpus)})
 
 
 def _homes(processes: int, system: System, root: Path) -> tuple[list[frozenset[int]], str]:
     """The CPUs next to the device of each process, and who says so; an empty list if nobody knows."""
     if system.device_class == "cpu" or processes > len(system.devices):
         return [], ""
-    affinity = system.affinity or device_affinity(system.devices, root)
+    affinity = system.affinity or host.device_affinity(system.devices, root)
     if isinstance(affinity, str):
         return [], affinity
     source = system.sources.get("affinity", "/sys or NVML")
@@ -184,6 +184,17 @@ def _spare(here: list[Core], homes: list[tuple[Core, ...]], home: tuple[Core, ..
     sharers = sorted((other for other in homes if other[0].socket == home[0].socket), key=lambda other: here.index(other[0]))
     size, place = len(free) // len(sharers), sharers.index(home)
     return free[place * size : (place + 1) * size]
+
+
+def neighbours(affinity: Affinity, system: System, root: Path = ROOT) -> list[frozenset[int]]:
+    """The logical CPUs next to each device by a description: its CPUs, else those of its NUMA node, else those of its socket."""
+    if affinity.cpus:
+        return [cpu_numbers(text) for text in affinity.cpus]
+    if affinity.numa_nodes:
+        nodes = host.numa_cpus(root) or {node: cpu_numbers(text) for node, text in enumerate(system.cpu.numa_cpus)}
+        return [nodes.get(node, frozenset()) for node in affinity.numa_nodes]
+    present = [int(path.name.removeprefix("cpu")) for path in listing(root / "sys/devices/system/cpu", "cpu[0-9]*")]
+    return [frozenset(cpu for cpu in present if host.socket(cpu, root) == wanted) for wanted in affinity.sockets]
 
 
 def _blocks(cores: list[Core], count: int) -> list[list[Core]]:

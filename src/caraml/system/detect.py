@@ -28,7 +28,6 @@ from caraml.system import families, host, nvml, peaks
 from caraml.system.families.family import amd_driver, amd_gpus
 from caraml.system.files import APUS, CUDA, ROCM, ROOT, Masks, let_through, listing, read, read_int
 from caraml.system.model import Affinity, Cpu, DeviceModel, System
-from caraml.system.topology import device_affinity
 from caraml.system.variables import shown
 
 _PACKAGES = ("torch", "torchvision", "numpy", "timm", "triton", "pydantic", "nvidia-ml-py", "transformers", "torchao", "megatron-core")
@@ -60,7 +59,7 @@ def detect(root: Path = ROOT) -> System:
         missing["devices"] = closed
     _explain(missing, cpu, memory)
     kind = container(root, os.environ)
-    near = device_affinity(devices, root) if gpus else "the CPUs compute themselves"
+    near = host.device_affinity(devices, root) if gpus else "the CPUs compute themselves"
     if isinstance(near, str):
         missing["affinity"] = near
     system = System(

@@ -1,4 +1,5 @@
-"""The host: CPUs, memory and the limits that a cgroup or an affinity mask puts on them. Reads /proc and /sys, needs no root rights."""
+"""The host: CPUs, memory and the limits that a cgroup or an affinity mask puts on them; where its CPUs are (cores, sockets, NUMA nodes),
+and which of them are next to each device. Reads /proc and /sys, needs no root rights."""
 
 from __future__ import annotations
 
@@ -10,14 +11,15 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from caraml.base.errors import InputError
+from caraml.system import nvml
 from caraml.system.files import ROOT, clean, cpu_list, cpu_numbers, fields, kib, listing, read, read_int
-from caraml.system.model import Cpu
-from caraml.system.topology import job_mask, mask, numa_cpus
+from caraml.system.model import Affinity, Cpu, DeviceModel
 
 _ISA = "avx2 avx512f avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_fp16 amx_int8 asimd asimdhp bf16 i8mm sve sve2"
 
@@ -31,6 +33,8 @@ _ARM_PARTS = {
 }
 """Arm kernels give numbers instead of a name (implementer, part): Arm's MIDR_EL1 register, as listed in the Linux sources."""
 
+_before_binding: frozenset[int] | None = None
+
 
 def cpu(root: Path = ROOT) -> Cpu:
     """The processors of this host. ``root`` is where proc and sys are looked for."""
@@ -39,14 +43,14 @@ def cpu(root: Path = ROOT) -> Cpu:
     info = read(root / "proc/cpuinfo")
     folders = [path for path in listing(root / "sys/devices/system/cpu", "cpu[0-9]*") if read(path / "online") != "0"]
     threads = len(folders) or len(re.findall(r"^processor\s*:", info or "", re.MULTILINE)) or None
-    sockets, cores = _topology(folders) if folders else _topology_of_cpuinfo(info or "")
+    n_sockets, n_cores = _topology(folders) if folders else _topology_of_cpuinfo(info or "")
     nodes = numa_cpus(root)
     known = fields(info)
     flags = (known.get("flags") or known.get("Features") or "").split()
     return Cpu(
         model=_cpu_model(known),
-        sockets=sockets,
-        cores=cores or threads,
+        sockets=n_sockets,
+        cores=n_cores or threads,
         threads=threads,
         usable_threads=usable_threads(threads, root),
         numa_nodes=len(nodes) or None,
@@ -287,3 +291,101 @@ def _sysctl(key: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return clean(done.stdout.decode("utf-8", "replace"))
+
+
+@dataclass(frozen=True)
+class Core:
+    """A physical core: its hardware threads that may be used, its NUMA node, its socket."""
+
+    cpus: tuple[int, ...]
+    node: int
+    socket: int
+
+
+def mask() -> frozenset[int]:
+    """The logical CPUs that the calling thread may run on; none on systems without affinity masks."""
+    return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+
+
+def job_mask() -> frozenset[int]:
+    """The logical CPUs of the job: this process's mask, or what it was before the process bound itself to a part of it."""
+    return mask() if _before_binding is None else _before_binding
+
+
+def set_mask(cpus: Iterable[int]) -> None:
+    """Bind this process, with every thread that it has: threads that run already, and those that they start, would keep the old mask.
+    Raises ``OSError`` where the kernel refuses."""
+    global _before_binding  # noqa: PLW0603 -- a property of the process, as the mask itself
+    before, wanted = job_mask(), set(cpus)
+    os.sched_setaffinity(0, wanted)
+    _before_binding = before
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            os.sched_setaffinity(int(task.name), wanted)
+        except ProcessLookupError:  # it has ended meanwhile
+            continue
+
+
+def is_bound() -> bool:
+    """Whether this process has bound itself."""
+    return _before_binding is not None
+
+
+def numa_cpus(root: Path = ROOT) -> dict[int, frozenset[int]]:
+    """The CPUs of each NUMA node that has any."""
+    nodes = listing(root / "sys/devices/system/node", "node[0-9]*")
+    found = {int(node.name.removeprefix("node")): cpu_numbers(read(node / "cpulist")) for node in nodes}
+    return {node: cpus for node, cpus in found.items() if cpus}
+
+
+def cores(allowed: Iterable[int], root: Path = ROOT) -> list[Core]:
+    """The physical cores among the CPUs ``allowed``, NUMA node by NUMA node. What /sys does not tell counts as one node, without SMT."""
+    node_of = {cpu: node for node, cpus in numa_cpus(root).items() for cpu in cpus}
+    usable = set(allowed)
+    threads: dict[int, set[int]] = {}
+    for cpu in usable:
+        siblings = cpu_numbers(read(_cpu_folder(cpu, root) / "topology/thread_siblings_list")) | {cpu}
+        threads[min(siblings)] = set(siblings) & usable
+    found = [Core(tuple(sorted(cpus)), node_of.get(min(cpus), 0), socket(min(cpus), root)) for cpus in threads.values()]
+    return sorted(found, key=lambda core: (core.node, core.cpus))
+
+
+def socket(cpu: int, root: Path = ROOT) -> int:
+    """The socket of a logical CPU; 0 where the kernel does not tell."""
+    return max(read_int(_cpu_folder(cpu, root) / "topology/physical_package_id") or 0, 0)
+
+
+def device_affinity(devices: Sequence[DeviceModel], root: Path = ROOT) -> Affinity | str:
+    """The CPUs next to each GPU, by /sys or else by NVML; a sentence where neither tells for every one."""
+    lists = [_by_sys(device, root) for device in devices]
+    if not all(lists) and root == ROOT:
+        lists = _by_nvml(devices)
+    if not lists or not all(lists):
+        return "neither /sys/bus/pci/devices nor NVML tells which CPUs are next to each device"
+    nodes = [read_int(_pci(device, root) / "numa_node") for device in devices]
+    known = tuple(node for node in nodes if node is not None and node >= 0)
+    return Affinity(cpus=tuple(map(cpu_list, lists)), numa_nodes=known if len(known) == len(devices) else ())
+
+
+def _cpu_folder(cpu: int, root: Path) -> Path:
+    return root / f"sys/devices/system/cpu/cpu{cpu}"
+
+
+def _pci(device: DeviceModel, root: Path) -> Path:
+    """NVML writes the PCI domain with eight digits, the kernel with four."""
+    domain, _, rest = (device.pci_bus_id or "").lower().partition(":")
+    return root / "sys/bus/pci/devices" / f"{domain[-4:]}:{rest}"
+
+
+def _by_sys(device: DeviceModel, root: Path) -> frozenset[int]:
+    return cpu_numbers(read(_pci(device, root) / "local_cpulist")) if device.pci_bus_id else frozenset()
+
+
+def _by_nvml(devices: Sequence[DeviceModel]) -> list[frozenset[int]]:
+    words = (max((cpu for cpus in numa_cpus().values() for cpu in cpus), default=1023) // 64) + 1
+    with nvml.session() as nv:
+        if isinstance(nv, str):
+            return []
+        handles = dict(nv.gpus())
+        masks = [nv.quietly("nvmlDeviceGetCpuAffinity", handles.get(device.index), words) for device in devices]
+    return [frozenset(64 * i + bit for i, word in enumerate(mask or ()) for bit in range(64) if word >> bit & 1) for mask in masks]

@@ -24,7 +24,6 @@ from caraml.system import host
 from caraml.system.kernels import Kind, device_name
 from caraml.system.model import DType
 from caraml.system.probe import METHOD_VERSION, Limit, measure, measure_again
-from caraml.system.topology import cores, mask
 from caraml.system.variables import PROBE, seconds_asked
 
 SEARCH_SECONDS: dict[Kind, float] = {"arithmetic": 3.0, "memory": 0.6, "cache": 0.3}
@@ -115,7 +114,7 @@ def _share() -> float:
 
 
 def _path(kind: Kind, device: torch.device, dtype: DType, processes: int) -> Path:
-    on_cpus = (torch.get_num_threads(), processes, *_share_of_host(mask())) if device.type == "cpu" else ()
+    on_cpus = (torch.get_num_threads(), processes, *_share_of_host(host.mask())) if device.type == "cpu" else ()
     decisive = (METHOD_VERSION, kind, dtype, device_name(device), torch.__version__, *on_cpus)
     return cache_home() / "limits" / f"{kind}-{dtype}-{hashlib.sha256(repr(decisive).encode()).hexdigest()[:16]}.json"
 
@@ -123,5 +122,5 @@ def _path(kind: Kind, device: torch.device, dtype: DType, processes: int) -> Pat
 @lru_cache
 def _share_of_host(cpus: frozenset[int]) -> tuple[float | None, ...]:
     """Cores and sockets behind some logical CPUs, and their time quota: a home of many machines has CPUs of one model in several places."""
-    found = cores(cpus)
+    found = host.cores(cpus)
     return len(found), len({core.socket for core in found}), host.cgroup_cpus()

@@ -21,7 +21,6 @@ from caraml.base.toml import FrozenModel
 from caraml.system import host
 from caraml.system.kernels import CONVOLUTION, Kernel, Kind, Shape, Stopwatch, array_bytes, check, dense, device_name, precision, streams
 from caraml.system.model import DType
-from caraml.system.topology import mask
 
 METHOD_VERSION = 3
 """Raised when kernels, data or statistics of a probe change, so that stored results are not mixed."""
@@ -345,14 +344,14 @@ class CpuLoad:
 
     @staticmethod
     def _now() -> tuple[float, float | None, float]:
-        return time.monotonic(), host.busy_seconds(mask()), time.process_time()
+        return time.monotonic(), host.busy_seconds(host.mask()), time.process_time()
 
     def others(self) -> float | None:
         """Share of the CPUs since this was made; ``None`` where the kernel does not tell."""
         (then, busy, own), (now, busy_now, own_now) = self._before, self._now()
         if busy is None or busy_now is None or now <= then:
             return None
-        return max((busy_now - busy) - (own_now - own), 0.0) / ((now - then) * max(len(mask()), 1))
+        return max((busy_now - busy) - (own_now - own), 0.0) / ((now - then) * max(len(host.mask()), 1))
 
 
 def _first_line(error: Exception) -> str:

@@ -43,7 +43,7 @@ from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.expand import expand
 from caraml.suite.load import SuiteFile, load_suite
 from caraml.suite.model import Machine, Point
-from caraml.system import affinity, topology
+from caraml.system import affinity, host
 from caraml.system.detect import detect, environment
 from caraml.system.families import OVERRIDE
 from caraml.system.model import DeviceModel, System
@@ -131,7 +131,7 @@ def _binding(system: System) -> Finding:
     """Processes bound as those of a point would be, one for each device or NUMA node: where the kernel lets each of them run."""
     claim = "NUMA binding as planned"
     count = max(2, system.devices_per_node if system.device_class == "gpu" else system.cpu.numa_nodes or 1)
-    planned, rule = affinity.plan(count, system, topology.mask())
+    planned, rule = affinity.plan(count, system, host.mask())
     if not planned:
         return _absent(claim, rule)
     commands = [[sys.executable, "-P", "-m", "caraml.system.affinity", str(rank), str(count)] for rank in range(count)]
