@@ -120,11 +120,11 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 4_033,
     "base": 2_807,
-    "campaign": 1_801,
+    "campaign": 1_655,
     "cli": 1_684,
     "data": 810,
     "engine": 4_448,
-    "launch": 1_763,
+    "launch": 1_806,
     "metrics": 982,
     "power": 4_754,
     "reference": 430,
@@ -133,10 +133,10 @@ LINES = {
     "suite": 2_709,
     "system": 3_466,
     "verify": 1_029,
-    "worker": 2_053,
+    "worker": 2_138,
     "workloads": 8_903,
 }
-FILES = 209
+FILES = 208
 
 
 def test_no_room_outgrows_its_lines() -> None:

@@ -817,8 +817,8 @@ FAULTS = [
     Fault(
         "a node that says nothing of a program's energy uses none",
         "worker/remote.py",
-        "[_unknown(self.trouble)] for number in range(self._count)}",
-        "[_unknown(self.trouble)] for number in range(0)}",
+        "[NodeSummary.unread(self.trouble)] for number in range(self._count)}",
+        "[NodeSummary.unread(self.trouble)] for number in range(0)}",
         (T_PROGRAM,),
     ),
     Fault(
@@ -903,7 +903,7 @@ FAULTS = [
     ),
     Fault(
         "the shell's own `time` for the program",
-        "campaign/program.py",
+        "launch/script.py",
         "if argv[0] in _shell_words():",
         "if False:",
         ("tests/workloads/test_command.py::test_a_program_called_like_a_word_of_the_shell_s_is_the_program",),

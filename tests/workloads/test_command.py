@@ -19,12 +19,12 @@ from caraml.analysis.grouping import axes
 from caraml.analysis.run_variation import mean_metric
 from caraml.base.errors import InputError
 from caraml.base.toml import parse_toml
-from caraml.campaign import Campaign, Options, program
+from caraml.campaign import Campaign, Options
 from caraml.campaign.attempt import PointTask, RunningPoint, record_of_program
-from caraml.campaign.program import Sensors, ran
 from caraml.campaign.runner import run_campaign
 from caraml.engine.instruments import CpuTime
 from caraml.launch.launchers import LocalLauncher
+from caraml.launch.script import program_script
 from caraml.metrics.model import definition_of
 from caraml.power.signals import Constant
 from caraml.report.grouping import unknown_energy
@@ -37,7 +37,7 @@ from caraml.suite.load import Suite, SuiteFile
 from caraml.suite.model import COMMAND_KEYS, Measure, Point
 from caraml.system.detect import detect
 from caraml.worker.command import COMMAND, Command, CommandWorker
-from caraml.worker.command_record import Ran, read_metrics
+from caraml.worker.command_record import Ran, Sensors, how_it_ran, read_metrics
 from caraml.workloads.command import MetricSpec, Params, filled
 from tests.conftest import MakePoint
 
@@ -364,7 +364,7 @@ def test_a_clock_that_is_set_while_a_program_runs_changes_neither_its_time_nor_i
     sensors.over()
     now = time.monotonic()
     (tmp_path / "started").write_text(f"1 2 node -\n0 {begin:.6f} {time.time():.6f} {up:.2f} {now:.2f}\n")
-    shell, params = ran(str(tmp_path)), Params(argv=["true"])
+    shell, params = how_it_ran(str(tmp_path)), Params(argv=["true"])
     assert shell is not None
     found = sensors.completed(make_point(workload="command"), params, {}, tmp_path, shell)
     assert found.seconds is not None and now - up - 0.011 <= found.seconds < now - up + 2
@@ -415,7 +415,7 @@ def test_a_clock_that_is_set_while_the_shell_alone_runs_a_program_changes_no_tim
     tmp_path: Path, times: str, seconds: float | None
 ) -> None:
     (tmp_path / "started").write_text(f"1 2 node -\n0 {times}\n")
-    found = ran(str(tmp_path))
+    found = how_it_ran(str(tmp_path))
     assert found is not None and found.seconds == (None if seconds is None else pytest.approx(seconds, abs=0.011))
 
 
@@ -491,11 +491,11 @@ def test_a_shell_that_knows_no_time_of_day_runs_programs_too(tmp_path: Path, mak
     """Bash before version 5, as on RHEL 8; unset, the variable means nothing to a newer one."""
     params = Params(argv=["sleep", "0.2"], energy=False)
     point = make_point(workload="command", params=params.model_dump(mode="json"))
-    text = program.script(point, params, tmp_path, str(tmp_path))
+    text = program_script(point, params, tmp_path, str(tmp_path))
     (path := tmp_path / "run.sh").write_text(text.replace("set -u\n", "set -u\nunset EPOCHREALTIME\n"))
     before = time.time()
     done = subprocess.run(["bash", str(path)], input="\n", capture_output=True, text=True, check=False)
-    found = ran(str(tmp_path))
+    found = how_it_ran(str(tmp_path))
     assert done.returncode == 0 and found is not None, done.stderr
     assert found.seconds is not None and 0.15 < found.seconds < 5
     assert found.at is not None and before - 0.1 <= found.at <= time.time()

@@ -14,10 +14,9 @@ from caraml.base.errors import CaramlError, InputError
 from caraml.base.files import write_file, write_new
 from caraml.base.format import count
 from caraml.campaign import Campaign
-from caraml.campaign.program import Sensors, filled_command, references, script
 from caraml.engine.instruments import BUSY_SHARE, NO_SHARE, CpuTime, cpu_time_of_children, share_of_others
 from caraml.launch import Job, JobState, Launcher
-from caraml.launch.script import SCRIPT, Recipe
+from caraml.launch.script import SCRIPT, Recipe, program_script
 from caraml.metrics.energy import ENERGY_METRICS, NO_ENERGY, POWER_METRICS
 from caraml.metrics.model import Metric, unit_of
 from caraml.results import claim
@@ -29,7 +28,7 @@ from caraml.suite.expand import PlannedPoint
 from caraml.suite.model import Point
 from caraml.system.variables import PROGRAM, SITE, behind, concealed, forget, hand_over, is_reference, missing, of_caller
 from caraml.worker.command import COMMAND, Command, peak_memory
-from caraml.worker.command_record import Ran, names_of, once, record_of_run
+from caraml.worker.command_record import Ran, Sensors, filled_command, names_of, once, record_of_run, references
 from caraml.workloads.command import Params, filled
 
 _VISIBLE_SECONDS = 10.0
@@ -229,7 +228,7 @@ def files_of(campaign: Campaign, point: Point, folder: Path) -> dict[str, str]:
     params = Params.model_validate(point.params) if point.workload == "command" else None
     elsewhere, suite_folder, site = campaign.options.elsewhere, campaign.suite_folder, campaign.system.site
     if params is not None and campaign.is_light(params):
-        return {SCRIPT: script(point, params, folder.absolute(), suite_folder, needed_by(campaign, point))}
+        return {SCRIPT: program_script(point, params, folder.absolute(), suite_folder, needed_by(campaign, point))}
     home = folder.resolve() if elsewhere is None else elsewhere.path(folder)
     files: dict[str, str] = {}
     if params is not None:
@@ -307,7 +306,7 @@ def _first_files(campaign: Campaign, work: PointTask, attempt: Path, runner: cla
     if work.light is None or work.planned.skip is not None:
         return {**files, POINT: point.model_dump_json(indent=1)}
     # Its record will have the point, and nobody else asks.
-    return {**files, SCRIPT: script(point, work.light, attempt.absolute(), campaign.suite_folder, needed_by(campaign, point))}
+    return {**files, SCRIPT: program_script(point, work.light, attempt.absolute(), campaign.suite_folder, needed_by(campaign, point))}
 
 
 def _write_files(campaign: Campaign, point: Point, folder: Path) -> None:

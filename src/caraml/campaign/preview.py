@@ -20,7 +20,6 @@ from caraml.base.format import count
 from caraml.campaign import Campaign
 from caraml.campaign.attempt import accepted, files_of, lacking
 from caraml.campaign.machine import machine_of, shortest, time_taken
-from caraml.campaign.program import filled_command, references
 from caraml.launch import queue
 from caraml.launch.launchers import beforehand, faults
 from caraml.launch.script import SCRIPT
@@ -29,7 +28,7 @@ from caraml.results.claim import launcher_plugins
 from caraml.results.store import latest_in
 from caraml.suite.model import Point
 from caraml.system.model import System
-from caraml.worker.command_record import names_of
+from caraml.worker.command_record import filled_command, names_of, references
 from caraml.workloads import load_workload
 from caraml.workloads.base import INPUTS
 from caraml.workloads.command import Params, filled

@@ -33,7 +33,6 @@ from caraml.campaign.attempt import (
     write_again,
 )
 from caraml.campaign.machine import Pace, refuse_login_node, wait_for
-from caraml.campaign.program import Sensors, ran
 from caraml.engine.instruments import why_no_sensor
 from caraml.launch import JobState, Launcher
 from caraml.launch.launchers import LocalLauncher, PrintLauncher, launcher_of, refuse_unasked, set_up, setup_script
@@ -45,7 +44,7 @@ from caraml.results.status import DONE, ProgressLine
 from caraml.results.store import RECORD, latest_in, read_record
 from caraml.suite.expand import PlannedPoint
 from caraml.system.detect import detect, environment
-from caraml.worker.command_record import names_of
+from caraml.worker.command_record import Sensors, how_it_ran, names_of
 
 _POLL_SECONDS = 0.25
 _SCHEDULER_POLL_SECONDS = 5.0
@@ -351,7 +350,7 @@ class CampaignRun:
         work, folder = running.work, running.folder
         if running.sensors is not None:
             running.sensors.over()
-        how = ran(str(folder)) if work.light is not None else None
+        how = how_it_ran(str(folder)) if work.light is not None else None
         if work.light is not None and how is not None:
             names = names_of(work.point, work.light, folder.absolute(), self.of.suite_folder)
             resident, sensor = self._shells.resident.pop(running.handle, None), self._no_sensor if work.light.energy else None

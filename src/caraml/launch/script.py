@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from caraml.engine.start import MEET, PEER, SECRET
 from caraml.launch import batch, container
 from caraml.launch.batch import EXIT, step_name
-from caraml.results.claim import GATE
+from caraml.results.claim import GATE, STARTED
 from caraml.results.finish import FAILURE, LOG
 from caraml.results.store import RECORD
 from caraml.suite.model import Point
 from caraml.system import affinity
 from caraml.system.model import DeviceKind, Scheduler, Site, Software
-from caraml.system.variables import SITE, check_name, concealed, loading
+from caraml.system.variables import PROGRAM, SITE, check_name, concealed, loading
+from caraml.worker.command_record import filled_command, names_of, references
 from caraml.workloads.base import SUITE_FOLDER
+from caraml.workloads.command import Params
 
 SCRIPT = "run.sh"
 NEEDED = "needed"
@@ -207,6 +212,44 @@ fi
 echo "$code" >{EXIT}
 exit "$code"
 """
+
+
+def program_script(point: Point, params: Params, folder: Path, suite_folder: str, needed: Path | None = None) -> str:
+    """The script of a program that needs no worker: the shell that starts it does. ``folder`` is the attempt's, absolute.
+
+    So it is for a command on this machine of which no mark is waited for. Its script notes how it ended behind its announcement, from which
+    any runner can write the record, also days later. Where there are sensors the runner itself reads them; what it read is lost with it.
+    This is what makes ten thousand short runs cheap: no Python starts for them.
+    """
+    argv, env, cwd = filled_command(params, names_of(point, params, folder, suite_folder))
+    if argv[0] in _shell_words():  # `time` and `echo` are programs, too: the shell's own are not meant
+        found = shutil.which(argv[0], path=env.get("PATH"))
+        argv = ["env", *argv] if found is None else [found, *argv[1:]]
+    exports = "".join(f"export {name}={shlex.quote(text)}\n" for name, text in env.items())
+    exports += "".join(f"{line}\n" for line in loading(references(params), PROGRAM, last=True))
+    return f"""#!/usr/bin/env bash
+{title(point, folder)}
+set -u
+cd {shlex.quote(str(folder))} || exit
+{GATE}
+{link_to(needed)}{exports}exec 3>>{STARTED} >>{LOG} 2>&1 </dev/null
+cd {shlex.quote(cwd)} || exit
+read -r up _ </proc/uptime
+begin=${{EPOCHREALTIME:-$(command -p date +%s.%N)}}
+{shlex.join(argv)} 3>&-
+code=$?
+end=${{EPOCHREALTIME:-$(command -p date +%s.%N)}}
+read -r now _ </proc/uptime
+echo "$code $begin $end $up $now" >&3
+exit "$code"
+"""
+
+
+@cache
+def _shell_words() -> frozenset[str]:
+    """Names that bash takes for its own before it looks for a program."""
+    done = subprocess.run(["bash", "-c", "compgen -bk"], capture_output=True, text=True, check=False)  # noqa: S607 -- the bash that its user has
+    return frozenset(done.stdout.split())
 
 
 def link_to(needed: Path | None) -> str:

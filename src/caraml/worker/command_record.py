@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import re
 import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,21 +19,27 @@ from pydantic import JsonValue
 
 from caraml.base.errors import InputError
 from caraml.base.limits import COUNT, LARGEST, OUTPUT, SECONDS, is_measurable, limited, read_bytes
-from caraml.engine.instruments import Nodes, on_clock
+from caraml.base.locks import node_key
+from caraml.engine.instruments import Instruments, Nodes, on_clock, put_together
 from caraml.metrics.energy import energies, powers
 from caraml.metrics.model import Facts, Metric, Phase, Window, own_definitions, unit_of
 from caraml.metrics.run import whole_run
 from caraml.power.meter import Meter
 from caraml.power.store import ROW
+from caraml.results.claim import STARTED
 from caraml.results.finish import LOG, death
 from caraml.results.record import Record, Status
 from caraml.results.rows import write_table
+from caraml.results.status import ProgressLine
 from caraml.suite.model import Point
+from caraml.system.variables import is_reference
 from caraml.workloads.command import POINT_NAMES, MetricSpec, Params, Take, filled
 
 SHORT_WINDOW = 0.1
 """Seconds below which the delay in seeing the marks matters."""
 _LONGEST = 60
+_STEPPED = 0.05
+"""Seconds by which the clock and the uptime may differ over a run: the uptime is told in hundredths."""
 
 _BLANK: Record = cast(Any, Record).model_construct(key="", attempt=0, status="ok", started_at="")
 """What all records of commands are copies of."""
@@ -76,6 +85,18 @@ def names_of(point: Point, params: Params, folder: Path | str, suite_folder: str
     return {**own, **params.__pydantic_extra__, "folder": str(folder), "suite_folder": suite_folder}
 
 
+def filled_command(params: Params, names: Mapping[str, Any]) -> tuple[list[str], dict[str, str], str]:
+    """Arguments, those variables that may be shown, and folder of a program, with the templates filled in."""
+    argv = [filled(word, names) for word in params.argv]
+    env = {name: filled(text, names) for name, text in params.env.items() if not is_reference(text)}
+    return argv, env, filled(params.cwd, names)
+
+
+def references(params: Params) -> list[str]:
+    """Names of a program's variables whose values are elsewhere."""
+    return [name for name, text in params.env.items() if is_reference(text)]
+
+
 def items_of(params: Params, names: Mapping[str, Any], numbers: Mapping[str, Metric]) -> int | str:
     """Items of the window, or a sentence that says why they are not known."""
     if isinstance(params.items, int):
@@ -115,6 +136,70 @@ def measured_by(
     measured["run_time"] = once(run.duration_s, "s")
     files = {"power": write_table(folder, "power", ROW, meter.rows(begin))} if meter.channels else {}
     return measured, {"energy": on_clock(nodes.energy, begin), "idle": on_clock(nodes.idle, begin), "nodes": nodes.each, "files": files}
+
+
+class Sensors:
+    """The instruments around a program that the shell alone runs: opened, and read at rest, before it is started."""
+
+    def __init__(self, item: str, idle_seconds: float) -> None:
+        self._item, self._idle_seconds, self._instruments = item, idle_seconds, Instruments()
+        self._instruments.measure_idle(idle_seconds)
+        self._instruments.meter.mark()
+        self._offsets = [time.time() - time.monotonic()]
+
+    def line(self, seconds: float) -> ProgressLine:
+        """What the sensors say now, ``seconds`` after the start."""
+        return ProgressLine(t=seconds, phase="run", item=self._item, watts=self._instruments.meter.latest_power_w())
+
+    def over(self) -> None:
+        """The program has ended."""
+        self._instruments.meter.mark()
+        self._offsets.append(time.time() - time.monotonic())
+
+    def close(self) -> None:
+        """Read no more."""
+        self._instruments.meter.stop()
+
+    def completed(self, point: Point, params: Params, names: Mapping[str, Any], folder: Path, how: Ran) -> Ran:
+        """How the program ran, with its energy; if it did not fail the machine is read at rest once more."""
+        # The shell's clock may be set, or drift, while the program runs: its instants are put on ours at each end. A large step is out of
+        # the seconds already.
+        drift = self._offsets[1] - self._offsets[0]
+        begin = how.at - self._offsets[0]
+        end = begin + (how.seconds or 0.0) - (drift if abs(drift) <= _STEPPED else 0.0)
+        if how.seconds is not None and end > begin:
+            how = replace(how, seconds=end - begin)
+        window = window_of(point, params, names, folder, how)
+        if window is None:
+            return how
+        if not how.exit_code:
+            self._instruments.measure_idle(self._idle_seconds)
+        mine = self._instruments.summary(begin, end, {"run": (begin, end)})
+        nodes = put_together({node_key(): [mine]}, {node_key(): [0]}, window)
+        measured, fields = measured_by(nodes, self._instruments.meter, window, begin, item=params.item, folder=folder)
+        return replace(how, measured=measured, extras={**how.extras, **fields, "environment": mine.environment})
+
+
+def how_it_ran(folder: str) -> Ran | None:
+    """How the program ran, by the second line of its script's announcement; ``None`` if it has not said so."""
+    try:
+        descriptor = os.open(f"{folder}/{STARTED}", os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    text = os.read(descriptor, 4096).decode()
+    os.close(descriptor)
+    lines = text.split("\n")
+    if len(lines) != 3:
+        return None
+    code, *times = lines[1].replace(",", ".").split()  # some locales have a decimal comma
+    begin, end, *uptime = map(float, times)
+    started_at = datetime.fromtimestamp(begin, UTC).astimezone().isoformat(timespec="milliseconds")
+    seconds = end - begin
+    if uptime and abs(uptime[1] - uptime[0] - seconds) > _STEPPED:  # nobody can set the uptime, which is coarser
+        seconds = uptime[1] - uptime[0]
+    if seconds < 0:  # of a script that an earlier version wrote, without the uptime
+        return Ran(int(code), started_at, None, doubt="the clock was stepped while the program ran", at=begin)
+    return Ran(int(code), started_at, seconds, at=begin)
 
 
 def record_of_run(point: Point, folder: Path, params: Params, names: Mapping[str, Any], ran: Ran) -> Record:
