@@ -97,7 +97,7 @@ def test_a_night_is_told_also_where_the_file_cannot_be_written(here: Path, monke
         folder.rmdir()
         return b""
 
-    monkeypatch.setattr("caraml.report.check.check_junit", vanish)
+    monkeypatch.setattr("caraml.report.comparison.check_junit", vanish)
     done = check(here, "--within", "50%", "--retries", 0, "--junit", folder / "x.xml")
     assert isinstance(done.exception, FileNotFoundError)
     assert done.stdout.startswith(("same: 1 point", "undecided: 1 of 1 point", "better: 1 of 1 point"))

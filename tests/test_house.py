@@ -118,17 +118,17 @@ def test_a_class_name_means_one_thing() -> None:
 
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
-    "analysis": 4_033,
+    "analysis": 4_037,
     "base": 2_807,
     "campaign": 1_655,
-    "cli": 1_684,
+    "cli": 1_678,
     "data": 810,
     "engine": 4_448,
     "launch": 1_806,
     "metrics": 982,
     "power": 4_754,
     "reference": 430,
-    "report": 4_967,
+    "report": 4_948,
     "results": 3_173,
     "suite": 2_709,
     "system": 3_466,
@@ -136,7 +136,7 @@ LINES = {
     "worker": 2_138,
     "workloads": 8_903,
 }
-FILES = 208
+FILES = 207
 
 
 def test_no_room_outgrows_its_lines() -> None:

@@ -34,7 +34,7 @@ from caraml.analysis.baseline import (
 from caraml.analysis.check import ALPHA, SCREEN, CheckedPoint, SuiteCheck, changed_since, judged, settle
 from caraml.base.errors import ExitCode, InputError
 from caraml.metrics.model import Metric
-from caraml.report.check import check_json, check_junit, check_sections, verdict_line
+from caraml.report.comparison import check_json, check_junit, check_sections, verdict_line
 from caraml.results.record import Record
 from caraml.results.store import Store, write_record
 from caraml.suite.expand import PlannedPoint

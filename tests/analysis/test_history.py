@@ -16,7 +16,7 @@ from run_factory import run
 from caraml.analysis.history import FEWEST, attempts, change_points, history, not_above_zero
 from caraml.base.errors import InputError
 from caraml.metrics.model import Metric, OwnMetric
-from caraml.report.comparison import history_sections
+from caraml.report.scaling import history_sections
 from caraml.results.record import Record
 from caraml.results.store import Store, write_record
 

@@ -17,9 +17,8 @@ from caraml.analysis.estimate import Estimate
 from caraml.analysis.laws import Name, fit
 from caraml.analysis.scaling import Solution, left_out, matrix, scaling, solutions_of, step_views
 from caraml.analysis.select import published
-from caraml.report.comparison import law_text, scaling_sections
 from caraml.report.figures import MOST_LINES
-from caraml.report.scaling import efficiencies, matrices
+from caraml.report.scaling import efficiencies, law_text, matrices, scaling_sections
 from caraml.results.record import Record
 from caraml.results.store import Store
 
@@ -318,7 +317,8 @@ def test_energies_of_different_boundaries_have_no_ratio(scopes: tuple[str, ...],
     assert time.text == "0.25, 1 → 4" and energy.text == both.text == text and energy.reason == both.reason == told
     of_time, of_energy, of_both = (figure.note for figure in matrices(records))
     assert "boundaries" not in of_time and ("–: energies of different boundaries are not comparable." in of_energy) == bool(told)
-    told_of = [row[3] for section in scaling_sections([], [("energy", [energy])], []) for row in section.rows]
+    tables = {section.title: section.rows for section in scaling_sections([], solutions, [])}
+    told_of = [row[3] for row in tables["Energy to solution: best number of devices over smallest"]]
     assert told_of == ([told] if told else ["-75.0 % (-76.6 to -73.3)"]) and ("boundaries" in of_both) == bool(told)
 
 

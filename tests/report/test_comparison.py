@@ -12,7 +12,8 @@ from caraml.analysis.compare import compare
 from caraml.analysis.estimate import Estimate
 from caraml.analysis.laws import EfficiencyLimit, Law
 from caraml.analysis.select import Side
-from caraml.report.comparison import change, comparison_sections, estimated, law_text
+from caraml.report.comparison import change, comparison_sections, estimated
+from caraml.report.scaling import law_text
 from caraml.report.section import Section, markdown, terminal
 
 

@@ -93,6 +93,10 @@ class Estimate:
         """One over the estimate."""
         return Estimate(1 / self.value, self.sd, self.dof, self.bound)
 
+    def metric(self, unit: str) -> Metric:
+        """The estimate as a number of a record, with its interval."""
+        return Metric(value=self.value, unit=unit, low=self.low, high=self.high)
+
 
 def _added(one: Estimate, other: Estimate) -> tuple[float | None, float, float]:
     """Standard deviation, degrees of freedom and bound of the sum of two independent logarithms."""

@@ -137,7 +137,7 @@ def check(  # noqa: PLR0917 -- options, which nobody gives by position
 def _tell(done: SuiteCheck, json: bool, junit: Path | None, began: datetime, seconds: float) -> None:
     """Write and print what was found; the check took ``seconds``."""
     from caraml.base.files import write_file
-    from caraml.report.check import check_json, check_junit, check_sections, verdict_line
+    from caraml.report.comparison import check_json, check_junit, check_sections, verdict_line
     from caraml.report.section import terminal
 
     try:

@@ -192,9 +192,9 @@ def scaling(
     markdown: AsMarkdown = False,
 ) -> None:
     """Show speed-up and efficiency over the number of devices, with the laws of Amdahl and Gustafson, slow steps and slow ranks."""
-    from caraml.analysis.scaling import left_out, matrix, solutions_of, step_views
+    from caraml.analysis.scaling import left_out, solutions_of, step_views
     from caraml.analysis.scaling import scaling as scaled
-    from caraml.report.comparison import scaling_sections
+    from caraml.report.scaling import scaling_sections
 
     found = chosen(what, out)
     store, records = found.store, found.records()
@@ -203,14 +203,8 @@ def scaling(
     if not families:
         without = f"; {missing}" if missing else ""
         raise InputError(f"no two results differ in the number of devices only{without}", "sweep it in the suite: devices = [1, 2, 4]")
-    solutions = solutions_of(records)
-    cells = [
-        ("Time to solution: best number of devices over smallest", matrix(solutions, "time")),
-        ("Energy to solution: best number of devices over smallest", matrix(solutions, "energy")),
-        ("Energy at the number of devices with the best time", matrix(solutions, "energy", "time")),
-    ]
     used = {record.key: record for family in families for record in family.records}
-    _print(scaling_sections(families, cells, step_views(used.values(), store), missing), markdown)
+    _print(scaling_sections(families, solutions_of(records), step_views(used.values(), store), missing), markdown)
 
 
 @app.command()
@@ -223,7 +217,7 @@ def history(
     """Show a number over time, every attempt counted: where its level changed, and what changed with it."""
     from caraml.analysis.history import history as followed
     from caraml.analysis.history import not_above_zero
-    from caraml.report.comparison import history_sections
+    from caraml.report.scaling import history_sections
 
     named = [chosen(name, out) for name in what] if what else [chosen(None, out)]
     records = {(found.store.root.resolve(), one.key, one.attempt): one for found in named for one in found.every_attempt()}

@@ -1,24 +1,26 @@
-"""Results over several records as sections: of `caraml compare`, `scaling`, `history` and `advise`."""
+"""What `caraml compare`, `advise` and `check` say: sections; and of a check a line, JSON, and JUnit's XML."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from caraml.analysis.advise import Advice, Best, Choice, by_boundary, differs
-from caraml.analysis.compare import UNDIRECTED, Change, Comparison, Gate
+from caraml.analysis.check import CheckedMetric, CheckedPoint, SuiteCheck
+from caraml.analysis.compare import Change, Comparison, Gate
 from caraml.analysis.estimate import Estimate
-from caraml.analysis.grouping import Difference
-from caraml.analysis.history import Series
-from caraml.analysis.laws import SMALLEST_SHARE, EfficiencyLimit, Law
 from caraml.analysis.run_variation import INTERVAL
-from caraml.analysis.scaling import OTHER_BOUNDARIES, Cell, Curve, ScalingFamily, StepView
-from caraml.base.format import count, prefixed, significant
-from caraml.metrics.model import Metric, title_of
+from caraml.analysis.scaling import OTHER_BOUNDARIES
+from caraml.base.format import count, printable, significant
+from caraml.metrics.model import METRICS, title_of
 from caraml.report.numbers import at_most, written
 from caraml.report.section import Section
 
-_LARGEST = 1e6
+LARGEST = 1e6
 """Per cent, and devices, beyond which a number says no more than that it is large."""
 VERDICTS = ("worse", "better", "same", "unknown", "indistinguishable")
 
@@ -29,7 +31,7 @@ def estimated(estimate: Estimate | None, unit: str) -> str:
         return "–"
     bound = estimate.value * math.expm1(estimate.bound) or None
     # As a rate is written: it may be anything that varies from run to run.
-    metric = Metric(value=estimate.value, unit=unit, low=estimate.low, high=estimate.high)
+    metric = estimate.metric(unit)
     return written("throughput", metric) + at_most("throughput", metric.model_copy(update={"bound": bound}))
 
 
@@ -39,13 +41,14 @@ def change(ratio: Estimate | None) -> str:
         return "–"
     bound = f", ± at most {significant(100 * math.expm1(ratio.bound), 2)} %" if ratio.bound else ""
     if ratio.low is None or ratio.high is None:
-        return f"{_percent(ratio.value)} ± ? %{bound}"
-    return f"{_percent(ratio.value)} % ({_percent(ratio.low)} to {_percent(ratio.high)}){bound}"
+        return f"{signed_percent(ratio.value)} ± ? %{bound}"
+    return f"{signed_percent(ratio.value)} % ({signed_percent(ratio.low)} to {signed_percent(ratio.high)}){bound}"
 
 
-def _percent(ratio: float) -> str:
+def signed_percent(ratio: float) -> str:
+    """A ratio as a change, without the sign for per cent."""
     value = 100 * (ratio - 1)
-    return f"{value:+.1f}" if abs(value) < 99.95 else f"{value:+.0f}" if value < _LARGEST else f"{value:+.1e}"
+    return f"{value:+.1f}" if abs(value) < 99.95 else f"{value:+.0f}" if value < LARGEST else f"{value:+.1e}"
 
 
 # -- compare -----------------------------------------------------------------------------------------------------------
@@ -57,7 +60,9 @@ def comparison_sections(comparison: Comparison, every: bool = False) -> list[Sec
     unknown = (f"stated of neither side, so it may differ: {', '.join(comparison.unknown)}",) if comparison.unknown else ()
     sections = [Section("", notes=(title,))]
     if comparison.pairs:
-        sections = [_differences("What differs", comparison.differences, (title, *unknown))]
+        shared = tuple((one.name, one.a, one.b, one.why) for one in comparison.differences)
+        notes = (title, *unknown) if shared else (title, *unknown, "nothing that is recorded")
+        sections = [Section("What differs", ("what", "A", "B", "what it may do"), shared, notes)]
     local = [(pair.name, one) for pair in comparison.pairs for one in pair.differences]
     if local:
         found = tuple((name, one.name, one.a, one.b, one.why) for name, one in local[:_MOST])
@@ -81,14 +86,9 @@ def comparison_sections(comparison: Comparison, every: bool = False) -> list[Sec
 
 
 _NAMED = 3
-"""Metrics and runs of a published note that are named."""
+"""Metrics and runs of a published note that are named, and points that the line of a check names."""
 _MOST = 40
 """Rows of a terminal table beyond which only those that matter are shown."""
-
-
-def _differences(title: str, found: Sequence[Difference], notes: tuple[str, ...]) -> Section:
-    rows = tuple((one.name, one.a, one.b, one.why) for one in found)
-    return Section(title, ("what", "A", "B", "what it may do"), rows, notes if rows else (*notes, "nothing that is recorded"))
 
 
 def _change_cells(one: Change, margin: float) -> tuple[str, ...]:
@@ -143,139 +143,6 @@ def gate_lines(gate: Gate, comparison: Comparison) -> tuple[list[str], bool]:
     return lines, bool(failures)
 
 
-# -- scaling -----------------------------------------------------------------------------------------------------------
-
-
-def scaling_sections(
-    families: Sequence[ScalingFamily], cells: Sequence[tuple[str, Sequence[Cell]]], views: Sequence[StepView], missing: str = ""
-) -> list[Section]:
-    """Curves and laws of every family, the matrices of time and energy, and the single steps; ``missing``: what is left out."""
-    sections = [_curve(family, curve) for family in families for curve in family.curves]
-    sections += [Section("", (), (), (missing,))] if missing else []
-    for title, found in cells:
-        shown = tuple((cell.row, cell.column, cell.text, cell.reason or change(cell.ratio)) for cell in found)
-        if shown:
-            sections.append(Section(title, ("application", "device", "ratio, devices", "change"), shown))
-    rows = tuple((view.name, str(len(view.batches)), *_elbow(view)) for view in views)
-    if rows:
-        note = "elbow: where the cumulative distribution is farthest above its chord; cost: what the steps beyond take more than the median"
-        sections.append(Section("Single steps", ("record", "steps", "elbow", "at or below", "cost"), rows, (note,)))
-    slow = tuple(row for view in views for row in _slow(view))
-    if slow:
-        note = "compared step by step; in synchronous training a rank's own delay is partly hidden, as all wait for it"
-        sections.append(Section("Ranks", ("record", "rank", "behind the median rank", "slowest in", "waits for input", ""), slow, (note,)))
-    return sections
-
-
-def _curve(family: ScalingFamily, curve: Curve) -> Section:
-    unit = {"training": f"{family.records[0].item}/s", "median batch": "sample/s", "epoch": "epoch/s"}[curve.basis]
-    with_flops = any(size.flops is not None for size in curve.sizes)
-    rows = tuple(
-        (
-            str(size.world),
-            str(size.nodes),
-            str(size.global_batch),
-            str(len(size.keys)),
-            estimated(size.mean, unit),
-            *([written("throughput", size.flops)] if with_flops else []),
-            estimated(size.speed_up, "1"),
-            estimated(size.efficiency, "1"),
-        )
-        for size in curve.sizes
-    )
-    notes = [law_text(law) for law in curve.laws]
-    notes += [f"rests on flagged runs: {_flagged(family.rests_on)}"] if family.rests_on else []
-    notes += [f"rate: {INTERVAL}", f"speed-up, efficiency and laws: {curve.variation}"]
-    flops = ["FLOP/s per device"] if with_flops else []
-    columns = ("devices", "nodes", "global batch", "runs", "rate", *flops, "speed-up", "efficiency")
-    return Section(f"{family.name}, by {curve.basis}", columns, rows, tuple(notes))
-
-
-def law_text(law: Law) -> str:
-    """A law with its interval, whether it fits, and where the efficiency falls."""
-    known = law.serial_low is not None and law.serial_high is not None
-    band = f" % ({_share(law.serial_low)} to {_share(law.serial_high)} %)" if known else " ± ? %"  # type: ignore[arg-type]
-    fits = ", which does not describe these rates" if law.misfit is not None and law.misfit < 0.05 else ""
-    return f"{law.name}: serial share {_share(law.serial)}{band}{fits}; {_limit(law.limit)}"
-
-
-def _share(share: float) -> str:
-    return significant(100 * share, 2) if share >= SMALLEST_SHARE else "0"
-
-
-def _limit(limit: EfficiencyLimit) -> str:
-    share = f"efficiency {100 * limit.efficiency:g} %"
-    if limit.devices is None or limit.devices > _LARGEST:
-        return f"{share} is never reached by this fit (extrapolated)"
-    ends = ""
-    if limit.low is not None:
-        ends = f" (from {significant(limit.low, 2)}{_to(limit.high)})"
-    extrapolated = ", extrapolated beyond what was measured" if limit.extrapolated else ""
-    return f"below {share} beyond {significant(limit.devices, 2)} devices{ends}{extrapolated}"
-
-
-def _to(devices: float | None) -> str:
-    return " on" if devices is None or devices > _LARGEST else f" to {significant(devices, 2)}"
-
-
-def _elbow(view: StepView) -> tuple[str, str, str]:
-    found = view.elbow
-    if found is None:
-        return "none", "", ""
-    factor, unit = prefixed(found.seconds, "s")
-    return f"{significant(found.seconds / factor)} {unit}", f"{100 * found.share:.0f} %", f"{100 * found.cost:.1f} %"
-
-
-def _slow(view: StepView) -> Iterable[tuple[str, ...]]:
-    for one in view.ranks[:_SLOWEST]:
-        behind = f"{100 * one.excess:+.2f} % ({100 * one.low:+.2f} to {100 * one.high:+.2f})"
-        yield view.name, str(one.rank), behind, f"{100 * one.slowest:.0f} % of steps", f"{100 * one.wait:.1f} %", "slow" if one.slow else ""
-
-
-_SLOWEST = 3
-"""Ranks of one record that are listed."""
-
-
-# -- history -----------------------------------------------------------------------------------------------------------
-
-
-def history_sections(series: Sequence[Series], dropped: int = 0) -> list[Section]:
-    """A row for each level of each series, and what changed between levels; ``dropped``: results that are not above zero."""
-    metric = title_of(series[0].metric)
-    rows = tuple(row for one in series for row in _levels(one))
-    short = sum(one.note is not None for one in series)
-    notes = [f"{short} of {len(series)} series have fewer results, or times, than a change needs"] if short else []
-    notes += [f"left out: {count(dropped, 'result')} not above zero, as levels are compared by their ratio"] if dropped else []
-    notes += list(dict.fromkeys(UNDIRECTED[one.better] for one in series if one.better in UNDIRECTED))
-    notes += [INTERVAL, "changes are between the medians of the stretches"]
-    found = [Section(f"{metric} over time", ("work", "device", "from, to", "runs", "mean", "change", ""), rows, tuple(notes))]
-    changes = tuple(text for one in series for text in _changes(one))
-    alone = tuple(
-        f"{one.name}: the newest result is {_percent(one.newest)} % off its level; one is no change, so measure it again"
-        for one in series
-        if one.newest is not None
-    )
-    return [*found, Section("Changes", (), (), (*(changes or ("none beyond chance",)), *alone))]
-
-
-def _levels(one: Series) -> Iterable[tuple[str, ...]]:
-    for number, (begin, end, _) in enumerate(one.levels()):
-        found = one.changes[number - 1] if number else None
-        what = "" if found is None else f"{_percent(found.ratio)} %"
-        verdict = "" if found is None or found.better is None else "better" if found.better else "worse"
-        span = f"{one.values[begin].time:%Y-%m-%d %H:%M} to {one.values[end].time:%Y-%m-%d %H:%M}"
-        name = ("", "") if number else (one.name, one.records[0].point.device)
-        yield *name, span, str(end - begin + 1), estimated(one.mean(begin, end), one.unit), what, verdict
-
-
-def _changes(one: Series) -> Iterable[str]:
-    for found in one.changes:
-        says = "; ".join(f"{what.name}: {what.a} → {what.b}" for what in found.changed[: _MOST // 4])
-        provisional = ", provisional: few results" if found.provisional else ""
-        when = f"{one.values[found.index].time:%Y-%m-%d %H:%M}"
-        yield f"{when} {one.name} {_percent(found.ratio)} %{provisional}. Changed with it: {says or 'nothing that is recorded'}"
-
-
 # -- advise ------------------------------------------------------------------------------------------------------------
 
 
@@ -292,9 +159,9 @@ def _advice(one: Advice) -> Iterable[Section]:
     yield Section(f"{one.name} on {one.device}", columns, rows, (INTERVAL, f"what tells choices apart: {one.variation}"))
     notes = []
     if one.rests_on:
-        notes.append(f"rests on flagged runs, and may change when they are measured again: {_flagged(one.rests_on)}")
+        notes.append(f"rests on flagged runs, and may change when they are measured again: {flagged(one.rests_on)}")
     if one.left_out:
-        notes.append(f"left out, because something disturbed every run: {_flagged(one.left_out)}; measured again they count")
+        notes.append(f"left out, because something disturbed every run: {flagged(one.left_out)}; measured again they count")
     notes += [one.unstated] if one.unstated else []
     notes += [_best(best, one) for best in one.best]
     if len(parts) > 1:
@@ -326,7 +193,8 @@ def _choice(choice: Choice, on_front: bool, apart: bool) -> tuple[str, ...]:
     return choice.name, str(len(choice.keys)), *numbers, choice.bottleneck.by or "–", "yes" if on_front else ""
 
 
-def _flagged(found: Sequence[tuple[str, tuple[str, ...]]]) -> str:
+def flagged(found: Sequence[tuple[str, tuple[str, ...]]]) -> str:
+    """Runs with their flags."""
     return "; ".join(f"{name}: {', '.join(flags)}" for name, flags in found)
 
 
@@ -352,3 +220,130 @@ def _picked(best: Best, advice: Advice) -> str:
 
 
 _TIES = 6
+
+
+# -- check --------------------------------------------------------------------------------------------------------------
+
+
+def verdict_line(check: SuiteCheck) -> str:
+    """``worse: 1 of 6 points: gpt b8 5.2 % slower (± 0.9 %)``."""
+    verdict, total = check.verdict, len(check.points)
+    deciding = [one for one in check.points if one.verdict == verdict]
+    if verdict == "same":
+        return f"same: {count(total, 'point')}, none is {100 * check.within:g} % or more worse than {check.baseline.name}"
+    named = "; ".join(f"{one.label} {_how(one)}".rstrip() for one in deciding[:_NAMED])
+    more = f"; and {len(deciding) - _NAMED} more" if len(deciding) > _NAMED else ""
+    return f"{verdict}: {len(deciding)} of {count(total, 'point')}: {named}{more}"
+
+
+def _how(point: CheckedPoint) -> str:
+    """By how much a point differs, by the number that decided."""
+    one = point.headline
+    if point.failed or one is None or one.ratio is None:
+        return f"({point.notes[0]})" if point.notes else ""
+    rate = METRICS[one.metric].better == "higher"
+    words = {(True, True): "slower", (True, False): "faster", (False, True): "more", (False, False): "less"}[rate, one.loss > 0]
+    what = "" if words in ("slower", "faster") else f" {title_of(one.metric).lower()}"
+    error = f" (± {significant(100 * math.expm1(one.ratio.reach), 2)} %)" if one.ratio.sd else ""
+    return f"{significant(100 * abs(one.ratio.value - 1), 2)} % {words}{what}{error}"
+
+
+def check_sections(check: SuiteCheck) -> list[Section]:
+    """The table of all points and what to know about them; what else changed since the baseline."""
+    rows = []
+    for point in check.points:
+        for index, one in enumerate(point.metrics or (None,)):
+            label, verdict = (point.label, point.verdict) if index == 0 else ("", "")
+            cells = (title_of(one.metric), change(one.ratio), f"{one.runs[0]}, {one.runs[1]}", str(one.nights)) if one else ("–",) * 4
+            rows.append((label, *cells, one.verdict if one and len(point.metrics) > 1 else verdict))
+    notes = [f"{point.label}: {note}" for point in check.points for note in point.notes]
+    title = f"{check.suite} against baseline {check.baseline.name} of {check.baseline.accepted_at[:10]}"
+    columns = ("point", "metric", "now against accepted", "runs: accepted, new", "nights", "verdict")
+    sections = [Section(title, columns, rows, [*notes, *check.notes])]
+    if check.differences:
+        found = [(one.name, one.a, one.b, one.why) for one in check.differences]
+        sections.append(Section("What else changed since then", ("what", "then", "now", "what it may do"), found))
+    return sections
+
+
+def check_json(check: SuiteCheck) -> str:
+    """Everything, for programs. Losses are shares: 0.05 is 5 % worse."""
+    found = {
+        "schema_version": 1,
+        "verdict": check.verdict,
+        "exit_code": int(check.exit_code),
+        "line": verdict_line(check),
+        "suite": check.suite,
+        "baseline": check.baseline.name,
+        "accepted_at": check.baseline.accepted_at,
+        "within": check.within,
+        "points": [
+            {
+                "label": point.label,
+                "verdict": point.verdict,
+                "keys": sorted(point.keys),
+                "metrics": [_metric_json(one) for one in point.metrics],
+                "notes": list(point.notes),
+            }
+            for point in check.points
+        ],
+        "differences": [{"name": one.name, "then": one.a, "now": one.b} for one in check.differences],
+        "notes": list(check.notes),
+    }
+    text = printable(json.dumps(found, ensure_ascii=False, allow_nan=False))  # strict readers take no half of a surrogate pair
+    return json.dumps(json.loads(text), indent=1)
+
+
+def _metric_json(one: CheckedMetric) -> dict[str, Any]:
+    ratio = one.ratio
+    return {
+        "metric": one.metric,
+        "unit": one.unit,
+        "verdict": one.verdict,
+        "loss": None if ratio is None else one.loss,
+        "ratio": None if ratio is None else ratio.value,
+        "ratio_low": None if ratio is None else ratio.low,
+        "ratio_high": None if ratio is None or ratio.high == math.inf else ratio.high,
+        "runs": {"accepted": one.runs[0], "new": one.runs[1]},
+        "nights": one.nights,
+        "reason": one.reason,
+    }
+
+
+def check_junit(check: SuiteCheck, seconds: float, stamp: str) -> bytes:
+    """JUnit's XML: a case for each point. Worse is a failure, undecided is skipped.
+
+    Args:
+        check: what was found.
+        seconds: how long the check took.
+        stamp: when it began, ISO 8601 without an offset.
+    """
+    verdicts = Counter(one.verdict for one in check.points)
+    counts = {"tests": len(check.points), "failures": verdicts["worse"], "errors": 0}
+    counts["skipped"] = verdicts["undecided"] + verdicts["not judged"]
+    attributes = {name: str(number) for name, number in counts.items()}
+    root = Element("testsuites", {"name": "caraml check", **attributes, "time": f"{seconds:.3f}"})
+    host = _xml(check.baseline.machine.get("host") or check.baseline.machine.get("system", ""))
+    heading = {"name": _xml(check.suite), **attributes, "time": f"{seconds:.3f}", "timestamp": stamp, "hostname": host}
+    suite = SubElement(root, "testsuite", heading)
+    properties = SubElement(suite, "properties")
+    for name, value in (("baseline", check.baseline.name), ("accepted_at", check.baseline.accepted_at), ("verdict", check.verdict)):
+        SubElement(properties, "property", {"name": name, "value": _xml(value)})
+    for point in check.points:
+        case = SubElement(suite, "testcase", {"name": _xml(point.label), "classname": _xml(f"caraml.{check.suite}"), "time": "0"})
+        numbers = (f"{title_of(one.metric)}: {change(one.ratio)}: {one.verdict}" for one in point.metrics)
+        text = _xml("\n".join([*numbers, *point.notes]))
+        message = _xml(f"{point.verdict}: {_how(point)}")
+        if point.verdict == "worse":
+            SubElement(case, "failure", {"message": message, "type": "worse"}).text = text
+        elif point.verdict in ("undecided", "not judged"):
+            SubElement(case, "skipped", {"message": message})
+        if point.verdict != "worse" and text:
+            SubElement(case, "system-out").text = text
+    indent(root, " ")
+    return b'<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(root, encoding="utf-8") + b"\n"
+
+
+def _xml(text: str) -> str:
+    """Text without the characters that XML cannot hold."""
+    return printable(text, lines=True).replace("\ufffe", "\ufffd").replace("\uffff", "\ufffd")

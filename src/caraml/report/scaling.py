@@ -1,14 +1,17 @@
-"""How rates grow with devices: efficiency by family, what more devices did to time and energy, and a result over the months."""
+"""How rates grow with devices: efficiency by family, what more devices did to time and energy, and a result over the months. As figures
+of a report, and as what `caraml scaling` and `history` say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from caraml.analysis.estimate import Estimate
+from caraml.analysis.compare import UNDIRECTED
 from caraml.analysis.grouping import told_apart
 from caraml.analysis.history import Series, attempts, history
+from caraml.analysis.laws import SMALLEST_SHARE, EfficiencyLimit, Law
+from caraml.analysis.run_variation import INTERVAL
 from caraml.analysis.scaling import (
     OTHER_BOUNDARIES,
     Basis,
@@ -17,6 +20,8 @@ from caraml.analysis.scaling import (
     Quantity,
     ScalingFamily,
     Size,
+    Solution,
+    StepView,
     batch_of,
     device_name,
     left_out,
@@ -25,19 +30,23 @@ from caraml.analysis.scaling import (
     solutions_of,
 )
 from caraml.base.chart import Axis, Drawing, cells, marks
-from caraml.base.format import count, printable
-from caraml.metrics.model import Metric, scaled
-from caraml.report.comparison import law_text
+from caraml.base.format import count, prefixed, printable, significant
+from caraml.metrics.model import Metric, scaled, title_of
+from caraml.report.comparison import LARGEST, change, estimated, flagged, signed_percent
 from caraml.report.figures import MOST_COLUMNS, MOST_LINES
 from caraml.report.grouping import LABEL, MOST_SERIES, first, first_figures, keys, labels, marker, repeated
 from caraml.report.numbers import counted, plain, written
-from caraml.report.section import ReportFigure, clipped
+from caraml.report.section import ReportFigure, Section, clipped
 from caraml.results.record import Record
 
 MOST_LAWS = 12
 """Families to which laws are fitted, which takes longer than all else; ``caraml scaling`` fits them to any number."""
 FEWEST_ATTEMPTS = 3
 """Attempts from which a result over time is worth a figure."""
+_SLOWEST = 3
+"""Ranks of one record that are listed."""
+_MOST_CHANGED = 10
+"""Settings that are named as changed with a level."""
 
 
 def efficiencies(records: Sequence[Record]) -> tuple[list[ReportFigure], list[str]]:
@@ -69,7 +78,7 @@ def _efficiency(name: str, families: Sequence[ScalingFamily]) -> ReportFigure:
     drawings = []
     for what, curves in ({"efficiency": alone} if alone else told).items():
         about = title if alone or len(told) == 1 else f"{what[0].upper()}{what[1:]}: {name}"
-        drawings += _panel(lines, curves, x, what=what, about=about, unit="", value=lambda _, size: _metric(size.efficiency))
+        drawings += _panel(lines, curves, x, what=what, about=about, unit="", value=lambda _, size: size.efficiency.metric("1"))
     item = families[0].records[0].item
     for what, basis, unit, value in _PER_DEVICE:
         curves, about = alone or [family.curve(basis) for family in shown], f"{what[0].upper()}{what[1:]}: {name}"
@@ -103,7 +112,7 @@ _Value: TypeAlias = Callable[[Curve, Size], Metric | None]
 
 def _of_rate(basis: Basis) -> _Value:
     """A curve's rate over its devices, if it is the rate of ``basis``."""
-    return lambda curve, size: scaled(_metric(size.mean or size.rate), 1 / size.world, "1") if curve.basis == basis else None
+    return lambda curve, size: scaled((size.mean or size.rate).metric("1"), 1 / size.world, "1") if curve.basis == basis else None
 
 
 _TOLD: dict[Basis, str] = {"training": "training part"}
@@ -142,39 +151,31 @@ def _names(families: Sequence[ScalingFamily]) -> dict[str, str]:
 def _size_row(name: str, curve: Curve, index: int) -> list[str]:
     size = curve.sizes[index]
     law = law_text(curve.laws[0]) if curve.laws and index == len(curve.sizes) - 1 else ""
-    speed_up = written("", _metric(size.speed_up)) if index else "1"
+    speed_up = written("", size.speed_up.metric("1")) if index else "1"
     arithmetic = written("throughput", size.flops)
     sizes = f"{size.world:,}", f"{size.nodes:,}", f"{size.global_batch:,}"
-    return [name, curve.basis, *sizes, arithmetic, speed_up, _share(size.efficiency) if index else "100 %", law]
+    return [name, curve.basis, *sizes, arithmetic, speed_up, written("mfu", size.efficiency.metric("1")) if index else "100 %", law]
 
 
-def _metric(estimate: Estimate) -> Metric:
-    return Metric(value=estimate.value, unit="1", low=estimate.low, high=estimate.high)
-
-
-def _share(estimate: Estimate) -> str:
-    return written("mfu", _metric(estimate))
-
-
-TITLES: dict[Quantity, str] = {"time": "Time to solution with more devices", "energy": "Energy to solution with more devices"}
+MATRICES: tuple[tuple[Quantity, Quantity, str, str], ...] = (
+    ("time", "time", "Time to solution with more devices", "Time to solution: best number of devices over smallest"),
+    ("energy", "energy", "Energy to solution with more devices", "Energy to solution: best number of devices over smallest"),
+    ("energy", "time", "Energy to solution with more devices chosen for time", "Energy at the number of devices with the best time"),
+)
+"""Figs. 1 to 3 of MAELSTROM's D3.7: what is compared, what the number of devices is best for, title of the figure and of the table."""
 
 
 def matrices(records: Sequence[Record]) -> list[ReportFigure]:
-    """MAELSTROM's Figs. 1 to 3 for these records: ratio at the best number of devices to the smallest, by application and device."""
+    """Figures of :data:`MATRICES`: ratio at the best number of devices to the smallest, by application and device."""
     solutions = solutions_of(records)
-    kinds: tuple[tuple[Quantity, Quantity, str], ...] = (
-        ("time", "time", ""),
-        ("energy", "energy", ""),
-        ("energy", "time", " chosen for time"),
-    )
-    found = [(f"{TITLES[quantity]}{words}", matrix(solutions, quantity, best_by)) for quantity, best_by, words in kinds]
     missing = left_out(records, ("devices",))
     note = f" {missing[0].upper()}{missing[1:]}." if missing else ""
     every, dark = {one.key for one in solutions}, {one.key for one in solutions if one.energy is None}
     without = f" Left out: {len(dark)} of {count(len(every), 'point')}, without a known energy." if dark else ""
     return [
         _matrix(title, cells, note + without * ("energy" in (quantity, best_by)))
-        for (title, cells), (quantity, best_by, _) in zip(found, kinds, strict=True)
+        for quantity, best_by, title, _ in MATRICES
+        for cells in [matrix(solutions, quantity, best_by)]
         if any(cell.ratio is not None or cell.reason for cell in cells)
     ]
 
@@ -217,7 +218,7 @@ def _fitting(names: Sequence[str], limit: int, noun: str) -> tuple[Sequence[str]
 def _ratio(cell: Cell) -> str:
     if cell.reason:
         return f"not known: {cell.reason}"
-    ratio = "not known" if cell.ratio is None else written("", _metric(cell.ratio)) if cell.smallest != cell.best else "1"
+    ratio = "not known" if cell.ratio is None else written("", cell.ratio.metric("1")) if cell.smallest != cell.best else "1"
     return f"{ratio}, {cell.smallest} → {cell.best} devices"
 
 
@@ -260,8 +261,135 @@ def _history(series: Series, label: str) -> ReportFigure:
 
 def _change_text(series: Series) -> str:
     texts = []
-    for change in series.changes:
-        why = "; ".join(f"{one.name} {one.a} → {one.b}" for one in change.changed[:4])
-        when = series.values[change.index].time
-        texts.append(f"{when:%Y-%m-%d}: {100 * (change.ratio - 1):+.1f} %{f', together with {printable(why)}' if why else ''}.")
+    for found in series.changes:
+        why = "; ".join(f"{one.name} {one.a} → {one.b}" for one in found.changed[:4])
+        when = series.values[found.index].time
+        texts.append(f"{when:%Y-%m-%d}: {100 * (found.ratio - 1):+.1f} %{f', together with {printable(why)}' if why else ''}.")
     return " ".join(texts)
+
+
+# -- in a terminal -------------------------------------------------------------------------------------------------------
+
+
+def scaling_sections(
+    families: Sequence[ScalingFamily], solutions: Sequence[Solution], views: Sequence[StepView], missing: str = ""
+) -> list[Section]:
+    """Curves and laws of every family, the matrices of time and energy, and the single steps; ``missing``: what is left out."""
+    sections = [_curve(family, curve) for family in families for curve in family.curves]
+    sections += [Section("", (), (), (missing,))] if missing else []
+    for quantity, best_by, _, title in MATRICES:
+        found = matrix(solutions, quantity, best_by)
+        shown = tuple((cell.row, cell.column, cell.text, cell.reason or change(cell.ratio)) for cell in found)
+        if shown:
+            sections.append(Section(title, ("application", "device", "ratio, devices", "change"), shown))
+    rows = tuple((view.name, str(len(view.batches)), *_elbow(view)) for view in views)
+    if rows:
+        note = "elbow: where the cumulative distribution is farthest above its chord; cost: what the steps beyond take more than the median"
+        sections.append(Section("Single steps", ("record", "steps", "elbow", "at or below", "cost"), rows, (note,)))
+    slow = tuple(row for view in views for row in _slow(view))
+    if slow:
+        note = "compared step by step; in synchronous training a rank's own delay is partly hidden, as all wait for it"
+        sections.append(Section("Ranks", ("record", "rank", "behind the median rank", "slowest in", "waits for input", ""), slow, (note,)))
+    return sections
+
+
+def _curve(family: ScalingFamily, curve: Curve) -> Section:
+    unit = {"training": f"{family.records[0].item}/s", "median batch": "sample/s", "epoch": "epoch/s"}[curve.basis]
+    with_flops = any(size.flops is not None for size in curve.sizes)
+    rows = tuple(
+        (
+            str(size.world),
+            str(size.nodes),
+            str(size.global_batch),
+            str(len(size.keys)),
+            estimated(size.mean, unit),
+            *([written("throughput", size.flops)] if with_flops else []),
+            estimated(size.speed_up, "1"),
+            estimated(size.efficiency, "1"),
+        )
+        for size in curve.sizes
+    )
+    notes = [law_text(law) for law in curve.laws]
+    notes += [f"rests on flagged runs: {flagged(family.rests_on)}"] if family.rests_on else []
+    notes += [f"rate: {INTERVAL}", f"speed-up, efficiency and laws: {curve.variation}"]
+    flops = ["FLOP/s per device"] if with_flops else []
+    columns = ("devices", "nodes", "global batch", "runs", "rate", *flops, "speed-up", "efficiency")
+    return Section(f"{family.name}, by {curve.basis}", columns, rows, tuple(notes))
+
+
+def law_text(law: Law) -> str:
+    """A law with its interval, whether it fits, and where the efficiency falls."""
+    known = law.serial_low is not None and law.serial_high is not None
+    band = f" % ({_percent(law.serial_low)} to {_percent(law.serial_high)} %)" if known else " ± ? %"  # type: ignore[arg-type]
+    fits = ", which does not describe these rates" if law.misfit is not None and law.misfit < 0.05 else ""
+    return f"{law.name}: serial share {_percent(law.serial)}{band}{fits}; {_limit(law.limit)}"
+
+
+def _percent(share: float) -> str:
+    return significant(100 * share, 2) if share >= SMALLEST_SHARE else "0"
+
+
+def _limit(limit: EfficiencyLimit) -> str:
+    share = f"efficiency {100 * limit.efficiency:g} %"
+    if limit.devices is None or limit.devices > LARGEST:
+        return f"{share} is never reached by this fit (extrapolated)"
+    ends = ""
+    if limit.low is not None:
+        ends = f" (from {significant(limit.low, 2)}{_to(limit.high)})"
+    extrapolated = ", extrapolated beyond what was measured" if limit.extrapolated else ""
+    return f"below {share} beyond {significant(limit.devices, 2)} devices{ends}{extrapolated}"
+
+
+def _to(devices: float | None) -> str:
+    return " on" if devices is None or devices > LARGEST else f" to {significant(devices, 2)}"
+
+
+def _elbow(view: StepView) -> tuple[str, str, str]:
+    found = view.elbow
+    if found is None:
+        return "none", "", ""
+    factor, unit = prefixed(found.seconds, "s")
+    return f"{significant(found.seconds / factor)} {unit}", f"{100 * found.share:.0f} %", f"{100 * found.cost:.1f} %"
+
+
+def _slow(view: StepView) -> Iterable[tuple[str, ...]]:
+    for one in view.ranks[:_SLOWEST]:
+        behind = f"{100 * one.excess:+.2f} % ({100 * one.low:+.2f} to {100 * one.high:+.2f})"
+        yield view.name, str(one.rank), behind, f"{100 * one.slowest:.0f} % of steps", f"{100 * one.wait:.1f} %", "slow" if one.slow else ""
+
+
+def history_sections(series: Sequence[Series], dropped: int = 0) -> list[Section]:
+    """A row for each level of each series, and what changed between levels; ``dropped``: results that are not above zero."""
+    metric = title_of(series[0].metric)
+    rows = tuple(row for one in series for row in _levels(one))
+    short = sum(one.note is not None for one in series)
+    notes = [f"{short} of {len(series)} series have fewer results, or times, than a change needs"] if short else []
+    notes += [f"left out: {count(dropped, 'result')} not above zero, as levels are compared by their ratio"] if dropped else []
+    notes += list(dict.fromkeys(UNDIRECTED[one.better] for one in series if one.better in UNDIRECTED))
+    notes += [INTERVAL, "changes are between the medians of the stretches"]
+    found = [Section(f"{metric} over time", ("work", "device", "from, to", "runs", "mean", "change", ""), rows, tuple(notes))]
+    changes = tuple(text for one in series for text in _changes(one))
+    alone = tuple(
+        f"{one.name}: the newest result is {signed_percent(one.newest)} % off its level; one is no change, so measure it again"
+        for one in series
+        if one.newest is not None
+    )
+    return [*found, Section("Changes", (), (), (*(changes or ("none beyond chance",)), *alone))]
+
+
+def _levels(one: Series) -> Iterable[tuple[str, ...]]:
+    for number, (begin, end, _) in enumerate(one.levels()):
+        found = one.changes[number - 1] if number else None
+        what = "" if found is None else f"{signed_percent(found.ratio)} %"
+        verdict = "" if found is None or found.better is None else "better" if found.better else "worse"
+        span = f"{one.values[begin].time:%Y-%m-%d %H:%M} to {one.values[end].time:%Y-%m-%d %H:%M}"
+        name = ("", "") if number else (one.name, one.records[0].point.device)
+        yield *name, span, str(end - begin + 1), estimated(one.mean(begin, end), one.unit), what, verdict
+
+
+def _changes(one: Series) -> Iterable[str]:
+    for found in one.changes:
+        says = "; ".join(f"{what.name}: {what.a} → {what.b}" for what in found.changed[:_MOST_CHANGED])
+        provisional = ", provisional: few results" if found.provisional else ""
+        when = f"{one.values[found.index].time:%Y-%m-%d %H:%M}"
+        yield f"{when} {one.name} {signed_percent(found.ratio)} %{provisional}. Changed with it: {says or 'nothing that is recorded'}"
