@@ -27,10 +27,10 @@ from caraml.base.plugins import Plugin
 from caraml.power.sampler import available_sources
 from caraml.power.source import POWER_SOURCES, SourceEntry, how_often, source_plugins
 from caraml.results.claim import launcher_plugins
-from caraml.system import families, host, nvml, peaks
+from caraml.system import families, host, nvml
 from caraml.system.detect import detect, environment
 from caraml.system.families.family import AUTOLOAD, CUDA, TorchBuild, amd_gpus
-from caraml.system.model import UNITS, DType, System
+from caraml.system.model import UNITS, DType, System, data_sheet
 from caraml.workloads import workload_of, workload_plugins
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _accelerators(system: System, root: Path = Path("/")) -> list[Check]:
 
 def _peak(system: System) -> Check:
     model = system.devices[0].model
-    entry = peaks.entry(model)
+    entry = data_sheet(model)
     if isinstance(entry, str):
         fix = None if system.device_class == "cpu" else "add a [[device]] with its source to caraml/system/catalog/peaks.toml"
         return Check("peak by data sheet", "warn", f"{entry}; MFU is against the measured peak only", fix)

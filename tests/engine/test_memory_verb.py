@@ -16,7 +16,7 @@ from caraml.cli.run import (
     plan,  # noqa: F401
 )
 from caraml.engine.memory import MemoryPlan, Planned
-from caraml.system.peaks import CATALOG
+from caraml.system.model import CATALOG
 
 
 def invoke(*arguments: str, verb: str = "memory") -> str:

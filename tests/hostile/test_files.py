@@ -35,7 +35,7 @@ from caraml.suite.load import load_suite
 from caraml.suite.model import Point
 from caraml.system.catalogue import load_system
 from caraml.system.detect import detect
-from caraml.system.peaks import CATALOG as SYSTEMS
+from caraml.system.model import CATALOG as SYSTEMS
 from caraml.workloads import params_of
 from caraml.workloads.gpt.documents import read_documents
 from caraml.workloads.gpt.text import PreparedText, load_tokenizer, prepare_text

@@ -12,13 +12,13 @@ from caraml.base.errors import InputError
 from caraml.base.toml import read_toml
 from caraml.reference import load
 from caraml.report.tables import system_rows
-from caraml.system import peaks
+from caraml.system import model as described
 from caraml.system.catalogue import list_systems, load_system
 from caraml.system.files import cpu_numbers
 
 
 def peak(model: str, dtype: str) -> float | None:
-    found = peaks.entry(model)
+    found = described.data_sheet(model)
     return None if isinstance(found, str) else found.flops_per_s.get(dtype)  # type: ignore[call-overload]
 
 
@@ -57,19 +57,19 @@ def test_figures_are_dense(model: str, dtype: str, flops_per_s: float) -> None:
     ],
 )
 def test_an_unknown_device_has_no_peak_but_a_reason(model: str) -> None:
-    reason = peaks.entry(model)
+    reason = described.data_sheet(model)
     assert isinstance(reason, str)
     assert repr(model) in reason
     assert peak(model, "bf16") is None
 
 
 def test_a_dtype_that_the_hardware_lacks_has_no_peak() -> None:
-    assert isinstance(peaks.entry("Tesla V100-SXM2-16GB"), peaks.PeakEntry) and peak("Tesla V100-SXM2-16GB", "bf16") is None
+    assert isinstance(described.data_sheet("Tesla V100-SXM2-16GB"), described.PeakEntry) and peak("Tesla V100-SXM2-16GB", "bf16") is None
 
 
 def test_every_entry_is_plausible() -> None:
     """Ratios that hold by design of the hardware; a sparse or a per-package figure would break them."""
-    for entry in peaks.entries():
+    for entry in described.data_sheets():
         f = entry.flops_per_s
         if "bf16" in f:
             assert f["bf16"] == f["fp16"], entry.model
@@ -77,7 +77,7 @@ def test_every_entry_is_plausible() -> None:
             assert f["fp8"] / f["fp16"] == pytest.approx(2, rel=0.03), entry.model
         if "tf32" in f:
             assert f["fp16"] / f["tf32"] == pytest.approx(2, rel=0.03), entry.model
-    by_model = {entry.model: entry for entry in peaks.entries()}
+    by_model = {entry.model: entry for entry in described.data_sheets()}
     for model in ("AMD Instinct MI250X", "AMD Instinct MI250"):
         package = by_model[f"{model} (package of two GCDs)"]
         for dtype, value in by_model[model].flops_per_s.items():
@@ -85,9 +85,9 @@ def test_every_entry_is_plausible() -> None:
 
 
 def test_figures_name_their_source() -> None:
-    sheet = peaks.entry("AMD Instinct MI250X")
-    assert isinstance(sheet, peaks.PeakEntry)
-    found = peaks.figures(sheet)["bf16"]
+    peak = load_system("LUMI").peak
+    assert peak is not None
+    found = peak["bf16"]
     assert found.unit == "FLOP/s"
     assert found.source.endswith("(dense, per GCD)")
 
@@ -96,13 +96,13 @@ def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
     one = '[[device]]\nmodel = "NVIDIA X1"\nsource = "s"\nmemory_bandwidth_bytes_per_s = 1e9\nflops_per_s = { fp32 = 1e12 }\n'
     (tmp_path / "p.toml").write_text(one + one.replace("NVIDIA X1", "x1"))
     with pytest.raises(InputError, match="twice: x1"):
-        read_toml(tmp_path / "p.toml").validate(peaks._Peaks)
+        read_toml(tmp_path / "p.toml").validate(described._Peaks)
 
 
 def test_systems_by_name_alias_and_path() -> None:
     assert load_system("A100").identity == "NVIDIA A100-SXM4-40GB x4"
     assert load_system("h100").name == "jureca-h100"
-    assert load_system(peaks.CATALOG / "jedi.toml") == load_system("JEDI")
+    assert load_system(described.CATALOG / "jedi.toml") == load_system("JEDI")
     jedi = load_system("JEDI")
     assert [device.index for device in jedi.devices] == [0, 1, 2, 3]
     assert jedi.devices[0].tdp_w == 680.0
@@ -130,7 +130,7 @@ def test_the_tags_that_users_know(tag: str, name: str, nodes: int) -> None:
     assert (load_system(tag).name, load_system(tag).nodes) == (name, nodes)
 
 
-CATALOGUE = [path for path in sorted(peaks.CATALOG.glob("*.toml")) if path.name != "peaks.toml"]
+CATALOGUE = [path for path in sorted(described.CATALOG.glob("*.toml")) if path.name != "peaks.toml"]
 
 
 @pytest.mark.parametrize("path", CATALOGUE, ids=lambda path: path.stem)
@@ -172,8 +172,8 @@ def test_every_description_is_plausible(path: Path) -> None:
         assert cpu.isa and cpu.cores, "whether 16 bit formats are emulated, and how many processes a node may have"
     else:
         assert device.memory_bytes is None or device.kind == "ipu" or 16e9 <= device.memory_bytes <= 160e9
-    entry = peaks.entry(device.model)
-    if isinstance(entry, peaks.PeakEntry) and entry.tdp_w and device.tdp_w:
+    entry = described.data_sheet(device.model)
+    if isinstance(entry, described.PeakEntry) and entry.tdp_w and device.tdp_w:
         assert device.tdp_w == entry.tdp_w
     for link in system.links:
         assert link.bandwidth_bytes_per_s is None or 10e9 <= link.bandwidth_bytes_per_s <= 500e9, link

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from caraml.base.errors import InputError
-from caraml.system import peaks
 from caraml.system.catalogue import described, list_systems, load_system
+from caraml.system.model import CATALOG
 
 NEW = """name = "mine"
 title = "Mine"
@@ -61,7 +61,7 @@ def test_home_is_searched_where_no_variable_says_otherwise(tmp_path: Path, monke
 def test_fields_override_one_by_one(config: Path) -> None:
     text = 'name = "jedi"\n[site.scheduler]\naccount = "me"\nmax_minutes = 60\n[[devices]]\ntdp_w = 500\n'
     (config / "jedi.toml").write_text(text + '[sources]\n"devices.tdp_w" = "nvidia-smi"\n')
-    base, changed = load_system(peaks.CATALOG / "jedi.toml"), load_system("JEDI")
+    base, changed = load_system(CATALOG / "jedi.toml"), load_system("JEDI")
     assert base.site.scheduler is not None and changed.site.scheduler is not None
     assert base.site.scheduler.account is None and load_system(config / "jedi.toml") == changed
     scheduler = changed.site.scheduler

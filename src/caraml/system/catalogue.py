@@ -17,9 +17,8 @@ from pydantic import BaseModel
 from caraml.base.errors import InputError, nearest, unknown_name
 from caraml.base.files import TRUSTED_FOLDERS, config_home, intruder
 from caraml.base.toml import Location, TomlDocument, read_toml
-from caraml.system import peaks
 from caraml.system.detect import detect
-from caraml.system.model import Affinity, Cpu, DeviceModel, System
+from caraml.system.model import CATALOG, Affinity, Cpu, DeviceModel, System, with_sheet
 
 LOCAL = "local"
 Table = dict[str, Any]
@@ -110,7 +109,7 @@ def user_folders(beside: Path | None = None) -> list[Path]:
 def _catalogue() -> dict[str, Described]:
     """The systems that come with CARAML. Parsed once; nobody may change them."""
     known: dict[str, Described] = {}
-    for path in sorted(peaks.CATALOG.glob("*.toml")):
+    for path in sorted(CATALOG.glob("*.toml")):
         if path.name != "peaks.toml":
             found = _described(path, {})
             known[found.system.name] = found
@@ -120,7 +119,7 @@ def _catalogue() -> dict[str, Described]:
 
 def _known(beside: Path | None, before: Path | None = None) -> dict[str, Described]:
     """All systems by name; with ``before``, those that this file may build on: it does not override itself."""
-    if before is not None and before.resolve().parent == peaks.CATALOG.resolve():
+    if before is not None and before.resolve().parent == CATALOG.resolve():
         return {}
     known = dict(_catalogue())
     for folder in user_folders(beside):
@@ -138,9 +137,9 @@ def _described(path: Path, known: dict[str, Described]) -> Described:
     document = read_toml(path)
     base = _base(document, known)
     if base is None:
-        return Described(peaks.with_sheet(_validated(document, document.data)), (path,), document.data)
+        return Described(with_sheet(_validated(document, document.data)), (path,), document.data)
     data = _laid_over(base.data, document.data)
-    return Described(peaks.with_sheet(_validated(document, data)), (*base.files, path), data)
+    return Described(with_sheet(_validated(document, data)), (*base.files, path), data)
 
 
 def _base(document: TomlDocument, known: dict[str, Described]) -> Described | None:

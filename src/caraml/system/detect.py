@@ -24,10 +24,10 @@ from typing import Any
 from caraml import __version__
 from caraml.base.errors import EnvironmentUnfitError
 from caraml.base.plugins import installed
-from caraml.system import families, host, nvml, peaks
+from caraml.system import families, host, nvml
 from caraml.system.families.family import amd_driver, amd_gpus
 from caraml.system.files import APUS, CUDA, ROCM, ROOT, Masks, let_through, listing, read, read_int
-from caraml.system.model import Affinity, Cpu, DeviceModel, System
+from caraml.system.model import Affinity, Cpu, DeviceModel, System, with_sheet
 from caraml.system.variables import shown
 
 _PACKAGES = ("torch", "torchvision", "numpy", "timm", "triton", "pydantic", "nvidia-ml-py", "transformers", "torchao", "megatron-core")
@@ -79,7 +79,7 @@ def detect(root: Path = ROOT) -> System:
         missing=missing,
         sources=_of_packages(devices),
     )
-    return peaks.with_sheet(system.model_copy(update={"title": system.identity}))
+    return with_sheet(system.model_copy(update={"title": system.identity}))
 
 
 def _of_packages(devices: Sequence[DeviceModel]) -> dict[str, str]:
