@@ -106,7 +106,7 @@ class TomlDocument:
         """The document without the keys that are wrong, as a whole where they are lists; a text that is missing is its own key."""
         data = copy.deepcopy(self.data)
         for item in error.errors(include_url=False)[:FAULTS]:
-            location = _Fault.of(item, model, self.data, ()).location
+            location = Fault.of(item, model, self.data).location
             names = [index for index, step in enumerate(location) if isinstance(step, str)]
             part: Any = data
             with suppress(KeyError, IndexError, TypeError):
@@ -121,10 +121,10 @@ class TomlDocument:
 
     def faults(self, error: ValidationError, model: type[BaseModel], prefix: Location = ()) -> list[str]:
         """Every fault of ``error``, in file order; ``prefix`` is where in the document the part stands that ``model`` validated."""
-        raw = [_Fault.of(item, model, self._inside(prefix), prefix) for item in error.errors(include_url=False)[: 2 * FAULTS]]
+        raw = [Fault.of(item, model, self._inside(prefix), prefix) for item in error.errors(include_url=False)[: 2 * FAULTS]]
         typos = {(*fault.location[:-1], fault.guess) for fault in raw if fault.kind == "extra_forbidden" and fault.guess}
         around = {fault.location[:depth] for fault in raw for depth in range(len(fault.location))}
-        merged: dict[Location, _Fault] = {}
+        merged: dict[Location, Fault] = {}
         for fault in raw:
             if fault.kind == "missing" and fault.location in typos:
                 continue  # the misspelt key is reported already, with this one as the suggestion
@@ -319,7 +319,7 @@ def expected_of(error: Any) -> tuple[str, str | None]:
 
 
 @dataclass(frozen=True)
-class _Fault:
+class Fault:
     """One pydantic error, its location translated to the document."""
 
     location: Location
@@ -329,11 +329,10 @@ class _Fault:
     guess: str | None
 
     @staticmethod
-    def of(error: Any, model: type[BaseModel], data: Any, prefix: Location) -> _Fault:
+    def of(error: Any, model: type[BaseModel], data: Any, prefix: Location = ()) -> Fault:
         """Translate one of ``ValidationError.errors()``; ``data`` is what was validated."""
         kind, found = error["type"], error["input"]
         location = _in_document(error["loc"], data, kind)
-        guess = None
         if kind == "extra_forbidden":
             owner = owner_of(model, error["loc"][:-1])
             names = list(owner.model_fields) if owner else []
@@ -341,13 +340,13 @@ class _Fault:
             guess = nearest(str(error["loc"][-1]).lower(), names)
         else:
             expected, guess = expected_of(error)
-        return _Fault((*prefix, *location), kind, None if kind == "missing" else found, expected, guess)
+        return Fault((*prefix, *location), kind, None if kind == "missing" else found, expected, guess)
 
-    def or_else(self, other: _Fault) -> _Fault:
+    def or_else(self, other: Fault) -> Fault:
         """Two branches of a union failed on the same value: it may be what either expects."""
         if other.expected in self.expected:
             return self
-        return _Fault(self.location, self.kind, self.found, f"{self.expected} or {other.expected}", self.guess or other.guess)
+        return Fault(self.location, self.kind, self.found, f"{self.expected} or {other.expected}", self.guess or other.guess)
 
 
 def _in_document(loc: tuple[int | str, ...], data: Any, kind: str) -> Location:

@@ -11,9 +11,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from caraml.base.errors import InputError, UnknownNameError, nearest
+from caraml.base.errors import InputError, UnknownNameError
 from caraml.base.limits import COUNT, POINTS
-from caraml.base.toml import expected_of, owner_of
+from caraml.base.toml import Fault
 from caraml.base.toml_lines import Location
 from caraml.suite.expression import NAMES, Condition, condition_names, known_texts
 from caraml.suite.load import SuiteFile
@@ -266,15 +266,10 @@ class _Expansion:
         except ValidationError as error:
             faults = error.errors(include_url=False)
         for fault in faults:
-            name = ".".join(str(part) for part in fault["loc"])
-            location, found = self._where_stands(f"params.{name}" if name else "params"), fault["input"]
-            if fault["type"] == "extra_forbidden":
-                found = self._asked.get(f"params.{name}", found)  # all that is swept: none of it has a place
-                names = list((owner_of(model, fault["loc"][:-1]) or model).model_fields)
-                expected, guess = f"one of the keys {', '.join(names)}", nearest(str(fault["loc"][-1]), names)
-            else:
-                expected, guess = expected_of(fault)
-            self._fault(location, None if fault["type"] == "missing" else found, expected, guess)
+            name, told = ".".join(str(part) for part in fault["loc"]), Fault.of(fault, model, given)
+            # of an unknown key, all that is swept: none of it has a place
+            found = self._asked.get(f"params.{name}", told.found) if told.kind == "extra_forbidden" else told.found
+            self._fault(self._where_stands(f"params.{name}" if name else "params"), found, told.expected, told.guess)
         return None
 
     def _point(self, values: dict[str, Any], params: BaseModel, plain: dict[str, Any]) -> Point:
