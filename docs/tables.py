@@ -100,9 +100,9 @@ def keys(model: type[BaseModel], *, defaults: dict[str, str] | None = None, mean
 
 def benchmark() -> str:
     """Keys of a ``[[benchmark]]``; placement and knobs are explained where they are used."""
+    from caraml.suite.expand import DEFAULTS
     from caraml.suite.load import Benchmark
     from caraml.suite.model import Knobs, Placement
-    from caraml.suite.sweep import DEFAULTS
 
     inner = {**Placement.model_fields, **Knobs.model_fields}
     defaults = {name: default(field) for name, field in inner.items()} | {name: code(value) for name, value in DEFAULTS.items()}

@@ -216,7 +216,7 @@ FAULTS = [
     ),
     Fault(
         "a label hides what a setting changed",
-        "suite/sweep.py",
+        "suite/expand.py",
         "if name in changed or (isinstance",
         "if (isinstance",
         ("tests/test_campaign_verbs.py::test_a_label_says_what_a_setting_changed",),

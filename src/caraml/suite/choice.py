@@ -14,11 +14,10 @@ from pydantic import BaseModel, ValidationError
 
 from caraml.base.errors import InputError, nearest
 from caraml.base.toml import TomlDocument
-from caraml.suite.expand import Plan
+from caraml.suite.expand import DEFAULTS, NOT_IN_LABELS, Plan
 from caraml.suite.expression import Condition, condition_names, known_texts
 from caraml.suite.load import Benchmark, Suite, SuiteFile
 from caraml.suite.model import OF_EPOCHS, Machine, Measure, Point
-from caraml.suite.sweep import DEFAULTS, NOT_IN_LABELS
 
 _NOT_VALUES = {"name", "workload", "on", "needs"}
 

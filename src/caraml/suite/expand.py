@@ -1,13 +1,14 @@
-"""From a suite to its points: sweeps, conditions, and the reasons why some points cannot run."""
+"""From a suite to its points: sweeps and their combinations, conditions, and the reasons why some points cannot run."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,10 +18,9 @@ from caraml.base.toml import Fault
 from caraml.base.toml_lines import Location
 from caraml.suite.expression import NAMES, Condition, condition_names, known_texts
 from caraml.suite.load import SuiteFile
-from caraml.suite.model import Compile, Knobs, Machine, Measure, Mode, Placement, Point
+from caraml.suite.model import OF_EPOCHS, Compile, Knobs, Machine, Measure, Mode, Placement, Point
 from caraml.suite.needs import not_kept, waited_for
-from caraml.suite.placement import why_skipped
-from caraml.suite.sweep import NOT_IN_LABELS, axes_of, combinations, flat, lists_as_values, variant_of
+from caraml.suite.placement import extent, why_skipped
 
 ParamsOf = Callable[[str], type[BaseModel]]
 """Gives the parameter model of a workload by its name; raises ``InputError`` for an unknown one."""
@@ -29,6 +29,18 @@ SoftwareOf = Callable[[str], str | None]
 _REMEMBERED = 1000
 """Parameters that are kept for other combinations with the same: each takes some kB."""
 _PLAIN = (str, int, float, list, dict, type(None))
+NOT_IN_LABELS = ("micro_batch", "seed")
+"""Keys of a benchmark that labels say nothing of, but where they are swept or replaced."""
+DEFAULTS: dict[str, Any] = {
+    "nodes": 1,
+    "devices": 1,
+    "mode": "train",
+    "precision": "fp32",
+    "seed": 0,
+    "deterministic": False,
+    "profile": False,
+}
+"""Values of a benchmark that a suite need not give."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +288,7 @@ class _Expansion:
         machine = self._machine
         if values["precision"] == "tf32" and "tf32" in machine.emulates:  # torch computes plain fp32: the same work has the same key
             values = {**values, "precision": "fp32"}
-        nodes, devices = _extent(values, machine)
+        nodes, devices = extent(values, machine)
         whole = {name: None if value == "all" else value for name, value in values.items()}
         placement = Placement.of({**whole, "fsdp": whole.get("fsdp")})
         dp = max(nodes * devices // placement.model_parallel, 1)
@@ -337,16 +349,6 @@ def _told_apart(planned: list[PlannedPoint], asked: dict[str, Any]) -> list[Plan
     return found
 
 
-def _extent(values: dict[str, Any], machine: Machine) -> tuple[int, int]:
-    """Nodes, and devices of each. ``world`` devices are equally many on each node: the most that a node has and that divide them."""
-    devices = machine.devices_per_node if values["devices"] == "all" else values["devices"]
-    if "world" not in values:
-        return values["nodes"], devices
-    world = values["world"]
-    devices = next(each for each in range(min(machine.devices_per_node, world), 0, -1) if world % each == 0)
-    return world // devices, devices
-
-
 def _without_twins(points: list[PlannedPoint]) -> list[PlannedPoint]:
     """Each piece of work once, under the first benchmark that asks for it; work that ``--set`` made the same is the other's."""
     unique: dict[str, PlannedPoint] = {}
@@ -357,3 +359,50 @@ def _without_twins(points: list[PlannedPoint]) -> list[PlannedPoint]:
         kept = planned if known is None or planned.changes < known.changes else known
         unique[key] = replace(kept, key=key, benchmarks=names)
     return list(unique.values())
+
+
+def flat(asked: dict[str, Any]) -> dict[str, Any]:
+    """What is asked for in one table; parameters of the workload appear as ``params.NAME``."""
+    own = {name: value for name, value in asked.items() if name != "params" and value is not None}
+    return own | {f"params.{name}": value for name, value in (asked["params"] or {}).items()}
+
+
+def axes_of(asked: dict[str, Any]) -> dict[str, list[Any]]:
+    """The swept values of a flat table."""
+    return {name: value for name, value in asked.items() if isinstance(value, list)}
+
+
+def lists_as_values(model: type[BaseModel], params: dict[str, Any] | None) -> dict[str, Any]:
+    """The parameters, with a list that is itself one value (an argument vector) as a tuple, which is not swept; a list of lists is."""
+    whole = {name for name, field in model.model_fields.items() if get_origin(field.annotation) is list}
+    return {
+        name: tuple(value) if name in whole and isinstance(value, list) and not any(isinstance(item, list) for item in value) else value
+        for name, value in (params or {}).items()
+    }
+
+
+def combinations(asked: dict[str, Any], sweep: str, each: bool = False) -> Iterator[dict[str, Any]]:
+    """Every combination of the swept values of a flat table with the fixed ones; with ``each`` only so many that each value is in one of
+    them, and whatever is wrong with the lengths of the lists."""
+    axes = axes_of(asked)
+    fixed = DEFAULTS | {name: value for name, value in asked.items() if not isinstance(value, list)}
+    rows: Iterator[tuple[Any, ...]] = itertools.product(*axes.values())
+    if sweep == "zip" and axes:
+        rows = zip(*axes.values(), strict=not each)
+    elif each:
+        longest = max(map(len, axes.values()), default=1)
+        rows = (tuple(values[number % len(values)] for values in axes.values()) for number in range(longest))
+    for row in rows:
+        yield fixed | dict(zip(axes, row, strict=True))
+
+
+def variant_of(asked: dict[str, Any], values: dict[str, Any], measure: Measure, changed: Collection[str]) -> str:
+    """The swept parameters of one combination in words (``efficientnet_b0``, ``layers=4``), and those that are not as the file says."""
+    words = []
+    for name, found in asked.items():
+        if name in changed or (isinstance(found, list) and name.startswith("params.") and any(one != found[0] for one in found)):
+            value = values[name]
+            plain = isinstance(value, str) and name not in changed
+            words.append(value if plain else f"{name.removeprefix('params.')}={value if isinstance(value, str) else json.dumps(value)}")
+    words += [f"{name}={getattr(measure, name):g}" for name in OF_EPOCHS if f"measure.{name}" in changed and getattr(measure, name)]
+    return " ".join(words)

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel
 
@@ -34,6 +34,16 @@ class ModelShape:
     tied_head: bool
     ours: bool = True
     """Whether it is CARAML's own: only that can share parameters and divide sequences."""
+
+
+def extent(values: dict[str, Any], machine: Machine) -> tuple[int, int]:
+    """Nodes, and devices of each. ``world`` devices are equally many on each node: the most that a node has and that divide them."""
+    devices = machine.devices_per_node if values["devices"] == "all" else values["devices"]
+    if "world" not in values:
+        return values["nodes"], devices
+    world = values["world"]
+    devices = next(each for each in range(min(machine.devices_per_node, world), 0, -1) if world % each == 0)
+    return world // devices, devices
 
 
 def layers_of_stage(layers: int, stage: int, stages: int) -> range:
