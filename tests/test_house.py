@@ -119,7 +119,7 @@ def test_a_class_name_means_one_thing() -> None:
 # Who needs more lines first looks for what can go: in this room, then in others.
 LINES = {
     "analysis": 4_037,
-    "base": 2_807,
+    "base": 2_806,
     "campaign": 1_655,
     "cli": 1_678,
     "data": 810,
@@ -130,13 +130,13 @@ LINES = {
     "reference": 430,
     "report": 4_948,
     "results": 3_173,
-    "suite": 2_709,
+    "suite": 2_680,
     "system": 3_450,
     "verify": 1_029,
     "worker": 2_138,
     "workloads": 8_903,
 }
-FILES = 206
+FILES = 204
 
 
 def test_no_room_outgrows_its_lines() -> None:

@@ -30,7 +30,7 @@ from caraml.suite.model import (
     Stated,
     StepGraph,
 )
-from caraml.suite.needs import needed_first, reached
+from caraml.suite.placement import needed_first, reached
 from caraml.system.model import DeviceClass
 from caraml.system.variables import hidden
 
