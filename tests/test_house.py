@@ -120,7 +120,7 @@ def test_a_class_name_means_one_thing() -> None:
 LINES = {
     "analysis": 4_037,
     "base": 2_806,
-    "campaign": 1_655,
+    "campaign": 1_646,
     "cli": 1_678,
     "data": 810,
     "engine": 4_448,
@@ -136,7 +136,7 @@ LINES = {
     "worker": 2_138,
     "workloads": 8_903,
 }
-FILES = 204
+FILES = 203
 
 
 def test_no_room_outgrows_its_lines() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from caraml.campaign import cancel as ending
-from caraml.campaign.cancel import cancel
+from caraml import campaign as ending
+from caraml.campaign import cancel
 from caraml.launch import Job, JobState, State, launchers, queue
 from caraml.results.claim import CLAIM, HANDLE, RUNNERS, STARTED, Runner, handle_of, myself, start_time
 from caraml.results.finish import FAILURE

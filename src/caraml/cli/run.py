@@ -242,7 +242,7 @@ def cancel(
     out: Out = RESULTS,
 ) -> None:
     """End the jobs of a campaign, or of one point, and the runner that would start more."""
-    from caraml.campaign.cancel import cancel as end
+    from caraml.campaign import cancel as end
 
     for sentence in end(out, what):
         say(sentence)
