@@ -122,7 +122,7 @@ def long_run(steps: int) -> dict[str, float]:
     from caraml.engine.steps import StepOutcome
     from caraml.results.rows import write_table
     from caraml.suite.model import Measure
-    from caraml.verify.workload import KnownDevice, VirtualClock
+    from caraml.verify import KnownDevice, VirtualClock
 
     device, rng = KnownDevice(VirtualClock(1000.0), launch_cost=0.001, queue=1.0), random.Random(0)
     looks: list[int] = []

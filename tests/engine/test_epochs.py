@@ -12,7 +12,7 @@ from caraml.engine.loop import EpochLoop, Hooks, Progress
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.suite.model import Measure
-from caraml.verify.workload import KnownDevice, VirtualClock
+from caraml.verify import KnownDevice, VirtualClock
 
 STEP, CHECK, STEPS = 0.05, 0.2, 10
 

@@ -19,7 +19,7 @@ from caraml.engine.loop import Hooks, MeasuringLoop, Progress
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import RankSummary, StepOutcome
 from caraml.suite.model import Measure
-from caraml.verify.workload import KnownDevice, VirtualClock
+from caraml.verify import KnownDevice, VirtualClock
 from caraml.worker.record import PhaseLog, process_start
 
 POLICY = Measure(min_seconds=1, max_seconds=4, idle_seconds=0)
@@ -116,7 +116,7 @@ from caraml.engine.loop import Hooks, MeasuringLoop
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import StepOutcome
 from caraml.suite.model import Measure
-from caraml.verify.workload import KnownDevice, VirtualClock
+from caraml.verify import KnownDevice, VirtualClock
 
 device, seen, number = KnownDevice(VirtualClock(1000.0), 0.001, queue=1.0), [], 0
 

@@ -10,7 +10,7 @@ import torch
 
 from caraml.engine.device import StepTimer
 from caraml.engine.steps import Outcomes, StepOutcome, StepRow, StepTable
-from caraml.verify.workload import KnownDevice, VirtualClock
+from caraml.verify import KnownDevice, VirtualClock
 
 ROWS = [StepRow("first", 0.0, 9.0, 0.5), StepRow("warm_up", 9.0, 2.0, 0.0), StepRow("measure", 11.0, 1.0, 0.25)]
 

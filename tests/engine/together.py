@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from caraml.engine.ranks import Ranks
-from caraml.verify.workload import KnownDevice, VirtualClock
+from caraml.verify import KnownDevice, VirtualClock
 
 T = TypeVar("T")
 LATENCY = 1e-4

@@ -16,10 +16,9 @@ from caraml.metrics.model import Metric
 from caraml.power.signals import Constant, Square
 from caraml.results.store import Store
 from caraml.suite.load import SuiteFile, load_suite
-from caraml.verify import proof
+from caraml.verify import Clock, KnownDevice, VirtualClock, proof
 from caraml.verify.claims import Finding, fact, number, seen_twice, signal_origin, undecided
 from caraml.verify.proof import HERE, right, write
-from caraml.verify.workload import Clock, KnownDevice, VirtualClock
 
 
 def metric(value: float | None, half: float | None = None) -> Metric:

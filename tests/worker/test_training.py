@@ -12,6 +12,7 @@ from typing import Any, Literal, NoReturn, cast
 
 import pytest
 
+from caraml import verify as known
 from caraml.base.errors import InputError
 from caraml.engine.ranks import Ranks
 from caraml.engine.steps import Batches, RankSummary, StepRow, StepTable
@@ -24,9 +25,8 @@ from caraml.results.store import RECORD, Store, read_record
 from caraml.suite.model import Knobs, Measure, Point
 from caraml.system.files import cpu_numbers
 from caraml.system.host import cores
-from caraml.verify import workload as known
+from caraml.verify import PEAK_FLOPS
 from caraml.verify.claims import energy_claims
-from caraml.verify.workload import PEAK_FLOPS
 from caraml.worker import training
 from caraml.worker.record import Known, together
 from caraml.worker.training import Worker

@@ -24,7 +24,7 @@ from caraml.power.signals import Signal, Square, square
 from caraml.results.record import Record
 from caraml.results.rows import read_table
 from caraml.results.store import Store
-from caraml.verify.workload import BYTES_PER_SAMPLE, FLOPS_PER_ITEM, ITEMS_PER_SAMPLE, PEAK_FLOPS, PEAK_MEMORY, Params
+from caraml.verify import BYTES_PER_SAMPLE, FLOPS_PER_ITEM, ITEMS_PER_SAMPLE, PEAK_FLOPS, PEAK_MEMORY, Params
 
 Verdict = Literal["right", "wrong", "note", "not here"]
 """``note``: nothing is known to be wrong with the ruler, but the machine is not as quiet or as known as one would wish."""

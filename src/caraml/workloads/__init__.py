@@ -33,7 +33,7 @@ WORKLOADS: dict[str, str] = {
     "command": "any program: argument templates, its own metrics, energy over the run or between two marks",
 }
 
-_PROOF = {"known": "caraml.verify.workload"}
+_PROOF = {"known": "caraml.verify"}
 """Work of known truth, for `caraml verify`; nobody trains it, so it is not in the catalogue."""
 _RESERVED = ("own_loop",)
 """Names under which records of other work stand."""
